@@ -1,0 +1,52 @@
+"""Causal attention, written out and fused, behind one signature.
+
+Shapes: B sequences, nh heads, T queries, S keys (S >= T: the first S - T come from the cache), hs
+channels a head.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+AttentionFn = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+
+
+def naive_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float
+) -> torch.Tensor:
+    """softmax(q k^T / sqrt(hs)) v with the (T, S) matrix in memory: the definition, for tests and
+    ladders.
+
+    Args:
+        q: queries, (B, nh, T, hs).
+        k: keys, (B, nh, S, hs).
+        v: values, (B, nh, S, hs).
+        dropout_p: probability with which an attention weight is dropped; 0 in evaluation.
+
+    Returns:
+        (B, nh, T, hs). Query t sees the keys 0 .. S - T + t.
+    """
+    T, S = q.size(-2), k.size(-2)
+    scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.size(-1))  # (B, nh, T, S)
+    future = torch.ones(T, S, dtype=torch.bool, device=q.device).triu(S - T + 1)
+    weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
+    return F.dropout(weights, dropout_p) @ v
+
+
+def sdpa_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float
+) -> torch.Tensor:
+    """The same function through `F.scaled_dot_product_attention`, which picks a fused kernel.
+
+    `is_causal` aligns the mask to the first key, so it holds only for S == T; a single query (T ==
+    1) sees every key and needs no mask. Nothing else occurs: the cache is filled once, then grows
+    by one.
+    """
+    T, S = q.size(-2), k.size(-2)
+    assert T in (1, S), "a cached prefix can be continued by one token only"
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=T > 1)
+
+
+ATTENTION: dict[str, AttentionFn] = {"sdpa": sdpa_attention, "naive": naive_attention}

@@ -1,0 +1,1 @@
+"""What every run measures, shows and keeps."""

@@ -1,0 +1,186 @@
+"""SpeedMonitor: tokens/s, step time, MFU and where the time went."""
+
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import lightning as L
+
+from gpt_lightning import flops
+from gpt_lightning.callbacks.clock import PhaseClock
+from gpt_lightning.device import Mark, mark, product_dtype, seconds_between, synchronize
+from gpt_lightning.module import Batch, GPTModule
+from gpt_lightning.peaks import Peak, resolve_peak
+
+CallbackT = TypeVar("CallbackT", bound=L.Callback)
+
+
+class SpeedMonitor(L.Callback):
+    """Measures optimizer steps, on the device's clock, and logs them at log steps:
+
+    `perf/tokens_per_sec` over the window since the last log, all ranks together; `perf/step_ms`,
+    the window's median; `perf/mfu`, a fraction, where the device's peak is known; `perf/tokens`,
+    all that the run has trained on. A step lasts from the end of the one before it, so the wait for
+    its data counts; validation, checkpoints and samples do not, and the first steps (compilation,
+    memory pools, caches) are kept apart. The device is waited for at log steps and between phases
+    only.
+
+    Args:
+        peak_flops: Peak FLOP/s of one device that MFU is a fraction of. auto: the published dense
+            peak in the run's dtype, if there is one. measure: the best matrix product measured on
+            this device, cached. a100: 312e12, nanoGPT's convention. Or a number.
+        warmup_steps: Optimizer steps at the start that the rates leave out.
+    """
+
+    def __init__(self, peak_flops: str | float = "auto", warmup_steps: int = 5) -> None:
+        self.peak_setting = peak_flops
+        self.warmup_steps = warmup_steps
+        self.clock = PhaseClock("start-up")
+        self.peak: Peak | None = None
+        self.peak_line = ""
+        self.tokens = 0  # trained on, over all ranks and all sessions of the run
+        self._step_tokens = 0  # of the step under way
+        self._begin: Mark | None = None  # when the step under way began
+        self._step = 0
+        self._measured_steps = 0  # done in this session
+        self._window: list[
+            tuple[Mark, Mark, int]
+        ] = []  # begin, end and tokens of steps not yet logged
+        self._measured: list[tuple[float, int]] = []  # seconds and tokens of all steps past warm-up
+        self._interrupted = self.clock.current  # the phase that validation interrupted
+
+    # ---- phases --------------------------------------------------------------------------------
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        assert isinstance(pl_module, GPTModule)
+        device = trainer.strategy.root_device
+        dtype = product_dtype(str(trainer.precision), pl_module.matmul_precision, device)
+        self.peak, self.peak_line = resolve_peak(self.peak_setting, device, dtype)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._step = trainer.global_step
+        self._switch(trainer, "compile and warm-up" if self.warmup_steps else "train")
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._interrupted = self.clock.current
+        self._switch(trainer, "validation")
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._switch(trainer, self._interrupted)
+        self._begin = None  # the coming step begins at its first batch
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._switch(trainer, "wrap-up")
+        self._drain_window()
+
+    def _switch(self, trainer: L.Trainer, phase: str) -> None:
+        synchronize(trainer.strategy.root_device)
+        self.clock.switch(phase)
+
+    # ---- steps ---------------------------------------------------------------------------------
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        if self._begin is None:
+            self._begin = mark(trainer.strategy.root_device)
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+    ) -> None:
+        self._step_tokens += batch[0].numel() * trainer.world_size
+        if trainer.global_step == self._step:
+            return  # in the middle of an accumulation
+        self._step = trainer.global_step
+        self._end_step(trainer)
+        if trainer.global_step % trainer.log_every_n_steps == 0:
+            assert isinstance(pl_module, GPTModule)
+            self._log(trainer, pl_module)
+
+    def _end_step(self, trainer: L.Trainer) -> None:
+        end = mark(trainer.strategy.root_device)
+        self._measured_steps += 1
+        if self._measured_steps > self.warmup_steps:
+            self._window.append((self._begin, end, self._step_tokens))
+        elif self._measured_steps == self.warmup_steps:
+            self._switch(trainer, "train")
+        self.tokens += self._step_tokens
+        self._step_tokens = 0
+        self._begin = end
+
+    def _log(self, trainer: L.Trainer, module: GPTModule) -> None:
+        module.log("perf/tokens", float(self.tokens))
+        synchronize(trainer.strategy.root_device)
+        window = self._drain_window()
+        if not window:
+            return  # still warming up
+        module.log("perf/step_ms", statistics.median(s for s, _ in window) * 1e3)
+        module.log("perf/tokens_per_sec", tokens_per_sec(window))
+        if self.peak is not None:
+            module.log("perf/mfu", self._mfu(window, trainer, module))
+
+    def _drain_window(self) -> list[tuple[float, int]]:
+        """Seconds and tokens of the steps since the last log, which the device has finished."""
+        window = [(seconds_between(begin, end), tokens) for begin, end, tokens in self._window]
+        self._measured += window
+        self._window.clear()
+        return window
+
+    def _mfu(self, steps: list[tuple[float, int]], trainer: L.Trainer, module: GPTModule) -> float:
+        assert self.peak is not None
+        return flops.mfu(
+            tokens_per_sec(steps), module.flops_per_token, self.peak.flops, trainer.world_size
+        )
+
+    # ---- the report ----------------------------------------------------------------------------
+
+    def report(self, trainer: L.Trainer, module: GPTModule) -> list[str]:
+        """The run's speed and the wall seconds by phase, a line each."""
+        seconds = self.clock.seconds()
+        parts = ", ".join(f"{phase} {s:.1f}" for phase, s in seconds.items())
+        lines = [f"time        {sum(seconds.values()):.1f} s: {parts}"]
+        if self._measured:
+            median_ms = statistics.median(s for s, _ in self._measured) * 1e3
+            speed = (
+                f"{tokens_per_sec(self._measured):,.0f} tokens/s, median step {median_ms:.1f} ms"
+            )
+            if self.peak is not None:
+                speed += (
+                    f", MFU {self._mfu(self._measured, trainer, module):.1%} of {self.peak.label}"
+                )
+            lines.insert(0, f"speed       {speed}")
+        return lines
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tokens": self.tokens}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.tokens = state_dict["tokens"]
+
+
+def find_callback(trainer: L.Trainer, kind: type[CallbackT]) -> CallbackT | None:
+    """The run's callback of a kind, if it has one."""
+    return next((c for c in trainer.callbacks if isinstance(c, kind)), None)
+
+
+@contextmanager
+def phase(trainer: L.Trainer, name: str) -> Iterator[None]:
+    """Gives the time inside to `name` in the run's report, where the run has a SpeedMonitor."""
+    monitor = find_callback(trainer, SpeedMonitor)
+    if monitor is None:
+        yield
+        return
+    with monitor.clock.phase(name):
+        yield
+        synchronize(trainer.strategy.root_device)
+
+
+def tokens_per_sec(steps: list[tuple[float, int]]) -> float:
+    """Tokens over seconds of (seconds, tokens) pairs: a mean over time, not of rates."""
+    return sum(tokens for _, tokens in steps) / sum(seconds for seconds, _ in steps)

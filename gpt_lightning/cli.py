@@ -1,0 +1,113 @@
+"""The command line: a table of commands, and one line for every mistake."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from gpt_lightning import __version__
+from gpt_lightning.errors import UserError
+
+DEBUG = "GPT_LIGHTNING_DEBUG"
+
+# name -> (where it is, what --help says). Nothing is imported before it is asked for.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "fit": ("gpt_lightning.training:run", "train a model: --config configs/quickstart.yaml"),
+    "validate": ("gpt_lightning.training:run", "loss of a checkpoint on the validation split"),
+    "test": ("gpt_lightning.training:run", "loss of a checkpoint on the test split"),
+    "predict": (
+        "gpt_lightning.training:run",
+        "loss of each token of the validation split, to a file",
+    ),
+    "prepare": ("gpt_lightning.data.prepare:prepare", "turn a text into shards of tokens"),
+    "sample": ("gpt_lightning.sample:sample", "write text with a trained model"),
+    "completion": ("gpt_lightning.completion:completion", "a completion script for your shell"),
+}
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: gpt-lightning COMMAND [options]",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "gpt-lightning COMMAND --help explains one.",
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Returns:
+        Exit code: 0, or 2 for a mistake that the user can mend, 1 for a defect, 130 for Ctrl-C.
+            Failures leave
+        one line on standard error, and a traceback only if GPT_LIGHTNING_DEBUG=1.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return dispatch(argv)
+    except SystemExit as exit_:  # --help and the like
+        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get(DEBUG) == "1":
+            raise
+        return complain(error)
+
+
+def complain(error: Exception) -> int:
+    """Prints the line and returns the exit code that an exception deserves."""
+    text = " ".join(str(error).split())
+    if isinstance(error, UserError):
+        print(f"error: {text}", file=sys.stderr)
+        return 2
+    print(f"error: {type(error).__name__}: {text} ({DEBUG}=1 shows the traceback)", file=sys.stderr)
+    return 1
+
+
+def dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if argv[0] == "--version":
+        print(f"gpt-lightning {__version__}")
+        return 0
+    name = argv[0]
+    if name not in COMMANDS:
+        from gpt_lightning.parsing import nearest
+
+        raise UserError(
+            f"no command {name!r}{nearest(name, COMMANDS)}; gpt-lightning --help lists them"
+        )
+    module, function = COMMANDS[name][0].split(":")
+    if module == "gpt_lightning.training":
+        importlib.import_module(module).run(argv)
+    else:
+        run_function(name, getattr(importlib.import_module(module), function), argv[1:])
+    return 0
+
+
+def run_function(name: str, function: Callable[..., None], args: list[str]) -> None:
+    """Calls a plain function with arguments from the command line; its docstring is its help."""
+    from jsonargparse import auto_cli
+
+    from gpt_lightning.parsing import OneLineParser, check_config_files
+
+    check_config_files(args)
+    auto_cli(
+        function,
+        args=args,
+        parser_class=OneLineParser,
+        prog=f"gpt-lightning {name}",
+        allow_abbrev=False,
+    )

@@ -1,0 +1,30 @@
+"""The command `gpt-lightning completion`."""
+
+from typing import Literal
+
+
+def completion(shell: Literal["bash", "zsh"]) -> None:
+    """Print a completion script for all commands; `eval "$(gpt-lightning completion bash)"` turns
+    it on.
+
+    Args:
+        shell: The shell that you use.
+    """
+    import importlib
+
+    from gpt_lightning.cli import COMMANDS
+    from gpt_lightning.parsing import OneLineParser
+    from gpt_lightning.training import training_parser
+
+    parser = training_parser()
+    subcommands = parser._subcommands_action
+    for name, (address, text) in COMMANDS.items():
+        module, function = address.split(":")
+        if module == "gpt_lightning.training":
+            continue
+        subparser = OneLineParser(description=text)
+        subparser.add_function_arguments(
+            getattr(importlib.import_module(module), function), as_group=False, as_positional=True
+        )
+        subcommands.add_subcommand(name, subparser, help=text)
+    print(parser.get_completion_script(f"shtab-{shell}"))

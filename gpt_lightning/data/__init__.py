@@ -1,0 +1,1 @@
+"""Text, tokens, shards and batches. Knows no model."""

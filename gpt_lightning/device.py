@@ -1,0 +1,93 @@
+"""What a device can do, and waiting for it."""
+
+import time
+from typing import Any
+
+import torch
+
+from gpt_lightning.errors import UserError
+
+Mark = Any  # a moment on the device's own time line: seconds on the CPU, an event elsewhere
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until all work that was handed to the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def mark(device: torch.device) -> Mark:
+    """The moment at which the device gets here; asked without waiting for it."""
+    if device.type == "cpu":
+        return time.perf_counter()
+    event = (
+        torch.cuda.Event(enable_timing=True)
+        if device.type == "cuda"
+        else torch.mps.Event(enable_timing=True)
+    )
+    event.record()
+    return event
+
+
+def seconds_between(start: Mark, end: Mark) -> float:
+    """Seconds from one mark to another; the device must have passed both (synchronize)."""
+    return end - start if isinstance(start, float) else start.elapsed_time(end) / 1e3
+
+
+def check_accelerator(accelerator: str, precision: str) -> None:
+    """Refuses an accelerator that is not there and a precision that it lacks.
+
+    Args:
+        accelerator: Trainer's: auto, cpu, gpu, cuda or mps.
+        precision: Trainer's, e.g. bf16-mixed.
+
+    Raises:
+        UserError: names the flag, what is there, and what to use.
+    """
+    there = {
+        "cpu": True,
+        "mps": torch.backends.mps.is_available(),
+        "cuda": torch.cuda.is_available(),
+    }
+    there["gpu"] = there["cuda"] or there["mps"]
+    if not there.get(accelerator, True):
+        names = ", ".join(name for name, found in there.items() if found)
+        raise UserError(
+            f"--trainer.accelerator {accelerator}: this machine has no such device "
+            f"(there is: {names}); use --trainer.accelerator auto"
+        )
+    kind = next(name for name in ("cuda", "mps", "cpu") if there[name])
+    _check_precision(kind if accelerator in ("auto", "gpu") else accelerator, precision)
+
+
+def _check_precision(kind: str, precision: str) -> None:
+    # Silently, Lightning turns 16-mixed into bf16-mixed on a CPU, and CUDA emulates bfloat16
+    reason = ""
+    if kind == "cpu" and precision in ("16-mixed", "16-true", "16"):
+        reason = "float16 training needs a GPU; use bf16-mixed or 32-true"
+    elif kind == "mps" and precision in ("64-true", "64"):
+        reason = "MPS has no float64; use 32-true"
+    elif kind == "cuda" and precision.startswith("bf16"):
+        if not torch.cuda.is_bf16_supported(including_emulation=False):
+            reason = f"{torch.cuda.get_device_name()} has no bfloat16; use 16-mixed or 32-true"
+    if reason:
+        raise UserError(f"--trainer.precision {precision} on {kind}: {reason}")
+
+
+def product_dtype(precision: str, matmul_precision: str, device: torch.device) -> str:
+    """The dtype that matrix products run in: bf16, fp16, tf32, fp32 or fp64.
+
+    Args:
+        precision: Trainer's, e.g. bf16-mixed.
+        matmul_precision: torch.get_float32_matmul_precision().
+        device: TF32 exists on CUDA only.
+    """
+    if precision.startswith("bf16"):
+        return "bf16"
+    if precision.startswith("16"):
+        return "fp16"
+    if precision.startswith("64"):
+        return "fp64"
+    return "tf32" if device.type == "cuda" and matmul_precision != "highest" else "fp32"

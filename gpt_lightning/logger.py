@@ -1,0 +1,59 @@
+"""RunLogger: one run folder with TensorBoard's events and a metrics file."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch.utils.tensorboard.summary import hparams
+
+METRICS_FILE = "metrics.jsonl"
+# what TensorBoard's HPARAMS tab compares runs by: the last value of each of these curves
+COMPARED_METRICS = ("val/loss", "train/loss", "perf/tokens_per_sec", "perf/mfu")
+
+
+class RunLogger(TensorBoardLogger):
+    """TensorBoard in `save_dir/name/version_N/`, and there, one JSON object a line,
+    `metrics.jsonl`.
+
+    A row holds `step` (optimizer steps done before these numbers were taken), `time` (seconds since
+    the epoch) and the metrics that were logged together. It is flushed as it is written.
+
+    Args:
+        save_dir: Folder of all runs.
+        name: Of the experiment.
+        version: Of the run; None takes the next number.
+    """
+
+    def __init__(
+        self, save_dir: str = "lightning_logs", name: str = "run", version: int | str | None = None
+    ) -> None:
+        super().__init__(save_dir, name=name, version=version, default_hp_metric=False)
+
+    @property
+    def metrics_file(self) -> Path:
+        return Path(self.log_dir) / METRICS_FILE
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # type: ignore[override]
+        super().log_metrics(metrics, step)
+        row = {"step": step, "time": round(time.time(), 3), **metrics}
+        self.metrics_file.parent.mkdir(parents=True, exist_ok=True)
+        with self.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        """Writes the hyperparameters so that TensorBoard compares runs by their curves.
+
+        Lightning's way needs a metric's value at the start and invents one, `hp_metric`; naming the
+        curves is enough.
+        """
+        self.hparams.update(params)  # for hparams.yaml
+        scalars = {k: v if isinstance(v, (bool, int, float)) else str(v) for k, v in params.items()}
+        experiment, start, _ = hparams(scalars, dict.fromkeys(COMPARED_METRICS, 0.0))
+        writer = self.experiment.file_writer
+        writer.add_summary(experiment)
+        writer.add_summary(start)

@@ -1,0 +1,300 @@
+"""GPTModule: how a GPT is trained, in Lightning's words."""
+
+import dataclasses
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch.optim import Optimizer
+from torchmetrics import MeanMetric
+
+from gpt_lightning import __version__, flops, optim
+from gpt_lightning.data.loader import IGNORE_INDEX, Batch
+from gpt_lightning.errors import UserError
+from gpt_lightning.hub import pretrained_state_dict
+from gpt_lightning.model import GPT, GPTConfig
+
+
+class GPTModule(L.LightningModule):
+    """Trains a GPT-2.
+
+    The model is created in `configure_model`, on the CPU and after the data are known, so that it
+    is the first thing to draw from the run's seed and may take its vocabulary from the tokenizer.
+
+    Args:
+        config: The model.
+        init_from: Weights to start from instead of random ones: gpt2, gpt2-medium, gpt2-large or
+            gpt2-xl (fetched), a folder with model.safetensors, or a checkpoint; config must have
+            its shape.
+        optimizer: adamw, or muon: Muon for the blocks' matrices and AdamW for the rest.
+        learning_rate: Peak of AdamW's learning rate.
+        min_learning_rate: Where the cosine ends; null: a tenth of the peak.
+        schedule: cosine: warm-up, then half a cosine; constant: warm-up, then the peak.
+        warmup_steps: Optimizer steps of linear warm-up.
+        decay_steps: Optimizer step at which the cosine ends; null: trainer.max_steps.
+        weight_decay: Decoupled weight decay.
+        decay: matrices: only tensors of two or more dimensions decay. all: all do, PyTorch's
+            default.
+        betas: AdamW's averaging coefficients.
+        muon_learning_rate: Peak of Muon's learning rate; it follows the same schedule.
+        muon_momentum: Muon's momentum.
+        compile: torch.compile the model; auto: on CUDA only (it was slower on MPS, and minutes of
+            warm-up on CPU).
+        matmul_precision: Of float32 products: highest: float32; high: TF32 on NVIDIA; medium:
+            bfloat16 inside.
+
+    Raises:
+        UserError: settings that contradict each other or the data.
+    """
+
+    def __init__(
+        self,
+        config: GPTConfig = GPTConfig(),  # noqa: B008 - frozen
+        init_from: str | None = None,
+        optimizer: Literal["adamw", "muon"] = "adamw",
+        learning_rate: float = 6.0e-4,
+        min_learning_rate: float | None = None,
+        schedule: Literal["cosine", "constant"] = "cosine",
+        warmup_steps: int = 0,
+        decay_steps: int | None = None,
+        weight_decay: float = 0.1,
+        decay: Literal["matrices", "all"] = "matrices",
+        betas: tuple[float, float] = (0.9, 0.95),
+        muon_learning_rate: float = 0.02,
+        muon_momentum: float = 0.95,
+        compile: bool | Literal["auto"] = "auto",  # noqa: A002 - the field's word
+        matmul_precision: Literal["highest", "high", "medium"] = "highest",
+    ) -> None:
+        super().__init__()
+        # a checkpoint holds the configuration as plain numbers and words, never as a class to
+        # import
+        self.config = GPTConfig(**config) if isinstance(config, dict) else config
+        self.init_from = init_from
+        self.optimizer_name = optimizer
+        self.learning_rate = learning_rate
+        self.min_learning_rate = (
+            learning_rate / 10 if min_learning_rate is None else min_learning_rate
+        )
+        self.schedule = schedule
+        self.warmup_steps = warmup_steps
+        self.decay_steps = decay_steps
+        self.weight_decay = weight_decay
+        self.decay = decay
+        self.betas = (betas[0], betas[1])
+        self.muon_learning_rate = muon_learning_rate
+        self.muon_momentum = muon_momentum
+        self.compile_setting = compile
+        self.matmul_precision = matmul_precision
+        self.model: GPT | None = None
+        self.val_loss = MeanMetric()
+        self._loss_sum: torch.Tensor | None = None  # over the micro-batches of the current step
+        self._micro_batches = 0
+
+    # ---- the model -----------------------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        if self.model is not None:
+            return
+        torch.set_float32_matmul_precision(self.matmul_precision)
+        if self._trainer is not None:
+            self.config = self._fit_to_data()
+        self.model = GPT(self.config)
+        if self.init_from is not None:
+            self.model.load_state_dict(pretrained_state_dict(self.init_from, self.config))
+        if self.compiles[0]:
+            self.model.compile()
+
+    def _fit_to_data(self) -> GPTConfig:
+        """The configuration with the tokenizer's vocabulary, or refused if too small for it."""
+        data = getattr(self.trainer, "datamodule", None)
+        if data is None:
+            return self.config
+        config = self.config
+        if config.vocab_size is None:
+            config = dataclasses.replace(config, vocab_size=data.vocab_size)
+        assert config.vocab_size is not None
+        if config.vocab_size < data.vocab_size:
+            raise UserError(
+                f"model.config.vocab_size is {config.vocab_size}, but {data.folder} has "
+                f"{data.vocab_size} tokens: set it to {data.vocab_size}, or to null, the data's own"
+            )
+        return config
+
+    @property
+    def compiles(self) -> tuple[bool, str]:
+        """Whether the model is compiled on this device, and why."""
+        if self.compile_setting != "auto":
+            return bool(self.compile_setting), "as set"
+        device = self._trainer.strategy.root_device.type if self._trainer is not None else "cpu"
+        return device == "cuda", f"auto: {'on' if device == 'cuda' else 'off'} for {device}"
+
+    @property
+    def flops_per_token(self) -> int:
+        """FLOPs of a training token, forward and backward, at the run's context; see flops.py."""
+        assert self.model is not None
+        data = getattr(self._trainer, "datamodule", None)
+        return flops.flops_per_token(
+            n_params=self.model.num_params(embeddings=False),
+            n_layer=self.config.n_layer,
+            n_embd=self.config.n_embd,
+            block_size=data.block_size if data is not None else self.config.block_size,
+        )
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """The arguments as plain values: `GPTModule(**hyperparameters())` is this module again."""
+        return {
+            "config": dataclasses.asdict(
+                self.config
+            ),  # not init_from: a checkpoint has its weights
+            "optimizer": self.optimizer_name,
+            "learning_rate": self.learning_rate,
+            "min_learning_rate": self.min_learning_rate,
+            "schedule": self.schedule,
+            "warmup_steps": self.warmup_steps,
+            "decay_steps": self.decay_steps,
+            "weight_decay": self.weight_decay,
+            "decay": self.decay,
+            "betas": list(self.betas),
+            "muon_learning_rate": self.muon_learning_rate,
+            "muon_momentum": self.muon_momentum,
+            "compile": self.compile_setting,
+            "matmul_precision": self.matmul_precision,
+        }
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[self.CHECKPOINT_HYPER_PARAMS_KEY] = self.hyperparameters()
+        data = getattr(self.trainer, "datamodule", None)
+        if data is not None:  # enough to sample from the file alone
+            checkpoint["gpt_lightning"] = {
+                "version": __version__,
+                "tokenizer": data.tokenizer.spec(),
+            }
+
+    # ---- steps ---------------------------------------------------------------------------------
+
+    def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        assert self.model is not None
+        return self.model(idx, targets)  # type: ignore[no-any-return]
+
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        loss = self(*batch)
+        total = loss.detach()
+        self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
+        self._micro_batches += 1
+        return loss  # type: ignore[no-any-return]
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        x, y = batch
+        tokens = (y != IGNORE_INDEX).sum()
+        loss = torch.where(tokens > 0, self(x, y), 0.0)  # a rank's last batch may be padding alone
+        self.val_loss.update(loss, weight=tokens)
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_evaluation("val")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        self._log_evaluation("test")
+
+    def _log_evaluation(self, split: str) -> None:
+        """Mean loss over every token of the split, in nats, and its exponential."""
+        loss = self.val_loss.compute()
+        self.val_loss.reset()
+        self.log_dict({f"{split}/loss": loss, f"{split}/perplexity": loss.exp()})
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        """Negative log-likelihood in nats of each target, float32 (B, T); 0 where there is none."""
+        x, y = batch
+        logits = self(x).float()  # (B, T, V)
+        return torch.nn.functional.cross_entropy(logits.transpose(1, 2), y, reduction="none")
+
+    # ---- the update ----------------------------------------------------------------------------
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        assert self.model is not None
+        if self.schedule == "cosine":
+            self._check_decay_steps()
+        fused = self._fused()
+        if self.optimizer_name == "adamw":
+            groups = optim.decay_groups(
+                self.model.named_parameters(), self.weight_decay, self.decay
+            )
+            return optim.make_adamw(groups, self.learning_rate, self.betas, fused)
+        return optim.MuonAdamW(
+            self.model,
+            lr=self.learning_rate,
+            muon_lr=self.muon_learning_rate,
+            momentum=self.muon_momentum,
+            weight_decay=self.weight_decay,
+            betas=self.betas,
+            fused=fused,
+        )
+
+    def _check_decay_steps(self) -> None:
+        if self.decay_steps is None and self.trainer.max_steps < 0:
+            raise UserError(
+                "the cosine has no end: set trainer.max_steps or model.decay_steps, "
+                "or model.schedule to constant"
+            )
+        if self._decay_steps <= self.warmup_steps:
+            raise UserError(
+                f"model.warmup_steps {self.warmup_steps} must be below model.decay_steps "
+                f"{self._decay_steps} (trainer.max_steps where it is not set)"
+            )
+
+    def _fused(self) -> bool:
+        # A fused step unscales gradients itself, so with a GradScaler there would be no moment to
+        # clip them at
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        return self.device.type in optim.FUSED_ADAMW_DEVICES and scaler is None
+
+    @property
+    def _decay_steps(self) -> int:
+        return self.trainer.max_steps if self.decay_steps is None else self.decay_steps
+
+    def _learning_rate(self, peak: float) -> float:
+        """The rate of the coming step for a group whose peak is `peak`: one schedule, scaled."""
+        return optim.learning_rate(
+            self.trainer.global_step,
+            peak=peak,
+            minimum=self.min_learning_rate * (peak / self.learning_rate),
+            warmup_steps=self.warmup_steps,
+            decay_steps=self._decay_steps,
+            schedule=self.schedule,
+        )
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        # The rate depends on the step alone: nothing to save, nothing to restore, and the command
+        # line wins.
+        lr = self._learning_rate(self.learning_rate)
+        muon_lr = self._learning_rate(self.muon_learning_rate)
+        for group in optimizer.param_groups:
+            group["lr"] = muon_lr if "momentum" in group else lr
+        if self.at_log_step:
+            assert self._loss_sum is not None
+            self.log("train/loss", self._loss_sum / self._micro_batches, sync_dist=True)
+            self.log("optim/lr", lr)
+        self._loss_sum, self._micro_batches = None, 0
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        # Lightning's own refuses fused optimizers under bf16-mixed, where nothing is scaled
+        # (PL#21435)
+        if gradient_clip_algorithm == "value" and gradient_clip_val:
+            torch.nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
+            gradient_clip_val = None
+        norm = optim.clip_gradients(self.parameters(), gradient_clip_val)
+        if self.at_log_step:
+            self.log("optim/grad_norm", norm)
+
+    @property
+    def at_log_step(self) -> bool:
+        """Whether the coming optimizer step is one that the loggers will be told of."""
+        return (self.trainer.global_step + 1) % self.trainer.log_every_n_steps == 0

@@ -1,0 +1,113 @@
+"""Arguments and configuration files: whatever is wrong with them, in one line with the fix."""
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from jsonargparse import ArgumentParser
+
+from gpt_lightning.errors import UserError
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str:
+    """A hint, ": did you mean ...?", or nothing if no candidate is close."""
+    found = difflib.get_close_matches(word, list(candidates), n=1)
+    return f": did you mean {found[0]!r}?" if found else ""
+
+
+class OneLine(ArgumentParser):
+    """A parser whose errors are UserErrors of one line."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise UserError(explain(message, known_keys(self))) from ex
+
+
+class OneLineParser(OneLine):
+    """For plain functions."""
+
+
+def known_keys(parser: argparse.ArgumentParser) -> list[str]:
+    """All keys of a parser and its subcommands, as on the command line but without dashes."""
+    keys = []
+    for action in parser._actions:
+        keys += [option.lstrip("-") for option in action.option_strings] or [action.dest]
+        if isinstance(action.choices, dict):
+            for subparser in action.choices.values():
+                keys += known_keys(subparser)
+    return keys
+
+
+def explain(message: str, keys: Iterable[str]) -> str:
+    """jsonargparse's message on one line: the key, what was found, and what would do."""
+    text = " ".join(message.split())
+    unknown = re.search(r"(?:unrecognized arguments: |does not accept option )'?-*([\w.]+)", text)
+    if unknown:
+        return f"unknown key {unknown[1]!r}{nearest(unknown[1], keys)}"
+    wrong = re.search(r'Parser key "([\w.]+)": .*?(?:Got|Given) value: (.*)', text)
+    if wrong:
+        expected = ", ".join(dict.fromkeys(expectations(text)))
+        return f"{wrong[1]} is {wrong[2]!r}; expected {expected or 'another type'}"
+    return text
+
+
+def expectations(text: str) -> Iterator[str]:
+    """The types and words that jsonargparse says it would have taken, in order."""
+    for found in re.finditer(r"Expected an? (?:<class '(\w+)'>|typing\.Literal\[([^\]]*)\])", text):
+        if found[1]:
+            yield "null" if found[1] == "NoneType" else found[1]
+        else:
+            yield found[2].replace("'", "")
+
+
+# ---- configuration files -------------------------------------------------------------------------
+
+
+def check_config_files(args: list[str]) -> None:
+    """Refuses configuration files that are missing, broken, or set a key twice.
+
+    YAML lets the last of two equal keys win without a word.
+    """
+    for path in config_paths(args):
+        try:
+            root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        except OSError as error:
+            hint = nearest(
+                str(path),
+                [str(p) for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else [],
+            )
+            raise UserError(f"--config {path}: {error.strerror}{hint}") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise UserError(
+                f"--config {path} is not YAML: {' '.join(str(error).split())}"
+            ) from error
+        for key, line in duplicate_keys(root):
+            raise UserError(f"--config {path}, line {line}: {key!r} is set twice; remove one")
+
+
+def config_paths(args: list[str]) -> Iterator[Path]:
+    """The files that --config or -c name, except inline YAML."""
+    for i, arg in enumerate(args):
+        if arg in ("--config", "-c") and i + 1 < len(args):
+            yield Path(args[i + 1])
+        elif arg.startswith("--config="):
+            yield Path(arg.removeprefix("--config="))
+
+
+def duplicate_keys(node: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Keys that occur twice in one mapping of a YAML node graph, and the line of the second."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from duplicate_keys(item, prefix)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen = set()
+    for key, value in node.value:
+        name = f"{prefix}{key.value}"
+        if name in seen:
+            yield name, key.start_mark.line + 1
+        seen.add(name)
+        yield from duplicate_keys(value, f"{name}.")

@@ -1,0 +1,141 @@
+"""fit, validate, test and predict: LightningCLI over GPTModule and TokenDataModule."""
+
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from jsonargparse import capture_parser
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from gpt_lightning.callbacks.checkpoint import RunCheckpoint
+from gpt_lightning.callbacks.predictions import TokenLosses
+from gpt_lightning.callbacks.progress import StepProgress
+from gpt_lightning.callbacks.report import RunReport
+from gpt_lightning.callbacks.samples import SampleText
+from gpt_lightning.callbacks.speed import SpeedMonitor
+from gpt_lightning.data.datamodule import DEFAULT_SEED, TokenDataModule
+from gpt_lightning.device import check_accelerator
+from gpt_lightning.errors import UserError
+from gpt_lightning.logger import RunLogger
+from gpt_lightning.module import GPTModule
+from gpt_lightning.parsing import OneLine, check_config_files, config_paths
+
+# callbacks that every run has; their arguments are keys of their own
+FORCED_CALLBACKS: dict[str, type[L.Callback]] = {
+    "speed": SpeedMonitor,
+    "progress": StepProgress,
+    "samples": SampleText,
+    "checkpoint": RunCheckpoint,
+}
+
+
+class TrainingParser(OneLine, LightningArgumentParser):
+    """Lightning's parser with errors of one line."""
+
+
+class GPTCLI(LightningCLI):
+    """LightningCLI with our classes fixed, the callbacks that every run needs, and a run folder by name."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        for key, callback in FORCED_CALLBACKS.items():
+            parser.add_lightning_class_args(callback, key)
+        parser.add_argument(
+            "--run_name",
+            type=str | None,
+            default=None,
+            help="Runs land in lightning_logs/RUN_NAME/version_N; null: the name of the configuration file.",
+        )
+
+    def _parse_ckpt_path(self) -> None:
+        # Lightning's lets a checkpoint's hyperparameters win over the command line and imports
+        # classes that the file names (PL#21455). Ours does neither: configuration comes from files
+        # and flags alone.
+        pass
+
+    def before_instantiate_classes(self) -> None:
+        config = self.config[self.subcommand]
+        check_accelerator(
+            str(config.trainer.accelerator), str(config.trainer.precision or "32-true")
+        )
+        checkpoint = config.get("ckpt_path")
+        if checkpoint and not Path(checkpoint).is_file():
+            raise UserError(f"--ckpt_path {checkpoint}: no such file")
+
+    def after_instantiate_classes(self) -> None:
+        self.config_init[self.subcommand]["weights_only"] = True  # loading runs no code
+        self.datamodule.use_block_size(self.model.config.block_size)
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        config = self.config_init[self.subcommand]
+        if config.trainer.logger in (None, True):
+            root = Path(config.trainer.default_root_dir or ".") / "lightning_logs"
+            kwargs["logger"] = RunLogger(str(root), name=self.run_name())
+        # Lightning refuses "off" for what is among the callbacks
+        callback_keys = self._parser(self.subcommand).callback_keys
+        if config.trainer.enable_progress_bar is False:
+            callback_keys.remove("progress")
+        if config.trainer.enable_checkpointing is False:
+            callback_keys.remove("checkpoint")
+        return super().instantiate_trainer(**kwargs)
+
+    def run_name(self) -> str:
+        """--run_name, else the first configuration file's name, else gpt."""
+        name: str | None = self.config[self.subcommand].run_name
+        stems = [path.stem for path in config_paths(sys.argv)]
+        return name or next(iter(stems), "gpt")
+
+
+def run(argv: list[str]) -> None:
+    """Runs `fit ...`, `validate ...`, `test ...` or `predict ...`."""
+    check_config_files(argv)
+    quiet_lightning()
+    try:
+        make_cli(argv)
+    except MisconfigurationException as error:
+        raise UserError(str(error)) from error
+
+
+def make_cli(argv: list[str]) -> GPTCLI:
+    """Parses the arguments of a training command and runs it."""
+    return GPTCLI(
+        GPTModule,
+        TokenDataModule,
+        args=argv,
+        save_config_callback=SaveConfigCallback,
+        save_config_kwargs={"overwrite": True},
+        trainer_defaults={
+            "num_sanity_val_steps": 0,
+            "use_distributed_sampler": False,  # TrainLoader knows its rank
+            "enable_model_summary": False,  # the banner says it
+            "log_every_n_steps": 10,
+            "callbacks": [RunReport(), TokenLosses()],
+        },
+        seed_everything_default=DEFAULT_SEED,
+        parser_class=TrainingParser,
+        parser_kwargs={"prog": "gpt-lightning", "allow_abbrev": False}
+        | {name: {"allow_abbrev": False} for name in LightningCLI.subcommands()},
+        auto_configure_optimizers=False,
+    )
+
+
+def training_parser() -> LightningArgumentParser:
+    """The parser of the four training commands, without running one."""
+    parser = capture_parser(lambda: make_cli(["fit"]))
+    assert isinstance(parser, LightningArgumentParser)
+    return parser
+
+
+def quiet_lightning() -> None:
+    """Keeps back what the banner says better, and advice that does not apply."""
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in (
+        "LightningCLI's args parameter",  # main() takes arguments so that tests can call it
+        ".*does not have many workers",  # reading a memory map is not what a step waits for
+        ".*LeafSpec.* is deprecated",  # Lightning's own use of PyTorch
+    ):
+        warnings.filterwarnings("ignore", message=message)

@@ -1,0 +1,114 @@
+import numpy as np
+import pytest
+import torch
+
+from gpt_lightning.data.loader import IGNORE_INDEX, EvalBatches, TrainLoader
+from gpt_lightning.data.order import WindowOrder
+
+
+class Counting:
+    """A split whose token i is the number i: a batch tells where it was read."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
+        assert starts.max() + length <= self.n
+        return starts[:, None] + np.arange(length)
+
+
+def loader(n=1003, name="shuffled", **kwargs) -> TrainLoader:
+    kwargs = {"batch_size": 4, **kwargs}
+    return TrainLoader(Counting(n), WindowOrder(name, n, 10, 1337), **kwargs)
+
+
+def first_tokens(batches) -> list[list[int]]:
+    return [x[:, 0].tolist() for x, _ in batches]
+
+
+def test_targets_are_the_inputs_one_further():
+    for x, y in loader():
+        assert x.shape == y.shape == (4, 10)
+        assert x.dtype == y.dtype == torch.int64
+        assert torch.equal(y, x + 1)
+
+
+def test_sequential_is_the_lectures_loader():
+    """Position advances by B T; where B T + 1 tokens no longer fit it starts again."""
+    n, B, T = 1003, 4, 10
+    expected, position = [], 0
+    for _ in range(60):
+        expected.append(list(range(position, position + B * T, T)))
+        position += B * T
+        if position + B * T + 1 > n:
+            position = 0
+    ours = loader(name="sequential")
+    assert (first_tokens(ours) + first_tokens(ours) + first_tokens(ours))[:60] == expected
+
+
+def test_ranks_partition_one_global_order():
+    alone = first_tokens(loader(batch_size=8))
+    ranks = [first_tokens(loader(batch_size=2, rank=r, world=4)) for r in range(4)]
+    for step, rows in enumerate(alone):
+        together = [None] * 8
+        for r in range(4):
+            together[r::4] = ranks[r][step]
+        assert together == rows
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_change_nothing(workers):
+    ours = loader(num_workers=workers)
+    assert first_tokens(ours) == first_tokens(loader())
+    assert first_tokens(ours) == first_tokens_of_epoch(1)
+
+
+def first_tokens_of_epoch(epoch: int) -> list[list[int]]:
+    other = loader()
+    other.epoch = epoch
+    return first_tokens(other)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_saved_position_goes_on_where_it_was(workers):
+    whole = loader(num_workers=workers)
+    expected = first_tokens(whole) + first_tokens(whole)
+    interrupted = loader(num_workers=workers)
+    batches = iter(interrupted)
+    seen = first_tokens(next(batches) for _ in range(7))
+    state = interrupted.state_dict()
+    del batches
+    resumed = loader(num_workers=workers)
+    resumed.load_state_dict(state)
+    assert seen + first_tokens(resumed) + first_tokens(resumed) == expected
+
+
+def test_an_epoch_is_a_multiple_of_the_accumulation():
+    assert len(loader()) == 25
+    assert len(loader(accumulate=4)) == 24
+    assert len(loader(accumulate=30)) == 0
+
+
+def test_reading_draws_nothing_from_the_runs_random_numbers():
+    torch.manual_seed(0)
+    list(loader())
+    after = torch.rand(1)
+    torch.manual_seed(0)
+    assert torch.equal(after, torch.rand(1))
+
+
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("n", [1001, 1002, 1003, 1010, 12])
+def test_evaluation_predicts_every_token_once_in_batches_of_one_shape(n, world):
+    targets = []
+    for rank in range(world):
+        batches = EvalBatches(Counting(n), block_size=10, batch_size=4, rank=rank, world=world)
+        for x, y in batches:
+            assert x.shape == y.shape == (4, 10)
+            real = y != IGNORE_INDEX
+            assert torch.equal(y[real], x[real] + 1)
+            targets += y[real].tolist()
+    assert sorted(targets) == list(range(1, n))
