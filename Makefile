@@ -4,14 +4,14 @@
 #     make setup PYTHON=python3.12    another interpreter than python3
 #     make setup PIP=-v               see what pip does
 #
-# pip is configured as usual (environment, pip.conf). On Linux without a GPU, PyTorch's own index of CPU
-# builds (pytorch.org, "Start locally") in PIP_EXTRA_INDEX_URL saves some 3 GB of CUDA packages.
+# pip is configured as usual (environment, pip.conf). On Linux without a GPU, PyTorch's own index of
+# CPU builds (pytorch.org, "Start locally") in PIP_EXTRA_INDEX_URL saves some 3 GB of CUDA packages.
 
 PYTHON ?= python3
 PIP := -qq
 VENV := .venv
 BIN := $(VENV)/bin
-# Two stamps, touched when pip has succeeded: what training needs, and the tools for tests and checks.
+# Two stamps, touched when pip has succeeded: what training needs; the tools for tests and checks.
 # The second depends on the first, so that `make -j` never runs two pips at once.
 BASE := $(VENV)/.stamp-base
 DEV := $(VENV)/.stamp-dev
@@ -61,7 +61,7 @@ $(BIN)/python:
 	  echo "No Python at '$(PYTHON)': install 3.11 or newer, or name one: make PYTHON=python3.12 ..."; \
 	  exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "'$(PYTHON)' is $$($(PYTHON) -V 2>&1), older than 3.11: name another: make PYTHON=python3.12 ..."; \
+	  echo "'$(PYTHON)' is $$($(PYTHON) -V 2>&1), but 3.11 is needed: make PYTHON=python3.12 ..."; \
 	  exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "'$(PYTHON)' lacks the venv module; on Debian and Ubuntu: sudo apt install python3-venv"; \
@@ -83,7 +83,7 @@ $(BASE): pyproject.toml constraints.txt $(BIN)/python
 # training that may be running.
 $(DEV): $(BASE)
 	@echo "Installing the tools for tests and checks: a few seconds to a minute ..."
-	@$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-	  print(*project["optional-dependencies"]["dev"], sep="\n")' > $(VENV)/dev.txt
+	@$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
+	  print(*project["project"]["optional-dependencies"]["dev"], sep="\n")' > $(VENV)/dev.txt
 	@$(PIP_INSTALL) -r $(VENV)/dev.txt || $(PIP_FAILED)
 	@touch $@

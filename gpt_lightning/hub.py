@@ -1,16 +1,15 @@
 """GPT-2's weights from Hugging Face or a checkpoint into our GPT, and back out.
 
 Hugging Face keeps a block's matrices as OpenAI's Conv1D did, (in, out); nn.Linear has (out, in).
-Besides, the prefix `transformer.`, the causal masks and a tied head come and go. Source: GPT2LMHeadModel
-in transformers, and `from_pretrained` in https://github.com/karpathy/nanoGPT/blob/master/model.py.
+Some files lack the prefix `transformer.`, some have causal masks or the tied head besides. Source:
+transformers' GPT2LMHeadModel; from_pretrained in https://github.com/karpathy/nanoGPT, model.py.
 """
 
-import dataclasses
-import importlib
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,16 +18,15 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.model import GPT, SIZES, GPTConfig
 
 Weights = dict[str, torch.Tensor]
-
-CONV1D = re.compile(r"\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight$")
-MASK = re.compile(r"\.attn\.(masked_)?bias$")  # h.0.attn.bias of old files, not h.0.attn.c_attn.bias
+PREFIX = "transformer."
 WTE, WPE, HEAD = "transformer.wte.weight", "transformer.wpe.weight", "lm_head.weight"
+CONV1D = re.compile(r"\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight$")
+MASK = re.compile(r"\.attn\.(masked_)?bias$")  # h.0.attn.bias, not h.0.attn.c_attn.bias
 SIZE_KEYS = ("n_layer", "n_head", "n_embd")  # what a file in configs/model/ sets
-# What a config.json may say without making another function of the weights than GPT computes.
+# What config.json may say without making another function of the weights than GPT computes.
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu"),
     "layer_norm_epsilon": (1e-5,),
-    "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
 }
 
@@ -42,8 +40,7 @@ def pretrained_state_dict(source: str, config: GPTConfig) -> Weights:
             save_pretrained writes; a .safetensors file; or a .ckpt of gpt-lightning fit.
         config: The model to fill. `block_size` may be smaller than the source's: the first rows of
             wpe are taken, as nanoGPT's crop_block_size does. The rest of the shape must be the
-            source's; n_head is known of the published names, our checkpoints and where a
-            config.json lies beside model.safetensors. `activation` is not compared.
+            source's; n_head is compared where the source tells it. `activation` is not compared.
 
     Returns:
         Every key of `GPT(config).state_dict()` in the source's precision: matrices (out, in), wte
@@ -52,27 +49,27 @@ def pretrained_state_dict(source: str, config: GPTConfig) -> Weights:
     Raises:
         UserError: not found, damaged, no GPT-2, not of config's shape, or a package is missing.
     """
-    n_head: int | None
-    if source in SIZES:
-        n_head = SIZES[source].n_head
-        shape = dataclasses.asdict(SIZES[source])
+    if source in SIZES:  # before gigabytes travel
         keys = (*SIZE_KEYS, "vocab_size", "bias", "block_size")
-        _check_shape(source, config, {key: shape[key] for key in keys})  # before gigabytes travel
-        weights = _from_hf(_read_safetensors(_download(source)))
-    elif (path := _find(source)).suffix == ".ckpt":
-        weights, n_head = _read_checkpoint(path)
-    else:
-        weights, n_head = _from_hf(_read_safetensors(path)), _read_n_head(path)
-    _check_shape(source, config, _shape_of(source, weights, n_head))
+        _check_shape(source, config, {key: getattr(SIZES[source], key) for key in keys})
+    weights, n_head = _read(source)
+    with _user_errors(f"{source} is not a GPT-2"):
+        shape = _shape_of(weights)
+    _check_shape(source, config, shape | {"n_head": n_head})
     weights[WPE] = weights[WPE][: config.block_size]
     if HEAD not in weights:
         weights[HEAD] = weights[WTE] if config.tie_weights else weights[WTE].clone()
-    _check_tensors(source, config, weights)
+    with torch.device("meta"):  # names and shapes alone: no memory, no random numbers
+        expected = {k: v.shape for k, v in GPT(config).state_dict().items()}
+    if wrong := expected.items() ^ {k: v.shape for k, v in weights.items()}.items():
+        raise UserError(
+            f"{source} is not a GPT-2: {min(wrong)[0]} is missing, unknown or misshapen"
+        )
     return weights
 
 
 def state_dict_to_hf(model: GPT) -> Weights:
-    """The weights as GPT2LMHeadModel of transformers saves them; after an import it is the identity.
+    """The weights as transformers' GPT2LMHeadModel saves them: the inverse of the import.
 
     Args:
         model: Any GPT; one without biases gives none, and transformers then starts them at 0.
@@ -81,118 +78,88 @@ def state_dict_to_hf(model: GPT) -> Weights:
         Contiguous tensors for safetensors' save_file, the blocks' matrices (in, out), a tied
         lm_head left out. Those that are not transposed share the model's memory.
     """
-    weights = model.state_dict()
-    if model.config.tie_weights:
-        del weights[HEAD]
-    return {k: v.t().contiguous() if CONV1D.search(k) else v for k, v in weights.items()}
+    weights = _transposed(model.state_dict())
+    left_out = HEAD if model.config.tie_weights else None
+    return {k: v.contiguous() for k, v in weights.items() if k != left_out}
 
 
-def _from_hf(weights: Weights) -> Weights:
-    ours = {}
-    for name, tensor in weights.items():
-        if not MASK.search(name):
-            prefix = "" if name.startswith(("transformer.", "lm_head.")) else "transformer."
-            ours[prefix + name] = tensor.t() if CONV1D.search(name) else tensor
-    return ours
+@contextmanager
+def _user_errors(problem: str) -> Iterator[None]:
+    """One line for what parsers, HTTP clients and disks raise, which has no common base class."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UserError(f"{error.name} is missing: pip install 'gpt-lightning[hub]'") from error
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UserError(f"{problem} ({reason})") from error
 
 
-def _find(source: str) -> Path:
+def _read(source: str) -> tuple[Weights, int | None]:
+    """The weights under our names, matrices (out, in), and n_head where a file tells it."""
     path = Path(source) / "model.safetensors" if Path(source).is_dir() else Path(source)
-    if not path.is_file() or path.suffix not in (".safetensors", ".ckpt"):
+    if source in SIZES:
+        advice = "give a folder with its model.safetensors as model.init_from instead"
+        with _user_errors(f"cannot fetch {source} from huggingface.co: {advice}"):
+            from huggingface_hub import hf_hub_download
+
+            path = Path(hf_hub_download(f"openai-community/{source}", "model.safetensors"))
+    elif not path.is_file() or path.suffix not in (".safetensors", ".ckpt"):
         raise UserError(
             f"model.init_from: there is no .safetensors or .ckpt file {path}: give one, a folder "
             f"with model.safetensors (in one piece), or one of {', '.join(SIZES)}"
         )
-    return path
+    with _user_errors(f"{path} is damaged or not what its name says"):
+        if path.suffix == ".ckpt":
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+            weights = {k.removeprefix("model."): v for k, v in checkpoint["state_dict"].items()}
+            return weights, checkpoint["hyper_parameters"]["config"]["n_head"]
+        from safetensors.torch import load_file
+
+        theirs = {k: v for k, v in load_file(path).items() if not MASK.search(k)}
+    named = {k if k == HEAD else PREFIX + k.removeprefix(PREFIX): v for k, v in theirs.items()}
+    return _transposed(named), _read_n_head(path)
 
 
-def _require(module: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise UserError(f"{module} is missing: pip install 'gpt-lightning[hub]'") from error
+def _transposed(weights: Weights) -> Weights:
+    return {k: v.t() if CONV1D.search(k) else v for k, v in weights.items()}
 
 
-def _download(name: str) -> Path:
-    hub = _require("huggingface_hub")
-    try:
-        return Path(hub.hf_hub_download(f"openai-community/{name}", "model.safetensors"))
-    except Exception as error:  # its own, its HTTP client's or the disk's: no base class in common
-        raise UserError(
-            f"cannot fetch {name} from huggingface.co ({_reason(error)}): "
-            "give a folder with its model.safetensors as model.init_from instead"
-        ) from error
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def _read_safetensors(path: Path) -> Weights:
-    library = _require("safetensors.torch")
-    try:
-        return library.load_file(path)  # type: ignore[no-any-return]
-    except (_require("safetensors").SafetensorError, OSError) as error:
-        raise UserError(f"{path} is damaged or unreadable ({_reason(error)})") from error
-
-
-def _read_checkpoint(path: Path) -> tuple[Weights, int]:
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        weights = {k.removeprefix("model."): v for k, v in checkpoint["state_dict"].items()}
-        return weights, checkpoint["hyper_parameters"]["config"]["n_head"]
-    except Exception as error:  # torch.load raises whatever the bytes lead it to
-        raise UserError(f"{path} is damaged or no checkpoint of ours ({_reason(error)})") from error
-
-
-def _read_n_head(path: Path) -> int | None:
-    """From the config.json of a folder that save_pretrained wrote, where there is one."""
-    path = path.with_name("config.json") if path.name == "model.safetensors" else path
-    if path.name != "config.json" or not path.exists():
+def _read_n_head(weights_path: Path) -> int | None:
+    """From the config.json that save_pretrained writes beside model.safetensors."""
+    path = weights_path.with_name("config.json")
+    if weights_path.name != "model.safetensors" or not path.exists():
         return None
-    try:
-        settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        other = [k for k, known in SETTINGS.items() if settings.get(k, known[0]) not in known]
-        n_head = settings.get("n_head")
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{path} is damaged or unreadable ({_reason(error)})") from error
-    if other:
-        raise UserError(f"{path}: no GPT-2 that we can run: {other[0]} is {settings[other[0]]}")
-    return n_head
+    with _user_errors(f"{path} is damaged"):
+        settings: dict[str, Any] = {"n_head": None} | json.loads(path.read_text(encoding="utf-8"))
+    for key, known in SETTINGS.items():
+        if settings.get(key, known[0]) not in known:
+            raise UserError(f"{path}: {key} is {settings[key]}, which GPT does not compute")
+    return settings["n_head"]  # type: ignore[no-any-return]
 
 
-def _shape_of(source: str, weights: Weights, n_head: int | None) -> dict[str, Any]:
-    if missing := {WTE, WPE} - weights.keys():
-        raise UserError(f"{source} is not a GPT-2: it has no {min(missing)}")
-    layers = {name.split(".")[2] for name in weights if name.startswith("transformer.h.")}
-    shape: dict[str, Any] = {"n_layer": len(layers)} | ({"n_head": n_head} if n_head else {})
-    shape |= {"n_embd": weights[WTE].size(-1), "vocab_size": weights[WTE].size(0)}
-    shape |= {"bias": "transformer.ln_f.bias" in weights, "block_size": weights[WPE].size(0)}
-    if HEAD in weights and not torch.equal(weights[HEAD], weights[WTE]):
-        shape["tie_weights"] = False  # an untied head fits one parameter no more; a tied one fits two
-    return shape
+def _shape_of(weights: Weights) -> dict[str, Any]:
+    """The keys of GPTConfig that the tensors tell; None where any value fits."""
+    (vocab_size, n_embd), head = weights[WTE].shape, weights.get(HEAD, weights[WTE])
+    return {
+        "n_layer": len({k.split(".")[2] for k in weights if k.startswith("transformer.h.")}),
+        "n_embd": n_embd,
+        "vocab_size": vocab_size,
+        "bias": "transformer.ln_f.bias" in weights,
+        "block_size": len(weights[WPE]),
+        "tie_weights": None if torch.equal(head, weights[WTE]) else False,
+    }
 
 
 def _check_shape(source: str, config: GPTConfig, theirs: dict[str, Any]) -> None:
-    ours = dataclasses.asdict(config)
-    wrong = [k for k in theirs if ours[k] != theirs[k] and not (k == "block_size" and ours[k] < theirs[k])]
+    ours = vars(config) | {"block_size": max(config.block_size, theirs["block_size"])}
+    wrong = {k: json.dumps(v) for k, v in theirs.items() if v is not None and v != ours[k]}
     if not wrong:
         return
-    differences = ", ".join(f"{k} is {json.dumps(ours[k])}, not {json.dumps(theirs[k])}" for k in wrong)
-    if "vocab_size" in wrong and (config.vocab_size or 0) > theirs["vocab_size"]:
-        differences += " (there are no weights for padding rows)"
-    sized = [k for k in wrong if k in SIZE_KEYS and source in SIZES]
+    differ = ", ".join(f"{k} is {json.dumps(ours[k])}, there {v}" for k, v in wrong.items())
+    if (config.vocab_size or 0) > theirs["vocab_size"]:
+        differ += " (there are no weights for a padded vocabulary)"
+    sized = [k for k in SIZE_KEYS if k in wrong and source in SIZES]
     fixes = [f"--config configs/model/{source}.yaml"] if sized else []
-    fixes += [f"--model.config.{k} {json.dumps(theirs[k])}" for k in wrong if k not in sized]
-    raise UserError(f"model.config has not the shape of {source}: {differences}: add {' '.join(fixes)}")
-
-
-def _check_tensors(source: str, config: GPTConfig, weights: Weights) -> None:
-    with torch.device("meta"):  # names and shapes alone: no memory, no random numbers
-        expected = {k: v.shape for k, v in GPT(config).state_dict().items()}
-    found = {k: v.shape for k, v in weights.items()}
-    if wrong := sorted(dict(expected.items() ^ found.items())):
-        raise UserError(
-            f"{source} is not a GPT-2: {len(wrong)} tensors are missing, unknown or of another shape; "
-            f"the first is {wrong[0]}"
-        )
+    fixes += [f"--model.config.{k} {v}" for k, v in wrong.items() if k not in sized]
+    raise UserError(f"model.config does not fit {source}: {differ}: set {' '.join(fixes)}")

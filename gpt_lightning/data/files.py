@@ -30,10 +30,9 @@ def write_atomic(path: Path, content: bytes) -> None:
     Raises:
         UserError: the folder cannot be written or the disk is full.
     """
-    temporary = path.with_name(f".{path.name}.tmp.{os.getpid()}")
     with explained("write", path):
+        temporary = _temporary(path)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_durable(temporary, content)
             os.replace(temporary, path)
             sync_folder(path.parent)
@@ -65,14 +64,8 @@ def write_durable(path: Path, *parts: bytes | memoryview) -> None:
 
 @contextlib.contextmanager
 def workspace(out: Path) -> Iterator[Path]:
-    """A folder beside `out`, so that a rename leads from one to the other; gone afterwards.
-
-    Its name carries host and process, by which a later run knows that its maker is dead.
-    """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    mark = f".{out.name}.tmp.{socket.gethostname()}."
-    _sweep(out.parent, mark)
-    folder = out.parent / f"{mark}{os.getpid()}"
+    """A folder beside `out`, so that a rename leads from one to the other; gone afterwards."""
+    folder = _temporary(out)
     folder.mkdir()
     try:
         yield folder
@@ -80,12 +73,22 @@ def workspace(out: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)  # what is left, the next run sweeps
 
 
-def _sweep(parent: Path, mark: str) -> None:
-    for path in parent.glob(f"{glob.escape(mark)}*"):
-        pid = path.name.removeprefix(mark)
-        # Our own number on an old folder is a dead process's that had it before us.
+def _temporary(path: Path) -> Path:
+    """A free name beside `path`, after removing what dead processes left under such names.
+
+    The name carries host and process, by which a later run knows that its maker is dead.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mark = f".{path.name}.tmp.{socket.gethostname()}."
+    for old in path.parent.glob(f"{glob.escape(mark)}*"):
+        pid = old.name.removeprefix(mark)
+        # Our own number on an old file is a dead process's that had it before us.
         if pid.isdigit() and (int(pid) == os.getpid() or not _lives(int(pid))):
-            shutil.rmtree(path, ignore_errors=True)
+            if old.is_dir():
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                old.unlink(missing_ok=True)
+    return path.with_name(f"{mark}{os.getpid()}")
 
 
 def _lives(pid: int) -> bool:

@@ -124,7 +124,7 @@ def open_shard(folder: Path, shard: Shard, dtype: str) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         size = path.stat().st_size
-    except (OSError, ValueError) as error:  # ValueError: no .npy, a pickle, objects, too short
+    except (OSError, EOFError, ValueError) as error:  # the last: a pickle, objects, too short
         found = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise UserError(f"{path}: expected {expected}, found: {found}; {_mend(folder)}") from error
     if not isinstance(array, np.memmap):
@@ -234,6 +234,7 @@ class TokenStream:
     def __init__(self, folder: Path, manifest: Manifest, split: str) -> None:
         self._folder = folder
         self._dtype = manifest.dtype
+        self._vocab_size = manifest.vocab_size
         self._shards = manifest.splits[split]
         counts = np.array([shard.tokens for shard in self._shards], dtype=np.int64)
         self._ends = np.cumsum(counts)  # shard i holds the tokens _ends[i] - counts[i] .. _ends[i]
@@ -257,7 +258,7 @@ class TokenStream:
 
         Raises:
             IndexError: a window reaches out of the split.
-            UserError: a shard changed since it was opened.
+            UserError: a shard changed since it was opened, or holds a token beyond the vocabulary.
         """
         starts = np.asarray(starts, dtype=np.int64)
         if len(starts) and (starts.min() < 0 or starts.max() + length > len(self)):
@@ -269,6 +270,12 @@ class TokenStream:
         shards = np.searchsorted(self._ends, starts, side="right")
         for row, start, shard in zip(out, starts.tolist(), shards.tolist(), strict=True):
             self._fill(row, start, shard)
+        # A flipped bit leaves type and size as they were, and would reach the embedding.
+        if out.max(initial=0) >= self._vocab_size:
+            raise UserError(
+                f"{self._folder} holds token {out.max()}, expected only tokens below its "
+                f"vocabulary of {self._vocab_size:,}; {_mend(self._folder)}"
+            )
         return out
 
     def _fill(self, row: np.ndarray, start: int, shard: int) -> None:

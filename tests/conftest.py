@@ -1,0 +1,34 @@
+"""What all tests share: where the corpora lie, and that nothing is fetched."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+# Set here and not in a fixture, so that the processes that tests start have it too.
+if SHARED_DATA.is_dir():
+    os.environ.setdefault("GPT_LIGHTNING_DATA", str(SHARED_DATA))
+
+
+@pytest.fixture(scope="session")
+def tinyshakespeare() -> Path:
+    """The file of tiny Shakespeare, or a skip: no test fetches it."""
+    repository = Path(__file__).resolve().parents[1]
+    for folder in (repository / "data", Path(os.environ.get("GPT_LIGHTNING_DATA", SHARED_DATA))):
+        path = folder / "tinyshakespeare" / "input.txt"
+        if path.is_file():
+            return path
+    pytest.skip("no tinyshakespeare/input.txt in data/ or in the folder of GPT_LIGHTNING_DATA")
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    """4,000 words of a small language with structure: a text that a tiny model can learn from."""
+    rng = random.Random(0)
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "slept"]
+    path = tmp_path / "text.txt"
+    path.write_text("".join(rng.choice(words) + rng.choice(" \n") for _ in range(4000)))
+    return path

@@ -1,0 +1,384 @@
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt_lightning.data.prepare import (
+    dataset_folder,
+    prepare,
+    prepare_source,
+    prepare_text,
+    split_borders,
+)
+from gpt_lightning.data.shards import Manifest, TokenStream
+from gpt_lightning.data.tokenizers import tokenizer_from_spec
+from gpt_lightning.errors import UserError
+
+TEXT = (
+    "The quick brown fox jumps over the lazy dog.\r\n<|endoftext|>\ufeff\x00 \u00e9t\u00e9\n" * 40
+)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "fox.txt"
+    path.write_bytes(TEXT.encode())
+    return path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def decoded(folder: Path, split: str) -> str:
+    manifest = Manifest.load(folder)
+    stream = TokenStream(folder, manifest, split)
+    tokens = stream.windows(np.array([0]), len(stream))[0]
+    return tokenizer_from_spec(manifest.tokenizer).decode(tokens)
+
+
+# ---- what comes out ----------------------------------------------------------------------------
+
+
+def test_nanogpts_split_of_tiny_shakespeare(tinyshakespeare: Path, tmp_path: Path) -> None:
+    manifest = prepare_text(tinyshakespeare, tmp_path / "out", "char")
+    assert manifest.vocab_size == 65
+    assert {split: manifest.tokens(split) for split in manifest.splits} == {
+        "train": 1_003_854,
+        "val": 111_540,
+    }
+    text = tinyshakespeare.read_bytes().decode()
+    assert decoded(tmp_path / "out", "train") + decoded(tmp_path / "out", "val") == text
+
+
+def test_borders_are_nanogpts_for_every_length() -> None:
+    for n in range(1, 5000):
+        assert split_borders(n, 0.1, 0.0)["train"] == (0, int(n * 0.9))
+
+
+@pytest.mark.parametrize("val", [0.0, 0.1, 0.3, 0.9, 1 / 3, 1e-9])
+@pytest.mark.parametrize("test", [0.0, 0.05, 0.1])
+def test_splits_tile_the_text(val: float, test: float) -> None:
+    for n in (10, 1000, 1_115_394):
+        borders = list(split_borders(n, val, test).values())
+        assert borders[0][0] == 0
+        assert borders[-1][1] == n
+        assert all(left[1] == right[0] for left, right in itertools.pairwise(borders))
+
+
+def test_test_split_is_the_last_part() -> None:
+    borders = split_borders(10, 0.1, 0.2)
+    assert borders == {"train": (0, 7), "val": (7, 8), "test": (8, 10)}
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "byte", "gpt2"])
+@pytest.mark.parametrize("shard_tokens", [1, 64, 10**9])
+def test_splits_decode_to_the_text(
+    source: Path, tmp_path: Path, tokenizer: str, shard_tokens: int
+) -> None:
+    text = TEXT[:100]  # a token a shard makes many files
+    source.write_bytes(text.encode())
+    out = tmp_path / "out"
+    made = prepare_text(source, out, tokenizer, 0.2, 0.2, shard_tokens)
+    assert made == Manifest.load(out)
+    assert "".join(decoded(out, split) for split in ("train", "val", "test")) == text
+    for shards in made.splits.values():
+        assert all(shard.tokens == shard_tokens for shard in shards[:-1])
+        assert 0 < shards[-1].tokens <= shard_tokens
+
+
+def test_no_validation_split(source: Path, tmp_path: Path) -> None:
+    assert list(prepare_text(source, tmp_path / "out", "byte", val_fraction=0.0).splits) == [
+        "train"
+    ]
+
+
+def test_long_line_in_bounded_time(tmp_path: Path) -> None:
+    source = tmp_path / "line.txt"
+    source.write_text("word " * 400_000)
+    begun_s = time.perf_counter()
+    prepare_text(source, tmp_path / "out", "gpt2")
+    assert time.perf_counter() - begun_s < 10  # it takes 0.2 s; a quadratic one takes hours
+
+
+# ---- a folder that is there already ------------------------------------------------------------
+
+
+def test_again_does_nothing(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    first = prepare_text(source, out, "char")
+    times = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    for overwrite in (False, True):
+        assert prepare_text(source, out, "char", overwrite=overwrite) == first
+        assert "is already prepared" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
+
+
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [
+        ({"tokenizer": "byte"}, "tokenizer char, not byte"),
+        ({"val_fraction": 0.25}, r"val_fraction 0\.1, not 0\.25"),
+        ({"test_fraction": 0.25}, r"test_fraction 0\.0, not 0\.25"),
+        ({"shard_tokens": 700}, "shard_tokens 100000000, not 700"),
+    ],
+)
+def test_other_settings(
+    source: Path, tmp_path: Path, changed: dict[str, str | float], difference: str
+) -> None:
+    out = tmp_path / "out"
+    settings = {"tokenizer": "char"}
+    prepare_text(source, out, "char")
+    before = contents(out)
+    with pytest.raises(UserError, match=f"{difference}.*--overwrite true.*--out"):
+        prepare_text(source, out, **settings | changed)  # type: ignore[arg-type]
+    assert contents(out) == before
+    prepare_text(source, out, **settings | changed, overwrite=True)  # type: ignore[arg-type]
+    prepare_text(source, tmp_path / "fresh", **settings | changed)  # type: ignore[arg-type]
+    assert contents(out) == contents(tmp_path / "fresh")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_other_text(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare_text(source, out, "char")
+    source.write_bytes(TEXT.encode() + b"!")
+    with pytest.raises(UserError, match=r"SHA-256 of the text \w{64}, not \w{64}"):
+        prepare_text(source, out, "char")
+    prepare_text(source, out, "char", overwrite=True)
+    assert decoded(out, "val").endswith("!")
+
+
+def test_damaged_dataset_is_mended_on_request(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare_text(source, out, "char")
+    before = contents(out)
+    (out / "val-00000.npy").unlink()
+    with pytest.raises(UserError, match="--overwrite true"):
+        prepare_text(source, out, "char")
+    prepare_text(source, out, "char", overwrite=True)
+    assert contents(out) == before
+
+
+def test_foreign_files_are_never_deleted(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match=r"thesis\.tex"):
+            prepare_text(source, out, "char", overwrite=overwrite)
+    (out / "thesis.tex").rename(tmp_path / "thesis.tex")
+    prepare_text(source, out, "char")  # an empty folder is as good as none
+    (tmp_path / "thesis.tex").rename(out / "thesis.tex")
+    prepare_text(source, out, "char")  # does no harm beside the same dataset
+    with pytest.raises(UserError, match=r"thesis\.tex is no part of a dataset"):
+        prepare_text(source, out, "byte", overwrite=True)
+    assert (out / "thesis.tex").read_text() == "years of work"
+
+
+def test_out_is_a_file(source: Path) -> None:
+    with pytest.raises(UserError, match="is a file: choose another --out"):
+        prepare_text(source, source, "char")
+
+
+# ---- bad input ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b" \n\t ", "only white space"),
+        (b"x", "is made of one character"),
+        (b"aaaaaaaaaaaaaaaaaaaa", "is made of one character, 'a'"),
+        (b"ab", "train split has 1 characters, 1 tokens"),
+        (b"abc", "val split has 1 characters, 1 tokens"),
+        (b"good \xff bad", "is not UTF-8: byte 0xff at offset 5"),
+        (b"half \xed\xa0\x80", "is not UTF-8: byte 0xed at offset 5"),  # a surrogate
+        ("utf-16".encode("utf-16"), "is not UTF-8: byte 0xff at offset 0"),
+    ],
+)
+def test_text_that_makes_no_dataset(tmp_path: Path, content: bytes, said: str) -> None:
+    source = tmp_path / "bad.txt"
+    source.write_bytes(content)
+    with pytest.raises(UserError, match=said) as caught:
+        prepare_text(source, tmp_path / "out", "char")
+    assert str(source) in str(caught.value)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_one_token(tmp_path: Path) -> None:
+    source = tmp_path / "one.txt"
+    source.write_text("hello")
+    with pytest.raises(UserError, match=r"one\.txt: the train split has 5 characters, 1 tokens"):
+        prepare_text(source, tmp_path / "out", "gpt2", val_fraction=0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"val_fraction": -0.1}, "val_fraction is -0.1"),
+        ({"val_fraction": float("nan")}, "val_fraction is nan"),
+        ({"test_fraction": 1.0}, "test_fraction is 1.0"),
+        ({"val_fraction": 0.7, "test_fraction": 0.3}, "leave nothing to train on"),
+        ({"val_fraction": 1e-9}, "the val split has 1 characters"),
+        ({"val_fraction": 1e-9, "test_fraction": 3e-4}, "the val split has 0 characters"),
+        ({"shard_tokens": 0}, "shard_tokens is 0"),
+    ],
+)
+def test_settings_that_make_no_dataset(
+    source: Path, tmp_path: Path, settings: dict[str, float], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        prepare_text(source, tmp_path / "out", "byte", **settings)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_unknown_tokenizer(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no tokenizer is called 'chars': choose one of char"):
+        prepare_text(source, tmp_path / "out", "chars")
+
+
+def test_source_that_is_nowhere(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no such file, and no corpus.*one of tinyshakespeare"):
+        prepare("tinyshakespare", data_dir=str(tmp_path))
+
+
+def test_source_that_is_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*Is a directory"):
+        prepare_text(tmp_path, tmp_path / "out", "char")
+
+
+# ---- the command -------------------------------------------------------------------------------
+
+
+def test_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(str(source), tokenizer="byte", data_dir=str(tmp_path / "data"))
+    table = capsys.readouterr().out
+    folder = tmp_path / "data" / "fox-byte"
+    assert folder == dataset_folder(str(source), "byte", tmp_path / "data")
+    manifest = Manifest.load(folder)
+    assert manifest.source.name == "fox.txt"
+    for part in (
+        str(folder),
+        f"{manifest.tokens('train'):,} tokens",
+        "1.00 bytes per token",
+        "MB/s",
+    ):
+        assert part in table
+    assert prepare_source(str(source), "byte", tmp_path / "data") == manifest
+
+
+def test_corpus_by_name(tinyshakespeare: Path, tmp_path: Path) -> None:
+    manifest = prepare_source("tinyshakespeare", "char", tmp_path)
+    assert manifest.source.name == "tinyshakespeare"
+    assert dataset_folder("tinyshakespeare", "char", tmp_path) == tmp_path / "tinyshakespeare-char"
+    assert Manifest.load(tmp_path / "tinyshakespeare-char") == manifest
+
+
+def test_import_is_light() -> None:
+    heavy = "{'torch', 'tiktoken', 'lightning', 'tqdm', 'requests'}"
+    code = f"import sys, gpt_lightning.data.prepare; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+# ---- accidents ---------------------------------------------------------------------------------
+
+RUN = """
+import os, resource, signal, sys, time
+from pathlib import Path
+from gpt_lightning.data import files, prepare, shards
+source, out, marks = map(Path, sys.argv[1:])
+{accident}
+try:
+    prepare.prepare_text(source, out, "char", shard_tokens=500)
+except prepare.UserError as error:
+    print(error)
+    sys.exit(2)
+"""
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+KILLED = {
+    "before the first shard": f"prepare.write_shard = lambda path, tokens: {KILL}",
+    "between two shards": f"""
+def write(path, tokens):
+    if path.name == "train-00002.npy":
+        {KILL}
+    return shards.write_shard(path, tokens)
+prepare.write_shard = write""",
+    "inside a shard": f"""
+def write(path, *parts):
+    path.write_bytes(b"".join(parts)[:100])
+    {KILL}
+shards.write_durable = write""",
+    "before the manifest's rename": f"files.os.replace = lambda a, b: {KILL}",
+    "before the folder's rename": f"files.os.rename = lambda a, b: {KILL}",
+}
+MEET = """
+move = files.move_into_place
+def wait(*args):
+    marks.joinpath(str(os.getpid())).touch()
+    while len(list(marks.iterdir())) < 2:
+        time.sleep(0.01)
+    return move(*args)
+prepare.move_into_place = wait"""
+
+
+def start(accident: str, *paths: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", RUN.format(accident=accident), *map(str, paths)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("moment", KILLED)
+def test_killed_and_run_again(source: Path, tmp_path: Path, moment: str) -> None:
+    clean, out = tmp_path / "clean", tmp_path / "out"
+    prepare_text(source, clean, "char", shard_tokens=500)
+    killed = start(KILLED[moment], source, out, tmp_path)
+    assert killed.wait(timeout=30) == -9
+    assert not out.exists()  # nothing half-made
+    assert list(tmp_path.glob(".out.tmp.*"))  # it was killed in the middle
+    prepare_text(source, out, "char", shard_tokens=500)
+    assert contents(out) == contents(clean)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_two_at_once(source: Path, tmp_path: Path) -> None:
+    clean, out, marks = tmp_path / "clean", tmp_path / "out", tmp_path / "marks"
+    marks.mkdir()
+    prepare_text(source, clean, "char", shard_tokens=500)
+    both = [start(MEET, source, out, marks) for _ in range(2)]
+    assert [process.wait(timeout=30) for process in both] == [0, 0]
+    assert contents(out) == contents(clean)
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("limit", [0, 100, 700, 1200])
+def test_full_disk(source: Path, tmp_path: Path, limit: int) -> None:
+    # The last limit lets the shards of 1,128 bytes pass and stops the manifest.
+    # A limit on the size of a file fails as a full disk does: in write(), after some bytes.
+    accident = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
+    process = start(accident, source, tmp_path / "out", tmp_path)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert said.startswith(f"cannot write {tmp_path}")
+    assert "File too large" in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_workspace_of_a_living_process_stays(source: Path, tmp_path: Path) -> None:
+    alive = tmp_path / f".out.tmp.{socket.gethostname()}.{os.getppid()}"
+    elsewhere = tmp_path / ".out.tmp.another-machine.1"
+    for folder in (alive, elsewhere):
+        folder.mkdir()
+    prepare_text(source, tmp_path / "out", "char")
+    assert alive.exists()
+    assert elsewhere.exists()
