@@ -16,8 +16,7 @@ AttentionFn = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.
 def naive_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float
 ) -> torch.Tensor:
-    """softmax(q k^T / sqrt(hs)) v with the (T, S) matrix in memory: the definition, for tests and
-    ladders.
+    """The definition: softmax(q k^T / sqrt(hs)) v, with the (T, S) matrix in memory.
 
     Args:
         q: queries, (B, nh, T, hs).

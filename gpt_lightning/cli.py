@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def usage() -> str:
+    """What `gpt-lightning --help` prints."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(
@@ -76,6 +77,7 @@ def complain(error: Exception) -> int:
 
 
 def dispatch(argv: list[str]) -> int:
+    """Finds the command and calls it; returns the exit code."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage())
         return 0

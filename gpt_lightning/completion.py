@@ -4,8 +4,9 @@ from typing import Literal
 
 
 def completion(shell: Literal["bash", "zsh"]) -> None:
-    """Print a completion script for all commands; `eval "$(gpt-lightning completion bash)"` turns
-    it on.
+    """Print a completion script for all commands.
+
+    In bash, `eval "$(gpt-lightning completion bash)"` turns it on.
 
     Args:
         shell: The shell that you use.
@@ -18,6 +19,7 @@ def completion(shell: Literal["bash", "zsh"]) -> None:
 
     parser = training_parser()
     subcommands = parser._subcommands_action
+    assert subcommands is not None
     for name, (address, text) in COMMANDS.items():
         module, function = address.split(":")
         if module == "gpt_lightning.training":

@@ -33,7 +33,15 @@ def mark(device: torch.device) -> Mark:
 
 def seconds_between(start: Mark, end: Mark) -> float:
     """Seconds from one mark to another; the device must have passed both (synchronize)."""
-    return end - start if isinstance(start, float) else start.elapsed_time(end) / 1e3
+    seconds: float = end - start if isinstance(start, float) else start.elapsed_time(end) / 1e3
+    return seconds
+
+
+def default_device() -> str:
+    """The best device there is: cuda, else mps, else cpu."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def check_accelerator(accelerator: str, precision: str) -> None:
@@ -58,8 +66,8 @@ def check_accelerator(accelerator: str, precision: str) -> None:
             f"--trainer.accelerator {accelerator}: this machine has no such device "
             f"(there is: {names}); use --trainer.accelerator auto"
         )
-    kind = next(name for name in ("cuda", "mps", "cpu") if there[name])
-    _check_precision(kind if accelerator in ("auto", "gpu") else accelerator, precision)
+    kind = default_device() if accelerator in ("auto", "gpu") else accelerator
+    _check_precision(kind, precision)
 
 
 def _check_precision(kind: str, precision: str) -> None:
@@ -69,11 +77,14 @@ def _check_precision(kind: str, precision: str) -> None:
         reason = "float16 training needs a GPU; use bf16-mixed or 32-true"
     elif kind == "mps" and precision in ("64-true", "64"):
         reason = "MPS has no float64; use 32-true"
-    elif kind == "cuda" and precision.startswith("bf16"):
-        if not torch.cuda.is_bf16_supported(including_emulation=False):
-            reason = f"{torch.cuda.get_device_name()} has no bfloat16; use 16-mixed or 32-true"
+    elif kind == "cuda" and precision.startswith("bf16") and not _cuda_has_bf16():
+        reason = f"{torch.cuda.get_device_name()} has no bfloat16; use 16-mixed or 32-true"
     if reason:
         raise UserError(f"--trainer.precision {precision} on {kind}: {reason}")
+
+
+def _cuda_has_bf16() -> bool:
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def product_dtype(precision: str, matmul_precision: str, device: torch.device) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from gpt_lightning.checkpoint import read_checkpoint
 from gpt_lightning.errors import UserError
 from gpt_lightning.model import GPT, SIZES, GPTConfig
 
@@ -109,11 +110,10 @@ def _read(source: str) -> tuple[Weights, int | None]:
             f"model.init_from: there is no .safetensors or .ckpt file {path}: give one, a folder "
             f"with model.safetensors (in one piece), or one of {', '.join(SIZES)}"
         )
+    if path.suffix == ".ckpt":
+        checkpoint = read_checkpoint(path)
+        return checkpoint.weights, checkpoint.config.n_head
     with _user_errors(f"{path} is damaged or not what its name says"):
-        if path.suffix == ".ckpt":
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-            weights = {k.removeprefix("model."): v for k, v in checkpoint["state_dict"].items()}
-            return weights, checkpoint["hyper_parameters"]["config"]["n_head"]
         from safetensors.torch import load_file
 
         theirs = {k: v for k, v in load_file(path).items() if not MASK.search(k)}

@@ -1,6 +1,8 @@
 """RunLogger: one run folder with TensorBoard's events and a metrics file."""
 
+import contextlib
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,11 @@ COMPARED_METRICS = ("val/loss", "train/loss", "perf/tokens_per_sec", "perf/mfu")
 
 
 class RunLogger(TensorBoardLogger):
-    """TensorBoard in `save_dir/name/version_N/`, and there, one JSON object a line,
-    `metrics.jsonl`.
+    """Writes TensorBoard's events and `metrics.jsonl` to `save_dir/name/version_N/`.
 
-    A row holds `step` (optimizer steps done before these numbers were taken), `time` (seconds since
-    the epoch) and the metrics that were logged together. It is flushed as it is written.
+    A row of the file is one JSON object. It holds `step` (the optimizer step, the first is 1: losses of
+    training are before its update, those of validation after it), `time` (seconds since the epoch)
+    and the metrics that were logged together. It is flushed as it is written.
 
     Args:
         save_dir: Folder of all runs.
@@ -35,6 +37,21 @@ class RunLogger(TensorBoardLogger):
     @property
     def metrics_file(self) -> Path:
         return Path(self.log_dir) / METRICS_FILE
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        super().finalize(status)
+        if status == "failed":
+            self._remove_if_nothing_happened()
+
+    def _remove_if_nothing_happened(self) -> None:
+        # Lightning opens the events file before it looks at the settings
+        run = Path(self.log_dir)
+        if all(path.name.startswith("events.out.") for path in run.glob("*")):
+            shutil.rmtree(run, ignore_errors=True)
+            for parent in (run.parent, run.parent.parent):
+                with contextlib.suppress(OSError):  # other runs are in it
+                    parent.rmdir()
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # type: ignore[override]

@@ -93,6 +93,8 @@ class LayerCache:
 
 
 class CausalSelfAttention(nn.Module):
+    """Multi-head attention to the past, (B, T, C) to (B, T, C)."""
+
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         C = config.n_embd
@@ -117,6 +119,8 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
+    """Two layers a position, four times as wide in between, (B, T, C) to (B, T, C)."""
+
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
@@ -129,6 +133,8 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
+    """Attention and MLP, each added to a residual stream that is normalized before it."""
+
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
@@ -143,6 +149,8 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
+    """Tokens (B, T) to the final residual stream (B, T, C)."""
+
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         assert config.vocab_size is not None

@@ -13,6 +13,7 @@ from gpt_lightning import __version__, flops, optim
 from gpt_lightning.data.loader import IGNORE_INDEX, Batch
 from gpt_lightning.errors import UserError
 from gpt_lightning.hub import pretrained_state_dict
+from gpt_lightning.loop import is_fitting, log_every_n_steps, token_data
 from gpt_lightning.model import GPT, GPTConfig
 
 
@@ -99,6 +100,8 @@ class GPTModule(L.LightningModule):
         torch.set_float32_matmul_precision(self.matmul_precision)
         if self._trainer is not None:
             self.config = self._fit_to_data()
+            if is_fitting(self.trainer) and self.schedule == "cosine":
+                self._check_cosine()
         self.model = GPT(self.config)
         if self.init_from is not None:
             self.model.load_state_dict(pretrained_state_dict(self.init_from, self.config))
@@ -107,10 +110,9 @@ class GPTModule(L.LightningModule):
 
     def _fit_to_data(self) -> GPTConfig:
         """The configuration with the tokenizer's vocabulary, or refused if too small for it."""
-        data = getattr(self.trainer, "datamodule", None)
+        config, data = self.config, token_data(self.trainer)
         if data is None:
-            return self.config
-        config = self.config
+            return config
         if config.vocab_size is None:
             config = dataclasses.replace(config, vocab_size=data.vocab_size)
         assert config.vocab_size is not None
@@ -133,7 +135,7 @@ class GPTModule(L.LightningModule):
     def flops_per_token(self) -> int:
         """FLOPs of a training token, forward and backward, at the run's context; see flops.py."""
         assert self.model is not None
-        data = getattr(self._trainer, "datamodule", None)
+        data = None if self._trainer is None else token_data(self.trainer)
         return flops.flops_per_token(
             n_params=self.model.num_params(embeddings=False),
             n_layer=self.config.n_layer,
@@ -164,7 +166,7 @@ class GPTModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[self.CHECKPOINT_HYPER_PARAMS_KEY] = self.hyperparameters()
-        data = getattr(self.trainer, "datamodule", None)
+        data = token_data(self.trainer)
         if data is not None:  # enough to sample from the file alone
             checkpoint["gpt_lightning"] = {
                 "version": __version__,
@@ -204,6 +206,8 @@ class GPTModule(L.LightningModule):
         loss = self.val_loss.compute()
         self.val_loss.reset()
         self.log_dict({f"{split}/loss": loss, f"{split}/perplexity": loss.exp()})
+        if is_fitting(self.trainer):
+            self.log("step", float(self.trainer.global_step))
 
     def predict_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         """Negative log-likelihood in nats of each target, float32 (B, T); 0 where there is none."""
@@ -215,8 +219,6 @@ class GPTModule(L.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         assert self.model is not None
-        if self.schedule == "cosine":
-            self._check_decay_steps()
         fused = self._fused()
         if self.optimizer_name == "adamw":
             groups = optim.decay_groups(
@@ -233,7 +235,7 @@ class GPTModule(L.LightningModule):
             fused=fused,
         )
 
-    def _check_decay_steps(self) -> None:
+    def _check_cosine(self) -> None:
         if self.decay_steps is None and self.trainer.max_steps < 0:
             raise UserError(
                 "the cosine has no end: set trainer.max_steps or model.decay_steps, "
@@ -277,6 +279,7 @@ class GPTModule(L.LightningModule):
             assert self._loss_sum is not None
             self.log("train/loss", self._loss_sum / self._micro_batches, sync_dist=True)
             self.log("optim/lr", lr)
+            self.log("step", self.trainer.global_step + 1.0)  # the loggers' x: the first is 1
         self._loss_sum, self._micro_batches = None, 0
 
     def configure_gradient_clipping(
@@ -297,4 +300,4 @@ class GPTModule(L.LightningModule):
     @property
     def at_log_step(self) -> bool:
         """Whether the coming optimizer step is one that the loggers will be told of."""
-        return (self.trainer.global_step + 1) % self.trainer.log_every_n_steps == 0
+        return (self.trainer.global_step + 1) % log_every_n_steps(self.trainer) == 0

@@ -119,7 +119,7 @@ class MuonAdamW(Optimizer):
         self._share()  # PyTorch replaced the lists and the state
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():

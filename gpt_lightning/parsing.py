@@ -84,6 +84,8 @@ def check_config_files(args: list[str]) -> None:
             raise UserError(
                 f"--config {path} is not YAML: {' '.join(str(error).split())}"
             ) from error
+        if not isinstance(root, yaml.MappingNode):
+            raise UserError(f"--config {path} holds no keys: it should look like configs/*.yaml")
         for key, line in duplicate_keys(root):
             raise UserError(f"--config {path}, line {line}: {key!r} is set twice; remove one")
 

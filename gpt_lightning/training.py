@@ -1,7 +1,6 @@
 """fit, validate, test and predict: LightningCLI over GPTModule and TokenDataModule."""
 
 import logging
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from gpt_lightning.callbacks.progress import StepProgress
 from gpt_lightning.callbacks.report import RunReport
 from gpt_lightning.callbacks.samples import SampleText
 from gpt_lightning.callbacks.speed import SpeedMonitor
+from gpt_lightning.checkpoint import read_checkpoint
 from gpt_lightning.data.datamodule import DEFAULT_SEED, TokenDataModule
 from gpt_lightning.device import check_accelerator
 from gpt_lightning.errors import UserError
@@ -37,8 +37,27 @@ class TrainingParser(OneLine, LightningArgumentParser):
     """Lightning's parser with errors of one line."""
 
 
+class SaveConfig(SaveConfigCallback):
+    """Writes config.yaml when the work begins, so that a run that is refused leaves no folder."""
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        pass
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().setup(trainer, pl_module, "fit")
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().setup(trainer, pl_module, "validate")
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().setup(trainer, pl_module, "test")
+
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().setup(trainer, pl_module, "predict")
+
+
 class GPTCLI(LightningCLI):
-    """LightningCLI with our classes fixed, the callbacks that every run needs, and a run folder by name."""
+    """LightningCLI with our classes, the callbacks of every run, and a run folder by name."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for key, callback in FORCED_CALLBACKS.items():
@@ -47,7 +66,7 @@ class GPTCLI(LightningCLI):
             "--run_name",
             type=str | None,
             default=None,
-            help="Runs land in lightning_logs/RUN_NAME/version_N; null: the name of the configuration file.",
+            help="Runs land in lightning_logs/RUN_NAME/version_N; null: the configuration's name.",
         )
 
     def _parse_ckpt_path(self) -> None:
@@ -57,20 +76,20 @@ class GPTCLI(LightningCLI):
         pass
 
     def before_instantiate_classes(self) -> None:
-        config = self.config[self.subcommand]
+        config = self.config[str(self.subcommand)]
         check_accelerator(
             str(config.trainer.accelerator), str(config.trainer.precision or "32-true")
         )
         checkpoint = config.get("ckpt_path")
-        if checkpoint and not Path(checkpoint).is_file():
-            raise UserError(f"--ckpt_path {checkpoint}: no such file")
+        if checkpoint:
+            read_checkpoint(Path(checkpoint))  # refused here if it is none
 
     def after_instantiate_classes(self) -> None:
-        self.config_init[self.subcommand]["weights_only"] = True  # loading runs no code
+        self.config_init[str(self.subcommand)]["weights_only"] = True  # loading runs no code
         self.datamodule.use_block_size(self.model.config.block_size)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        config = self.config_init[self.subcommand]
+        config = self.config_init[str(self.subcommand)]
         if config.trainer.logger in (None, True):
             root = Path(config.trainer.default_root_dir or ".") / "lightning_logs"
             kwargs["logger"] = RunLogger(str(root), name=self.run_name())
@@ -82,10 +101,14 @@ class GPTCLI(LightningCLI):
             callback_keys.remove("checkpoint")
         return super().instantiate_trainer(**kwargs)
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        self.argv: list[str] = args
+        super().parse_arguments(parser, args)
+
     def run_name(self) -> str:
         """--run_name, else the first configuration file's name, else gpt."""
-        name: str | None = self.config[self.subcommand].run_name
-        stems = [path.stem for path in config_paths(sys.argv)]
+        name: str | None = self.config[str(self.subcommand)].run_name
+        stems = [path.stem for path in config_paths(self.argv)]
         return name or next(iter(stems), "gpt")
 
 
@@ -105,7 +128,7 @@ def make_cli(argv: list[str]) -> GPTCLI:
         GPTModule,
         TokenDataModule,
         args=argv,
-        save_config_callback=SaveConfigCallback,
+        save_config_callback=SaveConfig,
         save_config_kwargs={"overwrite": True},
         trainer_defaults={
             "num_sanity_val_steps": 0,
@@ -136,6 +159,7 @@ def quiet_lightning() -> None:
     for message in (
         "LightningCLI's args parameter",  # main() takes arguments so that tests can call it
         ".*does not have many workers",  # reading a memory map is not what a step waits for
+        "The dirpath has changed",  # a resumed run has a folder of its own
         ".*LeafSpec.* is deprecated",  # Lightning's own use of PyTorch
     ):
         warnings.filterwarnings("ignore", message=message)

@@ -163,7 +163,7 @@ def test_loss_skips_targets_of_minus_100():
 
 
 def test_narrow_head_gradient_is_accurate():
-    """One running float32 sum over 50,257 terms is ten times worse; the lecture's losses would drift."""
+    """One running float32 sum over 50,257 terms would be ten times worse."""
     torch.manual_seed(0)
     x = torch.randn(4, 32, 6, requires_grad=True)
     weight = torch.randn(50257, 6) * 0.3

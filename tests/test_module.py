@@ -160,7 +160,7 @@ def test_resuming_goes_on_where_it_was(text_file, tmp_path):
     _, trainer, _ = fit(text_file, module, trainer={"max_steps": 13}, order="shuffled")
     trainer.save_checkpoint(tmp_path / "13.ckpt")
     module = GPTModule(TINY, schedule="constant", optimizer="muon")
-    resumed, trainer, rows = fit(
+    resumed, trainer, _ = fit(
         text_file,
         module,
         trainer={"max_steps": 30},
@@ -175,9 +175,7 @@ def test_the_command_lines_learning_rate_wins_over_the_checkpoints(text_file, tm
     _, trainer, _ = fit(text_file, GPTModule(TINY, learning_rate=1e-3, schedule="constant"))
     trainer.save_checkpoint(tmp_path / "4.ckpt")
     module = GPTModule(TINY, learning_rate=5e-1, schedule="constant")
-    _, trainer, _ = fit(
-        text_file, module, trainer={"max_steps": 6}, ckpt_path=tmp_path / "4.ckpt"
-    )
+    _, trainer, _ = fit(text_file, module, trainer={"max_steps": 6}, ckpt_path=tmp_path / "4.ckpt")
     assert {group["lr"] for group in trainer.optimizers[0].param_groups} == {5e-1}
 
 

@@ -10,8 +10,10 @@ from gpt_lightning.callbacks.speed import phase
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """Saves `checkpoints/best-step-N.ckpt` and `checkpoints/last.ckpt` after a validation, and
-    `last.ckpt` at the end.
+    """Keeps the best model and the last.
+
+    After each validation `checkpoints/best-step-N-loss-L.ckpt`, if L is among the lowest, and
+    `checkpoints/last.ckpt`; the latter once more at the end of the run.
 
     Args:
         keep_best: How many of the best by validation loss are kept.
@@ -19,7 +21,7 @@ class RunCheckpoint(ModelCheckpoint):
 
     def __init__(self, keep_best: int = 1) -> None:
         super().__init__(
-            filename="best-step-{step:07d}",
+            filename="best-step-{step:07d}-loss-{val/loss:.4f}",
             auto_insert_metric_name=False,
             monitor="val/loss",
             mode="min",
@@ -40,7 +42,7 @@ class RunCheckpoint(ModelCheckpoint):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # the steps after the last validation, or a run without one
-        if self._saved_step != trainer.global_step and not trainer.fast_dev_run:
+        if self._saved_step != trainer.global_step:
             with phase(trainer, "checkpoint"):
                 assert self.dirpath is not None
                 trainer.save_checkpoint(Path(self.dirpath) / "last.ckpt")

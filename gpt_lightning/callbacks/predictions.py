@@ -15,8 +15,7 @@ LOSSES_FILE = "token_losses.npy"
 
 
 class TokenLosses(BasePredictionWriter):
-    """Writes the loss of each token of the validation split to `token_losses.npy` in the run
-    folder.
+    """Writes each token's loss on the validation split to the run folder's `token_losses.npy`.
 
     Entry i, float32 in nats, is the negative log-likelihood of the split's token i + 1 given those
     before it in its window; a split of n tokens has n - 1 entries, and their mean is `val/loss`.

@@ -6,8 +6,9 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
-from lightning.pytorch.trainer.states import TrainerFn
 from tqdm import tqdm
+
+from gpt_lightning.loop import is_fitting, log_every_n_steps, total_steps
 
 
 class StepProgress(ProgressBar):
@@ -56,7 +57,7 @@ class StepProgress(ProgressBar):
                 smoothing=0.05,
             )
         if self.plain_every_n_steps is None:
-            log_every = trainer.log_every_n_steps
+            log_every = log_every_n_steps(trainer)
             self.plain_every_n_steps = log_every * max(1, self._total // 20 // log_every)
 
     def on_train_batch_end(
@@ -71,7 +72,7 @@ class StepProgress(ProgressBar):
             return
         done = trainer.global_step - self._step
         self._step = trainer.global_step
-        at_log_step = self._step % trainer.log_every_n_steps == 0
+        at_log_step = self._step % log_every_n_steps(trainer) == 0
         if self._bar is not None:
             if at_log_step:
                 self._bar.set_postfix_str(format_metrics(trainer.callback_metrics), refresh=False)
@@ -90,7 +91,7 @@ class StepProgress(ProgressBar):
         ):
             return
         loss, perplexity = float(metrics["val/loss"]), float(metrics["val/perplexity"])
-        where = f"{self._position()} | " if trainer.state.fn == TrainerFn.FITTING else ""
+        where = f"{self._position()} | " if is_fitting(trainer) else ""
         self.print(f"{where}validation loss {loss:.4f}, perplexity {perplexity:.2f}")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -117,19 +118,6 @@ class StepProgress(ProgressBar):
             return ""
         seconds = (time.monotonic() - began) / (self._step - first) * (self._total - self._step)
         return f"{tqdm.format_interval(round(seconds))} left"
-
-
-def total_steps(trainer: L.Trainer) -> int:
-    """Optimizer steps of the whole run; 0 if it has no end.
-
-    Trainer.estimated_stepping_batches would tell, but it drops the loader's state (PL, resume with
-    max_epochs).
-    """
-    ends = [trainer.max_steps] if trainer.max_steps >= 0 else []
-    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-        steps_per_epoch = int(trainer.num_training_batches) // trainer.accumulate_grad_batches
-        ends.append(trainer.max_epochs * steps_per_epoch)
-    return min(ends, default=0)
 
 
 def format_metrics(metrics: dict[str, Any]) -> str:

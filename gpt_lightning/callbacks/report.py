@@ -7,7 +7,8 @@ import lightning as L
 import torch
 
 from gpt_lightning.callbacks.checkpoint import RunCheckpoint
-from gpt_lightning.callbacks.speed import SpeedMonitor, find_callback
+from gpt_lightning.callbacks.speed import SpeedMonitor
+from gpt_lightning.loop import find_callback, token_data
 from gpt_lightning.module import GPTModule
 from gpt_lightning.peaks import device_name
 
@@ -24,8 +25,9 @@ class RunReport(L.Callback):
             sys.stdout.flush()
 
     def _banner(self, trainer: L.Trainer, module: GPTModule) -> list[str]:
-        config, data = module.config, trainer.datamodule  # type: ignore[attr-defined]
+        config, data = module.config, token_data(trainer)
         assert module.model is not None
+        assert data is not None
         compiled, why = module.compiles
         B, T, k, W = (
             data.batch_size,
@@ -66,7 +68,8 @@ class RunReport(L.Callback):
             for key in ("train/loss", "val/loss")
             if key in metrics
         ]
-        checkpoint, speed = (find_callback(trainer, kind) for kind in (RunCheckpoint, SpeedMonitor))
+        checkpoint = find_callback(trainer, RunCheckpoint)
+        speed = find_callback(trainer, SpeedMonitor)
         if checkpoint is not None and checkpoint.best_model_score is not None:
             losses.append(f"best val/loss {float(checkpoint.best_model_score):.4f}")
         lines = ["", f"loss        {', '.join(losses)} after {trainer.global_step:,} steps"]
@@ -81,7 +84,8 @@ class RunReport(L.Callback):
 
 def run_hyperparameters(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]:
     """What TensorBoard tells runs apart by: the module's arguments and what shapes the step."""
-    data = trainer.datamodule  # type: ignore[attr-defined]
+    data = token_data(trainer)
+    assert data is not None
     hyperparameters = module.hyperparameters()
     return {
         **{f"model/{key}": value for key, value in hyperparameters.pop("config").items()},

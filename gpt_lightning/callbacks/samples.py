@@ -4,11 +4,12 @@ import textwrap
 
 import lightning as L
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
 
 from gpt_lightning.callbacks.speed import phase
 from gpt_lightning.data.tokenizers import Tokenizer
+from gpt_lightning.errors import UserError
 from gpt_lightning.generate import generate
+from gpt_lightning.loop import is_fitting, token_data
 from gpt_lightning.module import GPTModule
 from gpt_lightning.sample import start_tokens
 
@@ -38,7 +39,7 @@ class SampleText(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._active(trainer):
-            start_tokens(trainer.datamodule.tokenizer, self.prompt)  # type: ignore[attr-defined]
+            start_tokens(self._tokenizer(trainer), self.prompt)  # a bad prompt ends the run here
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.sanity_checking or not self._active(trainer):
@@ -56,12 +57,17 @@ class SampleText(L.Callback):
             trainer.logger.experiment.add_text("samples/text", block, trainer.global_step)  # type: ignore[attr-defined]
 
     def _active(self, trainer: L.Trainer) -> bool:
-        fitting = trainer.state.fn == TrainerFn.FITTING
-        return fitting and self.max_new_tokens > 0 and trainer.is_global_zero
+        return is_fitting(trainer) and self.max_new_tokens > 0 and trainer.is_global_zero
+
+    def _tokenizer(self, trainer: L.Trainer) -> Tokenizer:
+        data = token_data(trainer)
+        if data is None:
+            raise UserError("SampleText needs a TokenDataModule for its tokenizer")
+        return data.tokenizer
 
     def _sample(self, trainer: L.Trainer, module: GPTModule) -> str:
         assert module.model is not None
-        tokenizer: Tokenizer = trainer.datamodule.tokenizer  # type: ignore[attr-defined]
+        tokenizer = self._tokenizer(trainer)
         prompt = torch.tensor([start_tokens(tokenizer, self.prompt)], device=module.device)
         with trainer.precision_plugin.forward_context():
             tokens = generate(

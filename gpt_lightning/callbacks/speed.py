@@ -3,21 +3,21 @@
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import lightning as L
 
 from gpt_lightning import flops
 from gpt_lightning.callbacks.clock import PhaseClock
+from gpt_lightning.data.loader import Batch
 from gpt_lightning.device import Mark, mark, product_dtype, seconds_between, synchronize
-from gpt_lightning.module import Batch, GPTModule
+from gpt_lightning.loop import find_callback, log_every_n_steps
+from gpt_lightning.module import GPTModule
 from gpt_lightning.peaks import Peak, resolve_peak
-
-CallbackT = TypeVar("CallbackT", bound=L.Callback)
 
 
 class SpeedMonitor(L.Callback):
-    """Measures optimizer steps, on the device's clock, and logs them at log steps:
+    """Measures optimizer steps on the device's clock and logs them at log steps.
 
     `perf/tokens_per_sec` over the window since the last log, all ranks together; `perf/step_ms`,
     the window's median; `perf/mfu`, a fraction, where the device's peak is known; `perf/tokens`,
@@ -99,7 +99,7 @@ class SpeedMonitor(L.Callback):
             return  # in the middle of an accumulation
         self._step = trainer.global_step
         self._end_step(trainer)
-        if trainer.global_step % trainer.log_every_n_steps == 0:
+        if trainer.global_step % log_every_n_steps(trainer) == 0:
             assert isinstance(pl_module, GPTModule)
             self._log(trainer, pl_module)
 
@@ -162,11 +162,6 @@ class SpeedMonitor(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.tokens = state_dict["tokens"]
-
-
-def find_callback(trainer: L.Trainer, kind: type[CallbackT]) -> CallbackT | None:
-    """The run's callback of a kind, if it has one."""
-    return next((c for c in trainer.callbacks if isinstance(c, kind)), None)
 
 
 @contextmanager

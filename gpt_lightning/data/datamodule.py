@@ -81,7 +81,7 @@ class TokenDataModule(L.LightningDataModule):
         self.order = order
         self.num_workers = num_workers
         self.seed = seed
-        self.manifest: Manifest | None = None
+        self._manifest: Manifest | None = None
 
     # ---- what is read --------------------------------------------------------------------------
 
@@ -113,31 +113,32 @@ class TokenDataModule(L.LightningDataModule):
     @property
     def vocab_size(self) -> int:
         """Tokens that the tokenizer knows."""
-        return self._prepared.vocab_size
+        return self.manifest.vocab_size
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the dataset."""
-        return tokenizer_from_spec(self._prepared.tokenizer)
+        return tokenizer_from_spec(self.manifest.tokenizer)
 
     @property
-    def _prepared(self) -> Manifest:
-        if self.manifest is None:
-            self.manifest = Manifest.load(self.folder)
-        return self.manifest
+    def manifest(self) -> Manifest:
+        """What the dataset holds; read and checked at first use."""
+        if self._manifest is None:
+            self._manifest = Manifest.load(self.folder)
+        return self._manifest
 
     def _stream(self, split: str) -> TokenStream:
-        if split not in self._prepared.splits:
+        if split not in self.manifest.splits:
             raise UserError(
-                f"{self.folder} has no {split} split, only {', '.join(self._prepared.splits)}: "
+                f"{self.folder} has no {split} split, only {', '.join(self.manifest.splits)}: "
                 f"prepare it again with --{split}_fraction 0.1"
             )
-        stream = TokenStream(self.folder, self._prepared, split)
+        stream = TokenStream(self.folder, self.manifest, split)
         if len(stream) < self.block_size + 1:
             raise UserError(
-                f"the {split} split of {self.folder} has {len(stream):,} tokens, fewer than one "
-                f"window of block_size + 1 = {self.block_size + 1:,}: lower model.config.block_size "
-                "or take more text"
+                f"the {split} split of {self.folder} has {len(stream):,} tokens, fewer than a "
+                f"window of block_size + 1 = {self.block_size + 1:,}: "
+                "lower model.config.block_size or take more text"
             )
         return stream
 
@@ -148,26 +149,29 @@ class TokenDataModule(L.LightningDataModule):
             prepare_source(self._source, self.tokenizer_name, self.data_dir, self.val_fraction)
 
     def setup(self, stage: str) -> None:
-        needed = {"fit": ["train", "val"], "test": ["test"]}.get(stage, ["val"])
-        for split in needed:
-            if split != "val" or "val" in self._prepared.splits or stage != "fit":
-                self._stream(split)
+        # whatever is wrong is said here, before anything is built or written
+        if stage == "fit":
+            self.train_dataloader()
+            if "val" in self.manifest.splits:
+                self._stream("val")
+        else:
+            self._stream("test" if stage == "test" else "val")
 
     def train_dataloader(self) -> TrainLoader:
         stream = self._stream("train")
         assert self.trainer is not None
+        accumulate, world = self.trainer.accumulate_grad_batches, self.trainer.world_size
         loader = TrainLoader(
             stream,
             WindowOrder(self.order, len(stream), self.block_size, self._seed),
             batch_size=self.batch_size,
-            accumulate=self.trainer.accumulate_grad_batches,
+            accumulate=accumulate,
             rank=self.trainer.global_rank,
-            world=self.trainer.world_size,
+            world=world,
             num_workers=self.num_workers,
             pin_memory=self._pin_memory,
         )
         if len(loader) == 0:
-            accumulate, world = self.trainer.accumulate_grad_batches, self.trainer.world_size
             raise UserError(
                 f"a step takes {self.batch_size} x {accumulate} x {world} windows "
                 "(data.batch_size x accumulation x ranks), but the train split of "
@@ -179,7 +183,7 @@ class TokenDataModule(L.LightningDataModule):
         # training without a validation split is fine, evaluating without one is not
         assert self.trainer is not None
         fitting = self.trainer.state.fn == TrainerFn.FITTING
-        if fitting and "val" not in self._prepared.splits:
+        if fitting and "val" not in self.manifest.splits:
             return []
         return [self._eval_loader("val")]
 

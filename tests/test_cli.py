@@ -1,0 +1,299 @@
+"""The command as a person uses it: what it prints, leaves behind and exits with."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from gpt_lightning.cli import COMMANDS, main
+from gpt_lightning.data.shards import Manifest
+
+TINY = """
+trainer:
+  accelerator: cpu
+  devices: 1
+  max_steps: 20
+  val_check_interval: 10
+  check_val_every_n_epoch: null
+  gradient_clip_val: 1.0
+model:
+  config: {n_layer: 2, n_head: 2, n_embd: 32, block_size: 16, vocab_size: null}
+  learning_rate: 1.0e-2
+data:
+  text_file: text.txt
+  tokenizer: char
+  val_fraction: 0.1
+  batch_size: 8
+samples:
+  max_new_tokens: 30
+speed:
+  peak_flops: 1.0e+9
+"""
+
+
+@pytest.fixture
+def workdir(text_file, monkeypatch) -> Path:
+    """A folder with a text and `tiny.yaml`, which is where the command runs."""
+    folder = text_file.parent
+    monkeypatch.chdir(folder)
+    (folder / "tiny.yaml").write_text(TINY)
+    return folder
+
+
+def fails(capsys, *args: str) -> str:
+    """Runs a command that must be refused: exit code 2 and one line, which is returned."""
+    assert main(args) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+# ---- a run ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_folder(workdir, capsys) -> Path:
+    assert main(["fit", "--config", "tiny.yaml"]) == 0
+    (workdir / "printed.txt").write_text(capsys.readouterr().out)
+    return workdir / "lightning_logs" / "tiny" / "version_0"
+
+
+def test_fit_leaves_a_run_that_can_be_repeated_looked_at_and_sampled(run_folder, workdir, capsys):
+    printed = (workdir / "printed.txt").read_text()
+    for word in ("device", "32-true", "compile     off", "parameters", "128 tokens = 8 sequences"):
+        assert word in printed
+    assert "step 20/20 | validation loss" in printed
+    assert "tensorboard --logdir" in printed
+
+    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    logged = {key for row in rows for key in row}
+    curves = {"train/loss", "val/loss", "val/perplexity", "optim/lr", "optim/grad_norm"}
+    assert curves | {"perf/tokens_per_sec", "perf/step_ms", "perf/mfu", "perf/tokens"} <= logged
+    val = [row["val/loss"] for row in rows if "val/loss" in row]
+    assert len(val) == 2
+    assert val[1] < val[0] < 3.0
+    assert [row["step"] for row in rows] == [10, 10, 20, 20]
+
+    events = EventAccumulator(str(run_folder)).Reload()
+    assert curves <= set(events.Tags()["scalars"])
+    assert not any("hp_metric" in tag for tag in events.Tags()["scalars"])
+    assert "samples/text/text_summary" in events.Tags()["tensors"]
+    assert "_hparams_/session_start_info" in events.summary_metadata
+
+    # run again from what was saved: the same losses, to the last bit
+    assert main(["fit", "--config", str(run_folder / "config.yaml"), "--run_name", "again"]) == 0
+    again = workdir / "lightning_logs" / "again" / "version_0" / "metrics.jsonl"
+    repeated = [json.loads(line) for line in again.read_text().splitlines()]
+    assert [row["val/loss"] for row in repeated if "val/loss" in row] == val
+
+
+def test_a_checkpoint_can_be_sampled_validated_and_predicted(run_folder, workdir, capsys):
+    checkpoint = run_folder / "checkpoints" / "last.ckpt"
+    texts = []
+    for path in (run_folder, run_folder.parent, checkpoint):
+        assert main(["sample", str(path), "--max_new_tokens", "40", "--seed", "7"]) == 0
+        texts.append(capsys.readouterr().out.split("\n", 1)[1])
+    assert texts[0] == texts[1] == texts[2]  # the last step was the best
+    assert len(texts[0]) >= 40
+    (workdir / "prompt.txt").write_text("the cat")
+    assert main(["sample", str(run_folder), "--prompt", "FILE:prompt.txt"]) == 0
+    assert "\nthe cat" in capsys.readouterr().out
+
+    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    best = min(row["val/loss"] for row in rows if "val/loss" in row)
+    assert main(["validate", "--config", "tiny.yaml", "--ckpt_path", str(checkpoint)]) == 0
+    assert f"validation loss {best:.4f}" in capsys.readouterr().out
+    assert main(["predict", "--config", "tiny.yaml", "--ckpt_path", str(checkpoint)]) == 0
+    losses = np.load(workdir / "lightning_logs" / "tiny" / "version_2" / "token_losses.npy")
+    manifest = Manifest.load(workdir / "data" / "text-char")
+    assert len(losses) == manifest.tokens("val") - 1
+    assert losses.mean() == pytest.approx(best, rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
+def test_both_precisions_train(workdir, capsys, precision):
+    assert main(["fit", "--config", "tiny.yaml", "--trainer.precision", precision]) == 0
+    assert f"precision   {precision}" in capsys.readouterr().out
+
+
+def test_resuming_from_a_checkpoint_goes_on(run_folder, workdir, capsys):
+    last = str(run_folder / "checkpoints" / "last.ckpt")
+    extra = ["--trainer.max_steps", "30", "--model.decay_steps", "30", "--run_name", "more"]
+    assert main(["fit", "--config", "tiny.yaml", "--ckpt_path", last, *extra]) == 0
+    rows = (workdir / "lightning_logs" / "more" / "version_0" / "metrics.jsonl").read_text()
+    steps = [json.loads(line)["step"] for line in rows.splitlines()]
+    assert steps == [30, 30]
+    assert json.loads(rows.splitlines()[0])["perf/tokens"] == 30 * 128  # 20 of them before
+
+
+@pytest.mark.parametrize("switch", ["enable_progress_bar", "enable_checkpointing", "logger"])
+def test_what_lightning_can_switch_off_can_be_switched_off(workdir, capsys, switch):
+    assert main(["fit", "--config", "tiny.yaml", f"--trainer.{switch}", "false"]) == 0
+
+
+def test_fast_dev_run(workdir, capsys):
+    assert main(["fit", "--config", "tiny.yaml", "--trainer.fast_dev_run", "true"]) == 0
+
+
+def test_a_split_of_no_validation_trains_and_keeps_the_last_model(workdir, capsys):
+    args = ["--data.val_fraction", "0", "--trainer.max_steps", "5"]
+    assert main(["fit", "--config", "tiny.yaml", *args]) == 0
+    checkpoints = workdir / "lightning_logs" / "tiny" / "version_0" / "checkpoints"
+    assert [path.name for path in checkpoints.iterdir()] == ["last.ckpt"]
+
+
+def test_test_needs_a_test_split(workdir, capsys):
+    line = fails(capsys, "test", "--config", "tiny.yaml")
+    assert "no test split, only train, val: prepare it again with --test_fraction 0.1" in line
+    args = ["prepare", "text.txt", "--tokenizer=char", "--test_fraction=0.1", "--out=data/three"]
+    assert main(args) == 0
+    (workdir / "tiny.yaml").write_text(
+        TINY.replace("text_file: text.txt", "dataset: three").replace("tokenizer: char", "")
+    )
+    assert main(["test", "--config", "tiny.yaml"]) == 0
+    assert "test/loss" in capsys.readouterr().out
+
+
+# ---- mistakes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["fitt"], "no command 'fitt': did you mean 'fit'?"),
+        (["fit", "--config", "tinny.yaml"], "tinny.yaml: No such file or directory: did you mean"),
+        (["--model.learning_rat", "1"], "unknown key 'model.learning_rat': did you mean"),
+        (["--model.learning_rate", "fast"], "model.learning_rate is 'fast'; expected float"),
+        (["--model.optimizer", "sgd"], "model.optimizer is 'sgd'; expected adamw, muon"),
+        (["--trainer.precision", "8"], "trainer.precision is '8'; expected null"),
+        (["--trainer.accelerator", "mps"], "--trainer.accelerator mps: this machine has no such"),
+        (["--trainer.precision", "16-mixed"], "16-mixed on cpu: float16 training needs a GPU"),
+        (["--model.config.n_embd", "33"], "n_embd 33 is not divisible by n_head 2: set n_embd to"),
+        (["--model.config.block_size", "90000"], "fewer than a window of block_size + 1 = 90,001"),
+        (["--data.block_size", "17"], "data.block_size is 17, but model.config.block_size is 16"),
+        (["--data.batch_size", "9000"], "lower data.batch_size"),
+        (["--data.batch_size", "0"], "data.batch_size is 0; it must be at least 1"),
+        (["--data.corpus", "tinyshakespeare"], "set exactly one of data.dataset, data.corpus"),
+        (["--data.text_file", "tekst.txt"], "tekst.txt: no such file"),
+        (["--data.tokenizer", "gpt5"], "gpt5"),
+        (["--model.config.vocab_size", "3"], "vocab_size is 3, but data/text-char has"),
+        (["--speed.peak_flops", "fast"], "peak_flops"),
+        (["--ckpt_path", "nowhere.ckpt"], "nowhere.ckpt is not a checkpoint of gpt-lightning fit"),
+        (["--ckpt_path", "text.txt"], "text.txt"),
+        (["--model.init_from", "nowhere"], "nowhere"),
+        (["--model.warmup_steps", "50"], "model.warmup_steps 50 must be below"),
+        (["--samples.prompt", "Z"], "'Z'"),
+        (["sample", "nowhere"], "nowhere does not exist"),
+        (["sample", "text.txt"], "text.txt is not a checkpoint of gpt-lightning fit"),
+        (["sample", "."], "has no checkpoints/*.ckpt"),
+        (["sample", ".", "--temperature", "-1"], "--temperature is -1.0; it must not be negative"),
+        (["sample", ".", "--prompt", "FILE:gone.txt"], "cannot read gone.txt"),
+        (["sample"], "the following arguments are required: path"),
+        (["prepare", "gone.txt"], "gone.txt: no such file"),
+        (["prepare", "text.txt", "--tokenzer", "char"], "did you mean 'tokenizer'?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_line_that_names_it(workdir, capsys, args, message):
+    if args[0].startswith("--"):
+        args = ["fit", "--config", "tiny.yaml", *args]
+    assert message in fails(capsys, *args)
+    assert not (workdir / "lightning_logs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model:\n  config:\n    n_layr: 3\n", "unknown key 'model.config.n_layr': did you mean"),
+        (
+            "model:\n  learning_rate: 1\n  learning_rate: 2\n",
+            "line 3: 'model.learning_rate' is set",
+        ),
+        ("model: [1\n", "bad.yaml is not YAML"),
+        ("", "bad.yaml"),
+        ("- 1\n", "bad.yaml"),
+    ],
+)
+def test_a_broken_configuration_is_one_line_that_names_it(workdir, capsys, text, message):
+    (workdir / "bad.yaml").write_text(text)
+    assert message in fails(capsys, "fit", "--config", "bad.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("aaaa" * 99, "text.txt"), ("", "text.txt is empty")]
+)
+def test_a_text_that_teaches_nothing_is_refused(workdir, capsys, text, message):
+    (workdir / "text.txt").write_text(text)
+    assert message in fails(capsys, "fit", "--config", "tiny.yaml")
+
+
+def test_a_defect_is_one_line_and_a_traceback_on_request(workdir, capsys, monkeypatch):
+    def broken(*args, **kwargs):
+        raise RuntimeError("out of\nluck")
+
+    monkeypatch.setattr("gpt_lightning.sample.read_prompt", broken)
+    assert main(["sample", "x"]) == 1
+    assert capsys.readouterr().err == (
+        "error: RuntimeError: out of luck (GPT_LIGHTNING_DEBUG=1 shows the traceback)\n"
+    )
+    monkeypatch.setenv("GPT_LIGHTNING_DEBUG", "1")
+    with pytest.raises(RuntimeError):
+        main(["sample", "x"])
+
+
+# ---- help ----------------------------------------------------------------------------------------
+
+
+def test_help_lists_every_command(capsys):
+    assert main([]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"  {name} " in printed for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", ["prepare", "sample", "completion"])
+def test_help_of_plain_functions_imports_nothing_heavy(command):
+    code = (
+        "import sys; from gpt_lightning.cli import main; main(sys.argv[1:]);"
+        "assert not {'torch', 'lightning', 'tiktoken'} & set(sys.modules), 'heavy'"
+    )
+    begin = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", code, command, "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"gpt-lightning {command}" in done.stdout
+    assert time.perf_counter() - begin < 10  # 2 s is the promise; a busy machine must not fail this
+
+
+def test_print_config_is_a_configuration(workdir, capsys):
+    assert main(["fit", "--config", "tiny.yaml", "--print_config"]) == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["model"]["config"]["n_embd"] == 32
+    assert config["speed"]["warmup_steps"] == 5
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_every_command_and_key(capsys, shell):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(name in script for name in COMMANDS)
+    assert "--model.config.n_layer" in script
+    assert "--max_new_tokens" in script
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "gpt_lightning", "--version"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "100"},
+    )
+    assert done.stdout.startswith("gpt-lightning ")
