@@ -52,7 +52,8 @@ def generate(
     for _ in range(max_new_tokens):
         if len(caches[0]) + fresh.size(1) > block_size:
             caches, fresh = model.make_caches(), idx[:, -block_size:]
-        logits = model(fresh, caches=caches)[:, -1, :vocab_size].float()  # (B, V)
+        # forward, not model(...): a compiled model would be compiled again for every length
+        logits = model.forward(fresh, caches=caches)[:, -1, :vocab_size].float()  # (B, V)
         fresh = sample_token(logits, temperature, top_k, generator)
         idx = torch.cat((idx, fresh), dim=1)
     model.train(was_training)

@@ -19,9 +19,9 @@ COMPARED_METRICS = ("val/loss", "train/loss", "perf/tokens_per_sec", "perf/mfu")
 class RunLogger(TensorBoardLogger):
     """Writes TensorBoard's events and `metrics.jsonl` to `save_dir/name/version_N/`.
 
-    A row of the file is one JSON object. It holds `step` (the optimizer step, the first is 1: losses of
-    training are before its update, those of validation after it), `time` (seconds since the epoch)
-    and the metrics that were logged together. It is flushed as it is written.
+    A row of the file is one JSON object, flushed as it is written: `step` (1 is the first optimizer
+    step; a training loss precedes its step's update, a validation loss follows it), `time` (seconds
+    since the epoch) and the metrics that were logged together.
 
     Args:
         save_dir: Folder of all runs.
@@ -33,6 +33,7 @@ class RunLogger(TensorBoardLogger):
         self, save_dir: str = "lightning_logs", name: str = "run", version: int | str | None = None
     ) -> None:
         super().__init__(save_dir, name=name, version=version, default_hp_metric=False)
+        self._is_new = version is None
 
     @property
     def metrics_file(self) -> Path:
@@ -41,7 +42,7 @@ class RunLogger(TensorBoardLogger):
     @rank_zero_only
     def finalize(self, status: str) -> None:
         super().finalize(status)
-        if status == "failed":
+        if status == "failed" and self._is_new:
             self._remove_if_nothing_happened()
 
     def _remove_if_nothing_happened(self) -> None:

@@ -203,11 +203,12 @@ class GPTModule(L.LightningModule):
 
     def _log_evaluation(self, split: str) -> None:
         """Mean loss over every token of the split, in nats, and its exponential."""
-        loss = self.val_loss.compute()
+        loss = self.val_loss.compute()  # over all ranks
         self.val_loss.reset()
-        self.log_dict({f"{split}/loss": loss, f"{split}/perplexity": loss.exp()})
+        metrics = {f"{split}/loss": loss, f"{split}/perplexity": loss.exp()}
         if is_fitting(self.trainer):
-            self.log("step", float(self.trainer.global_step))
+            metrics["step"] = torch.tensor(float(self.trainer.global_step))
+        self.log_dict(metrics, sync_dist=True)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         """Negative log-likelihood in nats of each target, float32 (B, T); 0 where there is none."""

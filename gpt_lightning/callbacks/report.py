@@ -48,7 +48,7 @@ class RunReport(L.Callback):
             f"{data.order} order",
             "step": f"{B * T * k * W:,} tokens = {B} sequences x {T} tokens "
             f"x {k} accumulated x {W} ranks",
-            "run folder": str(trainer.log_dir),
+            "run folder": run_folder(trainer),
         }
         speed = find_callback(trainer, SpeedMonitor)
         if speed is not None:
@@ -76,10 +76,16 @@ class RunReport(L.Callback):
         if speed is not None:
             lines += speed.report(trainer, module)
         if checkpoint is not None:
-            lines.append(f"sample      gpt-lightning sample {trainer.log_dir}")
+            lines.append(f"sample      gpt-lightning sample {run_folder(trainer)}")
         if trainer.logger is not None:
             lines.append(f"look        tensorboard --logdir {trainer.logger.save_dir}")
         return lines
+
+
+def run_folder(trainer: L.Trainer) -> str:
+    """Where the run lands, asked of this rank alone: Trainer.log_dir waits for all of them."""
+    logger = trainer.logger
+    return str(logger.log_dir if logger is not None and logger.log_dir else "none")
 
 
 def run_hyperparameters(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]:

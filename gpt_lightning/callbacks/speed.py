@@ -44,15 +44,16 @@ class SpeedMonitor(L.Callback):
         self._begin: Mark | None = None  # when the step under way began
         self._step = 0
         self._measured_steps = 0  # done in this session
-        self._window: list[
-            tuple[Mark, Mark, int]
-        ] = []  # begin, end and tokens of steps not yet logged
-        self._measured: list[tuple[float, int]] = []  # seconds and tokens of all steps past warm-up
+        # steps past warm-up: begin, end and tokens until they are logged, then seconds and tokens
+        self._window: list[tuple[Mark, Mark, int]] = []
+        self._measured: list[tuple[float, int]] = []
         self._interrupted = self.clock.current  # the phase that validation interrupted
 
     # ---- phases --------------------------------------------------------------------------------
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
         assert isinstance(pl_module, GPTModule)
         device = trainer.strategy.root_device
         dtype = product_dtype(str(trainer.precision), pl_module.matmul_precision, device)

@@ -1,0 +1,45 @@
+"""Two processes train what one would: real ranks over gloo."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+CONFIG = """
+trainer: {accelerator: cpu, max_steps: 10, val_check_interval: 10, check_val_every_n_epoch: null}
+model:
+  config: {n_layer: 2, n_head: 2, n_embd: 32, block_size: 16, vocab_size: null}
+  learning_rate: 1.0e-3
+data: {text_file: text.txt, tokenizer: char}
+samples: {max_new_tokens: 30}
+speed: {warmup_steps: 0}
+"""
+
+
+def rows(folder, name, *args):
+    command = [sys.executable, "-m", "gpt_lightning", "fit", "--config", "run.yaml"]
+    done = subprocess.run(
+        [*command, "--run_name", name, *args],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    file = folder / "lightning_logs" / name / "version_0" / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_two_ranks_train_on_the_batches_of_one(text_file):
+    folder = text_file.parent
+    (folder / "run.yaml").write_text(CONFIG)
+    one = rows(folder, "one", "--trainer.devices", "1", "--data.batch_size", "8")
+    ddp = ["--trainer.devices", "2", "--trainer.strategy", "ddp", "--data.batch_size", "4"]
+    two = rows(folder, "two", *ddp)
+    assert len(one) == len(two) == 2
+    for a, b in zip(one, two, strict=True):
+        # the same rows, their gradients averaged in another order
+        for key in {"train/loss", "val/loss", "optim/grad_norm"} & a.keys():
+            assert a[key] == pytest.approx(b[key], rel=1e-5), key
+    assert one[0]["perf/tokens"] == two[0]["perf/tokens"] == 10 * 8 * 16
