@@ -20,8 +20,9 @@ from gpt_lightning.model import GPT, GPTConfig
 class GPTModule(L.LightningModule):
     """Trains a GPT-2.
 
-    The model is created in `configure_model`, on the CPU and after the data are known, so that it
-    is the first thing to draw from the run's seed and may take its vocabulary from the tokenizer.
+    The model is created in `configure_model`, after the data are known, so that it may take its
+    vocabulary from the tokenizer; and on the CPU, where it is the first to draw from the run's
+    seed, so that every device starts from the same weights.
 
     Args:
         config: The model.
@@ -68,8 +69,7 @@ class GPTModule(L.LightningModule):
         matmul_precision: Literal["highest", "high", "medium"] = "highest",
     ) -> None:
         super().__init__()
-        # a checkpoint holds the configuration as plain numbers and words, never as a class to
-        # import
+        # in a checkpoint the configuration is plain numbers and words, no class to import
         self.config = GPTConfig(**config) if isinstance(config, dict) else config
         self.init_from = init_from
         self.optimizer_name = optimizer
@@ -102,7 +102,8 @@ class GPTModule(L.LightningModule):
             self.config = self._fit_to_data()
             if is_fitting(self.trainer) and self.schedule == "cosine":
                 self._check_cosine()
-        self.model = GPT(self.config)
+        with torch.device("cpu"):  # Lightning's context is the GPU, whose random numbers are others
+            self.model = GPT(self.config)
         if self.init_from is not None:
             self.model.load_state_dict(pretrained_state_dict(self.init_from, self.config))
         if self.compiles[0]:

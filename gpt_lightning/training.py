@@ -77,6 +77,7 @@ class GPTCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self.config[str(self.subcommand)]
+        config.run_name = self.run_name()  # in config.yaml, for whoever runs it again
         check_accelerator(
             str(config.trainer.accelerator), str(config.trainer.precision or "32-true")
         )
@@ -92,7 +93,7 @@ class GPTCLI(LightningCLI):
         config = self.config_init[str(self.subcommand)]
         if config.trainer.logger in (None, True):
             root = Path(config.trainer.default_root_dir or ".") / "lightning_logs"
-            kwargs["logger"] = RunLogger(str(root), name=self.run_name())
+            kwargs["logger"] = RunLogger(str(root), name=config.run_name)
         # Lightning refuses "off" for what is among the callbacks
         callback_keys = self._parser(self.subcommand).callback_keys
         if config.trainer.enable_progress_bar is False:

@@ -179,6 +179,18 @@ def test_the_command_lines_learning_rate_wins_over_the_checkpoints(text_file, tm
     assert {group["lr"] for group in trainer.optimizers[0].param_groups} == {5e-1}
 
 
+def test_weights_are_drawn_on_the_cpu_whatever_the_device():
+    config = dataclasses.replace(TINY, vocab_size=50)
+    torch.manual_seed(0)
+    with torch.device("meta"):  # stands for the GPU in whose context Lightning calls the hook
+        module = GPTModule(config)
+        module.configure_model()
+    torch.manual_seed(0)
+    other = GPTModule(config)
+    other.configure_model()
+    assert same(module, other)
+
+
 def test_compiling_is_in_place_once_and_leaves_the_names(text_file, monkeypatch):
     calls = []
     monkeypatch.setattr("gpt_lightning.model.GPT.compile", lambda self: calls.append(self))

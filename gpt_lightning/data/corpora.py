@@ -188,7 +188,7 @@ def _wheel() -> bytes:
 # A stage direction is _emphasized_ or *emphasized*; the edition also has __[so]_, [so]_ and, once,
 # _so _[and so_.
 _DIRECTION = re.compile(
-    r"__?[^_]*_(?:\\\[[^_]*_)?"
+    r"_[^_]*_(?:\\\[[^_]*_)?"
     r"|\\?\[[^\]]*\]_"
     r"|(?<!\*)\*(?!\*)[^*]+\*(?!\*)"
 )

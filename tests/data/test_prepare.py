@@ -72,6 +72,11 @@ def test_splits_tile_the_text(val: float, test: float) -> None:
         assert all(left[1] == right[0] for left, right in itertools.pairwise(borders))
 
 
+def test_fractions_are_the_decimals_that_were_written() -> None:
+    assert split_borders(10, 0.9, 0.0)["train"] == (0, 1)  # 1 - 0.9 is 0.09999999999999998
+    assert split_borders(10, 0.2, 0.1)["train"] == (0, 7)  # 1 - 0.2 - 0.1 is 0.7000000000000001
+
+
 def test_test_split_is_the_last_part() -> None:
     borders = split_borders(10, 0.1, 0.2)
     assert borders == {"train": (0, 7), "val": (7, 8), "test": (8, 10)}
@@ -118,6 +123,8 @@ def test_again_does_nothing(
     times = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     for overwrite in (False, True):
         assert prepare_text(source, out, "char", overwrite=overwrite) == first
+        assert not capsys.readouterr().out  # training prepares at every start
+        prepare(str(source), "char", str(out), overwrite=overwrite)
         assert "is already prepared" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
 
@@ -374,7 +381,15 @@ def test_full_disk(source: Path, tmp_path: Path, limit: int) -> None:
     assert list(tmp_path.iterdir()) == [source]
 
 
-def test_workspace_of_a_living_process_stays(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("foreign", [False, True])
+def test_workspace_of_a_living_process_stays(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: bool
+) -> None:
+    def not_ours(pid: int, signal: int) -> None:
+        raise PermissionError  # what the system says of another user's process
+
+    if foreign:
+        monkeypatch.setattr("os.kill", not_ours)
     alive = tmp_path / f".out.tmp.{socket.gethostname()}.{os.getppid()}"
     elsewhere = tmp_path / ".out.tmp.another-machine.1"
     for folder in (alive, elsewhere):
