@@ -214,7 +214,8 @@ def _existing(out: Path, origin: Source, settings: Settings, overwrite: bool) ->
     if not overwrite:
         raise UserError(
             f"{out} was prepared with {'; '.join(differences)}: "
-            "replace it with --overwrite true, or choose another --out"
+            f"replace it with `gpt-lightning prepare SOURCE --out {out} --overwrite true`, "
+            "or choose another folder"
         )
     _refuse_foreign(out, entries)
     return None

@@ -145,7 +145,7 @@ def test_other_settings(
     settings = {"tokenizer": "char"}
     prepare_text(source, out, "char")
     before = contents(out)
-    with pytest.raises(UserError, match=f"{difference}.*--overwrite true.*--out"):
+    with pytest.raises(UserError, match=f"{difference}.*--out .*--overwrite true"):
         prepare_text(source, out, **settings | changed)  # type: ignore[arg-type]
     assert contents(out) == before
     prepare_text(source, out, **settings | changed, overwrite=True)  # type: ignore[arg-type]
