@@ -11,8 +11,9 @@ PYTHON ?= python3
 PIP := -qq
 VENV := .venv
 BIN := $(VENV)/bin
-# Two stamps, touched when pip has succeeded: what training needs; the tools for tests and checks.
-# The second depends on the first, so that `make -j` never runs two pips at once.
+# Stamps, each touched when its step has succeeded: the environment itself, what training needs, the
+# tools for tests and checks. They depend on each other, so that `make -j` never runs two pips at once.
+CREATED := $(VENV)/.stamp-created
 BASE := $(VENV)/.stamp-base
 DEV := $(VENV)/.stamp-dev
 
@@ -54,9 +55,13 @@ clean: ## Remove the environment, caches and build results; runs and data stay
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
 	find gpt_lightning tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# One clear line for what a fresh machine may lack. The target is a link to the interpreter: a link
-# that leads nowhere (the interpreter was removed) counts as missing, and --clear starts afresh.
-$(BIN)/python:
+# One clear line for what a fresh machine may lack. If the interpreter behind .venv was removed since,
+# the stamp counts for nothing, and --clear starts afresh.
+ifeq ($(shell test -x $(BIN)/python || echo gone),gone)
+.PHONY: $(CREATED)
+endif
+
+$(CREATED):
 	@$(PYTHON) -c '' 2>/dev/null || { \
 	  echo "No Python at '$(PYTHON)': install 3.11 or newer, or name one: make PYTHON=python3.12 ..."; \
 	  exit 1; }
@@ -68,13 +73,14 @@ $(BIN)/python:
 	  exit 1; }
 	@echo "Creating $(VENV) with $$($(PYTHON) -V 2>&1) ..."
 	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
 
 # An interrupted or failed pip leaves no stamp, and the next call goes on from there.
 PIP_INSTALL = $(BIN)/python -m pip install $(PIP) --disable-pip-version-check -c constraints.txt
 PIP_FAILED = { \
   echo "pip failed. 'make PIP=-v $(MAKECMDGOALS)' shows more; 'make clean' starts afresh."; exit 1; }
 
-$(BASE): pyproject.toml constraints.txt $(BIN)/python
+$(BASE): pyproject.toml constraints.txt $(CREATED)
 	@echo "Installing gpt_lightning and PyTorch in $(VENV): half a minute to ten, by the connection ..."
 	@$(PIP_INSTALL) -e . || $(PIP_FAILED)
 	@touch $@
