@@ -12,7 +12,7 @@ PIP := -qq
 VENV := .venv
 BIN := $(VENV)/bin
 # Stamps, each touched when its step has succeeded: the environment itself, what training needs, the
-# tools for tests and checks. They depend on each other, so that `make -j` never runs two pips at once.
+# tools for tests and checks. Each depends on the one before: `make -j` never runs two pips at once.
 CREATED := $(VENV)/.stamp-created
 BASE := $(VENV)/.stamp-base
 DEV := $(VENV)/.stamp-dev
@@ -55,8 +55,8 @@ clean: ## Remove the environment, caches and build results; runs and data stay
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
 	find gpt_lightning tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# One clear line for what a fresh machine may lack. If the interpreter behind .venv was removed since,
-# the stamp counts for nothing, and --clear starts afresh.
+# One clear line for what a fresh machine may lack. If the interpreter behind .venv is gone, the
+# stamp counts for nothing, and --clear starts afresh.
 ifeq ($(shell test -x $(BIN)/python || echo gone),gone)
 .PHONY: $(CREATED)
 endif

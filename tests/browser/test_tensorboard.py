@@ -1,6 +1,6 @@
 """TensorBoard as a person sees it: a run, a server on loopback, a browser.
 
-`pytest -m browser`, with the extra `browser` and a Chromium installed. TENSORBOARD_LOGDIR looks at runs
+`pytest -m browser`, with the extra `browser` and a Chromium. TENSORBOARD_LOGDIR looks at runs
 that are there already, TENSORBOARD_SCREENSHOT keeps the picture.
 """
 
