@@ -30,8 +30,10 @@ setup: $(DEV) ## Make the environment, with the tools for tests and checks
 train: $(BASE) ## Train on Shakespeare's plays: configs/quickstart.yaml
 	$(BIN)/gpt-lightning fit --config configs/quickstart.yaml
 
+# One thread: the models are tiny, and two threads wait for each other whenever another process has
+# a core (13 s became more than 90 s for tests/test_module.py on a busy machine with two cores).
 test: $(DEV) ## Run the test suite
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
 
 check: check-format check-lint check-types ## Check format, lint and types
 
