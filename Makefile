@@ -33,7 +33,7 @@ train: $(BASE) ## Train on Shakespeare's plays: configs/quickstart.yaml
 # One thread: the models are tiny, and two threads wait for each other whenever another process has
 # a core (13 s became more than 90 s for tests/test_module.py on a busy machine with two cores).
 test: $(DEV) ## Run the test suite
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
+	$(BIN)/python -m pytest
 
 check: check-format check-lint check-types ## Check format, lint and types
 

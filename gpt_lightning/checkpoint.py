@@ -1,5 +1,6 @@
 """Reading checkpoints of `gpt-lightning fit` without running anything that they name."""
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ def find_checkpoint(path: Path) -> Path:
     Args:
         path: a file, which is taken as it is; a run folder, of which the checkpoint of the lowest
             validation loss is taken, else `last.ckpt`; or a folder of runs `version_N`, of which
-            the highest N is taken.
+            the highest N that has a checkpoint is taken.
 
     Raises:
         UserError: there is none.
@@ -32,14 +33,15 @@ def find_checkpoint(path: Path) -> Path:
             f"{path} does not exist: give a checkpoint or a run folder, "
             "such as lightning_logs/NAME/version_0"
         )
-    versions = [p for p in path.glob("version_*") if re.fullmatch(r"version_\d+", p.name)]
-    run = max(versions, key=lambda p: int(p.name.removeprefix("version_")), default=path)
-    files = sorted((run / "checkpoints").glob("*.ckpt"))
+    runs = [p for p in path.glob("version_*") if re.fullmatch(r"version_\d+", p.name)]
+    runs.sort(key=lambda p: int(p.name.removeprefix("version_")), reverse=True)
+    folders = [list((run / "checkpoints").glob("*.ckpt")) for run in [path, *runs]]
+    files = next(filter(None, folders), [])
     losses = {float(match[1]): file for file in files if (match := BEST.fullmatch(file.name))}
     last = [file for file in files if file.name == "last.ckpt"]
     if not losses and not last:
         raise UserError(
-            f"{run} has no checkpoints/*.ckpt: give a checkpoint, "
+            f"{path} has no checkpoints/*.ckpt: give a checkpoint, "
             "or train one with gpt-lightning fit"
         )
     return losses[min(losses)] if losses else last[0]
@@ -58,6 +60,27 @@ class Checkpoint:
     config: GPTConfig
     weights: dict[str, torch.Tensor]
     tokenizer: dict[str, Any] | None
+    optimizer: str
+
+    def check_fits(self, config: GPTConfig, optimizer: str) -> None:
+        """Refuses to go on with another model or optimizer.
+
+        Raises:
+            UserError: names each key that differs, with both values.
+        """
+        ours = dataclasses.asdict(config) | {"optimizer": optimizer}
+        theirs = dataclasses.asdict(self.config) | {"optimizer": self.optimizer}
+        if ours["vocab_size"] is None:  # the data's own
+            ours["vocab_size"] = theirs["vocab_size"]
+        shape = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "tie_weights")
+        differ = [
+            f"{'model.' if key == 'optimizer' else 'model.config.'}{key} is {ours[key]}, "
+            f"the checkpoint's {theirs[key]}"
+            for key in (*shape, "optimizer")
+            if ours[key] != theirs[key]
+        ]
+        if differ:
+            raise UserError(f"cannot go on from the checkpoint: {'; '.join(differ)}")
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -76,6 +99,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
                 if name.startswith("model.")
             },
             tokenizer=raw.get("gpt_lightning", {}).get("tokenizer"),
+            optimizer=raw["hyper_parameters"].get("optimizer", "adamw"),
         )
     except Exception as error:  # torch.load raises whatever the bytes lead it to
         reason = str(error).splitlines()[0] if str(error) else ""

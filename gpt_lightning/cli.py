@@ -57,10 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return dispatch(argv)
     except SystemExit as exit_:  # --help and the like
+        if isinstance(exit_.__context__, KeyboardInterrupt):  # Lightning tidied up and said exit(1)
+            return interrupted()
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        return 130
+        return interrupted()
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -68,6 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get(DEBUG) == "1":
             raise
         return complain(error)
+
+
+def interrupted() -> int:
+    """What Ctrl-C leaves behind."""
+    print("error: interrupted", file=sys.stderr)
+    return 130
 
 
 def complain(error: Exception) -> int:

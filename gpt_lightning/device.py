@@ -44,12 +44,13 @@ def default_device() -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def check_accelerator(accelerator: str, precision: str) -> None:
+def check_accelerator(accelerator: str, precision: str, flag: str) -> None:
     """Refuses an accelerator that is not there and a precision that it lacks.
 
     Args:
         accelerator: Trainer's: auto, cpu, gpu, cuda or mps.
         precision: Trainer's, e.g. bf16-mixed.
+        flag: how the user names the accelerator, e.g. --trainer.accelerator.
 
     Raises:
         UserError: names the flag, what is there, and what to use.
@@ -63,8 +64,8 @@ def check_accelerator(accelerator: str, precision: str) -> None:
     if not there.get(accelerator, True):
         names = ", ".join(name for name, found in there.items() if found)
         raise UserError(
-            f"--trainer.accelerator {accelerator}: this machine has no such device "
-            f"(there is: {names}); use --trainer.accelerator auto"
+            f"{flag} {accelerator}: this machine has no such device "
+            f"(there is: {names}); use {flag} auto"
         )
     kind = default_device() if accelerator in ("auto", "gpu") else accelerator
     _check_precision(kind, precision)
@@ -93,7 +94,7 @@ def product_dtype(precision: str, matmul_precision: str, device: torch.device) -
     Args:
         precision: Trainer's, e.g. bf16-mixed.
         matmul_precision: torch.get_float32_matmul_precision().
-        device: TF32 exists on CUDA only.
+        device: high and medium mean TF32 on CUDA, medium bfloat16 on a CPU.
     """
     if precision.startswith("bf16"):
         return "bf16"
@@ -101,4 +102,6 @@ def product_dtype(precision: str, matmul_precision: str, device: torch.device) -
         return "fp16"
     if precision.startswith("64"):
         return "fp64"
+    if device.type == "cpu" and matmul_precision == "medium":
+        return "bf16"
     return "tf32" if device.type == "cuda" and matmul_precision != "highest" else "fp32"

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import shutil
 import time
 from pathlib import Path
@@ -57,10 +58,11 @@ class RunLogger(TensorBoardLogger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # type: ignore[override]
         super().log_metrics(metrics, step)
-        row = {"step": step, "time": round(time.time(), 3), **metrics}
+        finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}  # JSON has no nan
+        row = {"step": step, "time": round(time.time(), 3), **finite}
         self.metrics_file.parent.mkdir(parents=True, exist_ok=True)
         with self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(row, allow_nan=False) + "\n")
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> None:  # type: ignore[override]

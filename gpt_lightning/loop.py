@@ -23,8 +23,14 @@ def find_callback(trainer: L.Trainer, kind: type[CallbackT]) -> CallbackT | None
 
 
 def log_every_n_steps(trainer: L.Trainer) -> int:
-    """Optimizer steps from one log to the next."""
+    """Optimizer steps from one log to the next; 0 logs nothing."""
     return int(trainer.log_every_n_steps)  # type: ignore[attr-defined]
+
+
+def at_log_step(trainer: L.Trainer, step: int) -> bool:
+    """Whether the loggers are told of an optimizer step (1 is the first)."""
+    every = log_every_n_steps(trainer)
+    return every > 0 and step % every == 0
 
 
 def is_fitting(trainer: L.Trainer) -> bool:

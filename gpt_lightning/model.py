@@ -162,6 +162,7 @@ class Transformer(nn.Module):
 
     def forward(self, idx: torch.Tensor, caches: list[LayerCache] | None = None) -> torch.Tensor:
         start = len(caches[0]) if caches else 0
+        assert start + idx.size(1) <= self.wpe.num_embeddings, "longer than block_size"
         pos = torch.arange(start, start + idx.size(1), device=idx.device)  # (T,)
         x = self.drop(self.wte(idx) + self.wpe(pos))  # (B, T, C)
         for layer, block in enumerate(self.h):

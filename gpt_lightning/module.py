@@ -13,7 +13,7 @@ from gpt_lightning import __version__, flops, optim
 from gpt_lightning.data.loader import IGNORE_INDEX, Batch
 from gpt_lightning.errors import UserError
 from gpt_lightning.hub import pretrained_state_dict
-from gpt_lightning.loop import is_fitting, log_every_n_steps, token_data
+from gpt_lightning.loop import at_log_step, is_fitting, token_data
 from gpt_lightning.model import GPT, GPTConfig
 
 
@@ -43,8 +43,8 @@ class GPTModule(L.LightningModule):
         muon_momentum: Muon's momentum.
         compile: torch.compile the model; auto: on CUDA only (it was slower on MPS, and minutes of
             warm-up on CPU).
-        matmul_precision: Of float32 products: highest: float32; high: TF32 on NVIDIA; medium:
-            bfloat16 inside.
+        matmul_precision: Of float32 products: highest: float32; high: TF32 on NVIDIA; medium: as
+            high, and bfloat16 on CPUs that have it.
 
     Raises:
         UserError: settings that contradict each other or the data.
@@ -86,11 +86,28 @@ class GPTModule(L.LightningModule):
         self.muon_learning_rate = muon_learning_rate
         self.muon_momentum = muon_momentum
         self.compile_setting = compile
+        self._check_bounds()
         self.matmul_precision = matmul_precision
         self.model: GPT | None = None
         self.val_loss = MeanMetric()
         self._loss_sum: torch.Tensor | None = None  # over the micro-batches of the current step
         self._micro_batches = 0
+
+    def _check_bounds(self) -> None:
+        bounds = {
+            "learning_rate": (self.learning_rate > 0, "above 0"),
+            "muon_learning_rate": (self.muon_learning_rate > 0, "above 0"),
+            "min_learning_rate": (self.min_learning_rate >= 0, "at least 0"),
+            "warmup_steps": (self.warmup_steps >= 0, "at least 0"),
+            "weight_decay": (self.weight_decay >= 0, "at least 0"),
+            "betas": (all(0 <= beta < 1 for beta in self.betas), "at least 0 and below 1"),
+            "muon_momentum": (0 <= self.muon_momentum < 1, "at least 0 and below 1"),
+        }
+        for name, (holds, bound) in bounds.items():
+            if not holds:
+                raise UserError(f"model.{name} is {getattr(self, name)}; it must be {bound}")
+        if self.optimizer_name == "muon" and self.decay == "all":
+            raise UserError("model.decay is all, which muon does not do: set it to matrices")
 
     # ---- the model -----------------------------------------------------------------------------
 
@@ -145,11 +162,12 @@ class GPTModule(L.LightningModule):
         )
 
     def hyperparameters(self) -> dict[str, Any]:
-        """The arguments as plain values: `GPTModule(**hyperparameters())` is this module again."""
+        """The arguments as plain values: `GPTModule(**hyperparameters())` is this module again.
+
+        All but `init_from`: a checkpoint has its weights.
+        """
         return {
-            "config": dataclasses.asdict(
-                self.config
-            ),  # not init_from: a checkpoint has its weights
+            "config": dataclasses.asdict(self.config),
             "optimizer": self.optimizer_name,
             "learning_rate": self.learning_rate,
             "min_learning_rate": self.min_learning_rate,
@@ -174,11 +192,25 @@ class GPTModule(L.LightningModule):
                 "tokenizer": data.tokenizer.spec(),
             }
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        data = None if self._trainer is None else token_data(self.trainer)
+        theirs = checkpoint.get("gpt_lightning", {}).get("tokenizer")
+        if data is not None and theirs is not None and theirs != data.tokenizer.spec():
+            raise UserError(
+                f"the checkpoint was trained on other tokens than those of {data.folder} "
+                f"({theirs['name']} and {data.tokenizer.name}, or other characters): "
+                "use the data that it was trained on"
+            )
+
     # ---- steps ---------------------------------------------------------------------------------
 
     def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         assert self.model is not None
         return self.model(idx, targets)  # type: ignore[no-any-return]
+
+    def on_train_start(self) -> None:
+        if self.trainer.world_size > 1:  # else all ranks would drop the same activations
+            torch.manual_seed(torch.initial_seed() + 1 + self.trainer.global_rank)
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         loss = self(*batch)
@@ -192,6 +224,12 @@ class GPTModule(L.LightningModule):
         tokens = (y != IGNORE_INDEX).sum()
         loss = torch.where(tokens > 0, self(x, y), 0.0)  # a rank's last batch may be padding alone
         self.val_loss.update(loss, weight=tokens)
+
+    def on_validation_epoch_start(self) -> None:
+        self.val_loss.set_dtype(torch.float32)  # bf16-true casts it: a sum of two digits
+
+    def on_test_epoch_start(self) -> None:
+        self.on_validation_epoch_start()
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluation("val")
@@ -210,6 +248,11 @@ class GPTModule(L.LightningModule):
         if is_fitting(self.trainer):
             metrics["step"] = torch.tensor(float(self.trainer.global_step))
         self.log_dict(metrics, sync_dist=True)
+        if not loss.isfinite():
+            raise UserError(
+                f"the {split} loss is {loss.item()} at step {self.trainer.global_step}: "
+                "lower model.learning_rate, or set trainer.gradient_clip_val"
+            )
 
     def predict_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         """Negative log-likelihood in nats of each target, float32 (B, T); 0 where there is none."""
@@ -277,7 +320,7 @@ class GPTModule(L.LightningModule):
         muon_lr = self._learning_rate(self.muon_learning_rate)
         for group in optimizer.param_groups:
             group["lr"] = muon_lr if "momentum" in group else lr
-        if self.at_log_step:
+        if at_log_step(self.trainer, self.trainer.global_step + 1):
             assert self._loss_sum is not None
             self.log("train/loss", self._loss_sum / self._micro_batches, sync_dist=True)
             self.log("optim/lr", lr)
@@ -296,10 +339,5 @@ class GPTModule(L.LightningModule):
             torch.nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
             gradient_clip_val = None
         norm = optim.clip_gradients(self.parameters(), gradient_clip_val)
-        if self.at_log_step:
+        if at_log_step(self.trainer, self.trainer.global_step + 1):
             self.log("optim/grad_norm", norm)
-
-    @property
-    def at_log_step(self) -> bool:
-        """Whether the coming optimizer step is one that the loggers will be told of."""
-        return (self.trainer.global_step + 1) % log_every_n_steps(self.trainer) == 0

@@ -91,7 +91,7 @@ def check_config_files(args: list[str]) -> None:
 
 
 def config_paths(args: list[str]) -> Iterator[Path]:
-    """The files that --config or -c name, except inline YAML."""
+    """The files that --config or -c name."""
     for i, arg in enumerate(args):
         if arg in ("--config", "-c") and i + 1 < len(args):
             yield Path(args[i + 1])

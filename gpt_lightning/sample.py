@@ -36,15 +36,10 @@ def sample(
         seed: Of the draws.
         device: Where the model runs; auto: cuda, else mps, else cpu.
     """
-    for name, value in {
-        "num_samples": num_samples,
-        "max_new_tokens": max_new_tokens,
-        "top_k": top_k,
-    }.items():
-        if value is not None and value < 1:
+    for name, value in {"num_samples": num_samples, "max_new_tokens": max_new_tokens}.items():
+        if value < 1:
             raise UserError(f"--{name} is {value}; it must be at least 1")
-    if temperature < 0:
-        raise UserError(f"--temperature is {temperature}; it must not be negative")
+    check_sampling(temperature, top_k, prefix="--")
     prompt = read_prompt(prompt)
 
     import torch
@@ -53,7 +48,7 @@ def sample(
     from gpt_lightning.device import check_accelerator, default_device
     from gpt_lightning.generate import generate
 
-    check_accelerator(device, "32-true")
+    check_accelerator(device, "32-true", "--device")
     torch_device = default_device() if device == "auto" else device
     checkpoint = find_checkpoint(Path(path))
     model, tokenizer = load_model(checkpoint)
@@ -67,6 +62,14 @@ def sample(
         )
         text = tokenizer.decode(tokens[0].tolist())
         print("---------------" if number else "", text, sep="\n", flush=True)
+
+
+def check_sampling(temperature: float, top_k: int | None, prefix: str) -> None:
+    """Refuses what cannot be sampled with; `prefix` is what the user's keys begin with."""
+    if temperature < 0:
+        raise UserError(f"{prefix}temperature is {temperature}; it must not be negative")
+    if top_k is not None and top_k < 1:
+        raise UserError(f"{prefix}top_k is {top_k}; it must be at least 1 (null: all tokens)")
 
 
 def read_prompt(prompt: str) -> str:

@@ -16,7 +16,7 @@ from gpt_lightning.callbacks.progress import StepProgress
 from gpt_lightning.callbacks.report import RunReport
 from gpt_lightning.callbacks.samples import SampleText
 from gpt_lightning.callbacks.speed import SpeedMonitor
-from gpt_lightning.checkpoint import read_checkpoint
+from gpt_lightning.checkpoint import find_checkpoint, read_checkpoint
 from gpt_lightning.data.datamodule import DEFAULT_SEED, TokenDataModule
 from gpt_lightning.device import check_accelerator
 from gpt_lightning.errors import UserError
@@ -79,15 +79,25 @@ class GPTCLI(LightningCLI):
         config = self.config[str(self.subcommand)]
         config.run_name = self.run_name()  # in config.yaml, for whoever runs it again
         check_accelerator(
-            str(config.trainer.accelerator), str(config.trainer.precision or "32-true")
+            str(config.trainer.accelerator),
+            str(config.trainer.precision or "32-true"),
+            "--trainer.accelerator",
         )
-        checkpoint = config.get("ckpt_path")
-        if checkpoint:
-            read_checkpoint(Path(checkpoint))  # refused here if it is none
+        check_accumulation(config.trainer)
+        if config.ckpt_path:
+            config.ckpt_path = str(find_checkpoint(Path(config.ckpt_path)))
+        elif self.subcommand != "fit" and config.model.init_from is None:
+            raise UserError(
+                f"{self.subcommand} of what? give --ckpt_path CHECKPOINT, or a run folder"
+            )
 
     def after_instantiate_classes(self) -> None:
         self.config_init[str(self.subcommand)]["weights_only"] = True  # loading runs no code
         self.datamodule.use_block_size(self.model.config.block_size)
+        ckpt_path = self.config_init[str(self.subcommand)].ckpt_path
+        if ckpt_path:
+            checkpoint = read_checkpoint(Path(ckpt_path))
+            checkpoint.check_fits(self.model.config, self.model.optimizer_name)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         config = self.config_init[str(self.subcommand)]
@@ -100,17 +110,42 @@ class GPTCLI(LightningCLI):
             callback_keys.remove("progress")
         if config.trainer.enable_checkpointing is False:
             callback_keys.remove("checkpoint")
-        return super().instantiate_trainer(**kwargs)
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except (ValueError, ZeroDivisionError) as error:  # Trainer's own checks of its arguments
+            raise UserError(f"trainer: {error}") from error
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self.argv: list[str] = args
         super().parse_arguments(parser, args)
+        seed = self.config[self.config.subcommand].seed_everything
+        if seed is not True and seed < 0:
+            raise UserError(f"--seed_everything is {seed}; it must be at least 0")
 
     def run_name(self) -> str:
         """--run_name, else the first configuration file's name, else gpt."""
         name: str | None = self.config[str(self.subcommand)].run_name
+        if name is not None and name != Path(name).name:
+            raise UserError(f"--run_name {name}: give a folder's name, without / or ..")
         stems = [path.stem for path in config_paths(self.argv)]
         return name or next(iter(stems), "gpt")
+
+
+def check_accumulation(trainer: Any) -> None:
+    """Refuses a validation, and with it a checkpoint, in the middle of an optimizer step.
+
+    Gradients of the micro-batches so far would be lost with the checkpoint, and their time with
+    the validation's.
+    """
+    accumulate, interval = trainer.accumulate_grad_batches, trainer.val_check_interval
+    if accumulate < 1:
+        raise UserError(f"trainer.accumulate_grad_batches is {accumulate}; it must be at least 1")
+    if isinstance(interval, int) and interval % accumulate:
+        raise UserError(
+            f"trainer.val_check_interval {interval} counts micro-batches and is no multiple of "
+            f"trainer.accumulate_grad_batches {accumulate}: "
+            f"set it to {max(1, round(interval / accumulate)) * accumulate}"
+        )
 
 
 def run(argv: list[str]) -> None:

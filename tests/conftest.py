@@ -8,7 +8,9 @@ import pytest
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
-# Set here and not in a fixture, so that the processes that tests start have it too.
+# Set here and not in a fixture, so that the processes that tests start have it too. One thread: the
+# models are tiny, and two threads on a busy machine wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 if SHARED_DATA.is_dir():
     os.environ.setdefault("GPT_LIGHTNING_DATA", str(SHARED_DATA))
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -134,6 +135,52 @@ def test_resuming_from_a_checkpoint_goes_on(run_folder, workdir, capsys):
     assert json.loads(rows.splitlines()[0])["perf/tokens"] == 30 * 128  # 20 of them before
 
 
+def test_a_checkpoint_that_does_not_fit_is_refused(run_folder, workdir, capsys):
+    resume = ["fit", "--config", "tiny.yaml", "--ckpt_path", str(run_folder)]
+    line = fails(capsys, *resume, "--model.config.n_layer", "3", "--model.optimizer", "muon")
+    assert "model.config.n_layer is 3, the checkpoint's 2" in line
+    assert "model.optimizer is muon, the checkpoint's adamw" in line
+    (workdir / "other.txt").write_text((workdir / "text.txt").read_text().replace("a", "A"))
+    line = fails(capsys, *resume, "--data.text_file", "other.txt", "--trainer.max_steps", "30")
+    assert "the checkpoint was trained on other tokens than those of data/other-char" in line
+
+
+def test_resuming_a_finished_run_says_so_and_changes_nothing(run_folder, workdir, capsys):
+    assert main(["fit", "--config", "tiny.yaml", "--ckpt_path", str(run_folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "nothing to do: the checkpoint is at step 20, trainer.max_steps is 20" in printed
+
+
+def test_sampling_looks_past_runs_without_a_checkpoint(run_folder, workdir, capsys):
+    (run_folder.parent / "version_7").mkdir()
+    assert main(["sample", str(run_folder.parent), "--max_new_tokens", "5"]) == 0
+    assert "version_0" in capsys.readouterr().out
+
+
+def test_a_diverging_run_ends_with_the_step_and_no_json_but_null(workdir, capsys):
+    line = fails(capsys, "fit", "--config", "tiny.yaml", "--model.learning_rate", "1e30")
+    assert "loss is nan at step 10: lower model.learning_rate" in line
+    rows = (workdir / "lightning_logs" / "tiny" / "version_0" / "metrics.jsonl").read_text()
+    assert '"train/loss": null' in rows
+
+
+def test_ctrl_c_ends_with_130_and_one_line(workdir):
+    command = [sys.executable, "-m", "gpt_lightning", "fit", "--config", "tiny.yaml"]
+    process = subprocess.Popen(
+        [*command, "--trainer.max_steps", "1000000", "--samples.max_new_tokens", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for line in process.stdout:
+        if "validation loss" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "error: interrupted"
+
+
 @pytest.mark.parametrize("switch", ["enable_progress_bar", "enable_checkpointing", "logger"])
 def test_what_lightning_can_switch_off_can_be_switched_off(workdir, capsys, switch):
     assert main(["fit", "--config", "tiny.yaml", f"--trainer.{switch}", "false"]) == 0
@@ -150,15 +197,22 @@ def test_a_split_of_no_validation_trains_and_keeps_the_last_model(workdir, capsy
     assert [path.name for path in checkpoints.iterdir()] == ["last.ckpt"]
 
 
-def test_test_needs_a_test_split(workdir, capsys):
-    line = fails(capsys, "test", "--config", "tiny.yaml")
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+def test_random_weights_are_not_measured(workdir, capsys, command):
+    line = fails(capsys, command, "--config", "tiny.yaml")
+    assert f"{command} of what? give --ckpt_path" in line
+
+
+def test_test_needs_a_test_split(run_folder, workdir, capsys):
+    last = ["--ckpt_path", str(run_folder)]
+    line = fails(capsys, "test", "--config", "tiny.yaml", *last)
     assert "no test split, only train, val: prepare it again with --test_fraction 0.1" in line
     args = ["prepare", "text.txt", "--tokenizer=char", "--test_fraction=0.1", "--out=data/three"]
     assert main(args) == 0
     (workdir / "tiny.yaml").write_text(
         TINY.replace("text_file: text.txt", "dataset: three").replace("tokenizer: char", "")
     )
-    assert main(["test", "--config", "tiny.yaml"]) == 0
+    assert main(["test", "--config", "tiny.yaml", *last]) == 0
     assert "test/loss" in capsys.readouterr().out
 
 
@@ -186,11 +240,22 @@ def test_test_needs_a_test_split(workdir, capsys):
         (["--data.tokenizer", "gpt5"], "gpt5"),
         (["--model.config.vocab_size", "3"], "vocab_size is 3, but data/text-char has"),
         (["--speed.peak_flops", "fast"], "peak_flops"),
-        (["--ckpt_path", "nowhere.ckpt"], "nowhere.ckpt is not a checkpoint of gpt-lightning fit"),
+        (["--ckpt_path", "nowhere.ckpt"], "nowhere.ckpt does not exist"),
         (["--ckpt_path", "text.txt"], "text.txt"),
         (["--model.init_from", "nowhere"], "nowhere"),
         (["--model.warmup_steps", "50"], "model.warmup_steps 50 must be below"),
         (["--samples.prompt", "Z"], "'Z'"),
+        (["--samples.top_k", "0"], "samples.top_k is 0; it must be at least 1"),
+        (["--model.learning_rate", "0"], "model.learning_rate is 0.0; it must be above 0"),
+        (["--model.betas=[1.5,0.9]"], "model.betas is (1.5, 0.9); it must be at least 0"),
+        (["--model.optimizer=muon", "--model.decay=all"], "model.decay is all"),
+        (["--data.num_workers", "-1"], "data.num_workers is -1; it must be at least 0"),
+        (["--seed_everything", "-1"], "--seed_everything is -1"),
+        (["--run_name", "../evil"], "--run_name ../evil: give a folder's name"),
+        (["--trainer.strategy", "foo"], "trainer: "),
+        (["--trainer.accumulate_grad_batches", "0"], "accumulate_grad_batches is 0"),
+        (["--trainer.accumulate_grad_batches", "3"], "val_check_interval 10 counts micro-batches"),
+        (["sample", ".", "--device", "mps"], "--device mps: this machine has no such device"),
         (["sample", "nowhere"], "nowhere does not exist"),
         (["sample", "text.txt"], "text.txt is not a checkpoint of gpt-lightning fit"),
         (["sample", "."], "has no checkpoints/*.ckpt"),

@@ -45,4 +45,4 @@ class RunCheckpoint(ModelCheckpoint):
         if self._saved_step != trainer.global_step:
             with phase(trainer, "checkpoint"):
                 assert self.dirpath is not None
-                trainer.save_checkpoint(Path(self.dirpath) / "last.ckpt")
+                trainer.save_checkpoint(Path(self.dirpath) / "last.ckpt", weights_only=False)

@@ -8,7 +8,8 @@ import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
-from gpt_lightning.loop import is_fitting, log_every_n_steps, total_steps
+from gpt_lightning.errors import UserError
+from gpt_lightning.loop import at_log_step, is_fitting, log_every_n_steps, total_steps
 
 
 class StepProgress(ProgressBar):
@@ -24,6 +25,10 @@ class StepProgress(ProgressBar):
 
     def __init__(self, plain_every_n_steps: int | None = None) -> None:
         super().__init__()
+        if plain_every_n_steps is not None and plain_every_n_steps < 1:
+            raise UserError(
+                f"progress.plain_every_n_steps is {plain_every_n_steps}; it must be at least 1"
+            )
         self.plain_every_n_steps = plain_every_n_steps
         self.enabled = True
         self._bar: tqdm[Any] | None = None
@@ -57,7 +62,7 @@ class StepProgress(ProgressBar):
                 smoothing=0.05,
             )
         if self.plain_every_n_steps is None:
-            log_every = log_every_n_steps(trainer)
+            log_every = max(1, log_every_n_steps(trainer))
             self.plain_every_n_steps = log_every * max(1, self._total // 20 // log_every)
 
     def on_train_batch_end(
@@ -72,9 +77,8 @@ class StepProgress(ProgressBar):
             return
         done = trainer.global_step - self._step
         self._step = trainer.global_step
-        at_log_step = self._step % log_every_n_steps(trainer) == 0
         if self._bar is not None:
-            if at_log_step:
+            if at_log_step(trainer, self._step):
                 self._bar.set_postfix_str(format_metrics(trainer.callback_metrics), refresh=False)
             self._bar.update(done)
         elif self.plain_every_n_steps and self._step % self.plain_every_n_steps == 0:

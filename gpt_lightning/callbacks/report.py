@@ -16,6 +16,9 @@ from gpt_lightning.peaks import device_name
 class RunReport(L.Callback):
     """Prints a banner at the start and a summary at the end, and logs the hyperparameters."""
 
+    def __init__(self) -> None:
+        self.trained = False  # in this session
+
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
         if trainer.logger is not None:
@@ -55,9 +58,17 @@ class RunReport(L.Callback):
             facts["peak"] = speed.peak_line
         return [f"{name:<11} {fact}" for name, fact in facts.items()]
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.trained = True
+
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
-        if trainer.is_global_zero and trainer.global_step > 0:
+        if trainer.is_global_zero and not self.trained:
+            print(
+                f"nothing to do: the checkpoint is at step {trainer.global_step:,}, "
+                f"trainer.max_steps is {trainer.max_steps:,}"
+            )
+        elif trainer.is_global_zero:
             print("\n".join(self._summary(trainer, pl_module)))
             sys.stdout.flush()
 

@@ -4,6 +4,7 @@ import textwrap
 
 import lightning as L
 import torch
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from gpt_lightning.callbacks.speed import phase
 from gpt_lightning.data.tokenizers import Tokenizer
@@ -11,7 +12,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.generate import generate
 from gpt_lightning.loop import is_fitting, token_data
 from gpt_lightning.module import GPTModule
-from gpt_lightning.sample import start_tokens
+from gpt_lightning.sample import check_sampling, start_tokens
 
 
 class SampleText(L.Callback):
@@ -34,6 +35,7 @@ class SampleText(L.Callback):
         top_k: int | None = 200,
         seed: int = 1337,
     ) -> None:
+        check_sampling(temperature, top_k, prefix="samples.")
         self.max_new_tokens, self.prompt = max_new_tokens, prompt
         self.temperature, self.top_k, self.seed = temperature, top_k, seed
 
@@ -53,8 +55,8 @@ class SampleText(L.Callback):
         bar = trainer.progress_bar_callback
         show = print if bar is None else bar.print
         show(block)
-        if trainer.logger is not None:
-            trainer.logger.experiment.add_text("samples/text", block, trainer.global_step)  # type: ignore[attr-defined]
+        if isinstance(trainer.logger, TensorBoardLogger):
+            trainer.logger.experiment.add_text("samples/text", block, trainer.global_step)
 
     def _active(self, trainer: L.Trainer) -> bool:
         return is_fitting(trainer) and self.max_new_tokens > 0 and trainer.is_global_zero

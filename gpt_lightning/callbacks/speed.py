@@ -11,7 +11,7 @@ from gpt_lightning import flops
 from gpt_lightning.callbacks.clock import PhaseClock
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.device import Mark, mark, product_dtype, seconds_between, synchronize
-from gpt_lightning.loop import find_callback, log_every_n_steps
+from gpt_lightning.loop import at_log_step, find_callback
 from gpt_lightning.module import GPTModule
 from gpt_lightning.peaks import Peak, resolve_peak
 
@@ -100,7 +100,7 @@ class SpeedMonitor(L.Callback):
             return  # in the middle of an accumulation
         self._step = trainer.global_step
         self._end_step(trainer)
-        if trainer.global_step % log_every_n_steps(trainer) == 0:
+        if at_log_step(trainer, trainer.global_step):
             assert isinstance(pl_module, GPTModule)
             self._log(trainer, pl_module)
 

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import lightning as L
+import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
@@ -64,12 +65,15 @@ class TokenDataModule(L.LightningDataModule):
             raise UserError(
                 f"{' and '.join(given) or 'no data'} given: set exactly one of {', '.join(sources)}"
             )
-        for key, value in {
-            "batch_size": batch_size,
-            "eval_batch_size": eval_batch_size or 1,
-        }.items():
-            if value < 1:
-                raise UserError(f"data.{key} is {value}; it must be at least 1")
+        settings = {
+            "batch_size": (batch_size, 1),
+            "eval_batch_size": (eval_batch_size, 1),
+            "num_workers": (num_workers, 0),
+            "seed": (seed, 0),
+        }
+        for key, (value, least) in settings.items():
+            if value is not None and value < least:
+                raise UserError(f"data.{key} is {value}; it must be at least {least}")
         self.dataset = dataset
         self._source = corpus or text_file or ""
         self.tokenizer_name = tokenizer
@@ -203,7 +207,11 @@ class TokenDataModule(L.LightningDataModule):
             world=self.trainer.world_size,
         )
         return DataLoader(
-            batches, batch_size=None, num_workers=self.num_workers, pin_memory=self._pin_memory
+            batches,
+            batch_size=None,
+            num_workers=self.num_workers,
+            pin_memory=self._pin_memory,
+            generator=torch.Generator(),  # its own: evaluation must not move the run's dropout
         )
 
     @property

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.data.shards import TokenStream
+from gpt_lightning.errors import UserError
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # tokens and the tokens that follow, int64 (B, T) each
 IGNORE_INDEX = -100  # target of a padded position: F.cross_entropy skips it by default
@@ -49,9 +50,9 @@ class TrainBatches(Dataset[Batch]):
 class TrainLoader:
     """Endless epochs of training batches; Lightning sees a sized, stateful iterable.
 
-    The position counts batches handed to the loop, not batches that workers have read ahead, and is
-    an epoch's alone: (epoch, position) is the whole state. An epoch is a multiple of the
-    accumulation, so that no optimizer step straddles two.
+    The position counts batches handed to the loop, not batches that workers have read ahead. It is
+    saved in windows of the global order, so that it means the same to another batch size or number
+    of ranks. An epoch is a multiple of the accumulation: no optimizer step straddles two.
 
     Args:
         stream: the split.
@@ -105,10 +106,16 @@ class TrainLoader:
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "position": self.position}
+        return {"epoch": self.epoch, "window": self.position * self.batch_size * self.world}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch, self.position = state["epoch"], state["position"]
+        rows = self.batch_size * self.world
+        if state["window"] % rows:
+            raise UserError(
+                f"the checkpoint stopped at window {state['window']:,} of its epoch, which is no "
+                f"multiple of {rows} (data.batch_size x ranks): resume with its own batch size"
+            )
+        self.epoch, self.position = state["epoch"], state["window"] // rows
 
 
 class EvalBatches(Dataset[Batch]):

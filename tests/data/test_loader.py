@@ -4,6 +4,7 @@ import torch
 
 from gpt_lightning.data.loader import IGNORE_INDEX, EvalBatches, TrainLoader
 from gpt_lightning.data.order import WindowOrder
+from gpt_lightning.errors import UserError
 
 
 class Counting:
@@ -84,6 +85,20 @@ def test_a_saved_position_goes_on_where_it_was(workers):
     resumed = loader(num_workers=workers)
     resumed.load_state_dict(state)
     assert seen + first_tokens(resumed) + first_tokens(resumed) == expected
+
+
+@pytest.mark.parametrize("other", [{"batch_size": 2}, {"batch_size": 1, "world": 4}])
+def test_a_saved_position_means_the_same_to_other_batches(other):
+    whole = [row for rows in first_tokens(loader()) for row in rows]
+    interrupted = loader()
+    batches = iter(interrupted)
+    for _ in range(7):
+        next(batches)
+    resumed = loader(**other)
+    resumed.load_state_dict(interrupted.state_dict())
+    assert next(iter(resumed))[0][0, 0] == whole[7 * 4]
+    with pytest.raises(UserError, match="stopped at window 28 of its epoch, which is no multiple"):
+        loader(batch_size=5).load_state_dict(interrupted.state_dict())
 
 
 def test_an_epoch_is_a_multiple_of_the_accumulation():
