@@ -94,8 +94,8 @@ class TokenDataModule(L.LightningDataModule):
         """The prepared dataset."""
         if self.dataset is None:
             return dataset_folder(self._source, self.tokenizer_name, self.data_dir)
-        named = self.data_dir / self.dataset
-        return named if not Path(self.dataset).exists() and named.exists() else Path(self.dataset)
+        path = Path(self.dataset)
+        return self.data_dir / path if path.name == self.dataset and not path.exists() else path
 
     @property
     def block_size(self) -> int:

@@ -61,7 +61,7 @@ def page():
     with playwright.sync_playwright() as p:
         arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
         browser = p.chromium.launch(executable_path=chromium, args=arguments)
-        yield browser.new_page(viewport={"width": 1500, "height": 1250})
+        yield browser.new_page(viewport={"width": 1900, "height": 1080})
         browser.close()
 
 
