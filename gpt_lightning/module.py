@@ -41,8 +41,8 @@ class GPTModule(L.LightningModule):
         betas: AdamW's averaging coefficients.
         muon_learning_rate: Peak of Muon's learning rate; it follows the same schedule.
         muon_momentum: Muon's momentum.
-        compile: torch.compile the model; auto: on CUDA only (it was slower on MPS, and minutes of
-            warm-up on CPU).
+        compile: torch.compile the model; auto: on CUDA only: it was slower on MPS in a published
+            run, and is on a CPU (benchmarks/shakespeare_char_cpu.md).
         matmul_precision: Of float32 products: highest: float32; high: TF32 on NVIDIA; medium: as
             high, and bfloat16 on CPUs that have it.
 
