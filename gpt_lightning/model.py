@@ -32,7 +32,7 @@ class GPTConfig:
             branches.
         tie_weights: The output head shares the token embedding's matrix, as in GPT-2.
         init: gpt2: normal(0, 0.02), residual projections scaled by 1/sqrt(2 n_layer), biases 0.
-            default: PyTorch's.
+            nanogpt: the same distribution from nanoGPT's stream of draws. default: PyTorch's.
         attention: sdpa: PyTorch's fused kernels. naive: the (T, T) matrix written out.
         activation: gelu_tanh: the tanh approximation that GPT-2 was trained with. gelu: exact, as
             in nanoGPT.
@@ -46,7 +46,7 @@ class GPTConfig:
     bias: bool = True
     dropout: float = 0.0
     tie_weights: bool = True
-    init: Literal["gpt2", "default"] = "gpt2"
+    init: Literal["gpt2", "nanogpt", "default"] = "gpt2"
     attention: Literal["sdpa", "naive"] = "sdpa"
     activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
 
@@ -219,14 +219,20 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_weights:
             self.transformer.wte.weight = self.lm_head.weight
-        if config.init == "gpt2":
-            self._init_gpt2()
-
-    def _init_gpt2(self) -> None:
         # A residual stream that 2 n_layer branches add to keeps its variance if each is scaled by
-        # 1/sqrt(2 n_layer). A tied matrix is drawn twice, as wte and as lm_head: that is the
-        # original's stream of random numbers.
-        residual_std = 0.02 * (2 * self.config.n_layer) ** -0.5
+        # 1/sqrt(2 n_layer).
+        residual_std = 0.02 * (2 * config.n_layer) ** -0.5
+        if config.init == "gpt2":
+            self._init_normal(residual_std)
+        elif config.init == "nanogpt":
+            self._init_normal(0.02)
+            for name, weight in self.named_parameters():
+                if name.endswith("c_proj.weight"):
+                    nn.init.normal_(weight, std=residual_std)
+
+    def _init_normal(self, residual_std: float) -> None:
+        # A tied matrix is drawn twice, as wte and as lm_head: that is the originals' stream of
+        # random numbers.
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
                 std = residual_std if name.endswith("c_proj") else 0.02

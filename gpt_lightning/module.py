@@ -41,6 +41,7 @@ class GPTModule(L.LightningModule):
         betas: AdamW's averaging coefficients.
         muon_learning_rate: Peak of Muon's learning rate; it follows the same schedule.
         muon_momentum: Muon's momentum.
+        fused: AdamW in one kernel; auto: where the device has it.
         compile: torch.compile the model; auto: on CUDA only: it was slower on MPS in a published
             run, and is on a CPU (benchmarks/shakespeare_char_cpu.md).
         matmul_precision: Of float32 products: highest: float32; high: TF32 on NVIDIA; medium: as
@@ -65,6 +66,7 @@ class GPTModule(L.LightningModule):
         betas: tuple[float, float] = (0.9, 0.95),
         muon_learning_rate: float = 0.02,
         muon_momentum: float = 0.95,
+        fused: bool | Literal["auto"] = "auto",
         compile: bool | Literal["auto"] = "auto",  # noqa: A002 - the field's word
         matmul_precision: Literal["highest", "high", "medium"] = "highest",
     ) -> None:
@@ -85,11 +87,13 @@ class GPTModule(L.LightningModule):
         self.betas = (betas[0], betas[1])
         self.muon_learning_rate = muon_learning_rate
         self.muon_momentum = muon_momentum
+        self.fused_setting = fused
         self.compile_setting = compile
         self._check_bounds()
         self.matmul_precision = matmul_precision
         self.model: GPT | None = None
-        self.val_loss = MeanMetric()
+        # of the held-out split, and of the training split where the data evaluate that too
+        self.eval_losses = torch.nn.ModuleList([MeanMetric(), MeanMetric()])
         self._loss_sum: torch.Tensor | None = None  # over the micro-batches of the current step
         self._micro_batches = 0
 
@@ -179,6 +183,7 @@ class GPTModule(L.LightningModule):
             "betas": list(self.betas),
             "muon_learning_rate": self.muon_learning_rate,
             "muon_momentum": self.muon_momentum,
+            "fused": self.fused_setting,
             "compile": self.compile_setting,
             "matmul_precision": self.matmul_precision,
         }
@@ -219,14 +224,20 @@ class GPTModule(L.LightningModule):
         self._micro_batches += 1
         return loss  # type: ignore[no-any-return]
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         x, y = batch
         tokens = (y != IGNORE_INDEX).sum()
         loss = torch.where(tokens > 0, self(x, y), 0.0)  # a rank's last batch may be padding alone
-        self.val_loss.update(loss, weight=tokens)
+        self._mean(dataloader_idx).update(loss, weight=tokens)
+
+    def _mean(self, dataloader_idx: int) -> MeanMetric:
+        metric = self.eval_losses[dataloader_idx]
+        assert isinstance(metric, MeanMetric)
+        return metric
 
     def on_validation_epoch_start(self) -> None:
-        self.val_loss.set_dtype(torch.float32)  # bf16-true casts it: a sum of two digits
+        for index in range(len(self.eval_losses)):
+            self._mean(index).set_dtype(torch.float32)  # bf16-true casts: a sum of two digits
 
     def on_test_epoch_start(self) -> None:
         self.on_validation_epoch_start()
@@ -241,10 +252,13 @@ class GPTModule(L.LightningModule):
         self._log_evaluation("test")
 
     def _log_evaluation(self, split: str) -> None:
-        """Mean loss over every token of the split, in nats, and its exponential."""
-        loss = self.val_loss.compute()  # over all ranks
-        self.val_loss.reset()
+        """Mean loss over the tokens that were evaluated, in nats, and its exponential."""
+        loss = self._mean(0).compute()  # over all ranks
         metrics = {f"{split}/loss": loss, f"{split}/perplexity": loss.exp()}
+        if self._mean(1).update_called:
+            metrics["train/eval_loss"] = self._mean(1).compute()
+        for index in range(len(self.eval_losses)):
+            self._mean(index).reset()
         if is_fitting(self.trainer):
             metrics["step"] = torch.tensor(float(self.trainer.global_step))
         self.log_dict(metrics, sync_dist=True)
@@ -293,6 +307,8 @@ class GPTModule(L.LightningModule):
             )
 
     def _fused(self) -> bool:
+        if self.fused_setting != "auto":
+            return bool(self.fused_setting)
         # A fused step unscales gradients itself, so with a GradScaler there would be no moment to
         # clip them at
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)

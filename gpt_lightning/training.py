@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,15 @@ class SaveConfig(SaveConfigCallback):
 
 
 class GPTCLI(LightningCLI):
-    """LightningCLI with our classes, the callbacks of every run, and a run folder by name."""
+    """LightningCLI with our classes, the callbacks of every run, and a run folder by name.
+
+    Args:
+        logger: Says where the run lands; None: in lightning_logs/RUN_NAME/version_N.
+    """
+
+    def __init__(self, *args: Any, logger: RunLogger | None = None, **kwargs: Any) -> None:
+        self.run_logger = logger
+        super().__init__(*args, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for key, callback in FORCED_CALLBACKS.items():
@@ -101,7 +110,9 @@ class GPTCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         config = self.config_init[str(self.subcommand)]
-        if config.trainer.logger in (None, True):
+        if self.run_logger is not None:
+            kwargs["logger"] = self.run_logger
+        elif config.trainer.logger in (None, True):
             root = Path(config.trainer.default_root_dir or ".") / "lightning_logs"
             kwargs["logger"] = RunLogger(str(root), name=config.run_name)
         # Lightning refuses "off" for what is among the callbacks
@@ -148,22 +159,37 @@ def check_accumulation(trainer: Any) -> None:
         )
 
 
-def run(argv: list[str]) -> None:
-    """Runs `fit ...`, `validate ...`, `test ...` or `predict ...`."""
+def run(
+    argv: list[str],
+    callbacks: Sequence[L.Callback] | None = None,
+    logger: RunLogger | None = None,
+) -> None:
+    """Runs `fit ...`, `validate ...`, `test ...` or `predict ...`; arguments as make_cli's."""
     check_config_files(argv)
     quiet_lightning()
     try:
-        make_cli(argv)
+        make_cli(argv, callbacks, logger)
     except MisconfigurationException as error:
         raise UserError(str(error)) from error
 
 
-def make_cli(argv: list[str]) -> GPTCLI:
-    """Parses the arguments of a training command and runs it."""
+def make_cli(
+    argv: list[str],
+    callbacks: Sequence[L.Callback] | None = None,
+    logger: RunLogger | None = None,
+) -> GPTCLI:
+    """Parses the arguments of a training command and runs it.
+
+    Args:
+        argv: As on the command line, `fit` first.
+        callbacks: Instead of the banner and summary.
+        logger: As GPTCLI's.
+    """
     return GPTCLI(
         GPTModule,
         TokenDataModule,
         args=argv,
+        logger=logger,
         save_config_callback=SaveConfig,
         save_config_kwargs={"overwrite": True},
         trainer_defaults={
@@ -171,7 +197,7 @@ def make_cli(argv: list[str]) -> GPTCLI:
             "use_distributed_sampler": False,  # TrainLoader knows its rank
             "enable_model_summary": False,  # the banner says it
             "log_every_n_steps": 10,
-            "callbacks": [RunReport(), TokenLosses()],
+            "callbacks": [RunReport(), TokenLosses()] if callbacks is None else list(callbacks),
         },
         seed_everything_default=DEFAULT_SEED,
         parser_class=TrainingParser,

@@ -1,5 +1,6 @@
 """A progress bar by optimizer step, and plain lines where there is no terminal."""
 
+import math
 import sys
 import time
 from typing import Any
@@ -87,8 +88,10 @@ class StepProgress(ProgressBar):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         metrics = trainer.callback_metrics
+        # a sanity check of everything is an evaluation of step 0
+        partial = trainer.sanity_checking and trainer.num_sanity_val_steps != math.inf
         if (
-            trainer.sanity_checking
+            partial
             or not self.enabled
             or not trainer.is_global_zero
             or "val/loss" not in metrics

@@ -1,5 +1,6 @@
 """SpeedMonitor: tokens/s, step time, MFU and where the time went."""
 
+import math
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,8 @@ class SpeedMonitor(L.Callback):
     the window's median; `perf/mfu`, a fraction, where the device's peak is known; `perf/tokens`,
     all that the run has trained on. A step lasts from the end of the one before it, so the wait for
     its data counts; validation, checkpoints and samples do not, and the first steps (compilation,
-    memory pools, caches) are kept apart. The device is waited for at log steps and between phases
+    memory pools, caches) are kept apart, and so is a stall, a step of more than ten times the
+    median: a laptop that slept, a disk that hung. The device is waited for at log steps and between phases
     only.
 
     Args:
@@ -118,10 +120,10 @@ class SpeedMonitor(L.Callback):
     def _log(self, trainer: L.Trainer, module: GPTModule) -> None:
         module.log("perf/tokens", float(self.tokens))
         synchronize(trainer.strategy.root_device)
-        window = self._drain_window()
+        window, _ = without_stalls(self._drain_window(), median_s(self._measured[-100:]))
         if not window:
             return  # still warming up
-        module.log("perf/step_ms", statistics.median(s for s, _ in window) * 1e3)
+        module.log("perf/step_ms", median_s(window) * 1e3)
         module.log("perf/tokens_per_sec", tokens_per_sec(window))
         if self.peak is not None:
             module.log("perf/mfu", self._mfu(window, trainer, module))
@@ -143,20 +145,33 @@ class SpeedMonitor(L.Callback):
 
     def report(self, trainer: L.Trainer, module: GPTModule) -> list[str]:
         """The run's speed and the wall seconds by phase, a line each."""
-        seconds = self.clock.seconds()
+        seconds = self.seconds()
         parts = ", ".join(f"{phase} {s:.1f}" for phase, s in seconds.items())
         lines = [f"time        {sum(seconds.values()):.1f} s: {parts}"]
-        if self._measured:
-            median_ms = statistics.median(s for s, _ in self._measured) * 1e3
-            speed = (
-                f"{tokens_per_sec(self._measured):,.0f} tokens/s, median step {median_ms:.1f} ms"
-            )
+        steps, stalls = self.steps()
+        if steps:
+            median_ms = median_s(steps) * 1e3
+            speed = f"{tokens_per_sec(steps):,.0f} tokens/s, median step {median_ms:.1f} ms"
             if self.peak is not None:
-                speed += (
-                    f", MFU {self._mfu(self._measured, trainer, module):.1%} of {self.peak.label}"
-                )
+                speed += f", MFU {self._mfu(steps, trainer, module):.1%} of {self.peak.label}"
+            if stalls:
+                longest = max(s for s, _ in stalls)
+                speed += f"; {len(stalls)} stalls left out, the longest of {longest:.1f} s"
             lines.insert(0, f"speed       {speed}")
         return lines
+
+    def steps(self) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
+        """Seconds and tokens of the steps past warm-up, and of the stalls among them."""
+        return without_stalls(self._measured, median_s(self._measured))
+
+    def seconds(self) -> dict[str, float]:
+        """Wall seconds by phase, stalls apart from training."""
+        seconds = self.clock.seconds()
+        stalled = sum(s for s, _ in self.steps()[1])
+        if stalled:
+            seconds["train"] -= stalled
+            seconds["stalls"] = stalled
+        return seconds
 
     def state_dict(self) -> dict[str, Any]:
         return {"tokens": self.tokens}
@@ -175,6 +190,22 @@ def phase(trainer: L.Trainer, name: str) -> Iterator[None]:
     with monitor.clock.phase(name):
         yield
         synchronize(trainer.strategy.root_device)
+
+
+def median_s(steps: list[tuple[float, int]]) -> float:
+    """Median seconds of (seconds, tokens) pairs; infinite if there are none."""
+    return statistics.median([seconds for seconds, _ in steps] or [math.inf])
+
+
+def without_stalls(
+    steps: list[tuple[float, int]], median_s: float
+) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
+    """Splits (seconds, tokens) pairs into steps and stalls: those of over ten times the median."""
+    stalled = [s > 10 * median_s for s, _ in steps]
+    return (
+        [step for step, stall in zip(steps, stalled, strict=True) if not stall],
+        [step for step, stall in zip(steps, stalled, strict=True) if stall],
+    )
 
 
 def tokens_per_sec(steps: list[tuple[float, int]]) -> float:

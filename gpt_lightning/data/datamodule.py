@@ -2,13 +2,15 @@
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import lightning as L
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from gpt_lightning.data.loader import Batch, EvalBatches, TrainLoader
+from gpt_lightning.data.loader import EVALUATION, Batch, EvalBatches, TrainBatches, TrainLoader
+from gpt_lightning.data.nanogpt import NanoGPTDraws, NanoGPTEvalBatches, NanoGPTLoader
 from gpt_lightning.data.order import OrderName, WindowOrder
 from gpt_lightning.data.prepare import dataset_folder, prepare_source
 from gpt_lightning.data.shards import Manifest, TokenStream
@@ -34,8 +36,11 @@ class TokenDataModule(L.LightningDataModule):
         block_size: Tokens T a sequence; null: model.config.block_size.
         batch_size: Sequences B a micro-batch and rank.
         eval_batch_size: Sequences a validation batch and rank; null: batch_size.
+        eval_batches: Evaluate on this many random batches of the validation split and as many of
+            the training split, as nanoGPT does; null: on every token of the validation split.
         order: sequential: front to back; random: windows anywhere, as nanoGPT; shuffled: each
-            window once an epoch.
+            window once an epoch; repeat: the first batch again and again; nanogpt: random, and
+            drawn from the run's generator in the very order in which nanoGPT draws.
         num_workers: Processes that read ahead; 0 reads in the training process.
         seed: Of the order; null: seed_everything.
 
@@ -54,7 +59,8 @@ class TokenDataModule(L.LightningDataModule):
         block_size: int | None = None,
         batch_size: int = 16,
         eval_batch_size: int | None = None,
-        order: OrderName = "shuffled",
+        eval_batches: int | None = None,
+        order: OrderName | Literal["nanogpt"] = "shuffled",
         num_workers: int = 0,
         seed: int | None = None,
     ) -> None:
@@ -68,6 +74,7 @@ class TokenDataModule(L.LightningDataModule):
         settings = {
             "batch_size": (batch_size, 1),
             "eval_batch_size": (eval_batch_size, 1),
+            "eval_batches": (eval_batches, 1),
             "num_workers": (num_workers, 0),
             "seed": (seed, 0),
         }
@@ -82,10 +89,17 @@ class TokenDataModule(L.LightningDataModule):
         self._block_size = block_size
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size or batch_size
+        self.eval_batches = eval_batches
         self.order = order
         self.num_workers = num_workers
         self.seed = seed
         self._manifest: Manifest | None = None
+        self._draws: NanoGPTDraws | None = None
+        if order == "nanogpt" and (num_workers or self.eval_batch_size != batch_size):
+            raise UserError(
+                "data.order nanogpt draws batches of one size in the training process: "
+                "set data.num_workers to 0 and data.eval_batch_size to null"
+            )
 
     # ---- what is read --------------------------------------------------------------------------
 
@@ -93,7 +107,9 @@ class TokenDataModule(L.LightningDataModule):
     def folder(self) -> Path:
         """The prepared dataset."""
         if self.dataset is None:
-            return dataset_folder(self._source, self.tokenizer_name, self.data_dir)
+            return dataset_folder(
+                self._source, self.tokenizer_name, self.data_dir, self.val_fraction
+            )
         path = Path(self.dataset)
         return self.data_dir / path if path.name == self.dataset and not path.exists() else path
 
@@ -161,7 +177,9 @@ class TokenDataModule(L.LightningDataModule):
         else:
             self._stream("test" if stage == "test" else "val")
 
-    def train_dataloader(self) -> TrainLoader:
+    def train_dataloader(self) -> TrainLoader | NanoGPTLoader:
+        if self.order == "nanogpt":
+            return NanoGPTLoader(self._nanogpt_draws())
         stream = self._stream("train")
         assert self.trainer is not None
         accumulate, world = self.trainer.accumulate_grad_batches, self.trainer.world_size
@@ -189,7 +207,9 @@ class TokenDataModule(L.LightningDataModule):
         fitting = self.trainer.state.fn == TrainerFn.FITTING
         if fitting and "val" not in self.manifest.splits:
             return []
-        return [self._eval_loader("val")]
+        if self.eval_batches is None:
+            return [self._eval_loader("val")]
+        return [self._sample_loader("val"), self._sample_loader("train")]
 
     def test_dataloader(self) -> DataLoader[Batch]:
         return self._eval_loader("test")
@@ -206,13 +226,48 @@ class TokenDataModule(L.LightningDataModule):
             rank=self.trainer.global_rank,
             world=self.trainer.world_size,
         )
+        return self._loader(batches, range(len(batches)))
+
+    def _sample_loader(self, split: str) -> DataLoader[Batch]:
+        """Random batches of a split, the same ones at every evaluation unless nanoGPT draws."""
+        assert self.trainer is not None
+        assert self.eval_batches is not None
+        if self.order == "nanogpt":
+            draws = self._nanogpt_draws()
+            return self._loader(NanoGPTEvalBatches(draws, split), range(self.eval_batches))
+        stream = self._stream(split)
+        batches = TrainBatches(
+            stream,
+            WindowOrder("random", len(stream), self.block_size, self._seed),
+            epoch=EVALUATION,
+            batch_size=self.eval_batch_size,
+            rank=self.trainer.global_rank,
+            world=self.trainer.world_size,
+        )
+        return self._loader(batches, range(self.eval_batches))
+
+    def _loader(self, batches: Dataset[Batch], indices: range) -> DataLoader[Batch]:
         return DataLoader(
             batches,
-            batch_size=None,
+            batch_size=None,  # an item is a batch already
+            sampler=indices,
             num_workers=self.num_workers,
             pin_memory=self._pin_memory,
             generator=torch.Generator(),  # its own: evaluation must not move the run's dropout
         )
+
+    def _nanogpt_draws(self) -> NanoGPTDraws:
+        assert self.trainer is not None
+        if self.trainer.world_size > 1:
+            raise UserError("data.order nanogpt is one process's: use --data.order random")
+        if self._draws is None:
+            self._draws = NanoGPTDraws(
+                {"train": self._stream("train"), "val": self._stream("val")},
+                self.block_size,
+                self.batch_size,
+                self.eval_batches or 0,
+            )
+        return self._draws
 
     @property
     def _pin_memory(self) -> bool:

@@ -12,6 +12,7 @@ from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # tokens and the tokens that follow, int64 (B, T) each
+EVALUATION = 2**64 - 1  # an epoch that training does not reach
 IGNORE_INDEX = -100  # target of a padded position: F.cross_entropy skips it by default
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-OrderName = Literal["sequential", "random", "shuffled"]
+OrderName = Literal["sequential", "random", "shuffled", "repeat"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class WindowOrder:
     Args:
         name: sequential: front to back. shuffled: each window once an epoch, a new permutation
             every epoch. random: starts drawn anywhere, with replacement, as nanoGPT does; an epoch
-            is as many windows as fit side by side.
+            is as many windows as fit side by side. repeat: the split's first windows, the same in
+            every batch.
         n_tokens: length of the split.
         block_size: T.
         seed: of the draws.
@@ -41,7 +42,7 @@ class WindowOrder:
         """Where the epoch's windows first .. first + count - 1 start, in tokens; int64 (count,)."""
         if self.name == "random":
             return self._random_starts(epoch, first, count)
-        index = np.arange(first, first + count)
+        index = np.arange(count) if self.name == "repeat" else np.arange(first, first + count)
         if self.name == "shuffled":
             index = _permutation(self.seed, epoch, self.n_windows)[first : first + count]
         return index * self.block_size

@@ -70,7 +70,7 @@ def prepare(
         overwrite: Replace a dataset that was made from another text or with other settings.
     """
     settings = Settings(tokenizer, val_fraction, test_fraction, shard_tokens)
-    folder = Path(out) if out else dataset_folder(source, tokenizer, data_dir)
+    folder = Path(out) if out else dataset_folder(source, tokenizer, data_dir, val_fraction)
     text_file = _source_file(source, Path(data_dir))
     begun_s = time.perf_counter()
     manifest, made = _prepare(text_file, _name(source), folder, settings, overwrite)
@@ -93,7 +93,7 @@ def prepare_source(
         UserError: as prepare_text, or no file and no corpus of that name.
     """
     settings = Settings(tokenizer, val_fraction, test_fraction, shard_tokens)
-    folder = dataset_folder(source, tokenizer, data_dir)
+    folder = dataset_folder(source, tokenizer, data_dir, val_fraction)
     text_file = _source_file(source, Path(data_dir))
     return _prepare(text_file, _name(source), folder, settings, overwrite=False)[0]
 
@@ -134,9 +134,15 @@ def prepare_text(
     return _prepare(source, source.name, out, settings, overwrite)[0]
 
 
-def dataset_folder(source: str, tokenizer: str, data_dir: str | Path = "data") -> Path:
-    """Where a corpus or text file lies when it is prepared and no folder is named."""
-    return Path(data_dir) / f"{Path(_name(source)).stem}-{tokenizer}"
+def dataset_folder(
+    source: str, tokenizer: str, data_dir: str | Path = "data", val_fraction: float = 0.1
+) -> Path:
+    """Where a corpus or text file lies when it is prepared and no folder is named.
+
+    Another share than a tenth for validation is another folder, `...-val0` for none.
+    """
+    split = "" if val_fraction == 0.1 else f"-val{val_fraction:g}"
+    return Path(data_dir) / f"{Path(_name(source)).stem}-{tokenizer}{split}"
 
 
 def _name(source: str) -> str:
