@@ -21,6 +21,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "prepare": ("gpt_lightning.data.prepare:prepare", "turn a text into shards of tokens"),
     "sample": ("gpt_lightning.sample:sample", "write text with a trained model"),
+    "reproduce": (
+        "gpt_lightning.reproduce.command:run",
+        "published tables beside ours, row by row: --list",
+    ),
+    "bench": ("gpt_lightning.bench.command:run", "measure this machine: bench --help"),
     "completion": ("gpt_lightning.completion:completion", "a completion script for your shell"),
 }
 
@@ -103,10 +108,10 @@ def dispatch(argv: list[str]) -> int:
             f"no command {name!r}{nearest(name, COMMANDS)}; gpt-lightning --help lists them"
         )
     module, function = COMMANDS[name][0].split(":")
-    if module == "gpt_lightning.training":
-        importlib.import_module(module).run(argv)
-    else:
-        run_function(name, getattr(importlib.import_module(module), function), argv[1:])
+    command = getattr(importlib.import_module(module), function)
+    if function == "run":  # parses by itself
+        return command(argv) or 0
+    run_function(name, command, argv[1:])
     return 0
 
 

@@ -63,6 +63,25 @@ def expectations(text: str) -> Iterator[str]:
             yield found[2].replace("'", "")
 
 
+def split_fit_options(args: list[str]) -> tuple[list[str], list[str]]:
+    """Separates a command's own arguments from options of `fit` that it passes on.
+
+    Those are the ones with a dot in their name (--model.learning_rate) and --seed_everything, each
+    with the value after it.
+    """
+    own: list[str] = []
+    fit: list[str] = []
+    rest = list(args)
+    while rest:
+        arg = rest.pop(0)
+        name, equals, _ = arg.partition("=")
+        if name.startswith("--") and ("." in name or name == "--seed_everything"):
+            fit += [arg] if equals or not rest else [arg, rest.pop(0)]
+        else:
+            own.append(arg)
+    return own, fit
+
+
 # ---- configuration files -------------------------------------------------------------------------
 
 

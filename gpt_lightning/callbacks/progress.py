@@ -90,12 +90,7 @@ class StepProgress(ProgressBar):
         metrics = trainer.callback_metrics
         # a sanity check of everything is an evaluation of step 0
         partial = trainer.sanity_checking and trainer.num_sanity_val_steps != math.inf
-        if (
-            partial
-            or not self.enabled
-            or not trainer.is_global_zero
-            or "val/loss" not in metrics
-        ):
+        if partial or not self.enabled or not trainer.is_global_zero or "val/loss" not in metrics:
             return
         loss, perplexity = float(metrics["val/loss"]), float(metrics["val/perplexity"])
         where = f"{self._position()} | " if is_fitting(trainer) else ""

@@ -78,9 +78,9 @@ def corpus_file(name: str, data_dir: Path) -> Path:
     if name not in CORPORA:
         raise UserError(f"no corpus is called {name!r}: choose one of {', '.join(nearest(name))}")
     corpus, own = CORPORA[name], data_dir / name / FILE_NAME
-    for path in [own, *_shared(name)]:
-        if path.is_file():
-            return _checked_file(path, name)
+    local = local_corpus(name, data_dir)
+    if local is not None:
+        return _checked_file(local, name)
     try:
         text = _fetched(corpus)
     except FetchError as error:
@@ -90,6 +90,12 @@ def corpus_file(name: str, data_dir: Path) -> Path:
         ) from error
     write_atomic(own, text)
     return own
+
+
+def local_corpus(name: str, data_dir: Path) -> Path | None:
+    """Where the corpus lies on this machine, unchecked; None: it would have to be fetched."""
+    candidates = [data_dir / name / FILE_NAME, *_shared(name)]
+    return next((path for path in candidates if path.is_file()), None)
 
 
 def nearest(name: str) -> list[str]:

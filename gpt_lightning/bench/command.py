@@ -1,0 +1,43 @@
+"""The command `gpt-lightning bench`."""
+
+import importlib
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.parsing import nearest
+
+# name -> (where it is, what --help says)
+BENCHES: dict[str, tuple[str, str]] = {
+    "ladder": (
+        "gpt_lightning.bench.ladder:run",
+        "tokens/s and MFU from plain float32 to all that is fast, one thing a rung",
+    ),
+}
+
+
+def usage() -> str:
+    """What `gpt-lightning bench --help` prints."""
+    lines = [f"  {name:<8}  {text}" for name, (_, text) in BENCHES.items()]
+    return "\n".join(
+        [
+            "usage: gpt-lightning bench NAME [options]",
+            "",
+            *lines,
+            "",
+            "gpt-lightning bench NAME --help explains one.",
+        ]
+    )
+
+
+def run(argv: list[str]) -> int:
+    """Runs `bench NAME ...`; returns the exit code."""
+    if len(argv) < 2 or argv[1] in ("-h", "--help"):
+        print(usage())
+        return 0
+    name = argv[1]
+    if name not in BENCHES:
+        raise UserError(
+            f"no bench {name!r}{nearest(name, BENCHES)}; gpt-lightning bench --help lists them"
+        )
+    module, function = BENCHES[name][0].split(":")
+    code: int = getattr(importlib.import_module(module), function)(argv)
+    return code

@@ -1,0 +1,1 @@
+"""Published results beside ours, row by row."""

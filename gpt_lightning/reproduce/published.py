@@ -1,0 +1,54 @@
+"""The published numbers, out of reference/*.csv."""
+
+import csv
+import statistics
+from dataclasses import dataclass
+from importlib import resources
+
+from gpt_lightning.reproduce.cases import Case, Rung
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was published of a rung.
+
+    Attributes:
+        losses: (step, split) -> loss in nats; split is `batch` for the loss of a training step,
+            `train` or `val` for an evaluation.
+        step_ms: Median of the step times but the first; None: there are none.
+        tokens_per_sec: Median of the same steps.
+    """
+
+    losses: dict[tuple[int, str], float]
+    step_ms: float | None
+    tokens_per_sec: float | None
+
+
+def read_published(case: Case, rung: Rung) -> Published:
+    """The published rows of a rung."""
+    losses_of = rung.name if rung.published is None else rung.published
+    times_of = losses_of if rung.published_times is None else rung.published_times
+    losses: dict[tuple[int, str], float] = {}
+    for row in _rows(case.reference, losses_of):
+        step = int(row["step"])
+        if case.kind == "steps":
+            losses[step, "batch"] = float(row["loss"])
+        else:
+            losses[step, "train"] = float(row["train_loss"])
+            losses[step, "val"] = float(row["val_loss"])
+    assert losses, f"no rows {losses_of!r} in {case.reference}"
+    times = _rows(case.times or case.reference, times_of)
+    step_ms = [float(row["dt_ms"]) for row in times if row["dt_ms"]]
+    rates = [float(row["tokens_per_sec"]) for row in times if row.get("tokens_per_sec")]
+    return Published(losses, step_ms=_median(step_ms[1:]), tokens_per_sec=_median(rates[1:]))
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _rows(file_name: str, name: str) -> list[dict[str, str]]:
+    """Rows whose first column is `name`, in their order."""
+    table = resources.files("gpt_lightning") / "reference" / file_name
+    with table.open(encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if next(iter(row.values())) == name]

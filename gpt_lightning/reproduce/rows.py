@@ -1,0 +1,71 @@
+"""What `reproduce` is asked for, and the rows of the tables that it prints and writes."""
+
+from dataclasses import dataclass
+
+from gpt_lightning.tables import column
+
+OK, FAILED, SKIPPED = "ok", "FAIL", "skipped"  # verdicts
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line changes in every rung.
+
+    Attributes:
+        steps: Optimizer steps; None: as the rung's configuration.
+        accelerator: Trainer's; None: as the rung's configuration.
+        fit: Options of `fit`, which come last and so win.
+    """
+
+    steps: int | None = None
+    accelerator: str | None = None
+    fit: tuple[str, ...] = ()
+
+    def arguments(self) -> list[str]:
+        """As arguments of `fit`."""
+        steps = [] if self.steps is None else [f"--trainer.max_steps={self.steps}"]
+        accelerator = [f"--trainer.accelerator={self.accelerator}"] if self.accelerator else []
+        return [*steps, *accelerator, *self.fit]
+
+
+@dataclass(frozen=True)
+class LossRow:
+    """One published loss and ours."""
+
+    rung: str = column("rung", width=17)
+    step: int = column("step", "d")
+    split: str = column("split")
+    theirs: float | None = column("theirs", ".6f", 9)
+    ours: float | None = column("ours", ".6f", 9)
+    difference: float | None = column("difference", "+.6f")
+    tolerance: float | None = column("tolerance", "g")
+    verdict: str = column("verdict")
+    step_ms: float | None = column("step ms", ",.1f", 9)
+    tokens_per_sec: float | None = column("tokens/s", ",.0f", 9)
+
+
+@dataclass(frozen=True)
+class RungRow:
+    """What became of a rung."""
+
+    rung: str = column("rung", width=17)
+    verdict: str = column("verdict", width=7)
+    losses: int = column("losses", "d", default=0)
+    worst_difference: float | None = column("worst difference", ".2g")
+    first_step_ms: float | None = column("first step ms", ",.0f")
+    step_ms: float | None = column("step ms", ",.1f", 9)
+    tokens_per_sec: float | None = column("tokens/s", ",.0f", 9)
+    mfu: float | None = column("MFU", ".1%", 6)
+    speedup: float | None = column("speed-up", ".2f")
+    published_step_ms: float | None = column("their ms", ",.1f", 9)
+    published_speedup: float | None = column("their speed-up", ".2f")
+    note: str = column("note", default="")
+
+
+@dataclass(frozen=True)
+class PhaseRow:
+    """Where the wall time of a rung went."""
+
+    rung: str = column("rung", width=17)
+    phase: str = column("phase", width=19)
+    seconds: float = column("seconds", ",.1f", 9)
