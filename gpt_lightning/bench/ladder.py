@@ -74,7 +74,7 @@ def make_parser() -> OneLineParser:
         prog="gpt-lightning bench ladder",
         allow_abbrev=False,
         description="Measure tokens/s and MFU while one thing after the other makes training "
-        "faster. Options of `fit` (--model.config.n_layer 6, --data.batch_size 8) change all rungs.",
+        "faster. Options of `fit` (--data.batch_size 8) change all rungs.",
     )
     parser.add_argument(
         "--config",

@@ -49,9 +49,10 @@ class Ladder:
         self.device = torch.device(kind)
         self.vocab_size = known_vocabulary(parsed.model.config.vocab_size)
         self.peak = best_peak(self.device)
+        dataset = random_dataset(Path("data"), self.vocab_size)
         self._arguments = [
             *base,
-            f"--data.dataset={random_dataset(Path('data'), self.vocab_size)}",
+            f"--data.dataset={dataset}",
             "--data.corpus=null",
             "--data.text_file=null",
             f"--trainer.max_steps={WARMUP_STEPS + steps}",

@@ -25,8 +25,8 @@ class SpeedMonitor(L.Callback):
     all that the run has trained on. A step lasts from the end of the one before it, so the wait for
     its data counts; validation, checkpoints and samples do not, and the first steps (compilation,
     memory pools, caches) are kept apart, and so is a stall, a step of more than ten times the
-    median: a laptop that slept, a disk that hung. The device is waited for at log steps and between phases
-    only.
+    median: a laptop that slept, a disk that hung. The device is waited for at log steps and between
+    phases only.
 
     Args:
         peak_flops: Peak FLOP/s of one device that MFU is a fraction of. auto: the published dense
