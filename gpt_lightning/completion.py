@@ -21,12 +21,16 @@ def completion(shell: Literal["bash", "zsh"]) -> None:
     subcommands = parser._subcommands_action
     assert subcommands is not None
     for name, (address, text) in COMMANDS.items():
-        module, function = address.split(":")
-        if module == "gpt_lightning.training":
+        module_name, function = address.split(":")
+        if module_name == "gpt_lightning.training":
             continue
-        subparser = OneLineParser(description=text)
-        subparser.add_function_arguments(
-            getattr(importlib.import_module(module), function), as_group=False, as_positional=True
-        )
+        module = importlib.import_module(module_name)
+        if function == "run":
+            subparser = module.make_parser()
+        else:
+            subparser = OneLineParser(description=text)
+            subparser.add_function_arguments(
+                getattr(module, function), as_group=False, as_positional=True
+            )
         subcommands.add_subcommand(name, subparser, help=text)
     print(parser.get_completion_script(f"shtab-{shell}"))

@@ -88,7 +88,8 @@ def csv_text(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
     text = io.StringIO()
-    writer = csv.DictWriter(text, [f.name for f in dataclasses.fields(rows[0])])
+    names = [field.name for field in dataclasses.fields(rows[0])]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(dataclasses.asdict(row) for row in rows)
     return text.getvalue()

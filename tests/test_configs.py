@@ -10,6 +10,7 @@ from gpt_lightning.model import GPT, SIZES, GPTConfig
 from gpt_lightning.training import training_parser
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+# what people run; the ladders' rungs are held against each other in reproduce/test_cases.py
 RUNS = sorted(CONFIGS.glob("*.yaml"))
 TOKENS_PER_STEP = {
     "quickstart": 16 * 128,
@@ -17,6 +18,7 @@ TOKENS_PER_STEP = {
     "shakespeare_char_cpu": 12 * 64,
     "gpt2_124m": 524_288,
     "finetune_shakespeare": 32_768,
+    "bench_ladder": 2 * 256,
 }
 
 

@@ -3,7 +3,7 @@
 import importlib
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import nearest
+from gpt_lightning.parsing import OneLineParser, nearest
 
 # name -> (where it is, what --help says)
 BENCHES: dict[str, tuple[str, str]] = {
@@ -26,6 +26,13 @@ def usage() -> str:
             "gpt-lightning bench NAME --help explains one.",
         ]
     )
+
+
+def make_parser() -> OneLineParser:
+    """What a completion script knows of the command."""
+    parser = OneLineParser(description="Measure this machine.")
+    parser.add_argument("name", choices=list(BENCHES), help="What to measure.")
+    return parser
 
 
 def run(argv: list[str]) -> int:

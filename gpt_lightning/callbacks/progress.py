@@ -12,13 +12,15 @@ from tqdm import tqdm
 from gpt_lightning.errors import UserError
 from gpt_lightning.loop import at_log_step, is_fitting, log_every_n_steps, total_steps
 
+QUIET_S = 30.0  # an evaluation that takes longer says how far it is
+
 
 class StepProgress(ProgressBar):
     """Shows optimizer steps, loss, tokens/s, MFU and the time that is left.
 
     Lightning's bars count micro-batches and epochs. On a terminal this is one bar; elsewhere (a log
     file, a pipe) it is a line every `plain_every_n_steps` steps. Either way a line is left for
-    every validation.
+    every validation, and for every half minute of a long one.
 
     Args:
         plain_every_n_steps: null: twenty lines a run, at log steps.
@@ -36,6 +38,8 @@ class StepProgress(ProgressBar):
         self._total = 0
         self._step = 0
         self._start = (0, 0.0)  # step and time at which this session began
+        self._evaluation = 0.0  # when the evaluation under way began
+        self._told = 0.0  # when it was last heard of
 
     def disable(self) -> None:
         self.enabled = False
@@ -85,6 +89,30 @@ class StepProgress(ProgressBar):
         elif self.plain_every_n_steps and self._step % self.plain_every_n_steps == 0:
             metrics = format_metrics(trainer.callback_metrics)
             self.print(f"{self._position()} | {metrics} | {self._time_left()}")
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._evaluation = self._told = time.monotonic()
+
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        now = time.monotonic()
+        if not self.enabled or not trainer.is_global_zero or now - self._told < QUIET_S:
+            return
+        self._told = now
+        sizes = (
+            trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+        )
+        total = int(sum(sizes))
+        done = int(sum(sizes[:dataloader_idx])) + batch_idx + 1
+        left = tqdm.format_interval(round((now - self._evaluation) / done * (total - done)))
+        self.print(f"{self._position()} | evaluation, batch {done}/{total} | {left} left")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         metrics = trainer.callback_metrics

@@ -1,5 +1,7 @@
 """SpeedMonitor in a real training loop on a clock of our own: every number can be worked out."""
 
+import math
+
 import lightning as L
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 from gpt_lightning import flops
 from gpt_lightning.callbacks import speed
 from gpt_lightning.callbacks.clock import PhaseClock
-from gpt_lightning.callbacks.speed import SpeedMonitor
+from gpt_lightning.callbacks.speed import SpeedMonitor, median_s, without_stalls
 from gpt_lightning.data.datamodule import TokenDataModule
 from gpt_lightning.model import GPTConfig
 from gpt_lightning.module import GPTModule
@@ -26,15 +28,15 @@ class FakeTime:
 
 
 class Work(GPTModule):
-    def __init__(self, time: FakeTime, slow_step: int = -1) -> None:
+    def __init__(self, time: FakeTime, slow_step: int = -1, slow_s: float = 1.0) -> None:
         super().__init__(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=16, vocab_size=None))
         self.time = time
-        self.slow_step = slow_step
+        self.slow_step, self.slow_s = slow_step, slow_s
 
     def training_step(self, batch, batch_idx):
         self.time.now += 10 * MS
         if self.trainer.global_step == self.slow_step:
-            self.time.now += 1.0
+            self.time.now += self.slow_s
         return super().training_step(batch, batch_idx)
 
     def validation_step(self, batch, batch_idx):
@@ -63,12 +65,12 @@ class Rows(L.Callback):
             self.rows[trainer.global_step] = metrics
 
 
-def run(text_file, monkeypatch, monitor=None, slow_step=-1, max_steps=8, accumulate=1):
+def run(text_file, monkeypatch, monitor=None, slow_step=-1, slow_s=1.0, max_steps=8, accumulate=1):
     time = FakeTime()
     monkeypatch.setattr(speed, "mark", lambda device: time())
     monitor = monitor or SpeedMonitor(peak_flops=1e9, warmup_steps=2)
     monitor.clock = PhaseClock("start-up", now=time)
-    rows, module = Rows(), Work(time, slow_step)
+    rows, module = Rows(), Work(time, slow_step, slow_s)
     trainer = L.Trainer(
         accelerator="cpu",
         max_steps=max_steps,
@@ -109,10 +111,16 @@ def test_rates_count_steps_and_nothing_else(text_file, monkeypatch, accumulate):
     assert monitor.tokens == 8 * step_tokens
 
 
-def test_the_median_hides_no_stall_from_the_rate(text_file, monkeypatch):
-    _, _, _, rows, _ = run(text_file, monkeypatch, slow_step=6)
-    assert rows[8]["perf/step_ms"] == pytest.approx(10)  # steps of 10, 10, 1010 and 10 ms
-    assert rows[8]["perf/tokens_per_sec"] == pytest.approx(4 * 64 / 1.04)
+def test_the_median_hides_no_slow_step_from_the_rate(text_file, monkeypatch):
+    _, _, _, rows, _ = run(text_file, monkeypatch, slow_step=6, slow_s=0.08)
+    assert rows[8]["perf/step_ms"] == pytest.approx(10)  # steps of 10, 10, 90 and 10 ms
+    assert rows[8]["perf/tokens_per_sec"] == pytest.approx(4 * 64 / 0.12)
+
+
+def test_a_stall_is_no_part_of_the_rate(text_file, monkeypatch):
+    _, _, monitor, rows, _ = run(text_file, monkeypatch, slow_step=6, slow_s=1.0)
+    assert rows[8]["perf/tokens_per_sec"] == pytest.approx(3 * 64 / 0.03)
+    assert monitor.seconds()["stalls"] == pytest.approx(1.01)
 
 
 def test_warm_up_is_kept_apart(text_file, monkeypatch):
@@ -158,3 +166,22 @@ def test_model_flops_are_those_of_the_runs_context():
     n = module.model.num_params(embeddings=False)
     assert module.flops_per_token == 6 * n + 12 * 2 * 32 * 64
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_a_stall_is_over_ten_times_the_median_and_counts_for_nothing():
+    steps = [(0.1, 100)] * 20 + [(1.01, 100), (0.99, 100), (1967.0, 100)]
+    kept, stalls = without_stalls(steps, median_s(steps))
+    assert stalls == [(1.01, 100), (1967.0, 100)]
+    assert len(kept) == 21
+    assert median_s([]) == math.inf  # nothing to compare with: nothing is a stall
+
+
+def test_the_report_keeps_stalls_out_of_the_rates_and_apart_in_time():
+    monitor = SpeedMonitor()
+    monitor.clock = PhaseClock("train", now=iter([0.0, 30.0]).__next__)
+    monitor._measured = [(0.5, 100)] * 40 + [(10.0, 100)]
+    lines = monitor.report(None, None)
+    assert lines[0] == (
+        "speed       200 tokens/s, median step 500.0 ms; 1 stalls left out, the longest of 10.0 s"
+    )
+    assert lines[1] == "time        30.0 s: train 20.0, stalls 10.0"

@@ -1,0 +1,97 @@
+"""`gpt-lightning bench ladder` on a tiny model."""
+
+import json
+
+import pytest
+import torch
+
+from gpt_lightning.bench import ladder, ladder_run
+from gpt_lightning.cli import main
+from gpt_lightning.peaks import Peak
+
+TINY = [
+    "--model.config.n_layer=1",
+    "--model.config.n_head=2",
+    "--model.config.n_embd=16",
+    "--model.config.vocab_size=300",
+    "--data.block_size=32",
+    "--trainer.accelerator=cpu",
+]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ladder_run, "best_peak", lambda device: Peak(1e11, "a peak", "a test"))
+
+
+def results() -> dict:
+    (path,) = ladder_run.ROOT.glob("*/results.json")
+    return json.loads(path.read_text())
+
+
+def test_every_rung_is_a_row_with_a_rate(capsys):
+    assert main(["bench", "ladder", "--rungs", "fp32,tf32,flash", "--steps", "2", *TINY]) == 0
+    rows = results()["ladder"]
+    assert [(row["rung"], row["status"]) for row in rows] == [
+        ("fp32", "ok"),
+        ("tf32", "skipped"),  # on a CPU
+        ("flash", "ok"),
+    ]
+    for row in (rows[0], rows[2]):
+        assert row["tokens_per_sec"] > 0
+        # 6 N + 12 L C T FLOPs a token, of a peak of 1e11
+        per_token = 6 * (300 * 16 + 12 * 16**2 + 13 * 16 + 2 * 16) + 12 * 16 * 32
+        assert row["mfu"] == pytest.approx(row["tokens_per_sec"] * per_token / 1e11, rel=1e-6)
+    assert rows[2]["speedup"] == pytest.approx(
+        rows[2]["tokens_per_sec"] / rows[0]["tokens_per_sec"]
+    )
+    assert "flash" in capsys.readouterr().out
+    (picture,) = ladder_run.ROOT.glob("*/ladder.png")
+    assert picture.stat().st_size > 5_000
+
+
+def test_a_rung_has_the_settings_of_all_before_it(monkeypatch):
+    seen = []
+    monkeypatch.setattr(ladder_run.Ladder, "_write", lambda self: None)
+
+    def pretend(self, rung):
+        seen.append(dict(s.removeprefix("--").split("=") for s in self._settings))
+        return ladder.LadderRow(rung.name, "ok")
+
+    monkeypatch.setattr(ladder_run.Ladder, "_measured", pretend)
+    assert main(["bench", "ladder", "--rungs", "fp32,bf16,fused-optimizer", *TINY]) == 0
+    fp32, bf16, last = seen
+    assert fp32["trainer.precision"] == "32-true"
+    assert fp32["model.config.attention"] == "naive"
+    assert bf16 == fp32 | {"trainer.precision": "bf16-mixed"}
+    assert last["model.compile"] == "true"
+    assert last["model.config.attention"] == "sdpa"
+    assert last["model.config.vocab_size"] == "384"  # 300 up to a multiple of 128
+    assert last["model.fused"] == "true"
+
+
+def test_a_rung_that_fails_is_a_row_and_the_ladder_goes_on(monkeypatch):
+    compile_model = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: 1 / 0)
+    assert main(["bench", "ladder", "--rungs", "compile", "--steps", "1", *TINY]) == 1
+    assert torch.nn.Module.compile is not compile_model
+    (row,) = results()["ladder"]
+    assert (row["status"], row["tokens_per_sec"]) == ("failed", None)
+    assert row["note"].startswith("ZeroDivisionError")
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["ladder", "--rungs", "fp23"], "error: no rung 'fp23': did you mean 'fp32'"),
+        (["ladder", "--steps", "0"], "error: --steps is 0; it must be at least 1"),
+        (["lader"], "error: no bench 'lader': did you mean 'ladder'"),
+        (["ladder", "--model.config.vocab_size=null"], "error: model.config.vocab_size is null"),
+        (["ladder", "--config", "no.yaml"], "error: --config no.yaml: No such file"),
+    ],
+)
+def test_mistakes_take_one_line(args, line, capsys):
+    assert main(["bench", *args]) == 2
+    assert capsys.readouterr().err.startswith(line)
+    assert not ladder_run.ROOT.exists()

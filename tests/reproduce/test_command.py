@@ -1,0 +1,109 @@
+"""`gpt-lightning reproduce` as a person types it."""
+
+import json
+
+import pytest
+
+from gpt_lightning.cli import main
+from gpt_lightning.reproduce import command
+from gpt_lightning.reproduce.cases import CASES
+from gpt_lightning.reproduce.rows import Options
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def results(name: str) -> dict:
+    return json.loads((command.ROOT / name / "version_0" / "results.json").read_text())
+
+
+def test_a_rung_is_the_published_one(tinyshakespeare, capsys):
+    assert main(["reproduce", "lecture-ladder", "--rungs", "gpt2-init,timed", "--steps", "6"]) == 0
+    out = capsys.readouterr().out
+    assert "ok: 12 losses within their tolerance" in out
+    data = results("lecture-ladder")
+    assert [row["verdict"] for row in data["rungs"]] == ["ok", "ok"]
+    assert all(abs(row["difference"]) < 1e-4 for row in data["losses"])
+    assert data["rungs"][1]["speedup"] > 0
+    assert data["machine"]["command"].endswith("--rungs gpt2-init,timed --steps 6")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--model.learning_rate", "9.09e-2"],
+        ["--seed_everything=1338"],
+        ["--model.config.init", "default"],
+    ],
+    ids=["learning rate 1% off", "another seed", "another initialization"],
+)
+def test_a_wrong_setting_is_red(wrong, tinyshakespeare, capsys):
+    # 1% of the learning rate shows at step 1: 4e-3
+    assert main(["reproduce", "lecture-ladder", "--rungs=gpt2-init", "--steps=4", *wrong]) == 1
+    out = capsys.readouterr().out
+    assert "FAIL: " in out
+    assert f"changed: {' '.join(wrong)}" in out
+
+
+def test_evaluations_and_the_best_of_them(tinyshakespeare, capsys):
+    # a small model for speed: other numbers than nanoGPT's, so red, and the machinery is the same
+    small = ["--model.config.n_layer=1", "--model.config.n_embd=24", "--data.eval_batches=2"]
+    args = ["reproduce", "shakespeare-char", "--variant", "cpu", "--max-steps", "0", *small]
+    assert main(args) == 1
+    rows = results("shakespeare-char")["losses"]
+    assert [(row["step"], row["split"]) for row in rows] == [(0, "train"), (0, "val"), (0, "best")]
+    assert [row["theirs"] for row in rows] == [4.2874, 4.2823, 4.2823]
+    assert {row["phase"] for row in results("shakespeare-char")["phases"]} >= {"validation"}
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        ([], "error: reproduce what? give one of lecture-ladder"),
+        (["lecture-lader"], "error: no published table 'lecture-lader': did you mean"),
+        (["lecture-ladder", "--rungs", "tmed"], "error: lecture-ladder has no rung 'tmed': did"),
+        (["lecture-ladder", "--steps", "0"], "error: --steps is 0; lecture-ladder has nothing"),
+        (["lecture-ladder", "--stepz", "1"], "error: unknown key 'stepz': did you mean 'steps'"),
+        (["lecture-ladder", "--steps", "x"], "error: steps is 'x'; expected"),
+    ],
+)
+def test_mistakes_take_one_line(args, line, capsys):
+    assert main(["reproduce", *args]) == 2
+    assert capsys.readouterr().err.startswith(line)
+    assert not command.ROOT.exists()
+
+
+def test_what_cannot_run_here_is_refused_with_the_reason(monkeypatch, capsys):
+    monkeypatch.setattr(command, "available_devices", lambda: {"any", "cpu"})
+    assert main(["reproduce", "precision-ladder", "--rungs", "gpu-bf16"]) == 2
+    assert "gpu-bf16: needs an NVIDIA GPU, which this machine has not" in capsys.readouterr().err
+    monkeypatch.setattr("gpt_lightning.machine.memory_gib", lambda: 4.0)
+    assert main(["reproduce", "precision-ladder", "--rungs", "cpu-fp32"]) == 2
+    assert "needs 15 GiB of memory, this machine has 4.0" in capsys.readouterr().err
+
+
+def test_by_default_everything_runs_that_can_be_timed(monkeypatch):
+    monkeypatch.setattr("gpt_lightning.machine.memory_gib", lambda: 64.0)
+
+    def chosen(name: str, devices: set[str], **options) -> list[str]:
+        monkeypatch.setattr(command, "available_devices", lambda: devices)
+        return [r.name for r in command.choose_rungs(CASES[name], None, Options(**options))]
+
+    cpu, gpu, mac = {"any", "cpu"}, {"any", "cpu", "gpu"}, {"any", "cpu", "mps"}
+    assert chosen("lecture-ladder", cpu)[-1] == "matmul-high"
+    assert chosen("lecture-ladder", gpu)[-1] == "vocab-50304"
+    assert chosen("lecture-ladder", gpu, accelerator="cpu")[-1] == "matmul-high"
+    assert chosen("precision-ladder", cpu) == ["cpu-fp32", "cpu-bf16"]
+    assert len(chosen("precision-ladder", gpu)) == 6
+    assert [chosen("shakespeare-char", d) for d in (cpu, gpu, mac)] == [["cpu"], ["gpu"], ["mps"]]
+
+
+def test_list_names_every_rung_and_whether_it_can_run(capsys):
+    assert main(["reproduce", "--list"]) == 0
+    out = capsys.readouterr().out
+    for case in CASES.values():
+        for rung in case.rungs:
+            assert f"{rung.name} " in out
+    assert "needs a Mac with MPS" in out

@@ -1,0 +1,94 @@
+"""Comparison and report, without a run."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gpt_lightning.callbacks.watch import Seen, Speed
+from gpt_lightning.reproduce.cases import LECTURE_LADDER, Case, Rung
+from gpt_lightning.reproduce.published import Published
+from gpt_lightning.reproduce.rows import FAILED, OK, Options
+from gpt_lightning.reproduce.runner import CaseRun, best_row, compare, is_timed, loss_row
+
+CPU = torch.device("cpu")
+RUNG = Rung("one", "ladder/timed.yaml", tolerance=((0, 1e-4), (1, 1e-2)), below=(2, 0.5))
+PUBLISHED = Published({(0, "batch"): 4.0, (1, "batch"): 3.0, (2, "batch"): 0.499}, 100.0, 1280.0)
+
+
+@pytest.mark.parametrize(
+    ("step", "ours", "verdict"),
+    [
+        (0, 4.00009, OK),
+        (0, 4.00011, FAILED),
+        (1, 3.009, OK),
+        (1, 2.989, FAILED),
+        (2, 0.4999, OK),
+        (2, 0.5001, FAILED),  # within the tolerance, but not below the bound
+        (0, math.nan, FAILED),
+        (7, 1.0, ""),  # nothing was published
+    ],
+)
+def test_verdicts(step, ours, verdict):
+    row = loss_row(RUNG, PUBLISHED, Seen(CPU, step, "batch", ours))
+    assert (row.verdict or "") == verdict
+
+
+def test_times_stand_only_where_they_are_the_rungs_own():
+    seen = Seen(CPU, 0, "batch", 4.0, seconds=0.5, tokens=128)
+    assert loss_row(RUNG, PUBLISHED, seen).step_ms == 500.0
+    assert loss_row(RUNG, PUBLISHED, seen).tokens_per_sec == 256.0
+    on_gpu = replace(RUNG, device="gpu")
+    assert loss_row(on_gpu, PUBLISHED, seen).step_ms is None
+    assert is_timed(on_gpu, torch.device("cuda"))
+
+
+def test_the_best_row_compares_up_to_where_ours_came():
+    published = Published(
+        {(0, "val"): 4.0, (250, "val"): 2.0, (500, "val"): 1.5, (750, "val"): 1.6}, None, None
+    )
+    rung = Rung("v", "x.yaml", tolerance=((0, 0.1),))
+    ours = [compare(rung, step, "val", None, loss) for step, loss in ((0, 4.0), (250, 2.05))]
+    row = best_row(rung, published, ours)
+    assert (row.step, row.theirs, row.ours, row.verdict) == (250, 2.0, 2.05, OK)
+
+
+@pytest.fixture
+def case_run(tmp_path):
+    case = Case("c", "A case", "somewhere", "steps", "lecture_ladder.csv", (RUNG,))
+    return CaseRun(case, Options(fit=("--model.learning_rate=1",)), tmp_path, ["reproduce", "c"])
+
+
+def test_a_rungs_row_sums_up(case_run):
+    rows = [loss_row(RUNG, PUBLISHED, Seen(CPU, s, "batch", x)) for s, x in ((0, 4.1), (1, 3.0))]
+    speed = Speed(CPU, {"train": 1.0}, 900.0, 50.0, 2560.0, stalls=2)
+    row = case_run._rung_row(RUNG, PUBLISHED, rows, speed)
+    assert (row.verdict, row.losses) == (FAILED, 2)
+    assert row.worst_difference == pytest.approx(0.1)
+    assert (row.speedup, row.published_speedup) == (None, None)  # there is no rung before
+    assert "2 stalls" in row.note
+    assert "changed: --model.learning_rate=1" in row.note
+    faster = Published(PUBLISHED.losses, 50.0, 2560.0)
+    row = case_run._rung_row(RUNG, faster, rows[1:], replace(speed, tokens_per_sec=3840.0))
+    assert (row.verdict, row.speedup, row.published_speedup) == (OK, 1.5, 2.0)
+
+
+def test_a_rung_without_a_published_loss_has_failed(case_run):
+    row = case_run._rung_row(RUNG, PUBLISHED, [], Speed(CPU, {}))
+    assert row.verdict == FAILED
+
+
+def test_the_report_is_written(case_run):
+    case_run.losses = [compare(RUNG, 0, "batch", 4.0, 4.00005)]
+    case_run.skip(LECTURE_LADDER.rungs[6], "needs an NVIDIA GPU")
+    case_run.write()
+    page = (case_run.folder / "results.md").read_text()
+    assert "| one" in page
+    assert "skipped" in page
+    assert "needs an NVIDIA GPU" in page
+    assert "gpt-lightning reproduce c" in page
+    assert (
+        (case_run.folder / "losses.csv").read_text().splitlines()[1].startswith("one,0,batch,4.0")
+    )
+    assert (case_run.folder / "losses.png").stat().st_size > 10_000
