@@ -242,4 +242,37 @@ SHAKESPEARE_CHAR = Case(
     ),
 )
 
-CASES = {case.name: case for case in (LECTURE_LADDER, PRECISION_LADDER, SHAKESPEARE_CHAR)}
+SHAKESPEARE_SMALL = Case(
+    name="shakespeare-char-small",
+    title="nanoGPT's small CPU preset on tiny Shakespeare, 2,000 steps, no dropout",
+    source="nanoGPT's own program, run by us by the command of its README",
+    kind="evaluations",
+    reference="nanogpt_cpu_preset_evals.csv",
+    times="nanogpt_cpu_preset_iters.csv",
+    rungs=(
+        Rung(
+            "small",
+            "shakespeare_char_cpu.yaml",
+            # the same draws, and no dropout: the whole curve, up to rounding errors that training
+            # multiplies
+            tolerance=((0, 1e-4), (1, 5e-3)),
+            settings=(
+                "--model.config.init=nanogpt",
+                "--model.learning_rate=1.0e-3",
+                "--data.order=nanogpt",
+                "--data.eval_batches=20",
+                "--data.eval_batch_size=null",
+                "--trainer.num_sanity_val_steps=-1",
+                "--trainer.val_check_interval=250",
+                "--trainer.accelerator=cpu",
+            ),
+            device="cpu",
+            time="a minute on two cores",
+        ),
+    ),
+)
+
+CASES = {
+    case.name: case
+    for case in (LECTURE_LADDER, PRECISION_LADDER, SHAKESPEARE_SMALL, SHAKESPEARE_CHAR)
+}
