@@ -65,7 +65,8 @@ def make_adamw(
     groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], fused: bool
 ) -> AdamW:
     """AdamW (Loshchilov and Hutter 2019) in one kernel per dtype and device where `fused`."""
-    return AdamW(groups, lr=lr, betas=betas, fused=fused)
+    # None, not False: PyTorch's default loops over chunks of tensors, False over single ones
+    return AdamW(groups, lr=lr, betas=betas, fused=True if fused else None)
 
 
 class MuonAdamW(Optimizer):

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -192,3 +193,23 @@ def test_impossible_shapes_are_refused(change, message):
 def test_unknown_vocabulary_is_refused():
     with pytest.raises(UserError, match="vocab_size is null"):
         GPT(dataclasses.replace(TINY, vocab_size=None))
+
+
+def test_nanogpts_initialization_draws_as_its_program_does():
+    config = GPTConfig(
+        n_layer=2, n_head=2, n_embd=8, block_size=4, vocab_size=11, bias=True, init="nanogpt"
+    )
+    torch.manual_seed(1337)
+    ours = GPT(config)
+    torch.manual_seed(1337)
+    theirs = GPT(dataclasses.replace(config, init="default"))  # PyTorch's draws come first in both
+    for module in theirs.modules():  # self.apply(self._init_weights)
+        if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            torch.nn.init.normal_(module.weight, mean=0.0, std=0.02)
+            if getattr(module, "bias", None) is not None:
+                torch.nn.init.zeros_(module.bias)
+    for name, weight in theirs.named_parameters():  # and then the residual projections again
+        if name.endswith("c_proj.weight"):
+            torch.nn.init.normal_(weight, mean=0.0, std=0.02 / math.sqrt(2 * config.n_layer))
+    for (name, a), (_, b) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        assert torch.equal(a, b), name

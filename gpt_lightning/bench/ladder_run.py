@@ -52,6 +52,7 @@ class Ladder:
         dataset = random_dataset(Path("data"), self.vocab_size)
         self._arguments = [
             *base,
+            *fit_options,
             f"--data.dataset={dataset}",
             "--data.corpus=null",
             "--data.text_file=null",
@@ -63,7 +64,6 @@ class Ladder:
             f"--speed.warmup_steps={WARMUP_STEPS}",
             f"--speed.peak_flops={self.peak.flops}",
         ]
-        self._fit_options = fit_options
         self.machine = machine_record(argv, self.device)
         stamp = datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
         self.folder = ROOT / stamp
@@ -95,7 +95,7 @@ class Ladder:
     def _measured(self, rung: Rung) -> LadderRow:
         watch = Watch(lambda seen: None, each_step=False)
         logger = RunLogger(str(ROOT), self.folder.name, version=rung.name)
-        arguments = ["fit", *self._arguments, *self._settings, *self._fit_options]
+        arguments = ["fit", *self._arguments, *self._settings]  # what a rung sets, wins
         try:
             training.run(arguments, callbacks=[watch], logger=logger)
         except UserError:
@@ -145,6 +145,7 @@ class Ladder:
 def parse_fit(options: list[str]) -> Any:
     """The configuration that `fit` would make of options."""
     check_config_files(options)
+    training.quiet_lightning()
     return training.training_parser().parse_args(["fit", *options]).fit
 
 

@@ -66,8 +66,22 @@ class SpeedMonitor(L.Callback):
         self._switch(trainer, "compile and warm-up" if self.warmup_steps else "train")
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, GPTModule)
         self._interrupted = self.clock.current
-        self._switch(trainer, "validation")
+        compiling = pl_module.compiles[0] and "validation" not in self.clock.seconds()
+        self._switch(trainer, "compile and warm-up" if compiling else "validation")
+
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if self.clock.current != "validation":  # the first batch has compiled the evaluation
+            self._switch(trainer, "validation")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._switch(trainer, self._interrupted)

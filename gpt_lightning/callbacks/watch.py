@@ -9,7 +9,7 @@ import lightning as L
 import torch
 
 from gpt_lightning import flops
-from gpt_lightning.callbacks.speed import SpeedMonitor, median_s, tokens_per_sec
+from gpt_lightning.callbacks.speed import SpeedMonitor, median_s, tokens_per_sec, without_stalls
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.device import synchronize
 from gpt_lightning.loop import find_callback
@@ -43,20 +43,24 @@ class Speed:
 
     Attributes:
         device: Of the run.
+        max_steps: That it was to make.
         seconds: Wall time by phase.
         first_step_ms: With compilation.
         step_ms: Median of the others, stalls left out.
-        tokens_per_sec: Of the others.
+        tokens_per_sec: Of the others, stalls left out.
         mfu: A fraction; None where there is no peak.
+        peak_flops: That MFU is a fraction of.
         stalls: Steps of over ten times the median.
     """
 
     device: torch.device
+    max_steps: int
     seconds: dict[str, float]
     first_step_ms: float | None = None
     step_ms: float | None = None
     tokens_per_sec: float | None = None
     mfu: float | None = None
+    peak_flops: float | None = None
     stalls: int = 0
 
 
@@ -65,8 +69,9 @@ class Watch(L.Callback):
 
     Args:
         show: Called with each number as it comes.
-        each_step: Waits for the device after every optimizer step and times it, as the published
-            ladders did; otherwise SpeedMonitor's times are taken, which hold nothing up.
+        each_step: Waits for the device after every optimizer step and times it, from the batch on
+            the device to the end of the update, as the published ladders did; otherwise
+            SpeedMonitor's times are taken, which hold nothing up.
     """
 
     def __init__(self, show: Callable[[Seen], None], each_step: bool) -> None:
@@ -76,8 +81,12 @@ class Watch(L.Callback):
         self._begin = 0.0
         self._tokens = 0
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._begin = time.perf_counter()
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        if self.each_step and self._tokens == 0:
+            synchronize(trainer.strategy.root_device)
+            self._begin = time.perf_counter()
 
     def on_train_batch_end(
         self,
@@ -97,7 +106,6 @@ class Watch(L.Callback):
         step = trainer.global_step - 1
         self.show(Seen(pl_module.device, step, "batch", loss, seconds, self._tokens))
         self._tokens = 0
-        self._begin = time.perf_counter()  # after the printing; the coming batch counts
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         metrics = trainer.callback_metrics
@@ -110,8 +118,11 @@ class Watch(L.Callback):
         assert isinstance(pl_module, GPTModule)
         monitor = find_callback(trainer, SpeedMonitor)
         assert monitor is not None
-        self.speed = Speed(trainer.strategy.root_device, seconds=monitor.seconds())
-        steps, stalls = (self._steps[1:], []) if self.each_step else monitor.steps()
+        self.speed = Speed(trainer.strategy.root_device, trainer.max_steps, monitor.seconds())
+        timed = self._steps[1:]
+        steps, stalls = (
+            without_stalls(timed, median_s(timed)) if self.each_step else monitor.steps()
+        )
         self.speed.stalls = len(stalls)
         if self._steps:
             self.speed.first_step_ms = self._steps[0][0] * 1e3
@@ -119,6 +130,10 @@ class Watch(L.Callback):
             self.speed.step_ms = median_s(steps) * 1e3
             self.speed.tokens_per_sec = tokens_per_sec(steps)
             if monitor.peak is not None:
+                self.speed.peak_flops = monitor.peak.flops
                 self.speed.mfu = flops.mfu(
-                    self.speed.tokens_per_sec, pl_module.flops_per_token, monitor.peak.flops
+                    self.speed.tokens_per_sec,
+                    pl_module.flops_per_token,
+                    monitor.peak.flops,
+                    trainer.world_size,
                 )

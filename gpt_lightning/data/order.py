@@ -1,8 +1,8 @@
 """In which order windows of tokens are read: pure functions of (seed, epoch, index).
 
 A window is T inputs and the token after them, T + 1 tokens in all; neighbours share the border
-token. A split of n tokens holds (n - 1) // T whole windows. Nothing here depends on ranks, workers
-or what was read before.
+token. A split of n tokens holds (n - 1) // T whole windows, which tile it whatever its shards are.
+Nothing here depends on ranks, workers or what was read before.
 """
 
 import functools
@@ -12,11 +12,17 @@ from typing import Literal
 import numpy as np
 
 OrderName = Literal["sequential", "random", "shuffled", "repeat"]
+SHUFFLE_WINDOWS = 16_384
 
 
 @dataclass(frozen=True)
 class WindowOrder:
     """The global order of a split's windows.
+
+    `shuffled` visits each window once an epoch. Up to shuffle_windows of them are permuted as a
+    whole. More are read shard after shard, in a new order of the shards every epoch, and permuted
+    within groups of shuffle_windows along that order: a group touches few shards, so that a corpus
+    that no disk holds can be read as it comes.
 
     Args:
         name: sequential: front to back. shuffled: each window once an epoch, a new permutation
@@ -26,12 +32,16 @@ class WindowOrder:
         n_tokens: length of the split.
         block_size: T.
         seed: of the draws.
+        shard_tokens: tokens of each shard, in the order of the text; empty: one shard.
+        shuffle_windows: size of a group.
     """
 
     name: OrderName
     n_tokens: int
     block_size: int
     seed: int
+    shard_tokens: tuple[int, ...] = ()
+    shuffle_windows: int = SHUFFLE_WINDOWS
 
     @property
     def n_windows(self) -> int:
@@ -42,9 +52,9 @@ class WindowOrder:
         """Where the epoch's windows first .. first + count - 1 start, in tokens; int64 (count,)."""
         if self.name == "random":
             return self._random_starts(epoch, first, count)
-        index = np.arange(count) if self.name == "repeat" else np.arange(first, first + count)
         if self.name == "shuffled":
-            index = _permutation(self.seed, epoch, self.n_windows)[first : first + count]
+            return self._shuffled(epoch, first, count) * self.block_size
+        index = np.arange(count) if self.name == "repeat" else np.arange(first, first + count)
         return index * self.block_size
 
     def _random_starts(self, epoch: int, first: int, count: int) -> np.ndarray:
@@ -54,7 +64,38 @@ class WindowOrder:
         words = bits.random_raw(first % 4 + count)[first % 4 :]
         return (words % np.uint64(self.n_tokens - self.block_size)).astype(np.int64)
 
+    def _shuffled(self, epoch: int, first: int, count: int) -> np.ndarray:
+        """Numbers of windows, int64 (count,)."""
+        if self.n_windows <= self.shuffle_windows:
+            whole = _permutation((self.seed, epoch), self.n_windows)
+            part: np.ndarray = whole[first : first + count]
+            return part
+        size, last = self.shuffle_windows, min(first + count, self.n_windows)
+        places = []  # along the epoch's order of shards
+        for group in range(first // size, -(-last // size)):
+            begin, end = group * size, min((group + 1) * size, self.n_windows)
+            inside = _permutation((self.seed, epoch, group), end - begin)
+            places.append(begin + inside[max(first - begin, 0) : last - begin])
+        return self._windows_at(epoch, np.concatenate(places))
 
-@functools.lru_cache(maxsize=2)
-def _permutation(seed: int, epoch: int, n: int) -> np.ndarray:
-    return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(n)
+    def _windows_at(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        """Numbers of the windows at places along the epoch's order of shards."""
+        firsts = self._first_windows()  # shard s has the windows firsts[s] .. firsts[s + 1] - 1
+        order = _permutation((self.seed, epoch, -1 % 2**32), len(firsts) - 1)
+        counts = np.diff(firsts)[order]
+        ends = np.cumsum(counts)
+        nth = np.searchsorted(ends, places, side="right")
+        found: np.ndarray = firsts[order[nth]] + places - (ends - counts)[nth]
+        return found
+
+    def _first_windows(self) -> np.ndarray:
+        """The first window that starts in each shard, and n_windows; int64 (shards + 1,)."""
+        begins = np.cumsum([0, *(self.shard_tokens or (self.n_tokens,))])
+        firsts: np.ndarray = np.minimum(-(-begins // self.block_size), self.n_windows)
+        return firsts
+
+
+@functools.lru_cache(maxsize=8)
+def _permutation(key: tuple[int, ...], n: int) -> np.ndarray:
+    shuffled: np.ndarray = np.random.Generator(np.random.PCG64(list(key))).permutation(n)
+    return shuffled

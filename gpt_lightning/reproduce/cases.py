@@ -19,12 +19,15 @@ class Rung:
         name: On the command line and in the tables.
         config: File under configs/.
         tolerance: (step, largest difference from that step on), in order of steps.
+        drift: Likewise, for steps at which rounding errors have grown beyond the tolerance: more
+            than that but less than this is `drift`, not a failure.
         published: Name of the published losses; None: as `name`.
         published_times: Name of the published step times; None: as the losses; empty: there are
             none.
         settings: Options of `fit` that the file leaves open.
         device: What it needs.
         losses_anywhere: Any device may run it for the losses; then the speed columns stay empty.
+        not_on: A device on which its setting means something else than in the original.
         memory_gib: Memory of the machine that a CPU needs for it; 0: little.
         time: How long it takes, for people.
         below: (step, bound): the loss must be under the bound at that step.
@@ -34,11 +37,13 @@ class Rung:
     name: str
     config: str
     tolerance: tuple[tuple[int, float], ...]
+    drift: tuple[tuple[int, float], ...] = ()
     published: str | None = None
     published_times: str | None = None
     settings: tuple[str, ...] = ()
     device: Device = "any"
     losses_anywhere: bool = False
+    not_on: Device | None = None
     memory_gib: float = 0.0
     time: str = "seconds"
     below: tuple[int, float] | None = None
@@ -47,6 +52,10 @@ class Rung:
     def tolerance_at(self, step: int) -> float:
         """The largest difference from the published loss that passes at a step."""
         return [bound for first, bound in self.tolerance if first <= step][-1]
+
+    def drift_at(self, step: int) -> float:
+        """The largest difference that rounding errors explain at a step; 0: none."""
+        return [bound for first, bound in ((0, 0.0), *self.drift) if first <= step][-1]
 
 
 @dataclass(frozen=True)
@@ -79,12 +88,15 @@ class Case:
 
 
 # The first three rungs of the lecture were not seeded. Their bands are the largest distance of the
-# published curve from those of eight seeds of ours.
+# published curve from those of eight seeds of ours (of forty at step 0): they see half the learning
+# rate, not a tied matrix.
 UNSEEDED = "not seeded in the original: the curve counts, not the digits"
 # At a learning rate of 0.09 rounding errors grow tenfold every four steps. Up to step 32 float32 is
 # within 2e-5 of the published losses. By step 49 the two published rows of the same arithmetic,
-# `timed` and `matmul-high`, are 1.2e-2 apart, and float64 lies between them, 6e-3 from either.
-CHAOS = ((0, 1e-4), (33, 2e-2))
+# `timed` and `matmul-high`, are 1.2e-2 apart, and float64 lies between them, 6e-3 from either: no
+# arithmetic comes within 1e-4 of one of them but by chance.
+DRIFT = ((33, 2e-3), (39, 8e-3), (47, 3e-2))
+DRIFT_NOTE = "from step 33 on rounding errors decide: the two published runs part by up to 1.2e-2"
 
 
 def l4_rung(name: str) -> Rung:
@@ -110,29 +122,38 @@ LECTURE_LADDER = Case(
         Rung(
             "overfit-one-batch",
             "ladder/overfit-one-batch.yaml",
-            tolerance=((0, 2.2), (10, 1.4)),
+            tolerance=((0, 0.35), (1, 2.2), (10, 1.4)),
             below=(49, 0.12),
             note=UNSEEDED + "; of 39 seeds 20 end below 0.12, as the published one does",
         ),
         Rung(
             "sequential-loader",
             "ladder/sequential-loader.yaml",
-            tolerance=((0, 1.3), (20, 0.3)),
+            tolerance=((0, 0.35), (1, 1.3), (20, 0.3)),
             note=UNSEEDED,
         ),
         Rung(
             "weight-tying",
             "ladder/weight-tying.yaml",
-            tolerance=((0, 0.9), (20, 0.33)),
+            tolerance=((0, 0.35), (1, 0.9), (20, 0.33)),
             note=UNSEEDED,
         ),
         Rung("gpt2-init", "ladder/gpt2-init.yaml", tolerance=((0, 1e-4),)),
-        Rung("timed", "ladder/timed.yaml", tolerance=CHAOS),
+        Rung(
+            "timed",
+            "ladder/timed.yaml",
+            tolerance=((0, 1e-4),),
+            drift=DRIFT,
+            note=DRIFT_NOTE,
+        ),
         Rung(
             "matmul-high",
             "ladder/matmul-high.yaml",
-            tolerance=CHAOS,
-            note="on MPS and on CPUs the switch does nothing: the losses are those of `timed`",
+            tolerance=((0, 1e-4),),
+            drift=DRIFT,
+            not_on="gpu",
+            note="on MPS and on CPUs the switch does nothing: the losses are those of `timed`; "
+            + DRIFT_NOTE,
         ),
         l4_rung("bf16"),
         l4_rung("compile"),

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, nearest, split_fit_options
 from gpt_lightning.reproduce.cases import CASES, Case, Rung
-from gpt_lightning.reproduce.rows import FAILED, Options, RungRow
+from gpt_lightning.reproduce.rows import DRIFT, ERROR, FAILED, Options, RungRow
 from gpt_lightning.tables import Console, column
 
 if TYPE_CHECKING:
     from gpt_lightning.reproduce.runner import CaseRun
 
 ROOT = Path("lightning_logs") / "reproduce"
+CHIPS = {"cpu": "a CPU", "gpu": "an NVIDIA GPU", "mps": "a Mac with MPS"}
 
 
 def make_parser() -> OneLineParser:
@@ -55,7 +56,7 @@ def run(argv: list[str]) -> int:
     """Runs `reproduce ...`.
 
     Returns:
-        0: all losses within their tolerance; 1: one is not.
+        0: all losses within their tolerance; 1: one is not; 2: a rung could not be run.
     """
     own, fit_options = split_fit_options(argv[1:])
     args = make_parser().parse_args(own)
@@ -82,7 +83,8 @@ def run(argv: list[str]) -> int:
             case_run.skip(rung, why_not(rung, options))
     case_run.write()
     print_summary(case_run)
-    return 1 if case_run.failed else 0
+    verdicts = case_run.verdicts()
+    return 2 if ERROR in verdicts else 1 if FAILED in verdicts else 0
 
 
 def find_case(name: str | None) -> Case:
@@ -124,16 +126,28 @@ def choose_rungs(case: Case, names: str | None, options: Options) -> list[Rung]:
     return chosen
 
 
+def target(rung: Rung, options: Options) -> str:
+    """What a rung would run on here: cpu, mps or gpu."""
+    there = available_devices()
+    best = "gpu" if "gpu" in there else "mps" if "mps" in there else "cpu"
+    asked = {"cpu": "cpu", "mps": "mps", "cuda": "gpu", "gpu": best, "auto": best}
+    if options.accelerator is not None:
+        return asked.get(options.accelerator, best)
+    return rung.device if rung.device in there - {"any"} else best
+
+
 def impossible(rung: Rung, options: Options) -> str:
     """Why a rung cannot run here at all; empty if it can."""
     from gpt_lightning.machine import memory_gib
 
-    there = available_devices()
-    if rung.device in ("gpu", "mps") and rung.device not in there and not rung.losses_anywhere:
-        chip = "an NVIDIA GPU" if rung.device == "gpu" else "a Mac with MPS"
-        return f"needs {chip}, which this machine has not"
-    on_cpu = options.accelerator == "cpu" or rung.device == "cpu" or there == {"any", "cpu"}
-    if on_cpu and memory_gib() < rung.memory_gib:
+    here = target(rung, options)
+    if rung.device not in ("any", here) and not rung.losses_anywhere:
+        if rung.device not in available_devices():
+            return f"needs {CHIPS[rung.device]}, which this machine has not"
+        return f"is about {CHIPS[rung.device]}, not {options.accelerator}"
+    if here == rung.not_on:
+        return f"its setting means something else on {CHIPS[here]}; try --accelerator cpu"
+    if here == "cpu" and memory_gib() < rung.memory_gib:
         return f"needs {rung.memory_gib:.0f} GiB of memory, this machine has {memory_gib():.1f}"
     return ""
 
@@ -141,10 +155,8 @@ def impossible(rung: Rung, options: Options) -> str:
 def why_not(rung: Rung, options: Options) -> str:
     """Why a rung does not run unless it is named; empty if it does."""
     reason = impossible(rung, options)
-    on_cpu = options.accelerator == "cpu"
-    if not reason and (rung.device not in available_devices() or (rung.device == "gpu" and on_cpu)):
-        chip = "an NVIDIA GPU" if rung.device == "gpu" else "MPS"
-        reason = f"its times are of {chip}; for the losses alone: --rungs {rung.name}"
+    if not reason and rung.device not in ("any", target(rung, options)):
+        reason = f"its times are of {CHIPS[rung.device]}; for the losses alone: --rungs {rung.name}"
     return reason
 
 
@@ -206,17 +218,21 @@ def print_summary(case_run: "CaseRun") -> None:
         for phase in case_run.phases:
             print(f"{phase.rung}: {phase.phase} {phase.seconds:,.1f} s")
     print(f"\n{case_run.folder}: results.md, results.json, losses.png, a CSV a table")
-    misses = [row for row in case_run.losses if row.verdict == FAILED]
-    if misses:
-        first = misses[0]
-        print(
-            f"FAIL: {len(misses)} of {compared(case_run)} losses miss their tolerance, the first "
-            f"{first.rung} step {first.step}: {first.ours:.6f} against {first.theirs:.6f}"
-        )
-    else:
-        print(f"ok: {compared(case_run)} losses within their tolerance")
+    for row in case_run.rungs:
+        if row.verdict in (FAILED, ERROR):
+            print(f"{row.verdict}: {row.rung}{first_miss(case_run, row.rung)}")
+    drifted = sum(row.verdict == DRIFT for row in case_run.losses)
+    misses = sum(row.verdict == FAILED for row in case_run.losses)
+    total = sum(row.theirs is not None for row in case_run.losses)
+    line = f"{total - misses - drifted} of {total} losses within their tolerance"
+    print(line + (f", {drifted} beyond it by what rounding explains" if drifted else ""))
 
 
-def compared(case_run: "CaseRun") -> int:
-    """Losses that have a published one beside them."""
-    return sum(row.theirs is not None for row in case_run.losses)
+def first_miss(case_run: "CaseRun", rung: str) -> str:
+    """The first loss of a rung that misses, in words."""
+    misses = [row for row in case_run.losses if row.rung == rung and row.verdict == FAILED]
+    if not misses:
+        return ""
+    first = misses[0]
+    text = f"{first.ours:.6f} against {first.theirs:.6f}"
+    return f", {len(misses)} losses miss, the first at step {first.step}: {text}"

@@ -17,11 +17,13 @@ class Published:
             `train` or `val` for an evaluation.
         step_ms: Median of the step times but the first; None: there are none.
         tokens_per_sec: Median of the same steps.
+        first_step_ms: The step left out, with compilation.
     """
 
     losses: dict[tuple[int, str], float]
     step_ms: float | None
     tokens_per_sec: float | None
+    first_step_ms: float | None = None
 
 
 def read_published(case: Case, rung: Rung) -> Published:
@@ -40,7 +42,9 @@ def read_published(case: Case, rung: Rung) -> Published:
     times = _rows(case.times or case.reference, times_of)
     step_ms = [float(row["dt_ms"]) for row in times if row["dt_ms"]]
     rates = [float(row["tokens_per_sec"]) for row in times if row.get("tokens_per_sec")]
-    return Published(losses, step_ms=_median(step_ms[1:]), tokens_per_sec=_median(rates[1:]))
+    return Published(
+        losses, _median(step_ms[1:]), _median(rates[1:]), step_ms[0] if step_ms else None
+    )
 
 
 def _median(values: list[float]) -> float | None:

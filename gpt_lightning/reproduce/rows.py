@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gpt_lightning.tables import column
 
-OK, FAILED, SKIPPED = "ok", "FAIL", "skipped"  # verdicts
+OK, DRIFT, FAILED, ERROR, SKIPPED = "ok", "drift", "FAIL", "error", "skipped"  # verdicts
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,17 @@ class RungRow:
 
     rung: str = column("rung", width=17)
     verdict: str = column("verdict", width=7)
+    device: str = column("device", default="")
     losses: int = column("losses", "d", default=0)
+    drifted: int = column("drift", "d", default=0)
     worst_difference: float | None = column("worst difference", ".2g")
     first_step_ms: float | None = column("first step ms", ",.0f")
     step_ms: float | None = column("step ms", ",.1f", 9)
     tokens_per_sec: float | None = column("tokens/s", ",.0f", 9)
     mfu: float | None = column("MFU", ".1%", 6)
+    peak_tflops: float | None = column("of TFLOP/s", ".4g")
     speedup: float | None = column("speed-up", ".2f")
+    published_first_step_ms: float | None = column("their first ms", ",.0f")
     published_step_ms: float | None = column("their ms", ",.1f", 9)
     published_speedup: float | None = column("their speed-up", ".2f")
     note: str = column("note", default="")

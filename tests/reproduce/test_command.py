@@ -22,7 +22,7 @@ def results(name: str) -> dict:
 def test_a_rung_is_the_published_one(tinyshakespeare, capsys):
     assert main(["reproduce", "lecture-ladder", "--rungs", "gpt2-init,timed", "--steps", "6"]) == 0
     out = capsys.readouterr().out
-    assert "ok: 12 losses within their tolerance" in out
+    assert "12 of 12 losses within their tolerance" in out
     data = results("lecture-ladder")
     assert [row["verdict"] for row in data["rungs"]] == ["ok", "ok"]
     assert all(abs(row["difference"]) < 1e-4 for row in data["losses"])
@@ -43,8 +43,32 @@ def test_a_wrong_setting_is_red(wrong, tinyshakespeare, capsys):
     # 1% of the learning rate shows at step 1: 4e-3
     assert main(["reproduce", "lecture-ladder", "--rungs=gpt2-init", "--steps=4", *wrong]) == 1
     out = capsys.readouterr().out
-    assert "FAIL: " in out
+    assert "FAIL: gpt2-init, " in out
     assert f"changed: {' '.join(wrong)}" in out
+
+
+def test_step_0_is_nanogpts_to_the_digit(tinyshakespeare, capsys):
+    assert main(["reproduce", "shakespeare-char-small", "--max-steps", "0"]) == 0
+    rows = results("shakespeare-char-small")["losses"]
+    assert [round(row["ours"], 4) for row in rows[:2]] in ([4.1649, 4.1676], [4.1676, 4.1649])
+
+
+def test_a_run_that_ends_early_is_no_success(tinyshakespeare, capsys):
+    args = ["reproduce", "shakespeare-char-small", "--max-steps", "2"]
+    assert main([*args, "--trainer.num_sanity_val_steps=0"]) == 1
+    assert "2 published losses have no counterpart" in capsys.readouterr().out
+
+
+def test_a_rung_that_breaks_is_a_row_and_the_others_run(tinyshakespeare, monkeypatch, capsys):
+    monkeypatch.setattr("torch.nn.Module.compile", lambda self: 1 / 0)
+    args = ["--rungs", "compile,gpt2-init", "--steps", "2", "--accelerator", "cpu"]
+    monkeypatch.setattr("gpt_lightning.machine.memory_gib", lambda: 64.0)
+    # a small batch: the rung breaks before it trains, gpt2-init does not care
+    assert main(["reproduce", "lecture-ladder", *args]) == 2
+    rungs = {row["rung"]: row for row in results("lecture-ladder")["rungs"]}
+    assert rungs["gpt2-init"]["verdict"] == "ok"
+    assert rungs["compile"]["verdict"] == "error"
+    assert rungs["compile"]["note"].startswith("ZeroDivisionError")
 
 
 def test_evaluations_and_the_best_of_them(tinyshakespeare, capsys):
@@ -94,8 +118,11 @@ def test_by_default_everything_runs_that_can_be_timed(monkeypatch):
     cpu, gpu, mac = {"any", "cpu"}, {"any", "cpu", "gpu"}, {"any", "cpu", "mps"}
     assert chosen("lecture-ladder", cpu)[-1] == "matmul-high"
     assert chosen("lecture-ladder", gpu)[-1] == "vocab-50304"
+    assert "matmul-high" not in chosen("lecture-ladder", gpu)  # there the switch is TF32
     assert chosen("lecture-ladder", gpu, accelerator="cpu")[-1] == "matmul-high"
     assert chosen("precision-ladder", cpu) == ["cpu-fp32", "cpu-bf16"]
+    assert chosen("precision-ladder", gpu, accelerator="gpu")[0] == "gpu-fp32"
+    assert chosen("shakespeare-char", mac, accelerator="cpu") == ["cpu"]
     assert len(chosen("precision-ladder", gpu)) == 6
     assert [chosen("shakespeare-char", d) for d in (cpu, gpu, mac)] == [["cpu"], ["gpu"], ["mps"]]
 

@@ -2,18 +2,25 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from gpt_lightning.callbacks.watch import Seen, Speed
-from gpt_lightning.reproduce.cases import LECTURE_LADDER, Case, Rung
-from gpt_lightning.reproduce.published import Published
-from gpt_lightning.reproduce.rows import FAILED, OK, Options
+from gpt_lightning.reproduce.cases import LECTURE_LADDER, PRECISION_LADDER, Case, Rung
+from gpt_lightning.reproduce.published import Published, read_published
+from gpt_lightning.reproduce.rows import DRIFT, FAILED, OK, Options, RungRow
 from gpt_lightning.reproduce.runner import CaseRun, best_row, compare, is_timed, loss_row
 
 CPU = torch.device("cpu")
-RUNG = Rung("one", "ladder/timed.yaml", tolerance=((0, 1e-4), (1, 1e-2)), below=(2, 0.5))
+RUNG = Rung(
+    "one",
+    "ladder/timed.yaml",
+    tolerance=((0, 1e-4), (1, 1e-2)),
+    drift=((1, 0.1),),
+    below=(2, 0.5),
+)
 PUBLISHED = Published({(0, "batch"): 4.0, (1, "batch"): 3.0, (2, "batch"): 0.499}, 100.0, 1280.0)
 
 
@@ -23,7 +30,8 @@ PUBLISHED = Published({(0, "batch"): 4.0, (1, "batch"): 3.0, (2, "batch"): 0.499
         (0, 4.00009, OK),
         (0, 4.00011, FAILED),
         (1, 3.009, OK),
-        (1, 2.989, FAILED),
+        (1, 2.989, DRIFT),
+        (1, 2.899, FAILED),
         (2, 0.4999, OK),
         (2, 0.5001, FAILED),  # within the tolerance, but not below the bound
         (0, math.nan, FAILED),
@@ -62,21 +70,38 @@ def case_run(tmp_path):
 
 def test_a_rungs_row_sums_up(case_run):
     rows = [loss_row(RUNG, PUBLISHED, Seen(CPU, s, "batch", x)) for s, x in ((0, 4.1), (1, 3.0))]
-    speed = Speed(CPU, {"train": 1.0}, 900.0, 50.0, 2560.0, stalls=2)
+    speed = Speed(CPU, 2, {"train": 1.0}, 900.0, 50.0, 2560.0, stalls=2)
     row = case_run._rung_row(RUNG, PUBLISHED, rows, speed)
     assert (row.verdict, row.losses) == (FAILED, 2)
     assert row.worst_difference == pytest.approx(0.1)
     assert (row.speedup, row.published_speedup) == (None, None)  # there is no rung before
     assert "2 stalls" in row.note
     assert "changed: --model.learning_rate=1" in row.note
-    faster = Published(PUBLISHED.losses, 50.0, 2560.0)
-    row = case_run._rung_row(RUNG, faster, rows[1:], replace(speed, tokens_per_sec=3840.0))
-    assert (row.verdict, row.speedup, row.published_speedup) == (OK, 1.5, 2.0)
+    good = [compare(RUNG, 0, "batch", 4.0, 4.0), rows[1]]
+    row = case_run._rung_row(RUNG, PUBLISHED, good, speed)
+    assert (row.verdict, row.drifted) == (OK, 0)
+
+
+def test_speed_ups_are_over_the_rung_before_in_the_published_table():
+    fp32, bf16, gpu = PRECISION_LADDER.rungs[:3]
+    run = CaseRun(PRECISION_LADDER, Options(), Path("unused"), [])
+    run.rungs = [
+        RungRow(fp32.name, OK, tokens_per_sec=100.0),
+        RungRow(bf16.name, OK, tokens_per_sec=200.0),  # ours alone: nobody's rung before
+    ]
+    cuda = Speed(torch.device("cuda"), 6, {}, tokens_per_sec=3000.0)
+    published = read_published(PRECISION_LADDER, gpu)
+    row = run._with_speed(RungRow(gpu.name, OK), gpu, published, cuda)
+    assert row.speedup == 30.0
+    assert row.published_speedup == pytest.approx(25.7, abs=0.05)
+    run.rungs = []  # not measured in this call
+    assert run._with_speed(RungRow(gpu.name, OK), gpu, published, cuda).speedup is None
 
 
 def test_a_rung_without_a_published_loss_has_failed(case_run):
-    row = case_run._rung_row(RUNG, PUBLISHED, [], Speed(CPU, {}))
+    row = case_run._rung_row(RUNG, PUBLISHED, [], Speed(CPU, 50, {}))
     assert row.verdict == FAILED
+    assert "3 published losses have no counterpart" in row.note
 
 
 def test_the_report_is_written(case_run):
