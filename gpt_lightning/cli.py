@@ -20,6 +20,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "loss of each token of the validation split, to a file",
     ),
     "prepare": ("gpt_lightning.data.prepare:prepare", "turn a text into shards of tokens"),
+    "verify": ("gpt_lightning.data.verify:verify", "every byte of a dataset against its digests"),
+    "data": ("gpt_lightning.data.inspect:run", "look into a dataset: data inspect DIR"),
     "sample": ("gpt_lightning.sample:sample", "write text with a trained model"),
     "reproduce": (
         "gpt_lightning.reproduce.command:run",
@@ -119,8 +121,9 @@ def run_function(name: str, function: Callable[..., None], args: list[str]) -> N
     """Calls a plain function with arguments from the command line; its docstring is its help."""
     from jsonargparse import auto_cli
 
-    from gpt_lightning.parsing import OneLineParser, check_config_files
+    from gpt_lightning.parsing import OneLineParser, check_config_files, underscored
 
+    args = underscored(args)
     check_config_files(args)
     auto_cli(
         function,

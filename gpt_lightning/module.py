@@ -140,7 +140,7 @@ class GPTModule(L.LightningModule):
         assert config.vocab_size is not None
         if config.vocab_size < data.vocab_size:
             raise UserError(
-                f"model.config.vocab_size is {config.vocab_size}, but {data.folder} has "
+                f"model.config.vocab_size is {config.vocab_size}, but {data.address} has "
                 f"{data.vocab_size} tokens: set it to {data.vocab_size}, or to null, the data's own"
             )
         return config
@@ -202,7 +202,7 @@ class GPTModule(L.LightningModule):
         theirs = checkpoint.get("gpt_lightning", {}).get("tokenizer")
         if data is not None and theirs is not None and theirs != data.tokenizer.spec():
             raise UserError(
-                f"the checkpoint was trained on other tokens than those of {data.folder} "
+                f"the checkpoint was trained on other tokens than those of {data.address} "
                 f"({theirs['name']} and {data.tokenizer.name}, or other characters): "
                 "use the data that it was trained on"
             )

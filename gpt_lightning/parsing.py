@@ -63,6 +63,13 @@ def expectations(text: str) -> Iterator[str]:
             yield found[2].replace("'", "")
 
 
+def underscored(args: list[str]) -> list[str]:
+    """Options as the functions call them: --shard-index is --shard_index; values stay."""
+    return [
+        re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), a) for a in args
+    ]
+
+
 def split_fit_options(args: list[str]) -> tuple[list[str], list[str]]:
     """Separates a command's own arguments from options of `fit` that it passes on.
 

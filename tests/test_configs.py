@@ -19,6 +19,8 @@ TOKENS_PER_STEP = {
     "gpt2_124m": 524_288,
     "finetune_shakespeare": 32_768,
     "bench_ladder": 2 * 256,
+    "openwebtext": 12 * 1024 * 40,
+    "fineweb_edu": 524_288,
 }
 
 

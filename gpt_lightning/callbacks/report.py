@@ -47,7 +47,7 @@ class RunReport(L.Callback):
             f"vocabulary {config.vocab_size:,}: {module.model.num_params():,} parameters",
             "optimizer": f"{module.optimizer_name}, learning rate {module.learning_rate:g} "
             f"({module.schedule})",
-            "data": f"{data.folder}: {data.manifest.tokens('train'):,} training tokens, "
+            "data": f"{data.address}: {data.training_tokens():,} training tokens, "
             f"{data.order} order",
             "step": f"{B * T * k * W:,} tokens = {B} sequences x {T} tokens "
             f"x {k} accumulated x {W} ranks",
@@ -113,5 +113,5 @@ def run_hyperparameters(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]
         "ranks": trainer.world_size,
         "gradient_clip_val": trainer.gradient_clip_val or 0.0,
         "max_steps": trainer.max_steps,
-        "dataset": str(data.folder),
+        "dataset": data.address,
     }

@@ -12,7 +12,7 @@ from gpt_lightning import flops
 from gpt_lightning.callbacks.clock import PhaseClock
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.device import Mark, mark, product_dtype, seconds_between, synchronize
-from gpt_lightning.loop import at_log_step, find_callback
+from gpt_lightning.loop import at_log_step, find_callback, token_data
 from gpt_lightning.module import GPTModule
 from gpt_lightning.peaks import Peak, resolve_peak
 
@@ -22,11 +22,13 @@ class SpeedMonitor(L.Callback):
 
     `perf/tokens_per_sec` over the window since the last log, all ranks together; `perf/step_ms`,
     the window's median; `perf/mfu`, a fraction, where the device's peak is known; `perf/tokens`,
-    all that the run has trained on. A step lasts from the end of the one before it, so the wait for
-    its data counts; validation, checkpoints and samples do not, and the first steps (compilation,
-    memory pools, caches) are kept apart, and so is a stall, a step of more than ten times the
-    median: a laptop that slept, a disk that hung. The device is waited for at log steps and between
-    phases only.
+    all that the run has trained on; `perf/data_wait_ms`, the mean a step that this process waited
+    for batches; `data/share/NAME`, a mixture's realized proportions.
+
+    A step lasts from the end of the one before it, so the wait for its data counts; validation,
+    checkpoints and samples do not, and the first steps (compilation, memory pools, caches) are kept
+    apart, and so is a stall, a step of more than ten times the median: a laptop that slept, a disk
+    that hung. The device is waited for at log steps and between phases only.
 
     Args:
         peak_flops: Peak FLOP/s of one device that MFU is a fraction of. auto: the published dense
@@ -45,6 +47,7 @@ class SpeedMonitor(L.Callback):
         self._step_tokens = 0  # of the step under way
         self._begin: Mark | None = None  # when the step under way began
         self._step = 0
+        self._waited = (0.0, 0)  # seconds waited for data, and steps, at the last log
         self._measured_steps = 0  # done in this session
         # steps past warm-up: begin, end and tokens until they are logged, then seconds and tokens
         self._window: list[tuple[Mark, Mark, int]] = []
@@ -63,6 +66,7 @@ class SpeedMonitor(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step = trainer.global_step
+        self._waited = (0.0, self._step)
         self._switch(trainer, "compile and warm-up" if self.warmup_steps else "train")
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -133,6 +137,7 @@ class SpeedMonitor(L.Callback):
 
     def _log(self, trainer: L.Trainer, module: GPTModule) -> None:
         module.log("perf/tokens", float(self.tokens))
+        self._log_data(trainer, module)
         synchronize(trainer.strategy.root_device)
         window, _ = without_stalls(self._drain_window(), median_s(self._measured[-100:]))
         if not window:
@@ -148,6 +153,16 @@ class SpeedMonitor(L.Callback):
         self._measured += window
         self._window.clear()
         return window
+
+    def _log_data(self, trainer: L.Trainer, module: GPTModule) -> None:
+        data = token_data(trainer)
+        if data is None:
+            return
+        waited_s, steps = self._waited
+        self._waited = data.wait_s, self._step
+        module.log("perf/data_wait_ms", (data.wait_s - waited_s) / (self._step - steps) * 1e3)
+        for address, share in data.shares().items():
+            module.log(f"data/share/{address}", share)
 
     def _mfu(self, steps: list[tuple[float, int]], trainer: L.Trainer, module: GPTModule) -> float:
         assert self.peak is not None

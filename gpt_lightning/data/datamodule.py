@@ -9,11 +9,13 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, Dataset
 
+from gpt_lightning.data.datasets import TokenDataset
 from gpt_lightning.data.loader import EVALUATION, Batch, EvalBatches, TrainBatches, TrainLoader
 from gpt_lightning.data.nanogpt import NanoGPTDraws, NanoGPTEvalBatches, NanoGPTLoader
-from gpt_lightning.data.order import OrderName, WindowOrder
+from gpt_lightning.data.order import SHUFFLE_WINDOWS, OrderName, WindowOrder
 from gpt_lightning.data.prepare import dataset_folder, prepare_source
 from gpt_lightning.data.shards import Manifest, TokenStream
+from gpt_lightning.data.sources import Corpus, Mixture, Source
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
 
@@ -23,11 +25,13 @@ DEFAULT_SEED = 1337
 class TokenDataModule(L.LightningDataModule):
     """Batches of token windows, (B, T) inputs and the (B, T) tokens that follow them.
 
-    Exactly one of dataset, corpus and text_file says what is read; the last two are prepared on
-    first use.
+    Exactly one of dataset, mixture, corpus and text_file says what is read; the last two are
+    prepared on first use.
 
     Args:
-        dataset: Folder that `gpt-lightning prepare` made, or its name under data_dir.
+        dataset: Folder of shards (of `gpt-lightning prepare`, nanoGPT, llm.c or build-nanogpt), its
+            name under data_dir, or a URL (s3://, gs://, hf://, https://) of what `prepare` made.
+        mixture: Several datasets, as for dataset, each with its weight; validation is on the first.
         corpus: tinyshakespeare, shakespeare-plays or shakespeare-plays-all.
         text_file: Path of a UTF-8 text.
         tokenizer: Of corpus or text_file: char, byte or a tiktoken encoding such as gpt2.
@@ -39,8 +43,11 @@ class TokenDataModule(L.LightningDataModule):
         eval_batches: Evaluate on this many random batches of the validation split and as many of
             the training split, as nanoGPT does; null: on every token of the validation split.
         order: sequential: front to back; random: windows anywhere, as nanoGPT; shuffled: each
-            window once an epoch; repeat: the first batch again and again; nanogpt: random, and
-            drawn from the run's generator in the very order in which nanoGPT draws.
+            window once an epoch, shard by shard where there are many; repeat: the first batch again
+            and again; nanogpt: random, and drawn from the run's generator in the very order in
+            which nanoGPT draws.
+        shuffle_windows: Windows that shuffled permutes together.
+        cache_limit_gb: Most that is kept of shards from a URL, in data_dir/cache.
         num_workers: Processes that read ahead; 0 reads in the training process.
         seed: Of the order; null: seed_everything.
 
@@ -51,6 +58,7 @@ class TokenDataModule(L.LightningDataModule):
     def __init__(
         self,
         dataset: str | None = None,
+        mixture: dict[str, float] | None = None,
         corpus: str | None = None,
         text_file: str | None = None,
         tokenizer: str = "gpt2",
@@ -61,11 +69,18 @@ class TokenDataModule(L.LightningDataModule):
         eval_batch_size: int | None = None,
         eval_batches: int | None = None,
         order: OrderName | Literal["nanogpt"] = "shuffled",
+        shuffle_windows: int = SHUFFLE_WINDOWS,
+        cache_limit_gb: float = 20.0,
         num_workers: int = 0,
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        sources = {"data.dataset": dataset, "data.corpus": corpus, "data.text_file": text_file}
+        sources = {
+            "data.dataset": dataset,
+            "data.mixture": mixture,
+            "data.corpus": corpus,
+            "data.text_file": text_file,
+        }
         given = [key for key, value in sources.items() if value]
         if len(given) != 1:
             raise UserError(
@@ -75,6 +90,8 @@ class TokenDataModule(L.LightningDataModule):
             "batch_size": (batch_size, 1),
             "eval_batch_size": (eval_batch_size, 1),
             "eval_batches": (eval_batches, 1),
+            "shuffle_windows": (shuffle_windows, 1),
+            "cache_limit_gb": (cache_limit_gb, 0),
             "num_workers": (num_workers, 0),
             "seed": (seed, 0),
         }
@@ -82,6 +99,7 @@ class TokenDataModule(L.LightningDataModule):
             if value is not None and value < least:
                 raise UserError(f"data.{key} is {value}; it must be at least {least}")
         self.dataset = dataset
+        self.mixture = mixture
         self._source = corpus or text_file or ""
         self.tokenizer_name = tokenizer
         self.val_fraction = val_fraction
@@ -91,27 +109,35 @@ class TokenDataModule(L.LightningDataModule):
         self.eval_batch_size = eval_batch_size or batch_size
         self.eval_batches = eval_batches
         self.order = order
+        self.shuffle_windows = shuffle_windows
+        self.cache_limit_gb = cache_limit_gb
         self.num_workers = num_workers
         self.seed = seed
-        self._manifest: Manifest | None = None
+        self._datasets: dict[str, TokenDataset] = {}  # by address, opened at first use
         self._draws: NanoGPTDraws | None = None
-        if order == "nanogpt" and (num_workers or self.eval_batch_size != batch_size):
+        self._loader_in_use: TrainLoader | NanoGPTLoader | None = None
+        if order == "nanogpt" and (num_workers or mixture or self.eval_batch_size != batch_size):
             raise UserError(
-                "data.order nanogpt draws batches of one size in the training process: "
-                "set data.num_workers to 0 and data.eval_batch_size to null"
+                "data.order nanogpt draws batches of one size from one dataset in the training "
+                "process: set data.num_workers to 0, data.mixture and data.eval_batch_size to null"
             )
 
     # ---- what is read --------------------------------------------------------------------------
 
     @property
-    def folder(self) -> Path:
-        """The prepared dataset."""
-        if self.dataset is None:
-            return dataset_folder(
-                self._source, self.tokenizer_name, self.data_dir, self.val_fraction
-            )
-        path = Path(self.dataset)
-        return self.data_dir / path if path.name == self.dataset and not path.exists() else path
+    def addresses(self) -> list[str]:
+        """Of the datasets, the first of which is validated on."""
+        if self.mixture:
+            return list(self.mixture)
+        if self.dataset:
+            return [self.dataset]
+        settings = (self._source, self.tokenizer_name, self.data_dir, self.val_fraction)
+        return [str(dataset_folder(*settings))]
+
+    @property
+    def address(self) -> str:
+        """What is read, for people."""
+        return " + ".join(self.addresses)
 
     @property
     def block_size(self) -> int:
@@ -142,30 +168,55 @@ class TokenDataModule(L.LightningDataModule):
 
     @property
     def manifest(self) -> Manifest:
-        """What the dataset holds; read and checked at first use."""
-        if self._manifest is None:
-            self._manifest = Manifest.load(self.folder)
-        return self._manifest
+        """What the first dataset holds; read and checked at first use."""
+        return self._dataset(self.addresses[0]).manifest
 
-    def _stream(self, split: str) -> TokenStream:
-        if split not in self.manifest.splits:
-            raise UserError(
-                f"{self.folder} has no {split} split, only {', '.join(self.manifest.splits)}: "
-                f"prepare it again with --{split}_fraction 0.1"
-            )
-        stream = TokenStream(self.folder, self.manifest, split)
-        if len(stream) < self.block_size + 1:
-            raise UserError(
-                f"the {split} split of {self.folder} has {len(stream):,} tokens, fewer than a "
-                f"window of block_size + 1 = {self.block_size + 1:,}: "
-                "lower model.config.block_size or take more text"
-            )
-        return stream
+    def training_tokens(self) -> int:
+        """Of all datasets."""
+        return sum(self._dataset(address).manifest.tokens("train") for address in self.addresses)
+
+    def _dataset(self, address: str) -> TokenDataset:
+        if address not in self._datasets:
+            dataset = TokenDataset(address, self.data_dir, self.cache_limit_gb)
+            self._check_same_tokens(address, dataset)
+            self._datasets[address] = dataset
+        return self._datasets[address]
+
+    def _check_same_tokens(self, address: str, dataset: TokenDataset) -> None:
+        for other, opened in self._datasets.items():
+            if opened.manifest.tokenizer != dataset.manifest.tokenizer:
+                raise UserError(
+                    f"data.mixture: {address} and {other} are made of other tokens "
+                    f"({dataset.manifest.tokenizer['name']}, {opened.manifest.tokenizer['name']}): "
+                    "prepare both with one tokenizer"
+                )
+
+    def _stream(self, split: str, address: str | None = None) -> TokenStream:
+        return self._dataset(address or self.addresses[0]).stream(split, self.block_size)
+
+    def _training_source(self) -> Source:
+        assert self.order != "nanogpt"
+        corpora = {address: self._corpus(address, self.order) for address in self.addresses}
+        if self.mixture is None:
+            return corpora[self.addresses[0]]
+        return Mixture(corpora, self.mixture, self._seed)
+
+    def _corpus(self, address: str, order: OrderName) -> Corpus:
+        stream = self._stream("train", address)
+        window_order = WindowOrder(
+            order,
+            len(stream),
+            self.block_size,
+            self._seed,
+            stream.shard_tokens,
+            self.shuffle_windows,
+        )
+        return Corpus(stream, window_order)
 
     # ---- Lightning's hooks ---------------------------------------------------------------------
 
     def prepare_data(self) -> None:
-        if self.dataset is None:
+        if self._source:
             prepare_source(self._source, self.tokenizer_name, self.data_dir, self.val_fraction)
 
     def setup(self, stage: str) -> None:
@@ -179,13 +230,12 @@ class TokenDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> TrainLoader | NanoGPTLoader:
         if self.order == "nanogpt":
-            return NanoGPTLoader(self._nanogpt_draws())
-        stream = self._stream("train")
+            self._loader_in_use = NanoGPTLoader(self._nanogpt_draws())
+            return self._loader_in_use
         assert self.trainer is not None
         accumulate, world = self.trainer.accumulate_grad_batches, self.trainer.world_size
         loader = TrainLoader(
-            stream,
-            WindowOrder(self.order, len(stream), self.block_size, self._seed),
+            self._training_source(),
             batch_size=self.batch_size,
             accumulate=accumulate,
             rank=self.trainer.global_rank,
@@ -197,9 +247,25 @@ class TokenDataModule(L.LightningDataModule):
             raise UserError(
                 f"a step takes {self.batch_size} x {accumulate} x {world} windows "
                 "(data.batch_size x accumulation x ranks), but the train split of "
-                f"{self.folder} has {loader.order.n_windows}: lower data.batch_size"
+                f"{self.address} has {loader.source.n_windows}: lower data.batch_size"
             )
+        self._loader_in_use = loader
         return loader
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that training has waited for batches, in this process."""
+        return 0.0 if self._loader_in_use is None else self._loader_in_use.wait_s
+
+    def shares(self) -> dict[str, float]:
+        """Share of each dataset of a mixture in what has been trained on, by name; else nothing."""
+        loader = self._loader_in_use
+        if not isinstance(loader, TrainLoader) or not isinstance(loader.source, Mixture):
+            return {}
+        mixture = loader.source
+        samples = loader.epoch * mixture.n_windows + loader.window
+        counts = mixture.counts(samples)
+        return dict(zip(mixture.names, (counts / max(1, samples)).tolist(), strict=True))
 
     def val_dataloader(self) -> list[DataLoader[Batch]]:
         # training without a validation split is fine, evaluating without one is not
@@ -226,7 +292,7 @@ class TokenDataModule(L.LightningDataModule):
             rank=self.trainer.global_rank,
             world=self.trainer.world_size,
         )
-        return self._loader(batches, range(len(batches)))
+        return self._data_loader(batches, range(len(batches)))
 
     def _sample_loader(self, split: str) -> DataLoader[Batch]:
         """Random batches of a split, the same ones at every evaluation unless nanoGPT draws."""
@@ -234,19 +300,18 @@ class TokenDataModule(L.LightningDataModule):
         assert self.eval_batches is not None
         if self.order == "nanogpt":
             draws = self._nanogpt_draws()
-            return self._loader(NanoGPTEvalBatches(draws, split), range(self.eval_batches))
+            return self._data_loader(NanoGPTEvalBatches(draws, split), range(self.eval_batches))
         stream = self._stream(split)
         batches = TrainBatches(
-            stream,
-            WindowOrder("random", len(stream), self.block_size, self._seed),
+            Corpus(stream, WindowOrder("random", len(stream), self.block_size, self._seed)),
             epoch=EVALUATION,
             batch_size=self.eval_batch_size,
             rank=self.trainer.global_rank,
             world=self.trainer.world_size,
         )
-        return self._loader(batches, range(self.eval_batches))
+        return self._data_loader(batches, range(self.eval_batches))
 
-    def _loader(self, batches: Dataset[Batch], indices: range) -> DataLoader[Batch]:
+    def _data_loader(self, batches: Dataset[Batch], indices: range) -> DataLoader[Batch]:
         return DataLoader(
             batches,
             batch_size=None,  # an item is a batch already

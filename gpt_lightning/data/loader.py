@@ -1,5 +1,6 @@
 """Batches of windows: endless and resumable for training, a whole split for evaluation."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,8 +8,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.data.shards import TokenStream
+from gpt_lightning.data.sources import Source
 from gpt_lightning.errors import UserError
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # tokens and the tokens that follow, int64 (B, T) each
@@ -30,34 +31,25 @@ class TrainBatches(Dataset[Batch]):
     thus the same for every W.
     """
 
-    def __init__(
-        self,
-        stream: TokenStream,
-        order: WindowOrder,
-        epoch: int,
-        batch_size: int,
-        rank: int,
-        world: int,
-    ) -> None:
-        self.stream, self.order, self.epoch = stream, order, epoch
+    def __init__(self, source: Source, epoch: int, batch_size: int, rank: int, world: int) -> None:
+        self.source, self.epoch = source, epoch
         self.batch_size, self.rank, self.world = batch_size, rank, world
 
     def __getitem__(self, index: int) -> Batch:
         rows = self.batch_size * self.world
-        starts = self.order.starts(self.epoch, index * rows, rows)[self.rank :: self.world]
-        return split_windows(self.stream.windows(starts, self.order.block_size + 1))
+        windows = self.source.read(self.epoch, index * rows, rows, self.rank, self.world)
+        return split_windows(windows)
 
 
 class TrainLoader:
     """Endless epochs of training batches; Lightning sees a sized, stateful iterable.
 
     The position counts batches handed to the loop, not batches that workers have read ahead. It is
-    saved in windows of the global order, so that it means the same to another batch size or number
-    of ranks. An epoch is a multiple of the accumulation: no optimizer step straddles two.
+    saved in windows of the global order, so that it means the same to another number of ranks. An
+    epoch is a multiple of the accumulation: no optimizer step straddles two.
 
     Args:
-        stream: the split.
-        order: the global order of its windows.
+        source: the windows.
         batch_size: sequences a micro-batch and rank.
         accumulate: micro-batches an optimizer step.
         rank: of this process, of `world`.
@@ -68,8 +60,7 @@ class TrainLoader:
 
     def __init__(
         self,
-        stream: TokenStream,
-        order: WindowOrder,
+        source: Source,
         batch_size: int,
         accumulate: int = 1,
         rank: int = 0,
@@ -77,12 +68,13 @@ class TrainLoader:
         num_workers: int = 0,
         pin_memory: bool = False,
     ) -> None:
-        self.stream, self.order, self.batch_size = stream, order, batch_size
+        self.source, self.batch_size = source, batch_size
         self.rank, self.world = rank, world
         self.num_workers, self.pin_memory = num_workers, pin_memory
         self.epoch = 0
         self.position = 0
-        steps = order.n_windows // (batch_size * world * accumulate)
+        self.wait_s = 0.0  # that the loop has waited for batches
+        steps = source.n_windows // (batch_size * world * accumulate)
         self._length = steps * accumulate
 
     def __len__(self) -> int:
@@ -91,9 +83,7 @@ class TrainLoader:
     def __iter__(self) -> Iterator[Batch]:
         if self.position >= len(self):
             self.epoch, self.position = self.epoch + 1, 0
-        batches = TrainBatches(
-            self.stream, self.order, self.epoch, self.batch_size, self.rank, self.world
-        )
+        batches = TrainBatches(self.source, self.epoch, self.batch_size, self.rank, self.world)
         loader = DataLoader(
             batches,
             batch_size=None,  # an item is a batch already
@@ -102,14 +92,32 @@ class TrainLoader:
             pin_memory=self.pin_memory,
             generator=torch.Generator(),  # its own, or it would draw from the run's at every epoch
         )
-        for batch in loader:
+        batches_read = iter(loader)
+        while self.position < len(self):
+            began = time.perf_counter()
+            batch = next(batches_read)
+            self.wait_s += time.perf_counter() - began
             self.position += 1
             yield batch
 
+    @property
+    def window(self) -> int:
+        """Windows of the epoch that have been handed out, over all ranks."""
+        return self.position * self.batch_size * self.world
+
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "window": self.position * self.batch_size * self.world}
+        return {
+            "epoch": self.epoch,
+            "window": self.window,
+            "order": self.source.identity(),
+            "saved_at": time.time(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "window" not in state:
+            raise UserError("the checkpoint was trained with data.order nanogpt: use that")
+        check_same_order(state.get("order"), self.source.identity())
+        self.source.check_since(state.get("saved_at", 0.0))
         rows = self.batch_size * self.world
         if state["window"] % rows:
             raise UserError(
@@ -117,6 +125,24 @@ class TrainLoader:
                 f"multiple of {rows} (data.batch_size x ranks): resume with its own batch size"
             )
         self.epoch, self.position = state["epoch"], state["window"] // rows
+
+
+def check_same_order(theirs: dict[str, Any] | None, ours: dict[str, Any]) -> None:
+    """Refuses to go on in another order of other data; None is a checkpoint that does not tell.
+
+    Raises:
+        UserError: names the first setting that differs, and both values.
+    """
+    if theirs is None:
+        return
+    for key in sorted({*theirs, *ours}):
+        if theirs.get(key) != ours.get(key):
+            what = "another dataset" if key == "dataset" else f"{key} {theirs.get(key)}"
+            this = "" if key == "dataset" else f", this run has {ours.get(key)}"
+            raise UserError(
+                f"the checkpoint has {what}{this}: go on with what it was trained on, or start "
+                "anew from its weights with --model.init_from"
+            )
 
 
 class EvalBatches(Dataset[Batch]):

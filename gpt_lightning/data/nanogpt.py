@@ -7,6 +7,7 @@ always drawn before an evaluation. Kept in this order, the seed 1337 gives its p
 step 0 digit by digit. Source: train.py in https://github.com/karpathy/nanoGPT.
 """
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,6 +97,7 @@ class NanoGPTLoader:
 
     def __init__(self, draws: NanoGPTDraws) -> None:
         self.draws = draws
+        self.wait_s = 0.0  # that the loop has waited for batches
 
     def __len__(self) -> int:
         windows = (len(self.draws.streams["train"]) - 1) // self.draws.block_size
@@ -103,7 +105,10 @@ class NanoGPTLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         for _ in range(len(self)):
-            yield self.draws.training_batch()
+            began = time.perf_counter()
+            batch = self.draws.training_batch()
+            self.wait_s += time.perf_counter() - began
+            yield batch
 
     def state_dict(self) -> dict[str, Any]:
         return self.draws.state_dict()

@@ -1,48 +1,29 @@
-"""`gpt-lightning prepare`: a text becomes a folder of shards and a manifest, or nothing at all."""
+"""`gpt-lightning prepare`: texts become a folder of shards and a manifest, or nothing at all."""
 
-import dataclasses
-import hashlib
+import sys
 import time
-from dataclasses import dataclass
-from fractions import Fraction
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Literal
 
 from gpt_lightning.data.corpora import CORPORA, corpus_file, nearest
-from gpt_lightning.data.files import explained, move_into_place, sync_folder, workspace
-from gpt_lightning.data.shards import MANIFEST, Manifest, Shard, Source, write_shard
-from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
+from gpt_lightning.data.executors import Execution
+from gpt_lightning.data.files import explained, workspace
+from gpt_lightning.data.inputs import (
+    HUB,
+    Input,
+    find_inputs,
+    has_documents,
+    is_one_text,
+    source_name,
+    spool,
+)
+from gpt_lightning.data.pipeline import prepare_documents
+from gpt_lightning.data.settings import Errors, Format, Settings, SplitBy
+from gpt_lightning.data.shards import Manifest
+from gpt_lightning.data.text import prepare_one_text
 from gpt_lightning.errors import UserError
-
-MIN_TOKENS = 2  # one to read and one to predict
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What decides the bytes of a dataset beside the text.
-
-    Raises:
-        UserError: fractions that leave no training text, or shards of no token.
-    """
-
-    tokenizer: str
-    val_fraction: float = 0.1
-    test_fraction: float = 0.0
-    shard_tokens: int = 100_000_000
-
-    def __post_init__(self) -> None:
-        for key in ("val_fraction", "test_fraction"):
-            if not 0 <= getattr(self, key) < 1:  # also refuses nan
-                raise UserError(f"{key} is {getattr(self, key)}: it must be at least 0 and below 1")
-        if _exact(self.val_fraction) + _exact(self.test_fraction) >= 1:
-            raise UserError(
-                f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction} leave "
-                "nothing to train on: their sum must be below 1"
-            )
-        if self.shard_tokens < 1:
-            raise UserError(f"shard_tokens is {self.shard_tokens}: it must be at least 1")
 
 
 def prepare(
@@ -54,26 +35,61 @@ def prepare(
     test_fraction: float = 0.0,
     shard_tokens: int = 100_000_000,
     overwrite: bool = False,
+    text_field: str = "text",
+    split_by: SplitBy | None = None,
+    errors: Errors = "strict",
+    format: Format = "npy",  # noqa: A002 - the word of the command line
+    workers: int | None = None,
+    executor: Literal["process", "ray"] = "process",
+    shard_index: int | None = None,
+    shard_count: int | None = None,
+    merge: bool = False,
 ) -> None:
-    """Turns a text into a dataset: shards of tokens and a manifest.
+    """Turns text into a dataset: shards of tokens and a manifest.
 
     Args:
-        source: A UTF-8 text file, or a corpus: tinyshakespeare, shakespeare-plays or
-            shakespeare-plays-all.
-        tokenizer: char, byte, or an encoding of tiktoken such as gpt2.
+        source: One UTF-8 text file or a corpus (tinyshakespeare, shakespeare-plays,
+            shakespeare-plays-all); or documents: a JSONL file (.jsonl, .jsonl.gz, .jsonl.zst), a
+            Parquet file, a folder or a glob of these and of .txt files, a URL of one (https://,
+            s3://, hf://), a dataset of the Hugging Face hub (hf:NAME[:CONFIG][:SPLIT]); or - for
+            standard input, JSONL or one text.
+        tokenizer: char, byte, or an encoding of tiktoken such as gpt2. Documents need one with an
+            end-of-text token, which stands before each of them.
         out: Folder of the dataset; null: <data_dir>/<corpus or file's stem>-<tokenizer>.
         data_dir: Where corpora and datasets lie.
-        val_fraction: Share of the characters, at the end, that is held out for validation.
-        test_fraction: Share of the characters, after those for validation, that is held out for
-            testing.
+        val_fraction: Share that is held out for validation: of one text's characters, at the end;
+            of documents as split_by says.
+        test_fraction: Share that is held out for testing, after the one for validation.
         shard_tokens: Most tokens that a file holds.
         overwrite: Replace a dataset that was made from another text or with other settings.
+        text_field: Field of a JSON object, or column of a Parquet file, that holds the text.
+        split_by: Which documents are held out: hash, by a hash of their text, or fraction, the last
+            ones. null: hash.
+        errors: A damaged document: strict refuses it, skip leaves it out and counts it, replace
+            puts U+FFFD where bytes are not UTF-8.
+        format: npy; nanogpt for nanoGPT's train.bin and val.bin; llmc for llm.c's .bin.
+        workers: Processes; null: one a core.
+        executor: process, or ray for an existing Ray cluster (RAY_ADDRESS).
+        shard_index: This job's number in an array of jobs, from 0; it makes its share of the parts.
+        shard_count: Number of jobs in the array.
+        merge: Put the parts of all jobs together.
     """
-    settings = Settings(tokenizer, val_fraction, test_fraction, shard_tokens)
+    settings = Settings(
+        tokenizer,
+        val_fraction,
+        test_fraction,
+        shard_tokens,
+        text_field,
+        split_by,
+        errors,
+        format,
+    )
+    execution = Execution(workers, executor, shard_index, shard_count, merge)
     folder = Path(out) if out else dataset_folder(source, tokenizer, data_dir, val_fraction)
-    text_file = _source_file(source, Path(data_dir))
     begun_s = time.perf_counter()
-    manifest, made = _prepare(text_file, _name(source), folder, settings, overwrite)
+    manifest, made = _prepare(source, Path(data_dir), folder, settings, execution, overwrite)
+    if manifest is None:
+        return
     if not made:
         print(f"{folder} is already prepared from this text with these settings")
     _print_summary(folder, manifest, time.perf_counter() - begun_s if made else None)
@@ -94,8 +110,9 @@ def prepare_source(
     """
     settings = Settings(tokenizer, val_fraction, test_fraction, shard_tokens)
     folder = dataset_folder(source, tokenizer, data_dir, val_fraction)
-    text_file = _source_file(source, Path(data_dir))
-    return _prepare(text_file, _name(source), folder, settings, overwrite=False)[0]
+    manifest, _ = _prepare(source, Path(data_dir), folder, settings, Execution(), overwrite=False)
+    assert manifest is not None  # that is for one job of many
+    return manifest
 
 
 def prepare_text(
@@ -110,8 +127,9 @@ def prepare_text(
     """Tokenizes a text file into a folder that appears complete or not at all.
 
     The text is read as bytes and kept as it is: no newline is translated, a byte order mark is a
-    character, and text that looks like a special token is text. It is held in memory as a whole,
-    at ten bytes a character for ASCII text and char, less for the others (measured).
+    character, and text that looks like a special token is text. It is read twice, in pieces of at
+    most 16 Mi characters that end at a newline, so that memory stays below 400 MB beside the
+    interpreter however long the text is.
 
     Borders of the splits are counted in characters, as nanoGPT does: training text first, then
     validation, then test. A folder that was made from the same text with the same settings is left
@@ -131,33 +149,77 @@ def prepare_text(
             a disk that does not take it.
     """
     settings = Settings(tokenizer, val_fraction, test_fraction, shard_tokens)
-    return _prepare(source, source.name, out, settings, overwrite)[0]
+    return prepare_one_text(source, source.name, out, settings, overwrite)[0]
 
 
 def dataset_folder(
     source: str, tokenizer: str, data_dir: str | Path = "data", val_fraction: float = 0.1
 ) -> Path:
-    """Where a corpus or text file lies when it is prepared and no folder is named.
+    """Where a corpus, a text or documents lie when they are prepared and no folder is named.
 
     Another share than a tenth for validation is another folder, `...-val0` for none.
     """
     split = "" if val_fraction == 0.1 else f"-val{val_fraction:g}"
-    return Path(data_dir) / f"{Path(_name(source)).stem}-{tokenizer}{split}"
+    name = source_name(source)
+    whole = source in CORPORA or source.startswith(HUB) or Path(source).is_dir()
+    name = name if whole else Path(name).stem
+    return Path(data_dir) / f"{name}-{tokenizer}{split}"
 
 
-def _name(source: str) -> str:
-    return source if source in CORPORA else Path(source).name
-
-
-def _source_file(source: str, data_dir: Path) -> Path:
+def _prepare(
+    source: str,
+    data_dir: Path,
+    out: Path,
+    settings: Settings,
+    execution: Execution,
+    overwrite: bool,
+) -> tuple[Manifest | None, bool]:
+    """The dataset in `out`, and whether it was made now; None for one job of many."""
     if source in CORPORA:
-        return corpus_file(source, data_dir)
-    if not Path(source).exists():
+        return _one_text(corpus_file(source, data_dir), source, out, settings, execution, overwrite)
+    if source == "-" or is_one_text(source):
+        with _spooled(source, out) as entry:
+            if entry.kind == "text":
+                path = Path(entry.path)
+                return _one_text(path, entry.name, out, settings, execution, overwrite)
+            _refuse_array(execution, "standard input")
+            return prepare_documents([entry], entry.name, out, settings, execution, overwrite)
+    if has_documents(source):
+        inputs, name = find_inputs(source), source_name(source)
+        return prepare_documents(inputs, name, out, settings, execution, overwrite)
+    path = Path(source)
+    if not path.exists():
         raise UserError(
             f"{source}: no such file, and no corpus of that name; "
             f"give a text file's path or one of {', '.join(nearest(source))}"
         )
-    return Path(source)
+    return _one_text(path, path.name, out, settings, execution, overwrite)
+
+
+def _one_text(
+    path: Path, name: str, out: Path, settings: Settings, execution: Execution, overwrite: bool
+) -> tuple[Manifest, bool]:
+    _refuse_array(execution, str(path))
+    return prepare_one_text(path, name, out, settings, overwrite)
+
+
+def _refuse_array(execution: Execution, source: str) -> None:
+    """One text is one job: its splits are borders in the whole of it."""
+    if execution.shard_count is not None or execution.merge or execution.executor != "process":
+        raise UserError(
+            f"{source} is read as a whole by one process: leave out shard_index, shard_count, "
+            "merge and executor, or give documents (JSONL, Parquet, a folder)"
+        )
+
+
+@contextmanager
+def _spooled(source: str, out: Path) -> Iterator[Input]:
+    """What can be read only once, as a file beside `out`, where its tokens must find room too."""
+    if source == "-" and sys.stdin.isatty():
+        print("reading the text from the terminal; Ctrl-D ends it", flush=True)
+    place = out.resolve().with_name(f"{out.resolve().name}.spool")
+    with explained("write", out), workspace(place) as folder:
+        yield spool(source, folder)
 
 
 def _print_summary(folder: Path, manifest: Manifest, seconds: float | None) -> None:
@@ -174,163 +236,3 @@ def _print_summary(folder: Path, manifest: Manifest, seconds: float | None) -> N
         rows["time"] = f"{seconds:.1f} s, {n_bytes / 1e6 / seconds:.1f} MB/s"
     for name, value in rows.items():
         print(f"{name:<10} {value}")
-
-
-# ---- what there is already ---------------------------------------------------------------------
-
-
-def _prepare(
-    source: Path, name: str, out: Path, settings: Settings, overwrite: bool
-) -> tuple[Manifest, bool]:
-    """The dataset in `out`, and whether it was made now."""
-    text, origin = _read(source, name)
-    if out.exists():
-        there = _existing(out, origin, settings, overwrite)
-        if there is not None:
-            return there, False
-    with explained("write", out), workspace(out.resolve()) as folder:
-        manifest = _write(folder / "new", text, source, origin, settings)
-        if not move_into_place(folder, out.resolve(), overwrite):
-            # Another process was faster: its dataset must be the one that we made.
-            there = _existing(out, origin, settings, overwrite=False)
-            assert there is not None
-            return there, False
-    return manifest, True
-
-
-def _existing(out: Path, origin: Source, settings: Settings, overwrite: bool) -> Manifest | None:
-    """The dataset in `out` if it is the wanted one, None if it may be replaced."""
-    if not out.is_dir():
-        raise UserError(f"{out} is a file: choose another --out")
-    entries = sorted(path.name for path in out.iterdir())
-    if not entries:
-        return None
-    if MANIFEST not in entries:
-        raise UserError(f"{out} holds {entries[0]} but no {MANIFEST}: choose another --out")
-    try:
-        manifest = Manifest.load(out)
-    except UserError:
-        if not overwrite:
-            raise
-        differences = ["damage"]
-    else:
-        differences = _differences(manifest, origin, settings)
-    if not differences:
-        return manifest
-    if not overwrite:
-        raise UserError(
-            f"{out} was prepared with {'; '.join(differences)}: "
-            f"replace it with `gpt-lightning prepare SOURCE --out {out} --overwrite true`, "
-            "or choose another folder"
-        )
-    _refuse_foreign(out, entries)
-    return None
-
-
-def _refuse_foreign(out: Path, entries: list[str]) -> None:
-    """What `prepare` did not make, it does not delete."""
-    foreign = [name for name in entries if name != MANIFEST and not name.endswith(".npy")]
-    if foreign:
-        raise UserError(
-            f"{out / foreign[0]} is no part of a dataset and would be deleted with {out}: "
-            "move it away, or choose another --out"
-        )
-
-
-def _differences(manifest: Manifest, origin: Source, settings: Settings) -> list[str]:
-    found: dict[str, Any] = {"SHA-256 of the text": manifest.source.sha256, **manifest.settings}
-    wanted = {"SHA-256 of the text": origin.sha256, **dataclasses.asdict(settings)}
-    return [
-        f"{key} {found.get(key)}, not {value}"
-        for key, value in wanted.items()
-        if found.get(key) != value
-    ]
-
-
-# ---- from text to shards -----------------------------------------------------------------------
-
-
-def _read(source: Path, name: str) -> tuple[str, Source]:
-    try:
-        content = source.read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"cannot read {source}: {error.strerror}; give the path of a text file"
-        ) from error
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{source} is not UTF-8: byte 0x{content[error.start]:02x} at offset "
-            f"{error.start:,}; convert it, for example with iconv -t utf-8"
-        ) from error
-    if not text.strip():
-        raise UserError(f"{source} is {'only white space' if text else 'empty'}: give it some text")
-    return text, Source(name, len(content), hashlib.sha256(content).hexdigest())
-
-
-def split_borders(n: int, val_fraction: float, test_fraction: float) -> dict[str, tuple[int, int]]:
-    """First and last + 1 character of each split that n characters fall into.
-
-    The fractions are taken as the decimals that were written, so that no rounding moves a border:
-    nanoGPT's int(n * 0.9) comes out, and 1 - 0.9 of ten characters is one.
-    """
-    val, test = _exact(val_fraction), _exact(test_fraction)
-    train_end, val_end = int(n * (1 - val - test)), int(n * (1 - test))
-    borders = {"train": (0, train_end), "val": (train_end, val_end), "test": (val_end, n)}
-    wanted = {"train": True, "val": val > 0, "test": test > 0}
-    return {split: border for split, border in borders.items() if wanted[split]}
-
-
-def _exact(fraction: float) -> Fraction:
-    return Fraction(str(fraction))
-
-
-def _write(folder: Path, text: str, source: Path, origin: Source, settings: Settings) -> Manifest:
-    tokenizer = build_tokenizer(settings.tokenizer, text)
-    if tokenizer.vocab_size < 2:
-        raise UserError(
-            f"{source} is made of one character, {text[0]!r}, which leaves nothing to predict: "
-            "give another text"
-        )
-    folder.mkdir()
-    splits = {}
-    try:
-        borders = split_borders(len(text), settings.val_fraction, settings.test_fraction)
-        for split, (first, last) in borders.items():
-            tokens = _tokens(tokenizer, text[first:last], split)
-            splits[split] = _write_split(folder, split, tokens, settings.shard_tokens)
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from error
-    manifest = Manifest(
-        tokenizer=tokenizer.spec(),
-        vocab_size=tokenizer.vocab_size,
-        dtype=token_dtype(tokenizer.vocab_size).name,
-        source=origin,
-        settings=dataclasses.asdict(settings),
-        splits=splits,
-    )
-    manifest.save(folder)
-    sync_folder(folder)
-    return manifest
-
-
-def _tokens(tokenizer: Tokenizer, text: str, split: str) -> np.ndarray:
-    tokens = tokenizer.encode(text)
-    if len(tokens) < MIN_TOKENS:
-        raise UserError(
-            f"the {split} split has {len(text)} characters, {len(tokens)} tokens, and needs "
-            f"{MIN_TOKENS}: give more text or change val_fraction and test_fraction"
-        )
-    assert int(tokens.max()) < tokenizer.vocab_size, tokenizer.name
-    return tokens
-
-
-def _write_split(
-    folder: Path, split: str, tokens: np.ndarray, shard_tokens: int
-) -> tuple[Shard, ...]:
-    starts = range(0, len(tokens), shard_tokens)
-    return tuple(
-        write_shard(folder / f"{split}-{index:05d}.npy", tokens[start : start + shard_tokens])
-        for index, start in enumerate(starts)
-    )

@@ -9,13 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt_lightning.data.prepare import (
-    dataset_folder,
-    prepare,
-    prepare_source,
-    prepare_text,
-    split_borders,
-)
+from gpt_lightning.data.prepare import dataset_folder, prepare, prepare_source, prepare_text
+from gpt_lightning.data.settings import split_borders
 from gpt_lightning.data.shards import Manifest, TokenStream
 from gpt_lightning.data.tokenizers import tokenizer_from_spec
 from gpt_lightning.errors import UserError
@@ -303,7 +298,7 @@ def test_import_is_light() -> None:
 RUN = """
 import os, resource, signal, sys, time
 from pathlib import Path
-from gpt_lightning.data import files, prepare, shards
+from gpt_lightning.data import assemble, files, prepare, target
 source, out, marks = map(Path, sys.argv[1:])
 {accident}
 try:
@@ -314,29 +309,40 @@ except prepare.UserError as error:
 """
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 KILLED = {
-    "before the first shard": f"prepare.write_shard = lambda path, tokens: {KILL}",
+    "before the first shard": f"assemble.SplitWriter.append = lambda self, tokens: {KILL}",
     "between two shards": f"""
-def write(path, tokens):
-    if path.name == "train-00002.npy":
+begin = assemble.SplitWriter._open
+def open_shard(self):
+    if len(self._shards) == 2:
         {KILL}
-    return shards.write_shard(path, tokens)
-prepare.write_shard = write""",
+    return begin(self)
+assemble.SplitWriter._open = open_shard""",
     "inside a shard": f"""
-def write(path, *parts):
-    path.write_bytes(b"".join(parts)[:100])
+begin = assemble.SplitWriter._open
+def open_shard(self):
+    begin(self).flush()
     {KILL}
-shards.write_durable = write""",
+assemble.SplitWriter._open = open_shard""",
     "before the manifest's rename": f"files.os.replace = lambda a, b: {KILL}",
     "before the folder's rename": f"files.os.rename = lambda a, b: {KILL}",
 }
-MEET = """
-move = files.move_into_place
+# Each process holds its turn until the other waits for it or has come too late.
+SLOW = """
+move = target.move_into_place
+def late(*args):
+    time.sleep(0.7)
+    return move(*args)
+target.move_into_place = late"""
+# Some network file systems have none: then both come to the end.
+NO_LOCKS = """
+target.fcntl.flock = lambda *args: None
+move = target.move_into_place
 def wait(*args):
     marks.joinpath(str(os.getpid())).touch()
     while len(list(marks.iterdir())) < 2:
         time.sleep(0.01)
     return move(*args)
-prepare.move_into_place = wait"""
+target.move_into_place = wait"""
 
 
 def start(accident: str, *paths: Path) -> subprocess.Popen[str]:
@@ -358,10 +364,21 @@ def test_killed_and_run_again(source: Path, tmp_path: Path, moment: str) -> None
 
 
 def test_two_at_once(source: Path, tmp_path: Path) -> None:
+    clean, out = tmp_path / "clean", tmp_path / "out"
+    prepare_text(source, clean, "char", shard_tokens=500)
+    both = [start(SLOW, source, out, tmp_path) for _ in range(2)]
+    said = [process.communicate(timeout=30)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sum("is being prepared by another process: waiting" in text for text in said) == 1
+    assert contents(out) == contents(clean)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_two_at_once_without_locks(source: Path, tmp_path: Path) -> None:
     clean, out, marks = tmp_path / "clean", tmp_path / "out", tmp_path / "marks"
     marks.mkdir()
     prepare_text(source, clean, "char", shard_tokens=500)
-    both = [start(MEET, source, out, marks) for _ in range(2)]
+    both = [start(NO_LOCKS, source, out, marks) for _ in range(2)]
     assert [process.wait(timeout=30) for process in both] == [0, 0]
     assert contents(out) == contents(clean)
     assert not list(tmp_path.glob(".*"))

@@ -3,6 +3,7 @@ import hashlib
 import itertools
 import json
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpt_lightning.data.formats import file_header
 from gpt_lightning.data.shards import (
     MANIFEST,
     Manifest,
+    Shard,
     Source,
     TokenStream,
     write_shard,
@@ -132,7 +135,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "grown": (lambda path: path.write_bytes(path.read_bytes() + b"00"), "bytes for"),
     "not npy": (lambda path: path.write_bytes(b"x" * 200), "found"),
     "pickle": (lambda path: path.write_bytes(pickle.dumps(Marker())), "found"),
-    "archive": (lambda path: np.savez(path.open("wb"), a=np.arange(3)), "archive"),
+    "archive": (lambda path: np.savez(path.open("wb"), a=np.arange(3)), "magic string"),
     "objects": (save(np.array([Marker()] * 30, dtype=object)), "found"),
     "wrong dtype": (save(np.zeros(30, np.uint32)), "uint32"),
     "signed": (save(np.zeros(30, np.int16)), "int16"),
@@ -194,7 +197,14 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     **{
         f"no {field.name}": (edit(field.name), f"{field.name} is missing")
         for field in dataclasses.fields(Manifest)
+        if field.name != "format"  # manifests of before there was another have none
     },
+    "format unknown": (edit("format", to="parquet"), "format is 'parquet', expected one of npy"),
+    "no splits": (edit("splits", to={}), "splits is empty"),
+    "a digest that leads elsewhere": (
+        edit("splits", "train", 0, "sha256", to="../x"),
+        "no SHA-256",
+    ),
     "newer version": (edit("version", to=99), "format version 99"),
     "dtype too small": (edit("vocab_size", to=100_277), "100,277 takes uint32"),
     "dtype unknown": (edit("dtype", to="float16"), "dtype is float16"),
@@ -227,3 +237,41 @@ def test_no_manifest(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(UserError, match=r"is no prepared dataset.*gpt-lightning prepare"):
             Manifest.load(folder)
+
+
+def test_manifest_without_a_format_is_npy(dataset: Path) -> None:
+    manifest = json.loads((dataset / MANIFEST).read_text())
+    del manifest["format"]
+    (dataset / MANIFEST).write_text(json.dumps(manifest))
+    assert Manifest.load(dataset).format == "npy"
+
+
+@pytest.mark.filterwarnings("ignore:Reading `.npy`")  # numpy's word for a header of Python 2
+def test_every_flip_in_the_header_is_seen_or_harmless(dataset: Path, tokens: np.ndarray) -> None:
+    path = dataset / "train-00002.npy"
+    whole, refused = path.read_bytes(), 0
+    for at in range(128):
+        for bit in range(8):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+            try:
+                stream = stream_of(dataset)
+            except UserError:
+                refused += 1
+            else:  # a space that became another
+                assert stream.windows(np.array([0]), len(tokens)).tolist() == [tokens.tolist()]
+    assert refused > 500  # of 1,024, half of which are in the padding
+
+
+def test_start_is_fast_and_reads_no_tokens(tmp_path: Path) -> None:
+    n_tokens = 5 * 10**9  # 10 GB that the disk does not have
+    for index in range(3):
+        with open(tmp_path / f"train-{index:05d}.npy", "wb") as file:
+            file.write(file_header("npy", "uint16", n_tokens))
+            file.truncate(file.tell() + 2 * n_tokens)
+    shards = tuple(Shard(f"train-{i:05d}.npy", n_tokens, "0" * 64) for i in range(3))
+    source = Source("s", 1, "0")
+    Manifest({"name": "gpt2"}, 50257, "uint16", source, {}, {"train": shards}).save(tmp_path)
+    begun_s = time.perf_counter()
+    stream = stream_of(tmp_path)
+    assert time.perf_counter() - begun_s < 1  # it takes 1 ms; reading 30 GB takes many seconds
+    assert stream.windows(np.array([2 * n_tokens - 2]), 4).tolist() == [[0, 0, 0, 0]]

@@ -1,0 +1,178 @@
+"""Tokens to shards: a split is written as a stream, and parts are put together in their order."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from gpt_lightning.data.formats import file_header, file_name, write_meta
+from gpt_lightning.data.parts import Block, Part, read_blocks
+from gpt_lightning.data.settings import MIN_TOKENS, SPLITS, Settings, split_borders
+from gpt_lightning.data.shards import Shard
+from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
+from gpt_lightning.errors import UserError
+
+READ_BYTES = 2**22
+
+
+def begin_dataset(folder: Path, tokenizer: Tokenizer, settings: Settings) -> None:
+    """Makes the folder of a new dataset, with what its format needs beside the shards.
+
+    Raises:
+        UserError: the format does not know the tokenizer, or cannot hold its tokens.
+    """
+    file_header(settings.format, token_dtype(tokenizer.vocab_size).name, 0)
+    folder.mkdir()
+    if settings.format == "nanogpt":
+        write_meta(folder, tokenizer)
+
+
+class SplitWriter:
+    """Writes a split's tokens, as they come, into shards of settings.shard_tokens.
+
+    Memory: what is appended at a time. Digests are computed while writing. Only the last shard of
+    a split is read once more: its header was written for a full one.
+
+    Args:
+        folder: of the dataset, where nothing of that split is yet.
+        split: train, val or test.
+        dtype: of the tokens.
+        settings: format and shard_tokens; nanogpt puts a split into one file.
+    """
+
+    def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], settings: Settings) -> None:
+        self._folder = folder
+        self._split = split
+        self._dtype = dtype.newbyteorder("<")
+        self._format = settings.format
+        # The number in nanogpt's absent header does not matter, any bound will do.
+        self._capacity = 2**62 if settings.format == "nanogpt" else settings.shard_tokens
+        self._shards: list[Shard] = []
+        self._file: BinaryIO | None = None
+        self._digest = hashlib.sha256()
+        self._count = 0  # tokens in the open file
+        self.n_tokens = 0
+
+    def append(self, tokens: np.ndarray) -> None:
+        """Adds tokens, (n,).
+
+        Raises:
+            OSError: the disk is full.
+            UserError: the format cannot hold such shards.
+        """
+        while len(tokens):
+            file = self._file or self._open()
+            head = tokens[: self._capacity - self._count]
+            content = np.ascontiguousarray(head, self._dtype).view(np.uint8).data
+            self._digest.update(content)
+            file.write(content)
+            self._count += len(head)
+            self.n_tokens += len(head)
+            tokens = tokens[len(head) :]
+            if self._count == self._capacity:
+                self._close()
+
+    def close(self) -> tuple[Shard, ...]:
+        """Completes the last shard; the split's shards in order."""
+        if self._file:
+            self._close()
+        return tuple(self._shards)
+
+    def _open(self) -> BinaryIO:
+        name = file_name(self._format, self._split, len(self._shards))
+        header = file_header(self._format, self._dtype.name, self._capacity)
+        self._file = file = open(self._folder / name, "w+b")  # noqa: SIM115 - closed by _close
+        file.write(header)
+        self._digest, self._count = hashlib.sha256(header), 0
+        return file
+
+    def _close(self) -> None:
+        assert self._file
+        name = file_name(self._format, self._split, len(self._shards))
+        with self._file as file:
+            promised = file_header(self._format, self._dtype.name, self._capacity)
+            header = file_header(self._format, self._dtype.name, self._count)
+            if header != promised:
+                assert len(header) == len(promised), (header, promised)
+                file.seek(0)
+                file.write(header)
+                file.seek(0)
+                self._digest = _digest(file)
+            file.flush()
+            os.fsync(file.fileno())
+        self._shards.append(Shard(name, self._count, self._digest.hexdigest()))
+        self._file = None
+
+
+def _digest(file: BinaryIO) -> "hashlib._Hash":
+    digest = hashlib.sha256()
+    while chunk := file.read(READ_BYTES):
+        digest.update(chunk)
+    return digest
+
+
+# ---- parts to shards -----------------------------------------------------------------------------
+
+
+def assemble(
+    parts: Sequence[tuple[Path, Part]], folder: Path, dtype: np.dtype[Any], settings: Settings
+) -> dict[str, tuple[Shard, ...]]:
+    """Streams parts, in their order, into the shards of each split.
+
+    Memory: a block of a part, 1 Mi tokens or one longer document, a few times.
+
+    Args:
+        parts: file and description of each.
+        folder: of the new dataset.
+        dtype: of the tokens.
+        settings: how documents are held out, and what the shards are like.
+
+    Returns:
+        Split name -> shards.
+
+    Raises:
+        UserError: a part is damaged, or a split has less than two tokens.
+        OSError: the disk is full.
+    """
+    names = settings.wanted_splits()
+    writers = {name: SplitWriter(folder, name, dtype, settings) for name in names}
+    documents = dict.fromkeys(writers, 0)
+    n_tokens, position = sum(part.tokens for _, part in parts), 0
+    for path, part in parts:
+        for block in read_blocks(path, part, dtype):
+            split_of = _split_of(block, position, n_tokens, settings)
+            position += len(block.tokens)
+            for name, writer in writers.items():
+                chosen = split_of == SPLITS.index(name)
+                documents[name] += int(chosen.sum())
+                writer.append(_of_documents(block, chosen))
+    for name, writer in writers.items():
+        if writer.n_tokens < MIN_TOKENS:
+            raise UserError(
+                f"the {name} split has {documents[name]} documents, {writer.n_tokens} tokens, and "
+                f"needs {MIN_TOKENS}: give more text or change val_fraction and test_fraction"
+            )
+    return {name: writer.close() for name, writer in writers.items()}
+
+
+def _split_of(block: Block, position: int, n_tokens: int, settings: Settings) -> np.ndarray:
+    """The number in SPLITS of each document's split, (documents,)."""
+    if settings.split_by != "fraction":
+        return block.splits
+    # A document belongs where its first token falls: it stays whole, and never leaves a split.
+    starts = position + np.cumsum(block.lengths) - block.lengths
+    borders = split_borders(n_tokens, settings.val_fraction, settings.test_fraction)
+    found = np.zeros(len(starts), np.uint8)
+    for name, (first, last) in borders.items():
+        found[(starts >= first) & (starts < last)] = SPLITS.index(name)
+    return found
+
+
+def _of_documents(block: Block, chosen: np.ndarray) -> np.ndarray:
+    if chosen.all():
+        return block.tokens
+    found: np.ndarray = block.tokens[np.repeat(chosen, block.lengths)]
+    return found

@@ -1,0 +1,243 @@
+"""How tokens lie in files: .npy, nanoGPT's bare .bin, and llm.c's .bin with a header.
+
+npy: ours and build-nanogpt's, one dimension of uint16 or uint32. nanogpt: uint16 and nothing else,
+one file a split, with the characters of the vocabulary in meta.pkl. llmc: llm.c's and
+modded-nanogpt's, 256 int32 (magic, version, number of tokens, zeros), then uint16. All are
+little-endian. Sources: data/*/prepare.py in https://github.com/karpathy/nanoGPT,
+dev/data/data_common.py in https://github.com/karpathy/llm.c, fineweb.py in
+https://github.com/karpathy/build-nanogpt.
+"""
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpt_lightning.data.files import explained, write_atomic
+from gpt_lightning.data.tokenizers import Tokenizer
+from gpt_lightning.errors import UserError
+
+FORMATS = ("npy", "nanogpt", "llmc")
+LLMC_MAGIC, LLMC_VERSION = 20240520, 1
+LLMC_HEADER_BYTES = 1024
+LLMC_MAX_TOKENS = 2**31 - 1  # the header counts in int32
+# llm.c's other files; as tokens of a bare .bin they would be 308 after one beyond GPT-2's 50,257.
+OTHER_MAGICS = {
+    20240326: "a model of llm.c",
+    20240328: "a tokenizer of llm.c",
+    20240522: "an evaluation of llm.c",
+    20240801: "tokens of Llama 3 in uint32, which this program does not read",
+}
+META = "meta.pkl"
+META_MAX_BYTES = 2**26  # Unicode's 1.1 million characters take less
+
+
+class Fault(Exception):
+    """A file does not hold the tokens that it should; the message is what was found."""
+
+
+# ---- names and headers -------------------------------------------------------------------------
+
+
+def file_name(file_format: str, split: str, index: int) -> str:
+    """The name of a split's shard, as the programs of that format call it.
+
+    Raises:
+        UserError: a second file of a split where nanoGPT has one.
+    """
+    if file_format == "nanogpt":
+        if index:
+            raise UserError(
+                f"nanoGPT reads one file a split, {split}.bin, and the {split} split would fill "
+                f"{index + 1}: raise shard_tokens, or choose the format npy or llmc"
+            )
+        return f"{split}.bin"
+    return {"npy": f"{split}-{index:05d}.npy", "llmc": f"shard_{split}_{index:06d}.bin"}[
+        file_format
+    ]
+
+
+def file_header(file_format: str, dtype: str, n_tokens: int) -> bytes:
+    """What stands before n_tokens tokens: 128 bytes for npy, 0 for nanogpt, 1,024 for llmc.
+
+    Raises:
+        UserError: a type or number of tokens that the format cannot hold.
+    """
+    if file_format == "npy":
+        header = io.BytesIO()
+        descr = np.dtype(dtype).newbyteorder("<").str
+        fields = {"descr": descr, "fortran_order": False, "shape": (n_tokens,)}
+        np.lib.format.write_array_header_1_0(header, fields)
+        return header.getvalue()
+    if dtype != "uint16":
+        raise UserError(
+            f"the format {file_format} holds tokens of uint16, and this vocabulary takes {dtype}: "
+            "choose the format npy, or a vocabulary of at most 65,536"
+        )
+    if file_format == "nanogpt":
+        return b""
+    if n_tokens > LLMC_MAX_TOKENS:
+        raise UserError(
+            f"the format llmc counts up to {LLMC_MAX_TOKENS:,} tokens a file, found {n_tokens:,}: "
+            "lower shard_tokens"
+        )
+    fields_int32 = np.zeros(LLMC_HEADER_BYTES // 4, "<i4")
+    fields_int32[:3] = LLMC_MAGIC, LLMC_VERSION, n_tokens
+    return fields_int32.tobytes()
+
+
+# ---- tokens ------------------------------------------------------------------------------------
+
+
+def map_tokens(path: Path, dtype: str, file_format: str) -> np.ndarray:
+    """The tokens of a file, (n,), memory-mapped read-only; header, size and count are checked.
+
+    Raises:
+        UserError: the file is missing or holds something else.
+    """
+    try:
+        return mapped(path, dtype, file_format)
+    except Fault as fault:
+        raise UserError(
+            f"{path}: expected tokens of {dtype} in the format {file_format}, found: {fault}; "
+            "get the file again from where it came"
+        ) from fault
+
+
+def mapped(path: Path, dtype: str, file_format: str) -> np.ndarray:
+    """As map_tokens, for callers who know more about what was expected.
+
+    Raises:
+        Fault: the file is missing or holds something else.
+    """
+    reader = {"npy": _map_npy, "nanogpt": _map_bare, "llmc": _map_llmc}[file_format]
+    try:
+        array = reader(path)
+        size, promised = path.stat().st_size, array.offset + array.nbytes
+    except OSError as error:
+        raise Fault(error.strerror or str(error)) from error
+    if array.ndim != 1 or array.dtype != np.dtype(dtype).newbyteorder("<"):
+        raise Fault(f"an array of shape {array.shape} of {array.dtype.name}")
+    if size != promised:
+        raise Fault(f"{size:,} bytes for a header that promises {promised:,}")
+    return array.view(np.ndarray)  # slices of the plain type cost a quarter of a memmap's
+
+
+def _map_npy(path: Path) -> np.memmap[Any, np.dtype[Any]]:
+    try:
+        return np.lib.format.open_memmap(path, mode="r")  # unlike np.load, it knows no pickles
+    except OSError:
+        raise
+    # Not a .npy file, objects, too short for its header: ValueError. But numpy reads the header as
+    # Python's source, and a flipped bit in it raises what tokenize raises, and more.
+    except Exception as error:
+        raise Fault(" ".join(str(error).split()) or type(error).__name__) from error
+
+
+def _map_bare(path: Path) -> np.memmap[Any, np.dtype[Any]]:
+    size = path.stat().st_size
+    if not size or size % 2:
+        raise Fault(f"{size:,} bytes, {'an odd number' if size else 'an empty file'}")
+    return np.memmap(path, "<u2", mode="r")
+
+
+def _map_llmc(path: Path) -> np.memmap[Any, np.dtype[Any]]:
+    magic, version, count = llmc_header(path)
+    if magic != LLMC_MAGIC:
+        said = f", {OTHER_MAGICS[magic]}" if magic in OTHER_MAGICS else ""
+        raise Fault(f"the magic number {magic}{said}, not {LLMC_MAGIC}")
+    if version != LLMC_VERSION:
+        raise Fault(f"version {version}, not {LLMC_VERSION}")
+    size, promised = path.stat().st_size, LLMC_HEADER_BYTES + 2 * count
+    if count < 0 or size != promised:
+        raise Fault(f"{size:,} bytes for a header that promises {promised:,}")
+    return np.memmap(path, "<u2", mode="r", offset=LLMC_HEADER_BYTES, shape=(count,))
+
+
+def llmc_header(path: Path) -> tuple[int, int, int]:
+    """The first three numbers of a file, in llm.c's: magic, version, number of tokens.
+
+    Raises:
+        OSError: it cannot be read.
+        Fault: it is shorter than llm.c's header.
+    """
+    with open(path, "rb") as file:
+        header = np.frombuffer(file.read(LLMC_HEADER_BYTES), np.uint8)
+    if len(header) < LLMC_HEADER_BYTES:
+        raise Fault(f"{len(header):,} bytes, fewer than the {LLMC_HEADER_BYTES:,} of the header")
+    magic, version, count = header.view("<i4")[:3].tolist()
+    return magic, version, count
+
+
+# ---- nanoGPT's vocabulary of characters --------------------------------------------------------
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Numbers, strings and containers only: a pickle that names a class or function is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(
+            f"it asks for {module}.{name}, and a pickle that asks for anything may run a program"
+        )
+
+
+def read_meta(path: Path) -> str:
+    """The characters of nanoGPT's meta.pkl in the order of their ids. Nothing in it is run.
+
+    Raises:
+        UserError: the file names a class or function, is damaged, or its vocabulary is not one of
+            sorted, distinct characters.
+    """
+    with explained("read", path):
+        content = path.read_bytes()
+    try:
+        if len(content) > META_MAX_BYTES:
+            raise pickle.UnpicklingError(f"it has {len(content):,} bytes")
+        return _characters(_PlainUnpickler(io.BytesIO(content)).load())
+    except Exception as error:  # a damaged pickle can raise any of them, says Python's manual
+        raise UserError(
+            f"{path}: expected nanoGPT's vocabulary (vocab_size, stoi, itos of sorted, distinct "
+            f"characters), found: {' '.join(str(error).split()) or type(error).__name__}; make it "
+            "again with nanoGPT's prepare.py, or remove it if the tokens are GPT-2's"
+        ) from error
+
+
+def _characters(meta: Any) -> str:
+    if not isinstance(meta, dict) or not isinstance(meta.get("itos"), dict):
+        raise ValueError("no itos")
+    itos, size = meta["itos"], meta.get("vocab_size")
+    if size != len(itos) or sorted(itos) != list(range(len(itos))):
+        raise ValueError(f"vocab_size {size} and an itos of {len(itos)} ids")
+    characters = [itos[index] for index in range(len(itos))]
+    if meta.get("stoi") != {character: index for index, character in enumerate(characters)}:
+        raise ValueError("stoi is not the inverse of itos")
+    if any(not isinstance(c, str) or len(c) != 1 for c in characters):
+        raise ValueError("tokens that are no single characters")
+    if characters != sorted(set(characters)):
+        raise ValueError("characters that are not sorted")
+    return "".join(characters)
+
+
+def write_meta(folder: Path, tokenizer: Tokenizer) -> None:
+    """Writes the meta.pkl by which nanoGPT knows a vocabulary of characters; gpt2 needs none.
+
+    Raises:
+        UserError: a tokenizer that nanoGPT does not know, or a disk that does not take the file.
+    """
+    if tokenizer.name == "gpt2":
+        return
+    if tokenizer.name != "char":
+        raise UserError(
+            f"nanoGPT knows the tokenizers char and gpt2, not {tokenizer.name}: choose one of "
+            "them, or the format npy"
+        )
+    characters = tokenizer.spec()["characters"]
+    itos = dict(enumerate(characters))
+    meta = {
+        "vocab_size": len(characters),
+        "itos": itos,
+        "stoi": {character: index for index, character in itos.items()},
+    }
+    write_atomic(folder / META, pickle.dumps(meta, protocol=4))

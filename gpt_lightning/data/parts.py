@@ -1,0 +1,197 @@
+"""A part: the tokens of one unit of work, in one file that is there as a whole or not at all.
+
+Its blocks follow each other, each with the number of documents and of tokens (uint64), the
+documents' lengths in tokens (uint64), the splits that their hashes put them into (uint8) and the
+tokens; then the description of the whole as JSON, and that one's length (uint64).
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from gpt_lightning.data.files import sync_folder
+from gpt_lightning.errors import UserError
+
+COUNT = np.dtype("<u8")
+BLOCK_TOKENS = 2**20
+BLOCK_DOCUMENTS = 2**16
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a part holds.
+
+    Attributes:
+        documents: number of documents.
+        tokens: number of tokens, with an end-of-text token for each document.
+        text_bytes: of the documents in UTF-8.
+        text_sha256: digest of the documents, each with its length.
+        skipped: documents left out because they were damaged (errors skip).
+        replaced: characters that stand for damaged bytes (errors replace).
+        sha256: digest of the blocks.
+    """
+
+    documents: int
+    tokens: int
+    text_bytes: int
+    text_sha256: str
+    skipped: int
+    replaced: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some documents: lengths and splits, (documents,), and all their tokens, (sum of lengths,)."""
+
+    lengths: np.ndarray
+    splits: np.ndarray
+    tokens: np.ndarray
+
+
+class PartWriter:
+    """Writes one part under a temporary name; `complete` gives it its own.
+
+    Memory: a block of about 1 Mi tokens, or one longer document.
+
+    Args:
+        path: of the part.
+        dtype: of the tokens.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self._path = path
+        # Host and process: array jobs on many machines may share the folder.
+        self._temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+        self._dtype = dtype.newbyteorder("<")
+        self._digest = hashlib.sha256()
+        self._text_digest = hashlib.sha256()
+        self._documents: list[np.ndarray] = []
+        self._splits: list[int] = []
+        self._held = 0  # tokens of the block that is not written yet
+        self._n_documents = self._n_tokens = self._n_bytes = 0
+        self._file = open(self._temporary, "wb")  # noqa: SIM115 - closed by complete or abandon
+
+    def add(self, text: bytes, tokens: np.ndarray, split: int) -> None:
+        """Adds a document: its text in UTF-8, its tokens, (n,), and the number of its split."""
+        self._text_digest.update(len(text).to_bytes(8, "little"))
+        self._text_digest.update(text)
+        self._n_bytes += len(text)
+        self._documents.append(tokens)
+        self._splits.append(split)
+        self._held += len(tokens)
+        if self._held >= BLOCK_TOKENS or len(self._documents) >= BLOCK_DOCUMENTS:
+            self._flush()
+
+    def complete(self, skipped: int, replaced: int) -> Part:
+        """Writes what is left, waits for the disk, and gives the part its name."""
+        self._flush()
+        part = Part(
+            documents=self._n_documents,
+            tokens=self._n_tokens,
+            text_bytes=self._n_bytes,
+            text_sha256=self._text_digest.hexdigest(),
+            skipped=skipped,
+            replaced=replaced,
+            sha256=self._digest.hexdigest(),
+        )
+        description = json.dumps(dataclasses.asdict(part)).encode()
+        with self._file as file:
+            file.write(description + len(description).to_bytes(8, "little"))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(self._temporary, self._path)
+        sync_folder(self._path.parent)
+        return part
+
+    def abandon(self) -> None:
+        """Leaves nothing behind; does nothing after `complete`."""
+        with contextlib.suppress(OSError):  # closing flushes, and the disk may be full
+            self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        if not self._documents:
+            return
+        lengths = np.array([len(tokens) for tokens in self._documents], COUNT)
+        counts = np.array([len(lengths), self._held], COUNT)
+        splits = np.array(self._splits, np.uint8)
+        arrays: list[np.ndarray] = [counts, lengths, splits, *self._documents]
+        for array in arrays:
+            content = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+            self._digest.update(content.view(np.uint8).data)
+            self._file.write(content.view(np.uint8).data)
+        self._n_documents += len(lengths)
+        self._n_tokens += self._held
+        self._documents, self._splits, self._held = [], [], 0
+
+
+def read_part(path: Path) -> Part | None:
+    """The description of a part; None where there is no complete one of that name."""
+    try:
+        with open(path, "rb") as file:
+            return _description(file)
+    except (OSError, ValueError, TypeError):  # absent, or no part: then it is made again
+        return None
+
+
+def _description(file: BinaryIO) -> Part:
+    end = file.seek(-8, os.SEEK_END)
+    length = int.from_bytes(file.read(8), "little")
+    file.seek(max(end - length, 0))
+    return Part(**json.loads(file.read(min(length, end))))
+
+
+def read_blocks(path: Path, part: Part, dtype: np.dtype[Any]) -> Iterator[Block]:
+    """The blocks of a part in order; its digest is checked on the way, before the end is reached.
+
+    Raises:
+        UserError: the part is not what it was when it was written.
+    """
+    digest, documents, tokens = hashlib.sha256(), 0, 0
+    with open(path, "rb") as file:
+        while documents < part.documents:
+            block = _read_block(file, digest, dtype.newbyteorder("<"), part, path)
+            documents += len(block.lengths)
+            tokens += len(block.tokens)
+            yield block
+    if digest.hexdigest() != part.sha256 or tokens != part.tokens:
+        raise _damaged(path)
+
+
+def _read_block(
+    file: BinaryIO, digest: "hashlib._Hash", dtype: np.dtype[Any], part: Part, path: Path
+) -> Block:
+    def read(count: int, kind: np.dtype[Any]) -> np.ndarray:
+        content = file.read(count * kind.itemsize)
+        if len(content) < count * kind.itemsize:
+            raise _damaged(path)
+        digest.update(content)
+        return np.frombuffer(content, kind)
+
+    n_documents, n_tokens = read(2, COUNT).tolist()
+    # A flipped bit must not become a request for an exabyte.
+    if not 0 < n_documents <= part.documents or n_tokens > part.tokens:
+        raise _damaged(path)
+    lengths = read(n_documents, COUNT).astype(np.int64)
+    splits = read(n_documents, np.dtype(np.uint8))
+    if int(lengths.sum()) != n_tokens:
+        raise _damaged(path)
+    return Block(lengths, splits, read(n_tokens, dtype))
+
+
+def _damaged(path: Path) -> UserError:
+    path.unlink(missing_ok=True)  # so that the next run makes it again
+    return UserError(
+        f"{path} is damaged, expected the bytes of its SHA-256, found others; it was removed: run "
+        "the same command again, which makes this part anew"
+    )

@@ -1,0 +1,221 @@
+"""Documents to a dataset: plan units, make their parts, put the parts together."""
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from gpt_lightning.data.assemble import assemble, begin_dataset
+from gpt_lightning.data.executors import Execution, run_all
+from gpt_lightning.data.files import explained, sync_folder, workspace
+from gpt_lightning.data.formats import file_header
+from gpt_lightning.data.inputs import Input, fingerprint
+from gpt_lightning.data.parts import Part
+from gpt_lightning.data.progress import Progress
+from gpt_lightning.data.settings import Settings
+from gpt_lightning.data.shards import Manifest, Source
+from gpt_lightning.data.target import discard, existing, replace, save_inputs, sweep_lock, turn
+from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
+from gpt_lightning.data.units import (
+    Job,
+    Unit,
+    describe_units,
+    discard_parts,
+    open_parts,
+    plan_units,
+    run_unit,
+)
+from gpt_lightning.errors import UserError
+
+WORDS = {"char": "takes its vocabulary from one text", "byte": "has no end-of-text token"}
+
+
+def prepare_documents(
+    inputs: Sequence[Input],
+    name: str,
+    out: Path,
+    settings: Settings,
+    execution: Execution,
+    overwrite: bool,
+) -> tuple[Manifest | None, bool]:
+    """The dataset of documents in `out`, and whether it was made now; None for one job of many.
+
+    Parts of the work lie in `.NAME.parts` beside `out` until the dataset is there: killed at any
+    moment and run again, it goes on where it was and gives the same bytes.
+
+    Raises:
+        UserError: inputs or settings that make no dataset, a folder that holds something else, a
+            disk that does not take it, or parts that are missing when they are merged.
+    """
+    _tokenizer_of_documents(settings)
+    wanted = {"inputs": fingerprint(inputs), "format": settings.format, **settings.of_documents()}
+    there = existing(out, wanted, overwrite)
+    if there is None and execution.shard_index is not None:
+        _run_job(inputs, out, settings, execution)
+        return None, True
+    if there is None:
+        with turn(out.resolve()), explained("write", out):
+            # Perhaps the process that we waited for has made it.
+            there = existing(out, wanted, overwrite)
+            if there is None:
+                return _make(inputs, name, out, settings, execution, overwrite)
+    # What a process left that was killed just after the dataset had got its name.
+    discard_parts(Job(_parts_of(out), settings), fingerprint(inputs))
+    sweep_lock(out)
+    return there, False
+
+
+def _tokenizer_of_documents(settings: Settings) -> Tokenizer:
+    if settings.tokenizer in WORDS:
+        raise UserError(
+            f"tokenizer {settings.tokenizer} {WORDS[settings.tokenizer]}, and documents are "
+            "separated by end-of-text tokens: use --tokenizer gpt2, or prepare one text file"
+        )
+    tokenizer = build_tokenizer(settings.tokenizer)
+    if tokenizer.eot_token is None:
+        raise UserError(
+            f"tokenizer {settings.tokenizer} has no end-of-text token to separate documents: use "
+            "--tokenizer gpt2"
+        )
+    file_header(settings.format, token_dtype(tokenizer.vocab_size).name, 0)  # or it cannot hold it
+    return tokenizer
+
+
+def _parts_of(out: Path) -> Path:
+    return out.resolve().with_name(f".{out.resolve().name}.parts")
+
+
+# ---- parts ---------------------------------------------------------------------------------------
+
+
+def _run_job(inputs: Sequence[Input], out: Path, settings: Settings, execution: Execution) -> None:
+    """One job of an array: makes the parts that are its own."""
+    units = plan_units(inputs, settings.text_field)
+    job = Job(_parts_of(out), settings)
+    with turn(out.resolve()):  # the other jobs open the folder too; then all work in it at once
+        open_parts(job, fingerprint(inputs), len(units))
+    _make_parts(job, [unit for unit in units if execution.own(unit.index)], execution)
+    missing = _missing(job, units)
+    told = (
+        f"missing are {_said(missing, execution)}"
+        if missing
+        else "none is missing: add --merge true"
+    )
+    print(
+        f"job {execution.shard_index} of {execution.shard_count} is done, "
+        f"{len(units) - len(missing)} of {len(units)} parts are there, {told}",
+        flush=True,
+    )
+
+
+def _make_parts(job: Job, units: Sequence[Unit], execution: Execution) -> None:
+    done = job.done(units)
+    todo = [unit for unit in units if unit.index not in done]
+    if done and todo:
+        print(f"going on: {len(done)} of {len(units)} parts are there", flush=True)
+    n_bytes = sum(unit.size for unit in units)
+    done_bytes = n_bytes - sum(unit.size for unit in todo)
+    with Progress(n_bytes, done_bytes) as progress:
+        for unit, part in run_all(partial(run_unit, job), todo, execution):
+            progress.add(unit.size, part.tokens)
+
+
+def _missing(job: Job, units: Sequence[Unit]) -> list[int]:
+    done = job.done(units)
+    return [unit.index for unit in units if unit.index not in done]
+
+
+def _said(missing: Sequence[int], execution: Execution) -> str:
+    units = f"units {describe_units(missing)}"
+    if execution.shard_count is None:
+        return units
+    jobs = {index % execution.shard_count for index in missing}
+    return f"{units}, which are jobs {describe_units(list(jobs))} of {execution.shard_count}"
+
+
+# ---- the dataset ---------------------------------------------------------------------------------
+
+
+def _make(
+    inputs: Sequence[Input],
+    name: str,
+    out: Path,
+    settings: Settings,
+    execution: Execution,
+    overwrite: bool,
+) -> tuple[Manifest, bool]:
+    units = plan_units(inputs, settings.text_field)
+    job = Job(_parts_of(out), settings)
+    begun = job.parts.exists()
+    open_parts(job, fingerprint(inputs), len(units))
+    try:
+        if not execution.merge:
+            _make_parts(job, units, execution)
+        missing = _missing(job, units)
+        if missing:
+            raise UserError(
+                f"{job.parts} lacks {len(missing)} of {len(units)} parts, "
+                f"{_said(missing, execution)}: run these jobs, then merge again"
+            )
+        manifest, there = _put_together(job, units, inputs, name, out, overwrite)
+    finally:
+        if not begun and not job.done(units):
+            shutil.rmtree(job.parts, ignore_errors=True)  # nothing in it is worth keeping
+    discard(job.parts)
+    return there or manifest, there is None
+
+
+def _put_together(
+    job: Job, units: Sequence[Unit], inputs: Sequence[Input], name: str, out: Path, overwrite: bool
+) -> tuple[Manifest, Manifest | None]:
+    """The manifest of what was made, and that of another process if it was faster."""
+    done, settings = job.done(units), job.settings
+    parts = [(job.part(unit), done[unit.index]) for unit in units]
+    found = fingerprint(inputs)
+    wanted = {"inputs": found, "format": settings.format, **settings.of_documents()}
+    with workspace(out.resolve()) as folder:
+        manifest = _write(folder / "new", parts, name, settings)
+        save_inputs(folder / "new", found)
+        sync_folder(folder / "new")
+        there = replace(folder, out.resolve(), overwrite, wanted)
+    _say_damage([part for _, part in parts], settings)
+    return manifest, there
+
+
+def _write(
+    folder: Path, parts: Sequence[tuple[Path, Part]], name: str, settings: Settings
+) -> Manifest:
+    tokenizer = _tokenizer_of_documents(settings)
+    dtype = token_dtype(tokenizer.vocab_size)
+    begin_dataset(folder, tokenizer, settings)
+    try:
+        splits = assemble(parts, folder, dtype, settings)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
+    texts = hashlib.sha256("".join(part.text_sha256 for _, part in parts).encode())
+    counts = {
+        "documents": sum(part.documents for _, part in parts),
+        "skipped": sum(part.skipped for _, part in parts),
+        "replaced": sum(part.replaced for _, part in parts),
+    }
+    manifest = Manifest(
+        tokenizer=tokenizer.spec(),
+        vocab_size=tokenizer.vocab_size,
+        dtype=dtype.name,
+        source=Source(name, sum(part.text_bytes for _, part in parts), texts.hexdigest()),
+        settings={**settings.of_documents(), **counts},
+        splits=splits,
+        format=settings.format,
+    )
+    manifest.save(folder)
+    return manifest
+
+
+def _say_damage(parts: Sequence[Part], settings: Settings) -> None:
+    documents = sum(part.documents for part in parts)
+    skipped, replaced = sum(part.skipped for part in parts), sum(part.replaced for part in parts)
+    if skipped:
+        print(f"left out {skipped:,} of {documents + skipped:,} documents (errors skip)")
+    if replaced:
+        print(f"put U+FFFD for {replaced:,} damaged bytes or characters (errors {settings.errors})")

@@ -1,0 +1,63 @@
+"""How far a preparation is: a bar on a terminal, a line now and then elsewhere."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Self
+
+LINE_S = 10.0  # between two lines
+
+
+class Progress:
+    """Shows MB/s of input and the number of tokens.
+
+    Args:
+        n_bytes: of the whole input.
+        done_bytes: that an earlier run has done.
+    """
+
+    def __init__(self, n_bytes: int, done_bytes: int) -> None:
+        self._n_bytes = n_bytes
+        self._bytes = self._begun_bytes = done_bytes
+        self._tokens = 0
+        self._begun_s = self._said_s = time.monotonic()
+        self._bar: Any = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
+
+            self._bar = tqdm(
+                total=self._n_bytes, initial=self._bytes, unit="B", unit_scale=True, leave=False
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def add(self, n_bytes: int, n_tokens: int) -> None:
+        """Counts a unit."""
+        self._bytes += n_bytes
+        self._tokens += n_tokens
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"{self._tokens:,} tokens", refresh=False)
+            self._bar.update(n_bytes)
+        elif time.monotonic() - self._said_s >= LINE_S:
+            self._said_s = time.monotonic()
+            print(self.line(), flush=True)
+
+    def line(self) -> str:
+        """What a log says."""
+        seconds = max(time.monotonic() - self._begun_s, 1e-9)
+        rate = (self._bytes - self._begun_bytes) / 1e6 / seconds
+        percent = 100 * self._bytes / max(self._n_bytes, 1)
+        return (
+            f"{self._bytes / 1e6:,.0f} of {self._n_bytes / 1e6:,.0f} MB ({percent:.0f}%), "
+            f"{rate:.1f} MB/s, {self._tokens:,} tokens"
+        )

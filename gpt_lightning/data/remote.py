@@ -1,0 +1,290 @@
+"""Datasets at an address: shards are fetched ahead of need into a local cache of bounded size.
+
+A file in the cache is named by its SHA-256, appears complete and checked or not at all, and so is
+never stale. Processes (ranks, loader workers) share the cache: one fetches a shard, the others wait
+for it at a lock. A file that is deleted while it is mapped stays readable where it is.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+
+from gpt_lightning.data.files import explained, write_atomic
+from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, open_shard
+from gpt_lightning.data.shards import TokenStream
+from gpt_lightning.errors import UserError
+
+ATTEMPTS = 6
+BACKOFF_S = 0.5  # doubles with every attempt: 15 s in all
+SILENCE_S = 60.0  # a connection that says nothing for so long is lost
+CHUNK = 2**20  # bytes
+
+
+def is_remote(address: str) -> bool:
+    """Whether a dataset's address is a URL to fetch from (file:// is a folder)."""
+    return "://" in address and not address.startswith("file://")
+
+
+class ShardCache:
+    """The shards of one address on this machine.
+
+    Args:
+        url: Of the dataset's folder, for any file system that fsspec knows.
+        folder: Where shards are kept.
+        limit_bytes: Of all files in the folder. The oldest-used go first.
+    """
+
+    def __init__(self, url: str, folder: Path, limit_bytes: int) -> None:
+        self.url, self.folder, self.limit_bytes = url.rstrip("/"), folder, limit_bytes
+        self._reset()
+
+    def _reset(self) -> None:
+        self._expected: queue.SimpleQueue[Shard] | None = None
+        self._coming: set[str] = set()
+        self._pid = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("_expected", "_coming", "_pid")
+        return {key: value for key, value in self.__dict__.items() if key not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+    def manifest(self) -> Manifest:
+        """The dataset's manifest, fetched at every start.
+
+        Raises:
+            UserError: the address does not answer or has no manifest.
+        """
+        write_atomic(self.folder / MANIFEST, fetch_bytes(f"{self.url}/{MANIFEST}"))
+        return Manifest.read(self.folder)
+
+    def path(self, shard: Shard) -> Path:
+        """Where a shard is kept."""
+        return self.folder / f"{shard.sha256}{Path(shard.file).suffix}"
+
+    def get(self, shard: Shard) -> Path:
+        """The shard's file, fetched if need be.
+
+        Raises:
+            UserError: it cannot be fetched, or is not what the manifest promises.
+        """
+        path = self.path(shard)
+        with explained("write", self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with locked(self.folder / f".{path.name}.lock"):
+                if not path.exists():
+                    fetch_file(f"{self.url}/{shard.file}", path, shard.sha256)
+                    self._evict(keep=path)
+            with contextlib.suppress(FileNotFoundError):  # another process may evict it at once
+                os.utime(path)  # used now
+        return path
+
+    def expect(self, shards: list[Shard]) -> None:
+        """Fetches shards in the background, in their order."""
+        if self._pid != os.getpid():  # threads do not survive a fork
+            self._reset()
+        if self._expected is None:
+            self._expected = queue.SimpleQueue()
+            # a daemon: the end of a run does not wait for what nobody will read
+            threading.Thread(
+                target=self._fetch_expected, args=(self._expected,), daemon=True
+            ).start()
+        for shard in shards:
+            if shard.sha256 not in self._coming and not self.path(shard).exists():
+                self._coming.add(shard.sha256)
+                self._expected.put(shard)
+
+    def _fetch_expected(self, expected: "queue.SimpleQueue[Shard]") -> None:
+        while True:
+            shard = expected.get()
+            # whoever needs the shard tries again, and says what is wrong
+            with contextlib.suppress(UserError):
+                self.get(shard)
+            self._coming.discard(shard.sha256)
+
+    def _evict(self, keep: Path) -> None:
+        """Deletes the files that were used longest ago until the cache is within its limit."""
+        files = []
+        for path in self.folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.suffix in (".npy", ".bin"):
+                    files.append((path.stat().st_mtime_ns, path.stat().st_size, path))
+        total = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files):
+            if total <= self.limit_bytes:
+                return
+            if path != keep:
+                path.unlink(missing_ok=True)
+                total -= size
+
+
+class RemoteStream(TokenStream):
+    """A split whose shards come from an address when they are needed, or a little before.
+
+    Args:
+        cache: Of the address.
+        manifest: The dataset's.
+        split: train, val or test.
+
+    Raises:
+        UserError: a shard without a digest, or larger than the cache.
+    """
+
+    def __init__(self, cache: ShardCache, manifest: Manifest, split: str) -> None:
+        super().__init__(cache.folder, manifest, split)
+        self._cache = cache
+        self._item_bytes = np.dtype(manifest.dtype).itemsize
+        for shard in self._shards:
+            if not shard.sha256:
+                raise UserError(f"{cache.url}: {shard.file} has no SHA-256 in {MANIFEST}")
+            if shard.tokens * self._item_bytes > cache.limit_bytes:
+                raise UserError(
+                    f"data.cache_limit_gb is {cache.limit_bytes / 1e9:g}, but {shard.file} of "
+                    f"{cache.url} alone has {shard.tokens * self._item_bytes / 1e9:g} GB: raise it"
+                )
+
+    def horizon(self, block_size: int) -> int:
+        largest = max(shard.tokens for shard in self._shards)
+        return 2 * (largest // block_size + 1)
+
+    def expect(self, starts: np.ndarray, length: int) -> None:
+        first = np.searchsorted(self._ends, starts, side="right")
+        _, places = np.unique(first, return_index=True)
+        ahead: list[Shard] = []
+        room = self._cache.limit_bytes // 2  # the other half is for what is being read
+        for index in first[np.sort(places)].tolist():
+            room -= self._shards[index].tokens * self._item_bytes
+            if room < 0 and ahead:
+                break
+            ahead.append(self._shards[index])
+        self._cache.expect(ahead)
+
+    def check_since(self, moment: float) -> None:
+        pass  # what is in the cache has been checked
+
+    def _tokens(self, index: int) -> np.ndarray:
+        if index not in self._maps:
+            shard = self._shards[index]
+            while True:  # between get and open, another process may have evicted it
+                path = self._cache.get(shard)
+                try:
+                    tokens = open_shard(
+                        path.parent,
+                        Shard(path.name, shard.tokens, shard.sha256),
+                        self._dtype,
+                        self._format,
+                    )
+                    break
+                except UserError:
+                    if path.exists():
+                        raise
+            if len(self._maps) >= 8:  # an open map keeps a deleted file's space
+                self._maps.pop(next(iter(self._maps)))
+            self._maps[index] = tokens, 0
+        return self._maps[index][0]
+
+
+# ---- fetching ----------------------------------------------------------------------------------
+
+
+def fetch_bytes(url: str) -> bytes:
+    """A small file's content.
+
+    Raises:
+        UserError: it does not come after all attempts.
+    """
+    content: bytes = attempts(url, lambda: file_system(url).cat_file(bare(url)))
+    return content
+
+
+def fetch_file(url: str, path: Path, sha256: str) -> None:
+    """Fetches a file, which appears at `path` complete and checked or not at all.
+
+    Raises:
+        UserError: it does not come after all attempts, or is another file than promised.
+        OSError: it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")  # one at a time: the caller holds the lock
+
+    def fetch() -> None:
+        file_system(url).get_file(bare(url), str(temporary))
+        found = file_sha256(temporary)
+        if found != sha256:
+            raise ValueError(f"expected SHA-256 {sha256}, found {found}")
+
+    try:
+        attempts(url, fetch)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def attempts(url: str, fetch: Any) -> Any:
+    """Calls until it succeeds, with growing pauses.
+
+    Raises:
+        UserError: after the last attempt, or at once for what is not there.
+    """
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            time.sleep(BACKOFF_S * 2 ** (attempt - 1))
+        try:
+            return fetch()
+        except (FileNotFoundError, PermissionError) as error:
+            reason = type(error).__name__
+            raise UserError(f"{url} is not there ({reason}): check the address") from error
+        except ImportError as error:
+            raise UserError(f"{url}: {error}") from error
+        except Exception as error:  # each file system has its own for a lost connection
+            reason = " ".join(str(error).split()) or type(error).__name__
+            last: Exception = error
+    raise UserError(
+        f"cannot fetch {url} after {ATTEMPTS} attempts ({reason}): check the connection and the "
+        "file; a run goes on from its last checkpoint with --ckpt_path"
+    ) from last
+
+
+def file_system(url: str) -> Any:
+    """fsspec's file system of a URL, one a process and thread loop."""
+    options: dict[str, Any] = {}
+    if url.startswith(("http://", "https://")):
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
+        options["client_kwargs"] = {"timeout": timeout}
+    return fsspec.core.url_to_fs(url, **options)[0]
+
+
+def bare(url: str) -> str:
+    """The path that the file system knows a URL by."""
+    path: str = fsspec.core.url_to_fs(url)[1]
+    return path
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal, read in chunks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds a lock between processes and threads; a dead process holds none."""
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)

@@ -1,0 +1,182 @@
+"""The folder that prepare writes: what is there already, and whose turn it is."""
+
+import contextlib
+import fcntl
+import glob
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpt_lightning.data.files import explained, move_into_place
+from gpt_lightning.data.shards import MANIFEST, Manifest
+from gpt_lightning.errors import UserError
+
+# Beside the manifest and not in it: it holds the inputs' time stamps, and the same text shall give
+# the same manifest wherever and whenever it was copied.
+INPUTS = ".inputs.json"
+OURS = re.compile(
+    r"manifest\.json|meta\.pkl|\.inputs\.json|.*\.npy"
+    r"|(train|val|test)\.bin|shard_(train|val|test)_\d+\.bin"
+)
+
+
+def existing(out: Path, wanted: dict[str, Any], overwrite: bool) -> Manifest | None:
+    """The dataset in `out` if it is the wanted one, None if one may be put there.
+
+    Args:
+        out: the dataset's folder.
+        wanted: what decides its bytes: as recorded() gives it.
+        overwrite: whether another dataset may be replaced.
+
+    Raises:
+        UserError: something else is there, or a damaged dataset.
+    """
+    if not out.exists():
+        return None
+    if not out.is_dir():
+        raise UserError(f"{out} is a file: choose another --out")
+    entries = sorted(path.name for path in out.iterdir())
+    if not entries:
+        return None
+    if MANIFEST not in entries:
+        raise UserError(f"{out} holds {entries[0]} but no {MANIFEST}: choose another --out")
+    try:
+        manifest = Manifest.load(out)
+    except UserError:
+        if not overwrite:
+            raise
+        differences = ["damage"]
+    else:
+        differences = _differences(recorded(out, manifest), wanted)
+    if not differences:
+        return manifest
+    if not overwrite:
+        raise UserError(
+            f"{out} was prepared with {'; '.join(differences)}: "
+            f"replace it with `gpt-lightning prepare SOURCE --out {out} --overwrite true`, "
+            "or choose another folder"
+        )
+    _refuse_foreign(out, entries)
+    return None
+
+
+def recorded(out: Path, manifest: Manifest) -> dict[str, Any]:
+    """What decided the bytes of a dataset, as its files tell it."""
+    found = {"SHA-256 of the text": manifest.source.sha256, "format": manifest.format}
+    return {**found, "inputs": _inputs(out / INPUTS), **manifest.settings}
+
+
+def save_inputs(folder: Path, fingerprint: str) -> None:
+    """Records the inputs' names, sizes and times, by which a later run knows them again."""
+    (folder / INPUTS).write_text(json.dumps({"inputs": fingerprint}) + "\n")
+
+
+def _inputs(path: Path) -> str | None:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):  # then nobody can tell: it differs from every fingerprint
+        return None
+    return found.get("inputs") if isinstance(found, dict) else None
+
+
+def _differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    return [
+        "other inputs (by their names, sizes and times)"
+        if key == "inputs"
+        else f"{key} {found.get(key)}, not {value}"
+        for key, value in wanted.items()
+        if found.get(key) != value
+    ]
+
+
+def _refuse_foreign(out: Path, entries: list[str]) -> None:
+    """What `prepare` did not make, it does not delete."""
+    foreign = [name for name in entries if not OURS.fullmatch(name)]
+    if foreign:
+        raise UserError(
+            f"{out / foreign[0]} is no part of a dataset and would be deleted with {out}: "
+            "move it away, or choose another --out"
+        )
+
+
+# ---- whose turn it is ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def turn(out: Path) -> Iterator[None]:
+    """Lets one process at a time work on `out`; the others wait and say so.
+
+    The lock is the kernel's, on a file beside `out`: it ends with the process, however that ends.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    path = _lock_of(out)
+    with explained("write", out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = _locked(path, out)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is ours: who waits for it, sees that it is gone
+        os.close(descriptor)
+
+
+def sweep_lock(out: Path) -> None:
+    """Removes the lock file of a process that was killed."""
+    path = _lock_of(out.resolve())
+    # Not there, somebody's, or on a disk that takes no change: all of these are well as they are.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                path.unlink()
+        finally:
+            os.close(descriptor)
+
+
+def _lock_of(out: Path) -> Path:
+    return out.with_name(f".{out.name}.lock")
+
+
+def _locked(path: Path, out: Path) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"{out} is being prepared by another process: waiting for it", flush=True)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            # The owner before us deleted the file: a lock on it keeps nobody out.
+            if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                return descriptor
+        os.close(descriptor)
+
+
+def replace(folder: Path, out: Path, overwrite: bool, wanted: dict[str, Any]) -> Manifest | None:
+    """Moves the workspace's folder `new` to `out`.
+
+    Returns:
+        None; where another process was faster, on a file system without locks, its dataset, which
+        must be the one that we made.
+    """
+    if move_into_place(folder, out, overwrite):
+        return None
+    there = existing(out, wanted, overwrite=False)
+    assert there is not None
+    return there
+
+
+def discard(parts: Path) -> None:
+    """Deletes a folder of parts, first its name, so that no half of it is ever taken for one."""
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(parts, parts.with_name(f"{parts.name}.old.{os.getpid()}"))
+    # Also what a process left that was killed while it deleted.
+    for dying in parts.parent.glob(f"{glob.escape(parts.name)}.old.*"):
+        shutil.rmtree(dying, ignore_errors=True)

@@ -1,0 +1,241 @@
+"""One text, however long: read twice, in pieces, and cut into splits by characters."""
+
+import codecs
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpt_lightning.data.assemble import SplitWriter, begin_dataset
+from gpt_lightning.data.files import explained, sync_folder, workspace
+from gpt_lightning.data.settings import MIN_TOKENS, Errors, Settings, split_borders
+from gpt_lightning.data.shards import Manifest, Shard, Source
+from gpt_lightning.data.target import existing, replace, sweep_lock, turn
+from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
+from gpt_lightning.errors import UserError
+
+CHUNK_BYTES = 2**22
+PIECE_CHARACTERS = 2**24  # a text of up to 16 Mi characters is tokenized as a whole
+REPLACEMENT = "\ufffd"
+
+
+@dataclass
+class Survey:
+    """What one pass over a text finds.
+
+    Attributes:
+        n_bytes: of the file.
+        n_characters: of the text.
+        replaced: bytes, or runs of them, that were no UTF-8 and became U+FFFD.
+        blank: whether there is white space only.
+        characters: the distinct ones, where they were asked for.
+        sha256: of the file.
+    """
+
+    n_bytes: int = 0
+    n_characters: int = 0
+    replaced: int = 0
+    blank: bool = True
+    characters: set[str] = field(default_factory=set)
+    sha256: str = ""
+
+
+def decoded(path: Path, errors: Errors, survey: Survey) -> Iterator[str]:
+    """The text of a file in chunks, decoded from UTF-8; counts in `survey` what it passes.
+
+    Raises:
+        UserError: the file cannot be read, or is not UTF-8 and errors is not replace.
+    """
+    digest, rest, final = hashlib.sha256(), b"", False
+    with _readable(path), open(path, "rb") as file:
+        while not final:
+            chunk = file.read(CHUNK_BYTES)
+            digest.update(chunk)
+            final, data = not chunk, rest + chunk
+            text, used = _decode(path, data, survey.n_bytes - len(rest), errors, final)
+            survey.replaced += text.count(REPLACEMENT) - data[:used].count(REPLACEMENT.encode())
+            survey.n_bytes += len(chunk)
+            survey.n_characters += len(text)
+            survey.blank = survey.blank and (not text or text.isspace())
+            rest = data[used:]
+            yield text
+    survey.sha256 = digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path}: {error.strerror}; give the path of a text file"
+        ) from error
+
+
+def _decode(path: Path, data: bytes, offset: int, errors: Errors, final: bool) -> tuple[str, int]:
+    try:
+        return codecs.utf_8_decode(data, "replace" if errors == "replace" else "strict", final)
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not UTF-8: byte 0x{data[error.start]:02x} at offset "
+            f"{offset + error.start:,}; convert it, for example with iconv -t utf-8, or use "
+            "--errors replace"
+        ) from error
+
+
+def survey_text(path: Path, settings: Settings) -> Survey:
+    """Reads a text once, as a whole but in chunks.
+
+    Raises:
+        UserError: it cannot be read, is not UTF-8, empty or blank, or settings are for documents.
+    """
+    _refuse_settings_of_documents(path, settings)
+    survey = Survey()
+    for text in decoded(path, settings.errors, survey):
+        if settings.tokenizer == "char":
+            survey.characters.update(text)
+    if survey.blank:
+        found = "only white space" if survey.n_bytes else "empty"
+        raise UserError(f"{path} is {found}: give it some text")
+    return survey
+
+
+def _refuse_settings_of_documents(path: Path, settings: Settings) -> None:
+    wrong = {
+        "split_by hash": settings.split_by == "hash",
+        "errors skip": settings.errors == "skip",
+    }
+    for setting in (setting for setting, found in wrong.items() if found):
+        raise UserError(
+            f"{path} is one text, and {setting} is for documents: leave it out, or give JSONL, "
+            "Parquet or a folder of texts"
+        )
+
+
+class Characters:
+    """Hands out a text that comes in chunks by numbers of characters.
+
+    Args:
+        chunks: the text.
+    """
+
+    def __init__(self, chunks: Iterator[str]) -> None:
+        self._chunks = chunks
+        self._rest = ""
+
+    def take(self, n: int) -> Iterator[str]:
+        """The next n characters; fewer where the text ends."""
+        while n:
+            self._rest = self._rest or next(self._chunks, "")
+            head, self._rest = self._rest[:n], self._rest[n:]
+            n = n - len(head) if head else 0
+            if head:
+                yield head
+
+
+def pieces(chunks: Iterator[str], limit: int = PIECE_CHARACTERS) -> Iterator[str]:
+    """Cuts a text after the last newline of each `limit` characters, else before a space.
+
+    The borders depend on the text alone, not on how it came. A token never crosses one: a text of
+    up to `limit` characters has none.
+    """
+    held = ""
+    for chunk in chunks:
+        held += chunk
+        while len(held) > limit:
+            end = held.rfind("\n", 0, limit) + 1 or max(held.rfind(" ", 1, limit), 0) or limit
+            yield held[:end]
+            held = held[end:]
+    if held:
+        yield held
+
+
+# ---- from text to shards -------------------------------------------------------------------------
+
+
+def prepare_one_text(
+    source: Path, name: str, out: Path, settings: Settings, overwrite: bool
+) -> tuple[Manifest, bool]:
+    """The dataset of one text in `out`, and whether it was made now.
+
+    Raises:
+        UserError: as prepare_text.
+    """
+    survey = survey_text(source, settings)
+    origin = Source(name, survey.n_bytes, survey.sha256)
+    wanted = {
+        "SHA-256 of the text": origin.sha256,
+        "format": settings.format,
+        **settings.of_text(),
+    }
+    there = existing(out, wanted, overwrite)
+    if there is not None:
+        sweep_lock(out)
+        return there, False
+    with turn(out.resolve()), explained("write", out):
+        there = existing(out, wanted, overwrite)
+        if there is not None:
+            return there, False
+        with workspace(out.resolve()) as folder:
+            manifest = _write(folder / "new", source, survey, origin, settings)
+            there = replace(folder, out.resolve(), overwrite, wanted)
+    _say_replaced(source, survey)
+    return there or manifest, there is None
+
+
+def _say_replaced(source: Path, survey: Survey) -> None:
+    if survey.replaced:
+        print(f"{source}: {survey.replaced:,} times bytes that are not UTF-8 became U+FFFD")
+
+
+def _write(
+    folder: Path, source: Path, survey: Survey, origin: Source, settings: Settings
+) -> Manifest:
+    tokenizer = build_tokenizer(settings.tokenizer, "".join(survey.characters))
+    if tokenizer.vocab_size < 2:
+        raise UserError(
+            f"{source} is made of one character, {survey.characters.pop()!r}, which leaves nothing "
+            "to predict: give another text"
+        )
+    begin_dataset(folder, tokenizer, settings)
+    try:
+        splits = _write_splits(folder, source, survey, tokenizer, settings)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from error
+    manifest = Manifest(
+        tokenizer=tokenizer.spec(),
+        vocab_size=tokenizer.vocab_size,
+        dtype=token_dtype(tokenizer.vocab_size).name,
+        source=origin,
+        settings=settings.of_text(),
+        splits=splits,
+        format=settings.format,
+    )
+    manifest.save(folder)
+    sync_folder(folder)
+    return manifest
+
+
+def _write_splits(
+    folder: Path, source: Path, survey: Survey, tokenizer: Tokenizer, settings: Settings
+) -> dict[str, tuple[Shard, ...]]:
+    borders = split_borders(survey.n_characters, settings.val_fraction, settings.test_fraction)
+    again, splits = Survey(), {}
+    chunks = decoded(source, settings.errors, again)
+    text = Characters(chunks)
+    for split, (first, last) in borders.items():
+        writer = SplitWriter(folder, split, token_dtype(tokenizer.vocab_size), settings)
+        for piece in pieces(text.take(last - first)):
+            writer.append(tokenizer.encode(piece))
+        if writer.n_tokens < MIN_TOKENS:
+            raise UserError(
+                f"the {split} split has {last - first} characters, {writer.n_tokens} tokens, and "
+                f"needs {MIN_TOKENS}: give more text or change val_fraction and test_fraction"
+            )
+        splits[split] = writer.close()
+    for _ in chunks:  # the last, empty one: then the digest is there
+        pass
+    if again.sha256 != survey.sha256:
+        raise UserError("the file changed while it was read: run prepare again")
+    return splits

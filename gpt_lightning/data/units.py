@@ -1,0 +1,261 @@
+"""Units of work: a pure function of the inputs, and each one becomes a part.
+
+Neither the number of workers nor anything that happened before decides where a unit begins, so that
+the parts, and what is made of them, are the same however often the work was interrupted.
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpt_lightning.data.columns import column_sizes
+from gpt_lightning.data.documents import Document, Documents
+from gpt_lightning.data.files import explained, write_atomic
+from gpt_lightning.data.inputs import Input, explained_url, is_url, open_input
+from gpt_lightning.data.parts import Part, PartWriter, read_part
+from gpt_lightning.data.settings import Settings, hash_borders
+from gpt_lightning.data.target import discard
+from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
+from gpt_lightning.errors import UserError
+
+UNIT_BYTES = 2**25
+UNIT_FILES = 4096
+PLAN = "plan.json"
+PLAN_VERSION = 1  # of the parts' format and of how units are cut
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A piece of work: some whole files, or a piece of one file.
+
+    Attributes:
+        index: its place in the order of all units.
+        files: that it reads.
+        start: first byte (jsonl) or row group (parquet) of the only file.
+        stop: the first that is not read; None: to the end.
+        size: bytes that it reads, about, for the progress.
+    """
+
+    index: int
+    files: tuple[Input, ...]
+    start: int
+    stop: int | None
+    size: int
+
+
+def plan_units(
+    inputs: Sequence[Input], text_field: str, unit_bytes: int = UNIT_BYTES
+) -> list[Unit]:
+    """Cuts the inputs into units of about unit_bytes, in the order of the inputs.
+
+    They are byte ranges of JSONL, row groups of Parquet, whole compressed files, and texts
+    together.
+
+    Raises:
+        UserError: a Parquet file is damaged or has no such column.
+    """
+    units: list[Unit] = []
+    for files in _together(inputs, unit_bytes):
+        if files[0].kind == "text":
+            size = sum(entry.size or 0 for entry in files)
+            units.append(Unit(len(units), files, 0, None, size))
+            continue
+        for start, stop, size in _ranges(files[0], text_field, unit_bytes):
+            units.append(Unit(len(units), files, start, stop, size))
+    return units
+
+
+def _together(inputs: Sequence[Input], unit_bytes: int) -> Iterator[tuple[Input, ...]]:
+    """Neighbouring texts up to unit_bytes, all other files alone."""
+    texts: list[Input] = []
+    held = 0
+    for entry in inputs:
+        if entry.kind == "text":
+            texts.append(entry)
+            held += entry.size or 0
+        if texts and (entry.kind != "text" or held >= unit_bytes or len(texts) >= UNIT_FILES):
+            yield tuple(texts)
+            texts, held = [], 0
+        if entry.kind != "text":
+            yield (entry,)
+    if texts:
+        yield tuple(texts)
+
+
+def _ranges(
+    entry: Input, text_field: str, unit_bytes: int
+) -> Iterator[tuple[int, int | None, int]]:
+    """First and last + 1 byte or row group of each piece of a file, and its size in bytes."""
+    if entry.kind == "parquet":
+        with _explained(entry), open_input(entry) as file:
+            sizes = column_sizes(file, entry, text_field)
+        yield from _groups(sizes, unit_bytes)
+    elif entry.compression or entry.size is None:  # nothing to start from in the middle
+        yield 0, None, entry.size or 0
+    else:
+        for start in range(0, entry.size, unit_bytes):
+            stop = min(start + unit_bytes, entry.size)
+            yield start, stop, stop - start
+
+
+def _groups(sizes: list[int], unit_bytes: int) -> Iterator[tuple[int, int, int]]:
+    start = held = 0
+    for group, size in enumerate(sizes, 1):
+        held += size
+        if held >= unit_bytes or group == len(sizes):
+            yield start, group, held
+            start, held = group, 0
+
+
+def _explained(entry: Input) -> Any:
+    return explained_url(entry.path) if is_url(entry.path) else explained("read", Path(entry.path))
+
+
+# ---- the folder of parts -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all units of a dataset have in common.
+
+    Attributes:
+        parts: the folder of parts.
+        settings: of the dataset.
+    """
+
+    parts: Path
+    settings: Settings
+
+    def part(self, unit: Unit) -> Path:
+        """Where a unit's part lies."""
+        return self.parts / f"{unit.index:08d}.part"
+
+    def done(self, units: Sequence[Unit]) -> dict[int, Part]:
+        """Index -> description of the units whose parts are there."""
+        found = {unit.index: read_part(self.part(unit)) for unit in units}
+        return {index: part for index, part in found.items() if part}
+
+
+def open_parts(job: Job, inputs: str, n_units: int) -> None:
+    """Makes the folder of parts, or takes the one that is there if it is of the same work.
+
+    Args:
+        job: the work.
+        inputs: fingerprint of the inputs.
+        n_units: number of units.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    content = (json.dumps({**_plan(job, inputs), "units": n_units}, indent=2) + "\n").encode()
+    path = job.parts / PLAN
+    with explained("write", job.parts):
+        if job.parts.exists() and (not path.exists() or path.read_bytes() != content):
+            print(f"{job.parts} is of other inputs or settings: starting afresh", flush=True)
+            discard(job.parts)
+        job.parts.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            write_atomic(path, content)
+
+
+def discard_parts(job: Job, inputs: str) -> None:
+    """Deletes the folder of parts if it is of this work; another process may be at other work."""
+    try:
+        plan = json.loads((job.parts / PLAN).read_bytes())
+    except (OSError, ValueError):  # none there, or none of ours
+        return
+    if {**plan, **_plan(job, inputs)} == plan:
+        discard(job.parts)
+
+
+def _plan(job: Job, inputs: str) -> dict[str, Any]:
+    return {"version": PLAN_VERSION, **job.settings.of_parts(), "inputs": inputs}
+
+
+# ---- from a unit to its part ---------------------------------------------------------------------
+
+
+def run_unit(job: Job, unit: Unit) -> Part:
+    """Tokenizes a unit's documents into its part, whatever else runs anywhere.
+
+    Each document begins with the end-of-text token. Memory: about 40 MB beside the interpreter and
+    the tokenizer, and 25 bytes for each byte of the longest document.
+
+    Raises:
+        UserError: an input cannot be read or is damaged, or the disk is full.
+    """
+    tokenizer = build_tokenizer(job.settings.tokenizer)
+    reader = Documents(job.settings.text_field, job.settings.errors)
+    with explained("write", job.parts):
+        writer = PartWriter(job.part(unit), token_dtype(tokenizer.vocab_size))
+        try:
+            for document in _documents(reader, unit):
+                _add(writer, reader, document, tokenizer, job.settings)
+            return writer.complete(reader.skipped, reader.replaced)
+        finally:
+            writer.abandon()
+
+
+def _documents(reader: Documents, unit: Unit) -> Iterator[Document]:
+    for entry in unit.files:
+        with _explained(entry):
+            yield from reader.read(entry, unit.start, unit.stop)
+        _refuse_change(entry)
+
+
+def _refuse_change(entry: Input) -> None:
+    """A part must be of the text that the plan is of."""
+    if is_url(entry.path) or not entry.stamp.isdigit():
+        return
+    stat = Path(entry.path).stat()
+    if (stat.st_size, str(stat.st_mtime_ns)) != (entry.size, entry.stamp):
+        raise UserError(f"{entry.label} changed while it was read: run the same command again")
+
+
+def _add(
+    writer: PartWriter, reader: Documents, document: Document, tokenizer: Tokenizer, of: Settings
+) -> None:
+    try:
+        tokens = tokenizer.encode(document.text)
+    except UserError as error:  # tiktoken has limits, such as on runs of white space
+        reader.refuse(document.where, str(error))
+        return
+    assert int(tokens.max(initial=0)) < tokenizer.vocab_size, tokenizer.name
+    text = document.text.encode()
+    with_border = np.empty(len(tokens) + 1, tokens.dtype)
+    with_border[0], with_border[1:] = tokenizer.eot_token, tokens
+    writer.add(text, with_border, split_of(text, of.split_by, of.val_fraction, of.test_fraction))
+
+
+def split_of(text: bytes, split_by: str | None, val_fraction: float, test_fraction: float) -> int:
+    """The number in SPLITS of a document's split by its hash; 0 for a split by fraction.
+
+    Equal documents come into the same split, wherever they stand: validation text that is also
+    trained on would flatter the model.
+    """
+    if split_by == "fraction":
+        return 0
+    val, test = _hash_borders(val_fraction, test_fraction)
+    hashed = int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
+    return 1 if hashed < val else 2 if hashed < test else 0
+
+
+_hash_borders = functools.cache(hash_borders)
+
+
+def describe_units(indices: Sequence[int]) -> str:
+    """Numbers in few words: 0-3, 7."""
+    runs: list[list[int]] = []
+    for index in sorted(indices):
+        if runs and runs[-1][1] == index - 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    said = [f"{first}-{last}" if last > first else f"{first}" for first, last in runs]
+    return ", ".join(said[:20]) + (", ..." if len(said) > 20 else "")

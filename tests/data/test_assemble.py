@@ -1,0 +1,157 @@
+"""Shards are a split's tokens, however they came, and parts go to splits whole and in order."""
+
+import hashlib
+import itertools
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt_lightning.data.assemble import SplitWriter, assemble, begin_dataset
+from gpt_lightning.data.formats import map_tokens
+from gpt_lightning.data.parts import Part, PartWriter
+from gpt_lightning.data.settings import Settings
+from gpt_lightning.data.shards import write_shard
+from gpt_lightning.data.tokenizers import build_tokenizer
+from gpt_lightning.errors import UserError
+
+UINT16 = np.dtype(np.uint16)
+
+
+@pytest.mark.parametrize(
+    ("file_format", "dtype"),
+    [("npy", np.uint16), ("npy", np.uint32), ("llmc", np.uint16), ("nanogpt", np.uint16)],
+)
+@pytest.mark.parametrize("shard_tokens", [1, 7, 64, 100, 1000])
+def test_shards_tile_what_was_appended(
+    tmp_path: Path, file_format: str, shard_tokens: int, dtype: type
+) -> None:
+    tokens = np.arange(100, dtype=dtype)
+    settings = Settings("gpt2", shard_tokens=shard_tokens, format=file_format)  # type: ignore[arg-type]
+    writer = SplitWriter(tmp_path, "train", np.dtype(dtype), settings)
+    for first, last in ((0, 0), (0, 1), (1, 30), (30, 95), (95, 100)):
+        writer.append(tokens[first:last])
+    shards = writer.close()
+    mapped = [
+        map_tokens(tmp_path / shard.file, np.dtype(dtype).name, file_format) for shard in shards
+    ]
+    assert np.concatenate(mapped).tolist() == tokens.tolist()
+    assert [len(array) for array in mapped] == [shard.tokens for shard in shards]
+    expected = [100] if file_format == "nanogpt" else [shard_tokens] * (100 // shard_tokens)
+    assert [shard.tokens for shard in shards][: len(expected)] == expected[:100]
+    for shard in shards:
+        content = (tmp_path / shard.file).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == shard.sha256
+    assert len(list(tmp_path.iterdir())) == len(shards)
+
+
+def test_a_streamed_shard_is_a_written_one(tmp_path: Path) -> None:
+    (tmp_path / "streamed").mkdir()
+    tokens = np.arange(1000, dtype=np.uint16)
+    writer = SplitWriter(tmp_path / "streamed", "val", UINT16, Settings("gpt2"))
+    writer.append(tokens)
+    (streamed,) = writer.close()
+    assert streamed == write_shard(tmp_path / "val-00000.npy", tokens)
+    assert (tmp_path / "streamed" / "val-00000.npy").read_bytes() == (
+        tmp_path / "val-00000.npy"
+    ).read_bytes()
+
+
+def part(path: Path, documents: list[tuple[list[int], int]]) -> tuple[Path, Part]:
+    writer = PartWriter(path, UINT16)
+    for tokens, split in documents:
+        writer.add(b"", np.array(tokens, UINT16), split)
+    return path, writer.complete(0, 0)
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [3, 3, 7], list(range(1, 12))])
+def test_documents_go_whole_and_in_order(tmp_path: Path, cuts: list[int]) -> None:
+    documents = [([i] * (1 + i % 4), i % 3) for i in range(12)]
+    borders = [0, *cuts, 12]
+    parts = [
+        part(tmp_path / f"{k}.part", documents[first:last])
+        for k, (first, last) in enumerate(itertools.pairwise(borders))
+    ]
+    out = tmp_path / "out"
+    out.mkdir()
+    splits = assemble(parts, out, UINT16, Settings("gpt2", 0.3, 0.3, shard_tokens=5))
+    for number, split in enumerate(("train", "val", "test")):
+        files = [map_tokens(out / shard.file, "uint16", "npy") for shard in splits[split]]
+        expected = [token for tokens, of in documents if of == number for token in tokens]
+        assert np.concatenate(files).tolist() == expected
+
+
+@pytest.mark.parametrize("val", [0.1, 0.25, 0.5])
+@pytest.mark.parametrize("test", [0.0, 0.2])
+def test_the_last_share_at_a_border_of_documents(tmp_path: Path, val: float, test: float) -> None:
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(1, 40, 200)
+    documents = [([i] * int(n), 0) for i, n in enumerate(lengths)]
+    settings = Settings("gpt2", val, test, split_by="fraction")
+    parts = [part(tmp_path / "a", documents[:77]), part(tmp_path / "b", documents[77:])]
+    out = tmp_path / "out"
+    out.mkdir()
+    splits = assemble(parts, out, UINT16, settings)
+    found = {
+        name: np.concatenate([map_tokens(out / shard.file, "uint16", "npy") for shard in shards])
+        for name, shards in splits.items()
+    }
+    order = np.concatenate([found[name] for name in ("train", "val", "test") if name in found])
+    assert order.tolist() == [token for tokens, _ in documents for token in tokens]
+    sets = [set(tokens.tolist()) for tokens in found.values()]
+    assert sum(map(len, sets)) == len(set.union(*sets)) == 200  # no document is in two
+    total = int(lengths.sum())
+    assert abs(len(found["val"]) - val * total) < 40
+    assert abs(len(found.get("test", [])) - test * total) < 40
+
+
+def test_a_split_without_documents(tmp_path: Path) -> None:
+    parts = [part(tmp_path / "a", [([1, 2, 3], 0)])]
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(UserError, match="the val split has 0 documents, 0 tokens, and needs 2"):
+        assemble(parts, out, UINT16, Settings("gpt2"))
+    with pytest.raises(UserError, match="the train split has 0 documents"):
+        assemble([], out, UINT16, Settings("gpt2"))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "file_format", "said"),
+    [
+        ("cl100k_base", "llmc", "uint16"),
+        ("byte", "nanogpt", "nanoGPT knows the tokenizers char and gpt2"),
+    ],
+)
+def test_formats_refuse_before_the_first_token(
+    tmp_path: Path, tokenizer: str, file_format: str, said: str
+) -> None:
+    class Large:
+        name, vocab_size, eot_token = "cl100k_base", 100_277, 100_257
+
+    found = Large() if tokenizer == "cl100k_base" else build_tokenizer(tokenizer)
+    settings = Settings(tokenizer, format=file_format)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=said):
+        begin_dataset(tmp_path / "new", found, settings)  # type: ignore[arg-type]
+
+
+def test_memory_does_not_grow_with_the_parts(tmp_path: Path) -> None:
+    # Measured in what Python and numpy allocate: 24 parts of 2 MB need no more than six.
+    import tracemalloc
+
+    def peak(count: int) -> int:
+        parts = [
+            part(tmp_path / f"{i}.part", [([7] * 1000, 0)] * 500 + [([8] * 1000, 1)] * 500)
+            for i in range(2)
+        ]
+        out = tmp_path / f"out{count}"
+        out.mkdir()
+        tracemalloc.start()
+        assemble(parts * (count // 2), out, UINT16, Settings("gpt2", shard_tokens=10**7))
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert sum(os.path.getsize(path) for path in out.iterdir()) > 2e6 * count
+        return found
+
+    few = peak(6)
+    assert peak(24) < 1.1 * few

@@ -1,0 +1,294 @@
+"""Reading: every document once, whatever file it is in, and a line for every damaged one."""
+
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpt_lightning.data.columns import column_sizes
+from gpt_lightning.data.documents import Documents
+from gpt_lightning.data.inputs import Input, find_inputs
+from gpt_lightning.errors import UserError
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+zstandard = pytest.importorskip("zstandard")
+
+# Everything that a careless reader changes or trips over.
+TEXTS = [
+    "plain",
+    "",
+    "<|endoftext|>",
+    "\ufeffBOM, CRLF\r\n, NUL \x00, separators \u2028\u2029\x85",
+    "\U0001f600 \u00e9t\u00e9",
+    "   ",
+    '{"text": "nested"}',
+    "long " * 5000,
+]
+
+
+def lines(texts: list[str], ascii_only: bool = False) -> bytes:
+    entries = [json.dumps({"id": 1, "text": text}, ensure_ascii=ascii_only) for text in texts]
+    return "\n".join(entries).encode() + b"\n"
+
+
+def jsonl(path: Path, texts: list[str]) -> None:
+    path.write_bytes(lines(texts))
+
+
+def gz(path: Path, texts: list[str]) -> None:
+    half = len(texts) // 2  # two members, as `cat a.gz b.gz` makes
+    path.write_bytes(gzip.compress(lines(texts[:half])) + gzip.compress(lines(texts[half:])))
+
+
+def zst(path: Path, texts: list[str]) -> None:
+    half = len(texts) // 2
+    compress = zstandard.ZstdCompressor().compress
+    path.write_bytes(compress(lines(texts[:half])) + compress(lines(texts[half:])))
+
+
+def parquet(path: Path, texts: list[str]) -> None:
+    table = pa.table({"id": list(range(len(texts))), "text": texts})
+    pq.write_table(table, path, row_group_size=3)
+
+
+def categories(path: Path, texts: list[str]) -> None:
+    column = pa.array(texts).dictionary_encode()
+    pq.write_table(pa.table({"text": column}), path)
+
+
+WRITERS: dict[str, tuple[str, Callable[[Path, list[str]], None]]] = {
+    "jsonl": ("a.jsonl", jsonl),
+    "gz": ("a.jsonl.gz", gz),
+    "zst": ("a.jsonl.zst", zst),
+    "parquet": ("a.parquet", parquet),
+    "dictionary": ("a.parquet", categories),
+}
+
+
+def read(path: Path, errors: str = "strict", field: str = "text") -> tuple[list[str], Documents]:
+    reader = Documents(field, errors)  # type: ignore[arg-type]
+    texts = [
+        document.text
+        for entry in find_inputs(str(path))
+        for document in reader.read(entry, 0, None)
+    ]
+    return texts, reader
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_every_text_comes_back(tmp_path: Path, writer: str) -> None:
+    name, write = WRITERS[writer]
+    write(tmp_path / name, TEXTS)
+    assert read(tmp_path / name)[0] == TEXTS
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.replace(b"\n", b"\r\n"),
+        lambda content: b"\xef\xbb\xbf" + content,
+        lambda content: content.removesuffix(b"\n"),
+        lambda content: content.replace(b"\n", b"\n\n \t\n"),
+    ],
+)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_line_ends_and_mark_are_no_text(
+    tmp_path: Path, change: Callable[[bytes], bytes], compressed: bool
+) -> None:
+    content = change(lines(TEXTS, ascii_only=True))
+    path = tmp_path / ("a.jsonl.gz" if compressed else "a.jsonl")
+    path.write_bytes(gzip.compress(content) if compressed else content)
+    assert read(path)[0] == TEXTS
+
+
+def test_byte_ranges_share_the_lines_out(tmp_path: Path) -> None:
+    # Wherever a file is cut, each line is read once: by the range that its first byte is in.
+    rng = random.Random(0)
+    texts = ["x" * rng.choice([0, 1, 5, 40, 300]) + str(i) for i in range(60)]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines(texts))
+    (entry,) = find_inputs(str(path))
+    size = path.stat().st_size
+    for width in (*range(1, 40), 97, 1000, size - 1, size, size + 1):
+        reader = Documents("text", "strict")
+        found = [
+            document.text
+            for start in range(0, size, width)
+            for document in reader.read(entry, start, min(start + width, size))
+        ]
+        assert found == texts, width
+
+
+def test_a_range_within_a_long_line_reads_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines(["x" * 400_000, "y"]))
+    monkeypatch.setattr("gpt_lightning.data.documents.CHUNK_BYTES", 1000)
+    (entry,) = find_inputs(str(path))
+    asked = 0
+    real = open
+
+    def counted(*args: object, **kwargs: object) -> object:
+        file = real(*args, **kwargs)  # type: ignore[call-overload]
+
+        class Counted:
+            def __getattr__(self, name: str) -> object:
+                return getattr(file, name)
+
+            def __enter__(self) -> "Counted":
+                return self
+
+            def __exit__(self, *error: object) -> None:
+                file.close()
+
+            def readline(self, *size: int) -> bytes:
+                nonlocal asked
+                line: bytes = file.readline(*size)
+                asked += len(line)
+                return line
+
+        return Counted()
+
+    monkeypatch.setattr("gpt_lightning.data.inputs.open", counted, raising=False)
+    assert list(Documents("text", "strict").read(entry, 100_000, 110_000)) == []
+    assert 10_000 <= asked <= 11_000
+
+
+def test_row_groups_share_the_rows_out(tmp_path: Path) -> None:
+    parquet(tmp_path / "a.parquet", TEXTS)
+    (entry,) = find_inputs(str(tmp_path / "a.parquet"))
+    with open(entry.path, "rb") as file:
+        groups = len(column_sizes(file, entry, "text"))
+    reader = Documents("text", "strict")
+    ranges = [(group, group + 1) for group in range(groups)]
+    found = [document for first, last in ranges for document in reader.read(entry, first, last)]
+    assert [document.text for document in found] == TEXTS
+    assert [document.where() for document in found] == [
+        f"{entry.path}, row {row}" for row in range(1, len(TEXTS) + 1)
+    ]
+
+
+# ---- damage --------------------------------------------------------------------------------------
+
+BAD = {
+    b"no json": "expected a JSON object, found no JSON",
+    b'{"text": "cut': "expected a JSON object, found no JSON (Unterminated string",
+    b"[1]": "expected a JSON object, found a list",
+    b'"text"': "expected a JSON object, found a string",
+    b"null": "expected a JSON object, found null",
+    b"7": "expected a JSON object, found 7",
+    b'{"body": "x"}': "expected the field 'text', found 'body' (--text_field",
+    b"{}": "expected the field 'text', found none",
+    b'{"text": null}': "expected a string in the field 'text', found null",
+    b'{"text": ["x"]}': "found a list",
+    b'{"text": "\\ud800 x"}': "is half of a surrogate pair",
+    b'{"text": "\xff"}': "expected UTF-8, found byte 0xff at offset 10",
+    b"[" * 100_000: "found no JSON (RecursionError",
+    b'{"text": "\x00"}': "found no JSON (Invalid control character",
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_damaged_line(tmp_path: Path, bad: bytes, compressed: bool) -> None:
+    content = lines(["first", "\u00e9"]) + b"\n" + bad + b"\n" + lines(["last"])
+    path = tmp_path / ("a.jsonl.gz" if compressed else "a.jsonl")
+    path.write_bytes(gzip.compress(content) if compressed else content)
+    with pytest.raises(UserError) as caught:
+        read(path)
+    said = str(caught.value)
+    assert said.startswith(f"{path}, line 4: ")
+    assert BAD[bad] in said
+    assert "--errors skip" in said
+    assert "\n" not in said
+    texts, reader = read(path, errors="skip")
+    assert texts == ["first", "\u00e9", "last"]
+    assert reader.skipped == 1
+
+
+def test_replaced_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a\xffb\xc3"}\n{"text": "\\ud83d\\ude00 \\udc00 \xef\xbf\xbd"}\n')
+    texts, reader = read(path, errors="replace")
+    assert texts == ["a\ufffdb\ufffd", "\U0001f600 \ufffd \ufffd"]
+    assert reader.replaced == 3  # the last was in the text
+    path.write_bytes(b"[1]\n")
+    with pytest.raises(UserError, match="expected a JSON object"):
+        read(path, errors="replace")
+
+
+def test_another_field(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"body": "x", "text": 1}\n')
+    assert read(path, field="body")[0] == ["x"]
+
+
+def test_bytes_that_are_no_text_in_parquet(tmp_path: Path) -> None:
+    strings = pa.array([b"good", b"a\xff", None], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"text": strings}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a\.parquet, row 2: expected UTF-8"):
+        read(tmp_path / "a.parquet")
+    texts, reader = read(tmp_path / "a.parquet", errors="skip")
+    assert (texts, reader.skipped) == (["good"], 2)
+    with pytest.raises(UserError, match=r"row 3: expected a string .* found null"):
+        read(tmp_path / "a.parquet", errors="replace")
+
+
+@pytest.mark.parametrize("writer", ["gz", "zst"])
+def test_a_cut_or_flipped_archive_is_never_a_shorter_one(tmp_path: Path, writer: str) -> None:
+    name = WRITERS[writer][0]
+    rng = random.Random(0)
+    texts = ["".join(rng.choices("abcdefgh \n", k=3000)) for _ in range(40)]
+    path = tmp_path / name
+    path.write_bytes(b"")
+    assert read(path)[0] == []
+    content = lines(texts)
+    compress = zstandard.ZstdCompressor(write_checksum=True).compress
+    whole = gzip.compress(content) if writer == "gz" else compress(content)
+    for cut in (1, 5, 17, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(UserError, match=f"{name}.*get the file again|{name}.*no JSON"):
+            read(path)
+    for at in rng.sample(range(100, len(whole) - 100), 10):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        with pytest.raises(UserError):
+            read(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"no parquet at all", b"PAR1" * 10])
+def test_no_parquet(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(content)
+    (entry,) = find_inputs(str(path))
+    with open(path, "rb") as file, pytest.raises(UserError, match=r"a\.parquet: expected Parquet"):
+        column_sizes(file, entry, "text")
+
+
+def test_columns_that_hold_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"id": [1], "raw": [b"x"]}), path)
+    (entry,) = find_inputs(str(path))
+    for field, said in {
+        "text": "expected a column 'text', found 'id', 'raw'; name one with --text_field",
+        "id": "expected strings in the column 'id', found int64",
+        "raw": "expected strings in the column 'raw', found binary",
+    }.items():
+        with open(path, "rb") as file, pytest.raises(UserError) as caught:
+            column_sizes(file, entry, field)
+        assert said in str(caught.value)
+
+
+def test_a_text_is_a_document(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\r\n\xef\xbb\xbf\x00")
+    entry = Input(str(path), "a.txt", "text", "", 9, "0")
+    (document,) = Documents("text", "strict").read(entry, 0, None)
+    assert document.text == "one\r\n\ufeff\x00"
+    path.write_bytes(b"ab\xff")
+    with pytest.raises(UserError, match=r"a\.txt: expected UTF-8, found byte 0xff at offset 2"):
+        list(Documents("text", "strict").read(entry, 0, None))

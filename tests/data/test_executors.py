@@ -1,0 +1,100 @@
+"""The executors give the same results, and a clear line where one cannot work."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpt_lightning.data.executors import Execution, run_all
+from gpt_lightning.data.progress import Progress
+from gpt_lightning.errors import UserError
+
+
+def square(x: int) -> int:
+    if x < 0:
+        raise UserError(f"{x} is negative")
+    return x * x
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_each_unit_once(workers: int) -> None:
+    found = list(run_all(square, range(20), Execution(workers)))
+    assert sorted(found) == [(x, x * x) for x in range(20)]
+    assert list(run_all(square, [], Execution(workers))) == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_mistake_comes_through(workers: int) -> None:
+    with pytest.raises(UserError, match=r"^-1 is negative$"):
+        list(run_all(square, [1, -1, 2], Execution(workers)))
+
+
+def test_jobs_of_an_array_share_the_units_out() -> None:
+    jobs = [Execution(shard_index=index, shard_count=3) for index in range(3)]
+    assert [sum(job.own(unit) for job in jobs) for unit in range(20)] == [1] * 20
+    assert all(Execution().own(unit) for unit in range(5))
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(
+        UserError, match=r"needs the package ray: pip install 'gpt-lightning\[ray\]'"
+    ):
+        list(run_all(square, [1], Execution(executor="ray")))
+
+
+def test_lines_where_no_terminal_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 1.0, 12.0, 12.0, 12.0])
+    monkeypatch.setattr("gpt_lightning.data.progress.time.monotonic", lambda: next(clock))
+    with Progress(100_000_000, 20_000_000) as progress:
+        progress.add(10_000_000, 1000)  # after 1 s: too early for a line
+        progress.add(26_000_000, 2000)
+    # What an earlier run did is not counted as speed.
+    assert capsys.readouterr().out == "56 of 100 MB (56%), 3.0 MB/s, 3,000 tokens\n"
+
+
+RAY = """
+import os, sys
+sys.path.insert(0, {folder!r})
+import ray
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 1}})
+cluster.add_node(num_cpus=1)
+os.environ["RAY_ADDRESS"] = cluster.address
+from gpt_lightning.data import prepare
+prepare.prepare({source!r}, out={out!r}, executor="ray", shard_tokens=500)
+open({bad!r}, "w").write("no json\\n")
+try:
+    prepare.prepare({bad!r}, out={out!r} + "-bad", executor="ray")
+except prepare.UserError as error:
+    print("REFUSED", error)
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_of_two_workers(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    from gpt_lightning.data.prepare import prepare
+
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    for i in range(6):
+        lines = [f'{{"text": "file {i} line {j}"}}\n' for j in range(100)]
+        (source / f"{i}.jsonl").write_text("".join(lines))
+    code = RAY.format(
+        folder=str(tmp_path), source=str(source), out=str(out), bad=str(tmp_path / "bad.jsonl")
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    assert "REFUSED" in done.stdout
+    assert "bad.jsonl, line 1: expected a JSON object, found no JSON" in done.stdout
+    prepare(str(source), out=str(tmp_path / "clean"), shard_tokens=500, workers=1)
+    for path in (tmp_path / "clean").iterdir():
+        assert path.read_bytes() == (out / path.name).read_bytes()

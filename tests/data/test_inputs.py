@@ -1,0 +1,263 @@
+"""What SOURCE may name, and what a dataset made of it is called."""
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from gpt_lightning.data.inputs import (
+    begins_with_object,
+    find_inputs,
+    fingerprint,
+    has_documents,
+    source_name,
+)
+from gpt_lightning.data.prepare import dataset_folder, prepare
+from gpt_lightning.data.shards import Manifest, TokenStream
+from gpt_lightning.data.tokenizers import build_tokenizer
+from gpt_lightning.errors import UserError
+
+LINES = "".join(json.dumps({"text": f"document number {i}"}) + "\n" for i in range(40))
+
+
+def all_tokens(folder: Path) -> list[int]:
+    manifest = Manifest.load(folder)
+    streams = [TokenStream(folder, manifest, split) for split in manifest.splits]
+    found = [stream.windows(np.array([0]), len(stream))[0] for stream in streams]
+    return [int(token) for tokens in found for token in tokens]
+
+
+def naive(text: str) -> list[int]:
+    gpt2 = build_tokenizer("gpt2")
+    texts = [json.loads(line)["text"] for line in text.splitlines()]
+    return [token for text in texts for token in (gpt2.eot_token, *gpt2.encode(text).tolist())]
+
+
+# ---- on this machine -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    source = tmp_path / "docs.v1"
+    (source / "sub").mkdir(parents=True)
+    for name in ("b.jsonl", "sub/a.jsonl.gz", "c.parquet", "d.TXT", "README.md", ".e.txt", "f.gz"):
+        (source / name).write_text("x")
+    return source
+
+
+def test_a_folder_and_a_glob(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["b.jsonl", "c.parquet", "d.TXT", "sub/a.jsonl.gz"]
+    assert [entry.name for entry in find_inputs(str(folder))] == names
+    assert "left out" in (said := capsys.readouterr().out)
+    assert "README.md" in said
+    assert "f.gz" in said
+    assert [entry.name for entry in find_inputs(f"{folder}/**/*.jsonl*")] == [
+        "b.jsonl",
+        "sub/a.jsonl.gz",
+    ]
+    kinds = [(entry.kind, entry.compression) for entry in find_inputs(str(folder))]
+    assert kinds == [("jsonl", ""), ("parquet", ""), ("text", ""), ("jsonl", ".gz")]
+
+
+def test_sources_without_documents(folder: Path) -> None:
+    with pytest.raises(UserError, match="holds no documents: expected files that end in"):
+        find_inputs(f"{folder}/*.md")
+    with pytest.raises(UserError, match="no file matches"):
+        find_inputs(f"{folder}/*.none")
+    assert not has_documents(str(folder / "d.TXT"))  # one text
+    assert not has_documents("no-such-file.jsonl")
+    with pytest.raises(UserError, match=r"no-such-file\.jsonl: no such file"):
+        prepare("no-such-file.jsonl", data_dir=str(folder))
+
+
+def test_the_fingerprint_is_of_names_sizes_and_times(folder: Path, tmp_path: Path) -> None:
+    before = fingerprint(find_inputs(str(folder)))
+    folder.rename(tmp_path / "moved")
+    moved = tmp_path / "moved"
+    assert fingerprint(find_inputs(str(moved))) == before
+    for change in (
+        lambda: (moved / "b.jsonl").write_text("y"),
+        lambda: (moved / "b.jsonl").write_text("yy"),
+        lambda: (moved / "b.jsonl").rename(moved / "a.jsonl"),
+        lambda: (moved / "a.jsonl").unlink(),
+    ):
+        change()
+        after = fingerprint(find_inputs(str(moved)))
+        assert after != before
+        before = after
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("a/wiki.jsonl.gz", "wiki"),
+        ("a/wiki.parquet", "wiki"),
+        ("a/novel.txt", "novel"),
+        ("a/docs/*.jsonl", "docs"),
+        ("a/docs/**/*.jsonl", "docs"),
+        ("-", "stdin"),
+        ("https://host/a/wiki.jsonl.zst?download=true", "wiki"),
+        ("s3://bucket/docs/*.parquet", "docs"),
+        ("hf:org/fineweb-1.5", "fineweb-1.5"),
+        ("hf:org/fineweb:sample:train", "fineweb"),
+    ],
+)
+def test_names_of_datasets(source: str, name: str) -> None:
+    assert dataset_folder(source, "gpt2", "data") == Path("data") / f"{name}-gpt2"
+
+
+def test_a_folder_keeps_its_whole_name(folder: Path) -> None:
+    assert source_name(f"{folder}/") == "docs.v1"
+    assert dataset_folder(str(folder), "gpt2", "data") == Path("data/docs.v1-gpt2")
+
+
+def test_a_folder_of_texts(tmp_path: Path) -> None:
+    source = tmp_path / "docs"
+    source.mkdir()
+    for name, text in {"b.txt": "second", "a.txt": "first\r\n", "c.jsonl": LINES}.items():
+        (source / name).write_bytes(text.encode())
+    prepare(str(source), out=str(tmp_path / "out"), val_fraction=0.0, workers=1)
+    texts = "".join(json.dumps({"text": text}) + "\n" for text in ("first\r\n", "second"))
+    assert all_tokens(tmp_path / "out") == naive(texts + LINES)
+
+
+# ---- standard input ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "documents"),
+    [
+        (b'{"text": "x"}\n', True),
+        (b'\xef\xbb\xbf\n  {"text": "x"}\r\n', True),
+        (b'{"text": "x"} and more\n', False),
+        (b"{not json\n", False),
+        (b"[1]\n", False),
+        (b"text\n{}\n", False),
+        (b"", False),
+    ],
+)
+def test_telling_jsonl_from_text(tmp_path: Path, content: bytes, documents: bool) -> None:
+    (tmp_path / "in").write_bytes(content)
+    assert begins_with_object(tmp_path / "in") == documents
+
+
+def feed(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    stdin = SimpleNamespace(buffer=io.BytesIO(content), isatty=lambda: False)
+    monkeypatch.setattr(sys, "stdin", stdin)
+
+
+def test_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    for _ in range(2):
+        feed(monkeypatch, LINES.encode())
+        prepare("-", out=str(out), val_fraction=0.0, workers=1)
+    assert "is already prepared" in capsys.readouterr().out
+    assert all_tokens(out) == naive(LINES)
+    feed(monkeypatch, LINES.replace("40", "41").encode() + b"\n")
+    with pytest.raises(UserError, match="other inputs"):
+        prepare("-", out=str(out), val_fraction=0.0, workers=1)
+    feed(monkeypatch, LINES.encode() + b"bad")
+    with pytest.raises(UserError, match="standard input, line 41: expected a JSON object"):
+        prepare("-", out=str(tmp_path / "bad"), workers=1)
+    feed(monkeypatch, b"one text, not documents\n" * 9)
+    prepare("-", "char", out=str(tmp_path / "text"))
+    assert Manifest.load(tmp_path / "text").source.name == "stdin"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "text"]
+
+
+# ---- URLs ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory() -> Iterator[MemoryFileSystem]:
+    system = fsspec.filesystem("memory")
+    yield system
+    system.store.clear()
+
+
+def test_a_file_behind_a_url(memory: MemoryFileSystem, tmp_path: Path) -> None:
+    memory.pipe("/docs/a.jsonl", LINES.encode())
+    memory.pipe("/docs/notes.md", b"no document")
+    for number, source in enumerate(["memory://docs/a.jsonl", "memory://docs/*.jsonl"]):
+        out = tmp_path / f"out{number}"
+        prepare(source, out=str(out), val_fraction=0.0, workers=1)
+        assert all_tokens(out) == naive(LINES)
+    memory.pipe("/docs/novel.txt", b"one text behind a URL\n" * 9)
+    prepare("memory://docs/novel.txt", "char", data_dir=str(tmp_path))
+    assert Manifest.load(tmp_path / "novel-char").tokens("train") > 100
+
+
+def test_urls_that_lead_nowhere(memory: MemoryFileSystem, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    for source, said in {
+        "memory://none.jsonl": r"cannot read memory://none\.jsonl: FileNotFoundError",
+        "memory://none/*.jsonl": "holds no documents",
+        "memory://none.txt": r"cannot read memory://none\.txt: FileNotFoundError",
+        "nosuch://x/a.jsonl": "cannot read nosuch://x/a.jsonl: ValueError: Protocol not known",
+    }.items():
+        with pytest.raises(UserError, match=said):
+            prepare(source, out=out, workers=1)
+    assert not list(tmp_path.iterdir())
+
+
+class Hub(MemoryFileSystem):  # type: ignore[misc]
+    """The hub's file system as fsspec knows it, with files in memory."""
+
+    protocol = "hf"
+    store: dict[str, Any] = {}  # noqa: RUF012 - fsspec's own way
+    pseudo_dirs = [""]  # noqa: RUF012
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return "/" + path.removeprefix("hf://").strip("/")
+
+    def unstrip_protocol(self, name: str) -> str:
+        return "hf://" + name.strip("/")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "hf", Hub)
+    yield Hub()
+    Hub.store.clear()
+
+
+def parquet_bytes(texts: list[str]) -> bytes:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"text": texts}), sink)
+    return sink.getvalue()
+
+
+def test_a_dataset_of_the_hub(hub: Hub, tmp_path: Path) -> None:
+    texts = [json.loads(line)["text"] for line in LINES.splitlines()]
+    address = "datasets/org/name@refs/convert/parquet"
+    for path, part in {
+        "default/train/0000.parquet": texts[:10],
+        "default/train/0001.parquet": texts[10:],
+        "en/test/0000.parquet": texts[:5],
+        "large/partial-train/0000.parquet": texts[:5],
+    }.items():
+        hub.pipe(f"/{address}/{path}", parquet_bytes(part))
+    prepare("hf:org/name", data_dir=str(tmp_path), val_fraction=0.0, workers=1)
+    assert all_tokens(tmp_path / "name-gpt2-val0") == naive(LINES)
+    prepare("hf:org/name:en:test", out=str(tmp_path / "en"), val_fraction=0.0, workers=1)
+    assert Manifest.load(tmp_path / "en").settings["documents"] == 5
+    for source, said in {
+        "hf:org/name:large": "hold only the beginning of train: give the dataset's own files",
+        "hf:org/name:default:dev": "no split 'dev' in the configuration 'default'",
+        "hf:": "expected hf:NAME",
+        "hf:a:b:c:d": "expected hf:NAME",
+    }.items():
+        with pytest.raises(UserError, match=said):
+            prepare(source, out=str(tmp_path / "none"), workers=1)

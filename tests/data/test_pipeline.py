@@ -1,0 +1,431 @@
+"""Documents to a dataset: the same bytes whoever works, however often it is interrupted."""
+
+import functools
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt_lightning.cli import main
+from gpt_lightning.data import pipeline
+from gpt_lightning.data.prepare import dataset_folder, prepare, prepare_source
+from gpt_lightning.data.shards import Manifest, TokenStream
+from gpt_lightning.data.tokenizers import build_tokenizer
+from gpt_lightning.data.units import plan_units, split_of
+from gpt_lightning.errors import UserError
+
+UNIT_BYTES = 4000
+WORDS = [
+    "a",
+    "an",
+    "the",
+    "<|endoftext|>",
+    "sea",
+    "\u00e9t\u00e9",
+    "\U0001f600",
+    "storm,",
+    "king.\n",
+]
+
+
+@pytest.fixture
+def texts() -> list[str]:
+    rng = random.Random(0)
+    return [" ".join(rng.choices(WORDS, k=rng.randrange(60))) for _ in range(200)]
+
+
+@pytest.fixture
+def source(tmp_path: Path, texts: list[str]) -> Path:
+    path = tmp_path / "docs.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = functools.partial(plan_units, unit_bytes=UNIT_BYTES)
+    monkeypatch.setattr(pipeline, "plan_units", small)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def tokens(folder: Path, split: str) -> list[int]:
+    stream = TokenStream(folder, Manifest.load(folder), split)
+    found: list[int] = stream.windows(np.array([0]), len(stream))[0].tolist()
+    return found
+
+
+def naive(texts: list[str]) -> list[int]:
+    gpt2 = build_tokenizer("gpt2")
+    return [token for text in texts for token in (gpt2.eot_token, *gpt2.encode(text).tolist())]
+
+
+# ---- what comes out ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shard_tokens", [500, 10**8])
+def test_documents_held_out_by_hash(
+    source: Path, texts: list[str], tmp_path: Path, shard_tokens: int
+) -> None:
+    out = tmp_path / "out"
+    prepare(str(source), out=str(out), test_fraction=0.1, shard_tokens=shard_tokens, workers=1)
+    for number, split in enumerate(("train", "val", "test")):
+        own = [text for text in texts if split_of(text.encode(), None, 0.1, 0.1) == number]
+        assert tokens(out, split) == naive(own)
+    manifest = Manifest.load(out)
+    assert manifest.source.bytes == sum(len(text.encode()) for text in texts)
+    assert manifest.settings["documents"] == len(texts)
+
+
+def test_the_last_documents_held_out(source: Path, texts: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(str(source), out=str(out), split_by="fraction", val_fraction=0.3, workers=1)
+    train, val = tokens(out, "train"), tokens(out, "val")
+    assert train + val == naive(texts)
+    assert val[0] == build_tokenizer("gpt2").eot_token
+    assert abs(len(val) - 0.3 * len(train + val)) < 100
+
+
+def test_the_same_whatever_the_number_of_workers(source: Path, tmp_path: Path) -> None:
+    for workers in (1, 3):
+        prepare(str(source), out=str(tmp_path / f"out{workers}"), workers=workers)
+    assert contents(tmp_path / "out1") == contents(tmp_path / "out3")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_copy_gives_the_same_manifest(source: Path, tmp_path: Path) -> None:
+    prepare(str(source), out=str(tmp_path / "out"), workers=1)
+    (tmp_path / "copy").mkdir()
+    copy = tmp_path / "copy" / source.name
+    copy.write_bytes(source.read_bytes())
+    os.utime(copy, (1, 1))
+    prepare(str(copy), out=str(tmp_path / "other"), workers=1)
+    for name, content in contents(tmp_path / "out").items():
+        same = content == (tmp_path / "other" / name).read_bytes()
+        assert same == (name != ".inputs.json")
+
+
+@pytest.mark.parametrize("file_format", ["npy", "llmc", "nanogpt"])
+def test_every_format_has_the_same_tokens(source: Path, tmp_path: Path, file_format: str) -> None:
+    out = tmp_path / "out"
+    prepare(str(source), out=str(out), format=file_format, workers=1)  # type: ignore[arg-type]
+    manifest = Manifest.load(out)
+    assert manifest.format == file_format
+    raw = b"".join((out / shard.file).read_bytes() for shard in manifest.splits["train"])
+    skip = {"npy": 128, "llmc": 1024, "nanogpt": 0}[file_format]
+    assert np.frombuffer(raw[skip:], "<u2").tolist() == tokens(out, "train")
+
+
+def test_for_the_datamodule(source: Path, tmp_path: Path) -> None:
+    manifest = prepare_source(str(source), "gpt2", tmp_path, 0.2)
+    folder = dataset_folder(str(source), "gpt2", tmp_path, 0.2)
+    assert folder == tmp_path / "docs-gpt2-val0.2"
+    assert Manifest.load(folder) == manifest
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "docs.jsonl: the train split has 0 documents, 0 tokens, and needs 2"),
+        ("\n \n", "the train split has 0 documents"),
+        ('{"text": ""}\n', "the train split has 1 documents, 1 tokens, and needs 2"),
+        ('{"text": 1}\n', "docs.jsonl, line 1: expected a string"),
+    ],
+)
+def test_input_that_makes_no_dataset(source: Path, tmp_path: Path, content: str, said: str) -> None:
+    source.write_text(content)
+    with pytest.raises(UserError, match=said):
+        prepare(str(source), out=str(tmp_path / "out"), val_fraction=0.0, workers=1)
+    assert [path for path in tmp_path.iterdir() if path.suffix != ".parts"] == [source]
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "byte"])
+def test_tokenizers_without_end_of_text(source: Path, tmp_path: Path, tokenizer: str) -> None:
+    with pytest.raises(UserError, match="end-of-text tokens: use --tokenizer gpt2"):
+        prepare(str(source), tokenizer, str(tmp_path / "out"))
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_what_was_left_out_is_reported(
+    source: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open(source, "a") as file:
+        file.write("[]\n{}\n")
+    with pytest.raises(UserError, match=r"line 201: expected a JSON object"):
+        prepare(str(source), out=str(tmp_path / "out"), workers=2)
+    prepare(str(source), out=str(tmp_path / "out"), errors="skip", workers=1)
+    assert "left out 2 of 202 documents (errors skip)" in capsys.readouterr().out
+    settings = Manifest.load(tmp_path / "out").settings
+    assert (settings["documents"], settings["skipped"]) == (200, 2)
+
+
+# ---- a folder that is there already --------------------------------------------------------------
+
+
+def test_again_reads_nothing(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    prepare(str(source), out=str(out), workers=1)
+    before = contents(out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpt_lightning.data.inputs.open", None, raising=False)
+        prepare(str(source), out=str(out), workers=1)
+    assert "is already prepared" in capsys.readouterr().out
+    assert contents(out) == before
+    changes: list[tuple[dict[str, object], str]] = [
+        ({"val_fraction": 0.2}, "val_fraction 0.1, not 0.2"),
+        ({"split_by": "fraction"}, "split_by hash, not fraction"),
+        ({"format": "llmc"}, "format npy, not llmc"),
+        ({"errors": "skip"}, "errors strict, not skip"),
+    ]
+    for changed, said in changes:
+        with pytest.raises(UserError, match=f"{said}.*--overwrite true"):
+            prepare(str(source), out=str(out), workers=1, **changed)  # type: ignore[arg-type]
+    os.utime(source, (1, 1))
+    with pytest.raises(UserError, match="other inputs"):
+        prepare(str(source), out=str(out), workers=1)
+    assert contents(out) == before
+    prepare(str(source), out=str(out), workers=1, format="llmc", overwrite=True)
+    prepare(str(source), out=str(out), workers=1, overwrite=True)
+    assert contents(out).keys() == before.keys()
+
+
+# ---- arrays of jobs ------------------------------------------------------------------------------
+
+
+def test_jobs_of_an_array(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(str(source), out=str(tmp_path / "clean"), workers=1)
+    out = tmp_path / "out"
+    array = ["prepare", str(source), "--out", str(out), "--workers", "1", "--shard-count=3"]
+    assert main([*array, "--merge", "true"]) == 2
+    assert "jobs 0-2 of 3: run these jobs, then merge again" in capsys.readouterr().err
+    assert main([*array, "--shard-index", "2"]) == 0
+    assert "which are jobs 0-1 of 3" in capsys.readouterr().out
+    assert main([*array, "--shard_index", "0"]) == 0
+    assert main([*array, "--merge", "true"]) == 2
+    assert "jobs 1 of 3" in capsys.readouterr().err
+    assert not out.exists()
+    assert main([*array, "--shard-index", "1"]) == 0
+    assert "none is missing: add --merge true" in capsys.readouterr().out
+    assert main([*array, "--merge", "true"]) == 0
+    assert contents(out) == contents(tmp_path / "clean")
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"workers": 0}, "workers is 0"),
+        ({"shard_index": 3, "shard_count": 3}, "expected 0 <= shard_index < shard_count"),
+        ({"shard_index": 0}, "expected 0 <= shard_index < shard_count"),
+        ({"shard_count": 0}, "shard_count is 0"),
+        ({"shard_index": 0, "shard_count": 1, "merge": True}, "merge comes after all jobs"),
+    ],
+)
+def test_numbers_of_jobs(source: Path, options: dict[str, int], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        prepare(str(source), **options)  # type: ignore[arg-type]
+
+
+def test_one_text_is_one_job(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("some text " * 100)
+    with pytest.raises(UserError, match="is read as a whole by one process"):
+        prepare(str(path), data_dir=str(tmp_path), shard_index=0, shard_count=2)
+    with pytest.raises(UserError, match="split_by hash is for documents"):
+        prepare(str(path), data_dir=str(tmp_path), split_by="hash")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# ---- accidents -----------------------------------------------------------------------------------
+
+RUN = """
+import functools, itertools, os, resource, signal, sys, time
+from gpt_lightning.data import files, parts, pipeline, prepare, target, units
+pipeline.plan_units = functools.partial(units.plan_units, unit_bytes={unit_bytes})
+calls = itertools.count(1)
+def at(count, function, then):
+    def counted(*args, **kwargs):
+        if next(calls) == count:
+            then()
+        return function(*args, **kwargs)
+    return counted
+kill = lambda: os.kill(os.getpid(), signal.SIGKILL)
+{accident}
+try:
+    prepare.prepare(sys.argv[1], out=sys.argv[2], workers={workers}, shard_tokens=500)
+except prepare.UserError as error:
+    print(error)
+    sys.exit(2)
+"""
+KILLED = {
+    "before the plan": "units.write_atomic = at(1, units.write_atomic, kill)",
+    "in a part": "parts.PartWriter.add = at(77, parts.PartWriter.add, kill)",
+    "before a part's name": "parts.os.replace = at(3, parts.os.replace, kill)",
+    "in the shards": "pipeline.assemble = at(1, pipeline.assemble, kill)",
+    "before the manifest": "files.write_durable = at(2, files.write_durable, kill)",
+    "before the dataset's name": "target.move_into_place = at(1, target.move_into_place, kill)",
+    "before the parts go": "pipeline.discard = at(1, pipeline.discard, kill)",
+}
+
+
+def start(source: Path, out: Path, accident: str = "", workers: int = 1) -> subprocess.Popen[str]:
+    code = RUN.format(accident=accident, workers=workers, unit_bytes=UNIT_BYTES)
+    command = [sys.executable, "-c", code, str(source), str(out)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("moment", KILLED)
+def test_killed_and_run_again(source: Path, tmp_path: Path, moment: str) -> None:
+    clean, out = tmp_path / "clean", tmp_path / "out"
+    prepare(str(source), out=str(clean), shard_tokens=500, workers=1)
+    killed = start(source, out, KILLED[moment])
+    killed.communicate(timeout=30)
+    assert killed.returncode == -9
+    assert out.exists() == (moment == "before the parts go")
+    prepare(str(source), out=str(out), shard_tokens=500, workers=1)
+    assert contents(out) == contents(clean)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_goes_on_where_it_was(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    start(source, out, KILLED["before a part's name"]).communicate(timeout=30)
+    parts = sorted((tmp_path / ".out.parts").glob("*.part"))
+    stamps = [path.stat().st_mtime_ns for path in parts]
+    assert parts
+    kept = {}
+
+    def look(*args: object, **kwargs: object) -> None:
+        kept.update({path: path.stat().st_mtime_ns for path in parts})
+        raise UserError("enough")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "assemble", look)
+        with pytest.raises(UserError, match="enough"):
+            prepare(str(source), out=str(out), shard_tokens=500, workers=1)
+    assert list(kept.values()) == stamps
+    assert f"going on: {len(parts)} of" in capsys.readouterr().out
+
+
+def test_a_damaged_part_is_made_again(source: Path, tmp_path: Path) -> None:
+    clean, out = tmp_path / "clean", tmp_path / "out"
+    prepare(str(source), out=str(clean), shard_tokens=500, workers=1)
+    start(source, out, KILLED["in the shards"]).communicate(timeout=30)
+    part = sorted((tmp_path / ".out.parts").glob("*.part"))[1]
+    content = bytearray(part.read_bytes())
+    content[100] ^= 1
+    part.write_bytes(content)
+    with pytest.raises(UserError, match=r"00000001\.part is damaged.*same command again"):
+        prepare(str(source), out=str(out), shard_tokens=500, workers=1)
+    assert not out.exists()
+    prepare(str(source), out=str(out), shard_tokens=500, workers=1)
+    assert contents(out) == contents(clean)
+
+
+def test_workers_die_with_a_killed_parent(source: Path, tmp_path: Path) -> None:
+    module = tmp_path / "slow_unit.py"
+    module.write_text("import time\ndef run_unit(job, unit):\n    time.sleep(600)\n")
+    slow = f"sys.path.insert(0, {str(tmp_path)!r})\nimport slow_unit\n"
+    slow += "pipeline.run_unit = slow_unit.run_unit"
+    parent = start(source, tmp_path / "out", slow, workers=2)
+    deadline_s = time.monotonic() + 30
+    while len(children := workers_of(parent.pid)) < 2 and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.communicate(timeout=30)
+    deadline_s = time.monotonic() + 10
+    while any(map(alive, children)) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert len(children) == 2
+    assert not any(map(alive, children))
+
+
+def workers_of(pid: int) -> list[int]:
+    found = subprocess.run(
+        ["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=False
+    )
+    lines = [line.split(None, 1) for line in found.stdout.splitlines()]
+    return [int(pid) for pid, args in lines if "spawn_main" in args]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "zombie" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_two_at_once(source: Path, tmp_path: Path) -> None:
+    clean, out = tmp_path / "clean", tmp_path / "out"
+    prepare(str(source), out=str(clean), shard_tokens=500, workers=1)
+    late = "pipeline.assemble = at(1, pipeline.assemble, lambda: time.sleep(0.7))"
+    both = [start(source, out, late) for _ in range(2)]
+    said = [process.communicate(timeout=30)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sum("by another process: waiting" in text for text in said) == 1
+    assert sum("is already prepared" in text for text in said) == 1
+    assert contents(out) == contents(clean)
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(("limit", "workers"), [(0, 1), (100, 1), (1120, 1), (1120, 2)])
+def test_full_disk(source: Path, tmp_path: Path, limit: int, workers: int) -> None:
+    accident = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
+    process = start(source, tmp_path / "out", accident, workers)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert said.startswith(f"cannot write {tmp_path}")
+    assert "File too large" in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    prepare(str(source), out=str(tmp_path / "out"), shard_tokens=500, workers=1)
+    prepare(str(source), out=str(tmp_path / "clean"), shard_tokens=500, workers=1)
+    assert contents(tmp_path / "out") == contents(tmp_path / "clean")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_killed_worker_is_no_riddle(source: Path, tmp_path: Path) -> None:
+    module = tmp_path / "dying_unit.py"
+    module.write_text("import os\ndef run_unit(job, unit):\n    os.kill(os.getpid(), 9)\n")
+    dying = f"sys.path.insert(0, {str(tmp_path)!r})\nimport dying_unit\n"
+    dying += "pipeline.run_unit = dying_unit.run_unit"
+    process = start(source, tmp_path / "out", dying, workers=2)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "was killed, perhaps for lack of memory" in said
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments(source: Path, tmp_path: Path, texts: list[str]) -> None:
+    big = "".join(json.dumps({"text": text * 4}) + "\n" for text in texts * 5)
+    source.write_text(big)
+    clean, out, seed = tmp_path / "clean", tmp_path / "out", 7
+    prepare(str(source), out=str(clean), shard_tokens=500, workers=1)
+    rng = random.Random(seed)
+    for turn in itertools.count():
+        process = start(source, out, workers=2)
+        wait_s = rng.uniform(0.3, 0.9)
+        print(f"seed {seed}, turn {turn}, killed after {wait_s:.2f} s")
+        try:
+            process.communicate(timeout=wait_s)
+            break
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+    assert contents(out) == contents(clean)
+    assert not list(tmp_path.glob(".*"))

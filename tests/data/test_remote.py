@@ -1,0 +1,223 @@
+"""Streaming from a real HTTP server on loopback that is slow, cuts connections, and lies."""
+
+import http.server
+import multiprocessing
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt_lightning.cli import main
+from gpt_lightning.data import remote
+from gpt_lightning.data.datasets import TokenDataset
+from gpt_lightning.data.loader import TrainLoader
+from gpt_lightning.data.order import WindowOrder
+from gpt_lightning.data.prepare import prepare_text
+from gpt_lightning.data.remote import ShardCache, is_remote
+from gpt_lightning.data.sources import Corpus
+from gpt_lightning.errors import UserError
+
+SHARD = 1_000  # tokens: 2,128 bytes
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves a folder; a test says what goes wrong."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folder = folder
+        self.requests: list[str] = []
+        self.cut: dict[str, int] = {}  # name -> how many more times it is cut in the middle
+        self.wrong: dict[str, int] = {}  # name -> how many more times a bit is flipped
+        self.delay_s: dict[str, float] = {}
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_HEAD(self) -> None:
+        self.answer(body=False)
+
+    def do_GET(self) -> None:
+        self.answer(body=True)
+
+    def answer(self, body: bool) -> None:
+        server, name = self.server, self.path.lstrip("/")
+        path = server.folder / name
+        if not path.is_file():
+            self.send_error(404)
+            return
+        content = path.read_bytes()
+        if body:
+            server.requests.append(name)
+            time.sleep(server.delay_s.get(name, 0.0))
+            if server.wrong.get(name, 0) > 0:
+                server.wrong[name] -= 1
+                content = content[:-1] + bytes([content[-1] ^ 1])
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if not body:
+            return
+        if server.cut.get(name, 0) > 0:
+            server.cut[name] -= 1
+            content = content[: len(content) // 2]
+            self.close_connection = True
+        self.wfile.write(content)
+
+    def log_message(self, *args) -> None:
+        pass
+
+
+@pytest.fixture
+def dataset(tmp_path, text_file) -> Path:
+    """Shards of 1,000 byte tokens: some 14 for training."""
+    prepare_text(text_file, tmp_path / "served", "byte", shard_tokens=SHARD)
+    return tmp_path / "served"
+
+
+@pytest.fixture
+def server(dataset, monkeypatch):
+    monkeypatch.setattr(remote, "BACKOFF_S", 0.001)
+    server = Server(dataset)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def opened(server: Server, tmp_path: Path, limit_gb: float = 1.0) -> TokenDataset:
+    return TokenDataset(server.url, tmp_path / "data", limit_gb)
+
+
+def loader(dataset: TokenDataset, name: str = "shuffled", **kwargs) -> TrainLoader:
+    stream = dataset.stream("train", 16)
+    order = WindowOrder(name, len(stream), 16, 1337, stream.shard_tokens, 100)
+    return TrainLoader(Corpus(stream, order), batch_size=4, **kwargs)
+
+
+def cached(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "data" / "cache").glob("*/*.npy"))
+
+
+@pytest.mark.parametrize("name", ["sequential", "shuffled", "random"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_windows_are_those_of_the_folder(name, workers, server, dataset, tmp_path):
+    local = loader(TokenDataset(str(dataset), tmp_path, 1.0), name)
+    away = loader(opened(server, tmp_path), name, num_workers=workers)
+    for (x, y), (u, v) in zip(local, away, strict=True):
+        assert np.array_equal(x, u)
+        assert np.array_equal(y, v)
+    fetched = [name for name in server.requests if name.endswith(".npy")]
+    assert len(fetched) == len(set(fetched))  # once each, whoever asked
+
+
+def test_training_starts_when_the_first_shard_is_there(server, tmp_path):
+    slow = sorted(path.name for path in server.folder.glob("train-*.npy"))[1:]
+    server.delay_s = dict.fromkeys(slow, 0.5)
+    batches = iter(loader(opened(server, tmp_path), "sequential"))
+    begin = time.monotonic()
+    next(batches)
+    assert time.monotonic() - begin < 0.4
+    time.sleep(0.8)  # meanwhile the next ones are fetched: that is asked for ahead of need
+    assert len(cached(tmp_path)) >= 2
+
+
+def test_cut_connections_are_tried_again(server, dataset, tmp_path):
+    server.cut = {"train-00000.npy": 3, "manifest.json": 2}
+    local = loader(TokenDataset(str(dataset), tmp_path, 1.0), "sequential")
+    away = loader(opened(server, tmp_path), "sequential")
+    assert np.array_equal(next(iter(local))[0], next(iter(away))[0])
+    assert server.requests.count("train-00000.npy") == 4
+
+
+def test_a_connection_that_is_lost_ends_in_one_line(server, tmp_path):
+    dataset = opened(server, tmp_path)
+    server.cut = {"train-00000.npy": 1000}
+    with pytest.raises(UserError, match=r"cannot fetch .*train-00000\.npy after 6 attempts .*ckpt"):
+        next(iter(loader(dataset, "sequential")))
+    lost = dataset.manifest.splits["train"][0].sha256
+    assert lost not in {path.stem for path in cached(tmp_path)}  # nothing half-made
+
+
+def test_a_corrupted_shard_is_never_used(server, dataset, tmp_path):
+    server.wrong = {"train-00000.npy": 1}
+    away = loader(opened(server, tmp_path), "sequential")
+    local = loader(TokenDataset(str(dataset), tmp_path, 1.0), "sequential")
+    for _, (x, u) in zip(range(20), zip(local, away, strict=False), strict=False):
+        assert np.array_equal(x[0], u[0])
+    server.wrong = {"val-00000.npy": 1000}
+    stream = opened(server, tmp_path).stream("val", 16)
+    with pytest.raises(UserError, match=r"val-00000\.npy .*expected SHA-256 \w{64}, found \w{64}"):
+        stream.windows(np.array([0]), 16)
+
+
+def test_the_cache_keeps_to_its_limit_and_drops_the_oldest(server, tmp_path):
+    limit = 4 * 2_128
+    dataset = opened(server, tmp_path, limit / 1e9)
+    for _ in loader(dataset, "sequential"):
+        assert len(cached(tmp_path)) <= 5  # the limit, and the one that has just come
+    last = dataset.manifest.splits["train"][-1].sha256
+    assert last in {path.stem for path in cached(tmp_path)}
+    assert dataset.manifest.splits["train"][0].sha256 not in {p.stem for p in cached(tmp_path)}
+
+
+def test_a_shard_larger_than_the_cache_is_refused(server, tmp_path):
+    with pytest.raises(UserError, match=r"data.cache_limit_gb is 1e-06, but train-00000\.npy"):
+        opened(server, tmp_path, 1e-6).stream("train", 16)
+
+
+def fetch_all(url: str, folder: Path, n: int) -> None:
+    cache = ShardCache(url, folder, 10**9)
+    for shard in cache.manifest().splits["train"][:n]:
+        cache.get(shard)
+
+
+def test_processes_share_the_cache(server, tmp_path):
+    context = multiprocessing.get_context("fork")
+    args = (server.url, tmp_path / "cache", 5)
+    processes = [context.Process(target=fetch_all, args=args) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    fetched = [name for name in server.requests if name.endswith(".npy")]
+    assert sorted(fetched) == sorted(set(fetched))
+
+
+def test_what_is_not_there_is_said_at_once(server, tmp_path):
+    with pytest.raises(UserError, match=r"/nowhere/manifest\.json is not there"):
+        TokenDataset(f"{server.url}/nowhere", tmp_path, 1.0)
+    with pytest.raises(UserError, match="s3"):
+        TokenDataset("s3://bucket/name", tmp_path, 1.0)  # needs a package that is not installed
+
+
+def test_addresses():
+    assert is_remote("https://example.org/data")
+    assert is_remote("s3://bucket/data")
+    assert not is_remote("file:///data/x")
+    assert not is_remote("data/x")
+
+
+def test_a_file_url_is_a_folder(dataset, tmp_path):
+    opened = TokenDataset(f"file://{dataset}", tmp_path, 1.0)
+    assert opened.folder == dataset
+
+
+def test_fit_from_an_address(server, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tiny = ["--model.config.n_layer=1", "--model.config.n_head=1", "--model.config.n_embd=8"]
+    args = [f"--data.dataset={server.url}", "--data.batch_size=2", "--trainer.max_steps=3"]
+    more = ["--model.config.block_size=16", "--model.config.vocab_size=null"]
+    more += ["--model.schedule=constant", "--trainer.accelerator=cpu", "--samples.max_new_tokens=0"]
+    assert main(["fit", *tiny, *args, *more, "--trainer.limit_val_batches=1"]) == 0
+    assert server.url in capsys.readouterr().out
+    server.cut = {"train-00003.npy": 1000}
+    lost = [*tiny, args[0], "--data.order=sequential", "--trainer.max_steps=500"]
+    (tmp_path / "data" / "cache").rename(tmp_path / "old")
+    assert main(["fit", *lost, *more, "--data.batch_size=2"]) == 2
+    assert capsys.readouterr().err.startswith("error: cannot fetch http://127.0.0.1")

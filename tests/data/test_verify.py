@@ -1,0 +1,173 @@
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt_lightning.cli import main
+from gpt_lightning.data import progress, scan
+from gpt_lightning.data.shards import Manifest, Source, write_shard
+from gpt_lightning.data.verify import verify
+from gpt_lightning.errors import UserError
+
+VOCAB = 500
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    shards = tuple(
+        write_shard(tmp_path / f"train-{i:05d}.npy", rng.integers(0, VOCAB, n).astype(np.uint16))
+        for i, n in enumerate((3000, 1, 2000))
+    )
+    source = Source("s", 1, "0")
+    Manifest({"name": "x"}, VOCAB, "uint16", source, {}, {"train": shards}).save(tmp_path)
+    return tmp_path
+
+
+def flip(path: Path, at: int, bit: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def complaint(folder: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        verify(str(folder))
+    return str(caught.value)
+
+
+def test_a_whole_dataset(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    verify(str(dataset))
+    said = capsys.readouterr().out
+    assert "MB/s" in said
+    assert "is whole: 3 shards, 5,001 tokens, all below the vocabulary of 500" in said
+
+
+@pytest.mark.parametrize("piece_bytes", [4, 64, 2**22])
+def test_every_flipped_bit_is_found(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    monkeypatch.setattr(scan, "PIECE_BYTES", piece_bytes)
+    path = dataset / "train-00002.npy"
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        at, bit = rng.integers((len(whole), 8)).tolist()
+        flip(path, at, bit)
+        found = complaint(dataset)
+        assert "1 fault in 3 shards" in found, (at, bit)
+        assert "train-00002.npy: expected" in found, (at, bit)
+        path.write_bytes(whole)
+    verify(str(dataset))
+
+
+def test_a_flip_that_start_does_not_see(dataset: Path) -> None:
+    path = dataset / "train-00000.npy"
+    digest = Manifest.load(dataset).splits["train"][0].sha256
+    tokens = np.load(path)
+    tokens[17] ^= 1
+    np.save(path, tokens)
+    Manifest.load(dataset)
+    found = complaint(dataset)
+    assert f"train-00000.npy: expected SHA-256 {digest}, found " in found
+    assert f"gpt-lightning prepare SOURCE --out {dataset} --overwrite true" in found
+    assert "\n" not in found
+
+
+def test_all_damage_is_named_at_once(dataset: Path) -> None:
+    (dataset / "train-00000.npy").unlink()
+    flip(dataset / "train-00001.npy", 128)
+    with open(dataset / "train-00002.npy", "ab") as file:
+        file.write(b"00")
+    np.save(dataset / "train-00009.npy", np.zeros(3, np.uint16))
+    found = complaint(dataset)
+    for part in (
+        "4 faults in 3 shards",
+        "train-00000.npy: expected 3,000 tokens of uint16, found: No such file",
+        "train-00001.npy: expected SHA-256",
+        "train-00002.npy: expected 2,000 tokens of uint16, found: 4,130 bytes",
+        "train-00009.npy: expected only shards that the manifest lists",
+    ):
+        assert part in found
+
+
+def one_shard(folder: Path, tokens: np.ndarray) -> Path:
+    shards = (write_shard(folder / "train-00000.npy", tokens),)
+    source = Source("s", 1, "0")
+    Manifest({"name": "x"}, VOCAB, "uint16", source, {}, {"train": shards}).save(folder)
+    return folder
+
+
+@pytest.mark.parametrize("position", [0, 1999])
+def test_a_token_beyond_the_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: int
+) -> None:
+    monkeypatch.setattr(scan, "PIECE_BYTES", 400)
+    tokens = np.zeros(2000, np.uint16)
+    tokens[position] = VOCAB
+    found = complaint(one_shard(tmp_path, tokens))
+    assert f"below the vocabulary of 500, found token 500 at position {position:,}" in found
+
+
+def test_another_programs_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.arange(1000, dtype=np.uint16).tofile(tmp_path / "train.bin")
+    verify(str(tmp_path))
+    assert "1 shards, which have no digests, 1,000 tokens" in capsys.readouterr().out
+    np.array([1, 60_000], dtype=np.uint16).tofile(tmp_path / "train.bin")
+    found = complaint(tmp_path)
+    assert "found token 60,000 at position 1" in found
+    assert "get the file again" in found
+
+
+@pytest.mark.parametrize("left", [128, 30_000, 30_001])
+def test_truncation_while_reading_is_a_line_and_no_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    folder = one_shard(tmp_path, np.zeros(50_000, np.uint16))
+
+    def add(*_: object) -> None:
+        with open(folder / "train-00000.npy", "r+b") as file:
+            file.truncate(left)
+
+    monkeypatch.setattr(scan, "PIECE_BYTES", 20_000)  # more than Python's own buffer holds
+    monkeypatch.setattr(progress.Progress, "add", add)
+    assert "train-00000.npy: " in (found := complaint(folder))
+    assert "it was truncated" in found
+
+
+def test_progress_in_plain_lines(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    verify(str(dataset))
+    captured = capsys.readouterr()
+    assert captured.out.count("MB/s") == 4  # a piece each, and the end
+    assert not captured.err
+
+
+def test_command(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(dataset)]) == 0
+    flip(dataset / "train-00001.npy", 128)
+    assert main(["verify", str(dataset)]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert "train-00001.npy" in captured.err
+    assert captured.err.count("\n") == 1
+    assert main(["verify", str(dataset / "nowhere")]) == 2
+
+
+def test_memory_does_not_grow_with_the_dataset(tmp_path: Path) -> None:
+    with open(tmp_path / "train.bin", "wb") as file:
+        file.truncate(4 * 10**8)  # zeros, which are tokens
+    code = f"""
+import resource
+from gpt_lightning.data.verify import verify
+resource.setrlimit(resource.RLIMIT_DATA, (2**28, {resource.RLIM_INFINITY}))
+verify({str(tmp_path)!r})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "200,000,000 tokens" in done.stdout
