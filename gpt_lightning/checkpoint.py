@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,49 @@ from typing import Any
 import torch
 
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
+from gpt_lightning.durable import check_digest, read_sidecar
 from gpt_lightning.errors import UserError
 from gpt_lightning.model import GPT, GPTConfig
 
-BEST = re.compile(r"best-step-\d+-loss-(\d+\.\d+)\.ckpt")  # RunCheckpoint's names
+NAME = re.compile(r"step-(\d+)(?:-loss-(\d+\.\d+))?\.ckpt")  # RunCheckpoint's files
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint file by its name: after which step, and the validation loss there."""
+
+    path: Path
+    step: int
+    loss: float | None
+
+
+def checkpoint_name(step: int, loss: float | None) -> str:
+    """The file of a step; the name is what files are chosen by, never their time."""
+    return f"step-{step:07d}{'' if loss is None else f'-loss-{loss:.4f}'}.ckpt"
+
+
+def saved_checkpoints(folder: Path) -> list[Saved]:
+    """The checkpoints in a folder, those of the highest step first."""
+    found = [
+        Saved(path, int(match[1]), None if match[2] is None else float(match[2]))
+        for path in folder.glob("*.ckpt")
+        if (match := NAME.fullmatch(path.name))
+    ]
+    return sorted(found, key=lambda saved: (-saved.step, saved.path.name))
+
+
+def run_folders(path: Path) -> list[Path]:
+    """A run folder itself, and the runs `version_N` in it, the highest N first."""
+    runs = [p for p in path.glob("version_*") if re.fullmatch(r"version_\d+", p.name)]
+    return [path, *sorted(runs, key=lambda p: -int(p.name.removeprefix("version_")))]
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that a path means.
+    """The checkpoint that a path means, for whoever wants the best model.
 
     Args:
         path: a file, which is taken as it is; a run folder, of which the checkpoint of the lowest
-            validation loss is taken, else `last.ckpt`; or a folder of runs `version_N`, of which
+            validation loss is taken, else the newest; or a folder of runs `version_N`, of which
             the highest N that has a checkpoint is taken.
 
     Raises:
@@ -33,18 +65,36 @@ def find_checkpoint(path: Path) -> Path:
             f"{path} does not exist: give a checkpoint or a run folder, "
             "such as lightning_logs/NAME/version_0"
         )
-    runs = [p for p in path.glob("version_*") if re.fullmatch(r"version_\d+", p.name)]
-    runs.sort(key=lambda p: int(p.name.removeprefix("version_")), reverse=True)
-    folders = [list((run / "checkpoints").glob("*.ckpt")) for run in [path, *runs]]
-    files = next(filter(None, folders), [])
-    losses = {float(match[1]): file for file in files if (match := BEST.fullmatch(file.name))}
-    last = [file for file in files if file.name == "last.ckpt"]
-    if not losses and not last:
-        raise UserError(
-            f"{path} has no checkpoints/*.ckpt: give a checkpoint, "
-            "or train one with gpt-lightning fit"
-        )
-    return losses[min(losses)] if losses else last[0]
+    for run in run_folders(path):
+        saved = saved_checkpoints(run / "checkpoints")
+        if saved:
+            best = [file for file in saved if file.loss is not None]
+            return min(best, key=lambda file: file.loss or 0.0).path if best else saved[0].path
+    raise UserError(
+        f"{path} has no checkpoints/*.ckpt: give a checkpoint, or train one with gpt-lightning fit"
+    )
+
+
+def newest_checkpoint(path: Path) -> Path | None:
+    """The checkpoint that a run goes on from: the highest step that is whole.
+
+    A damaged file is named on standard error and passed over.
+
+    Args:
+        path: a run folder, or a folder of runs, of which the newest with a whole checkpoint counts.
+
+    Returns:
+        None if there is none.
+    """
+    for run in run_folders(path):
+        for saved in saved_checkpoints(run / "checkpoints"):
+            try:
+                check_digest(saved.path)
+            except UserError as error:
+                print(f"warning: {error}; passed over", file=sys.stderr)
+            else:
+                return saved.path
+    return None
 
 
 @dataclass(frozen=True)
@@ -55,12 +105,19 @@ class Checkpoint:
         config: its shape.
         weights: under the names of `GPT.state_dict()`, on the CPU, mapped from the file.
         tokenizer: the spec of its data's tokenizer; None if it was trained without our data.
+        optimizer: adamw or muon.
+        step: optimizer steps done.
+        hyperparameters: the module's arguments.
+        facts: what else the run said of itself: tokens, position in the data, versions.
     """
 
     config: GPTConfig
     weights: dict[str, torch.Tensor]
     tokenizer: dict[str, Any] | None
     optimizer: str
+    step: int
+    hyperparameters: dict[str, Any]
+    facts: dict[str, Any]
 
     def check_fits(self, config: GPTConfig, optimizer: str) -> None:
         """Refuses to go on with another model or optimizer.
@@ -83,12 +140,28 @@ class Checkpoint:
             raise UserError(f"cannot go on from the checkpoint: {'; '.join(differ)}")
 
 
+def differences(theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "") -> list[str]:
+    """What two mappings say differently: `key theirs -> ours`, nested keys with dots.
+
+    Not config.vocab_size, which the data may fill in later, and check_fits looks at.
+    """
+    lines = []
+    for key in ours:
+        if isinstance(ours[key], dict) and isinstance(theirs.get(key), dict):
+            lines += differences(theirs[key], ours[key], f"{prefix}{key}.")
+        elif key in theirs and theirs[key] != ours[key] and f"{prefix}{key}" != "config.vocab_size":
+            lines.append(f"{prefix}{key} {theirs[key]} -> {ours[key]}")
+    return lines
+
+
 def read_checkpoint(path: Path) -> Checkpoint:
     """Reads tensors, numbers and words, and nothing that could run code.
 
     Raises:
         UserError: the file is missing, damaged, would run code, or is not one of ours.
     """
+    if read_sidecar(path):
+        check_digest(path)
     try:
         raw = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return Checkpoint(
@@ -100,6 +173,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
             },
             tokenizer=raw.get("gpt_lightning", {}).get("tokenizer"),
             optimizer=raw["hyper_parameters"].get("optimizer", "adamw"),
+            step=int(raw.get("global_step", 0)),
+            hyperparameters=raw["hyper_parameters"],
+            facts=raw.get("gpt_lightning", {}),
         )
     except Exception as error:  # torch.load raises whatever the bytes lead it to
         reason = str(error).splitlines()[0] if str(error) else ""

@@ -28,6 +28,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "published tables beside ours, row by row: --list",
     ),
     "bench": ("gpt_lightning.bench.command:run", "measure this machine: bench --help"),
+    "checkpoint": (
+        "gpt_lightning.checkpoint_command:run",
+        "inspect or verify checkpoints: checkpoint --help",
+    ),
+    "doctor": ("gpt_lightning.doctor:run", "check this machine: doctor --resume --config FILE"),
     "completion": ("gpt_lightning.completion:completion", "a completion script for your shell"),
 }
 

@@ -12,6 +12,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.utils.tensorboard.summary import hparams
 
+from gpt_lightning.data.files import write_atomic
+
 METRICS_FILE = "metrics.jsonl"
 # what TensorBoard's HPARAMS tab compares runs by: the last value of each of these curves
 COMPARED_METRICS = ("val/loss", "train/loss", "perf/tokens_per_sec", "perf/mfu")
@@ -28,13 +30,21 @@ class RunLogger(TensorBoardLogger):
         save_dir: Folder of all runs.
         name: Of the experiment.
         version: Of the run; None takes the next number.
+        resume_step: The run goes on after this step: what was logged of later ones, by a session
+            that was killed, is dropped.
     """
 
     def __init__(
-        self, save_dir: str = "lightning_logs", name: str = "run", version: int | str | None = None
+        self,
+        save_dir: str = "lightning_logs",
+        name: str = "run",
+        version: int | str | None = None,
+        resume_step: int | None = None,
     ) -> None:
-        super().__init__(save_dir, name=name, version=version, default_hp_metric=False)
+        purge: dict[str, Any] = {} if resume_step is None else {"purge_step": resume_step + 1}
+        super().__init__(save_dir, name=name, version=version, default_hp_metric=False, **purge)
         self._is_new = version is None
+        self._resume_step = resume_step
 
     @property
     def metrics_file(self) -> Path:
@@ -61,6 +71,9 @@ class RunLogger(TensorBoardLogger):
         finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}  # JSON has no nan
         row = {"step": step, "time": round(time.time(), 3), **finite}
         self.metrics_file.parent.mkdir(parents=True, exist_ok=True)
+        if self._resume_step is not None:
+            drop_rows_after(self.metrics_file, self._resume_step)
+            self._resume_step = None
         with self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
 
@@ -77,3 +90,24 @@ class RunLogger(TensorBoardLogger):
         writer = self.experiment.file_writer
         writer.add_summary(experiment)
         writer.add_summary(start)
+
+
+def drop_rows_after(path: Path, step: int) -> None:
+    """Rewrites a metrics file without the rows of later steps, and without a last line torn off.
+
+    Args:
+        path: Of a file with a JSON object a line; a missing one stays missing.
+        step: Rows up to it are kept, byte for byte.
+    """
+    if not path.exists():
+        return
+    kept = [line for line in path.read_bytes().splitlines(keepends=True) if is_row(line, step)]
+    write_atomic(path, b"".join(kept))
+
+
+def is_row(line: bytes, step: int) -> bool:
+    """Whether a line is a whole row of a step up to `step`."""
+    try:
+        return line.endswith(b"\n") and (json.loads(line)["step"] or 0) <= step
+    except (ValueError, KeyError, TypeError):
+        return False

@@ -33,6 +33,26 @@ def at_log_step(trainer: L.Trainer, step: int) -> bool:
     return every > 0 and step % every == 0
 
 
+def at_step_boundary(trainer: L.Trainer) -> bool:
+    """Whether no optimizer step is half done: no micro-batch waits for the others of its step."""
+    return not getattr(trainer.lightning_module, "micro_batches", 0)
+
+
+def count_steps_once(trainer: L.Trainer) -> None:
+    """Lets Lightning's loggers count the steps that global_step counts.
+
+    They have a counter of their own, which a resume from the end of a run leaves one too high, so
+    that rows would be logged a step early (training_epoch_loop.py, reset).
+    """
+    if at_step_boundary(trainer):
+        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
+
+
+def is_trial(trainer: L.Trainer) -> bool:
+    """Whether this is Trainer's fast_dev_run, which leaves no files."""
+    return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+
+
 def is_fitting(trainer: L.Trainer) -> bool:
     """Whether the command is `fit`, also while it validates."""
     return trainer.state.fn == TrainerFn.FITTING

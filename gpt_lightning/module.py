@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torchmetrics import MeanMetric
 
 from gpt_lightning import __version__, flops, optim
+from gpt_lightning.checkpoint import differences
 from gpt_lightning.data.loader import IGNORE_INDEX, Batch
 from gpt_lightning.errors import UserError
 from gpt_lightning.hub import pretrained_state_dict
@@ -94,8 +95,9 @@ class GPTModule(L.LightningModule):
         self.model: GPT | None = None
         # of the held-out split, and of the training split where the data evaluate that too
         self.eval_losses = torch.nn.ModuleList([MeanMetric(), MeanMetric()])
+        self._seed = 0  # of the run
         self._loss_sum: torch.Tensor | None = None  # over the micro-batches of the current step
-        self._micro_batches = 0
+        self.micro_batches = 0  # of the step under way that are done
 
     def _check_bounds(self) -> None:
         bounds = {
@@ -195,7 +197,19 @@ class GPTModule(L.LightningModule):
             checkpoint["gpt_lightning"] = {
                 "version": __version__,
                 "tokenizer": data.tokenizer.spec(),
+                "position": data.position(),
+                "machine": self.circumstances(),
             }
+
+    def circumstances(self) -> dict[str, Any]:
+        """What a bit-exact continuation has in common beside the configuration."""
+        return {
+            "torch": str(torch.__version__),
+            "device": self.trainer.strategy.root_device.type,
+            "threads": torch.get_num_threads(),
+            "ranks": self.trainer.world_size,
+            "precision": str(self.trainer.precision),
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         data = None if self._trainer is None else token_data(self.trainer)
@@ -206,6 +220,10 @@ class GPTModule(L.LightningModule):
                 f"({theirs['name']} and {data.tokenizer.name}, or other characters): "
                 "use the data that it was trained on"
             )
+        if self._trainer is not None:  # a continuation that is not bit-exact says so
+            machine = checkpoint.get("gpt_lightning", {}).get("machine", {})
+            for line in differences(machine, self.circumstances()):
+                self.print(f"changed     {line}: equal to rounding errors, not bit for bit")
 
     # ---- steps ---------------------------------------------------------------------------------
 
@@ -214,14 +232,20 @@ class GPTModule(L.LightningModule):
         return self.model(idx, targets)  # type: ignore[no-any-return]
 
     def on_train_start(self) -> None:
-        if self.trainer.world_size > 1:  # else all ranks would drop the same activations
-            torch.manual_seed(torch.initial_seed() + 1 + self.trainer.global_rank)
+        self._loss_sum, self.micro_batches = None, 0
+        self._seed = torch.initial_seed()
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        # Dropout's draws are derived, not saved: any step can be had without those before it, and
+        # each rank drops other activations.
+        place = (self._seed, self.trainer.global_step, self.micro_batches, self.trainer.global_rank)
+        torch.manual_seed(optim.mix(*place))
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         loss = self(*batch)
         total = loss.detach()
         self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
-        self._micro_batches += 1
+        self.micro_batches += 1
         return loss  # type: ignore[no-any-return]
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -338,10 +362,10 @@ class GPTModule(L.LightningModule):
             group["lr"] = muon_lr if "momentum" in group else lr
         if at_log_step(self.trainer, self.trainer.global_step + 1):
             assert self._loss_sum is not None
-            self.log("train/loss", self._loss_sum / self._micro_batches, sync_dist=True)
+            self.log("train/loss", self._loss_sum / self.micro_batches, sync_dist=True)
             self.log("optim/lr", lr)
             self.log("step", self.trainer.global_step + 1.0)  # the loggers' x: the first is 1
-        self._loss_sum, self._micro_batches = None, 0
+        self._loss_sum, self.micro_batches = None, 0
 
     def configure_gradient_clipping(
         self,
@@ -355,5 +379,12 @@ class GPTModule(L.LightningModule):
             torch.nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
             gradient_clip_val = None
         norm = optim.clip_gradients(self.parameters(), gradient_clip_val)
+        # with a GradScaler such a step is skipped, and the scale lowered
+        if getattr(self.trainer.precision_plugin, "scaler", None) is None and not norm.isfinite():
+            raise UserError(
+                f"gradient norm is {norm.item()} at step {self.trainer.global_step + 1}: weights "
+                "were not changed; lower model.learning_rate, or go on from a checkpoint before it "
+                "with --resume auto"
+            )
         if at_log_step(self.trainer, self.trainer.global_step + 1):
             self.log("optim/grad_norm", norm)

@@ -11,6 +11,8 @@ from gpt_lightning.model import GPT
 
 FUSED_ADAMW_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # torch.optim.AdamW, argument `fused`
 
+MASK = 2**64 - 1
+
 
 def learning_rate(
     step: int,
@@ -35,6 +37,20 @@ def learning_rate(
         return minimum
     progress = (step - warmup_steps) / (decay_steps - warmup_steps)  # 0 .. 1
     return minimum + 0.5 * (1.0 + math.cos(math.pi * progress)) * (peak - minimum)
+
+
+def mix(*numbers: int) -> int:
+    """A seed of 63 bits from whole numbers; other numbers, or another order, give another.
+
+    SplitMix64's finalizer (Steele, Lea and Flood 2014) over each number in turn.
+    """
+    state = 0
+    for number in numbers:
+        state = (state ^ number) + 0x9E3779B97F4A7C15 & MASK
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & MASK
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & MASK
+        state ^= state >> 31
+    return state >> 1
 
 
 def decay_groups(

@@ -17,9 +17,16 @@ from gpt_lightning.callbacks.progress import StepProgress
 from gpt_lightning.callbacks.report import RunReport
 from gpt_lightning.callbacks.samples import SampleText
 from gpt_lightning.callbacks.speed import SpeedMonitor
-from gpt_lightning.checkpoint import find_checkpoint, read_checkpoint
+from gpt_lightning.checkpoint import (
+    Checkpoint,
+    differences,
+    find_checkpoint,
+    newest_checkpoint,
+    read_checkpoint,
+)
 from gpt_lightning.data.datamodule import DEFAULT_SEED, TokenDataModule
 from gpt_lightning.device import check_accelerator
+from gpt_lightning.durable import DurableCheckpointIO, check_digest
 from gpt_lightning.errors import UserError
 from gpt_lightning.logger import RunLogger
 from gpt_lightning.module import GPTModule
@@ -66,6 +73,7 @@ class GPTCLI(LightningCLI):
 
     def __init__(self, *args: Any, logger: RunLogger | None = None, **kwargs: Any) -> None:
         self.run_logger = logger
+        self.resumed: Path | None = None  # the checkpoint that the run goes on from, in its folder
         super().__init__(*args, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -76,6 +84,15 @@ class GPTCLI(LightningCLI):
             type=str | None,
             default=None,
             help="Runs land in lightning_logs/RUN_NAME/version_N; null: the configuration's name.",
+        )
+
+        parser.add_argument(
+            "--resume",
+            type=str,
+            default="never",
+            help="fit: never: a new run folder. auto: go on with the newest run of this name from "
+            "its newest whole checkpoint, if there is one. Or a run folder or checkpoint to go on "
+            "from, in its folder.",
         )
 
     def _parse_ckpt_path(self) -> None:
@@ -93,12 +110,41 @@ class GPTCLI(LightningCLI):
             "--trainer.accelerator",
         )
         check_accumulation(config.trainer)
-        if config.ckpt_path:
+        if config.resume != "never":
+            self.resumed = self._resumed_checkpoint(config)
+            config.ckpt_path = None if self.resumed is None else str(self.resumed)
+        elif config.ckpt_path:
             config.ckpt_path = str(find_checkpoint(Path(config.ckpt_path)))
         elif self.subcommand != "fit" and config.model.init_from is None:
             raise UserError(
                 f"{self.subcommand} of what? give --ckpt_path CHECKPOINT, or a run folder"
             )
+
+    def _resumed_checkpoint(self, config: Any) -> Path | None:
+        """What --resume means; None: there is nothing to go on from."""
+        if self.subcommand != "fit" or config.ckpt_path:
+            raise UserError("--resume is for fit, without --ckpt_path: give one of the two")
+        if config.resume == "auto":
+            folder = self._runs_folder(config) / config.run_name
+            found = newest_checkpoint(folder)
+            if found is None:
+                print(f"resume      nothing in {folder}: starting at step 0")
+            return found
+        path = Path(config.resume)
+        if path.is_file():
+            check_digest(path)
+            return path
+        found = newest_checkpoint(path)
+        if found is None:
+            raise UserError(
+                f"--resume {path}: no whole checkpoint there; give a checkpoint, a run folder, or "
+                "auto"
+            )
+        return found
+
+    @staticmethod
+    def _runs_folder(config: Any) -> Path:
+        return Path(config.trainer.default_root_dir or ".") / "lightning_logs"
 
     def after_instantiate_classes(self) -> None:
         self.config_init[str(self.subcommand)]["weights_only"] = True  # loading runs no code
@@ -107,24 +153,33 @@ class GPTCLI(LightningCLI):
         if ckpt_path:
             checkpoint = read_checkpoint(Path(ckpt_path))
             checkpoint.check_fits(self.model.config, self.model.optimizer_name)
+            print_resumption(Path(ckpt_path), checkpoint, self.model)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         config = self.config_init[str(self.subcommand)]
         if self.run_logger is not None:
             kwargs["logger"] = self.run_logger
         elif config.trainer.logger in (None, True):
-            root = Path(config.trainer.default_root_dir or ".") / "lightning_logs"
-            kwargs["logger"] = RunLogger(str(root), name=config.run_name)
+            kwargs["logger"] = self._make_logger(config)
+        kwargs["plugins"] = [*plugins(config.trainer.plugins), DurableCheckpointIO()]
         # Lightning refuses "off" for what is among the callbacks
         callback_keys = self._parser(self.subcommand).callback_keys
         if config.trainer.enable_progress_bar is False:
             callback_keys.remove("progress")
         if config.trainer.enable_checkpointing is False:
             callback_keys.remove("checkpoint")
+        kwargs["enable_checkpointing"] = False  # Lightning's own, beside ours
         try:
             return super().instantiate_trainer(**kwargs)
         except (ValueError, ZeroDivisionError) as error:  # Trainer's own checks of its arguments
             raise UserError(f"trainer: {error}") from error
+
+    def _make_logger(self, config: Any) -> RunLogger:
+        if self.resumed is None:
+            return RunLogger(str(self._runs_folder(config)), name=config.run_name)
+        run = self.resumed.resolve().parent.parent
+        step = read_checkpoint(self.resumed).step
+        return RunLogger(str(run.parent.parent), run.parent.name, run.name, resume_step=step)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self.argv: list[str] = args
@@ -140,6 +195,20 @@ class GPTCLI(LightningCLI):
             raise UserError(f"--run_name {name}: give a folder's name, without / or ..")
         stems = [path.stem for path in config_paths(self.argv)]
         return name or next(iter(stems), "gpt")
+
+
+def plugins(setting: Any) -> list[Any]:
+    """Trainer's plugins as a list."""
+    return [] if setting is None else setting if isinstance(setting, list) else [setting]
+
+
+def print_resumption(path: Path, checkpoint: Checkpoint, module: GPTModule) -> None:
+    """Says where a run goes on, and what is set otherwise than in the checkpoint."""
+    position = checkpoint.facts.get("position", {})
+    where = ", ".join(f"{key} {value:,}" for key, value in position.items())
+    print(f"resume      {path}: step {checkpoint.step:,}" + (f", {where}" if where else ""))
+    for line in differences(checkpoint.hyperparameters, module.hyperparameters()):
+        print(f"changed     model.{line}")
 
 
 def check_accumulation(trainer: Any) -> None:

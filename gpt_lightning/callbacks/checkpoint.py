@@ -1,48 +1,189 @@
-"""RunCheckpoint: the best model by validation loss, and the last."""
+"""RunCheckpoint: when a run is saved, which files are kept, and how a signal ends it.
 
+Everything happens between two micro-batches, when nothing is in flight: the last step's update is
+done, its metrics are in the files, its validation is over, and the next batch has not been asked
+for. TrainLoader calls `between` at that moment. What a checkpoint holds is then exactly the run
+after `step` steps, and going on from it is going on with the run.
+"""
+
+import math
+import signal
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import ModelCheckpoint
+import torch
 
 from gpt_lightning.callbacks.speed import phase
+from gpt_lightning.checkpoint import checkpoint_name, saved_checkpoints
+from gpt_lightning.data.loader import Batch
+from gpt_lightning.durable import DurableCheckpointIO, check_digest, check_writable, sweep
+from gpt_lightning.errors import UserError
+from gpt_lightning.loop import at_step_boundary, count_steps_once, is_fitting, is_trial, token_data
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class RunCheckpoint(ModelCheckpoint):
-    """Keeps the best model and the last.
+class RunCheckpoint(L.Callback):
+    """Saves after each validation, at the end, every so many steps, and on SIGTERM and SIGINT.
 
-    After each validation `checkpoints/best-step-N-loss-L.ckpt`, if L is among the lowest, and
-    `checkpoints/last.ckpt`; the latter once more at the end of the run.
+    Files are `checkpoints/step-0000250-loss-1.2345.ckpt`, with the validation loss where there was
+    one, each with its SHA-256 beside it. A signal lets the step under way and its validation
+    finish, saves, and ends the program with 128 + its number.
 
     Args:
+        every_n_steps: Saves every so many optimizer steps too; null: after validations alone.
+        keep_last: How many of the newest are kept.
         keep_best: How many of the best by validation loss are kept.
+        keep_every_n_steps: Keeps those of every so many steps for good; null: none.
     """
 
-    def __init__(self, keep_best: int = 1) -> None:
-        super().__init__(
-            filename="best-step-{step:07d}-loss-{val/loss:.4f}",
-            auto_insert_metric_name=False,
-            monitor="val/loss",
-            mode="min",
-            save_top_k=keep_best,
-            save_last=True,
-            save_on_train_epoch_end=False,
-        )
-        self._saved_step = -1
-
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    def __init__(
+        self,
+        every_n_steps: int | None = None,
+        keep_last: int = 2,
+        keep_best: int = 1,
+        keep_every_n_steps: int | None = None,
     ) -> None:
-        self._saved_step = trainer.global_step
+        bounds = {
+            "every_n_steps": (every_n_steps, 1),
+            "keep_last": (keep_last, 1),
+            "keep_best": (keep_best, 0),
+            "keep_every_n_steps": (keep_every_n_steps, 1),
+        }
+        for key, (value, least) in bounds.items():
+            if value is not None and value < least:
+                raise UserError(f"checkpoint.{key} is {value}; it must be at least {least}")
+        self.every_n_steps, self.keep_last = every_n_steps, keep_last
+        self.keep_best, self.keep_every_n_steps = keep_best, keep_every_n_steps
+        self.best_loss = math.inf  # of this session's validations
+        self._loss: float | None = None  # of the validation at the current step
+        self._due = False
+        self._saved_step = -1
+        self._signal = 0
+        self._handlers: dict[int, Any] = {}
+
+    # ---- when ----------------------------------------------------------------------------------
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.is_global_zero and not is_trial(trainer):
+            weights = sum(p.numel() * p.element_size() for p in pl_module.parameters())
+            check_writable(self.folder(trainer), 3 * weights)  # AdamW has two more of each
+            sweep(self.folder(trainer))
+        self._listen()
+
+    def _listen(self) -> None:
+        """Takes the signals, from Lightning's own handlers too, which end a run with exit 0."""
+        for number in STOP_SIGNALS:
+            before = signal.signal(number, self._on_signal)
+            self._handlers.setdefault(number, before)
+
+    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._listen()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._listen()
+        self._saved_step = trainer.global_step  # what a run begins with is never written again
+        data = token_data(trainer)
+        if data is not None:
+            data.between_batches = lambda: self.between(trainer)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._signal == signal.SIGINT == number:  # the second Ctrl-C does not wait
+            raise KeyboardInterrupt
+        self._signal = number
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        count_steps_once(trainer)
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+    ) -> None:
+        every = self.every_n_steps
+        if at_step_boundary(trainer):
+            self._loss = None
+            self._due = every is not None and trainer.global_step % every == 0
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        with phase(trainer, "checkpoint"):
-            super().on_validation_end(trainer, pl_module)
+        if trainer.sanity_checking or not is_fitting(trainer):
+            return
+        if "val/loss" in trainer.callback_metrics:
+            self._loss = float(trainer.callback_metrics["val/loss"])
+            self.best_loss = min(self.best_loss, self._loss)
+        self._due = True
+
+    def between(self, trainer: L.Trainer) -> None:
+        """Saves and stops if it is time to; called between two micro-batches."""
+        if not at_step_boundary(trainer):
+            return
+        stop = self._agreed_signal(trainer)
+        if self._due or stop:
+            self.save(trainer)
+        if stop:
+            if trainer.is_global_zero:
+                name = signal.Signals(stop).name
+                text = f"{name}: stopped after step {trainer.global_step}; --resume auto goes on"
+                print(text, file=sys.stderr)
+            raise SystemExit(128 + stop)
+
+    def _agreed_signal(self, trainer: L.Trainer) -> int:
+        """The signal that any rank has received; all ranks stop at the same step."""
+        if trainer.world_size == 1:
+            return self._signal
+        number = torch.tensor(self._signal, device=trainer.strategy.root_device)
+        torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX)
+        return int(number)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # the steps after the last validation, or a run without one
-        if self._saved_step != trainer.global_step:
-            with phase(trainer, "checkpoint"):
-                assert self.dirpath is not None
-                trainer.save_checkpoint(Path(self.dirpath) / "last.ckpt", weights_only=False)
+        self.save(trainer)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()
+
+    # ---- what ----------------------------------------------------------------------------------
+
+    def folder(self, trainer: L.Trainer) -> Path:
+        """Where the run's checkpoints are."""
+        logger = trainer.logger
+        run = logger.log_dir if logger is not None and logger.log_dir else trainer.default_root_dir
+        return Path(run) / "checkpoints"
+
+    def save(self, trainer: L.Trainer) -> None:
+        """Writes the run as it is now, reads it back, and drops what is no longer kept.
+
+        Raises:
+            UserError: it cannot be written; the files before it are untouched.
+        """
+        self._due = False
+        if self._saved_step == trainer.global_step or is_trial(trainer):
+            return
+        path = self.folder(trainer) / checkpoint_name(trainer.global_step, self._loss)
+        with phase(trainer, "checkpoint"):
+            trainer.save_checkpoint(path, weights_only=False)
+            if trainer.is_global_zero:
+                check_digest(path)
+                self._drop(self.folder(trainer))
+        self._saved_step = trainer.global_step
+
+    def _drop(self, folder: Path) -> None:
+        saved = saved_checkpoints(folder)  # the newest first
+        kept = {file.path for file in saved[: self.keep_last]}
+        scored = [file for file in saved if file.loss is not None]
+        scored.sort(key=lambda file: file.loss if file.loss is not None else math.inf)
+        kept |= {file.path for file in scored[: self.keep_best]}
+        if self.keep_every_n_steps is not None:
+            kept |= {f.path for f in saved if f.step % self.keep_every_n_steps == 0}
+        for file in saved:
+            if file.path not in kept:
+                DurableCheckpointIO().remove_checkpoint(file.path)

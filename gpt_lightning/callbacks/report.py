@@ -1,5 +1,6 @@
 """RunReport: what a run is before it starts, and what came of it."""
 
+import math
 import sys
 from typing import Any
 
@@ -81,8 +82,8 @@ class RunReport(L.Callback):
         ]
         checkpoint = find_callback(trainer, RunCheckpoint)
         speed = find_callback(trainer, SpeedMonitor)
-        if checkpoint is not None and checkpoint.best_model_score is not None:
-            losses.append(f"best val/loss {float(checkpoint.best_model_score):.4f}")
+        if checkpoint is not None and checkpoint.best_loss < math.inf:
+            losses.append(f"best val/loss {checkpoint.best_loss:.4f}")
         lines = ["", f"loss        {', '.join(losses)} after {trainer.global_step:,} steps"]
         if speed is not None:
             lines += speed.report(trainer, module)

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpt_lightning.data.formats import file_header, file_name, write_meta
 from gpt_lightning.data.parts import Block, Part, read_blocks
-from gpt_lightning.data.settings import MIN_TOKENS, SPLITS, Settings, split_borders
+from gpt_lightning.data.settings import MIN_TOKENS, SPLITS, Settings, hash_borders, split_borders
 from gpt_lightning.data.shards import Shard
 from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
 from gpt_lightning.errors import UserError
@@ -119,7 +119,7 @@ def _digest(file: BinaryIO) -> "hashlib._Hash":
 
 def assemble(
     parts: Sequence[tuple[Path, Part]], folder: Path, dtype: np.dtype[Any], settings: Settings
-) -> dict[str, tuple[Shard, ...]]:
+) -> tuple[dict[str, tuple[Shard, ...]], str]:
     """Streams parts, in their order, into the shards of each split.
 
     Memory: a block of a part, 1 Mi tokens or one longer document, a few times.
@@ -131,7 +131,8 @@ def assemble(
         settings: how documents are held out, and what the shards are like.
 
     Returns:
-        Split name -> shards.
+        Split name -> shards, and the SHA-256 of all documents' SHA-256: the same for the same
+        texts in the same order, in whatever files they come.
 
     Raises:
         UserError: a part is damaged, or a split has less than two tokens.
@@ -139,12 +140,13 @@ def assemble(
     """
     names = settings.wanted_splits()
     writers = {name: SplitWriter(folder, name, dtype, settings) for name in names}
-    documents = dict.fromkeys(writers, 0)
+    documents, texts = dict.fromkeys(writers, 0), hashlib.sha256()
     n_tokens, position = sum(part.tokens for _, part in parts), 0
     for path, part in parts:
         for block in read_blocks(path, part, dtype):
             split_of = _split_of(block, position, n_tokens, settings)
             position += len(block.tokens)
+            texts.update(block.digests.data)
             for name, writer in writers.items():
                 chosen = split_of == SPLITS.index(name)
                 documents[name] += int(chosen.sum())
@@ -155,13 +157,13 @@ def assemble(
                 f"the {name} split has {documents[name]} documents, {writer.n_tokens} tokens, and "
                 f"needs {MIN_TOKENS}: give more text or change val_fraction and test_fraction"
             )
-    return {name: writer.close() for name, writer in writers.items()}
+    return {name: writer.close() for name, writer in writers.items()}, texts.hexdigest()
 
 
 def _split_of(block: Block, position: int, n_tokens: int, settings: Settings) -> np.ndarray:
     """The number in SPLITS of each document's split, (documents,)."""
     if settings.split_by != "fraction":
-        return block.splits
+        return split_of(block.digests, settings.val_fraction, settings.test_fraction)
     # A document belongs where its first token falls: it stays whole, and never leaves a split.
     starts = position + np.cumsum(block.lengths) - block.lengths
     borders = split_borders(n_tokens, settings.val_fraction, settings.test_fraction)
@@ -169,6 +171,25 @@ def _split_of(block: Block, position: int, n_tokens: int, settings: Settings) ->
     for name, (first, last) in borders.items():
         found[(starts >= first) & (starts < last)] = SPLITS.index(name)
     return found
+
+
+def split_of(digests: np.ndarray, val_fraction: float, test_fraction: float) -> np.ndarray:
+    """The number in SPLITS of each document's split by the hash of its text.
+
+    Equal documents come into the same split, wherever they stand: validation text that is also
+    trained on would flatter the model.
+
+    Args:
+        digests: SHA-256 of the texts, uint8, (documents, 32).
+        val_fraction: share held out for validation.
+        test_fraction: share held out for testing.
+
+    Returns:
+        uint8, (documents,).
+    """
+    hashes = np.ascontiguousarray(digests[:, :8]).view("<u8")[:, 0]
+    val, test = (np.uint64(border) for border in hash_borders(val_fraction, test_fraction))
+    return np.where(hashes < val, 1, np.where(hashes < test, 2, 0)).astype(np.uint8)
 
 
 def _of_documents(block: Block, chosen: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """TokenDataModule: from a name, a text or a prepared folder to batches."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -50,6 +51,8 @@ class TokenDataModule(L.LightningDataModule):
         cache_limit_gb: Most that is kept of shards from a URL, in data_dir/cache.
         num_workers: Processes that read ahead; 0 reads in the training process.
         seed: Of the order; null: seed_everything.
+        allow_changes: Go on from a checkpoint of other data, another order or another number of
+            sequences a step; the run is then no longer the one that was begun.
 
     Raises:
         UserError: settings or files that cannot work, before the first step.
@@ -73,6 +76,7 @@ class TokenDataModule(L.LightningDataModule):
         cache_limit_gb: float = 20.0,
         num_workers: int = 0,
         seed: int | None = None,
+        allow_changes: bool = False,
     ) -> None:
         super().__init__()
         sources = {
@@ -113,7 +117,9 @@ class TokenDataModule(L.LightningDataModule):
         self.cache_limit_gb = cache_limit_gb
         self.num_workers = num_workers
         self.seed = seed
+        self.allow_changes = allow_changes
         self._datasets: dict[str, TokenDataset] = {}  # by address, opened at first use
+        self.between_batches: Callable[[], None] | None = None  # see TrainLoader
         self._draws: NanoGPTDraws | None = None
         self._loader_in_use: TrainLoader | NanoGPTLoader | None = None
         if order == "nanogpt" and (num_workers or mixture or self.eval_batch_size != batch_size):
@@ -230,7 +236,7 @@ class TokenDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> TrainLoader | NanoGPTLoader:
         if self.order == "nanogpt":
-            self._loader_in_use = NanoGPTLoader(self._nanogpt_draws())
+            self._loader_in_use = NanoGPTLoader(self._nanogpt_draws(), self._between)
             return self._loader_in_use
         assert self.trainer is not None
         accumulate, world = self.trainer.accumulate_grad_batches, self.trainer.world_size
@@ -242,6 +248,8 @@ class TokenDataModule(L.LightningDataModule):
             world=world,
             num_workers=self.num_workers,
             pin_memory=self._pin_memory,
+            allow_changes=self.allow_changes,
+            between=self._between,
         )
         if len(loader) == 0:
             raise UserError(
@@ -252,10 +260,21 @@ class TokenDataModule(L.LightningDataModule):
         self._loader_in_use = loader
         return loader
 
+    def _between(self) -> None:
+        if self.between_batches is not None:
+            self.between_batches()
+
     @property
     def wait_s(self) -> float:
         """Seconds that training has waited for batches, in this process."""
         return 0.0 if self._loader_in_use is None else self._loader_in_use.wait_s
+
+    def position(self) -> dict[str, int]:
+        """Where training is in the data: epoch, and windows of the epoch that are done."""
+        loader = self._loader_in_use
+        if not isinstance(loader, TrainLoader):
+            return {}
+        return {"epoch": loader.epoch, "window": loader.window}
 
     def shares(self) -> dict[str, float]:
         """Share of each dataset of a mixture in what has been trained on, by name; else nothing."""

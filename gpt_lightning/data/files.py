@@ -83,7 +83,7 @@ def _temporary(path: Path) -> Path:
     for old in path.parent.glob(f"{glob.escape(mark)}*"):
         pid = old.name.removeprefix(mark)
         # Our own number on an old file is a dead process's that had it before us.
-        if pid.isdigit() and (int(pid) == os.getpid() or not _lives(int(pid))):
+        if pid.isdigit() and (int(pid) == os.getpid() or not lives(int(pid))):
             if old.is_dir():
                 shutil.rmtree(old, ignore_errors=True)
             else:
@@ -91,7 +91,8 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f"{mark}{os.getpid()}")
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
+    """Whether a process exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

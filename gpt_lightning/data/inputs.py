@@ -37,6 +37,7 @@ class Input:
         compression: .gz, .zst or "" (jsonl only).
         size: bytes, None where the store does not say.
         stamp: changes with the content: time of the last change, or a digest.
+        seekable: whether it can be read from somewhere in the middle.
     """
 
     path: str
@@ -45,6 +46,7 @@ class Input:
     compression: str
     size: int | None
     stamp: str
+    seekable: bool = True
 
     @property
     def label(self) -> str:
@@ -209,9 +211,10 @@ def _remote_input(system: Any, path: str, source: str) -> Input:
     stamp = next((f"{key} {info[key]}" for key in STAMPS if info.get(key)), "")
     found = kind_of(url)
     assert found, url
-    # The size of a compressed transfer, which http may offer, is not the file's.
     size = info.get("size")
-    return Input(url, url, *found, int(size) if size is not None else None, stamp)
+    # Not every server of http answers for a range of bytes.
+    seekable = size is not None and (not url.startswith("http") or bool(info.get("partial")))
+    return Input(url, url, *found, int(size) if size is not None else None, stamp, seekable)
 
 
 def _hub(source: str) -> list[Input]:

@@ -1,7 +1,7 @@
 """Batches of windows: endless and resumable for training, a whole split for evaluation."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,9 @@ class TrainLoader:
         world: number of processes that share the order.
         num_workers: processes that read ahead; 0 reads in the training process.
         pin_memory: page-locked batches, for CUDA.
+        allow_changes: go on from a checkpoint of another order or number of sequences a step.
+        between: called before each batch is read: between two micro-batches, when all work on the
+            last one is done.
     """
 
     def __init__(
@@ -67,9 +70,12 @@ class TrainLoader:
         world: int = 1,
         num_workers: int = 0,
         pin_memory: bool = False,
+        allow_changes: bool = False,
+        between: Callable[[], None] = lambda: None,
     ) -> None:
+        self.allow_changes, self.between = allow_changes, between
         self.source, self.batch_size = source, batch_size
-        self.rank, self.world = rank, world
+        self.accumulate, self.rank, self.world = accumulate, rank, world
         self.num_workers, self.pin_memory = num_workers, pin_memory
         self.epoch = 0
         self.position = 0
@@ -94,6 +100,7 @@ class TrainLoader:
         )
         batches_read = iter(loader)
         while self.position < len(self):
+            self.between()
             began = time.perf_counter()
             batch = next(batches_read)
             self.wait_s += time.perf_counter() - began
@@ -109,15 +116,20 @@ class TrainLoader:
         return {
             "epoch": self.epoch,
             "window": self.window,
-            "order": self.source.identity(),
+            "order": self._identity(),
             "saved_at": time.time(),
         }
+
+    def _identity(self) -> dict[str, Any]:
+        per_step = self.batch_size * self.world * self.accumulate
+        return {"sequences a step": per_step, **self.source.identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "window" not in state:
             raise UserError("the checkpoint was trained with data.order nanogpt: use that")
-        check_same_order(state.get("order"), self.source.identity())
-        self.source.check_since(state.get("saved_at", 0.0))
+        if not self.allow_changes:
+            check_same_order(state.get("order"), self._identity())
+            self.source.check_since(state.get("saved_at", 0.0))
         rows = self.batch_size * self.world
         if state["window"] % rows:
             raise UserError(
@@ -140,8 +152,8 @@ def check_same_order(theirs: dict[str, Any] | None, ours: dict[str, Any]) -> Non
             what = "another dataset" if key == "dataset" else f"{key} {theirs.get(key)}"
             this = "" if key == "dataset" else f", this run has {ours.get(key)}"
             raise UserError(
-                f"the checkpoint has {what}{this}: go on with what it was trained on, or start "
-                "anew from its weights with --model.init_from"
+                f"the checkpoint has {what}{this}: go on with what it was trained on, or allow "
+                "another order with --data.allow_changes true"
             )
 
 

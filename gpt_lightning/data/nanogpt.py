@@ -8,7 +8,7 @@ step 0 digit by digit. Source: train.py in https://github.com/karpathy/nanoGPT.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -95,8 +95,8 @@ class NanoGPTLoader:
     There are no epochs in these draws; the length is what a pass over the split would take.
     """
 
-    def __init__(self, draws: NanoGPTDraws) -> None:
-        self.draws = draws
+    def __init__(self, draws: NanoGPTDraws, between: Callable[[], None] = lambda: None) -> None:
+        self.draws, self.between = draws, between
         self.wait_s = 0.0  # that the loop has waited for batches
 
     def __len__(self) -> int:
@@ -105,6 +105,7 @@ class NanoGPTLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         for _ in range(len(self)):
+            self.between()
             began = time.perf_counter()
             batch = self.draws.training_batch()
             self.wait_s += time.perf_counter() - began

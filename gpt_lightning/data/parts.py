@@ -1,8 +1,8 @@
 """A part: the tokens of one unit of work, in one file that is there as a whole or not at all.
 
 Its blocks follow each other, each with the number of documents and of tokens (uint64), the
-documents' lengths in tokens (uint64), the splits that their hashes put them into (uint8) and the
-tokens; then the description of the whole as JSON, and that one's length (uint64).
+documents' lengths in tokens (uint64), the SHA-256 of their texts (32 bytes each) and the tokens;
+then the description of the whole as JSON, and that one's length (uint64).
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from gpt_lightning.data.files import sync_folder
 from gpt_lightning.errors import UserError
 
 COUNT = np.dtype("<u8")
+DIGEST_BYTES = 32
 BLOCK_TOKENS = 2**20
 BLOCK_DOCUMENTS = 2**16
 
@@ -34,7 +35,6 @@ class Part:
         documents: number of documents.
         tokens: number of tokens, with an end-of-text token for each document.
         text_bytes: of the documents in UTF-8.
-        text_sha256: digest of the documents, each with its length.
         skipped: documents left out because they were damaged (errors skip).
         replaced: characters that stand for damaged bytes (errors replace).
         sha256: digest of the blocks.
@@ -43,7 +43,6 @@ class Part:
     documents: int
     tokens: int
     text_bytes: int
-    text_sha256: str
     skipped: int
     replaced: int
     sha256: str
@@ -51,10 +50,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Block:
-    """Some documents: lengths and splits, (documents,), and all their tokens, (sum of lengths,)."""
+    """Some documents.
+
+    Attributes:
+        lengths: in tokens, (documents,).
+        digests: SHA-256 of the texts, uint8, (documents, 32).
+        tokens: of all, one after the other, (sum of lengths,).
+    """
 
     lengths: np.ndarray
-    splits: np.ndarray
+    digests: np.ndarray
     tokens: np.ndarray
 
 
@@ -74,20 +79,17 @@ class PartWriter:
         self._temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
         self._dtype = dtype.newbyteorder("<")
         self._digest = hashlib.sha256()
-        self._text_digest = hashlib.sha256()
         self._documents: list[np.ndarray] = []
-        self._splits: list[int] = []
+        self._digests: list[bytes] = []
         self._held = 0  # tokens of the block that is not written yet
         self._n_documents = self._n_tokens = self._n_bytes = 0
         self._file = open(self._temporary, "wb")  # noqa: SIM115 - closed by complete or abandon
 
-    def add(self, text: bytes, tokens: np.ndarray, split: int) -> None:
-        """Adds a document: its text in UTF-8, its tokens, (n,), and the number of its split."""
-        self._text_digest.update(len(text).to_bytes(8, "little"))
-        self._text_digest.update(text)
+    def add(self, text: bytes, tokens: np.ndarray) -> None:
+        """Adds a document: its text in UTF-8 and its tokens, (n,)."""
+        self._digests.append(hashlib.sha256(text).digest())
         self._n_bytes += len(text)
         self._documents.append(tokens)
-        self._splits.append(split)
         self._held += len(tokens)
         if self._held >= BLOCK_TOKENS or len(self._documents) >= BLOCK_DOCUMENTS:
             self._flush()
@@ -99,7 +101,6 @@ class PartWriter:
             documents=self._n_documents,
             tokens=self._n_tokens,
             text_bytes=self._n_bytes,
-            text_sha256=self._text_digest.hexdigest(),
             skipped=skipped,
             replaced=replaced,
             sha256=self._digest.hexdigest(),
@@ -124,15 +125,15 @@ class PartWriter:
             return
         lengths = np.array([len(tokens) for tokens in self._documents], COUNT)
         counts = np.array([len(lengths), self._held], COUNT)
-        splits = np.array(self._splits, np.uint8)
-        arrays: list[np.ndarray] = [counts, lengths, splits, *self._documents]
+        digests = np.frombuffer(b"".join(self._digests), np.uint8)
+        arrays: list[np.ndarray] = [counts, lengths, digests, *self._documents]
         for array in arrays:
             content = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
             self._digest.update(content.view(np.uint8).data)
             self._file.write(content.view(np.uint8).data)
         self._n_documents += len(lengths)
         self._n_tokens += self._held
-        self._documents, self._splits, self._held = [], [], 0
+        self._documents, self._digests, self._held = [], [], 0
 
 
 def read_part(path: Path) -> Part | None:
@@ -183,10 +184,10 @@ def _read_block(
     if not 0 < n_documents <= part.documents or n_tokens > part.tokens:
         raise _damaged(path)
     lengths = read(n_documents, COUNT).astype(np.int64)
-    splits = read(n_documents, np.dtype(np.uint8))
+    digests = read(DIGEST_BYTES * n_documents, np.dtype(np.uint8))
     if int(lengths.sum()) != n_tokens:
         raise _damaged(path)
-    return Block(lengths, splits, read(n_tokens, dtype))
+    return Block(lengths, digests.reshape(-1, DIGEST_BYTES), read(n_tokens, dtype))
 
 
 def _damaged(path: Path) -> UserError:

@@ -1,6 +1,5 @@
 """Documents to a dataset: plan units, make their parts, put the parts together."""
 
-import hashlib
 import shutil
 from collections.abc import Sequence
 from functools import partial
@@ -131,7 +130,7 @@ def _said(missing: Sequence[int], execution: Execution) -> str:
     if execution.shard_count is None:
         return units
     jobs = {index % execution.shard_count for index in missing}
-    return f"{units}, which are jobs {describe_units(list(jobs))} of {execution.shard_count}"
+    return f"{units} (shard_index {describe_units(list(jobs))} of {execution.shard_count})"
 
 
 # ---- the dataset ---------------------------------------------------------------------------------
@@ -190,10 +189,9 @@ def _write(
     dtype = token_dtype(tokenizer.vocab_size)
     begin_dataset(folder, tokenizer, settings)
     try:
-        splits = assemble(parts, folder, dtype, settings)
+        splits, sha256 = assemble(parts, folder, dtype, settings)
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
-    texts = hashlib.sha256("".join(part.text_sha256 for _, part in parts).encode())
     counts = {
         "documents": sum(part.documents for _, part in parts),
         "skipped": sum(part.skipped for _, part in parts),
@@ -203,7 +201,7 @@ def _write(
         tokenizer=tokenizer.spec(),
         vocab_size=tokenizer.vocab_size,
         dtype=dtype.name,
-        source=Source(name, sum(part.text_bytes for _, part in parts), texts.hexdigest()),
+        source=Source(name, sum(part.text_bytes for _, part in parts), sha256),
         settings={**settings.of_documents(), **counts},
         splits=splits,
         format=settings.format,

@@ -219,7 +219,12 @@ def _spooled(source: str, out: Path) -> Iterator[Input]:
         print("reading the text from the terminal; Ctrl-D ends it", flush=True)
     place = out.resolve().with_name(f"{out.resolve().name}.spool")
     with explained("write", out), workspace(place) as folder:
-        yield spool(source, folder)
+        entry = spool(source, folder)
+        try:
+            yield entry
+        except UserError as error:  # the file's name would tell nobody anything
+            label = "standard input" if source == "-" else source
+            raise UserError(str(error).replace(entry.path, label)) from error
 
 
 def _print_summary(folder: Path, manifest: Manifest, seconds: float | None) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import fsspec
 import numpy as np
 
-from gpt_lightning.data.files import explained, write_atomic
+from gpt_lightning.data.files import explained
 from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, open_shard
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
@@ -67,8 +67,8 @@ class ShardCache:
         Raises:
             UserError: the address does not answer or has no manifest.
         """
-        write_atomic(self.folder / MANIFEST, fetch_bytes(f"{self.url}/{MANIFEST}"))
-        return Manifest.read(self.folder)
+        url = f"{self.url}/{MANIFEST}"
+        return Manifest.parse(fetch_bytes(url), url)
 
     def path(self, shard: Shard) -> Path:
         """Where a shard is kept."""

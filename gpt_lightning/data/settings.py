@@ -73,13 +73,10 @@ class Settings:
 
     def of_parts(self) -> dict[str, Any]:
         """What decides the bytes of the parts: all but how they are put together."""
-        by_hash = self.split_by != "fraction"
-        held_out = [self.val_fraction, self.test_fraction] if by_hash else None
         return {
             "tokenizer": self.tokenizer,
             "text_field": self.text_field,
             "errors": self.errors,
-            "held_out_by_hash": held_out,
         }
 
     def wanted_splits(self) -> list[str]:
@@ -106,6 +103,6 @@ def split_borders(n: int, val_fraction: float, test_fraction: float) -> dict[str
 
 
 def hash_borders(val_fraction: float, test_fraction: float) -> tuple[int, int]:
-    """A document whose hash, below 2**64, is under the first is val, under the second test."""
+    """A document whose hash, below 2**64, is below the first is val, below the second test."""
     val, test = exact(val_fraction), exact(test_fraction)
     return int(val * 2**64), int((val + test) * 2**64)

@@ -145,8 +145,9 @@ def pieces(chunks: Iterator[str], limit: int = PIECE_CHARACTERS) -> Iterator[str
         held += chunk
         while len(held) > limit:
             end = held.rfind("\n", 0, limit) + 1 or max(held.rfind(" ", 1, limit), 0) or limit
-            yield held[:end]
-            held = held[end:]
+            piece, held = held[:end], held[end:]
+            yield piece
+            piece = ""  # up to 64 MB, which the next one needs
     if held:
         yield held
 
@@ -226,8 +227,8 @@ def _write_splits(
     text = Characters(chunks)
     for split, (first, last) in borders.items():
         writer = SplitWriter(folder, split, token_dtype(tokenizer.vocab_size), settings)
-        for piece in pieces(text.take(last - first)):
-            writer.append(tokenizer.encode(piece))
+        for tokens in map(tokenizer.encode, pieces(text.take(last - first))):
+            writer.append(tokens)
         if writer.n_tokens < MIN_TOKENS:
             raise UserError(
                 f"the {split} split has {last - first} characters, {writer.n_tokens} tokens, and "

@@ -3,12 +3,13 @@
 import hashlib
 import itertools
 import os
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gpt_lightning.data.assemble import SplitWriter, assemble, begin_dataset
+from gpt_lightning.data.assemble import SplitWriter, assemble, begin_dataset, split_of
 from gpt_lightning.data.formats import map_tokens
 from gpt_lightning.data.parts import Part, PartWriter
 from gpt_lightning.data.settings import Settings
@@ -58,10 +59,23 @@ def test_a_streamed_shard_is_a_written_one(tmp_path: Path) -> None:
     ).read_bytes()
 
 
+# By the number of their split, with three tenths held out for val and for test.
+TEXTS = {
+    number: [
+        text
+        for text in map(str, range(100))
+        if split_of(np.frombuffer(sha256(text.encode()).digest(), np.uint8)[None], 0.3, 0.3)[0]
+        == number
+    ]
+    for number in range(3)
+}
+
+
 def part(path: Path, documents: list[tuple[list[int], int]]) -> tuple[Path, Part]:
+    """A part of documents, each with its tokens and the number of its split."""
     writer = PartWriter(path, UINT16)
     for tokens, split in documents:
-        writer.add(b"", np.array(tokens, UINT16), split)
+        writer.add(TEXTS[split][0].encode(), np.array(tokens, UINT16))
     return path, writer.complete(0, 0)
 
 
@@ -75,7 +89,7 @@ def test_documents_go_whole_and_in_order(tmp_path: Path, cuts: list[int]) -> Non
     ]
     out = tmp_path / "out"
     out.mkdir()
-    splits = assemble(parts, out, UINT16, Settings("gpt2", 0.3, 0.3, shard_tokens=5))
+    splits, _ = assemble(parts, out, UINT16, Settings("gpt2", 0.3, 0.3, shard_tokens=5))
     for number, split in enumerate(("train", "val", "test")):
         files = [map_tokens(out / shard.file, "uint16", "npy") for shard in splits[split]]
         expected = [token for tokens, of in documents if of == number for token in tokens]
@@ -92,7 +106,7 @@ def test_the_last_share_at_a_border_of_documents(tmp_path: Path, val: float, tes
     parts = [part(tmp_path / "a", documents[:77]), part(tmp_path / "b", documents[77:])]
     out = tmp_path / "out"
     out.mkdir()
-    splits = assemble(parts, out, UINT16, settings)
+    splits, _ = assemble(parts, out, UINT16, settings)
     found = {
         name: np.concatenate([map_tokens(out / shard.file, "uint16", "npy") for shard in shards])
         for name, shards in splits.items()
@@ -111,7 +125,7 @@ def test_a_split_without_documents(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     with pytest.raises(UserError, match="the val split has 0 documents, 0 tokens, and needs 2"):
-        assemble(parts, out, UINT16, Settings("gpt2"))
+        assemble(parts, out, UINT16, Settings("gpt2", 0.3, 0.3))
     with pytest.raises(UserError, match="the train split has 0 documents"):
         assemble([], out, UINT16, Settings("gpt2"))
 
@@ -147,7 +161,7 @@ def test_memory_does_not_grow_with_the_parts(tmp_path: Path) -> None:
         out = tmp_path / f"out{count}"
         out.mkdir()
         tracemalloc.start()
-        assemble(parts * (count // 2), out, UINT16, Settings("gpt2", shard_tokens=10**7))
+        assemble(parts * (count // 2), out, UINT16, Settings("gpt2", 0.3, shard_tokens=10**7))
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert sum(os.path.getsize(path) for path in out.iterdir()) > 2e6 * count
@@ -155,3 +169,39 @@ def test_memory_does_not_grow_with_the_parts(tmp_path: Path) -> None:
 
     few = peak(6)
     assert peak(24) < 1.1 * few
+
+
+# ---- who is held out -----------------------------------------------------------------------------
+
+
+def digests(texts: list[str]) -> np.ndarray:
+    content = b"".join(hashlib.sha256(text.encode()).digest() for text in texts)
+    return np.frombuffer(content, np.uint8).reshape(-1, 32)
+
+
+def test_shares_of_the_hash() -> None:
+    found = split_of(digests([str(i) for i in range(20_000)]), 0.2, 0.1)
+    shares = np.bincount(found) / len(found)
+    # Standard deviations are 0.0028 and 0.0021.
+    assert abs(shares[1] - 0.2) < 0.012
+    assert abs(shares[2] - 0.1) < 0.009
+
+
+def test_the_hash_is_known() -> None:
+    # Another hash would move documents between the splits of datasets that are in use.
+    known = [0, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1, 1]
+    texts = [f"document {i}" for i in range(12)]
+    assert split_of(digests(texts), 0.5, 0.0).tolist() == known
+
+
+def test_more_held_out_keeps_what_was_held_out() -> None:
+    found = digests([str(i) for i in range(2000)])
+    few, many = (split_of(found, share, 0.0) == 1 for share in (0.01, 0.1))
+    assert few.any()
+    assert many[few].all()
+
+
+def test_nothing_held_out() -> None:
+    lowest_and_highest = np.array([[0] * 32, [255] * 32], np.uint8)
+    assert split_of(lowest_and_highest, 0.0, 0.0).tolist() == [0, 0]
+    assert split_of(lowest_and_highest, 0.5, 0.499).tolist() == [1, 0]

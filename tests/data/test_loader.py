@@ -103,10 +103,12 @@ def test_a_saved_position_means_the_same_to_other_batches(other):
     batches = iter(interrupted)
     for _ in range(7):
         next(batches)
-    resumed = loader(**other)
+    resumed = loader(**other, allow_changes=True)
     resumed.load_state_dict(interrupted.state_dict())
     assert next(iter(resumed))[0][0, 0] == whole[7 * 4]
     with pytest.raises(UserError, match="stopped at window 28 of its epoch, which is no multiple"):
+        loader(batch_size=5, allow_changes=True).load_state_dict(interrupted.state_dict())
+    with pytest.raises(UserError, match="has sequences a step 4, this run has 5: go on with what"):
         loader(batch_size=5).load_state_dict(interrupted.state_dict())
 
 

@@ -1,10 +1,13 @@
 """Documents to a dataset: the same bytes whoever works, however often it is interrupted."""
 
 import functools
+import gzip
+import hashlib
 import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +22,7 @@ from gpt_lightning.data import pipeline
 from gpt_lightning.data.prepare import dataset_folder, prepare, prepare_source
 from gpt_lightning.data.shards import Manifest, TokenStream
 from gpt_lightning.data.tokenizers import build_tokenizer
-from gpt_lightning.data.units import plan_units, split_of
+from gpt_lightning.data.units import plan_units
 from gpt_lightning.errors import UserError
 
 UNIT_BYTES = 4000
@@ -70,6 +73,11 @@ def naive(texts: list[str]) -> list[int]:
     return [token for text in texts for token in (gpt2.eot_token, *gpt2.encode(text).tolist())]
 
 
+def split_by_hash(text: str) -> int:
+    hashed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") / 2**64
+    return 1 if hashed < 0.1 else 2 if hashed < 0.2 else 0
+
+
 # ---- what comes out ------------------------------------------------------------------------------
 
 
@@ -80,7 +88,7 @@ def test_documents_held_out_by_hash(
     out = tmp_path / "out"
     prepare(str(source), out=str(out), test_fraction=0.1, shard_tokens=shard_tokens, workers=1)
     for number, split in enumerate(("train", "val", "test")):
-        own = [text for text in texts if split_of(text.encode(), None, 0.1, 0.1) == number]
+        own = [text for text in texts if split_by_hash(text) == number]
         assert tokens(out, split) == naive(own)
     manifest = Manifest.load(out)
     assert manifest.source.bytes == sum(len(text.encode()) for text in texts)
@@ -113,6 +121,21 @@ def test_a_copy_gives_the_same_manifest(source: Path, tmp_path: Path) -> None:
     for name, content in contents(tmp_path / "out").items():
         same = content == (tmp_path / "other" / name).read_bytes()
         assert same == (name != ".inputs.json")
+
+
+def test_the_same_whatever_files_they_come_in(
+    source: Path, texts: list[str], tmp_path: Path
+) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "docs.jsonl.gz").write_bytes(gzip.compress(source.read_bytes()))
+    pq.write_table(pa.table({"text": texts}), tmp_path / "docs.parquet", row_group_size=30)
+    manifests = []
+    for path in (source, tmp_path / "docs.jsonl.gz", tmp_path / "docs.parquet"):
+        prepare(str(path), out=str(tmp_path / "out"), workers=1)
+        manifest = Manifest.load(tmp_path / "out")
+        manifests.append((manifest.splits, manifest.source.sha256))
+        shutil.rmtree(tmp_path / "out")
+    assert manifests[0] == manifests[1] == manifests[2]
 
 
 @pytest.mark.parametrize("file_format", ["npy", "llmc", "nanogpt"])
@@ -209,12 +232,12 @@ def test_jobs_of_an_array(source: Path, tmp_path: Path, capsys: pytest.CaptureFi
     out = tmp_path / "out"
     array = ["prepare", str(source), "--out", str(out), "--workers", "1", "--shard-count=3"]
     assert main([*array, "--merge", "true"]) == 2
-    assert "jobs 0-2 of 3: run these jobs, then merge again" in capsys.readouterr().err
+    assert "(shard_index 0-2 of 3): run these jobs, then merge again" in capsys.readouterr().err
     assert main([*array, "--shard-index", "2"]) == 0
-    assert "which are jobs 0-1 of 3" in capsys.readouterr().out
+    assert "(shard_index 0-1 of 3)" in capsys.readouterr().out
     assert main([*array, "--shard_index", "0"]) == 0
     assert main([*array, "--merge", "true"]) == 2
-    assert "jobs 1 of 3" in capsys.readouterr().err
+    assert "(shard_index 1 of 3)" in capsys.readouterr().err
     assert not out.exists()
     assert main([*array, "--shard-index", "1"]) == 0
     assert "none is missing: add --merge true" in capsys.readouterr().out
@@ -429,3 +452,52 @@ def test_killed_at_random_moments(source: Path, tmp_path: Path, texts: list[str]
             process.communicate()
     assert contents(out) == contents(clean)
     assert not list(tmp_path.glob(".*"))
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+PEAK = """
+import sys
+from gpt_lightning.data import prepare, tokenizers
+tokenizers.build_tokenizer("gpt2").encode("warm")
+prepare.prepare(sys.argv[1], sys.argv[3], out=sys.argv[2], workers=1)
+status = open("/proc/self/status").read()  # not getrusage: that begins with the parent's peak
+print("PEAK", status.split("VmHWM:")[1].split()[0])
+"""
+
+
+def peak_mib(source: Path, out: Path, tokenizer: str = "gpt2") -> float:
+    command = [sys.executable, "-c", PEAK, str(source), str(out), tokenizer]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    shutil.rmtree(out)
+    return int(done.stdout.split("PEAK")[1]) / 1024
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet", "txt", "char"])
+def test_memory_does_not_grow_with_the_input(texts: list[str], tmp_path: Path, kind: str) -> None:
+    peaks = []
+    for repeats in (8, 20):  # 50 MB, of one text three pieces, and 125 MB
+        path = tmp_path / f"docs.{'txt' if kind == 'char' else kind}"
+        write_many(path, [text * 200 for text in texts], repeats)
+        tokenizer = "char" if kind == "char" else "gpt2"
+        peaks.append(peak_mib(path, tmp_path / "out", tokenizer))
+    print(kind, peaks)
+    # The larger input has 75 MB more (one text in memory: 300); what is allowed is the allocators.
+    assert peaks[1] < peaks[0] + 32
+
+
+def write_many(path: Path, texts: list[str], repeats: int) -> None:
+    if path.suffix == ".parquet":
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        table = pa.table({"text": texts})
+        with pq.ParquetWriter(path, table.schema) as writer:
+            for _ in range(repeats):
+                writer.write_table(table)
+        return
+    with gzip.open(path, "wt", 1) if path.suffix == ".gz" else open(path, "w") as file:
+        for _ in range(repeats):
+            for text in texts:
+                file.write(text if path.suffix == ".txt" else json.dumps({"text": text}))
+                file.write("\n")

@@ -1,5 +1,6 @@
 """Units are a pure function of the inputs; parts are whole or not there."""
 
+import hashlib
 import itertools
 import json
 from pathlib import Path
@@ -19,7 +20,6 @@ from gpt_lightning.data.units import (
     open_parts,
     plan_units,
     run_unit,
-    split_of,
 )
 from gpt_lightning.errors import UserError
 
@@ -98,7 +98,7 @@ def test_a_part_holds_the_documents_behind_end_of_text(folder: Path, tmp_path: P
 def write_part(path: Path, documents: list[list[int]]) -> Part:
     writer = PartWriter(path, UINT16)
     for i, tokens in enumerate(documents):
-        writer.add(b"x", np.array(tokens, UINT16), i % 3)
+        writer.add(str(i).encode(), np.array(tokens, UINT16))
     return writer.complete(skipped=0, replaced=0)
 
 
@@ -115,15 +115,16 @@ def test_blocks_are_the_documents_however_they_are_cut(
         assert np.concatenate([block.tokens for block in blocks]).tolist() == list(
             itertools.chain(*documents)
         )
-        splits = np.concatenate([block.splits for block in blocks]).tolist()
-        assert splits == [i % 3 for i in range(50)]
+        digests = np.concatenate([block.digests for block in blocks]).tobytes()
+        texts = [str(i).encode() for i in range(50)]
+        assert digests == b"".join(hashlib.sha256(text).digest() for text in texts)
 
 
 def test_every_flipped_bit_of_a_part_is_found(tmp_path: Path) -> None:
     path = tmp_path / "a.part"
     part = write_part(path, [[1, 2, 3], [4], [5, 6]])
     content = path.read_bytes()
-    blocks = 16 + 3 * 8 + 3 + 6 * 2
+    blocks = 16 + 3 * 8 + 3 * 32 + 6 * 2
     for at in range(blocks * 8):
         damaged = bytearray(content)
         damaged[at // 8] ^= 1 << at % 8
@@ -183,14 +184,13 @@ def test_the_folder_of_parts_is_of_one_work(
     mark.touch()
     open_parts(job, "inputs", 3)
     # How parts are put together is no matter of theirs.
-    open_parts(Job(job.parts, Settings("gpt2", shard_tokens=7, format="llmc")), "inputs", 3)
+    open_parts(Job(job.parts, Settings("gpt2", 0.3, 0.2, 7, format="llmc")), "inputs", 3)
     assert mark.exists()
     assert not capsys.readouterr().out
     others = [
         (Settings("gpt2"), "other inputs", 3),
         (Settings("gpt2"), "inputs", 4),
         (Settings("r50k_base"), "inputs", 3),
-        (Settings("gpt2", val_fraction=0.2), "inputs", 3),
         (Settings("gpt2", errors="skip"), "inputs", 3),
         (Settings("gpt2", text_field="body"), "inputs", 3),
     ]
@@ -205,30 +205,6 @@ def test_the_folder_of_parts_is_of_one_work(
     assert job.parts.exists()
     discard_parts(Job(job.parts, others[-1][0]), "inputs")
     assert not list(tmp_path.iterdir())
-
-
-# ---- who is held out -----------------------------------------------------------------------------
-
-
-def test_shares_of_the_hash() -> None:
-    found = [split_of(str(i).encode(), None, 0.2, 0.1) for i in range(20_000)]
-    shares = np.bincount(found) / len(found)
-    # Standard deviations are 0.0028 and 0.0021.
-    assert abs(shares[1] - 0.2) < 0.012
-    assert abs(shares[2] - 0.1) < 0.009
-
-
-def test_the_hash_is_of_the_text_alone() -> None:
-    # Known values: another hash would move documents between splits of datasets that are in use.
-    known = [0, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1, 1]
-    assert [split_of(f"document {i}".encode(), "hash", 0.5, 0.0) for i in range(12)] == known
-
-
-def test_more_held_out_keeps_what_was_held_out() -> None:
-    texts = [str(i).encode() for i in range(2000)]
-    few = {text for text in texts if split_of(text, None, 0.01, 0.0) == 1}
-    many = {text for text in texts if split_of(text, None, 0.1, 0.0) == 1}
-    assert few < many
 
 
 def test_numbers_in_few_words() -> None:

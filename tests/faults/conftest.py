@@ -1,0 +1,118 @@
+"""The table of `make faults`, and the runs that many cases start from."""
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import SilentWrong, copied, fit, run_folder, write_inputs
+from table import CASES, Row, markdown
+
+RESULTS = Path(__file__).resolve().parents[2] / "lightning_logs" / "faults" / "results.md"
+ROWS = pytest.StashKey[dict[str, Row]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "case(id): of tests/faults/table.py that a test is of")
+    config.stash.setdefault(ROWS, {})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if sys.platform != "linux":  # /proc, prlimit, setpriv
+        for item in items:
+            if Path(__file__).parent in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason="the fault bench needs Linux"))
+
+
+class Case:
+    """What a test tells the table."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.stock: list[str] = []
+
+    def saw(self, text: str) -> None:
+        """Notes what came of the injection; printed too, for a test that fails later."""
+        print(text)
+        self.seen.append(text)
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest) -> Case:
+    found = Case()
+    request.node.user_properties.append(("case", found))
+    return found
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report: Any = yield
+    marker = item.get_closest_marker("case")
+    if marker is None or (call.when != "call" and report.outcome == "passed"):
+        return report
+    row = item.config.stash[ROWS].setdefault(marker.args[0], Row())
+    told = dict(item.user_properties).get("case", Case())
+    row.stock += told.stock
+    if told.stock and not told.seen:  # of stock Lightning alone
+        return report
+    failure = call.excinfo if report.outcome == "failed" else None
+    seen = [f"{item.name}: {failure.exconly(tryshort=True)}"] if failure else told.seen
+    silent = failure is not None and failure.errisinstance(SilentWrong)
+    row.note(report.outcome, call.duration, seen, silent)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    rows = config.stash[ROWS]
+    if not rows or not any(row.passed + row.failed for row in rows.values()):
+        return
+    import lightning
+    import torch
+
+    environment = (
+        f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, "
+        f"torch {torch.__version__}, lightning {lightning.__version__}"
+    )
+    text = markdown({case: rows[case] for case in CASES if case in rows}, environment)
+    if len(rows) > 20:  # a few chosen cases are no result
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        RESULTS.write_text(text)
+        text += f"\nwritten to {RESULTS.relative_to(RESULTS.parents[2])}\n"
+    if config.option.verbose >= 0 and len(rows) > 1:
+        terminalreporter.write(f"\n{text}")
+
+
+# ---- runs that are made once ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an uninterrupted run to the last step, its trace in trace.jsonl."""
+    folder = write_inputs(tmp_path_factory.mktemp("whole"))
+    fit(folder, faults={"trace": str(folder / "trace.jsonl")}).ok()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `whole`, and with the checkpoint of each step; without its trace."""
+    folder = write_inputs(tmp_path_factory.mktemp("every"))
+    fit(folder, "--checkpoint.every_n_steps", "1", "--checkpoint.keep_last", "99").ok()
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the inputs of a run."""
+    return write_inputs(tmp_path / "work")
+
+
+@pytest.fixture
+def stopped(every: Path, tmp_path: Path) -> Path:
+    """A folder with a run as if killed right after its save at step 10."""
+    copied(every, tmp_path / "work", step=10)
+    assert (run_folder(tmp_path / "work") / "checkpoints").is_dir()
+    return tmp_path / "work"

@@ -1,0 +1,154 @@
+"""Bit-exact: what an uninterrupted run and a hurt one must share, compared by bytes."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import SilentWrong
+
+# moments and places, which differ from run to run
+NOT_COMPARED = {"saved_at", "time", "dirpath", "best_model_path", "last_model_path"}
+Trace = dict[tuple[int, int, int], list[Any]]
+
+
+def step_of(path: Path) -> int:
+    match = re.match(r"step-(\d+)", path.name)
+    return int(match[1]) if match else -1
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Of a run, the newest first."""
+    return sorted((run / "checkpoints").glob("step-*.ckpt"), key=step_of, reverse=True)
+
+
+def newest(run: Path) -> Path:
+    found = checkpoints(run)
+    assert found, f"{run} has no checkpoint: {[p.name for p in run.rglob('*')]}"
+    return found[0]
+
+
+def load(path: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return loaded
+
+
+def leaves(value: Any, name: str = "") -> dict[str, Any]:
+    """Every tensor as (dtype, shape, bytes), so that -0.0 is not 0.0, and every other value."""
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
+        return {name: (str(value.dtype), tuple(value.shape), flat.numpy().tobytes())}
+    if isinstance(value, dict):
+        items = [(str(k), v) for k, v in value.items() if k not in NOT_COMPARED]
+    elif isinstance(value, list | tuple):
+        items = [(str(i), v) for i, v in enumerate(value)]
+    else:
+        return {name: value}
+    merged: dict[str, Any] = {f"{name}#": len(items)}
+    for key, item in items:
+        merged |= leaves(item, f"{name}/{key}")
+    return merged
+
+
+def state_differences(one: Path, other: Path) -> list[str]:
+    """Names of what differs between two checkpoints: weights, optimizer, counters, positions."""
+    a, b = load(one), load(other)
+    for state in (a, b):
+        state.pop("callbacks", None)  # names of files; what they count is in the metrics
+    a, b = leaves(a), leaves(b)
+    return sorted(key for key in a.keys() | b.keys() if a.get(key, _ABSENT) != b.get(key, _ABSENT))
+
+
+_ABSENT = object()
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    """The metrics file without times and rates."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [
+        {
+            key: value
+            for key, value in json.loads(line).items()
+            if key != "time" and (not key.startswith("perf/") or key == "perf/tokens")
+        }
+        for line in lines
+    ]
+
+
+def read_trace(path: Path) -> tuple[Trace, list[str]]:
+    """What was trained on by (rank, step, micro-batch), and what is wrong with the order.
+
+    A step that was lost with a killed process is trained again: with the same windows, the same
+    dropout and thus the same loss, or it is listed as wrong. So is a gap.
+    """
+    seen: Trace = {}
+    wrong: list[str] = []
+    last: dict[int, tuple[int, int]] = {}
+    for line in path.read_text().splitlines():
+        rank, session, step, micro, *what = json.loads(line)
+        key = (rank, step, micro)
+        if seen.setdefault(key, what) != what:
+            wrong.append(f"{key} was {seen[key]} and is {what} in session {session}")
+        before = last.get(rank, (-1, 0))
+        if micro == 0 and step > before[0] + 1:
+            wrong.append(f"a gap from step {before[0]} to {step} in rank {rank}")
+        if micro > 0 and before != (step, micro - 1):
+            wrong.append(f"micro-batch {key} follows {before}")
+        last[rank] = (step, micro)
+    return seen, wrong
+
+
+def differences(
+    one: Path, other: Path, traces: tuple[Path, Path] | None = None
+) -> list[str]:
+    """What keeps two finished runs from being the same, bit for bit; empty if nothing does."""
+    a, b = newest(one), newest(other)
+    found = [] if step_of(a) == step_of(b) else [f"ended at {a.name} and {b.name}"]
+    found += [f"checkpoint {key}" for key in state_differences(a, b)]
+    ours, theirs = rows(one), rows(other)
+    found += [f"row {x} is {y}" for x, y in zip(ours, theirs, strict=False) if x != y]
+    if len(ours) != len(theirs):
+        found.append(f"{len(ours)} rows and {len(theirs)}")
+    if traces is not None:
+        (u, wrong_u), (v, wrong_v) = map(read_trace, traces)
+        found += wrong_u + wrong_v
+        found += [f"trained on {u.get(k)} and {v.get(k)} at {k}" for k in sorted(u.keys() | v.keys())
+                  if u.get(k) != v.get(k)]  # fmt: skip
+    return found
+
+
+def must_equal(one: Path, other: Path, traces: tuple[Path, Path] | None = None) -> None:
+    """Both ended with 0: a difference is a silent wrong result."""
+    found = differences(one, other, traces)
+    if found:
+        raise SilentWrong(f"{len(found)} differences: {'; '.join(found[:8])}"[:2000])
+
+
+def finite(path: Path) -> bool:
+    """Whether every number of a checkpoint's tensors is."""
+    state = load(path)
+    tensors = [*state["state_dict"].values()]
+    tensors += [
+        t
+        for optimizer in state["optimizer_states"]
+        for s in optimizer["state"].values()
+        for t in s.values()
+        if isinstance(t, torch.Tensor)
+    ]
+    return all(bool(torch.isfinite(t).all()) for t in tensors)
+
+
+def sequences(path: Path) -> list[tuple[int, list[str]]]:
+    """The sequences of every step in the global order, whatever ranks and micro-batches they had.
+
+    Rank r of W has rows r, r + W, ... of each global micro-batch.
+    """
+    found, wrong = read_trace(path)
+    assert not wrong, wrong
+    ordered: dict[int, list[str]] = {}
+    for step, micro in sorted({key[1:] for key in found}):
+        ranks = [found[key][0] for key in sorted(found) if key[1:] == (step, micro)]
+        interleaved = [row for rows_ in zip(*ranks, strict=True) for row in rows_]
+        ordered.setdefault(step, []).extend(interleaved)
+    return sorted(ordered.items())

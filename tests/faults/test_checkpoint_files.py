@@ -1,0 +1,307 @@
+"""Checkpoints that cannot be written, or are not what was written: R06 to R09, R16."""
+
+import hashlib
+import os
+import pickle
+import random
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exact import checkpoints, finite, load, must_equal, newest, step_of
+from harness import contents, fit, gpt, leftovers, run_folder, start_fit
+
+pytestmark = pytest.mark.faults
+RESUME = ("--resume", "auto")
+
+
+# ---- disks ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB in memory, where one may be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs is not allowed here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.case("R06")
+@pytest.mark.parametrize("limit", [0, 1000, 200_000])
+def test_no_room_for_the_next_file(whole, folder, case, limit):
+    """A limit on files' size fails as a full disk does; it comes while the run is running."""
+    with start_fit(folder) as process:
+        process.wait_for(9)
+        hard = resource.prlimit(process.process.pid, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(process.process.pid, resource.RLIMIT_FSIZE, (limit, hard))
+        ended = process.end()
+    line = ended.refused(re.escape(str(run_folder(Path("."))))[:20], "File too large")
+    case.saw(line.removeprefix("error: "))
+    kept = newest(run_folder(folder))
+    assert step_of(kept) >= 8
+    assert finite(kept)
+    assert leftovers(folder) == []
+    fit(folder, *RESUME).ok()
+    must_equal(run_folder(whole), run_folder(folder))
+
+
+@pytest.mark.case("R06")
+def test_a_disk_that_fills_up(whole, folder, case, small_disk):
+    root = ("--trainer.default_root_dir", str(small_disk))
+    with start_fit(folder, *root) as process:
+        process.wait_for(9)
+        filler = (small_disk / "filler").open("wb", buffering=0)
+        try:
+            while filler.write(bytes(4096)) == 4096:
+                pass
+        except OSError:
+            filler.close()
+        ended = process.end()
+    line = ended.refused(str(small_disk), "No space left")
+    case.saw("tmpfs of 4 MiB: " + line.removeprefix("error: "))
+    assert finite(newest(run_folder(small_disk)))
+    (small_disk / "filler").unlink()
+    fit(folder, *root, *RESUME).ok()
+    must_equal(run_folder(whole), run_folder(small_disk))
+
+
+@pytest.mark.case("R06")
+def test_a_full_disk_is_refused_before_the_first_step(folder, case, small_disk):
+    (small_disk / "filler").write_bytes(bytes(3_500_000))
+    ended = fit(folder, "--trainer.default_root_dir", str(small_disk))
+    line = ended.refused(str(small_disk), "MB")
+    assert "step  1/" not in ended.out
+    case.saw(line.removeprefix("error: "))
+
+
+def without_privilege() -> list[str]:
+    """What takes root's right to write everywhere; nothing for others, who lack it."""
+    if os.geteuid() != 0:
+        return []
+    if not shutil.which("setpriv"):
+        pytest.skip("root without setpriv: a read-only folder is no obstacle")
+    rights = "-dac_override,-dac_read_search"
+    return ["setpriv", f"--inh-caps={rights}", f"--bounding-set={rights}"]
+
+
+@pytest.mark.case("R07")
+@pytest.mark.parametrize("what", ["a new run", "a resumed run"])
+def test_a_read_only_folder_is_refused_before_the_first_step(stopped, case, what):
+    wrap = without_privilege()
+    place, args = run_folder(stopped) / "checkpoints", RESUME
+    if what == "a new run":
+        place, args = stopped / "lightning_logs", ("--run_name", "other")
+    place.chmod(0o555)
+    try:
+        ended = fit(stopped, *args, wrap=wrap)
+    finally:
+        place.chmod(0o755)
+    line = ended.refused(place.name, "[Pp]ermission")
+    assert "loss" not in ended.out.split("step ")[-1], ended.out
+    case.saw(f"{what}: {line.removeprefix('error: ')}")
+
+
+# ---- damage --------------------------------------------------------------------------------------
+
+DAMAGE = {
+    "cut in half": lambda content: content[: len(content) // 2],
+    "cut by a byte": lambda content: content[:-1],
+    "empty": lambda content: b"",
+    "a text": lambda content: b"not a checkpoint\n" * 100,
+    "of zeros": lambda content: bytes(len(content)),
+}
+
+
+@pytest.mark.case("R08")
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_auto_takes_the_older_file(every, stopped, case, kind):
+    path = newest(run_folder(stopped))
+    path.write_bytes(DAMAGE[kind](path.read_bytes()))
+    ended = fit(stopped, *RESUME).ok()
+    assert path.name in ended.err, ended.err
+    assert re.search(r"step 9\b", ended.out), ended.out[:1500]
+    case.saw(f"{kind}: went on from 9")
+    must_equal(run_folder(every), run_folder(stopped))
+
+
+@pytest.mark.case("R08")
+def test_a_damaged_file_by_name_is_refused(stopped, tmp_path, case):
+    path = newest(run_folder(stopped))
+    commands, names = [], []
+    for kind, change in DAMAGE.items():
+        place = tmp_path / kind.replace(" ", "-") / "checkpoints"
+        place.mkdir(parents=True)
+        shutil.copy(path.with_name(path.name + ".sha256"), place)
+        (place / path.name).write_bytes(change(path.read_bytes()))
+        names.append(str(place / path.name))
+        commands.append(["fit", "--config", "run.yaml", "--resume", names[-1]])
+    codes = refusals(stopped, commands, names)
+    case.saw(f"by name: {codes.count(2)} of {len(codes)} refused")
+    assert set(codes) == {2}
+
+
+@pytest.mark.case("R08")
+def test_all_files_are_damaged(stopped, case):
+    """auto must not begin anew where there is a run whose files are merely damaged, unsaid."""
+    names = []
+    for path in checkpoints(run_folder(stopped)):
+        path.write_bytes(b"")
+        names.append(path.name)
+    before = contents(run_folder(stopped))
+    ended = fit(stopped, *RESUME, "--trainer.max_steps", "2", "--model.decay_steps", "30")
+    assert all(name in ended.err for name in names), ended.err
+    case.saw(f"all damaged: exit {ended.code}, {ended.last_line[:80]}")
+    assert contents(stopped / "lightning_logs" / "run" / "version_0") == before
+
+
+def refusals(folder: Path, commands: list[list[str]], names: list[str], **kwargs: Any) -> list[int]:
+    """Runs many commands in one process; their exit codes. Each line must name its file."""
+    ended = gpt(folder, faults={"many": commands}, **kwargs).ok()
+    assert "Traceback" not in ended.err, ended.err[-2000:]
+    said = re.split(r"^exit (-?\d+)\n", ended.err, flags=re.MULTILINE)
+    texts, codes = said[0:-1:2], [int(code) for code in said[1::2]]
+    assert len(codes) == len(commands), ended.err[-2000:]
+    for text, code, name in zip(texts, codes, names, strict=True):
+        assert code == 0 or name in text.strip().splitlines()[-1], f"{name} is not in: {text}"
+    return codes
+
+
+@pytest.mark.case("R09")
+def test_one_flipped_bit(stopped, tmp_path, case):
+    seed, n_flips = 9, 60
+    rng = random.Random(seed)
+    path = newest(run_folder(stopped))
+    content = path.read_bytes()
+    commands, names = [], []
+    for number in range(n_flips):
+        place = tmp_path / f"flip-{number}" / "checkpoints"
+        place.mkdir(parents=True)
+        bit = rng.randrange(8 * len(content))
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        (place / path.name).write_bytes(flipped)
+        shutil.copy(path.with_name(path.name + ".sha256"), place)
+        names.append(str(place / path.name))
+        commands.append(["fit", "--config", "run.yaml", "--resume", names[-1]])
+    codes = refusals(stopped, commands, names)
+    case.saw(f"seed {seed}: {codes.count(2)} of {n_flips} refused")
+    assert codes == [2] * n_flips
+
+
+@pytest.mark.case("R09")
+def test_the_digest_is_asked_by_every_reader(stopped, case):
+    path = newest(run_folder(stopped))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+    name = str(path)
+    commands = [
+        ["sample", name, "--max_new_tokens", "5"],
+        ["validate", "--config", "run.yaml", "--ckpt_path", name],
+        ["fit", "--config", "run.yaml", "--ckpt_path", name],
+        ["checkpoint", "verify", name],
+        ["checkpoint", "inspect", name],
+    ]
+    codes = refusals(stopped, commands, [path.name] * len(commands))
+    case.saw(f"sample, validate, ckpt_path, verify, inspect: {codes}")
+    assert set(codes) == {2}
+
+
+@pytest.mark.case("R09")
+def test_whole_files_are_said_to_be_whole(stopped, case):
+    path = newest(run_folder(stopped))
+    verified = gpt(stopped, "checkpoint", "verify", str(path)).ok()
+    inspected = gpt(stopped, "checkpoint", "inspect", str(path)).ok()
+    assert path.name in verified.out
+    assert re.search(r"step\D+10\b", inspected.out), inspected.out
+    case.saw("a whole file verifies")
+
+
+# ---- malice --------------------------------------------------------------------------------------
+
+
+class Shell:
+    """Unpickled, it runs a command."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (self.command,)
+
+
+class Eval(Shell):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return eval, (f"__import__('os').system({self.command!r})",)
+
+
+def malicious(kind: str, good: dict[str, Any], marker: Path) -> Any:
+    """What a checkpoint of that kind holds."""
+    command = f"touch {marker}"
+    inner = good["hyper_parameters"]
+    return {
+        "os.system": lambda: Shell(command),
+        "eval in a tensor file": lambda: {**good, "more": Eval(command)},
+        "eval in the optimizer": lambda: {**good, "optimizer_states": [Eval(command)]},
+        "_instantiator": lambda: good | {"hyper_parameters": inner | {"_instantiator": "evil.run"}},
+        "_class_path": lambda: good | {"hyper_parameters": inner | {"_class_path": "evil.Evil"}},
+        "class_path": lambda: good
+        | {"hyper_parameters": {"class_path": "evil.Evil", "init_args": {}}},
+        "class_path of the model": lambda: good
+        | {"hyper_parameters": inner | {"config": {"class_path": "evil.Evil"}}},
+    }[kind]()
+
+
+HARMLESS = ("_instantiator", "_class_path")  # a key that nobody reads, beside a good model
+
+
+@pytest.mark.case("R16")
+@pytest.mark.parametrize("force", [False, True])
+def test_nothing_in_a_checkpoint_runs(stopped, tmp_path, case, force):
+    marker = tmp_path / "marker"
+    (stopped / "evil.py").write_text(f"open({str(marker)!r}, 'w').close()\nEvil = run = dict\n")
+    good = load(newest(run_folder(stopped)))
+    kinds = ["os.system", "eval in a tensor file", "eval in the optimizer", "class_path",
+             "class_path of the model", *HARMLESS]  # fmt: skip
+    commands, names = [], []
+    for number, kind in enumerate(kinds):
+        path = stopped / "bad" / f"run{number}" / "checkpoints" / "step-0000010.ckpt"
+        path.parent.mkdir(parents=True)
+        what = malicious(kind, good, marker)
+        if kind == "os.system":
+            path.write_bytes(pickle.dumps(what))
+        else:
+            torch.save(what, path)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        path.with_name(path.name + ".sha256").write_text(f"{digest}  {path.name}\n")
+        for words in (["fit", "--config", "run.yaml", "--resume"], ["sample"],
+                      ["validate", "--config", "run.yaml", "--ckpt_path"]):  # fmt: skip
+            commands.append([*words, str(path)])
+            names.append(str(path))
+    env = {"PYTHONPATH": str(stopped)}
+    env |= {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"} if force else {}
+    codes = refusals(stopped, commands, names, env=env)
+    assert not marker.exists(), "code of the file ran, or a module that it names was imported"
+    ignored = [c for c, code in zip(commands, codes, strict=True) if code == 0]
+    case.saw(f"{codes.count(2)} of {len(codes)} refused, nothing ran"
+             + (", with TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1" if force else ""))  # fmt: skip
+    assert not ignored, f"accepted: {[(c[0], c[-1][-35:]) for c in ignored]}"
+
+
+def test_the_marker_would_be_made(tmp_path):
+    """The pickles do what they are made for where nobody looks."""
+    marker = tmp_path / "marker"
+    code = f"import pickle; pickle.loads({pickle.dumps(Shell(f'touch {marker}'))!r})"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert marker.exists()
