@@ -107,6 +107,7 @@ class Checkpoint:
         tokenizer: the spec of its data's tokenizer; None if it was trained without our data.
         optimizer: adamw or muon.
         step: optimizer steps done.
+        tokens: trained on; None if the run did not count them.
         hyperparameters: the module's arguments.
         facts: what else the run said of itself: tokens, position in the data, versions.
     """
@@ -116,6 +117,7 @@ class Checkpoint:
     tokenizer: dict[str, Any] | None
     optimizer: str
     step: int
+    tokens: int | None
     hyperparameters: dict[str, Any]
     facts: dict[str, Any]
 
@@ -174,6 +176,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             tokenizer=raw.get("gpt_lightning", {}).get("tokenizer"),
             optimizer=raw["hyper_parameters"].get("optimizer", "adamw"),
             step=int(raw.get("global_step", 0)),
+            tokens=raw.get("callbacks", {}).get("SpeedMonitor", {}).get("tokens"),
             hyperparameters=raw["hyper_parameters"],
             facts=raw.get("gpt_lightning", {}),
         )

@@ -205,8 +205,10 @@ def plugins(setting: Any) -> list[Any]:
 def print_resumption(path: Path, checkpoint: Checkpoint, module: GPTModule) -> None:
     """Says where a run goes on, and what is set otherwise than in the checkpoint."""
     position = checkpoint.facts.get("position", {})
-    where = ", ".join(f"{key} {value:,}" for key, value in position.items())
-    print(f"resume      {path}: step {checkpoint.step:,}" + (f", {where}" if where else ""))
+    where = [f"step {checkpoint.step:,}"]
+    where += [] if checkpoint.tokens is None else [f"{checkpoint.tokens:,} tokens"]
+    where += [f"{key} {value:,}" for key, value in position.items()]
+    print(f"resume      {path}: {', '.join(where)}")
     for line in differences(checkpoint.hyperparameters, module.hyperparameters()):
         print(f"changed     model.{line}")
 

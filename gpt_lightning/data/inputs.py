@@ -5,7 +5,6 @@ import glob
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -20,7 +19,6 @@ KINDS: dict[str, Kind] = {".txt": "text", ".jsonl": "jsonl", ".parquet": "parque
 COMPRESSIONS = (".gz", ".zst")
 HUB = "hf:"
 HUB_ADDRESS = "hf://datasets/{name}@refs/convert/parquet/{config}"
-COPY_BYTES = 2**20
 DATA_EXTRA = "pip install 'gpt-lightning[data]'"
 # By which of these a store tells that a file changed; no store has all.
 STAMPS = ("ETag", "etag", "sha256", "blob_id", "md5", "md5Hash", "checksum", "mtime", "created")
@@ -257,60 +255,3 @@ def open_input(entry: Input) -> BinaryIO:
     with explained_url(entry.path):
         opened: BinaryIO = fsspec.open(entry.path, "rb").open()
         return opened
-
-
-# ---- streams that are read once ------------------------------------------------------------------
-
-
-def is_one_text(source: str) -> bool:
-    """Whether a URL leads to one text."""
-    found = kind_of(source)
-    return is_url(source) and found is not None and found[0] == "text" and "*" not in source
-
-
-def spool(source: str, folder: Path) -> Input:
-    """Copies standard input, or a text behind a URL, to a file; tells JSONL from one text.
-
-    Args:
-        source: - or a URL.
-        folder: where the file goes.
-
-    Raises:
-        UserError: the URL cannot be read.
-        OSError: the disk is full.
-    """
-    path, digest = folder / "text", hashlib.sha256()
-    with open(path, "wb") as file, _stream(source) as stream:
-        while chunk := stream.read(COPY_BYTES):
-            digest.update(chunk)
-            file.write(chunk)
-    jsonl = source == "-" and begins_with_object(path)
-    kind: Kind = "jsonl" if jsonl else "text"
-    return Input(str(path), source_name(source), kind, "", path.stat().st_size, digest.hexdigest())
-
-
-@contextlib.contextmanager
-def _stream(source: str) -> Iterator[BinaryIO]:
-    if source == "-":
-        yield sys.stdin.buffer
-        return
-    with explained_url(source):
-        import fsspec
-
-        with fsspec.open(source, "rb") as stream:
-            yield stream
-
-
-def begins_with_object(path: Path) -> bool:
-    """Whether the first line of a file is a JSON object."""
-    with open(path, "rb") as file:
-        file.seek(3 if file.read(3) == b"\xef\xbb\xbf" else 0)  # a byte order mark
-        start = file.tell()
-        if not file.read(64).lstrip().startswith(b"{"):  # a line may be long, better not read it
-            return False
-        file.seek(start)
-        line = next((line for line in file if line.strip()), b"")
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False

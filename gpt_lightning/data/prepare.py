@@ -15,13 +15,12 @@ from gpt_lightning.data.inputs import (
     Input,
     find_inputs,
     has_documents,
-    is_one_text,
     source_name,
-    spool,
 )
 from gpt_lightning.data.pipeline import prepare_documents
 from gpt_lightning.data.settings import Errors, Format, Settings, SplitBy
 from gpt_lightning.data.shards import Manifest
+from gpt_lightning.data.spool import is_one_text, spool
 from gpt_lightning.data.text import prepare_one_text
 from gpt_lightning.errors import UserError
 

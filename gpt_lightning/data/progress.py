@@ -52,6 +52,10 @@ class Progress:
             self._said_s = time.monotonic()
             print(self.line(), flush=True)
 
+    def reach(self, n_bytes: int, n_tokens: int) -> None:
+        """Counts tokens, and all of the input up to n_bytes."""
+        self.add(n_bytes - self._bytes, n_tokens)
+
     def line(self) -> str:
         """What a log says."""
         seconds = max(time.monotonic() - self._begun_s, 1e-9)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpt_lightning.data.assemble import SplitWriter, begin_dataset
 from gpt_lightning.data.files import explained, sync_folder, workspace
+from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.settings import MIN_TOKENS, Errors, Settings, split_borders
 from gpt_lightning.data.shards import Manifest, Shard, Source
 from gpt_lightning.data.target import existing, replace, sweep_lock, turn
@@ -227,8 +228,10 @@ def _write_splits(
     text = Characters(chunks)
     for split, (first, last) in borders.items():
         writer = SplitWriter(folder, split, token_dtype(tokenizer.vocab_size), settings)
-        for tokens in map(tokenizer.encode, pieces(text.take(last - first))):
-            writer.append(tokens)
+        with Progress(survey.n_bytes, again.n_bytes) as progress:
+            for tokens in map(tokenizer.encode, pieces(text.take(last - first))):
+                writer.append(tokens)
+                progress.reach(again.n_bytes, len(tokens))
         if writer.n_tokens < MIN_TOKENS:
             raise UserError(
                 f"the {split} split has {last - first} characters, {writer.n_tokens} tokens, and "

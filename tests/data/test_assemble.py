@@ -120,6 +120,18 @@ def test_the_last_share_at_a_border_of_documents(tmp_path: Path, val: float, tes
     assert abs(len(found.get("test", [])) - test * total) < 40
 
 
+def test_a_document_at_the_border_is_held_out(tmp_path: Path) -> None:
+    # The border is at token 6 of 12: the document that begins there is the first of val, the one
+    # that only reaches over it stays in train.
+    for lengths, train in (([6, 6], 6), ([5, 3, 4], 8), ([7, 5], 7)):
+        out = tmp_path / f"out{train}"
+        out.mkdir()
+        settings = Settings("gpt2", 0.5, split_by="fraction")
+        parts = [part(tmp_path / "a", [([1] * length, 0) for length in lengths])]
+        splits, _ = assemble(parts, out, UINT16, settings)
+        assert [shards[0].tokens for shards in splits.values()] == [train, 12 - train]
+
+
 def test_a_split_without_documents(tmp_path: Path) -> None:
     parts = [part(tmp_path / "a", [([1, 2, 3], 0)])]
     out = tmp_path / "out"

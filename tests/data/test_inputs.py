@@ -14,7 +14,6 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from gpt_lightning.data.inputs import (
-    begins_with_object,
     find_inputs,
     fingerprint,
     has_documents,
@@ -22,6 +21,7 @@ from gpt_lightning.data.inputs import (
 )
 from gpt_lightning.data.prepare import dataset_folder, prepare
 from gpt_lightning.data.shards import Manifest, TokenStream
+from gpt_lightning.data.spool import begins_with_object
 from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.errors import UserError
 

@@ -287,7 +287,7 @@ def test_corpus_by_name(tinyshakespeare: Path, tmp_path: Path) -> None:
 
 
 def test_import_is_light() -> None:
-    heavy = "{'torch', 'tiktoken', 'lightning', 'tqdm', 'requests'}"
+    heavy = "{'torch', 'tiktoken', 'lightning', 'tqdm', 'requests', 'fsspec', 'pyarrow', 'ray'}"
     code = f"import sys, gpt_lightning.data.prepare; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -99,9 +99,7 @@ def read_trace(path: Path) -> tuple[Trace, list[str]]:
     return seen, wrong
 
 
-def differences(
-    one: Path, other: Path, traces: tuple[Path, Path] | None = None
-) -> list[str]:
+def differences(one: Path, other: Path, traces: tuple[Path, Path] | None = None) -> list[str]:
     """What keeps two finished runs from being the same, bit for bit; empty if nothing does."""
     a, b = newest(one), newest(other)
     found = [] if step_of(a) == step_of(b) else [f"ended at {a.name} and {b.name}"]
@@ -113,8 +111,9 @@ def differences(
     if traces is not None:
         (u, wrong_u), (v, wrong_v) = map(read_trace, traces)
         found += wrong_u + wrong_v
-        found += [f"trained on {u.get(k)} and {v.get(k)} at {k}" for k in sorted(u.keys() | v.keys())
-                  if u.get(k) != v.get(k)]  # fmt: skip
+        for key in sorted(u.keys() | v.keys()):
+            if u.get(key) != v.get(key):
+                found.append(f"trained on {u.get(key)} and {v.get(key)} at {key}")
     return found
 
 

@@ -74,7 +74,7 @@ class SilentWrong(AssertionError):
 def write_inputs(folder: Path) -> Path:
     """text.txt, of a small language that a tiny model can learn, and run.yaml."""
     rng = random.Random(0)
-    words = "the cat sat on a mat and then it slept while rain fell".split()
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "slept", "rain", "fell"]
     text = "".join(rng.choice(words) + rng.choice(" \n") for _ in range(1000))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "text.txt").write_text(text[:3600])  # 3,240 tokens for training
@@ -247,9 +247,7 @@ def start(
     """
     entry = ["-m", "gpt_lightning"] if faults is None else [str(DRIVER)]
     variables = {} if faults is None else {"FAULTS": json.dumps(faults)}
-    return Running(
-        [*wrap, sys.executable, *entry, *args], folder, {**variables, **(env or {})}
-    )
+    return Running([*wrap, sys.executable, *entry, *args], folder, {**variables, **(env or {})})
 
 
 def gpt(folder: Path, *args: str, **kwargs: Any) -> Ended:

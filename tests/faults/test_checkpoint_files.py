@@ -256,10 +256,12 @@ def malicious(kind: str, good: dict[str, Any], marker: Path) -> Any:
         "eval in the optimizer": lambda: {**good, "optimizer_states": [Eval(command)]},
         "_instantiator": lambda: good | {"hyper_parameters": inner | {"_instantiator": "evil.run"}},
         "_class_path": lambda: good | {"hyper_parameters": inner | {"_class_path": "evil.Evil"}},
-        "class_path": lambda: good
-        | {"hyper_parameters": {"class_path": "evil.Evil", "init_args": {}}},
-        "class_path of the model": lambda: good
-        | {"hyper_parameters": inner | {"config": {"class_path": "evil.Evil"}}},
+        "class_path": lambda: (
+            good | {"hyper_parameters": {"class_path": "evil.Evil", "init_args": {}}}
+        ),
+        "class_path of the model": lambda: (
+            good | {"hyper_parameters": inner | {"config": {"class_path": "evil.Evil"}}}
+        ),
     }[kind]()
 
 

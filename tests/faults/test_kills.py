@@ -78,7 +78,7 @@ def test_the_comparison_can_fail(whole, every, tmp_path):
     assert len(differences(run_folder(whole), run)) > 1
     trace = other / "trace.jsonl"
     traced = (whole / "trace.jsonl").read_text().splitlines(keepends=True)
-    trace.write_text("".join(traced[:7] + [traced[8], traced[7]] + traced[9:]))
+    trace.write_text("".join([*traced[:7], traced[8], traced[7], *traced[9:]]))
     found = differences(run_folder(whole), run_folder(whole), (whole / "trace.jsonl", trace))
     assert found, "a swapped order was not seen"
 

@@ -1,0 +1,68 @@
+"""Texts that can be read only once, from standard input or a URL: copied to a file first."""
+
+import contextlib
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from gpt_lightning.data.inputs import Input, Kind, explained_url, is_url, kind_of, source_name
+
+COPY_BYTES = 2**20
+
+
+def is_one_text(source: str) -> bool:
+    """Whether a URL leads to one text."""
+    found = kind_of(source)
+    plain = not any(character in source for character in "*[")
+    return is_url(source) and plain and found is not None and found[0] == "text"
+
+
+def spool(source: str, folder: Path) -> Input:
+    """Copies standard input, or a text behind a URL, to a file; tells JSONL from one text.
+
+    Args:
+        source: - or a URL.
+        folder: where the file goes.
+
+    Raises:
+        UserError: the URL cannot be read.
+        OSError: the disk is full.
+    """
+    path, digest = folder / "text", hashlib.sha256()
+    with open(path, "wb") as file, _stream(source) as stream:
+        while chunk := stream.read(COPY_BYTES):
+            digest.update(chunk)
+            file.write(chunk)
+    jsonl = source == "-" and begins_with_object(path)
+    kind: Kind = "jsonl" if jsonl else "text"
+    return Input(str(path), source_name(source), kind, "", path.stat().st_size, digest.hexdigest())
+
+
+@contextlib.contextmanager
+def _stream(source: str) -> Iterator[BinaryIO]:
+    if source == "-":
+        yield sys.stdin.buffer
+        return
+    with explained_url(source):
+        import fsspec
+
+        with fsspec.open(source, "rb") as stream:
+            yield stream
+
+
+def begins_with_object(path: Path) -> bool:
+    """Whether the first line of a file is a JSON object."""
+    with open(path, "rb") as file:
+        file.seek(3 if file.read(3) == b"\xef\xbb\xbf" else 0)  # a byte order mark
+        start = file.tell()
+        if not file.read(64).lstrip().startswith(b"{"):  # a line may be long, better not read it
+            return False
+        file.seek(start)
+        line = next((line for line in file if line.strip()), b"")
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,61 @@
+"""Whose turn it is: one process at a time, whatever became of the one before."""
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from gpt_lightning.data.target import discard, sweep_lock, turn
+
+
+def is_held(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def test_the_lock_is_there_while_it_is_held_and_gone_after(tmp_path: Path) -> None:
+    with turn(tmp_path / "new" / "out"):
+        assert is_held(tmp_path / "new" / ".out.lock")
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_a_lock_on_a_deleted_file_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real, calls = tmp_path / ".out.lock", fcntl.flock, []
+
+    def flock(descriptor: int, how: int) -> None:
+        if not calls:  # whoever had it ended, and deleted it, between our open and our lock
+            path.unlink()
+        calls.append(how)
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with turn(tmp_path / "out"):
+        assert is_held(path)
+
+
+def test_only_a_dead_processs_lock_is_swept(tmp_path: Path) -> None:
+    path = tmp_path / ".out.lock"
+    sweep_lock(tmp_path / "out")  # none there
+    with turn(tmp_path / "out"):
+        sweep_lock(tmp_path / "out")
+        assert path.exists()
+    path.touch()
+    sweep_lock(tmp_path / "out")
+    assert not path.exists()
+
+
+def test_discarded_parts_and_what_was_left_of_others(tmp_path: Path) -> None:
+    for name in (".out.parts", ".out.parts.old.1", ".out2.parts"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.part").touch()
+    discard(tmp_path / ".out.parts")
+    assert [path.name for path in tmp_path.iterdir()] == [".out2.parts"]
