@@ -1,6 +1,7 @@
 """Processes that are killed and stopped, and go on: R01, R02, R03, R05, R29, R31."""
 
 import json
+import math
 import os
 import random
 import re
@@ -72,10 +73,11 @@ def test_the_comparison_can_fail(whole, every, tmp_path):
     weight = next(iter(state["state_dict"].values())).view(torch.int32).view(-1)
     weight[0] ^= 1
     torch.save(state, newest(run))
-    assert len(differences(run_folder(whole), run)) == 1
+    seen = differences(run_folder(whole), run)  # the head and the embedding are one tensor
+    assert [name.split("/")[1] for name in seen] == ["state_dict", "state_dict"]
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[:-2] + lines[-1:]))
-    assert len(differences(run_folder(whole), run)) > 1
+    assert len(differences(run_folder(whole), run)) > 2
     trace = other / "trace.jsonl"
     traced = (whole / "trace.jsonl").read_text().splitlines(keepends=True)
     trace.write_text("".join([*traced[:7], traced[8], traced[7], *traced[9:]]))
@@ -211,12 +213,10 @@ def test_optimizer_and_rate_against_the_closed_form(folder, case, step):
 
 
 def expected_rate(step: int) -> float:
-    """Linear warm-up of 5 steps to 3e-3, then half a cosine to a tenth of it at the last step."""
-    import math
-
+    """Linear warm-up to 3e-3 in step 6, then half a cosine to a tenth of it at the last step."""
     peak, low, warmup = 3.0e-3, 3.0e-4, 5
     if step < warmup:
-        return peak * (step + 1) / warmup
+        return peak * (step + 1) / (warmup + 1)
     return low + (peak - low) * (1 + math.cos(math.pi * (step - warmup) / (STEPS - warmup))) / 2
 
 
