@@ -19,7 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "gpt_lightning.training:run",
         "loss of each token of the validation split, to a file",
     ),
-    "prepare": ("gpt_lightning.data.prepare:prepare", "turn a text into shards of tokens"),
+    "prepare": ("gpt_lightning.prepare.command:prepare", "turn a text into shards of tokens"),
     "verify": ("gpt_lightning.data.verify:verify", "every byte of a dataset against its digests"),
     "data": ("gpt_lightning.data.inspect:run", "look into a dataset: data inspect DIR"),
     "sample": ("gpt_lightning.sample:sample", "write text with a trained model"),

@@ -14,11 +14,11 @@ from gpt_lightning.data.datasets import TokenDataset
 from gpt_lightning.data.loader import EVALUATION, Batch, EvalBatches, TrainBatches, TrainLoader
 from gpt_lightning.data.nanogpt import NanoGPTDraws, NanoGPTEvalBatches, NanoGPTLoader
 from gpt_lightning.data.order import SHUFFLE_WINDOWS, OrderName, WindowOrder
-from gpt_lightning.data.prepare import dataset_folder, prepare_source
 from gpt_lightning.data.shards import Manifest, TokenStream
 from gpt_lightning.data.sources import Corpus, Mixture, Source
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
+from gpt_lightning.prepare.command import dataset_folder, prepare_source
 
 DEFAULT_SEED = 1337
 

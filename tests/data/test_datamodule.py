@@ -9,8 +9,8 @@ import pytest
 
 from gpt_lightning.cli import main
 from gpt_lightning.data.datamodule import TokenDataModule
-from gpt_lightning.data.prepare import prepare_text
 from gpt_lightning.errors import UserError
+from gpt_lightning.prepare.command import prepare_text
 
 TINY = [
     "--model.config.n_layer=1",

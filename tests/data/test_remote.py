@@ -14,10 +14,10 @@ from gpt_lightning.data import remote
 from gpt_lightning.data.datasets import TokenDataset
 from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.data.order import WindowOrder
-from gpt_lightning.data.prepare import prepare_text
 from gpt_lightning.data.remote import ShardCache, is_remote
 from gpt_lightning.data.sources import Corpus
 from gpt_lightning.errors import UserError
+from gpt_lightning.prepare.command import prepare_text
 
 SHARD = 1_000  # tokens: 2,128 bytes
 

@@ -4,6 +4,7 @@ Nothing here waits for a clock where it can wait for an event: a process is know
 when it has printed that step's line.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Sequence
@@ -159,26 +160,38 @@ class Running:
     def __init__(self, command: Sequence[str], folder: Path, env: dict[str, str]) -> None:
         self.mark = uuid.uuid4().hex  # by which its descendants are found
         self._began = time.monotonic()
-        self._err = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in end()
         self.process = subprocess.Popen(
             command,
             cwd=folder,
             env=os.environ | {"OMP_NUM_THREADS": "1", "FAULTS_MARK": self.mark} | env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=self._err,
+            stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
         self._out: list[str] = []
+        self._err: list[str] = []
+        # read at once, so that no pipe is ever full; no file, which a full disk would not take
+        self._reader = threading.Thread(target=self._read_errors, daemon=True)
+        self._reader.start()
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        self._err.extend(self.process.stderr)
 
     def __enter__(self) -> "Running":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pid in self.descendants():
-            os.kill(pid, signal.SIGKILL)
+        self.kill()
         self.process.wait()
+
+    def kill(self) -> None:
+        """Ends all its processes; one that hangs is known by its exit code -9."""
+        for pid in self.descendants():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def wait_for(self, step: int) -> int:
         """Reads what it prints until it has done a step; the step that it told of."""
@@ -188,26 +201,28 @@ class Running:
             match = STEP_LINE.match(line)
             if match and int(match[1]) >= step:
                 return int(match[1])
-        self._err.seek(0)
-        raise AssertionError(f"ended before step {step}: {self._err.read()[-2000:]}")
+        self._reader.join(5)
+        raise AssertionError(f"ended before step {step}: {''.join(self._err)[-2000:]}")
 
     def end(self, limit_s: float = LIMIT_S) -> Ended:
         """Waits for its end, and then for that of its workers and ranks."""
+        assert self.process.stdout is not None
+        watchdog = threading.Timer(limit_s, self.kill)
+        watchdog.start()
         try:
-            rest, _ = self.process.communicate(timeout=limit_s)
-            self._err.seek(0)
+            self._out.extend(self.process.stdout)
+            self.process.wait()
             seconds = time.monotonic() - self._began
-            ended = Ended(self.process.returncode, "".join([*self._out, rest]), self._err.read(),
-                          seconds)  # fmt: skip
             # a worker whose parent was killed looks for it every five seconds
             patience = time.monotonic() + 10
             while (alive := self.descendants()) and time.monotonic() < patience:
                 time.sleep(0.05)
             assert not alive, f"processes left behind: {alive}"
-            return ended
+            self._reader.join(5)
         finally:
-            self.__exit__()
-            self._err.close()
+            watchdog.cancel()
+            self.kill()
+        return Ended(self.process.returncode, "".join(self._out), "".join(self._err), seconds)
 
     def descendants(self) -> list[int]:
         """Its living processes, itself included; defunct ones have no environment."""

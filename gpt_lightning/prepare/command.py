@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Literal
 
 from gpt_lightning.data.corpora import CORPORA, corpus_file, nearest
-from gpt_lightning.data.executors import Execution
 from gpt_lightning.data.files import explained, workspace
-from gpt_lightning.data.inputs import (
+from gpt_lightning.data.shards import Manifest
+from gpt_lightning.errors import UserError
+from gpt_lightning.prepare.executors import Execution
+from gpt_lightning.prepare.inputs import (
     HUB,
     Input,
     find_inputs,
     has_documents,
     source_name,
 )
-from gpt_lightning.data.pipeline import prepare_documents
-from gpt_lightning.data.settings import Errors, Format, Settings, SplitBy
-from gpt_lightning.data.shards import Manifest
-from gpt_lightning.data.spool import is_one_text, spool
-from gpt_lightning.data.text import prepare_one_text
-from gpt_lightning.errors import UserError
+from gpt_lightning.prepare.pipeline import prepare_documents
+from gpt_lightning.prepare.settings import Errors, Format, Settings, SplitBy
+from gpt_lightning.prepare.spool import is_one_text, spool
+from gpt_lightning.prepare.text import prepare_one_text
 
 
 def prepare(

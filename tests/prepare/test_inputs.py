@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gpt_lightning.data.inputs import (
+from gpt_lightning.data.shards import Manifest, TokenStream
+from gpt_lightning.data.tokenizers import build_tokenizer
+from gpt_lightning.errors import UserError
+from gpt_lightning.prepare.command import dataset_folder, prepare
+from gpt_lightning.prepare.inputs import (
     find_inputs,
     fingerprint,
     has_documents,
     source_name,
 )
-from gpt_lightning.data.prepare import dataset_folder, prepare
-from gpt_lightning.data.shards import Manifest, TokenStream
-from gpt_lightning.data.spool import begins_with_object
-from gpt_lightning.data.tokenizers import build_tokenizer
-from gpt_lightning.errors import UserError
+from gpt_lightning.prepare.spool import begins_with_object
 
 LINES = "".join(json.dumps({"text": f"document number {i}"}) + "\n" for i in range(40))
 

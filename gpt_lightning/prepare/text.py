@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt_lightning.data.assemble import SplitWriter, begin_dataset
 from gpt_lightning.data.files import explained, sync_folder, workspace
 from gpt_lightning.data.progress import Progress
-from gpt_lightning.data.settings import MIN_TOKENS, Errors, Settings, split_borders
 from gpt_lightning.data.shards import Manifest, Shard, Source
-from gpt_lightning.data.target import existing, replace, sweep_lock, turn
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
 from gpt_lightning.errors import UserError
+from gpt_lightning.prepare.assemble import SplitWriter, begin_dataset
+from gpt_lightning.prepare.settings import MIN_TOKENS, Errors, Settings, split_borders
+from gpt_lightning.prepare.target import existing, replace, sweep_lock, turn
 
 CHUNK_BYTES = 2**22
 PIECE_CHARACTERS = 2**24  # a text of up to 16 Mi characters is tokenized as a whole

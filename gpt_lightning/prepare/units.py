@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from gpt_lightning.data.columns import column_sizes
-from gpt_lightning.data.documents import Document, Documents
 from gpt_lightning.data.files import explained, write_atomic
-from gpt_lightning.data.inputs import Input, explained_url, is_url, open_input
-from gpt_lightning.data.parts import Part, PartWriter, read_part
-from gpt_lightning.data.settings import Settings
-from gpt_lightning.data.target import discard
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
 from gpt_lightning.errors import UserError
+from gpt_lightning.prepare.columns import column_sizes
+from gpt_lightning.prepare.documents import Document, Documents
+from gpt_lightning.prepare.inputs import Input, explained_url, is_url, open_input
+from gpt_lightning.prepare.parts import Part, PartWriter, read_part
+from gpt_lightning.prepare.settings import Settings
+from gpt_lightning.prepare.target import discard
 
 UNIT_BYTES = 2**24
 UNIT_FILES = 4096

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 from gpt_lightning.cli import main
-from gpt_lightning.data import pipeline
-from gpt_lightning.data.prepare import dataset_folder, prepare, prepare_source
 from gpt_lightning.data.shards import Manifest, TokenStream
 from gpt_lightning.data.tokenizers import build_tokenizer
-from gpt_lightning.data.units import plan_units
 from gpt_lightning.errors import UserError
+from gpt_lightning.prepare import pipeline
+from gpt_lightning.prepare.command import dataset_folder, prepare, prepare_source
+from gpt_lightning.prepare.units import plan_units
 
 UNIT_BYTES = 4000
 WORDS = [
@@ -202,7 +202,7 @@ def test_again_reads_nothing(
     prepare(str(source), out=str(out), workers=1)
     before = contents(out)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpt_lightning.data.inputs.open", None, raising=False)
+        patch.setattr("gpt_lightning.prepare.inputs.open", None, raising=False)
         prepare(str(source), out=str(out), workers=1)
     assert "is already prepared" in capsys.readouterr().out
     assert contents(out) == before
@@ -275,7 +275,8 @@ def test_one_text_is_one_job(tmp_path: Path) -> None:
 
 RUN = """
 import functools, itertools, os, resource, signal, sys, time
-from gpt_lightning.data import files, parts, pipeline, prepare, target, units
+from gpt_lightning.data import files
+from gpt_lightning.prepare import command as prepare, parts, pipeline, target, units
 pipeline.plan_units = functools.partial(units.plan_units, unit_bytes={unit_bytes})
 calls = itertools.count(1)
 def at(count, function, then):
@@ -458,7 +459,7 @@ def test_killed_at_random_moments(source: Path, tmp_path: Path, texts: list[str]
 
 PEAK = """
 import sys
-from gpt_lightning.data import prepare, tokenizers
+from gpt_lightning.prepare import command as prepare, tokenizers
 tokenizers.build_tokenizer("gpt2").encode("warm")
 prepare.prepare(sys.argv[1], sys.argv[3], out=sys.argv[2], workers=1)
 status = open("/proc/self/status").read()  # not getrusage: that begins with the parent's peak

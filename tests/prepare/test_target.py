@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt_lightning.data.target import discard, sweep_lock, turn
+from gpt_lightning.prepare.target import discard, sweep_lock, turn
 
 
 def is_held(path: Path) -> bool:

@@ -9,11 +9,11 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gpt_lightning.data.formats import file_header, file_name, write_meta
-from gpt_lightning.data.parts import Block, Part, read_blocks
-from gpt_lightning.data.settings import MIN_TOKENS, SPLITS, Settings, hash_borders, split_borders
 from gpt_lightning.data.shards import Shard
 from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
 from gpt_lightning.errors import UserError
+from gpt_lightning.prepare.parts import Block, Part, read_blocks
+from gpt_lightning.prepare.settings import MIN_TOKENS, SPLITS, Settings, hash_borders, split_borders
 
 READ_BYTES = 2**22
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from gpt_lightning.data.inputs import Input, Kind, explained_url, is_url, kind_of, source_name
+from gpt_lightning.prepare.inputs import Input, Kind, explained_url, is_url, kind_of, source_name
 
 COPY_BYTES = 2**20
 

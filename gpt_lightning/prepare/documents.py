@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from gpt_lightning.data.columns import bytes_of, open_parquet
-from gpt_lightning.data.compressed import decompressed, intact
-from gpt_lightning.data.inputs import Input, open_input
-from gpt_lightning.data.settings import Errors
 from gpt_lightning.errors import UserError
+from gpt_lightning.prepare.columns import bytes_of, open_parquet
+from gpt_lightning.prepare.compressed import decompressed, intact
+from gpt_lightning.prepare.inputs import Input, open_input
+from gpt_lightning.prepare.settings import Errors
 
 BOM = b"\xef\xbb\xbf"
 REPLACEMENT = "\ufffd"

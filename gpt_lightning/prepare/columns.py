@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from gpt_lightning.data.inputs import DATA_EXTRA, Input
 from gpt_lightning.errors import UserError
+from gpt_lightning.prepare.inputs import DATA_EXTRA, Input
 
 if TYPE_CHECKING:
     import pyarrow.parquet

@@ -6,8 +6,8 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from gpt_lightning.data.inputs import DATA_EXTRA, Input
 from gpt_lightning.errors import UserError
+from gpt_lightning.prepare.inputs import DATA_EXTRA, Input
 
 CHUNK_BYTES = 2**16  # decompressed at a time
 

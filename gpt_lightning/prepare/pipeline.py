@@ -5,18 +5,19 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from gpt_lightning.data.assemble import assemble, begin_dataset
-from gpt_lightning.data.executors import Execution, run_all
 from gpt_lightning.data.files import explained, sync_folder, workspace
 from gpt_lightning.data.formats import file_header
-from gpt_lightning.data.inputs import Input, fingerprint
-from gpt_lightning.data.parts import Part
 from gpt_lightning.data.progress import Progress
-from gpt_lightning.data.settings import Settings
 from gpt_lightning.data.shards import Manifest, Source
-from gpt_lightning.data.target import discard, existing, replace, save_inputs, sweep_lock, turn
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
-from gpt_lightning.data.units import (
+from gpt_lightning.errors import UserError
+from gpt_lightning.prepare.assemble import assemble, begin_dataset
+from gpt_lightning.prepare.executors import Execution, run_all
+from gpt_lightning.prepare.inputs import Input, fingerprint
+from gpt_lightning.prepare.parts import Part
+from gpt_lightning.prepare.settings import Settings
+from gpt_lightning.prepare.target import discard, existing, replace, save_inputs, sweep_lock, turn
+from gpt_lightning.prepare.units import (
     Job,
     Unit,
     describe_units,
@@ -25,7 +26,6 @@ from gpt_lightning.data.units import (
     plan_units,
     run_unit,
 )
-from gpt_lightning.errors import UserError
 
 WORDS = {"char": "takes its vocabulary from one text", "byte": "has no end-of-text token"}
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpt_lightning.data.columns import column_sizes
-from gpt_lightning.data.documents import Documents
-from gpt_lightning.data.inputs import Input, find_inputs
 from gpt_lightning.errors import UserError
+from gpt_lightning.prepare.columns import column_sizes
+from gpt_lightning.prepare.documents import Documents
+from gpt_lightning.prepare.inputs import Input, find_inputs
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -128,7 +128,7 @@ def test_a_range_within_a_long_line_reads_no_further(
 ) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(lines(["x" * 400_000, "y"]))
-    monkeypatch.setattr("gpt_lightning.data.documents.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("gpt_lightning.prepare.documents.CHUNK_BYTES", 1000)
     (entry,) = find_inputs(str(path))
     asked = 0
     real = open
@@ -154,7 +154,7 @@ def test_a_range_within_a_long_line_reads_no_further(
 
         return Counted()
 
-    monkeypatch.setattr("gpt_lightning.data.inputs.open", counted, raising=False)
+    monkeypatch.setattr("gpt_lightning.prepare.inputs.open", counted, raising=False)
     assert list(Documents("text", "strict").read(entry, 100_000, 110_000)) == []
     assert 10_000 <= asked <= 11_000
 

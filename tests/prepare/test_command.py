@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt_lightning.data.prepare import dataset_folder, prepare, prepare_source, prepare_text
-from gpt_lightning.data.settings import split_borders
 from gpt_lightning.data.shards import Manifest, TokenStream
 from gpt_lightning.data.tokenizers import tokenizer_from_spec
 from gpt_lightning.errors import UserError
+from gpt_lightning.prepare.command import dataset_folder, prepare, prepare_source, prepare_text
+from gpt_lightning.prepare.settings import split_borders
 
 TEXT = (
     "The quick brown fox jumps over the lazy dog.\r\n<|endoftext|>\ufeff\x00 \u00e9t\u00e9\n" * 40
@@ -288,7 +288,7 @@ def test_corpus_by_name(tinyshakespeare: Path, tmp_path: Path) -> None:
 
 def test_import_is_light() -> None:
     heavy = "{'torch', 'tiktoken', 'lightning', 'tqdm', 'requests', 'fsspec', 'pyarrow', 'ray'}"
-    code = f"import sys, gpt_lightning.data.prepare; print({heavy} & set(sys.modules))"
+    code = f"import sys, gpt_lightning.prepare.command; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
@@ -298,7 +298,8 @@ def test_import_is_light() -> None:
 RUN = """
 import os, resource, signal, sys, time
 from pathlib import Path
-from gpt_lightning.data import assemble, files, prepare, target
+from gpt_lightning.data import files
+from gpt_lightning.prepare import assemble, command as prepare, target
 source, out, marks = map(Path, sys.argv[1:])
 {accident}
 try:

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt_lightning.data import text as text_module
-from gpt_lightning.data.prepare import prepare, prepare_text
 from gpt_lightning.data.shards import Manifest, TokenStream
-from gpt_lightning.data.text import Characters, Survey, decoded, pieces
 from gpt_lightning.data.tokenizers import tokenizer_from_spec
 from gpt_lightning.errors import UserError
+from gpt_lightning.prepare import text as text_module
+from gpt_lightning.prepare.command import prepare, prepare_text
+from gpt_lightning.prepare.text import Characters, Survey, decoded, pieces
 
 TEXT = (
     "The quick \u00e9t\u00e9 \U0001f600\r\n jumps\n\nover <|endoftext|>\ufeff\x00 the lazy dog" * 30

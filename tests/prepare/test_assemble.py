@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt_lightning.data.assemble import SplitWriter, assemble, begin_dataset, split_of
 from gpt_lightning.data.formats import map_tokens
-from gpt_lightning.data.parts import Part, PartWriter
-from gpt_lightning.data.settings import Settings
 from gpt_lightning.data.shards import write_shard
 from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.errors import UserError
+from gpt_lightning.prepare.assemble import SplitWriter, assemble, begin_dataset, split_of
+from gpt_lightning.prepare.parts import Part, PartWriter
+from gpt_lightning.prepare.settings import Settings
 
 UINT16 = np.dtype(np.uint16)
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt_lightning.data.documents import Documents
-from gpt_lightning.data.inputs import Input, find_inputs
-from gpt_lightning.data.parts import Part, PartWriter, read_blocks, read_part
-from gpt_lightning.data.settings import Settings
 from gpt_lightning.data.tokenizers import build_tokenizer
-from gpt_lightning.data.units import (
+from gpt_lightning.errors import UserError
+from gpt_lightning.prepare.documents import Documents
+from gpt_lightning.prepare.inputs import Input, find_inputs
+from gpt_lightning.prepare.parts import Part, PartWriter, read_blocks, read_part
+from gpt_lightning.prepare.settings import Settings
+from gpt_lightning.prepare.units import (
     Job,
     describe_units,
     discard_parts,
@@ -21,7 +22,6 @@ from gpt_lightning.data.units import (
     plan_units,
     run_unit,
 )
-from gpt_lightning.errors import UserError
 
 UINT16 = np.dtype(np.uint16)
 
@@ -108,8 +108,8 @@ def test_blocks_are_the_documents_however_they_are_cut(
     rng = np.random.default_rng(0)
     documents = [rng.integers(0, 2**16, rng.integers(1, 30)).tolist() for _ in range(50)]
     for tokens, count in ((1, 99), (64, 99), (10**9, 7), (10**9, 10**9)):
-        monkeypatch.setattr("gpt_lightning.data.parts.BLOCK_TOKENS", tokens)
-        monkeypatch.setattr("gpt_lightning.data.parts.BLOCK_DOCUMENTS", count)
+        monkeypatch.setattr("gpt_lightning.prepare.parts.BLOCK_TOKENS", tokens)
+        monkeypatch.setattr("gpt_lightning.prepare.parts.BLOCK_DOCUMENTS", count)
         part = write_part(tmp_path / "a.part", documents)
         blocks = list(read_blocks(tmp_path / "a.part", part, UINT16))
         assert np.concatenate([block.tokens for block in blocks]).tolist() == list(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt_lightning.data.executors import Execution, run_all
 from gpt_lightning.data.progress import Progress
 from gpt_lightning.errors import UserError
+from gpt_lightning.prepare.executors import Execution, run_all
 
 
 def square(x: int) -> int:
@@ -64,7 +64,7 @@ from ray.cluster_utils import Cluster
 cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 1}})
 cluster.add_node(num_cpus=1)
 os.environ["RAY_ADDRESS"] = cluster.address
-from gpt_lightning.data import prepare
+from gpt_lightning.prepare import command as prepare
 prepare.prepare({source!r}, out={out!r}, executor="ray", shard_tokens=500)
 open({bad!r}, "w").write("no json\\n")
 try:
@@ -79,7 +79,7 @@ cluster.shutdown()
 @pytest.mark.slow
 def test_a_ray_cluster_of_two_workers(tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    from gpt_lightning.data.prepare import prepare
+    from gpt_lightning.prepare.command import prepare
 
     source, out = tmp_path / "in", tmp_path / "out"
     source.mkdir()
