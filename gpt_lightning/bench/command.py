@@ -7,6 +7,10 @@ from gpt_lightning.parsing import OneLineParser, nearest
 
 # name -> (where it is, what --help says)
 BENCHES: dict[str, tuple[str, str]] = {
+    "sizes": (
+        "gpt_lightning.bench.sizes:run",
+        "forward, backward and optimizer by size, dtype, compilation, context and batch",
+    ),
     "ladder": (
         "gpt_lightning.bench.ladder:run",
         "tokens/s and MFU from plain float32 to all that is fast, one thing a rung",
@@ -16,7 +20,8 @@ BENCHES: dict[str, tuple[str, str]] = {
 
 def usage() -> str:
     """What `gpt-lightning bench --help` prints."""
-    lines = [f"  {name:<8}  {text}" for name, (_, text) in BENCHES.items()]
+    width = max(map(len, BENCHES))
+    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in BENCHES.items()]
     return "\n".join(
         [
             "usage: gpt-lightning bench NAME [options]",
