@@ -19,7 +19,7 @@ DEV := $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test check check-format check-lint check-types format tensorboard clean
+.PHONY: help setup train test faults check check-format check-lint check-types format tensorboard clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,9 @@ train: $(BASE) ## Train on Shakespeare's plays: configs/quickstart.yaml
 # a core (13 s became more than 90 s for tests/test_module.py on a busy machine with two cores).
 test: $(DEV) ## Run the test suite
 	$(BIN)/python -m pytest
+
+faults: $(DEV) ## Hurt real runs and print what came of it, case by case: some ten minutes
+	$(BIN)/python -m pytest tests/faults -m ""
 
 check: check-format check-lint check-types ## Check format, lint and types
 

@@ -11,6 +11,46 @@ BENCHES: dict[str, tuple[str, str]] = {
         "gpt_lightning.bench.sizes:run",
         "forward, backward and optimizer by size, dtype, compilation, context and batch",
     ),
+    "attention": (
+        "gpt_lightning.bench.attention:run",
+        "attention alone: definition, compiled, each fused kernel, by width and sequence",
+    ),
+    "memory": (
+        "gpt_lightning.bench.memory:run",
+        "peak by phase, context, dtype and checkpointing, with timelines",
+    ),
+    "matmul": (
+        "gpt_lightning.bench.matmul:run",
+        "rate of matrix products: squares and the model's shapes, beside the measured peak",
+    ),
+    "data": (
+        "gpt_lightning.bench.data:run",
+        "the loader: tokens/s by order, block size, batch and workers, beside the floor",
+    ),
+    "overhead": (
+        "gpt_lightning.bench.overhead:run",
+        "Lightning's Trainer and our callbacks against a raw PyTorch loop",
+    ),
+    "peers": (
+        "gpt_lightning.bench.peers:run",
+        "the same model and batch through transformers' GPT-2",
+    ),
+    "compare": (
+        "gpt_lightning.bench.compare:run",
+        "two reports of one benchmark side by side: compare A B",
+    ),
+    "profile": (
+        "gpt_lightning.bench.profile:run",
+        "a step kernel by kernel: named ranges, shares by kind, traces for Chrome and TensorBoard",
+    ),
+    "accumulation": (
+        "gpt_lightning.bench.accumulation:run",
+        "a thousand times 0.01 in four mixtures of float32 and float16, against the published sums",
+    ),
+    "dtypes": (
+        "gpt_lightning.bench.dtypes:run",
+        "the dtype of every parameter, output, loss and gradient under autocast",
+    ),
     "ladder": (
         "gpt_lightning.bench.ladder:run",
         "tokens/s and MFU from plain float32 to all that is fast, one thing a rung",

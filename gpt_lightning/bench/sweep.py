@@ -39,6 +39,10 @@ class Bench:
         notes: What a reader must know: conventions, units, what is counted.
         picture: Draws the rows, where a picture says more.
         hidden: Fields that the console can do without.
+        files: Whether `measure` also takes `folder`, the report's, to leave files in.
+        tables: Further tables of the report: name -> what their rows are. A measurement returns
+            their rows as a list of mappings under that name; fields of the configuration come by
+            themselves.
     """
 
     name: str
@@ -48,6 +52,8 @@ class Bench:
     notes: tuple[str, ...] = ()
     picture: Picture | None = None
     hidden: tuple[str, ...] = ("note",)
+    files: bool = False
+    tables: dict[str, type[Row]] = dataclasses.field(default_factory=dict)
 
 
 def add_sweep_arguments(parser: OneLineParser, timeout_s: float = 600.0) -> None:
@@ -84,14 +90,19 @@ def run_sweep(
         print(f"{name:<9} {fact}")
     print(f"\n{console.header()}", flush=True)
     rows: list[Row] = []
+    more: dict[str, list[Row]] = {name: [] for name in bench.tables}
     for configuration in configurations:
         measured = done.get(key(configuration))
         if measured is None:
-            measured = isolated(bench.measure, configuration, timeout_s)
+            place = {"folder": str(folder)} if bench.files else {}
+            measured = isolated(bench.measure, configuration | place, timeout_s)
             keep(folder, configuration, measured)
         rows.append(make_row(bench.row, configuration | measured))
         print(console.line(rows[-1]), flush=True)
-        report(bench, folder, machine, rows)
+        for name, row_type in bench.tables.items():
+            parts = measured.get(name, [])
+            more[name] += [make_row(row_type, configuration | part) for part in parts]
+        report(bench, folder, machine, rows, more)
     print(f"\n{folder}: results.md, results.json, rows.csv")
     return int(any(row.status not in ("ok", "out of memory", "skipped") for row in rows))
 
@@ -173,10 +184,17 @@ def make_row(row_type: type[Row], values: dict[str, Any]) -> Row:
     return row_type(**{name: value for name, value in values.items() if name in names})
 
 
-def report(bench: Bench, folder: Path, machine: dict[str, str], rows: list[Row]) -> None:
-    """Writes the report of the rows so far."""
+def report(
+    bench: Bench,
+    folder: Path,
+    machine: dict[str, str],
+    rows: list[Row],
+    more: dict[str, list[Row]] | None = None,
+) -> None:
+    """Writes the report of the rows so far, and of the bench's further tables."""
     pictures = bench.picture(folder, rows) if bench.picture is not None else []
-    write_report(folder, bench.title, machine, {"rows": rows}, bench.notes, pictures)
+    tables: dict[str, Sequence[Row]] = {"rows": rows, **(more or {})}
+    write_report(folder, bench.title, machine, tables, bench.notes, pictures)
 
 
 def listed(text: str, kind: Callable[[str], Any], option: str) -> list[Any]:

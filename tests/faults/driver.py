@@ -99,7 +99,7 @@ def trace(path: str) -> None:
         step = module.trainer.global_step
         last[:] = [step, last[1] + 1 if last[0] == step else 0]
         digests = [hashlib.sha256(row.numpy().tobytes()).hexdigest()[:16] for row in batch[0].cpu()]
-        line = [module.global_rank, os.getpid(), *last, digests, float(loss).hex()]
+        line = [module.global_rank, os.getpid(), *last, digests, float(loss.detach()).hex()]
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(descriptor, json.dumps(line).encode() + b"\n")
         os.close(descriptor)

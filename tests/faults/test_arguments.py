@@ -1,7 +1,8 @@
 """Keys, files and sizes that cannot work: the rest of R18 and R20."""
 
 import pytest
-from harness import contents, fit
+from folders import contents
+from harness import fit
 
 pytestmark = pytest.mark.faults
 

@@ -1,7 +1,8 @@
 """Cases of one short process each, for the default suite: R18, R20, R21, R30."""
 
 import pytest
-from harness import contents, fit, gpt
+from folders import contents
+from harness import fit, gpt
 
 
 @pytest.mark.case("R18")

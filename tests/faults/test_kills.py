@@ -12,18 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from exact import checkpoints, differences, load, must_equal, newest, rows, step_of
-from harness import (
-    EPOCH_STEPS,
-    SAVE,
-    STEPS,
-    VALIDATE,
-    SilentWrong,
-    copied,
-    fit,
-    leftovers,
-    run_folder,
-    start_fit,
-)
+from folders import EPOCH_STEPS, SAVE, STEPS, VALIDATE, copied, leftovers, run_folder
+from harness import SilentWrong, fit, start_fit
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 pytestmark = pytest.mark.faults

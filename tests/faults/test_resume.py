@@ -3,8 +3,9 @@
 import re
 
 import pytest
-from exact import checkpoints, must_equal, newest, rows, step_of
-from harness import SilentWrong, contents, copied, fit, run_folder
+from exact import checkpoints, must_equal, newest, rows, sequences, step_of
+from folders import contents, copied, run_folder
+from harness import SilentWrong, fit
 
 pytestmark = pytest.mark.faults
 RESUME = ("--resume", "auto")
@@ -38,6 +39,22 @@ def test_the_command_line_wins_and_says_so(stopped, case):
     assert max(rates[:10]) < 3.1e-3
     if not rates[10] > 0.4:
         raise SilentWrong(f"the rate of step 11 is {rates[10]}")
+
+
+@pytest.mark.case("R19")
+def test_a_setting_of_the_trainer_is_printed_too(stopped, case):
+    ended = fit(stopped, *RESUME, "--trainer.gradient_clip_val", "0.1").ok()
+    said = [line for line in ended.out.splitlines() if "gradient_clip_val" in line]
+    assert said, "gradient_clip_val changed from 1.0 to 0.1, and nothing says so"
+    case.saw(said[0])
+
+
+@pytest.mark.case("R19")
+def test_another_number_of_threads_is_printed_once(stopped, case):
+    ended = fit(stopped, *RESUME, env={"OMP_NUM_THREADS": "2"}).ok()
+    said = re.findall(r"[^\n]*threads 1 -> 2[^\n]*", ended.out + ended.err)
+    assert len(said) == 1, ended.out[:1500]
+    case.saw(said[0])
 
 
 @pytest.mark.case("R25")
@@ -96,8 +113,6 @@ def test_the_same_step_of_other_micro_batches_is_the_same_order(whole, folder, c
     other = ("--data.batch_size", "4", "--trainer.accumulate_grad_batches", "4",
              "--trainer.val_check_interval", "24")  # fmt: skip
     fit(folder, *RESUME, *off, *other, faults={"trace": str(folder / "trace.jsonl")}).ok()
-    from exact import sequences
-
     assert sequences(folder / "trace.jsonl") == sequences(whole / "trace.jsonl")
     case.saw("4 x 4 for 8 x 2: the same order")
 
@@ -144,4 +159,17 @@ def test_a_path_is_what_it_says(every, tmp_path, case):
     ended = fit(folder, "--resume", str(older)).ok()
     assert re.search(r"step 14\b", ended.out)
     case.saw("an older checkpoint by name")
+    must_equal(run_folder(every), run_folder(folder))
+
+
+@pytest.mark.case("R30")
+def test_a_future_that_was_left_is_not_taken_up_again(every, tmp_path, case):
+    """Resumed from an older file and stopped early: auto goes on from there, not from beyond."""
+    folder = copied(every, tmp_path / "work", 20)
+    older = next(p for p in checkpoints(run_folder(folder)) if step_of(p) == 14)
+    stop = {"signal_at": [15, 16, 1]}
+    assert fit(folder, "--resume", str(older), faults=stop).code == 143
+    ended = fit(folder, *RESUME).ok()
+    went_on = re.search(r"step (\d+),", ended.out)
+    case.saw(f"back to 14, stopped at 16, auto went on from {went_on and went_on[1]}")
     must_equal(run_folder(every), run_folder(folder))

@@ -4,13 +4,16 @@ import os
 import random
 import re
 import resource
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from harness import LIMIT_S, Ended, Running, write_inputs
-from test_checkpoint_files import Eval, without_privilege
+from folders import write_inputs
+from harness import LIMIT_S, Ended, Running
+from test_checkpoint_files import without_privilege
+from test_malice import Eval
 
 pytestmark = pytest.mark.faults
 STOCK = Path(__file__).with_name("stock.py")
@@ -18,8 +21,6 @@ STEPS = 30
 
 
 def start_stock(folder: Path, *args: str, wrap: list[str] | None = None) -> Running:
-    import sys
-
     command = [*(wrap or []), sys.executable, str(STOCK), str(folder), str(STEPS), *args]
     return Running(command, folder, {})
 

@@ -7,7 +7,9 @@ import time
 
 import pytest
 from exact import checkpoints, finite, must_equal, newest, rows, sequences, step_of
-from harness import SilentWrong, fit, leftovers, run_folder, start_fit
+from folders import leftovers, run_folder, write_inputs
+from harness import SilentWrong, fit, start_fit
+from test_damaged_data import SET
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(140)]
 TWO = ("--trainer.devices", "2", "--trainer.strategy", "ddp", "--data.batch_size", "4")
@@ -18,8 +20,6 @@ RESUME = ("--resume", "auto")
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     """A folder with an uninterrupted run of two ranks, with dropout."""
-    from harness import write_inputs
-
     folder = write_inputs(tmp_path_factory.mktemp("pair"))
     fit(folder, *TWO, faults={"trace": str(folder / "trace.jsonl")}).ok()
     return folder
@@ -28,8 +28,6 @@ def pair(tmp_path_factory):
 @pytest.fixture(scope="module")
 def single(tmp_path_factory):
     """A folder with an uninterrupted run of one rank, without dropout."""
-    from harness import write_inputs
-
     folder = write_inputs(tmp_path_factory.mktemp("single"))
     fit(folder, *OFF, faults={"trace": str(folder / "trace.jsonl")}).ok()
     return folder
@@ -95,6 +93,17 @@ def test_two_ranks_have_the_order_of_one(whole, pair, case):
     if sequences(pair / "trace.jsonl") != sequences(whole / "trace.jsonl"):
         raise SilentWrong("two ranks train in another order")
     case.saw("the same global order")
+
+
+@pytest.mark.case("R26")
+def test_shards_of_uneven_length(shards, case):
+    """Three shards of 1,000 tokens and one of 240."""
+    for name, args in (("one", ()), ("two", TWO)):
+        trace = {"trace": str(shards / f"{name}.jsonl")}
+        fit(shards, *SET, *args, "--run_name", name, faults=trace).ok()
+    if sequences(shards / "one.jsonl") != sequences(shards / "two.jsonl"):
+        raise SilentWrong("two ranks train in another order")
+    case.saw("uneven shards: the same order")
 
 
 @pytest.mark.case("R26")

@@ -1,0 +1,259 @@
+"""`gpt-lightning bench data`: how fast the loader hands out batches, beside the floor."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpt_lightning.bench.sizes import devices
+from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, listed, one_of, run_sweep
+from gpt_lightning.errors import UserError
+from gpt_lightning.parsing import OneLineParser, underscored
+from gpt_lightning.tables import column
+
+if TYPE_CHECKING:
+    from gpt_lightning.data.loader import Batch, TrainLoader
+    from gpt_lightning.data.sources import Corpus, Source
+
+VOCAB_SIZE = 50_257  # GPT-2's: two bytes a token on the disk
+ORDERS = ("sequential", "shuffled", "random", "mixture")
+WEIGHTS = (0.7, 0.3)  # of the mixture's two datasets
+SEED = 1337
+
+
+@dataclass(frozen=True)
+class DataRow:
+    """A way to read, and its rate."""
+
+    device: str = column("device")
+    order: str = column("order", width=10)
+    block_size: int = column("block size", "d")
+    batch_size: int = column("batch", "d")
+    workers: int = column("workers", "d")
+    n_tokens: int = column("tokens in all", ",d", 11)
+    first_batch_ms: float | None = column("first batch ms", ",.1f")
+    batch_ms: float | None = column("batch ms", ",.3f")
+    batch_std_ms: float | None = column("std", ",.3f", 6)
+    batch_p90_ms: float | None = column("p90 ms", ",.3f")
+    batch_max_ms: float | None = column("max ms", ",.3f")
+    copy_ms: float | None = column("to device ms", ",.3f")
+    tokens_per_sec: float | None = column("tokens/s", ",.0f", 12)
+    bytes_written_per_token: float | None = column("B written/token", ".2f")
+    written_gb_per_sec: float | None = column("written GB/s", ".2f")
+    floor_ms: float | None = column("floor ms", ",.3f")
+    floor_tokens_per_sec: float | None = column("floor tokens/s", ",.0f")
+    floor_share: float | None = column("of the floor", ".2f")
+    status: str = column("status", default="")
+    note: str = column("note", default="")
+
+
+BENCH = Bench(
+    name="data",
+    title="The loader: tokens/s by order, block size, batch and workers",
+    row=DataRow,
+    measure="gpt_lightning.bench.data:measure_data",
+    notes=(
+        "Random tokens of two bytes, from files that were just read or written: this is the "
+        "loader, not the disk. A loop takes batches and does nothing with them. tokens/s is a mean "
+        "over time, so a stall counts; batch is the median. first batch: with the order's "
+        "permutation and the start of workers.",
+        "A token is written as int64 three times: in the window of T + 1 tokens, as input and as "
+        "target, 24 bytes and a little. The floor is the median time of what no loader can do "
+        "without: a plain loop over the mapped file that writes inputs and targets, 16 bytes a "
+        "token, in one process, which several workers can beat.",
+        f"mixture: two datasets of equal size, shuffled, {WEIGHTS[0]} and {WEIGHTS[1]}.",
+    ),
+    hidden=(
+        "batch_std_ms",
+        "batch_max_ms",
+        "bytes_written_per_token",
+        "floor_ms",
+        "note",
+    ),
+)
+
+
+def make_parser() -> OneLineParser:
+    """The parser of the command's options."""
+    parser = OneLineParser(
+        prog="gpt-lightning bench data", allow_abbrev=False, description=BENCH.title
+    )
+    parser.add_argument("--device", default="auto", help="Where batches go, with commas.")
+    parser.add_argument("--orders", default=",".join(ORDERS), help=f"Of {', '.join(ORDERS)}.")
+    parser.add_argument("--block_sizes", default="1024", help="Tokens a sequence, with commas.")
+    parser.add_argument("--batch_sizes", default="8,32", help="Sequences, with commas.")
+    parser.add_argument("--workers", default="0,1", help="Processes that read ahead, with commas.")
+    parser.add_argument("--n_tokens", type=int, default=50_000_000, help="Of each dataset.")
+    parser.add_argument("--batches", type=int, default=300, help="Measured a row.")
+    parser.add_argument("--warmup", type=int, default=20, help="Batches before.")
+    parser.add_argument("--data_dir", default="data", help="Where the random datasets lie.")
+    add_sweep_arguments(parser)
+    return parser
+
+
+def run(argv: list[str]) -> int:
+    """Runs `bench data ...`."""
+    args = make_parser().parse_args(underscored(argv[2:]))
+    if args.batches < 1 or args.warmup < 1:
+        raise UserError("--batches and --warmup must be at least 1")
+    configurations = [
+        {
+            "device": device,
+            "order": order,
+            "block_size": block_size,
+            "batch_size": batch_size,
+            "workers": workers,
+            "n_tokens": args.n_tokens,
+            "batches": args.batches,
+            "warmup": args.warmup,
+            "data_dir": args.data_dir,
+        }
+        for device, order, block_size, batch_size, workers in itertools.product(
+            devices(args.device),
+            listed(args.orders, one_of(ORDERS), "--orders"),
+            listed(args.block_sizes, at_least(1), "--block_sizes"),
+            listed(args.batch_sizes, at_least(1), "--batch_sizes"),
+            listed(args.workers, at_least(0), "--workers"),
+        )
+    ]
+    longest = max(row["block_size"] * row["batch_size"] for row in configurations)
+    if longest + 1 >= args.n_tokens:
+        raise UserError(f"--n_tokens is {args.n_tokens}; the largest batch takes {longest + 2:,}")
+    return run_sweep(BENCH, configurations, argv, args.resume, args.timeout_s)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """A kind for `listed`: a whole number with a bound."""
+
+    def number(text: str) -> int:
+        if int(text) < least:
+            raise ValueError(f"{text} is below {least}")
+        return int(text)
+
+    return number
+
+
+# ---- in the row's own process --------------------------------------------------------------------
+
+
+def measure_data(
+    device: str,
+    order: str,
+    block_size: int,
+    batch_size: int,
+    workers: int,
+    n_tokens: int,
+    batches: int,
+    warmup: int,
+    data_dir: str,
+) -> dict[str, Any]:
+    """Takes batches as training does, as fast as they come."""
+    import torch
+
+    from gpt_lightning.bench.timing import StepTimer, measure, stats
+    from gpt_lightning.data.loader import TrainLoader
+
+    where = torch.device(device)
+    source = make_source(order, block_size, n_tokens, Path(data_dir))
+    endless = forever(
+        TrainLoader(source, batch_size, num_workers=workers, pin_memory=where.type == "cuda")
+    )
+
+    def take(timer: StepTimer) -> None:
+        x, y = next(endless)
+        timer.end("batch")
+        if where.type != "cpu":
+            x, y = x.to(where, non_blocking=True), y.to(where, non_blocking=True)
+            timer.end("copy")
+
+    times, first_s = measure(take, where, warmup, batches)
+    tokens = batch_size * block_size
+    floor = stats(floor_ms(dataset(0, n_tokens, Path(data_dir)), tokens, batches))
+    tokens_per_sec = tokens / times["total"].mean * 1e3
+    written = bytes_written(block_size)
+    return {
+        "first_batch_ms": first_s * 1e3,
+        "batch_ms": times["batch"].median,
+        "batch_std_ms": times["batch"].std,
+        "batch_p90_ms": times["batch"].p90,
+        "batch_max_ms": times["batch"].max,
+        "copy_ms": times["copy"].median if "copy" in times else None,
+        "tokens_per_sec": tokens_per_sec,
+        "bytes_written_per_token": written,
+        "written_gb_per_sec": tokens_per_sec * written / 1e9,
+        "floor_ms": floor.median,
+        "floor_tokens_per_sec": tokens / floor.median * 1e3,
+        "floor_share": tokens_per_sec * floor.median / tokens / 1e3,
+    }
+
+
+def make_source(order: str, block_size: int, n_tokens: int, data_dir: Path) -> "Source":
+    """One random dataset in an order, or the mixture of two."""
+    from gpt_lightning.data.sources import Mixture
+
+    if order != "mixture":
+        return corpus(0, order, block_size, n_tokens, data_dir)
+    corpora = {
+        str(index): corpus(index, "shuffled", block_size, n_tokens, data_dir)
+        for index in range(len(WEIGHTS))
+    }
+    return Mixture(corpora, dict(zip(corpora, WEIGHTS, strict=True)), SEED)
+
+
+def dataset(index: int, n_tokens: int, data_dir: Path) -> Path:
+    """The folder of the index-th random dataset of a length; written once."""
+    from gpt_lightning.data.synthetic import random_dataset
+
+    return random_dataset(data_dir / f"bench-{n_tokens}-{index}", VOCAB_SIZE, n_tokens)
+
+
+def corpus(index: int, order: str, block_size: int, n_tokens: int, data_dir: Path) -> "Corpus":
+    """The index-th random dataset in an order."""
+    from gpt_lightning.data.manifest import Manifest
+    from gpt_lightning.data.order import WindowOrder
+    from gpt_lightning.data.shards import TokenStream
+    from gpt_lightning.data.sources import Corpus
+
+    folder = dataset(index, n_tokens, data_dir)
+    stream = TokenStream(folder, Manifest.load(folder), "train")
+    windows = WindowOrder(
+        order,  # type: ignore[arg-type]  # --orders was checked
+        len(stream),
+        block_size,
+        SEED,
+        stream.shard_tokens,
+    )
+    return Corpus(stream, windows)
+
+
+def forever(loader: "TrainLoader") -> Iterator["Batch"]:
+    """Epoch after epoch."""
+    while True:
+        yield from loader
+
+
+def bytes_written(block_size: int) -> float:
+    """A token: int64 in a window of T + 1 for T inputs and T targets, and once in each of those."""
+    return 8 * (block_size + 1) / block_size + 16
+
+
+def floor_ms(folder: Path, tokens: int, repeats: int) -> list[float]:
+    """Milliseconds of two copies of each `tokens` tokens of a dataset, front to back."""
+    import numpy as np
+    import torch
+
+    from gpt_lightning.bench.timing import StepTimer
+
+    shard = np.load(folder / "train_00000.npy", mmap_mode="r")
+    timer = StepTimer(torch.device("cpu"))
+    kept: tuple[Any, Any] | None = None  # as training keeps a batch while the next one is read
+    for index in range(repeats):
+        start = index * tokens % (len(shard) - tokens)
+        timer.begin()
+        x = shard[start : start + tokens].astype(np.int64)
+        y = shard[start + 1 : start + 1 + tokens].astype(np.int64)
+        timer.end("copies")
+        kept = (x, y)
+    assert kept is not None, "no batch"
+    return timer.milliseconds()["copies"]
