@@ -75,25 +75,30 @@ def find_checkpoint(path: Path) -> Path:
     )
 
 
-def newest_checkpoint(path: Path) -> Path | None:
+def newest_run(path: Path) -> Path:
+    """The run folder that a path means: itself, or the newest of the runs `version_N` in it."""
+    runs = run_folders(path)[1:]
+    return runs[0] if runs else path
+
+
+def newest_checkpoint(run: Path) -> Path | None:
     """The checkpoint that a run goes on from: the highest step that is whole.
 
     A damaged file is named on standard error and passed over.
 
     Args:
-        path: a run folder, or a folder of runs, of which the newest with a whole checkpoint counts.
+        run: its folder.
 
     Returns:
         None if there is none.
     """
-    for run in run_folders(path):
-        for saved in saved_checkpoints(run / "checkpoints"):
-            try:
-                check_digest(saved.path)
-            except UserError as error:
-                print(f"warning: {error}; passed over", file=sys.stderr)
-            else:
-                return saved.path
+    for saved in saved_checkpoints(run / "checkpoints"):
+        try:
+            check_digest(saved.path)
+        except UserError as error:
+            print(f"warning: {error}; passed over", file=sys.stderr)
+        else:
+            return saved.path
     return None
 
 
@@ -121,21 +126,24 @@ class Checkpoint:
     hyperparameters: dict[str, Any]
     facts: dict[str, Any]
 
-    def check_fits(self, config: GPTConfig, optimizer: str) -> None:
+    def check_fits(self, config: GPTConfig, optimizer: str, decay: str) -> None:
         """Refuses to go on with another model or optimizer.
 
         Raises:
             UserError: names each key that differs, with both values.
         """
-        ours = dataclasses.asdict(config) | {"optimizer": optimizer}
-        theirs = dataclasses.asdict(self.config) | {"optimizer": self.optimizer}
+        ours = dataclasses.asdict(config) | {"optimizer": optimizer, "decay": decay}
+        theirs = dataclasses.asdict(self.config) | {
+            "optimizer": self.optimizer,
+            "decay": self.hyperparameters.get("decay", decay),
+        }
         if ours["vocab_size"] is None:  # the data's own
             ours["vocab_size"] = theirs["vocab_size"]
         shape = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "tie_weights")
         differ = [
-            f"{'model.' if key == 'optimizer' else 'model.config.'}{key} is {ours[key]}, "
+            f"{'model.config.' if key in shape else 'model.'}{key} is {ours[key]}, "
             f"the checkpoint's {theirs[key]}"
-            for key in (*shape, "optimizer")
+            for key in (*shape, "optimizer", "decay")
             if ours[key] != theirs[key]
         ]
         if differ:

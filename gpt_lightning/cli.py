@@ -91,7 +91,8 @@ def interrupted() -> int:
 
 def complain(error: Exception) -> int:
     """Prints the line and returns the exit code that an exception deserves."""
-    text = " ".join(str(error).split())
+    # a loader's worker hands its whole traceback on; the line is at its end
+    text = " ".join(str(error).rpartition("UserError: ")[2].split())
     if isinstance(error, UserError):
         print(f"error: {text}", file=sys.stderr)
         return 2

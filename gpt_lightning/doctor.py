@@ -121,11 +121,13 @@ def kill_once(
     metrics = folder / "lightning_logs" / "killed" / "version_0" / "metrics.jsonl"
     process = start([*command, "--resume", "auto"], "killed")
     target = last_step(metrics) + rng.randint(1, max(1, steps // 3))
-    began = time.monotonic()
-    while process.poll() is None and last_step(metrics) < target:
-        if time.monotonic() - began > QUIET_S:
+    heard, seen = time.monotonic(), 0
+    while process.poll() is None and (step := last_step(metrics)) < target:
+        if step > seen:
+            heard, seen = time.monotonic(), step
+        if time.monotonic() - heard > QUIET_S:
             process.kill()
-            raise UserError(f"fit logged no step for {QUIET_S:.0f} s: take fewer --steps")
+            raise UserError(f"fit logged no step for {QUIET_S:.0f} s: does it run by itself?")
         time.sleep(0.005)
     time.sleep(rng.random() * 0.05)
     if process.poll() is None:

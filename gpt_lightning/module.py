@@ -11,6 +11,7 @@ from torchmetrics import MeanMetric
 
 from gpt_lightning import __version__, flops, optim
 from gpt_lightning.checkpoint import differences
+from gpt_lightning.data.datamodule import TokenDataModule
 from gpt_lightning.data.loader import IGNORE_INDEX, Batch
 from gpt_lightning.errors import UserError
 from gpt_lightning.hub import pretrained_state_dict
@@ -199,7 +200,17 @@ class GPTModule(L.LightningModule):
                 "tokenizer": data.tokenizer.spec(),
                 "position": data.position(),
                 "machine": self.circumstances(),
+                "run": self.run_settings(),
             }
+
+    def run_settings(self) -> dict[str, Any]:
+        """Settings outside the module that decide its numbers."""
+        return {
+            "seed_everything": self._seed,
+            "gradient_clip_val": self.trainer.gradient_clip_val,
+            "gradient_clip_algorithm": self.trainer.gradient_clip_algorithm,
+            "decay_steps": self._decay_steps,
+        }
 
     def circumstances(self) -> dict[str, Any]:
         """What a bit-exact continuation has in common beside the configuration."""
@@ -220,10 +231,25 @@ class GPTModule(L.LightningModule):
                 f"({theirs['name']} and {data.tokenizer.name}, or other characters): "
                 "use the data that it was trained on"
             )
-        if self._trainer is not None:  # a continuation that is not bit-exact says so
-            machine = checkpoint.get("gpt_lightning", {}).get("machine", {})
-            for line in differences(machine, self.circumstances()):
-                self.print(f"changed     {line}: equal to rounding errors, not bit for bit")
+        if self._trainer is not None and is_fitting(self.trainer):
+            self._compare_run(checkpoint.get("gpt_lightning", {}), data)
+
+    def _compare_run(self, facts: dict[str, Any], data: TokenDataModule | None) -> None:
+        """Says what makes the continuation another run, and refuses another seed."""
+        self._seed = torch.initial_seed()
+        ours = self.run_settings()
+        theirs = facts.get("run", ours)
+        allowed = data is not None and data.allow_changes
+        if theirs.get("seed_everything") != ours["seed_everything"] and not allowed:
+            raise UserError(
+                f"the checkpoint has seed_everything {theirs.get('seed_everything')}, this run has "
+                f"{ours['seed_everything']}: set it to that, or --data.allow_changes true"
+            )
+        inexact = differences(facts.get("machine", {}), self.circumstances())
+        lines = differences(theirs, ours)
+        lines += [f"{line}: equal to rounding errors, not bit for bit" for line in inexact]
+        if self.trainer.is_global_zero:
+            print(*(f"changed     {line}" for line in lines), sep="\n", end="\n" if lines else "")
 
     # ---- steps ---------------------------------------------------------------------------------
 
@@ -234,6 +260,14 @@ class GPTModule(L.LightningModule):
     def on_train_start(self) -> None:
         self._loss_sum, self.micro_batches = None, 0
         self._seed = torch.initial_seed()
+        self._settings_win()
+
+    def _settings_win(self) -> None:
+        """Gives a resumed optimizer the settings of this run: its state is the checkpoint's."""
+        fresh = self._make_optimizer()
+        for optimizer in self.trainer.optimizers:
+            for group, ours in zip(optimizer.param_groups, fresh.param_groups, strict=True):
+                group.update({key: ours[key] for key in ours if key != "params"})
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         # Dropout's draws are derived, not saved: any step can be had without those before it, and
@@ -301,6 +335,9 @@ class GPTModule(L.LightningModule):
     # ---- the update ----------------------------------------------------------------------------
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
+        return self._make_optimizer()
+
+    def _make_optimizer(self) -> Optimizer:
         assert self.model is not None
         fused = self._fused()
         if self.optimizer_name == "adamw":

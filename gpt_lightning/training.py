@@ -22,6 +22,7 @@ from gpt_lightning.checkpoint import (
     differences,
     find_checkpoint,
     newest_checkpoint,
+    newest_run,
     read_checkpoint,
 )
 from gpt_lightning.data.datamodule import DEFAULT_SEED, TokenDataModule
@@ -73,7 +74,8 @@ class GPTCLI(LightningCLI):
 
     def __init__(self, *args: Any, logger: RunLogger | None = None, **kwargs: Any) -> None:
         self.run_logger = logger
-        self.resumed: Path | None = None  # the checkpoint that the run goes on from, in its folder
+        self.resumed: Path | None = None  # the checkpoint that the run goes on from
+        self.run_folder: Path | None = None  # the run that goes on
         super().__init__(*args, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -124,23 +126,33 @@ class GPTCLI(LightningCLI):
         """What --resume means; None: there is nothing to go on from."""
         if self.subcommand != "fit" or config.ckpt_path:
             raise UserError("--resume is for fit, without --ckpt_path: give one of the two")
-        if config.resume == "auto":
-            folder = self._runs_folder(config) / config.run_name
-            found = newest_checkpoint(folder)
-            if found is None:
-                print(f"resume      nothing in {folder}: starting at step 0")
-            return found
-        path = Path(config.resume)
+        if config.trainer.logger is False:
+            raise UserError("--resume needs a run folder: leave out --trainer.logger false")
+        auto = config.resume == "auto"
+        path = self._runs_folder(config) / config.run_name if auto else Path(config.resume)
         if path.is_file():
-            check_digest(path)
-            return path
-        found = newest_checkpoint(path)
-        if found is None:
+            return self._resumed_file(path)
+        run = newest_run(path)
+        found = newest_checkpoint(run)
+        if found is None and not auto:
             raise UserError(
                 f"--resume {path}: no whole checkpoint there; give a checkpoint, a run folder, or "
                 "auto"
             )
+        if found is None:
+            print(f"resume      no whole checkpoint in {run}: starting at step 0")
+        self.run_folder = run if run != path or found is not None else None
         return found
+
+    def _resumed_file(self, path: Path) -> Path:
+        check_digest(path)
+        if path.resolve().parent.name != "checkpoints":
+            raise UserError(
+                f"--resume {path} is in no run's folder checkpoints/: begin a new run from it with "
+                "--ckpt_path"
+            )
+        self.run_folder = path.resolve().parent.parent
+        return path
 
     @staticmethod
     def _runs_folder(config: Any) -> Path:
@@ -152,7 +164,8 @@ class GPTCLI(LightningCLI):
         ckpt_path = self.config_init[str(self.subcommand)].ckpt_path
         if ckpt_path:
             checkpoint = read_checkpoint(Path(ckpt_path))
-            checkpoint.check_fits(self.model.config, self.model.optimizer_name)
+            module = self.model
+            checkpoint.check_fits(module.config, module.optimizer_name, module.decay)
             print_resumption(Path(ckpt_path), checkpoint, self.model)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
@@ -166,8 +179,8 @@ class GPTCLI(LightningCLI):
         callback_keys = self._parser(self.subcommand).callback_keys
         if config.trainer.enable_progress_bar is False:
             callback_keys.remove("progress")
-        if config.trainer.enable_checkpointing is False:
-            callback_keys.remove("checkpoint")
+        if config.trainer.enable_checkpointing is False:  # its signals are still answered
+            config.checkpoint.enabled = False
         kwargs["enable_checkpointing"] = False  # Lightning's own, beside ours
         try:
             return super().instantiate_trainer(**kwargs)
@@ -175,10 +188,10 @@ class GPTCLI(LightningCLI):
             raise UserError(f"trainer: {error}") from error
 
     def _make_logger(self, config: Any) -> RunLogger:
-        if self.resumed is None:
+        if self.run_folder is None:
             return RunLogger(str(self._runs_folder(config)), name=config.run_name)
-        run = self.resumed.resolve().parent.parent
-        step = read_checkpoint(self.resumed).step
+        run = self.run_folder
+        step = 0 if self.resumed is None else read_checkpoint(self.resumed).step
         return RunLogger(str(run.parent.parent), run.parent.name, run.name, resume_step=step)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:

@@ -97,13 +97,17 @@ BENCH = Bench(
         "timer: the step without profiler and ranges, median. span: with the profiler, from the "
         "first kernel's begin to the last one's end on a GPU, the range `step` on a CPU. kernels: "
         "their durations together; on a CPU ops, each without the ops that it calls. busy: "
-        "kernels of span.",
+        "kernels of span. What is of its own in `forward` are the embeddings, the head and the "
+        "loss.",
         "products: matrix products. softmax: the loss's too. reductions: layer norms, sums, the "
         "loss. other: lookups, copies between devices, allocation, views and their dispatch. Kinds "
         "go by the op that launched a kernel.",
         "attention: FLOPs are 2 a multiply-add and 5 an element of the softmax (maximum, "
         "difference, exponential, sum, quotient); scores includes scaling and masking, whose FLOPs "
         "are not counted and whose time is what products lack.",
+        "Published for 4 layers, d_model 512, context 256, batch 4 in fp32 on an A100: matrix "
+        "products over 70% of the forward in 30 calls and in the low 50s of the full step, the "
+        "optimizer 3 ms of kernels in a span of 16 ms, softmax about 25% of the attention's time.",
         "The traces open in chrome://tracing and in https://ui.perfetto.dev; `tensorboard --logdir`"
         " on this folder shows the tables under TEXT and the times under SCALARS.",
     ),

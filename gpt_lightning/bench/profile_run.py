@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from gpt_lightning.attention import AttentionFn, naive_attention
 from gpt_lightning.bench import trace as traces
-from gpt_lightning.bench.profile import AttentionRow, KernelRow, ProfileRow, RangeRow
+from gpt_lightning.bench.profile import BENCH, ProfileRow
 from gpt_lightning.bench.sizes import autocast, check_dtype, make_model
 from gpt_lightning.bench.sweep import make_row
 from gpt_lightning.bench.timing import StepTimer, measure
@@ -72,11 +72,6 @@ def measure_profile(
         return {"timer_ms": times["total"].median}
     label = f"{device}-{dtype}-{size}-{batch}x{context}-{mode}".replace("/", "-")
     works = profiled(step, steps, Path(folder) / f"trace-{label}.json.gz")
-    setting = {"device": device, "dtype": dtype, "size": size} | {
-        "batch": batch,
-        "context": context,
-        "mode": mode,
-    }
     result = {
         "trace": f"trace-{label}.json.gz",
         **summary(works, steps, times["total"].median, step.on_gpu),
@@ -84,7 +79,8 @@ def measure_profile(
         "attention": attention_table(works, steps, attention_flops(shape, batch, context)),
         "kernels": kernels_table(works, steps, top),
     }
-    write_tensorboard(Path(folder) / "tensorboard" / label, setting | result)
+    shown = ProfileRow(device, dtype, size, batch, context, mode)
+    write_tensorboard(Path(folder) / "tensorboard" / label, vars(shown) | result)
     return result
 
 
@@ -220,7 +216,7 @@ def profiled(step: Step, steps: int, path: Path) -> list[Work]:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if step.on_gpu else [])]
     synchronize(step.device)
     with profile(
-        activities=activities, schedule=schedule(wait=0, warmup=1, active=steps)
+        activities=activities, schedule=schedule(wait=0, warmup=1, active=steps, repeat=1)
     ) as profiler:
         for _ in range(1 + steps):
             step()
@@ -366,11 +362,7 @@ def write_tensorboard(folder: Path, result: dict[str, Any]) -> None:
     setting = {name: value for name, value in result.items() if not isinstance(value, list)}
     with SummaryWriter(str(folder)) as writer:
         writer.add_text("profile/step", markdown([make_row(ProfileRow, setting)]))
-        for name, row in (
-            ("ranges", RangeRow),
-            ("attention", AttentionRow),
-            ("kernels", KernelRow),
-        ):
+        for name, row in BENCH.tables.items():
             rows = [make_row(row, setting | part) for part in result[name]]
             writer.add_text(f"profile/{name}", markdown(rows))
         for name in ("timer_ms", "span_ms", "kernels_ms", "busy"):

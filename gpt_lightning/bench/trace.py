@@ -16,12 +16,13 @@ Event = dict[str, Any]  # of the trace: ts and dur in microseconds
 # aten ops, without the _ of the variants in place; `other` is the rest: lookups, copies between
 # devices, random numbers, allocation, views and the dispatch around them
 OPS = {
-    "products": r"(add|b|badd|addb)?mm|addmv|mv|dot|mkldnn_linear|.*attention.*",
+    "products": r"(add|b|baddb|addb)?mm|addmv|mv|dot|mkldnn_linear|.*attention.*",
     "softmax": r"_(log_)?softmax(_backward_data)?",
     "reductions": r"sum|mean|amax|amin|max|min|argmax|norm|linalg_vector_norm|_foreach_norm|any|all"
     r"|native_layer_norm(_backward)?|nll_loss.*|logsumexp|var|std",
     "elementwise": r"_foreach_.*|_fused_adamw?|add|sub|rsub|mul|div|neg|abs|pow|r?sqrt|exp|log|tanh"
-    r"|erf|relu|threshold|sigmoid|(gelu|tanh|threshold)_backward|native_dropout(_backward)?|lerp"
+    r"|erf|relu|threshold|lerp|((ge|si)lu|sigmoid|native_dropout)(_backward)?"
+    r"|(tanh|threshold)_backward"
     r"|addcmul|addcdiv|reciprocal|masked_fill|where|tril|triu|bitwise_\w+|logical_\w+|eq|ne|g[te]"
     r"|l[te]|fill|zero|copy|clamp|maximum|minimum",
 }
@@ -136,7 +137,7 @@ def cpu_work(ops: list[Event]) -> list[Launch]:
             own[id(stack[-1])] -= op["dur"]
         stack.append(op)
     return [
-        (op["ts"], (op["name"], op["name"], op["ts"], max(0.0, own[id(op)])))
+        (op["ts"], (op["name"], op["name"], op["ts"], own[id(op)]))
         for op in ops
         if re.match(r"(?!autograd|torch)\w+::", op["name"])  # not the nodes of the graph
     ]

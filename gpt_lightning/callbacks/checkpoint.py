@@ -19,7 +19,7 @@ import torch
 from gpt_lightning.callbacks.speed import phase
 from gpt_lightning.checkpoint import checkpoint_name, saved_checkpoints
 from gpt_lightning.data.loader import Batch
-from gpt_lightning.durable import DurableCheckpointIO, check_digest, check_writable, sweep
+from gpt_lightning.durable import DurableCheckpointIO, check_digest, check_writable, sidecar, sweep
 from gpt_lightning.errors import UserError
 from gpt_lightning.loop import at_step_boundary, count_steps_once, is_fitting, is_trial, token_data
 
@@ -38,6 +38,7 @@ class RunCheckpoint(L.Callback):
         keep_last: How many of the newest are kept.
         keep_best: How many of the best by validation loss are kept.
         keep_every_n_steps: Keeps those of every so many steps for good; null: none.
+        enabled: False saves nothing; signals still end the run at a step's end.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class RunCheckpoint(L.Callback):
         keep_last: int = 2,
         keep_best: int = 1,
         keep_every_n_steps: int | None = None,
+        enabled: bool = True,
     ) -> None:
         bounds = {
             "every_n_steps": (every_n_steps, 1),
@@ -58,6 +60,7 @@ class RunCheckpoint(L.Callback):
                 raise UserError(f"checkpoint.{key} is {value}; it must be at least {least}")
         self.every_n_steps, self.keep_last = every_n_steps, keep_last
         self.keep_best, self.keep_every_n_steps = keep_best, keep_every_n_steps
+        self.enabled = enabled
         self.best_loss = math.inf  # of this session's validations
         self._loss: float | None = None  # of the validation at the current step
         self._due = False
@@ -68,11 +71,14 @@ class RunCheckpoint(L.Callback):
     # ---- when ----------------------------------------------------------------------------------
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.is_global_zero and not is_trial(trainer):
+        if trainer.is_global_zero and self._writes(trainer):
             weights = sum(p.numel() * p.element_size() for p in pl_module.parameters())
             check_writable(self.folder(trainer), 3 * weights)  # AdamW has two more of each
             sweep(self.folder(trainer))
         self._listen()
+
+    def _writes(self, trainer: L.Trainer) -> bool:
+        return self.enabled and not is_trial(trainer)
 
     def _listen(self) -> None:
         """Takes the signals, from Lightning's own handlers too, which end a run with exit 0."""
@@ -85,7 +91,10 @@ class RunCheckpoint(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._listen()
+        check_whole_steps(trainer)
         self._saved_step = trainer.global_step  # what a run begins with is never written again
+        if trainer.is_global_zero and self._writes(trainer):
+            set_aside(self.folder(trainer), trainer.global_step)
         data = token_data(trainer)
         if data is not None:
             data.between_batches = lambda: self.between(trainer)
@@ -111,7 +120,7 @@ class RunCheckpoint(L.Callback):
         every = self.every_n_steps
         if at_step_boundary(trainer):
             self._loss = None
-            self._due = every is not None and trainer.global_step % every == 0
+            self._due |= every is not None and trainer.global_step % every == 0
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.sanity_checking or not is_fitting(trainer):
@@ -129,10 +138,11 @@ class RunCheckpoint(L.Callback):
         if self._due or stop:
             self.save(trainer)
         if stop:
-            if trainer.is_global_zero:
-                name = signal.Signals(stop).name
-                text = f"{name}: stopped after step {trainer.global_step}; --resume auto goes on"
-                print(text, file=sys.stderr)
+            trainer.strategy.barrier()  # until rank 0 has read the file back
+            if not trainer.is_global_zero:
+                raise SystemExit(0)  # Lightning kills rank 0 when another ends with anything else
+            text = f"{signal.Signals(stop).name}: stopped after step {trainer.global_step}"
+            print(text + ("; --resume auto goes on" if self.enabled else ""), file=sys.stderr)
             raise SystemExit(128 + stop)
 
     def _agreed_signal(self, trainer: L.Trainer) -> int:
@@ -166,19 +176,19 @@ class RunCheckpoint(L.Callback):
             UserError: it cannot be written; the files before it are untouched.
         """
         self._due = False
-        if self._saved_step == trainer.global_step or is_trial(trainer):
+        if self._saved_step == trainer.global_step or not self._writes(trainer):
             return
         path = self.folder(trainer) / checkpoint_name(trainer.global_step, self._loss)
         with phase(trainer, "checkpoint"):
             trainer.save_checkpoint(path, weights_only=False)
             if trainer.is_global_zero:
                 check_digest(path)
-                self._drop(self.folder(trainer))
+                self._drop(self.folder(trainer), path)
         self._saved_step = trainer.global_step
 
-    def _drop(self, folder: Path) -> None:
+    def _drop(self, folder: Path, written: Path) -> None:
         saved = saved_checkpoints(folder)  # the newest first
-        kept = {file.path for file in saved[: self.keep_last]}
+        kept = {written, *(file.path for file in saved[: self.keep_last])}
         scored = [file for file in saved if file.loss is not None]
         scored.sort(key=lambda file: file.loss if file.loss is not None else math.inf)
         kept |= {file.path for file in scored[: self.keep_best]}
@@ -187,3 +197,31 @@ class RunCheckpoint(L.Callback):
         for file in saved:
             if file.path not in kept:
                 DurableCheckpointIO().remove_checkpoint(file.path)
+
+
+def set_aside(folder: Path, step: int) -> None:
+    """Renames the checkpoints of later steps, which a run that goes on from `step` overtakes.
+
+    They are of another branch of the run, or damaged; left where they are, the next resume would
+    take them for the newest.
+    """
+    for saved in saved_checkpoints(folder):
+        if saved.step > step:
+            print(f"set aside   {saved.path.name}.old: it is past step {step}", file=sys.stderr)
+            for path in (saved.path, sidecar(saved.path)):
+                if path.exists():
+                    path.replace(path.with_name(f"{path.name}.old"))
+
+
+def check_whole_steps(trainer: L.Trainer) -> None:
+    """Refuses a validation, and with it a checkpoint, in the middle of an optimizer step.
+
+    Raises:
+        UserError: the interval, of which a fraction of an epoch is one too, is no multiple.
+    """
+    interval, accumulate = trainer.val_check_batch, trainer.accumulate_grad_batches
+    if interval is not None and math.isfinite(interval) and int(interval) % accumulate:
+        raise UserError(
+            f"trainer.val_check_interval comes to {int(interval)} micro-batches, no multiple of "
+            f"trainer.accumulate_grad_batches {accumulate}: give a whole number that is one"
+        )

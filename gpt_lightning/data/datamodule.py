@@ -236,7 +236,13 @@ class TokenDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> TrainLoader | NanoGPTLoader:
         if self.order == "nanogpt":
-            self._loader_in_use = NanoGPTLoader(self._nanogpt_draws(), self._between)
+            assert self.trainer is not None
+            self._loader_in_use = NanoGPTLoader(
+                self._nanogpt_draws(),
+                self.trainer.accumulate_grad_batches,
+                self.allow_changes,
+                self._between,
+            )
             return self._loader_in_use
         assert self.trainer is not None
         accumulate, world = self.trainer.accumulate_grad_batches, self.trainer.world_size

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import glob
+import hashlib
 import os
 import shutil
 import socket
@@ -124,3 +125,9 @@ def move_into_place(folder: Path, out: Path, overwrite: bool) -> bool:
         raise
     sync_folder(out.parent)
     return True
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal, read in chunks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

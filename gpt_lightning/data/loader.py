@@ -117,25 +117,23 @@ class TrainLoader:
             "epoch": self.epoch,
             "window": self.window,
             "order": self._identity(),
-            "saved_at": time.time(),
+            "shards": self.source.stamps(),
         }
 
     def _identity(self) -> dict[str, Any]:
-        per_step = self.batch_size * self.world * self.accumulate
-        return {"sequences a step": per_step, **self.source.identity()}
+        return {
+            "sequences a micro-batch": self.batch_size * self.world,
+            "micro-batches a step": self.accumulate,
+            **self.source.identity(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "window" not in state:
             raise UserError("the checkpoint was trained with data.order nanogpt: use that")
         if not self.allow_changes:
             check_same_order(state.get("order"), self._identity())
-            self.source.check_since(state.get("saved_at", 0.0))
-        rows = self.batch_size * self.world
-        if state["window"] % rows:
-            raise UserError(
-                f"the checkpoint stopped at window {state['window']:,} of its epoch, which is no "
-                f"multiple of {rows} (data.batch_size x ranks): resume with its own batch size"
-            )
+            self.source.check_stamps(state.get("shards", {}))
+        rows = self.batch_size * self.world  # what another batch size has half read, it reads again
         self.epoch, self.position = state["epoch"], state["window"] // rows
 
 

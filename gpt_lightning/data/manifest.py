@@ -17,7 +17,7 @@ from gpt_lightning.errors import UserError
 
 MANIFEST = "manifest.json"
 VERSION = 1
-SCAN_BYTES = 2**30  # of a dataset without digests: its tokens are looked at before training
+SCAN_BYTES = 2**30  # up to here all tokens are looked at before training
 T = TypeVar("T")
 _DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
 
@@ -125,9 +125,8 @@ class Manifest:
     def load(cls, folder: Path) -> "Manifest":
         """Reads and checks a dataset: header, size and count of every shard, and no shard besides.
 
-        Tokens are looked at only where there are no digests, in a dataset of another program, and
-        up to 1 GiB: a token beyond the vocabulary is found here. Above that `gpt-lightning verify`
-        finds it.
+        Up to 1 GiB every token is looked at: one beyond the vocabulary is found here, never in the
+        middle of training. Above that `gpt-lightning verify` finds it.
 
         Raises:
             UserError: no manifest, a broken one, or shards that are not what it promises; the line
@@ -147,7 +146,7 @@ class Manifest:
         return manifest
 
     def check_tokens(self, folder: Path) -> None:
-        """Looks at every token of the shards that have no digest.
+        """Looks at every token.
 
         Raises:
             UserError: a token is beyond the vocabulary, or a shard cannot be read.
@@ -155,8 +154,7 @@ class Manifest:
         for shard in self.shards():
             path = folder / shard.file
             try:
-                if not shard.sha256:
-                    check_tokens(path, shard.tokens, self.dtype, self.vocab_size)
+                check_tokens(path, shard.tokens, self.dtype, self.vocab_size)
             except (OSError, Fault) as error:
                 raise UserError(f"{path}: {error}; {mend(folder)}") from error
 

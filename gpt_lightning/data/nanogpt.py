@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from gpt_lightning.data.loader import Batch, split_windows
+from gpt_lightning.data.loader import Batch, check_same_order, split_windows
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
 
@@ -73,6 +73,16 @@ class NanoGPTDraws:
     def _batch(self, split: str, starts: torch.Tensor) -> Batch:
         return split_windows(self.streams[split].windows(starts.numpy(), self.block_size + 1))
 
+    def identity(self) -> dict[str, Any]:
+        """What decides the batches, beside the seed."""
+        return {
+            "dataset": self.streams["train"].digest,
+            "data.order": "nanogpt",
+            "data.block_size": self.block_size,
+            "data.batch_size": self.batch_size,
+            "data.eval_batches": self.eval_batches,
+        }
+
     def state_dict(self) -> dict[str, Any]:
         generator = None if self._generator is None else self._generator.get_state()
         return {"generator": generator, "next": self._next}
@@ -95,13 +105,21 @@ class NanoGPTLoader:
     There are no epochs in these draws; the length is what a pass over the split would take.
     """
 
-    def __init__(self, draws: NanoGPTDraws, between: Callable[[], None] = lambda: None) -> None:
-        self.draws, self.between = draws, between
+    def __init__(
+        self,
+        draws: NanoGPTDraws,
+        accumulate: int = 1,
+        allow_changes: bool = False,
+        between: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.draws, self.accumulate = draws, accumulate
+        self.allow_changes, self.between = allow_changes, between
         self.wait_s = 0.0  # that the loop has waited for batches
 
     def __len__(self) -> int:
         windows = (len(self.draws.streams["train"]) - 1) // self.draws.block_size
-        return max(1, windows // self.draws.batch_size)
+        steps = windows // (self.draws.batch_size * self.accumulate)
+        return max(1, steps) * self.accumulate
 
     def __iter__(self) -> Iterator[Batch]:
         for _ in range(len(self)):
@@ -111,10 +129,17 @@ class NanoGPTLoader:
             self.wait_s += time.perf_counter() - began
             yield batch
 
+    def _identity(self) -> dict[str, Any]:
+        return {"micro-batches a step": self.accumulate, **self.draws.identity()}
+
     def state_dict(self) -> dict[str, Any]:
-        return self.draws.state_dict()
+        stamps = self.draws.streams["train"].stamps()
+        return {**self.draws.state_dict(), "order": self._identity(), "shards": stamps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not self.allow_changes:
+            check_same_order(state.get("order"), self._identity())
+            self.draws.streams["train"].check_stamps(state.get("shards", {}))
         self.draws.load_state_dict(state)
 
 

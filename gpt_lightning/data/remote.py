@@ -7,7 +7,6 @@ for it at a lock. A file that is deleted while it is mapped stays readable where
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import queue
 import threading
@@ -19,7 +18,7 @@ from typing import Any
 import fsspec
 import numpy as np
 
-from gpt_lightning.data.files import explained
+from gpt_lightning.data.files import explained, file_sha256, sync_folder
 from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, open_shard
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
@@ -67,6 +66,8 @@ class ShardCache:
         Raises:
             UserError: the address does not answer or has no manifest.
         """
+        if self.folder.exists():
+            self._evict()
         url = f"{self.url}/{MANIFEST}"
         return Manifest.parse(fetch_bytes(url), url)
 
@@ -114,7 +115,7 @@ class ShardCache:
                 self.get(shard)
             self._coming.discard(shard.sha256)
 
-    def _evict(self, keep: Path) -> None:
+    def _evict(self, keep: Path | None = None) -> None:
         """Deletes the files that were used longest ago until the cache is within its limit."""
         files = []
         for path in self.folder.iterdir():
@@ -171,29 +172,34 @@ class RemoteStream(TokenStream):
             ahead.append(self._shards[index])
         self._cache.expect(ahead)
 
-    def check_since(self, moment: float) -> None:
-        pass  # what is in the cache has been checked
+    def stamps(self) -> dict[str, list[int]]:
+        return {}
+
+    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
+        pass  # the manifest's digests name the files, which are checked when they are opened
 
     def _tokens(self, index: int) -> np.ndarray:
-        if index not in self._maps:
-            shard = self._shards[index]
-            while True:  # between get and open, another process may have evicted it
-                path = self._cache.get(shard)
-                try:
-                    tokens = open_shard(
-                        path.parent,
-                        Shard(path.name, shard.tokens, shard.sha256),
-                        self._dtype,
-                        self._format,
-                    )
-                    break
-                except UserError:
-                    if path.exists():
-                        raise
-            if len(self._maps) >= 8:  # an open map keeps a deleted file's space
-                self._maps.pop(next(iter(self._maps)))
-            self._maps[index] = tokens, 0
-        return self._maps[index][0]
+        if index in self._maps:
+            self._maps[index] = self._maps.pop(index)  # used now: the last to go
+            return self._maps[index][0]
+        tokens = self._opened(self._shards[index])
+        self._maps[index] = tokens, tokens.nbytes
+        while sum(size for _, size in self._maps.values()) > self._cache.limit_bytes:
+            self._maps.pop(next(iter(self._maps)))  # an open map keeps a deleted file's space
+        return tokens
+
+    def _opened(self, shard: Shard) -> np.ndarray:
+        """A shard's tokens, mapped from a file that has been read through in this process."""
+        while True:
+            path = self._cache.get(shard)
+            try:
+                if file_sha256(path) == shard.sha256:
+                    kept = Shard(path.name, shard.tokens, shard.sha256)
+                    return open_shard(path.parent, kept, self._dtype, self._format)
+                path.unlink(missing_ok=True)  # damaged in the cache: fetched again
+            except (FileNotFoundError, UserError):
+                if path.exists():  # else another process has evicted it in between
+                    raise
 
 
 # ---- fetching ----------------------------------------------------------------------------------
@@ -226,7 +232,10 @@ def fetch_file(url: str, path: Path, sha256: str) -> None:
 
     try:
         attempts(url, fetch)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(temporary, path)
+        sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -252,7 +261,7 @@ def attempts(url: str, fetch: Any) -> Any:
             last: Exception = error
     raise UserError(
         f"cannot fetch {url} after {ATTEMPTS} attempts ({reason}): check the connection and the "
-        "file; a run goes on from its last checkpoint with --ckpt_path"
+        "file; a run goes on from its last checkpoint with --resume auto"
     ) from last
 
 
@@ -271,12 +280,6 @@ def bare(url: str) -> str:
     """The path that the file system knows a URL by."""
     path: str = fsspec.core.url_to_fs(url)[1]
     return path
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal, read in chunks."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpt_lightning.data.files import write_durable
+from gpt_lightning.data.files import file_sha256, write_durable
 from gpt_lightning.data.formats import file_header
 from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, Source, mend, open_shard
 from gpt_lightning.errors import UserError
@@ -86,21 +86,30 @@ class TokenStream:
     def expect(self, starts: np.ndarray, length: int) -> None:
         """Takes note of windows that will be read, in their order."""
 
-    def check_since(self, moment: float) -> None:
-        """Looks whether shards written after a moment are still those of the manifest.
+    def stamps(self) -> dict[str, list[int]]:
+        """Size, inode and times of each shard's file: they change when it is replaced."""
+        return {shard.file: stamp(self._folder / shard.file) for shard in self._shards}
 
-        Args:
-            moment: seconds since the epoch, such as when a checkpoint was saved.
+    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
+        """Looks whether shards whose stamp has changed are still those of the manifest.
+
+        A dataset that was copied elsewhere has other stamps, and is read once.
 
         Raises:
             UserError: a shard has been replaced.
         """
         for shard in self._shards:
             path = self._folder / shard.file
-            if not shard.sha256 or path.stat().st_mtime <= moment:
+            if stamps.get(shard.file) == stamp(path):
                 continue
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if not shard.sha256:
+                if shard.file in stamps:
+                    raise UserError(
+                        f"{path} has changed since the checkpoint was saved, and nothing tells "
+                        "whether its tokens have: go on with --data.allow_changes true"
+                    )
+                continue
+            found = file_sha256(path)
             if found != shard.sha256:
                 raise UserError(
                     f"{path} has been replaced since the checkpoint was saved: expected SHA-256 "
@@ -159,3 +168,9 @@ class TokenStream:
         if os.stat(path).st_size != size:
             raise UserError(f"{path} changed while it was read; {mend(self._folder)}")
         return tokens
+
+
+def stamp(path: Path) -> list[int]:
+    """What changes when a file is replaced, even by one of the same size and time."""
+    found = path.stat()
+    return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]

@@ -42,8 +42,12 @@ class Source(Protocol):
         """What decides the order; fit for JSON. Two equal ones read the same windows."""
         ...
 
-    def check_since(self, moment: float) -> None:
-        """Refuses shards that were replaced after a moment, in seconds since the epoch."""
+    def stamps(self) -> dict[str, list[int]]:
+        """By which a shard that was replaced is known: file -> size and times."""
+        ...
+
+    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
+        """Refuses shards that were replaced since their stamps were taken."""
         ...
 
 
@@ -94,8 +98,11 @@ class Corpus:
             "data.shuffle_windows": order.shuffle_windows,
         }
 
-    def check_since(self, moment: float) -> None:
-        self.stream.check_since(moment)
+    def stamps(self) -> dict[str, list[int]]:
+        return self.stream.stamps()
+
+    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
+        self.stream.check_stamps(stamps)
 
 
 class Mixture:
@@ -157,9 +164,17 @@ class Mixture:
         parts = {name: corpus.identity() for name, corpus in self.corpora.items()}
         return {"data.mixture": parts, "quotas": self.quotas.tolist(), "data.seed": self.seed}
 
-    def check_since(self, moment: float) -> None:
-        for corpus in self.corpora.values():
-            corpus.check_since(moment)
+    def stamps(self) -> dict[str, list[int]]:
+        return {
+            f"{name}/{file}": stamp
+            for name, corpus in self.corpora.items()
+            for file, stamp in corpus.stamps().items()
+        }
+
+    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
+        for name, corpus in self.corpora.items():
+            own = {k.removeprefix(f"{name}/"): v for k, v in stamps.items() if k.startswith(name)}
+            corpus.check_stamps(own)
 
 
 def _read_on(corpus: Corpus, first: int, wanted: np.ndarray) -> np.ndarray:

@@ -116,7 +116,7 @@ def test_want_of_memory_is_no_failure(limited_memory):
 
 def test_a_row_that_hangs_is_timed_out():
     found = sweep.isolated(BENCH.measure, {"kind": "hang", "value": 1}, timeout_s=0.5)
-    assert found == {"status": "timed out", "note": "after 0 s"} or found["note"] == "after 1 s"
+    assert found["status"] == "timed out"
     assert run_sweep(BENCH, configurations("hang", "fine"), [], timeout_s=0.5) == 1
     assert [row["status"] for row in results()] == ["timed out", "ok"]
 

@@ -26,7 +26,10 @@ class Numbers:
     def horizon(self, block_size: int) -> int:
         return 0
 
-    def check_since(self, moment: float) -> None:
+    def stamps(self) -> dict[str, list[int]]:
+        return {}
+
+    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
         pass
 
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:

@@ -1,0 +1,118 @@
+"""`gpt-lightning bench attention`: kernels agree, and memory obeys arithmetic."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt_lightning.bench import attention, memory_meter, sweep
+from gpt_lightning.bench.memory_meter import MIB
+from gpt_lightning.bench.worker import SkippedError, failure
+from gpt_lightning.cli import main
+
+BATCH, D = 2, 16
+
+
+def in_this_process(address: str, configuration: dict, timeout_s: float) -> dict:
+    module, function = address.split(":")
+    try:
+        measured = getattr(importlib.import_module(module), function)(**configuration)
+        return {"status": "ok", "note": "", **measured}
+    except Exception as error:
+        return failure(error)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(memory_meter, "limit_memory", lambda device, gib: None)  # not of pytest
+    monkeypatch.setattr(sweep, "isolated", in_this_process)
+
+
+def measured(kernel: str, context: int, causal: bool = True, dtype: str = "fp32") -> dict:
+    return attention.measure_attention("cpu", dtype, kernel, causal, BATCH, D, context, 1, 3, None)
+
+
+def qkv(context: int) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(BATCH, 1, context, D) for _ in range(3)]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_all_kernels_are_the_same_function(causal: bool) -> None:
+    naive, math, flash = (
+        attention.make_attention(kernel, causal)(*qkv(32))
+        for kernel in ("naive", "sdpa-math", "sdpa-flash")
+    )
+    torch.testing.assert_close(math, naive)
+    torch.testing.assert_close(flash, naive)
+    other = attention.make_attention("naive", not causal)(*qkv(32))
+    assert not torch.allclose(other, naive)
+
+
+def test_memory_held_grows_with_the_square_of_the_context_unless_it_is_fused() -> None:
+    for kernel, at_least, at_most in (("naive", 10.0, 16.1), ("sdpa-flash", 3.9, 4.1)):
+        short, long = (measured(kernel, context)["held_mib"] for context in (128, 512))
+        assert at_least < long / short < at_most, kernel
+    # the weights, float32, are what the definition cannot do without
+    weights = BATCH * 512 * 512 * 4 / MIB
+    assert weights <= measured("naive", 512)["held_mib"] < 1.5 * weights
+
+
+def test_times_are_of_one_step() -> None:
+    row = measured("sdpa-flash", 64)
+    assert row["forward_ms"] > 0
+    assert row["backward_ms"] > 0
+    assert row["total_min_ms"] <= row["total_ms"] <= row["total_p90_ms"] <= row["total_max_ms"]
+    assert row["graphs"] == row["replaced"] == 0
+    assert row["peak_mib"] > row["held_mib"] > 0
+
+
+def test_what_the_device_lacks_is_skipped_with_a_reason() -> None:
+    with pytest.raises(SkippedError, match=r"(?i)kernel|backend"):
+        measured("sdpa-cudnn", 16)
+    with pytest.raises(SkippedError, match="tf32"):
+        measured("naive", 16, dtype="tf32")
+
+
+def test_other_errors_are_not_skips() -> None:
+    def broken(*qkv: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        attention.check_kernel(broken, lambda: torch.zeros(1))
+
+
+def test_the_grid_is_rows_and_a_picture(capsys) -> None:
+    options = "--d 8,16 --contexts 16,64 --kernels naive,sdpa-cudnn --steps 2 --batch 1"
+    assert main(["bench", "attention", "--device=cpu", *options.split(), "--memory-gib=1"]) == 0
+    (folder,) = (sweep.ROOT / "attention").iterdir()
+    rows = json.loads((folder / "results.json").read_text())["rows"]
+    assert len(rows) == 2 * 2 * 2
+    assert {(row["d"], row["context"]) for row in rows} == {(8, 16), (8, 64), (16, 16), (16, 64)}
+    for row in rows:
+        assert row["status"] == ("skipped" if row["kernel"] == "sdpa-cudnn" else "ok")
+    assert (folder / "attention-cpu-fp32.png").stat().st_size > 20_000
+    assert "attention-cpu-fp32.png" in (folder / "results.md").read_text()
+    assert "sdpa-cudnn" in capsys.readouterr().out
+
+
+def test_out_of_memory_is_a_row(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.undo()  # a real process with a real limit
+    configuration = {
+        "device": "cpu",
+        "dtype": "fp32",
+        "kernel": "naive",
+        "causal": True,
+        "batch": 8,
+        "d": D,
+        "context": 4096,  # scores of 512 MiB
+        "warmup": 0,
+        "steps": 1,
+        "memory_gib": 0.4,
+    }
+    row = sweep.isolated(attention.BENCH.measure, configuration, 60.0)
+    assert row["status"] == "out of memory", row
+    assert "allocate" in row["note"]

@@ -1,0 +1,87 @@
+"""`gpt-lightning bench matmul`: rates that follow from the times, and the model's own shapes."""
+
+import importlib
+import json
+
+import pytest
+import torch
+
+from gpt_lightning import flops, peaks
+from gpt_lightning.bench import matmul, sweep
+from gpt_lightning.bench.sizes import SIZES, make_model
+from gpt_lightning.bench.worker import SkippedError, failure
+from gpt_lightning.cli import main
+from gpt_lightning.peaks import Peak
+
+
+@pytest.fixture(autouse=True)
+def own_peak(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(peaks, "measured_peak", lambda device, dtype: Peak(2e12, "a", "test", True))
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_rates_follow_from_times(dtype: str) -> None:
+    m, k, n = 32, 48, 64
+    row = matmul.measure_matmul("cpu", dtype, "some", m, k, n, warmup=1, steps=3)
+    product = 2 * m * k * n
+    assert row["calls"] > 1  # far below a round's length
+    seconds = row["forward_ms"] / 1e3
+    assert row["forward_tflops_per_sec"] == pytest.approx(product / seconds / 1e12)
+    seconds = row["backward_ms"] / 1e3
+    assert row["backward_tflops_per_sec"] == pytest.approx(2 * product / seconds / 1e12)
+    assert row["forward_of_measured"] == pytest.approx(row["forward_tflops_per_sec"] / 2)
+    assert row["measured_peak_tflops_per_sec"] == 2.0
+    assert 0 < row["forward_min_ms"] <= row["forward_ms"]
+    assert row["matmul_precision"] == "highest"
+
+
+def test_shapes_of_the_model_add_up_to_its_flops() -> None:
+    layers, _, width = SIZES["small"]
+    tokens, context = 4 * 256, 256
+    shapes = matmul.model_shapes("small", tokens, width, 10_000)
+    times = {name: 1 if name.endswith("head") else layers for name in shapes}
+    products = sum(2 * m * k * n * times[name] for name, (m, k, n) in shapes.items())
+    with torch.device("meta"):
+        n_params = make_model(list(SIZES["small"]), context).num_params(embeddings=False)
+    per_token = flops.flops_per_token(n_params, layers, width, context)
+    attention = 12 * layers * width * context  # q k^T and weights v are no products with weights
+    # biases and norms are 0.1% of the parameters
+    assert 3 * products / tokens == pytest.approx(per_token - attention, rel=2e-3)
+
+
+def test_tf32_is_of_nvidia() -> None:
+    with pytest.raises(SkippedError, match="tf32"):
+        matmul.tensor_dtype("tf32", torch.device("cpu"))
+
+
+def test_a_sweep_and_a_row_that_fails(monkeypatch) -> None:
+    def in_this_process(address, configuration, timeout_s):
+        module, function = address.split(":")
+        try:
+            if configuration["shape"] == "square 8":
+                raise MemoryError("planted")
+            measured = getattr(importlib.import_module(module), function)(**configuration)
+        except Exception as error:
+            return failure(error)
+        return {"status": "ok", "note": "", **measured}
+
+    monkeypatch.setattr(sweep, "isolated", in_this_process)
+    options = "--device cpu --squares 8,16 --batch 1 --context 4 --vocab-size 64 --steps 2"
+    assert main(["bench", "matmul", *options.split(), "--dtypes=fp32,tf32"]) == 0
+    (folder,) = (sweep.ROOT / "matmul").iterdir()
+    rows = json.loads((folder / "results.json").read_text())["rows"]
+    names = ["square 8", "square 16"]
+    names += [f"small {n}" for n in ("qkv", "attention out", "MLP up", "MLP down", "head")]
+    assert [row["shape"] for row in rows] == names * 2
+    status = ["out of memory", *["ok"] * 6, "out of memory", *["skipped"] * 6]
+    assert [row["status"] for row in rows] == status
+    assert (rows[6]["m"], rows[6]["k"], rows[6]["n"]) == (4, 768, 64)
+
+
+def test_no_shape_is_a_line_not_a_table(capsys) -> None:
+    assert main(["bench", "matmul", "--device=cpu", "--squares=none", "--sizes=none"]) == 2
+    assert "no configuration" in capsys.readouterr().err

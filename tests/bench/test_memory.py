@@ -1,0 +1,154 @@
+"""`gpt-lightning bench memory` and the meters behind it."""
+
+import importlib
+import json
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt_lightning.bench import memory, memory_meter, sweep
+from gpt_lightning.bench.memory_meter import MIB, PhaseMemory
+from gpt_lightning.cli import main
+
+CPU = torch.device("cpu")
+SHAPE, BATCH, CONTEXT = [3, 2, 64], 2, 64
+
+
+@pytest.fixture(autouse=True)
+def no_limit_of_pytest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(memory_meter, "limit_memory", lambda device, gib: None)
+
+
+def measured(mode: str = "training", checkpointing: bool = False, dtype: str = "fp32", **more):
+    arguments = {"device": "cpu", "size": "3/2/64", "shape": SHAPE, "batch": BATCH}
+    arguments |= {"context": CONTEXT, "warmup": 1, "memory_gib": None, "folder": "files"} | more
+    return memory.measure_row(dtype=dtype, mode=mode, checkpointing=checkpointing, **arguments)
+
+
+# ---- meters --------------------------------------------------------------------------------------
+
+
+def test_the_profiler_sees_every_byte() -> None:
+    def work(phase) -> None:
+        with phase("first"):
+            kept = torch.ones(MIB // 4)  # 1 MiB
+            torch.ones(MIB)  # 4 MiB, freed at once
+        with phase("second"):
+            more = torch.ones(MIB // 2)  # 2 MiB
+            del kept
+        del more
+
+    found = memory_meter.measure_memory(work, CPU)
+    assert found.phases["first"] == PhaseMemory(begin=0, peak=5 * MIB, end=MIB)
+    assert found.phases["second"] == PhaseMemory(begin=MIB, peak=3 * MIB, end=2 * MIB)
+    assert found.largest(["first"]) == 4 * MIB
+    assert found.largest(["second"]) == 2 * MIB
+    assert found.timeline[-1][1] == 0  # all was freed
+
+
+def test_samples_see_what_lasts() -> None:
+    level = [5]
+
+    def work(phase) -> None:
+        with phase("first"):
+            level[0] = 9
+            time.sleep(0.05)  # 50 samples
+            level[0] = 7
+
+    found = memory_meter.sampled_memory(work, lambda: level[0], lambda: None)
+    assert found.phases == {"first": PhaseMemory(begin=5, peak=9, end=7)}
+    assert found.largest(["first"]) is None  # samples know no single allocation
+
+
+def test_the_history_of_cuda_adds_up() -> None:
+    trace = [
+        {"action": "segment_alloc", "size": 99, "time_us": 500},
+        {"action": "alloc", "size": 3, "time_us": 1000},
+        {"action": "alloc", "size": 4, "time_us": 2000},
+        {"action": "free_requested", "size": 3, "time_us": 3000},
+        {"action": "free_completed", "size": 3, "time_us": 3000},
+    ]
+    assert memory_meter.read_history(trace, before=10) == [(1.0, 13), (2.0, 17), (3.0, 14)]
+    spans = {"all": (0.5, 3.5), "late": (1.5, 3.5)}
+    timeline = [(0.0, 10), *memory_meter.read_history(trace, before=10)]
+    phases = memory_meter.phases_of(timeline, spans)
+    assert phases["late"] == PhaseMemory(begin=13, peak=17, end=14)
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+def test_memory_is_what_arithmetic_says() -> None:
+    row = measured()
+    n = memory.make_model(SHAPE, CONTEXT).num_params()
+    # weights and AdamW's two moments, float32; and buffers of a few KiB: inputs, step counters
+    assert row["start_mib"] == pytest.approx(3 * n * 4 / MIB, rel=0.01)
+    # while the optimizer works there are the gradients as well
+    assert row["optimizer_peak_mib"] >= 4 * n * 4 / MIB
+    assert row["residual_mib"] == BATCH * CONTEXT * 64 * 4 / MIB == row["residual_measured_mib"]
+    assert row["held_residuals"] == pytest.approx(row["held_mib"] / row["residual_mib"])
+    peaks = [row[f"{phase}_peak_mib"] for phase in ("forward", "backward", "optimizer")]
+    assert row["peak_mib"] == max(peaks)
+    # the largest single tensors are those of the logits
+    assert row["largest_mib"] == pytest.approx(BATCH * CONTEXT * 10_000 * 4 / MIB, rel=0.01)
+
+
+def test_checkpointing_keeps_a_residual_a_block_and_changes_nothing_else() -> None:
+    plain, checkpointed = measured(), measured(checkpointing=True)
+    # a block keeps two norms, q, k, v, attention's output and the MLP's 4 C twice: over 10 C
+    saved = plain["held_residuals"] - checkpointed["held_residuals"]
+    assert saved > 10 * SHAPE[0]
+    assert checkpointed["start_mib"] == plain["start_mib"]
+
+    x, y = torch.randint(10_000, (2, 1, 8))
+    losses = []
+    for wrap in (lambda model: None, memory.checkpoint_blocks):
+        torch.manual_seed(0)
+        model = memory.make_model(SHAPE, 8)
+        wrap(model)
+        loss = model(x, y)
+        loss.backward()
+        losses.append((loss.item(), model.transformer.wpe.weight.grad.norm().item()))
+    assert losses[0] == losses[1]
+
+
+def test_inference_keeps_nothing_but_the_logits() -> None:
+    row = measured("inference")
+    assert row["held_mib"] == pytest.approx(BATCH * CONTEXT * 10_000 * 4 / MIB, rel=0.01)
+    assert "backward_peak_mib" not in row
+    assert row["forward_peak_mib"] < measured()["forward_peak_mib"]
+
+
+def test_a_step_without_a_meter_is_a_step() -> None:
+    model = memory.make_model(SHAPE, 8)
+    before = model.lm_head.weight.clone()
+    memory.make_step(model, "training", nullcontext, 1, 8)(lambda name: nullcontext())
+    assert not torch.equal(model.lm_head.weight, before)
+
+
+def test_a_sweep_has_a_timeline_for_each_row(monkeypatch) -> None:
+    def in_this_process(address, configuration, timeout_s):
+        module, function = address.split(":")
+        measure = getattr(importlib.import_module(module), function)
+        return {"status": "ok", "note": "", **measure(**configuration)}
+
+    monkeypatch.setattr(sweep, "isolated", in_this_process)
+    options = "--device cpu --n-layer 1 --n-head 1 --d-model 16 --contexts 8,16 --batches 1"
+    assert main(["bench", "memory", *options.split(), "--dtypes=fp32"]) == 0
+    (folder,) = (sweep.ROOT / "memory").iterdir()
+    rows = json.loads((folder / "results.json").read_text())["rows"]
+    modes = [(row["context"], row["mode"], row["checkpointing"]) for row in rows]
+    assert modes == [
+        (context, mode, checkpointing)
+        for context in (8, 16)
+        for mode, checkpointing in (("inference", False), ("training", False), ("training", True))
+    ]
+    pictures = [row["files"] for row in rows]
+    assert len(set(pictures)) == len(rows)  # none overwrites another's
+    for name in [*pictures, "peak.png"]:
+        assert Path(folder, name).stat().st_size > 5_000
+        assert name in (folder / "results.md").read_text()

@@ -1,0 +1,106 @@
+"""`gpt-lightning bench overhead` on a tiny model."""
+
+import time
+
+import lightning as L
+import pytest
+import torch
+
+from gpt_lightning.bench import overhead, sweep
+from gpt_lightning.cli import main
+from gpt_lightning.training import quiet_lightning
+
+CPU = torch.device("cpu")
+SHAPE = [1, 1, 16]
+
+
+@pytest.fixture(scope="module")
+def work():
+    """A module and its batch, as measure_overhead makes them."""
+    quiet_lightning()
+    torch.manual_seed(0)
+    module = overhead.make_module(SHAPE, 8, "fp32", False, CPU)
+    x, y = (torch.randint(10_000, (2, 8)) for _ in range(2))
+    return module, (x, y)
+
+
+def test_all_loops_do_the_same_work(work):
+    module, batch = work
+    with torch.no_grad():
+        untrained = float(module(*batch))
+    losses = {}
+    for name in overhead.LOOPS:
+        loop = overhead.Loop(name, module, batch, "fp32")
+        module.load_state_dict(loop._initial)
+        assert len(loop.block(warmup=1, steps=3)) == 3
+        losses[name] = loop.loss
+        module.load_state_dict(loop._initial)
+    assert len(set(losses.values())) == 1, losses  # the same sums in the same order: bit for bit
+    assert losses["raw"] < untrained - 1e-4  # five steps were made
+
+
+def test_blocks_begin_from_the_same_weights(work):
+    loop = overhead.Loop("raw", *work, "fp32")
+    losses = [loop.block(warmup=1, steps=1) and loop.loss for _ in range(2)]
+    assert losses[0] == losses[1]
+    loop.block(warmup=1, steps=4)
+    assert loop.loss < losses[0]
+    work[0].load_state_dict(loop._initial)
+
+
+def test_a_slow_callback_is_measured(monkeypatch):
+    class Slow(L.Callback):
+        def on_train_batch_end(self, *args, **kwargs):
+            time.sleep(0.05)
+
+    fit_callbacks = overhead.fit_callbacks
+    monkeypatch.setattr(overhead, "fit_callbacks", lambda: [*fit_callbacks(), Slow()])
+    found = overhead.measure_overhead(
+        device="cpu",
+        dtype="bf16",
+        compile=False,
+        size="1/1/16",
+        shape=SHAPE,
+        batch=2,
+        context=8,
+        a="raw",
+        b="callbacks",
+        steps=2,
+        warmup=1,
+        rounds=2,
+    )
+    assert found["b_ms"] > 50
+    assert found["difference_ms"] > 25
+    assert found["ratio_min"] <= found["ratio"] <= found["ratio_max"]
+    assert found["graphs"] == 0 or torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert found["a_loss"] == pytest.approx(found["b_loss"], rel=1e-6)
+
+
+def test_a_batch_is_timed_from_request_to_request(monkeypatch):
+    now = iter([0.0, 1.0, 3.0, 6.0])
+    monkeypatch.setattr("gpt_lightning.device.mark", lambda device: next(now))
+    batches = overhead.AskedBatches((torch.zeros(1), torch.zeros(1)), 4)
+    assert len(list(batches)) == len(batches) == 4
+    assert batches.milliseconds() == [1000.0, 2000.0, 3000.0]
+
+
+def test_no_file_is_left(work, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    overhead.Loop("callbacks", *work, "fp32").block(warmup=1, steps=1)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["--pairs", "raw"], "error: --pairs is 'raw': 'raw' is no pair such as raw:trainer"),
+        (["--pairs", "raw:fast"], "error: --pairs is 'raw:fast': 'fast' is none of raw, norm"),
+        (["--rounds", "0"], "error: --steps, --warmup and --rounds must be at least 1"),
+        (["--dtypes", "fp16"], "error: --dtypes is 'fp16'"),
+    ],
+)
+def test_mistakes_take_one_line(args, line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "overhead", *args]) == 2
+    assert capsys.readouterr().err.startswith(line)
+    assert not sweep.ROOT.exists()

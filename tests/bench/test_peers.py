@@ -1,0 +1,90 @@
+"""`gpt-lightning bench peers` on a tiny model."""
+
+import sys
+
+import pytest
+import torch
+
+from gpt_lightning.bench import peers, sweep
+from gpt_lightning.bench.sizes import make_model
+from gpt_lightning.bench.worker import SkippedError, failure
+from gpt_lightning.cli import main
+
+TINY = {
+    "device": "cpu",
+    "dtype": "fp32",
+    "compile": False,
+    "size": "2/2/32",
+    "shape": [2, 2, 32],
+    "batch": 2,
+    "context": 16,
+    "steps": 2,
+    "warmup": 1,
+    "rounds": 2,
+}
+
+
+def test_both_train_the_same_model():
+    pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = make_model([2, 2, 32], 16)
+    peer = peers.make_peer(model)
+    x, y = (torch.randint(10_000, (2, 16)) for _ in range(2))
+    ours, theirs = (peers.Contestant(m, False, (x, y), "fp32") for m in (model, peer))
+    assert ours.loss == pytest.approx(theirs.loss, abs=1e-5)  # float32 sums in another order
+    first = ours.loss
+    for _ in range(3):
+        ours.block(0, 1)
+        theirs.block(0, 1)
+    with torch.no_grad():
+        after = [float(m(x, y)) for m in (model, peer)]
+    assert after[0] == pytest.approx(after[1], abs=1e-4)
+    assert after[0] < first - 1e-3  # neither shares the other's weights, or it had moved twice
+    assert sum(p.numel() for p in peer.parameters()) == model.num_params()
+
+
+def test_a_row_agrees_with_itself():
+    pytest.importorskip("transformers")
+    row = peers.measure_peers(**TINY)
+    assert row["ours_tokens_per_sec"] == pytest.approx(2 * 16 / row["ours_ms"] * 1e3)
+    assert row["theirs_tokens_per_sec"] == pytest.approx(2 * 16 / row["theirs_ms"] * 1e3)
+    assert row["ratio_min"] <= row["ratio"] <= row["ratio_max"]
+    for name in ("ours", "theirs"):
+        assert row[f"{name}_forward_ms"] > 0
+        assert row[f"{name}_backward_ms"] > 0
+        assert row[f"{name}_graphs"] == 0
+    assert row["ours_loss"] == pytest.approx(row["theirs_loss"], abs=1e-5)
+
+
+def test_both_are_compiled(monkeypatch):
+    pytest.importorskip("transformers")
+    compile_module = torch.nn.Module.compile
+    monkeypatch.setattr(  # graphs are counted before a backend sees them
+        torch.nn.Module, "compile", lambda self: compile_module(self, backend="eager")
+    )
+    torch._dynamo.reset()
+    row = peers.measure_peers(**TINY | {"compile": True, "rounds": 1})
+    torch._dynamo.reset()
+    assert row["ours_graphs"] >= 1
+    assert row["theirs_graphs"] >= 1
+
+
+def test_without_transformers_the_row_is_skipped(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(SkippedError, match="transformers is not installed") as caught:
+        peers.measure_peers(**TINY)
+    assert failure(caught.value)["status"] == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["--sizes", "huge"], "error: --sizes is 'huge'"),
+        (["--rounds", "0"], "error: --steps and --rounds must be at least 1"),
+    ],
+)
+def test_mistakes_take_one_line(args, line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "peers", *args]) == 2
+    assert capsys.readouterr().err.startswith(line)
+    assert not sweep.ROOT.exists()

@@ -1,0 +1,200 @@
+"""`gpt-lightning bench profile` on a tiny model: sums that agree with totals."""
+
+import gzip
+import inspect
+import json
+import shlex
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.flop_counter import FlopCounterMode
+
+from gpt_lightning.attention import naive_attention
+from gpt_lightning.bench import sweep
+from gpt_lightning.bench.profile import MODES
+from gpt_lightning.bench.profile_run import (
+    PARTS,
+    attention_flops,
+    attention_in_parts,
+    measure_profile,
+    set_attention,
+    silent,
+)
+from gpt_lightning.bench.sizes import make_model
+from gpt_lightning.bench.trace import KINDS
+from gpt_lightning.bench.worker import SkippedError
+from gpt_lightning.cli import main
+
+SHAPE, BATCH, CONTEXT = [2, 2, 32], 2, 16
+SETTING = {
+    "device": "cpu",
+    "dtype": "fp32",
+    "size": "2/2/32",
+    "shape": SHAPE,
+    "batch": BATCH,
+    "context": CONTEXT,
+    "steps": 2,
+    "warmup": 1,
+    "top": 5,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("profile")
+
+
+@pytest.fixture(scope="module", params=MODES)
+def measured(request, folder):
+    return request.param, measure_profile(**SETTING, mode=request.param, folder=str(folder))
+
+
+def test_what_is_of_its_own_adds_up_to_all_kernels(measured):
+    mode, row = measured
+    ranges = {part["range"]: part for part in row["ranges"]}
+    assert sum(part["own_ms"] for part in ranges.values()) == pytest.approx(row["kernels_ms"])
+    assert ranges["step"]["kernels_ms"] == pytest.approx(row["kernels_ms"])
+    phases = {name.split(" / ")[1] for name in ranges if name.count(" / ") == 1}
+    assert (
+        phases
+        == {
+            "inference": {"forward"},
+            "training": {"forward", "backward"},
+            "full-step": {"data", "forward", "backward", "optimizer"},
+        }[mode]
+    )
+    for part in ranges.values():
+        assert 0 <= part["products_ms"] <= part["kernels_ms"] <= part["span_ms"]
+
+
+def test_kernels_fit_into_the_span(measured):
+    _, row = measured
+    assert 0 < row["busy"] <= 1
+    assert row["kernels_ms"] == pytest.approx(row["busy"] * row["span_ms"])
+    assert row["timer_ms"] > 0
+
+
+def test_shares_add_up_to_1(measured):
+    _, row = measured
+    assert sum(row[kind] for kind in KINDS) == pytest.approx(1.0)
+    assert sum(part["share"] for part in row["kernels"]) == pytest.approx(1.0)
+    assert sum(part["ms"] for part in row["kernels"]) == pytest.approx(row["kernels_ms"])
+    assert sum(part["calls"] for part in row["kernels"]) == pytest.approx(row["kernel_calls"])
+    assert len(row["kernels"]) == SETTING["top"] + 1  # the rest is one row
+    for share in ("time_share", "flop_share"):
+        assert sum(part[share] for part in row["attention"]) == pytest.approx(1.0)
+
+
+def test_matrix_products_are_counted(measured):
+    mode, row = measured
+    forward = SHAPE[0] * 6 + 1  # four linear layers, scores and values; the head
+    # the backward pass has two for each of the forward's
+    assert row["products_calls"] == (forward if mode == "inference" else 3 * forward)
+
+
+def test_attention_is_named_in_every_layer(measured):
+    _, row = measured
+    ranges = {part["range"]: part for part in row["ranges"]}
+    for part in PARTS:
+        assert ranges[f"step / forward / attention / {part}"]["calls"] == SHAPE[0]
+    assert ranges["step / forward / attention / softmax"]["products_ms"] == 0
+    times = {part["part"]: part["kernels_ms"] for part in row["attention"]}
+    attention = ranges["step / forward / attention"]
+    assert sum(times.values()) == pytest.approx(attention["kernels_ms"])
+    assert times["projections"] == pytest.approx(attention["own_ms"])
+
+
+def test_the_trace_opens_and_tensorboard_shows_the_tables(measured, folder):
+    mode, row = measured
+    with gzip.open(folder / row["trace"], "rt") as file:
+        names = {event.get("name") for event in json.load(file)["traceEvents"]}
+    assert {"step", "forward", "attention", "MLP", *PARTS} <= names
+    (run,) = (folder / "tensorboard").glob(f"*-{mode}")
+    events = EventAccumulator(str(run)).Reload()
+    assert {f"profile/{name}/text_summary" for name in ("step", "ranges", "kernels")} <= set(
+        events.Tags()["tensors"]
+    )
+    (busy,) = events.Scalars("profile/busy")
+    assert busy.value == pytest.approx(row["busy"])
+    shares = [events.Scalars(f"share/{kind}")[0].value for kind in KINDS]
+    assert sum(shares) == pytest.approx(1.0, abs=1e-6)  # float32
+
+
+def test_attention_in_parts_is_naive_attention():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 2, 8, 4)
+    named = []
+    in_parts = attention_in_parts(lambda name: named.append(name) or silent(name))
+    assert torch.equal(in_parts(q, k, v, 0.0), naive_attention(q, k, v, 0.0))
+    assert named == list(PARTS)
+    assert torch.equal(in_parts(q[:, :, -1:], k, v, 0.0), naive_attention(q[:, :, -1:], k, v, 0.0))
+
+
+def test_flops_of_the_attention_are_those_that_torch_counts():
+    model = make_model(SHAPE, CONTEXT)
+    set_attention(model, naive_attention)  # torch does not count the fused one of CPUs
+    with FlopCounterMode(display=False) as counter:
+        model(torch.randint(100, (BATCH, CONTEXT)))
+    layers = [counter.get_flop_counts()[f"GPT.transformer.h.{i}.attn"] for i in range(SHAPE[0])]
+    ours = attention_flops(SHAPE, BATCH, CONTEXT)
+    softmax = ours.pop("softmax")
+    assert sum(ours.values()) == sum(sum(layer.values()) for layer in layers)
+    assert softmax == SHAPE[0] * BATCH * SHAPE[1] * CONTEXT**2 * 5
+
+
+def test_what_no_profiler_sees_is_skipped(folder):
+    with pytest.raises(SkippedError, match="MPS"):
+        measure_profile(**(SETTING | {"device": "mps"}), mode="inference", folder=str(folder))
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+OPTIONS = ["--device=cpu", "--n-layer=2", "--n-head=2", "--d-model=32", "--contexts=16"]
+
+
+@pytest.fixture
+def own_process(tmp_path, monkeypatch):
+    """Rows are measured here; the second one crashes."""
+    monkeypatch.chdir(tmp_path)
+
+    def measure(address, values, timeout_s):
+        if values["mode"] == "training":
+            return {"status": "crashed", "note": "planted"}
+        return {"status": "ok", **measure_profile(**values)}
+
+    monkeypatch.setattr(sweep, "isolated", measure)
+
+
+def test_a_planted_crash_is_a_row_and_the_others_have_their_tables(own_process, capsys):
+    assert main(["bench", "profile", *OPTIONS, "--steps=1", "--warmup=0"]) == 1
+    (path,) = sweep.ROOT.glob("profile/*/results.json")
+    found = json.loads(path.read_text())
+    assert [(row["mode"], row["status"]) for row in found["rows"]] == [
+        ("inference", "ok"),
+        ("training", "crashed"),
+        ("full-step", "ok"),
+    ]
+    for name in ("ranges", "attention", "kernels"):
+        assert {row["mode"] for row in found[name]} == {"inference", "full-step"}
+        assert (path.parent / f"{name}.csv").read_text().count("\n") == 1 + len(found[name])
+    assert len(list(path.parent.glob("trace-*.json.gz"))) == 2
+    assert len(list(path.parent.glob("tensorboard/*/events*"))) == 2
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert command[:2] == ["nsys", "profile"]
+    values = json.loads(command[-1])
+    inspect.signature(measure_profile).bind(**values)  # what nsys runs can be called
+    assert (values["device"], values["nsys"]) == ("cuda", True)
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["--steps", "0"], "error: --steps is 0; it must be at least 1"),
+        (["--modes", "trainig"], "error: --modes is 'trainig': 'trainig' is none of inference"),
+        (["--top", "0"], "error: --top is 0; it must be at least 1"),
+    ],
+)
+def test_mistakes_take_one_line(args, line, capsys):
+    assert main(["bench", "profile", *args]) == 2
+    assert capsys.readouterr().err.startswith(line)

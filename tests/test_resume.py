@@ -1,0 +1,139 @@
+"""What `--resume` goes on with: the right run, the right file, and the settings of this command."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt_lightning.cli import main
+
+TINY = [
+    "--model.config.n_layer=1",
+    "--model.config.n_head=1",
+    "--model.config.n_embd=8",
+    "--model.config.block_size=16",
+    "--model.config.vocab_size=null",
+    "--model.schedule=constant",
+    "--data.text_file=text.txt",
+    "--data.tokenizer=char",
+    "--data.batch_size=4",
+    "--trainer.accelerator=cpu",
+    "--trainer.limit_val_batches=1",
+    "--trainer.val_check_interval=4",
+    "--trainer.check_val_every_n_epoch=null",
+    "--trainer.log_every_n_steps=1",
+    "--samples.max_new_tokens=0",
+    "--run_name=run",
+]
+RUN = Path("lightning_logs") / "run"
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, text_file, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def fit(steps: int, *args: str) -> int:
+    return main(["fit", *TINY, f"--trainer.max_steps={steps}", *args])
+
+
+def steps_saved(version: int = 0) -> list[int]:
+    folder = RUN / f"version_{version}" / "checkpoints"
+    return sorted(int(path.name[5:12]) for path in folder.glob("*.ckpt"))
+
+
+def saved(step: int, version: int = 0) -> dict:
+    (path,) = (RUN / f"version_{version}" / "checkpoints").glob(f"step-{step:07d}*.ckpt")
+    return torch.load(path, weights_only=True)
+
+
+def logged_steps(version: int = 0) -> list[int]:
+    rows = (RUN / f"version_{version}" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(row)["step"] for row in rows if "train/loss" in row]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_settings_of_this_command_win_and_are_printed(optimizer, capsys):
+    kind = f"--model.optimizer={optimizer}"
+    assert fit(4, kind) == 0
+    changes = ["--model.weight_decay=0.5", "--model.betas=[0.5, 0.6]", "--resume=auto"]
+    assert fit(8, kind, *changes) == 0
+    assert "changed     model.weight_decay 0.1 -> 0.5" in capsys.readouterr().out
+    groups = saved(8)["optimizer_states"][0]["param_groups"]
+    assert {group["weight_decay"] for group in groups} == {0.5, 0.0}
+    assert {tuple(group["betas"]) for group in groups if "betas" in group} == {(0.5, 0.6)}
+
+
+def test_auto_goes_on_with_the_newest_run_even_if_it_has_saved_nothing(capsys):
+    assert fit(4) == 0
+    (RUN / "version_1").mkdir()  # killed before its first checkpoint
+    assert fit(4, "--resume=auto") == 0
+    assert "no whole checkpoint in lightning_logs/run/version_1" in capsys.readouterr().out
+    assert steps_saved(1) == [4]
+    assert not (RUN / "version_2").exists()
+
+
+def test_a_branch_that_is_left_does_not_come_back(capsys):
+    assert fit(8) == 0
+    (first,) = (RUN / "version_0" / "checkpoints").glob("step-0000004*.ckpt")
+    args = [
+        "--checkpoint.every_n_steps=1",
+        "--checkpoint.keep_last=1",
+        "--model.learning_rate=0.01",
+    ]
+    assert fit(6, f"--resume={first}", *args) == 0
+    assert 6 in steps_saved()
+    assert 8 not in steps_saved()
+    assert "set aside   step-0000008" in capsys.readouterr().err
+    assert fit(7, "--resume=auto", *args) == 0
+    assert logged_steps() == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ("--seed_everything=5", "the checkpoint has seed_everything 1337, this run has 5"),
+        ("--data.batch_size=2", "has sequences a micro-batch 4, this run has 2"),
+        ("--trainer.accumulate_grad_batches=2", "has micro-batches a step 1, this run has 2"),
+        ("--model.decay=all", "model.decay is all, the checkpoint's matrices"),
+        ("--model.config.n_embd=16", "model.config.n_embd is 16, the checkpoint's 8"),
+    ],
+)
+@pytest.mark.parametrize("order", ["shuffled", "nanogpt"])
+def test_another_run_is_refused_with_both_values(change, line, order, capsys):
+    more = [f"--data.order={order}", "--data.seed=1"]
+    assert fit(4, *more) == 0
+    before = {p: p.read_bytes() for p in (RUN / "version_0" / "checkpoints").iterdir()}
+    assert fit(8, *more, "--resume=auto", change) == 2
+    if not (order == "nanogpt" and "batch_size" in change):
+        assert line in capsys.readouterr().err
+    assert {p: p.read_bytes() for p in (RUN / "version_0" / "checkpoints").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["--resume=nowhere"], "--resume nowhere: no whole checkpoint there"),
+        (["--resume=auto", "--trainer.logger=false"], "--resume needs a run folder"),
+        (["--resume=auto", "--ckpt_path=x"], "--resume is for fit, without --ckpt_path"),
+    ],
+)
+def test_what_cannot_be_resumed_is_one_line(args, line, capsys):
+    assert fit(4, *args) == 2
+    assert line in capsys.readouterr().err
+
+
+def test_a_file_outside_of_a_run_is_refused(capsys):
+    assert fit(4) == 0
+    for path in (RUN / "version_0" / "checkpoints").iterdir():
+        path.rename(path.name)
+    (copy,) = Path().glob("*.ckpt")
+    assert fit(8, f"--resume={copy}") == 2
+    assert "is in no run's folder checkpoints/" in capsys.readouterr().err
+
+
+def test_validations_fall_on_whole_steps(capsys):
+    args = ["--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=0.02"]
+    assert fit(4, *args) == 2
+    assert "no multiple of trainer.accumulate_grad_batches 2" in capsys.readouterr().err
