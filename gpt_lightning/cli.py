@@ -96,6 +96,10 @@ def complain(error: Exception) -> int:
     if isinstance(error, UserError):
         print(f"error: {text}", file=sys.stderr)
         return 2
+    if isinstance(error, OSError) and error.filename is not None:
+        advice = "check its permissions and the disk's space"
+        print(f"error: {error.filename}: {error.strerror}; {advice}", file=sys.stderr)
+        return 2
     print(f"error: {type(error).__name__}: {text} ({DEBUG}=1 shows the traceback)", file=sys.stderr)
     return 1
 

@@ -7,6 +7,7 @@ crash between the two renames leaves a pair that agrees.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -189,3 +190,28 @@ def check_writable(folder: Path, needed_bytes: int) -> None:
             f"{needed_bytes / 1e6:,.0f} MB: free some space, or choose another folder with "
             "--trainer.default_root_dir"
         )
+
+
+class FolderLock:
+    """Keeps two processes from training in one run's folder; a dead process holds nothing.
+
+    Raises:
+        UserError: another process is at it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / ".lock"
+        self._file = self._path.open("a")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.close()
+            raise UserError(
+                f"another process is training in {folder.parent}: wait for it, or begin a run of "
+                "another --run_name"
+            ) from error
+
+    def release(self) -> None:
+        """Lets others in."""
+        self._path.unlink(missing_ok=True)
+        self._file.close()

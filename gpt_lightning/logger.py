@@ -12,9 +12,10 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.utils.tensorboard.summary import hparams
 
-from gpt_lightning.data.files import write_atomic
+from gpt_lightning.data.files import explained, write_atomic
 
 METRICS_FILE = "metrics.jsonl"
+EVENTS = "events.out.*"  # TensorBoard's files
 # what TensorBoard's HPARAMS tab compares runs by: the last value of each of these curves
 COMPARED_METRICS = ("val/loss", "train/loss", "perf/tokens_per_sec", "perf/mfu")
 
@@ -45,6 +46,8 @@ class RunLogger(TensorBoardLogger):
         super().__init__(save_dir, name=name, version=version, default_hp_metric=False, **purge)
         self._is_new = version is None
         self._resume_step = resume_step
+        self._found = set(Path(self.log_dir).glob(EVENTS)) if version is not None else set()
+        self._has_logged = False
 
     @property
     def metrics_file(self) -> Path:
@@ -55,6 +58,11 @@ class RunLogger(TensorBoardLogger):
         super().finalize(status)
         if status == "failed" and self._is_new:
             self._remove_if_nothing_happened()
+        elif not self._is_new and not self._has_logged:  # a resume that was refused, or had nothing
+            for path in (
+                set(Path(self.log_dir).glob(EVENTS)) - self._found
+            ):  # to do, changes nothing
+                path.unlink(missing_ok=True)
 
     def _remove_if_nothing_happened(self) -> None:
         # Lightning opens the events file before it looks at the settings
@@ -68,14 +76,16 @@ class RunLogger(TensorBoardLogger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # type: ignore[override]
         super().log_metrics(metrics, step)
+        self._has_logged = True
         finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}  # JSON has no nan
         row = {"step": step, "time": round(time.time(), 3), **finite}
-        self.metrics_file.parent.mkdir(parents=True, exist_ok=True)
-        if self._resume_step is not None:
-            drop_rows_after(self.metrics_file, self._resume_step)
-            self._resume_step = None
-        with self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
+        with explained("write", self.metrics_file):
+            self.metrics_file.parent.mkdir(parents=True, exist_ok=True)
+            if self._resume_step is not None:
+                drop_rows_after(self.metrics_file, self._resume_step)
+                self._resume_step = None
+            with self.metrics_file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row, allow_nan=False) + "\n")
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> None:  # type: ignore[override]

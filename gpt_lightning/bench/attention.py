@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
     Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-# name -> SDPBackend, or None for the definition
-KERNELS: dict[str, str | None] = {
+# name -> SDPBackend and its node in the autograd graph, or None for the definition
+KERNELS: dict[str, tuple[str, str] | None] = {
     "naive": None,
     "compiled": None,
-    "sdpa-math": "MATH",
-    "sdpa-flash": "FLASH_ATTENTION",
-    "sdpa-efficient": "EFFICIENT_ATTENTION",
-    "sdpa-cudnn": "CUDNN_ATTENTION",
+    "sdpa-math": ("MATH", "Softmax"),
+    "sdpa-flash": ("FLASH_ATTENTION", "FlashAttention"),
+    "sdpa-efficient": ("EFFICIENT_ATTENTION", "EfficientAttention"),
+    "sdpa-cudnn": ("CUDNN_ATTENTION", "CudnnAttention"),
 }
 NO_KERNEL = ("no viable backend", "no available kernel")  # torch's words
 
@@ -215,8 +215,7 @@ def measure_attention(
     torch.manual_seed(0)
     attention = make_attention(kernel, causal)
     make = partial(torch.randn, batch, 1, context, d, device=where, dtype=kind, requires_grad=True)
-    if KERNELS[kernel] is not None:
-        check_kernel(attention, make)
+    check_kernel(kernel, attention, make)
     times = time_steps(attention, make, where, warmup, steps)
     return {
         **times,
@@ -235,14 +234,13 @@ def make_attention(kernel: str, causal: bool) -> "Attention":
 
     from gpt_lightning.attention import naive_attention
 
-    backend = KERNELS[kernel]
-    if backend is None:
+    if (backend := KERNELS[kernel]) is None:
         written = partial(naive_attention, dropout_p=0.0) if causal else unmasked_attention
         function: Attention = torch.compile(written, dynamic=False)
         return function if kernel == "compiled" else written
 
     def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        with sdpa_kernel(SDPBackend.__members__[backend]):
+        with sdpa_kernel(SDPBackend.__members__[backend[0]]):
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     return fused
@@ -262,23 +260,41 @@ def replaced_patterns() -> int:
     return int(counters["inductor"]["fuse_attention"])
 
 
-def check_kernel(attention: "Attention", make: "Callable[[], torch.Tensor]") -> None:
-    """Calls it once.
+def check_kernel(kernel: str, attention: "Attention", make: "Callable[[], torch.Tensor]") -> None:
+    """Calls a fused kernel once and looks into the autograd graph for what ran.
 
     Raises:
-        SkippedError: torch has no such kernel for these tensors; with torch's reason, if any.
+        SkippedError: torch has no such kernel for these tensors, with torch's reason, if any; or it
+            took another one.
     """
     from gpt_lightning.bench.worker import SkippedError
 
+    if (backend := KERNELS[kernel]) is None:
+        return
     with warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
         try:
-            attention(make(), make(), make())
+            out = attention(make(), make(), make())
         except RuntimeError as error:
             if not any(sign in str(error).lower() for sign in NO_KERNEL):
                 raise
             said = [str(reason.message).split(" (Triggered")[0] for reason in reasons]
             raise SkippedError("; ".join([*said, str(error)])) from error
+    ran = graph_nodes(out)
+    if not any(backend[1] in name for name in ran):
+        raise SkippedError(f"torch took another kernel: {', '.join(sorted(ran))}")
+
+
+def graph_nodes(out: "torch.Tensor") -> set[str]:
+    """Names of the nodes that made a tensor."""
+    names: set[str] = set()
+    rest: list[Any] = [out.grad_fn]
+    while rest:
+        node = rest.pop()
+        if node is not None:
+            names.add(node.name())
+            rest += [parent for parent, _ in node.next_functions]
+    return names
 
 
 def time_steps(

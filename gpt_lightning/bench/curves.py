@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure  # not pyplot: no global state, no window
+from matplotlib.ticker import NullFormatter
 
 from gpt_lightning.bench.memory_meter import MIB, Memory
 
@@ -50,9 +51,13 @@ def plot_panels(
     for (quantity, column), lines in panels.items():
         axes = grid[quantities.index(quantity)][columns.index(column)]
         draw_lines(axes, lines)
-        axes.set(title=column, ylabel=quantity if column == columns[0] else "", xlabel=x_name)
+        axes.set_ylabel(quantity if column == columns[0] else "")
+        axes.set_title(column if quantity == quantities[0] else "")
+    figure.supxlabel(x_name)
     handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=7, loc="outside lower center", ncols=4)
+    widest = max(map(len, labels), default=1) + 8  # characters, with the line before them
+    fit = max(1, int(size[0] * 15 / widest))  # 15 characters an inch at this size
+    figure.legend(handles, labels, fontsize=7, loc="outside lower center", ncols=fit)
     figure.savefig(path)
 
 
@@ -61,6 +66,7 @@ def draw_lines(axes: Any, lines: Sequence[Line]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.yaxis.set_minor_formatter(NullFormatter())  # twice the time to draw, for clutter
     for line in lines:
         points = sorted((x, y) for x, y in line.points if y is not None and y > 0)
         xs, ys = [x for x, _ in points], [y for _, y in points]

@@ -18,11 +18,11 @@ class Comparison:
     """B against A.
 
     Attributes:
-        a_ms: Median step of A, over all rounds.
-        b_ms: Median step of B.
-        difference_ms: Median over the rounds of B's median step less A's; noise can make it
-            negative where the two are equal.
-        ratio: Median over the rounds of B's median step over A's.
+        a_ms: A step of A: median over the rounds of a block's mean.
+        b_ms: The same of B.
+        difference_ms: Median over the rounds of B's mean step less A's; noise can make it negative
+            where the two are equal.
+        ratio: Median over the rounds of B's mean step over A's.
         ratio_std: Standard deviation of the rounds' ratios; 0 for one round.
         ratio_min: The smallest of them.
         ratio_max: The largest of them.
@@ -48,13 +48,17 @@ def interleave(a: Block, b: Block, rounds: int) -> list[Round]:
 
 
 def compare(rounds: Sequence[Round]) -> Comparison:
-    """Statistics of one round or more; every block has one step at least."""
-    medians = [(statistics.median(a), statistics.median(b)) for a, b in rounds]
-    ratios = [b / a for a, b in medians]
+    """Statistics of one round or more; every block has one step at least.
+
+    A block is its mean: what only every tenth step does, such as logging, counts. A stall spoils
+    its round, which the median over the rounds leaves out.
+    """
+    means = [(statistics.fmean(a), statistics.fmean(b)) for a, b in rounds]
+    ratios = [b / a for a, b in means]
     return Comparison(
-        a_ms=statistics.median([ms for a, _ in rounds for ms in a]),
-        b_ms=statistics.median([ms for _, b in rounds for ms in b]),
-        difference_ms=statistics.median([b - a for a, b in medians]),
+        a_ms=statistics.median([a for a, _ in means]),
+        b_ms=statistics.median([b for _, b in means]),
+        difference_ms=statistics.median([b - a for a, b in means]),
         ratio=statistics.median(ratios),
         ratio_std=statistics.stdev(ratios) if len(ratios) > 1 else 0.0,
         ratio_min=min(ratios),

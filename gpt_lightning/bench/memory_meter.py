@@ -68,7 +68,7 @@ class Memory:
             for (_, before), (t, after) in itertools.pairwise([(0.0, 0), *self.timeline])
             if any(first <= t <= last for first, last in spans)
         ]
-        return max([0, *steps])
+        return max([0, *steps]) if steps else None
 
 
 def measure_memory(work: Work, device: torch.device, snapshot: Path | None = None) -> Memory:

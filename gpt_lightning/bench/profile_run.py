@@ -3,7 +3,6 @@
 import gzip
 import json
 import math
-import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -16,15 +15,21 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from gpt_lightning.attention import AttentionFn, naive_attention
 from gpt_lightning.bench import trace as traces
-from gpt_lightning.bench.profile import BENCH, ProfileRow
+from gpt_lightning.bench.profile import ProfileRow
+from gpt_lightning.bench.profile_tables import (
+    attention_flops,
+    attention_table,
+    kernels_table,
+    ranges_table,
+    summary,
+    write_tensorboard,
+)
 from gpt_lightning.bench.sizes import autocast, check_dtype, make_model
-from gpt_lightning.bench.sweep import make_row
 from gpt_lightning.bench.timing import StepTimer, measure
-from gpt_lightning.bench.trace import KINDS, Work
+from gpt_lightning.bench.trace import Work
 from gpt_lightning.bench.worker import SkippedError
 from gpt_lightning.device import synchronize
 from gpt_lightning.model import GPT, MLP, CausalSelfAttention
-from gpt_lightning.tables import markdown
 
 VOCABULARY = 10_000  # of make_model
 MODULES: dict[type[nn.Module], str] = {
@@ -240,135 +245,3 @@ def watched(step: Step, steps: int) -> None:
         step()
     synchronize(step.device)
     torch.cuda.profiler.stop()
-
-
-# ---- tables, all of one step ---------------------------------------------------------------------
-
-
-def summary(works: list[Work], steps: int, timer_ms: float, on_gpu: bool) -> dict[str, float]:
-    """The row: times, calls and shares."""
-    spans = [
-        traces.span_ms(place, inner, on_gpu)
-        for place, inner in traces.by_range(works)[("step",)].items()
-    ]
-    kernels_ms = traces.total_ms(works) / steps
-    return {
-        "timer_ms": timer_ms,
-        "span_ms": statistics.fmean(spans),
-        "kernels_ms": kernels_ms,
-        "busy": kernels_ms / statistics.fmean(spans),
-        "kernel_calls": len(works) / steps,
-        "products_calls": sum(work.kind == "products" for work in works) / steps,
-        **traces.shares(works),
-    }
-
-
-def ranges_table(works: list[Work], steps: int, on_gpu: bool) -> list[dict[str, Any]]:
-    """A row a range, in the order of the step; what is its own adds up to all kernels."""
-    whole = traces.total_ms(works)
-    rows = []
-    for path, places in traces.by_range(works).items():
-        within = [work for inner in places.values() for work in inner]
-        own = [work for work in within if work.inside[-1].path == path]
-        products = [work for work in within if work.kind == "products"]
-        spans = [traces.span_ms(place, inner, on_gpu) for place, inner in places.items()]
-        rows.append(
-            {
-                "range": " / ".join(path),
-                "calls": len(places) / steps,
-                "span_ms": sum(spans) / steps,
-                "kernels_ms": traces.total_ms(within) / steps,
-                "own_ms": traces.total_ms(own) / steps,
-                "products_ms": traces.total_ms(products) / steps,
-                "share": traces.total_ms(within) / whole,
-            }
-        )
-    return rows
-
-
-def attention_flops(shape: list[int], batch: int, context: int) -> dict[str, int]:
-    """FLOPs of the attention of all layers in one forward pass, by part.
-
-    Args:
-        shape: Layers, heads, width C.
-        batch: Sequences B.
-        context: Tokens T.
-
-    Returns:
-        projections: 3 C and C columns from C rows, 2 FLOPs a multiply-add. Scores and values: the
-        full T x T square a head. softmax: maximum, difference, exponential, sum, quotient.
-    """
-    n_layer, n_head, C = shape
-    square = batch * context**2
-    return {
-        "projections": n_layer * 8 * batch * context * C**2,
-        "attention scores": n_layer * 2 * square * C,
-        "softmax": n_layer * 5 * square * n_head,
-        "value product": n_layer * 2 * square * C,
-    }
-
-
-def attention_table(works: list[Work], steps: int, flops: dict[str, int]) -> list[dict[str, Any]]:
-    """Softmax against matrix products: a row a part, in time and in FLOPs."""
-    parts: dict[str, list[Work]] = {part: [] for part in flops}
-    for work in works:
-        path = work.inside[-1].path
-        if "attention" in path:
-            parts[path[-1] if path[-1] in parts else "projections"].append(work)
-    whole_ms = sum(map(traces.total_ms, parts.values())) / steps
-    rows = []
-    for part, inner in parts.items():
-        ms = traces.total_ms(inner) / steps
-        rows.append(
-            {
-                "part": part,
-                "kernels_ms": ms,
-                "products_ms": traces.total_ms(w for w in inner if w.kind == "products") / steps,
-                "time_share": ms / whole_ms,
-                "gflop": flops[part] / 1e9,
-                "flop_share": flops[part] / sum(flops.values()),
-                "gflop_per_s": flops[part] / ms / 1e6,
-            }
-        )
-    return rows
-
-
-def kernels_table(works: list[Work], steps: int, top: int) -> list[dict[str, Any]]:
-    """A row a kernel, what takes longest first; the last row is the rest."""
-    whole = traces.total_ms(works)
-    groups = list(traces.by_kernel(works).items())
-    rest = [work for _, inner in groups[top:] for work in inner]
-    shown = [*groups[:top], *([(("", f"{len(groups) - top} more", ""), rest)] if rest else [])]
-    return [
-        {
-            "kind": kind,
-            "kernel": kernel,
-            "op": op if op != kernel else "",
-            "calls": len(inner) / steps,
-            "ms": traces.total_ms(inner) / steps,
-            "share": traces.total_ms(inner) / whole,
-        }
-        for (kind, kernel, op), inner in shown
-    ]
-
-
-# ---- TensorBoard ---------------------------------------------------------------------------------
-
-
-def write_tensorboard(folder: Path, result: dict[str, Any]) -> None:
-    """The tables as texts, times and shares as scalars: a run a row."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    setting = {name: value for name, value in result.items() if not isinstance(value, list)}
-    with SummaryWriter(str(folder)) as writer:
-        writer.add_text("profile/step", markdown([make_row(ProfileRow, setting)]))
-        for name, row in BENCH.tables.items():
-            rows = [make_row(row, setting | part) for part in result[name]]
-            writer.add_text(f"profile/{name}", markdown(rows))
-        for name in ("timer_ms", "span_ms", "kernels_ms", "busy"):
-            writer.add_scalar(f"profile/{name}", result[name], 0)
-        for kind in KINDS:
-            writer.add_scalar(f"share/{kind}", result[kind], 0)
-        for part in result["ranges"]:
-            tag = part["range"].replace(" / ", "/").replace(" ", "_")
-            writer.add_scalar(f"kernels_ms/{tag}", part["kernels_ms"], 0)

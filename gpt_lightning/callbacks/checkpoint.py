@@ -19,7 +19,14 @@ import torch
 from gpt_lightning.callbacks.speed import phase
 from gpt_lightning.checkpoint import checkpoint_name, saved_checkpoints
 from gpt_lightning.data.loader import Batch
-from gpt_lightning.durable import DurableCheckpointIO, check_digest, check_writable, sidecar, sweep
+from gpt_lightning.durable import (
+    DurableCheckpointIO,
+    FolderLock,
+    check_digest,
+    check_writable,
+    sidecar,
+    sweep,
+)
 from gpt_lightning.errors import UserError
 from gpt_lightning.loop import at_step_boundary, count_steps_once, is_fitting, is_trial, token_data
 
@@ -67,6 +74,7 @@ class RunCheckpoint(L.Callback):
         self._saved_step = -1
         self._signal = 0
         self._handlers: dict[int, Any] = {}
+        self._lock: FolderLock | None = None
 
     # ---- when ----------------------------------------------------------------------------------
 
@@ -74,6 +82,7 @@ class RunCheckpoint(L.Callback):
         if trainer.is_global_zero and self._writes(trainer):
             weights = sum(p.numel() * p.element_size() for p in pl_module.parameters())
             check_writable(self.folder(trainer), 3 * weights)  # AdamW has two more of each
+            self._lock = FolderLock(self.folder(trainer))
             sweep(self.folder(trainer))
         self._listen()
 
@@ -156,10 +165,22 @@ class RunCheckpoint(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.save(trainer)
 
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        self._let_go()
+
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Gives back the signals and the folder."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers.clear()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     # ---- what ----------------------------------------------------------------------------------
 

@@ -79,6 +79,47 @@ def test_the_history_of_cuda_adds_up() -> None:
     assert phases["late"] == PhaseMemory(begin=13, peak=17, end=14)
 
 
+def test_cuda_leaves_a_snapshot_even_if_memory_ends(monkeypatch) -> None:
+    level = {"now": 10, "peak": 10}  # of a CUDA allocator that we play
+
+    def allocate(size: int) -> None:
+        level["now"] += size
+        level["peak"] = max(level["peak"], level["now"])
+
+    cuda, recorded = torch.cuda, []
+    monkeypatch.setattr(cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(cuda, "memory_allocated", lambda device: level["now"])
+    monkeypatch.setattr(cuda, "max_memory_allocated", lambda device: level["peak"])
+    monkeypatch.setattr(
+        cuda, "reset_peak_memory_stats", lambda device: level.update(peak=level["now"])
+    )
+    monkeypatch.setattr(cuda.memory, "_record_memory_history", lambda **how: recorded.append(how))
+    monkeypatch.setattr(cuda.memory, "_snapshot", lambda device: {"device_traces": [[]]})
+    monkeypatch.setattr(cuda.memory, "_dump_snapshot", lambda name: Path(name).write_text("all"))
+
+    def work(phase) -> None:
+        with phase("forward"):
+            allocate(7)
+            allocate(-4)
+        with phase("backward"):
+            allocate(1)
+
+    found = memory_meter.measure_memory(work, torch.device("cuda"))
+    assert not recorded
+    assert found.phases["forward"] == PhaseMemory(begin=10, peak=17, end=13)
+    assert found.phases["backward"] == PhaseMemory(begin=13, peak=14, end=14)  # peaks start anew
+
+    def fails(phase) -> None:
+        with phase("forward"):
+            raise RuntimeError("CUDA out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        memory_meter.measure_memory(fails, torch.device("cuda"), Path("a.pickle"))
+    assert Path("a.pickle").read_text() == "all"
+    assert recorded[-1] == {"enabled": None}  # and recording is over
+
+
 # ---- rows ----------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import lightning as L
 import pytest
 import torch
 
-from gpt_lightning.bench import overhead, sweep
+from gpt_lightning.bench import overhead, overhead_run, sweep
 from gpt_lightning.cli import main
 from gpt_lightning.training import quiet_lightning
 
@@ -19,7 +19,7 @@ def work():
     """A module and its batch, as measure_overhead makes them."""
     quiet_lightning()
     torch.manual_seed(0)
-    module = overhead.make_module(SHAPE, 8, "fp32", False, CPU)
+    module = overhead_run.make_module(SHAPE, 8, "fp32", False, CPU)
     x, y = (torch.randint(10_000, (2, 8)) for _ in range(2))
     return module, (x, y)
 
@@ -30,7 +30,7 @@ def test_all_loops_do_the_same_work(work):
         untrained = float(module(*batch))
     losses = {}
     for name in overhead.LOOPS:
-        loop = overhead.Loop(name, module, batch, "fp32")
+        loop = overhead_run.Loop(name, module, batch, "fp32")
         module.load_state_dict(loop._initial)
         assert len(loop.block(warmup=1, steps=3)) == 3
         losses[name] = loop.loss
@@ -40,7 +40,7 @@ def test_all_loops_do_the_same_work(work):
 
 
 def test_blocks_begin_from_the_same_weights(work):
-    loop = overhead.Loop("raw", *work, "fp32")
+    loop = overhead_run.Loop("raw", *work, "fp32")
     losses = [loop.block(warmup=1, steps=1) and loop.loss for _ in range(2)]
     assert losses[0] == losses[1]
     loop.block(warmup=1, steps=4)
@@ -53,9 +53,9 @@ def test_a_slow_callback_is_measured(monkeypatch):
         def on_train_batch_end(self, *args, **kwargs):
             time.sleep(0.05)
 
-    fit_callbacks = overhead.fit_callbacks
-    monkeypatch.setattr(overhead, "fit_callbacks", lambda: [*fit_callbacks(), Slow()])
-    found = overhead.measure_overhead(
+    fit_callbacks = overhead_run.fit_callbacks
+    monkeypatch.setattr(overhead_run, "fit_callbacks", lambda: [*fit_callbacks(), Slow()])
+    found = overhead_run.measure_overhead(
         device="cpu",
         dtype="bf16",
         compile=False,
@@ -78,15 +78,15 @@ def test_a_slow_callback_is_measured(monkeypatch):
 
 def test_a_batch_is_timed_from_request_to_request(monkeypatch):
     now = iter([0.0, 1.0, 3.0, 6.0])
-    monkeypatch.setattr("gpt_lightning.device.mark", lambda device: next(now))
-    batches = overhead.AskedBatches((torch.zeros(1), torch.zeros(1)), 4)
+    monkeypatch.setattr("gpt_lightning.bench.overhead_run.mark", lambda device: next(now))
+    batches = overhead_run.AskedBatches((torch.zeros(1), torch.zeros(1)), 4)
     assert len(list(batches)) == len(batches) == 4
     assert batches.milliseconds() == [1000.0, 2000.0, 3000.0]
 
 
 def test_no_file_is_left(work, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    overhead.Loop("callbacks", *work, "fp32").block(warmup=1, steps=1)
+    overhead_run.Loop("callbacks", *work, "fp32").block(warmup=1, steps=1)
     assert not list(tmp_path.iterdir())
 
 

@@ -15,12 +15,14 @@ from gpt_lightning.bench import sweep
 from gpt_lightning.bench.profile import MODES
 from gpt_lightning.bench.profile_run import (
     PARTS,
-    attention_flops,
+    Step,
     attention_in_parts,
     measure_profile,
+    nvtx_range,
     set_attention,
     silent,
 )
+from gpt_lightning.bench.profile_tables import attention_flops
 from gpt_lightning.bench.sizes import make_model
 from gpt_lightning.bench.trace import KINDS
 from gpt_lightning.bench.worker import SkippedError
@@ -198,3 +200,31 @@ def test_a_planted_crash_is_a_row_and_the_others_have_their_tables(own_process, 
 def test_mistakes_take_one_line(args, line, capsys):
     assert main(["bench", "profile", *args]) == 2
     assert capsys.readouterr().err.startswith(line)
+
+
+# ---- what needs a GPU, with its calls replaced ---------------------------------------------------
+
+
+def test_under_nsys_only_the_steps_are_recorded_and_no_profiler_is_in_the_way(
+    monkeypatch, tmp_path
+):
+    calls = []
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: calls.append("start"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: calls.append("stop"))
+    run_step = Step.__call__
+    monkeypatch.setattr(Step, "__call__", lambda self: calls.append("step") or run_step(self))
+    measure_profile(**SETTING, mode="full-step", folder=str(tmp_path), nsys=True)
+    steps = ["step"] * SETTING["steps"]
+    # warm-up and those timed without ranges; one more with them; those recorded
+    assert calls == ["step", *steps, "step", "start", *steps, "stop"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_on_cuda_a_range_is_an_nvtx_range_too(monkeypatch):
+    named = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range", lambda name: named.append(name) or silent(name))
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profiler, nvtx_range("softmax"):
+        torch.ones(4).softmax(0)
+    assert named == ["softmax"]
+    assert "softmax" in {event.key for event in profiler.key_averages()}

@@ -105,3 +105,12 @@ def test_the_spread_is_that_of_the_rounds():
     assert (found.ratio_min, found.ratio, found.ratio_max) == (1.0, 2.0, 3.0)
     assert found.ratio_std == pytest.approx(1.0)
     assert found.named("ours", "theirs")["theirs_ms"] == 20.0
+
+
+def test_what_every_tenth_step_does_counts_and_a_stalled_round_does_not():
+    logging = [1.0] * 9 + [6.0]
+    rounds = [([1.0] * 10, logging)] * 4 + [([1.0] * 10, [500.0] * 10)]
+    found = compare(rounds)
+    assert found.b_ms == pytest.approx(1.5)
+    assert found.ratio == pytest.approx(1.5)
+    assert found.ratio_max == 500.0
