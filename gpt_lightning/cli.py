@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 
 from gpt_lightning import __version__
@@ -66,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # with one busy that made a step 230 ms instead of 60; at this count 130, and 61 on an idle
     # machine. It must be there before torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    threading.excepthook = complain_of_thread
     try:
         return dispatch(argv)
     except SystemExit as exit_:  # --help and the like
@@ -102,6 +104,15 @@ def complain(error: Exception) -> int:
         return 2
     print(f"error: {type(error).__name__}: {text} ({DEBUG}=1 shows the traceback)", file=sys.stderr)
     return 1
+
+
+def complain_of_thread(args: threading.ExceptHookArgs) -> None:
+    """One line for what ends a thread, such as TensorBoard's on a full disk; the run goes on."""
+    if os.environ.get(DEBUG) == "1":
+        threading.__excepthook__(args)
+    elif args.exc_value is not None:
+        text = " ".join(str(args.exc_value).split())
+        print(f"warning: {args.exc_type.__name__} in a thread: {text}", file=sys.stderr)
 
 
 def dispatch(argv: list[str]) -> int:

@@ -28,8 +28,8 @@ class CompareRow:
 
     configuration: str = column("configuration")
     quantity: str = column("quantity", width=20)
-    a: float | None = column("A", ",.6g", 12)
-    b: float | None = column("B", ",.6g", 12)
+    a: float | None = column("A", ",.3f", 15)
+    b: float | None = column("B", ",.3f", 15)
     ratio: float | None = column("B/A", ",.3f", 8)
     note: str = column("note", default="")
 

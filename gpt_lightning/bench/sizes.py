@@ -15,7 +15,7 @@ from gpt_lightning.bench.sweep import (
     run_sweep,
     switch,
 )
-from gpt_lightning.parsing import OneLineParser
+from gpt_lightning.parsing import OneLineParser, underscored
 from gpt_lightning.tables import column
 
 if TYPE_CHECKING:
@@ -105,7 +105,12 @@ def make_parser() -> OneLineParser:
     parser.add_argument("--dtypes", default="fp32,bf16", help=f"Of {', '.join(DTYPES)}.")
     parser.add_argument("--compile", default="false", help="true, false, or both with a comma.")
     parser.add_argument("--steps", type=int, default=10, help="Steps measured a row.")
-    parser.add_argument("--warmup", default="2", help="Steps before, with commas: a study of them.")
+    parser.add_argument(
+        "--warmup",
+        "--warmup_study",
+        default="2",
+        help="Steps before, with commas: a study of them.",
+    )
     parser.add_argument("--n_layer", type=int | None, default=None, help="A size of your own.")
     parser.add_argument("--n_head", type=int | None, default=None, help="Its heads.")
     parser.add_argument("--d_model", type=int | None, default=None, help="Its width.")
@@ -115,7 +120,7 @@ def make_parser() -> OneLineParser:
 
 def run(argv: list[str]) -> int:
     """Runs `bench sizes ...`."""
-    args = make_parser().parse_args(argv[2:])
+    args = make_parser().parse_args(underscored(argv[2:]))
     sizes = {name: SIZES[name] for name in listed(args.sizes, one_of(list(SIZES)), "--sizes")}
     if args.n_layer is not None:
         own = (args.n_layer, args.n_head or 12, args.d_model or 768)

@@ -9,7 +9,8 @@ import torch
 from harness import SilentWrong
 
 # moments and places, which differ from run to run
-NOT_COMPARED = {"saved_at", "time", "dirpath", "best_model_path", "last_model_path"}
+# stamps of files (inodes, times) are of a folder, not of a run
+NOT_COMPARED = {"shards", "time", "dirpath", "best_model_path", "last_model_path"}
 Trace = dict[tuple[int, int, int], list[Any]]
 
 
