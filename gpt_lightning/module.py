@@ -13,6 +13,7 @@ from gpt_lightning import __version__, flops, optim
 from gpt_lightning.checkpoint import differences
 from gpt_lightning.data.datamodule import TokenDataModule
 from gpt_lightning.data.loader import IGNORE_INDEX, Batch
+from gpt_lightning.device import seed_device
 from gpt_lightning.errors import UserError
 from gpt_lightning.hub import pretrained_state_dict
 from gpt_lightning.loop import at_log_step, is_fitting, token_data
@@ -273,7 +274,7 @@ class GPTModule(L.LightningModule):
         # Dropout's draws are derived, not saved: any step can be had without those before it, and
         # each rank drops other activations.
         place = (self._seed, self.trainer.global_step, self.micro_batches, self.trainer.global_rank)
-        torch.manual_seed(optim.mix(*place))
+        seed_device(self.device, optim.mix(*place))
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         loss = self(*batch)
