@@ -55,7 +55,8 @@ class RunLogger(TensorBoardLogger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        super().finalize(status)
+        with explained("write", Path(self.log_dir)):
+            super().finalize(status)
         if status == "failed" and self._is_new:
             self._remove_if_nothing_happened()
         elif not self._is_new and not self._has_logged:  # a resume that was refused, or had nothing
@@ -75,7 +76,8 @@ class RunLogger(TensorBoardLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # type: ignore[override]
-        super().log_metrics(metrics, step)
+        with explained("write", Path(self.log_dir)):
+            super().log_metrics(metrics, step)
         self._has_logged = True
         finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}  # JSON has no nan
         row = {"step": step, "time": round(time.time(), 3), **finite}
