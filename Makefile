@@ -30,10 +30,10 @@ setup: $(DEV) ## Make the environment, with the tools for tests and checks
 train: $(BASE) ## Train on Shakespeare's plays: configs/quickstart.yaml
 	$(BIN)/gpt-lightning fit --config configs/quickstart.yaml
 
-# One thread: the models are tiny, and two threads wait for each other whenever another process has
-# a core (13 s became more than 90 s for tests/test_module.py on a busy machine with two cores).
+# A process for each core, up to four, and each with one thread (tests/conftest.py): the models are
+# tiny, and two threads wait for each other whenever another process has a core.
 test: $(DEV) ## Run the test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
 
 faults: $(DEV) ## Hurt real runs and print what came of it, case by case: some ten minutes
 	$(BIN)/python -m pytest tests/faults -m ""

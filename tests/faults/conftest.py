@@ -13,12 +13,12 @@ from harness import SilentWrong, fit, gpt
 from table import CASES, Row, markdown
 
 RESULTS = Path(__file__).resolve().parents[2] / "lightning_logs" / "faults" / "results.md"
-ROWS = pytest.StashKey[dict[str, Row]]()
+ROWS: dict[str, Row] = {}  # of this session, by case
+TOLD = pytest.StashKey["Case"]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "case(id): of tests/faults/table.py that a test is of")
-    config.stash.setdefault(ROWS, {})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,32 +43,41 @@ class Case:
 
 @pytest.fixture
 def case(request: pytest.FixtureRequest) -> Case:
-    found = Case()
-    request.node.user_properties.append(("case", found))
-    return found
+    request.node.stash[TOLD] = Case()
+    return request.node.stash[TOLD]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Adds to the report what the table takes from it: plain data, as it may cross processes."""
     report: Any = yield
     marker = item.get_closest_marker("case")
     if marker is None or (call.when != "call" and report.outcome == "passed"):
         return report
-    row = item.config.stash[ROWS].setdefault(marker.args[0], Row())
-    told = dict(item.user_properties).get("case", Case())
-    row.stock += told.stock
-    if told.stock and not told.seen:  # of stock Lightning alone
-        return report
+    told = item.stash.get(TOLD, Case())
     failure = call.excinfo if report.outcome == "failed" else None
-    seen = [f"{item.name}: {failure.exconly(tryshort=True)}"] if failure else told.seen
-    silent = failure is not None and failure.errisinstance(SilentWrong)
-    row.note(report.outcome, call.duration, seen, silent)
+    found = {
+        "case": marker.args[0],
+        "seen": [f"{item.name}: {failure.exconly(tryshort=True)}"] if failure else told.seen,
+        "silent": failure is not None and failure.errisinstance(SilentWrong),
+        "stock": told.stock,
+        "of_stock_alone": bool(told.stock) and not told.seen,
+    }
+    report.user_properties.append(("fault", found))
     return report
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    rows = config.stash[ROWS]
-    if len(rows) < len(CASES) // 2:  # a few chosen cases are no result
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    for name, found in report.user_properties:
+        if name == "fault":
+            row = ROWS.setdefault(found["case"], Row())
+            row.stock += found["stock"]
+            if not found["of_stock_alone"]:
+                row.note(report.outcome, report.duration, found["seen"], found["silent"])
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if len(ROWS) < len(CASES) // 2:  # a few chosen cases are no result
         return
     import lightning
     import torch
@@ -77,7 +86,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, "
         f"torch {torch.__version__}, lightning {lightning.__version__}"
     )
-    text = markdown({case: rows[case] for case in CASES if case in rows}, environment)
+    text = markdown({case: ROWS[case] for case in CASES if case in ROWS}, environment)
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(text)
     terminalreporter.write(f"\n{text}\nwritten to {RESULTS.relative_to(RESULTS.parents[2])}\n")

@@ -381,7 +381,10 @@ def test_workers_die_with_a_killed_parent(source: Path, tmp_path: Path) -> None:
 
 def workers_of(pid: int) -> list[int]:
     found = subprocess.run(
-        ["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=False
+        ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(pid)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     lines = [line.split(None, 1) for line in found.stdout.splitlines()]
     return [int(pid) for pid, args in lines if "spawn_main" in args]
