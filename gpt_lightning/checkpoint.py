@@ -14,6 +14,12 @@ from gpt_lightning.durable import check_digest, read_sidecar
 from gpt_lightning.errors import UserError
 from gpt_lightning.model import GPT, GPTConfig
 
+# GPTModule's arguments as a checkpoint has them. Lightning acts on some other names, such as
+# _instantiator, which says what to import; a file that has any is refused.
+HYPERPARAMETERS = frozenset(
+    """config optimizer learning_rate min_learning_rate schedule warmup_steps decay_steps weight_decay
+    decay betas muon_learning_rate muon_momentum fused compile matmul_precision""".split()
+)
 NAME = re.compile(r"step-(\d+)(?:-loss-(\d+\.\d+))?\.ckpt")  # RunCheckpoint's files
 
 
@@ -174,6 +180,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
         check_digest(path)
     try:
         raw = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        unknown = raw["hyper_parameters"].keys() - HYPERPARAMETERS
+        if unknown:
+            raise ValueError(f"unknown hyper_parameters: {', '.join(sorted(unknown))}")
         return Checkpoint(
             config=GPTConfig(**raw["hyper_parameters"]["config"]),
             weights={

@@ -24,6 +24,7 @@ from gpt_lightning.checkpoint import (
     newest_checkpoint,
     newest_run,
     read_checkpoint,
+    saved_checkpoints,
 )
 from gpt_lightning.data.datamodule import DEFAULT_SEED, TokenDataModule
 from gpt_lightning.device import check_accelerator
@@ -139,8 +140,13 @@ class GPTCLI(LightningCLI):
                 f"--resume {path}: no whole checkpoint there; give a checkpoint, a run folder, or "
                 "auto"
             )
+        if found is None and saved_checkpoints(run / "checkpoints"):
+            raise UserError(
+                f"--resume auto: no checkpoint of {run} is whole: restore one, or begin a new run "
+                "with --resume never"
+            )
         if found is None:
-            print(f"resume      no whole checkpoint in {run}: starting at step 0")
+            print(f"resume      no checkpoint in {run}: starting at step 0")
         self.run_folder = run if run != path or found is not None else None
         return found
 

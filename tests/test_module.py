@@ -5,6 +5,7 @@ import lightning as L
 import pytest
 import torch
 
+from gpt_lightning.checkpoint import HYPERPARAMETERS
 from gpt_lightning.data.datamodule import TokenDataModule
 from gpt_lightning.errors import UserError
 from gpt_lightning.model import GPTConfig
@@ -172,6 +173,7 @@ def test_a_checkpoint_is_the_whole_module(text_file, tmp_path):
     trainer.save_checkpoint(path)
     again = GPTModule.load_from_checkpoint(path, weights_only=True)
     assert again.hyperparameters() == module.hyperparameters()
+    assert module.hyperparameters().keys() == HYPERPARAMETERS
     assert again.config == dataclasses.replace(TINY, vocab_size=trainer.datamodule.vocab_size)
     assert same(again, module)
 

@@ -69,9 +69,19 @@ def test_auto_goes_on_with_the_newest_run_even_if_it_has_saved_nothing(capsys):
     assert fit(4) == 0
     (RUN / "version_1").mkdir()  # killed before its first checkpoint
     assert fit(4, "--resume=auto") == 0
-    assert "no whole checkpoint in lightning_logs/run/version_1" in capsys.readouterr().out
+    assert "no checkpoint in lightning_logs/run/version_1" in capsys.readouterr().out
     assert steps_saved(1) == [4]
     assert not (RUN / "version_2").exists()
+
+
+def test_auto_does_not_begin_anew_over_files_that_are_all_damaged(capsys):
+    assert fit(4) == 0
+    for path in (RUN / "version_0" / "checkpoints").glob("*.ckpt"):
+        path.write_bytes(b"")
+    rows = logged_steps()
+    assert fit(4, "--resume=auto") == 2
+    assert "no checkpoint of lightning_logs/run/version_0 is whole" in capsys.readouterr().err
+    assert logged_steps() == rows
 
 
 def test_a_branch_that_is_left_does_not_come_back(capsys):

@@ -81,7 +81,8 @@ def read_trace(path: Path) -> tuple[Trace, list[str]]:
     """What was trained on by (rank, step, micro-batch), and what is wrong with the order.
 
     A step that was lost with a killed process is trained again: with the same windows, the same
-    dropout and thus the same loss, or it is listed as wrong. So is a gap.
+    dropout and thus the same loss, or it is listed as wrong. So is a gap. A rank that joins later
+    begins where the others are.
     """
     seen: Trace = {}
     wrong: list[str] = []
@@ -91,7 +92,7 @@ def read_trace(path: Path) -> tuple[Trace, list[str]]:
         key = (rank, step, micro)
         if seen.setdefault(key, what) != what:
             wrong.append(f"{key} was {seen[key]} and is {what} in session {session}")
-        before = last.get(rank, (-1, 0))
+        before = last.get(rank, max(last.values(), default=(-1, 0)))
         if micro == 0 and step > before[0] + 1:
             wrong.append(f"a gap from step {before[0]} to {step} in rank {rank}")
         if micro > 0 and before != (step, micro - 1):

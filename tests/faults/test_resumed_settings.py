@@ -77,8 +77,8 @@ def test_workers_may_change_on_resume(every, stopped, case):
 @pytest.mark.parametrize(
     ("args", "values"),
     [
-        (("--data.batch_size", "4"), (16, 8)),  # sequences a step
-        (("--trainer.accumulate_grad_batches", "4"), (16, 32)),
+        (("--data.batch_size", "4"), (8, 4)),
+        (("--trainer.accumulate_grad_batches", "4"), (2, 4)),
         (("--data.block_size", "8"), (16, 8)),
         (("--seed_everything", "8"), (7, 8)),
         (("--data.seed", "9"), (7, 9)),
@@ -105,16 +105,18 @@ def test_the_override_is_the_one_that_the_line_names(stopped, case):
 
 
 @pytest.mark.case("R27")
-def test_the_same_step_of_other_micro_batches_is_the_same_order(whole, folder, case):
+def test_other_micro_batches_can_be_allowed_and_have_the_same_order(whole, folder, case):
     """4 sequences x 4 micro-batches are 8 x 2; dropout off, for its masks are by micro-batch."""
     off = ("--model.config.dropout", "0.0")
     stop = {"signal_at": [15, 10, 1], "trace": str(folder / "trace.jsonl")}
     assert fit(folder, *off, faults=stop).code == 143
     other = ("--data.batch_size", "4", "--trainer.accumulate_grad_batches", "4",
              "--trainer.val_check_interval", "24")  # fmt: skip
+    fit(folder, *RESUME, *off, *other).refused("checkpoint has", "this run has", "allow_changes")
+    other += ("--data.allow_changes", "true")
     fit(folder, *RESUME, *off, *other, faults={"trace": str(folder / "trace.jsonl")}).ok()
     assert sequences(folder / "trace.jsonl") == sequences(whole / "trace.jsonl")
-    case.saw("4 x 4 for 8 x 2: the same order")
+    case.saw("4 x 4 for 8 x 2: refused; allowed, the same order")
 
 
 @pytest.mark.case("R30")
