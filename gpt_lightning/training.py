@@ -11,6 +11,7 @@ from jsonargparse import capture_parser
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from gpt_lightning import ranks
 from gpt_lightning.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.callbacks.predictions import TokenLosses
 from gpt_lightning.callbacks.progress import StepProgress
@@ -180,7 +181,9 @@ class GPTCLI(LightningCLI):
             kwargs["logger"] = self.run_logger
         elif config.trainer.logger in (None, True):
             kwargs["logger"] = self._make_logger(config)
-        kwargs["plugins"] = [*plugins(config.trainer.plugins), DurableCheckpointIO()]
+        chosen = plugins(config.trainer.plugins)
+        meeting = ranks.environment(config.trainer.num_nodes, chosen)
+        kwargs["plugins"] = [*chosen, *meeting, DurableCheckpointIO()]
         # Lightning refuses "off" for what is among the callbacks
         callback_keys = self._parser(self.subcommand).callback_keys
         if config.trainer.enable_progress_bar is False:

@@ -1,0 +1,81 @@
+"""Where the ranks of one machine meet: at an address that no other machine can reach."""
+
+import os
+import socket
+from typing import Any
+
+from lightning.fabric.plugins.environments import (
+    ClusterEnvironment,
+    LightningEnvironment,
+    LSFEnvironment,
+    MPIEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
+from torch.distributed import TCPStore
+
+# what Lightning looks for itself, and the variables of processes that a launcher has started
+CLUSTERS = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
+STARTED = {"MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"}
+LOOPBACK = "127.0.0.1"
+
+
+class LoopbackEnvironment(LightningEnvironment):
+    """Lightning's environment of one machine, whose ranks meet at the loopback address.
+
+    PyTorch's own meeting place, a TCPStore in rank 0, listens at every address of the machine, and
+    whoever connects can write into it. Here the process that starts the ranks opens the store on a
+    socket of its own, and all ranks are its clients.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._store: TCPStore | None = None
+
+    @property
+    def main_address(self) -> str:
+        return LOOPBACK
+
+    @property
+    def main_port(self) -> int:
+        if self._store is None:
+            self._open()
+        return super().main_port
+
+    def _open(self) -> None:
+        with socket.socket() as listener:
+            listener.bind((LOOPBACK, 0))
+            listener.listen()
+            port = listener.getsockname()[1]
+            self._store = TCPStore(
+                LOOPBACK,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),  # the store's from here on
+            )
+        os.environ["MASTER_PORT"] = str(port)
+        # PyTorch's word for: the store is there, be a client of it
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+
+    def teardown(self) -> None:
+        super().teardown()
+        if self._store is not None:
+            self._store = None
+            for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
+                os.environ.pop(name, None)
+
+
+def environment(num_nodes: int, plugins: list[Any]) -> list[ClusterEnvironment]:
+    """The plugin for a run whose ranks, if any, this process starts on this machine.
+
+    Args:
+        num_nodes: Trainer's.
+        plugins: Trainer's; one of them may say where the ranks are.
+
+    Returns:
+        Nothing where a cluster or a launcher starts the ranks, which Lightning finds out itself.
+    """
+    managed = any(kind.detect() for kind in CLUSTERS) or STARTED & os.environ.keys()
+    chosen = any(isinstance(plugin, ClusterEnvironment) for plugin in plugins)
+    return [] if num_nodes > 1 or managed or chosen else [LoopbackEnvironment()]
