@@ -19,10 +19,10 @@ DEV := $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test faults check check-format check-lint check-types format tensorboard clean
+.PHONY: help setup train test faults check check-format check-lint check-types format bench-gpu tensorboard clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: $(DEV) ## Make the environment, with the tools for tests and checks
 	@echo "Ready: $(VENV). Everything that needs it finds it there; by hand: . $(BIN)/activate"
@@ -52,6 +52,9 @@ check-types: $(DEV)
 format: $(DEV) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+
+bench-gpu: $(DEV) ## Measure all four GPT-2s on this GPU: benchmarks/gpu_CHIP.md; about an hour
+	$(BIN)/gpt-lightning bench gpu
 
 tensorboard: $(BASE) ## Look at the runs in lightning_logs/
 	$(BIN)/tensorboard --logdir lightning_logs

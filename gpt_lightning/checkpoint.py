@@ -17,8 +17,13 @@ from gpt_lightning.model import GPT, GPTConfig
 # GPTModule's arguments as a checkpoint has them. Lightning acts on some other names, such as
 # _instantiator, which says what to import; a file that has any is refused.
 HYPERPARAMETERS = frozenset(
-    """config optimizer learning_rate min_learning_rate schedule warmup_steps decay_steps weight_decay
-    decay betas muon_learning_rate muon_momentum fused compile matmul_precision""".split()
+    (
+        "config",
+        "optimizer",
+        *("learning_rate", "min_learning_rate", "schedule", "warmup_steps", "decay_steps"),
+        *("weight_decay", "decay", "betas", "muon_learning_rate", "muon_momentum"),
+        *("fused", "compile", "matmul_precision"),
+    )
 )
 NAME = re.compile(r"step-(\d+)(?:-loss-(\d+\.\d+))?\.ckpt")  # RunCheckpoint's files
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from gpt_lightning import __version__
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import MemoryExhaustedError, UserError
 
 DEBUG = "GPT_LIGHTNING_DEBUG"
 
@@ -58,9 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Returns:
-        Exit code: 0, or 2 for a mistake that the user can mend, 1 for a defect, 130 for Ctrl-C.
-            Failures leave
-        one line on standard error, and a traceback only if GPT_LIGHTNING_DEBUG=1.
+        Exit code: 0, or 2 for a mistake that the user can mend or a want of memory, 1 for a defect,
+        130 for Ctrl-C. Failures leave one line on standard error, and a traceback only if
+        GPT_LIGHTNING_DEBUG=1.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     # Threads of GNU OpenMP, PyTorch's on Linux, spin while they wait for each other. On two cores
@@ -95,7 +95,7 @@ def complain(error: Exception) -> int:
     """Prints the line and returns the exit code that an exception deserves."""
     # a loader's worker hands its whole traceback on; the line is at its end
     text = " ".join(str(error).rpartition("UserError: ")[2].split())
-    if isinstance(error, UserError):
+    if isinstance(error, UserError | MemoryExhaustedError):
         print(f"error: {text}", file=sys.stderr)
         return 2
     if isinstance(error, OSError) and error.filename is not None:

@@ -4,6 +4,9 @@ import torch
 import torch.nn.functional as F
 
 from gpt_lightning.model import GPT
+from gpt_lightning.packed import decoding_twin
+
+PACKED_FROM = 64  # tokens that laying out the weights pays from: it takes as long as some 20
 
 
 def filter_top_k(logits: torch.Tensor, top_k: int | None) -> torch.Tensor:
@@ -14,7 +17,6 @@ def filter_top_k(logits: torch.Tensor, top_k: int | None) -> torch.Tensor:
     return logits.masked_fill(logits < kth, -torch.inf)
 
 
-@torch.no_grad()
 def generate(
     model: GPT,
     idx: torch.Tensor,
@@ -23,6 +25,7 @@ def generate(
     top_k: int | None = None,
     generator: torch.Generator | None = None,
     vocab_size: int | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Continues each sequence by max_new_tokens tokens.
 
@@ -32,7 +35,8 @@ def generate(
     semantics, exactly.
 
     Args:
-        model: the model; evaluated without dropout, its mode is restored.
+        model: the model; evaluated without dropout, in its weights' dtype whatever autocast says
+            (it would cast all of them again for each token). Its mode stays.
         idx: prompts, int64 (B, T), T >= 1.
         max_new_tokens: how many tokens to add.
         temperature: divides the logits; 0 takes the most likely token.
@@ -40,24 +44,41 @@ def generate(
         generator: source of the random numbers, on the model's device.
         vocab_size: tokens that the tokenizer knows; rows beyond it (padding of the matrix) are
             never sampled.
+        dtype: of the matrix products; None: the weights' own. bfloat16 reads half as much, which is
+            what a token's time goes into, and rounds: the text is another one now and then.
 
     Returns:
         int64 (B, T + max_new_tokens), prompts included.
     """
-    was_training = model.training
-    model.eval()
-    caches = model.make_caches()
-    block_size = model.config.block_size
-    fresh = idx[:, -block_size:]  # what the cache has not seen
-    for _ in range(max_new_tokens):
-        if len(caches[0]) + fresh.size(1) > block_size:
-            caches, fresh = model.make_caches(), idx[:, -block_size:]
-        # forward, not model(...): a compiled model would be compiled again for every length
-        logits = model.forward(fresh, caches=caches)[:, -1, :vocab_size].float()  # (B, V)
-        fresh = sample_token(logits, temperature, top_k, generator)
-        idx = torch.cat((idx, fresh), dim=1)
-    model.train(was_training)
-    return idx
+    pack = max_new_tokens >= PACKED_FROM
+    with torch.inference_mode(), torch.autocast(idx.device.type, enabled=False):
+        twin = decoding_twin(model, dtype, pack)
+        tokens = _continue(twin, idx, max_new_tokens, temperature, top_k, generator, vocab_size)
+    return tokens.clone()  # a tensor that autograd takes
+
+
+def _continue(
+    model: GPT,
+    idx: torch.Tensor,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    generator: torch.Generator | None,
+    vocab_size: int | None,
+) -> torch.Tensor:
+    B, T = idx.shape
+    end, block_size = T + max_new_tokens, model.config.block_size
+    tokens = torch.cat((idx, idx.new_empty(B, max_new_tokens)), dim=1)  # (B, end)
+    caches = model.make_caches(min(end, block_size))
+    for n in range(T, end):  # tokens so far
+        if n > block_size:
+            x = model.transformer(tokens[:, n - block_size : n])  # (B, block_size, C)
+        else:
+            x = model.transformer(tokens[:, len(caches[0]) : n], caches)  # (B, T or 1, C)
+        # the head at the last position alone: before it nobody asks
+        logits = model.lm_head(x[:, -1])[:, :vocab_size].float()  # (B, V)
+        tokens[:, n : n + 1] = sample_token(logits, temperature, top_k, generator)
+    return tokens
 
 
 def sample_token(

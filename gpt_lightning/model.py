@@ -12,9 +12,11 @@ from typing import Literal
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from gpt_lightning.attention import ATTENTION
 from gpt_lightning.errors import UserError
+from gpt_lightning.loss import chunked_cross_entropy, pad_columns
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,9 @@ class GPTConfig:
         attention: sdpa: PyTorch's fused kernels. naive: the (T, T) matrix written out.
         activation: gelu_tanh: the tanh approximation that GPT-2 was trained with. gelu: exact, as
             in nanoGPT.
+        loss_chunk: Positions whose logits the loss holds at a time; null: all B x T of them.
+        checkpointing: Keep only the blocks' inputs and compute the rest again in the backward:
+            a third more work, a fraction of the memory, the same gradients.
     """
 
     n_layer: int = 12
@@ -49,9 +54,11 @@ class GPTConfig:
     init: Literal["gpt2", "nanogpt", "default"] = "gpt2"
     attention: Literal["sdpa", "naive"] = "sdpa"
     activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
+    loss_chunk: int | None = None
+    checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size"):
+        for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "loss_chunk"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} is {value}; it must be at least 1")
@@ -76,20 +83,31 @@ SIZES: dict[str, GPTConfig] = {
 
 
 class LayerCache:
-    """Keys and values of the tokens that one layer has seen, (B, nh, S, hs) each."""
+    """Keys and values of the tokens that one layer has seen.
 
-    def __init__(self) -> None:
-        self.k: torch.Tensor | None = None
+    Args:
+        size: Tokens that there is room for: one buffer that is written once, where appending would
+            copy all of it again at each token.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size, self.length = size, 0
+        self.k: torch.Tensor | None = None  # (B, nh, size, hs), known at the first tokens
         self.v: torch.Tensor | None = None
 
     def __len__(self) -> int:
-        return 0 if self.k is None else self.k.size(-2)
+        return self.length
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Adds the keys and values of new tokens and returns those of all tokens so far."""
-        self.k = k if self.k is None else torch.cat((self.k, k), dim=-2)
-        self.v = v if self.v is None else torch.cat((self.v, v), dim=-2)
-        return self.k, self.v
+        if self.k is None or self.v is None:
+            B, nh, _, hs = k.shape
+            self.k, self.v = (k.new_empty(B, nh, self.size, hs) for _ in range(2))
+        start, self.length = self.length, self.length + k.size(-2)
+        assert self.length <= self.size, "more tokens than the cache has room for"
+        self.k[:, :, start : self.length] = k
+        self.v[:, :, start : self.length] = v
+        return self.k[:, :, : self.length], self.v[:, :, : self.length]  # (B, nh, S, hs) each
 
 
 class CausalSelfAttention(nn.Module):
@@ -159,6 +177,7 @@ class Transformer(nn.Module):
         self.drop = nn.Dropout(config.dropout)
         self.h = nn.ModuleList([Block(config) for _ in range(config.n_layer)])
         self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.checkpointing = config.checkpointing
 
     def forward(self, idx: torch.Tensor, caches: list[LayerCache] | None = None) -> torch.Tensor:
         start = len(caches[0]) if caches else 0
@@ -166,7 +185,10 @@ class Transformer(nn.Module):
         pos = torch.arange(start, start + idx.size(1), device=idx.device)  # (T,)
         x = self.drop(self.wte(idx) + self.wpe(pos))  # (B, T, C)
         for layer, block in enumerate(self.h):
-            x = block(x, caches[layer] if caches else None)
+            if self.checkpointing and caches is None and torch.is_grad_enabled():
+                x = checkpoint(block, x, use_reentrant=False)  # dropout draws the same again
+            else:
+                x = block(x, caches[layer] if caches else None)
         return self.ln_f(x)  # type: ignore[no-any-return]
 
 
@@ -186,12 +208,7 @@ def project_to_vocabulary(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor
     Returns:
         Logits, (B, T, V).
     """
-    missing = max(0, 16 - x.size(-1))
-    return (
-        F.linear(F.pad(x, (0, missing)), F.pad(weight, (0, missing)))
-        if missing
-        else F.linear(x, weight)
-    )
+    return F.linear(*pad_columns(x, weight))
 
 
 class GPT(nn.Module):
@@ -261,15 +278,19 @@ class GPT(nn.Module):
             float32 scalar.
         """
         x = self.transformer(idx, caches)  # (B, T, C)
+        chunk = self.config.loss_chunk
+        if targets is not None and chunk is not None:  # the same loss in less memory
+            return chunked_cross_entropy(*pad_columns(x, self.lm_head.weight), targets, chunk)
         logits = project_to_vocabulary(x, self.lm_head.weight)  # (B, T, V)
         if targets is None:
             return logits
         # float32 whatever the precision: a bfloat16 sum of exponentials over V has two digits
         return F.cross_entropy(logits.float().view(-1, logits.size(-1)), targets.reshape(-1))
 
-    def make_caches(self) -> list[LayerCache]:
-        """Empty caches for one batch of sequences."""
-        return [LayerCache() for _ in range(self.config.n_layer)]
+    def make_caches(self, size: int | None = None) -> list[LayerCache]:
+        """Empty caches for one batch of sequences of up to `size` tokens; None: block_size."""
+        size = self.config.block_size if size is None else size
+        return [LayerCache(size) for _ in range(self.config.n_layer)]
 
     def num_params(self, embeddings: bool = True) -> int:
         """Number of parameters.

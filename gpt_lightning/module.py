@@ -15,6 +15,7 @@ from gpt_lightning.data.datamodule import TokenDataModule
 from gpt_lightning.data.loader import IGNORE_INDEX, Batch
 from gpt_lightning.device import seed_device
 from gpt_lightning.errors import UserError
+from gpt_lightning.guard import GradientGuard
 from gpt_lightning.hub import pretrained_state_dict
 from gpt_lightning.loop import at_log_step, is_fitting, token_data
 from gpt_lightning.model import GPT, GPTConfig
@@ -100,6 +101,7 @@ class GPTModule(L.LightningModule):
         self._seed = 0  # of the run
         self._loss_sum: torch.Tensor | None = None  # over the micro-batches of the current step
         self.micro_batches = 0  # of the step under way that are done
+        self._guard = GradientGuard()
 
     def _check_bounds(self) -> None:
         bounds = {
@@ -193,6 +195,7 @@ class GPTModule(L.LightningModule):
         }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._guard.check()  # no checkpoint of steps that were skipped
         checkpoint[self.CHECKPOINT_HYPER_PARAMS_KEY] = self.hyperparameters()
         data = token_data(self.trainer)
         if data is not None:  # enough to sample from the file alone
@@ -260,6 +263,7 @@ class GPTModule(L.LightningModule):
 
     def on_train_start(self) -> None:
         self._loss_sum, self.micro_batches = None, 0
+        self._guard = GradientGuard()
         self._seed = torch.initial_seed()
         self._settings_win()
 
@@ -417,12 +421,13 @@ class GPTModule(L.LightningModule):
             torch.nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
             gradient_clip_val = None
         norm = optim.clip_gradients(self.parameters(), gradient_clip_val)
+        step = self.trainer.global_step + 1
         # with a GradScaler such a step is skipped, and the scale lowered
-        if getattr(self.trainer.precision_plugin, "scaler", None) is None and not norm.isfinite():
-            raise UserError(
-                f"gradient norm is {norm.item()} at step {self.trainer.global_step + 1}: weights "
-                "were not changed; lower model.learning_rate, or go on from a checkpoint before it "
-                "with --resume auto"
-            )
-        if at_log_step(self.trainer, self.trainer.global_step + 1):
+        if getattr(self.trainer.precision_plugin, "scaler", None) is None:
+            self._guard.watch(optimizer, norm, step)
+        if at_log_step(self.trainer, step):
+            self._guard.check()
             self.log("optim/grad_norm", norm)
+
+    def on_train_end(self) -> None:
+        self._guard.check()

@@ -20,6 +20,7 @@ def sample(
     top_k: int | None = 200,
     seed: int = 1337,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
+    dtype: Literal["fp32", "bf16"] = "fp32",
 ) -> None:
     """Write text with a trained model.
 
@@ -35,6 +36,7 @@ def sample(
         top_k: Samples among the k most likely tokens only; null: among all.
         seed: Of the draws.
         device: Where the model runs; auto: cuda, else mps, else cpu.
+        dtype: Of the matrix products; bf16 is about twice as fast on a CPU that has it, and rounds.
     """
     for name, value in {"num_samples": num_samples, "max_new_tokens": max_new_tokens}.items():
         if value < 1:
@@ -46,19 +48,31 @@ def sample(
 
     from gpt_lightning.checkpoint import find_checkpoint, load_model
     from gpt_lightning.device import check_accelerator, default_device
-    from gpt_lightning.generate import generate
+    from gpt_lightning.generate import PACKED_FROM, generate
+    from gpt_lightning.packed import decoding_twin
 
     check_accelerator(device, "32-true", "--device")
     torch_device = default_device() if device == "auto" else device
     checkpoint = find_checkpoint(Path(path))
     model, tokenizer = load_model(checkpoint)
-    model.to(torch_device)
+    products = torch.bfloat16 if dtype == "bf16" else None
+    # once, for all texts
+    model = decoding_twin(
+        model.to(torch_device), products, num_samples * max_new_tokens >= PACKED_FROM
+    )
     print(f"# {checkpoint}", flush=True)
     start = torch.tensor([start_tokens(tokenizer, prompt)], device=torch_device)
     generator = torch.Generator(torch_device).manual_seed(seed)
     for number in range(num_samples):
         tokens = generate(
-            model, start, max_new_tokens, temperature, top_k, generator, tokenizer.vocab_size
+            model,
+            start,
+            max_new_tokens,
+            temperature,
+            top_k,
+            generator,
+            tokenizer.vocab_size,
+            products,
         )
         text = tokenizer.decode(tokens[0].tolist())
         print("---------------" if number else "", text, sep="\n", flush=True)

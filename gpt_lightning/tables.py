@@ -8,10 +8,12 @@ import csv
 import dataclasses
 import io
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+RESULTS = "results.json"
 Row = Any  # an instance of a dataclass whose fields are made by `column`
 
 
@@ -120,13 +122,23 @@ def write_report(
     parts += [
         f"## {name.capitalize()}\n\n{markdown(rows)}" for name, rows in tables.items() if rows
     ]
-    (folder / "results.md").write_text("\n".join(parts), encoding="utf-8")
+    replace_text(folder / "results.md", "\n".join(parts))
     data = {
         "title": title,
         "machine": machine,
         "notes": list(notes),
         **{name: [dataclasses.asdict(row) for row in rows] for name, rows in tables.items()},
     }
-    (folder / "results.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    replace_text(folder / RESULTS, json.dumps(data, indent=2) + "\n")
     for name, rows in tables.items():
-        (folder / f"{name}.csv").write_text(csv_text(rows), encoding="utf-8")
+        replace_text(folder / f"{name}.csv", csv_text(rows))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file in one step: whoever is interrupted leaves the old one or the new one."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -30,9 +30,10 @@ from gpt_lightning.checkpoint import (
 from gpt_lightning.data.datamodule import DEFAULT_SEED, TokenDataModule
 from gpt_lightning.device import check_accelerator
 from gpt_lightning.durable import DurableCheckpointIO, check_digest
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import MemoryExhaustedError, UserError, is_out_of_memory
 from gpt_lightning.logger import RunLogger
 from gpt_lightning.module import GPTModule
+from gpt_lightning.out_of_memory import out_of_memory_line
 from gpt_lightning.parsing import OneLine, check_config_files, config_paths
 
 # callbacks that every run has; their arguments are keys of their own
@@ -113,7 +114,9 @@ class GPTCLI(LightningCLI):
             str(config.trainer.precision or "32-true"),
             "--trainer.accelerator",
         )
-        check_accumulation(config.trainer)
+        check_accumulation(
+            config.trainer.accumulate_grad_batches, config.trainer.val_check_interval
+        )
         if config.resume != "never":
             self.resumed = self._resumed_checkpoint(config)
             config.ckpt_path = None if self.resumed is None else str(self.resumed)
@@ -168,6 +171,10 @@ class GPTCLI(LightningCLI):
     def after_instantiate_classes(self) -> None:
         self.config_init[str(self.subcommand)]["weights_only"] = True  # loading runs no code
         self.datamodule.use_block_size(self.model.config.block_size)
+        if self.subcommand == "fit":
+            self.datamodule.use_trainer(self.trainer)
+            interval = self.config_init[str(self.subcommand)].trainer.val_check_interval
+            check_accumulation(self.trainer.accumulate_grad_batches, interval)
         ckpt_path = self.config_init[str(self.subcommand)].ckpt_path
         if ckpt_path:
             checkpoint = read_checkpoint(Path(ckpt_path))
@@ -195,6 +202,15 @@ class GPTCLI(LightningCLI):
             return super().instantiate_trainer(**kwargs)
         except (ValueError, ZeroDivisionError) as error:  # Trainer's own checks of its arguments
             raise UserError(f"trainer: {error}") from error
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        try:
+            super()._run_subcommand(subcommand)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            line = out_of_memory_line(subcommand, self.trainer, self.model, self.datamodule)
+            raise MemoryExhaustedError(line) from error
 
     def _make_logger(self, config: Any) -> RunLogger:
         if self.run_folder is None:
@@ -235,13 +251,16 @@ def print_resumption(path: Path, checkpoint: Checkpoint, module: GPTModule) -> N
         print(f"changed     model.{line}")
 
 
-def check_accumulation(trainer: Any) -> None:
+def check_accumulation(accumulate: int, interval: Any) -> None:
     """Refuses a validation, and with it a checkpoint, in the middle of an optimizer step.
 
     Gradients of the micro-batches so far would be lost with the checkpoint, and their time with
     the validation's.
+
+    Args:
+        accumulate: Micro-batches a step.
+        interval: Trainer's val_check_interval; an int counts micro-batches.
     """
-    accumulate, interval = trainer.accumulate_grad_batches, trainer.val_check_interval
     if accumulate < 1:
         raise UserError(f"trainer.accumulate_grad_batches is {accumulate}; it must be at least 1")
     if isinstance(interval, int) and interval % accumulate:

@@ -80,6 +80,8 @@ def test_shakespeare_char_is_nanogpts(parse):
         "init": "gpt2",
         "attention": "sdpa",
         "activation": "gelu",
+        "loss_chunk": None,
+        "checkpointing": False,
     }
     assert (config.model.learning_rate, config.model.min_learning_rate) == (1e-3, 1e-4)
     assert (config.model.warmup_steps, config.model.decay_steps) == (100, 5000)

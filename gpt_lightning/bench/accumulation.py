@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from gpt_lightning.bench.sizes import devices
+from gpt_lightning.bench.options import devices
 from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, run_sweep
 from gpt_lightning.parsing import OneLineParser, underscored
 from gpt_lightning.tables import column
@@ -68,7 +68,7 @@ def run(argv: list[str]) -> int:
             "upcast": upcast,
             "published": float(published),
         }
-        for device in devices(args.device)
+        for device in devices(args)
         for accumulator, addend, upcast, published in PUBLISHED
     ]
     return run_sweep(BENCH, configurations, argv, args.resume, args.timeout_s)

@@ -1,33 +1,24 @@
 """`gpt-lightning bench attention`: the written-out definition, compiled, and every fused kernel."""
 
 import itertools
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpt_lightning.bench.matmul import tensor_dtype
-from gpt_lightning.bench.sizes import DTYPES, compiled_graphs, devices
-from gpt_lightning.bench.sweep import (
-    Bench,
-    add_sweep_arguments,
+from gpt_lightning.bench.options import (
+    DTYPES,
+    at_least,
+    check_bounds,
+    check_positive,
+    devices,
     listed,
     one_of,
-    run_sweep,
     switch,
 )
+from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, run_sweep
 from gpt_lightning.parsing import OneLineParser, underscored
 from gpt_lightning.tables import column
-
-if TYPE_CHECKING:
-    import torch
-
-    from gpt_lightning.bench.memory_meter import Memory, PhaseContext
-    from gpt_lightning.bench.timing import StepTimer
-
-    Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 # name -> SDPBackend and its node in the autograd graph, or None for the definition
 KERNELS: dict[str, tuple[str, str] | None] = {
@@ -38,7 +29,6 @@ KERNELS: dict[str, tuple[str, str] | None] = {
     "sdpa-efficient": ("EFFICIENT_ATTENTION", "EfficientAttention"),
     "sdpa-cudnn": ("CUDNN_ATTENTION", "CudnnAttention"),
 }
-NO_KERNEL = ("no viable backend", "no available kernel")  # torch's words
 
 
 @dataclass(frozen=True)
@@ -110,7 +100,7 @@ BENCH = Bench(
     name="attention",
     title="Attention alone: definition, compiled, fused",
     row=AttentionRow,
-    measure="gpt_lightning.bench.attention:measure_attention",
+    measure="gpt_lightning.bench.attention_run:measure_attention",
     notes=(
         "One head, q, k and v of (batch, 1, context, d). naive: softmax(q k^T / sqrt(d)) v written "
         "out; compiled: the same through torch.compile (graphs: how many it made; replaced: how "
@@ -164,6 +154,8 @@ def make_parser() -> OneLineParser:
 def run(argv: list[str]) -> int:
     """Runs `bench attention ...`."""
     args = make_parser().parse_args(underscored(argv[2:]))
+    check_bounds(args, batch=1, steps=1, warmup=0)
+    check_positive(args, "memory_gib")
     configurations = [
         {
             "device": device,
@@ -178,179 +170,12 @@ def run(argv: list[str]) -> int:
             "memory_gib": args.memory_gib,
         }
         for device, dtype, causal, d, context, kernel in itertools.product(
-            devices(args.device),
-            listed(args.dtypes, one_of(DTYPES), "--dtypes"),
-            listed(args.causal, switch, "--causal"),
-            listed(args.d, int, "--d"),
-            listed(args.contexts, int, "--contexts"),
-            listed(args.kernels, one_of(list(KERNELS)), "--kernels"),
+            devices(args),
+            listed(args, "dtypes", one_of(DTYPES)),
+            listed(args, "causal", switch),
+            listed(args, "d", at_least(1)),
+            listed(args, "contexts", at_least(1)),
+            listed(args, "kernels", one_of(list(KERNELS))),
         )
     ]
     return run_sweep(BENCH, configurations, argv, args.resume, args.timeout_s)
-
-
-# ---- in the row's own process --------------------------------------------------------------------
-
-
-def measure_attention(
-    device: str,
-    dtype: str,
-    kernel: str,
-    causal: bool,
-    batch: int,
-    d: int,
-    context: int,
-    warmup: int,
-    steps: int,
-    memory_gib: float | None,
-) -> dict[str, Any]:
-    """Times forward and backward of one kernel and tells what it holds in between."""
-    import torch
-
-    from gpt_lightning.bench.memory_meter import limit_memory
-
-    where = torch.device(device)
-    kind = tensor_dtype(dtype, where)
-    limit_memory(where, memory_gib)
-    torch.manual_seed(0)
-    attention = make_attention(kernel, causal)
-    make = partial(torch.randn, batch, 1, context, d, device=where, dtype=kind, requires_grad=True)
-    check_kernel(kernel, attention, make)
-    times = time_steps(attention, make, where, warmup, steps)
-    return {
-        **times,
-        **memory_of(held_memory(attention, make, where)),
-        "graphs": compiled_graphs(),
-        "replaced": replaced_patterns(),
-        "matmul_precision": torch.get_float32_matmul_precision(),
-    }
-
-
-def make_attention(kernel: str, causal: bool) -> "Attention":
-    """A function of q, k and v, (B, 1, T, d) each."""
-    import torch
-    import torch.nn.functional as F
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    from gpt_lightning.attention import naive_attention
-
-    if (backend := KERNELS[kernel]) is None:
-        written = partial(naive_attention, dropout_p=0.0) if causal else unmasked_attention
-        function: Attention = torch.compile(written, dynamic=False)
-        return function if kernel == "compiled" else written
-
-    def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        with sdpa_kernel(SDPBackend.__members__[backend[0]]):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-    return fused
-
-
-def unmasked_attention(q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor") -> "torch.Tensor":
-    """The definition without a mask: every query sees every key."""
-    scores = (q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5  # (B, 1, T, T)
-    out: torch.Tensor = scores.softmax(dim=-1) @ v
-    return out
-
-
-def replaced_patterns() -> int:
-    """Attentions that torch.compile has replaced by scaled_dot_product_attention so far."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["inductor"]["fuse_attention"])
-
-
-def check_kernel(kernel: str, attention: "Attention", make: "Callable[[], torch.Tensor]") -> None:
-    """Calls a fused kernel once and looks into the autograd graph for what ran.
-
-    Raises:
-        SkippedError: torch has no such kernel for these tensors, with torch's reason, if any; or it
-            took another one.
-    """
-    from gpt_lightning.bench.worker import SkippedError
-
-    if (backend := KERNELS[kernel]) is None:
-        return
-    with warnings.catch_warnings(record=True) as reasons:
-        warnings.simplefilter("always")
-        try:
-            out = attention(make(), make(), make())
-        except RuntimeError as error:
-            if not any(sign in str(error).lower() for sign in NO_KERNEL):
-                raise
-            said = [str(reason.message).split(" (Triggered")[0] for reason in reasons]
-            raise SkippedError("; ".join([*said, str(error)])) from error
-    ran = graph_nodes(out)
-    if not any(backend[1] in name for name in ran):
-        raise SkippedError(f"torch took another kernel: {', '.join(sorted(ran))}")
-
-
-def graph_nodes(out: "torch.Tensor") -> set[str]:
-    """Names of the nodes that made a tensor."""
-    names: set[str] = set()
-    rest: list[Any] = [out.grad_fn]
-    while rest:
-        node = rest.pop()
-        if node is not None:
-            names.add(node.name())
-            rest += [parent for parent, _ in node.next_functions]
-    return names
-
-
-def time_steps(
-    attention: "Attention",
-    make: "Callable[[], torch.Tensor]",
-    device: "torch.device",
-    warmup: int,
-    steps: int,
-) -> dict[str, Any]:
-    """Times of forward and backward, each inside the step."""
-    import torch
-
-    from gpt_lightning.bench.timing import measure
-
-    q, k, v, gradient = (make() for _ in range(4))
-
-    def step(timer: "StepTimer") -> None:
-        out = attention(q, k, v)
-        timer.end("forward")
-        torch.autograd.grad(out, (q, k, v), gradient)
-        timer.end("backward")
-
-    times, first_step_s = measure(step, device, warmup, steps)
-    found: dict[str, Any] = {"first_step_s": first_step_s}
-    for phase in ("forward", "backward", "total"):
-        found |= {f"{phase}_ms": times[phase].median, f"{phase}_std_ms": times[phase].std}
-    for name in ("mean", "min", "p90", "max"):
-        found[f"total_{name}_ms"] = getattr(times["total"], name)
-    return found
-
-
-def held_memory(
-    attention: "Attention", make: "Callable[[], torch.Tensor]", device: "torch.device"
-) -> "Memory":
-    """Memory by phase of one more step, which nobody times."""
-    import torch
-
-    from gpt_lightning.bench.memory_meter import measure_memory
-
-    def step(phase: "PhaseContext") -> None:
-        q, k, v, gradient = (make() for _ in range(4))
-        with phase("forward"):
-            out = attention(q, k, v)
-        with phase("backward"):
-            torch.autograd.grad(out, (q, k, v), gradient)
-
-    return measure_memory(step, device)
-
-
-def memory_of(memory: "Memory") -> dict[str, Any]:
-    """The columns of memory."""
-    from gpt_lightning.bench.memory_meter import MIB
-
-    forward, backward = memory.phases["forward"], memory.phases["backward"]
-    return {
-        "held_mib": (forward.end - forward.begin) / MIB,
-        "peak_mib": max(forward.peak, backward.peak) / MIB,
-        "memory_method": memory.method,
-    }

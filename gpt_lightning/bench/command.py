@@ -19,6 +19,10 @@ BENCHES: dict[str, tuple[str, str]] = {
         "gpt_lightning.bench.memory:run",
         "peak by phase, context, dtype and checkpointing, with timelines",
     ),
+    "fit-batch": (
+        "gpt_lightning.bench.fit_batch:run",
+        "the largest micro-batch of a configuration that fits, with the same tokens a step",
+    ),
     "matmul": (
         "gpt_lightning.bench.matmul:run",
         "rate of matrix products: squares and the model's shapes, beside the measured peak",
@@ -34,6 +38,14 @@ BENCHES: dict[str, tuple[str, str]] = {
     "peers": (
         "gpt_lightning.bench.peers:run",
         "the same model and batch through transformers' GPT-2",
+    ),
+    "gpu": (
+        "gpt_lightning.bench.gpu:run",
+        "all four GPT-2s on a GPU through fit, beside transformers': benchmarks/gpu_CHIP.md",
+    ),
+    "generate": (
+        "gpt_lightning.bench.generate:run",
+        "sampling: tokens/s with a cache against the whole window for each token",
     ),
     "compare": (
         "gpt_lightning.bench.compare:run",

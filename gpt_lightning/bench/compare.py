@@ -1,7 +1,6 @@
 """`gpt-lightning bench compare A B`: two reports of one benchmark side by side."""
 
 import dataclasses
-import datetime
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -9,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt_lightning.bench.sweep import ROOT, ROWS, listed
+from gpt_lightning.bench.folders import ROWS, make_folder, read_rows
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, nearest, underscored
-from gpt_lightning.tables import Console, column, write_report
+from gpt_lightning.tables import RESULTS, Console, column, write_report
 
-RESULTS = "results.json"
-HEAD = ("title", "machine", "notes")  # of a report; what else it has are tables
+# what is no measured table of a report; published rows are the same in both
+NO_TABLES = ("title", "machine", "notes", "published")
 OUTCOME = ("status", "note")
 MAIN = "rows"  # the table that every sweep has
 ALONE = "only in"
@@ -130,7 +129,7 @@ def check_known(option: str, names: list[str], known: list[str]) -> None:
 
 def split(text: str) -> list[str]:
     """The words of an option with commas; none of an empty one."""
-    return listed(text, str, "") if text else []
+    return [word.strip() for word in text.split(",")] if text else []
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -149,7 +148,7 @@ def read_report(path: Path) -> Report:
         tables = {
             name: Table(rows, key_fields(rows, configured, complete=name == MAIN))
             for name, rows in data.items()
-            if name not in HEAD and rows
+            if name not in NO_TABLES and rows
         }
         return Report(file, data["title"], data["machine"], tables)
     except OSError as error:
@@ -162,8 +161,7 @@ def configured_fields(sweep: Path) -> list[str]:
     """Fields of a sweep's configurations; none where its rows.jsonl is not there."""
     if not sweep.exists():
         return []
-    first: dict[str, Any] = json.loads(sweep.read_text(encoding="utf-8").splitlines()[0])
-    return list(first["configuration"])
+    return next((list(configuration) for configuration, _ in read_rows(sweep)), [])
 
 
 def key_fields(rows: list[Values], configured: list[str], complete: bool) -> list[str]:
@@ -290,16 +288,14 @@ def facts(a: Report, b: Report) -> dict[str, str]:
 def publish(a: Report, b: Report, rows: list[CompareRow], argv: list[str]) -> None:
     """Prints the table and writes it as a report."""
     machine = facts(a, b)
-    width = max(map(len, machine))
-    widest = max(len(row.configuration) for row in rows)
+    width, widest = max(map(len, machine)), max(len(row.configuration) for row in rows)
     field = ("configuration", str, column("configuration", width=widest))
     console = Console(
         dataclasses.make_dataclass("WideRow", [field], bases=(CompareRow,), frozen=True)
     )
     lines = [f"{name:<{width}} {fact}" for name, fact in machine.items()]
     print("\n".join([*lines, "", console.header(), *map(console.line, rows)]))
-    stamp = datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
-    folder = ROOT / "compare" / stamp
+    folder = make_folder("compare")
     notes = (f"B/A of every number: {a.title}.", f"`gpt-lightning {' '.join(argv)}`")
     write_report(folder, f"Two reports: {a.title}", machine, {"rows": rows}, notes)
     print(f"\n{folder}: results.md, results.json, rows.csv")

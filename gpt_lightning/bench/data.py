@@ -1,13 +1,13 @@
 """`gpt-lightning bench data`: how fast the loader hands out batches, beside the floor."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt_lightning.bench.sizes import devices
-from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, listed, one_of, run_sweep
+from gpt_lightning.bench.options import at_least, check_bounds, devices, listed, one_of
+from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, run_sweep
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, underscored
 from gpt_lightning.tables import column
@@ -95,8 +95,7 @@ def make_parser() -> OneLineParser:
 def run(argv: list[str]) -> int:
     """Runs `bench data ...`."""
     args = make_parser().parse_args(underscored(argv[2:]))
-    if args.batches < 1 or args.warmup < 1:
-        raise UserError("--batches and --warmup must be at least 1")
+    check_bounds(args, batches=1, warmup=1)
     configurations = [
         {
             "device": device,
@@ -110,28 +109,17 @@ def run(argv: list[str]) -> int:
             "data_dir": args.data_dir,
         }
         for device, order, block_size, batch_size, workers in itertools.product(
-            devices(args.device),
-            listed(args.orders, one_of(ORDERS), "--orders"),
-            listed(args.block_sizes, at_least(1), "--block_sizes"),
-            listed(args.batch_sizes, at_least(1), "--batch_sizes"),
-            listed(args.workers, at_least(0), "--workers"),
+            devices(args),
+            listed(args, "orders", one_of(ORDERS)),
+            listed(args, "block_sizes", at_least(1)),
+            listed(args, "batch_sizes", at_least(1)),
+            listed(args, "workers", at_least(0)),
         )
     ]
     longest = max(row["block_size"] * row["batch_size"] for row in configurations)
     if longest + 1 >= args.n_tokens:
-        raise UserError(f"--n_tokens is {args.n_tokens}; the largest batch takes {longest + 2:,}")
+        raise UserError(f"--n-tokens is {args.n_tokens}; the largest batch takes {longest + 2:,}")
     return run_sweep(BENCH, configurations, argv, args.resume, args.timeout_s)
-
-
-def at_least(least: int) -> Callable[[str], int]:
-    """A kind for `listed`: a whole number with a bound."""
-
-    def number(text: str) -> int:
-        if int(text) < least:
-            raise ValueError(f"{text} is below {least}")
-        return int(text)
-
-    return number
 
 
 # ---- in the row's own process --------------------------------------------------------------------

@@ -4,8 +4,8 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from gpt_lightning.bench.sizes import devices
-from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, listed, one_of, run_sweep
+from gpt_lightning.bench.options import devices, listed, one_of
+from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, run_sweep
 from gpt_lightning.parsing import OneLineParser, underscored
 from gpt_lightning.tables import column
 
@@ -97,14 +97,14 @@ def run(argv: list[str]) -> int:
     """Runs `bench dtypes ...`."""
     args = make_parser().parse_args(underscored(argv[2:]))
     names = (args.device or f"auto,{CUDA_RULES}").split(",")
-    real = [name for name in names if name != CUDA_RULES]
-    places = [*(devices(",".join(real)) if real else []), *([CUDA_RULES] * (CUDA_RULES in names))]
+    args.device = ",".join(name for name in names if name != CUDA_RULES)
+    places = [*(devices(args) if args.device else []), *([CUDA_RULES] * (CUDA_RULES in names))]
     configurations = [
         {"device": device, "autocast": dtype, "model": model}
         for device, dtype, model in itertools.product(
             places,
-            listed(args.autocast, one_of(list(AUTOCAST)), "--autocast"),
-            listed(args.models, one_of(MODELS), "--models"),
+            listed(args, "autocast", one_of(list(AUTOCAST))),
+            listed(args, "models", one_of(MODELS)),
         )
     ]
     return run_sweep(BENCH, configurations, argv, args.resume, args.timeout_s)

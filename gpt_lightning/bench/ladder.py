@@ -6,6 +6,7 @@ that a run would not do. Times are SpeedMonitor's, so the device is not held up 
 
 from dataclasses import dataclass
 
+from gpt_lightning.bench.options import check_bounds
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, nearest, split_fit_options
 from gpt_lightning.tables import Console, column
@@ -101,8 +102,7 @@ def run(argv: list[str]) -> int:
     """
     own, fit_options = split_fit_options(argv[2:])
     args = make_parser().parse_args(own)
-    if args.steps < 1:
-        raise UserError(f"--steps is {args.steps}; it must be at least 1")
+    check_bounds(args, steps=1)
     chosen = choose(args.rungs)
 
     from gpt_lightning.bench.ladder_run import Ladder  # not for --help: torch takes seconds

@@ -1,12 +1,12 @@
 """How `bench ladder` measures a rung."""
 
-import datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gpt_lightning import training
+from gpt_lightning.bench.folders import make_folder
 from gpt_lightning.bench.ladder import SHAPES, LadderRow, Rung
 from gpt_lightning.callbacks.watch import Watch
 from gpt_lightning.configs import config_file
@@ -20,7 +20,6 @@ from gpt_lightning.peaks import Peak, device_name, lookup, measured_peak
 from gpt_lightning.plots import plot_bars
 from gpt_lightning.tables import write_report
 
-ROOT = Path("lightning_logs") / "bench" / "ladder"
 PICTURE = "ladder.png"
 WARMUP_STEPS = 3
 
@@ -65,8 +64,7 @@ class Ladder:
             f"--speed.peak_flops={self.peak.flops}",
         ]
         self.machine = machine_record(argv, self.device)
-        stamp = datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
-        self.folder = ROOT / stamp
+        self.folder = make_folder("ladder")
 
     def facts(self) -> list[str]:
         """What is measured, a line each."""
@@ -94,7 +92,7 @@ class Ladder:
 
     def _measured(self, rung: Rung) -> LadderRow:
         watch = Watch(lambda seen: None, each_step=False)
-        logger = RunLogger(str(ROOT), self.folder.name, version=rung.name)
+        logger = RunLogger(str(self.folder.parent), self.folder.name, version=rung.name)
         arguments = ["fit", *self._arguments, *self._settings]  # what a rung sets, wins
         try:
             training.run(arguments, callbacks=[watch], logger=logger)

@@ -5,8 +5,17 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpt_lightning.bench.sizes import DTYPES, SIZES, devices
-from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, listed, one_of, run_sweep
+from gpt_lightning.bench.options import (
+    DTYPES,
+    SIZES,
+    at_least,
+    check_bounds,
+    devices,
+    listed,
+    one_of,
+)
+from gpt_lightning.bench.subject import tensor_dtype
+from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, run_sweep
 from gpt_lightning.parsing import OneLineParser, underscored
 from gpt_lightning.tables import column
 
@@ -91,8 +100,9 @@ def make_parser() -> OneLineParser:
 def run(argv: list[str]) -> int:
     """Runs `bench matmul ...`."""
     args = make_parser().parse_args(underscored(argv[2:]))
-    squares = [] if args.squares == "none" else listed(args.squares, int, "--squares")
-    sizes = [] if args.sizes == "none" else listed(args.sizes, one_of(list(SIZES)), "--sizes")
+    check_bounds(args, batch=1, context=1, vocab_size=1, steps=1, warmup=0)
+    squares = [] if args.squares == "none" else listed(args, "squares", at_least(1))
+    sizes = [] if args.sizes == "none" else listed(args, "sizes", one_of(list(SIZES)))
     shapes = {f"square {n}": (n, n, n) for n in squares}
     for size in sizes:
         width = SIZES[size][2]
@@ -109,7 +119,7 @@ def run(argv: list[str]) -> int:
             "steps": args.steps,
         }
         for device, dtype, (name, (m, k, n)) in itertools.product(
-            devices(args.device), listed(args.dtypes, one_of(DTYPES), "--dtypes"), shapes.items()
+            devices(args), listed(args, "dtypes", one_of(DTYPES)), shapes.items()
         )
     ]
     return run_sweep(BENCH, configurations, argv, args.resume, args.timeout_s)
@@ -172,22 +182,6 @@ def measure_matmul(
     precision = torch.get_float32_matmul_precision()
     rates = compare(found, 2 * m * k * n, where, dtype)
     return {"calls": calls, "matmul_precision": precision, **found, **rates}
-
-
-def tensor_dtype(dtype: str, device: "torch.device") -> "torch.dtype":
-    """The dtype of tensors; float32 products are set to the precision that the name says.
-
-    Raises:
-        SkippedError: The device would silently do something else.
-    """
-    import torch
-
-    from gpt_lightning.bench.worker import SkippedError
-
-    if dtype == "tf32" and device.type != "cuda":
-        raise SkippedError(f"tf32 is a mode of NVIDIA GPUs, not of {device.type}")
-    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype, torch.float32)
 
 
 def compare(

@@ -2,29 +2,32 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt_lightning.bench.sizes import (
+from gpt_lightning.bench.options import (
     DTYPES,
-    SIZES,
-    autocast,
-    check_dtype,
+    add_size_arguments,
+    at_least,
+    check_bounds,
+    check_positive,
+    chosen_sizes,
     devices,
-    make_model,
-    peak_memory_gib,
-)
-from gpt_lightning.bench.sweep import (
-    Bench,
-    add_sweep_arguments,
     listed,
     one_of,
-    run_sweep,
     switch,
 )
+from gpt_lightning.bench.subject import (
+    TrainingOptimizer,
+    autocast,
+    make_model,
+    peak_memory_gib,
+    use_dtype,
+)
+from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, run_sweep
 from gpt_lightning.parsing import OneLineParser, underscored
 from gpt_lightning.tables import column
 
@@ -94,7 +97,7 @@ BENCH = Bench(
         "backward, optimizer: peaks of the phases of one step after the warm-up; peak: the highest "
         "of them. held: from the end of the forward, less the start. largest: single allocation. "
         "inference: forward under no_grad. checkpointing: blocks are computed again in the "
-        "backward (torch.utils.checkpoint).",
+        "backward (model.config.checkpointing).",
         "memory by: allocator (torch.cuda.max_memory_allocated), profiler (CPU: all tensors, "
         "without the libraries' workspaces), samples (MPS). resident: the highest of the process "
         "on a CPU, with torch itself and the profiler's records.",
@@ -113,16 +116,13 @@ def make_parser() -> OneLineParser:
         prog="gpt-lightning bench memory", allow_abbrev=False, description=BENCH.title
     )
     parser.add_argument("--device", default="auto", help="cpu, mps, cuda or auto; with commas.")
-    parser.add_argument("--sizes", default="small", help=f"With commas, of {', '.join(SIZES)}.")
+    add_size_arguments(parser)
     parser.add_argument("--contexts", default="128,256,512", help="Tokens, with commas.")
     parser.add_argument("--batches", default="4", help="Sequences, with commas.")
     parser.add_argument("--dtypes", default="fp32,bf16", help=f"Of {', '.join(DTYPES)}.")
     parser.add_argument("--modes", default=",".join(MODES), help="With commas.")
     parser.add_argument("--checkpointing", default="false,true", help="true, false, or both.")
     parser.add_argument("--warmup", type=int, default=1, help="Steps before; 0: the very first.")
-    parser.add_argument("--n_layer", type=int | None, default=None, help="A size of your own.")
-    parser.add_argument("--n_head", type=int | None, default=None, help="Its heads.")
-    parser.add_argument("--d_model", type=int | None, default=None, help="Its width.")
     parser.add_argument(
         "--memory_gib",
         type=float | None,
@@ -136,11 +136,9 @@ def make_parser() -> OneLineParser:
 def run(argv: list[str]) -> int:
     """Runs `bench memory ...`."""
     args = make_parser().parse_args(underscored(argv[2:]))
-    sizes = {name: SIZES[name] for name in listed(args.sizes, one_of(list(SIZES)), "--sizes")}
-    if args.n_layer is not None:
-        own = (args.n_layer, args.n_head or 12, args.d_model or 768)
-        sizes = {f"{own[0]}/{own[1]}/{own[2]}": own}
-    switches = listed(args.checkpointing, switch, "--checkpointing")
+    check_bounds(args, warmup=0)
+    check_positive(args, "memory_gib")
+    switches = listed(args, "checkpointing", switch)
     configurations = [
         {
             "device": device,
@@ -155,12 +153,12 @@ def run(argv: list[str]) -> int:
             "memory_gib": args.memory_gib,
         }
         for device, (size, shape), batch, context, dtype, mode, checkpointing in itertools.product(
-            devices(args.device),
-            sizes.items(),
-            listed(args.batches, int, "--batches"),
-            listed(args.contexts, int, "--contexts"),
-            listed(args.dtypes, one_of(DTYPES), "--dtypes"),
-            listed(args.modes, one_of(MODES), "--modes"),
+            devices(args),
+            chosen_sizes(args).items(),
+            listed(args, "batches", at_least(1)),
+            listed(args, "contexts", at_least(1)),
+            listed(args, "dtypes", one_of(DTYPES)),
+            listed(args, "modes", one_of(MODES)),
             switches,
         )
         # nothing is kept under no_grad: one row of inference says it all
@@ -193,9 +191,8 @@ def measure_row(
     from gpt_lightning.bench.memory_meter import limit_memory, measure_memory
 
     where = torch.device(device)
-    check_dtype(dtype, where)
+    use_dtype(dtype, where)
     limit_memory(where, memory_gib)
-    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     torch.manual_seed(0)
     stem = name_of(device, dtype, size, mode, checkpointing, batch, context)
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -209,8 +206,8 @@ def measure_row(
                 lambda *call: outputs.append(call[2].nbytes)
             )
             if checkpointing:
-                checkpoint_blocks(model)
-            step = make_step(model, mode, partial(autocast, dtype, where), batch, context)
+                model.transformer.checkpointing = True
+            step = make_step(model, mode, dtype, batch, context)
             for _ in range(warmup):
                 step(lambda name: nullcontext())
         step(phase)
@@ -229,19 +226,10 @@ def name_of(*parts: object) -> str:
     return f"{str(size).replace('/', 'x')}-{device}-{dtype}-{mode}{kept}-b{batch}-t{context}"
 
 
-def checkpoint_blocks(model: "GPT") -> None:
-    """Keeps only the blocks' inputs; the rest is computed again in the backward."""
-    from torch.utils.checkpoint import checkpoint
-
-    for block in model.transformer.h:
-        # setattr, because a method is no attribute to a type checker
-        setattr(block, "forward", partial(checkpoint, block.forward, use_reentrant=False))  # noqa: B010
-
-
 def make_step(
     model: "GPT",
     mode: str,
-    cast: Callable[[], AbstractContextManager[Any]],
+    dtype: str,
     batch: int,
     context: int,
 ) -> "Callable[[PhaseContext], None]":
@@ -249,8 +237,10 @@ def make_step(
     import torch
 
     device = model.lm_head.weight.device
+    cast = partial(autocast, dtype, device)
     x, y = (torch.randint(10_000, (batch, context), device=device) for _ in range(2))
     if mode == "inference":
+        model.eval()
 
         def infer(phase: "PhaseContext") -> None:
             with phase("forward"), torch.no_grad(), cast():
@@ -258,16 +248,15 @@ def make_step(
             del logits  # until here: held
 
         return infer
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    optimizer = TrainingOptimizer(model, device, dtype)
 
     def train(phase: "PhaseContext") -> None:
         with phase("forward"), cast():
             loss = model(x, y)
         with phase("backward"):
-            loss.backward()
+            optimizer.backward(loss)
         with phase("optimizer"):
             optimizer.step()
-            optimizer.zero_grad()
 
     return train
 

@@ -10,7 +10,13 @@ import torch
 
 from gpt_lightning import optim
 from gpt_lightning.bench.interleaved import compare, interleave
-from gpt_lightning.bench.sizes import autocast, check_dtype, compiled_graphs, make_model
+from gpt_lightning.bench.subject import (
+    autocast,
+    checked_graphs,
+    compiled_graphs,
+    make_model,
+    use_dtype,
+)
 from gpt_lightning.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.callbacks.progress import StepProgress
 from gpt_lightning.callbacks.samples import SampleText
@@ -41,7 +47,8 @@ def measure_overhead(
     """Runs two loops in turns."""
     quiet_lightning()
     where = torch.device(device)
-    check_dtype(dtype, where)
+    use_dtype(dtype, where)
+    graphs = compiled_graphs()
     torch.manual_seed(0)
     module = make_module(shape, context, dtype, compile, where)
     x, y = (torch.randint(10_000, (batch, context), device=where) for _ in range(2))
@@ -52,7 +59,7 @@ def measure_overhead(
         interleave(lambda: first.block(warmup, steps), lambda: second.block(warmup, steps), rounds)
     )
     losses = {"a_loss": first.loss, "b_loss": second.loss}
-    return {**found.named("a", "b"), "graphs": compiled_graphs(), **losses}
+    return {**found.named("a", "b"), "graphs": checked_graphs(compile, graphs), **losses}
 
 
 def make_module(

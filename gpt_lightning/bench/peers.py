@@ -3,9 +3,17 @@
 import itertools
 from dataclasses import dataclass
 
-from gpt_lightning.bench.sizes import DTYPES, SIZES, devices
-from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, listed, one_of, run_sweep, switch
-from gpt_lightning.errors import UserError
+from gpt_lightning.bench.options import (
+    DTYPES,
+    SIZES,
+    at_least,
+    check_bounds,
+    devices,
+    listed,
+    one_of,
+    switch,
+)
+from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, run_sweep
 from gpt_lightning.parsing import OneLineParser, underscored
 from gpt_lightning.tables import column
 
@@ -97,8 +105,7 @@ def make_parser() -> OneLineParser:
 def run(argv: list[str]) -> int:
     """Runs `bench peers ...`."""
     args = make_parser().parse_args(underscored(argv[2:]))
-    if min(args.steps, args.rounds) < 1 or args.warmup < 0:
-        raise UserError("--steps and --rounds must be at least 1, --warmup at least 0")
+    check_bounds(args, steps=1, rounds=1, warmup=0)
     configurations = [
         {
             "device": device,
@@ -113,12 +120,12 @@ def run(argv: list[str]) -> int:
             "rounds": args.rounds,
         }
         for device, size, context, batch, dtype, compiled in itertools.product(
-            devices(args.device),
-            listed(args.sizes, one_of(list(SHAPES)), "--sizes"),
-            listed(args.contexts, int, "--contexts"),
-            listed(args.batches, int, "--batches"),
-            listed(args.dtypes, one_of(DTYPES), "--dtypes"),
-            listed(args.compile, switch, "--compile"),
+            devices(args),
+            listed(args, "sizes", one_of(list(SHAPES))),
+            listed(args, "contexts", at_least(1)),
+            listed(args, "batches", at_least(1)),
+            listed(args, "dtypes", one_of(DTYPES)),
+            listed(args, "compile", switch),
         )
     ]
     return run_sweep(BENCH, configurations, argv, args.resume, args.timeout_s)

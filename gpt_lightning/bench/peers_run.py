@@ -6,7 +6,13 @@ import torch
 import torch.nn.functional as F
 
 from gpt_lightning.bench.interleaved import compare, interleave
-from gpt_lightning.bench.sizes import autocast, check_dtype, compiled_graphs, make_model
+from gpt_lightning.bench.subject import (
+    autocast,
+    checked_graphs,
+    compiled_graphs,
+    make_model,
+    use_dtype,
+)
 from gpt_lightning.bench.timing import StepTimer, stats
 from gpt_lightning.bench.worker import SkippedError
 from gpt_lightning.data.loader import Batch
@@ -29,8 +35,7 @@ def measure_peers(
 ) -> dict[str, Any]:
     """Trains both models in turns."""
     where = torch.device(device)
-    check_dtype(dtype, where)
-    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+    use_dtype(dtype, where)
     torch.manual_seed(0)
     model = make_model(shape, context)
     peer = make_peer(model)  # before compilation renames anything
@@ -79,7 +84,7 @@ class Contestant:
         synchronize(timer.device)
         self.loss = float(self.step(timer))
         self.first_step_s = timer.milliseconds()["total"][0] / 1e3
-        self.graphs = compiled_graphs() - graphs
+        self.graphs = checked_graphs(compiled, graphs)
 
     def step(self, timer: StepTimer) -> torch.Tensor:
         """One training step; returns its loss."""

@@ -6,9 +6,17 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from gpt_lightning.bench.sizes import DTYPES, SIZES, devices
-from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, listed, one_of, run_sweep
-from gpt_lightning.errors import UserError
+from gpt_lightning.bench.options import (
+    DTYPES,
+    add_size_arguments,
+    at_least,
+    check_bounds,
+    chosen_sizes,
+    devices,
+    listed,
+    one_of,
+)
+from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, run_sweep
 from gpt_lightning.parsing import OneLineParser, underscored
 from gpt_lightning.tables import column
 
@@ -123,7 +131,7 @@ def make_parser() -> OneLineParser:
         prog="gpt-lightning bench profile", allow_abbrev=False, description=BENCH.title
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto; with commas.")
-    parser.add_argument("--sizes", default="small", help=f"With commas, of {', '.join(SIZES)}.")
+    add_size_arguments(parser)
     parser.add_argument("--contexts", default="256", help="Tokens a sequence, with commas.")
     parser.add_argument("--batches", default="4", help="Sequences, with commas.")
     parser.add_argument("--dtypes", default="fp32", help=f"Of {', '.join(DTYPES)}.")
@@ -131,9 +139,6 @@ def make_parser() -> OneLineParser:
     parser.add_argument("--steps", type=int, default=3, help="Steps timed, and steps profiled.")
     parser.add_argument("--warmup", type=int, default=2, help="Steps before.")
     parser.add_argument("--top", type=int, default=20, help="Kernels in the table, a row.")
-    parser.add_argument("--n_layer", type=int | None, default=None, help="A size of your own.")
-    parser.add_argument("--n_head", type=int | None, default=None, help="Its heads.")
-    parser.add_argument("--d_model", type=int | None, default=None, help="Its width.")
     add_sweep_arguments(parser)
     return parser
 
@@ -145,13 +150,7 @@ def run(argv: list[str]) -> int:
         UserError: a number is too small.
     """
     args = make_parser().parse_args(underscored(argv[2:]))
-    for name in ("steps", "top"):
-        if getattr(args, name) < 1:
-            raise UserError(f"--{name} is {getattr(args, name)}; it must be at least 1")
-    sizes = {name: SIZES[name] for name in listed(args.sizes, one_of(list(SIZES)), "--sizes")}
-    if args.n_layer is not None:
-        own = (args.n_layer, args.n_head or 12, args.d_model or 768)
-        sizes = {"/".join(map(str, own)): own}
+    check_bounds(args, steps=1, top=1, warmup=0)
     configurations = [
         {
             "device": device,
@@ -166,12 +165,12 @@ def run(argv: list[str]) -> int:
             "top": args.top,
         }
         for device, (size, shape), context, batch, dtype, mode in itertools.product(
-            devices(args.device),
-            sizes.items(),
-            listed(args.contexts, int, "--contexts"),
-            listed(args.batches, int, "--batches"),
-            listed(args.dtypes, one_of(DTYPES), "--dtypes"),
-            listed(args.modes, one_of(MODES), "--modes"),
+            devices(args),
+            chosen_sizes(args).items(),
+            listed(args, "contexts", at_least(1)),
+            listed(args, "batches", at_least(1)),
+            listed(args, "dtypes", one_of(DTYPES)),
+            listed(args, "modes", one_of(MODES)),
         )
     ]
     code = run_sweep(BENCH, configurations, argv, args.resume, args.timeout_s)

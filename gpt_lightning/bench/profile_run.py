@@ -24,14 +24,13 @@ from gpt_lightning.bench.profile_tables import (
     summary,
     write_tensorboard,
 )
-from gpt_lightning.bench.sizes import autocast, check_dtype, make_model
+from gpt_lightning.bench.subject import VOCABULARY, autocast, make_model, use_dtype
 from gpt_lightning.bench.timing import StepTimer, measure
 from gpt_lightning.bench.trace import Work
 from gpt_lightning.bench.worker import SkippedError
 from gpt_lightning.device import synchronize
 from gpt_lightning.model import GPT, MLP, CausalSelfAttention
 
-VOCABULARY = 10_000  # of make_model
 MODULES: dict[type[nn.Module], str] = {
     CausalSelfAttention: "attention",
     MLP: "MLP",
@@ -64,10 +63,9 @@ def measure_profile(
         SkippedError: torch.profiler does not see what the device does.
     """
     where = torch.device(device)
-    check_dtype(dtype, where)
+    use_dtype(dtype, where)
     if where.type == "mps":
         raise SkippedError("torch.profiler sees no kernels of MPS")
-    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     torch.manual_seed(0)
     step = Step(make_model(shape, context).to(where), where, dtype, batch, mode)
     times, _ = measure(step.timed, where, warmup, steps)

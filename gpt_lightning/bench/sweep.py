@@ -1,29 +1,31 @@
 """A sweep: configurations in, a table out, whatever happens to single rows.
 
-Each row is measured in a process of its own (worker.py). Rows are appended to `rows.jsonl` as they
-come, and the report is written again after each: Ctrl-C, a crash or a full disk costs one row. An
-interrupted sweep goes on with --resume.
+Each row is measured in a process of its own (worker.py) and kept as it comes (folders.py), and the
+report is written again after each: Ctrl-C, a crash or a full disk costs one row. An interrupted
+sweep goes on with --resume.
 """
 
+import contextlib
 import dataclasses
-import datetime
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from gpt_lightning.bench.folders import find_folder, keep, key, make_folder
+from gpt_lightning.bench.plausible import finite, implausible
 from gpt_lightning.bench.worker import MARK
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import UserError, is_out_of_memory
 from gpt_lightning.parsing import OneLineParser
-from gpt_lightning.tables import Console, Row, write_report
+from gpt_lightning.tables import RESULTS, Console, Row, write_report
 
-ROOT = Path("lightning_logs") / "bench"
-ROWS = "rows.jsonl"
+EARLIER = "earlier"  # a fact of a resumed sweep: what its first rows were measured on
+FINE = ("ok", "out of memory", "skipped")  # statuses that are no failure
 Picture = Callable[[Path, Sequence[Row]], list[str]]  # draws into a folder; returns file names
 
 
@@ -43,6 +45,7 @@ class Bench:
         tables: Further tables of the report: name -> what their rows are. A measurement returns
             their rows as a list of mappings under that name; fields of the configuration come by
             themselves.
+        beside: Tables that were not measured here, for the rows so far: name -> rows.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Bench:
     hidden: tuple[str, ...] = ("note",)
     files: bool = False
     tables: dict[str, type[Row]] = dataclasses.field(default_factory=dict)
+    beside: Callable[[Sequence[Row]], dict[str, Sequence[Row]]] | None = None
 
 
 def add_sweep_arguments(parser: OneLineParser, timeout_s: float = 600.0) -> None:
@@ -79,32 +83,94 @@ def run_sweep(
     Raises:
         UserError: there is nothing to measure.
     """
-    from gpt_lightning.machine import machine_record
-
     if not configurations:
         raise UserError(f"bench {bench.name}: no configuration is left to measure")
-    folder, done = find_folder(bench, configurations) if resume else (new_folder(bench), {})
-    machine = machine_record(argv)
+    if not timeout_s > 0:
+        raise UserError(f"--timeout-s is {timeout_s}; it must be above 0")
+    folder, done = (
+        find_folder(bench.name, configurations) if resume else (make_folder(bench.name), {})
+    )
+    machine = machine_of(configurations, argv)
+    machine |= earlier_machine(folder, machine)
     console = Console(bench.row, without=bench.hidden)
     for name, fact in machine.items():
         print(f"{name:<9} {fact}")
     print(f"\n{console.header()}", flush=True)
     rows: list[Row] = []
     more: dict[str, list[Row]] = {name: [] for name in bench.tables}
-    for configuration in configurations:
-        measured = done.get(key(configuration))
-        if measured is None:
-            place = {"folder": str(folder)} if bench.files else {}
-            measured = isolated(bench.measure, configuration | place, timeout_s)
-            keep(folder, configuration, measured)
-        rows.append(make_row(bench.row, configuration | measured))
-        print(console.line(rows[-1]), flush=True)
-        for name, row_type in bench.tables.items():
-            parts = measured.get(name, [])
-            more[name] += [make_row(row_type, configuration | part) for part in parts]
-        report(bench, folder, machine, rows, more)
+    with termination_as_exit():
+        for configuration in configurations:
+            measured = done.get(key(configuration))
+            if measured is None:
+                measured = measure_row(bench, folder, configuration, timeout_s)
+                keep(folder, configuration, measured)
+            rows.append(make_row(bench.row, configuration | measured))
+            print(console.line(rows[-1]), flush=True)
+            for name, row_type in bench.tables.items():
+                parts = measured.get(name, [])
+                more[name] += [make_row(row_type, configuration | part) for part in parts]
+            report(bench, folder, machine, rows, more)
     print(f"\n{folder}: results.md, results.json, rows.csv")
-    return int(any(row.status not in ("ok", "out of memory", "skipped") for row in rows))
+    return int(any(row.status not in FINE for row in rows))
+
+
+def measure_row(
+    bench: Bench, folder: Path, configuration: dict[str, Any], timeout_s: float
+) -> dict[str, Any]:
+    """Measures a configuration; numbers that cannot be are a failure too."""
+    place = {"folder": str(folder)} if bench.files else {}
+    measured = isolated(bench.measure, configuration | place, timeout_s)
+    wrong = implausible(measured) if measured["status"] == "ok" else ""
+    if not wrong:
+        return measured
+    return finite(measured) | {"status": "implausible", "note": wrong}
+
+
+def machine_of(configurations: list[dict[str, Any]], argv: list[str]) -> dict[str, str]:
+    """The head of the report, of the devices that are measured."""
+    import torch
+
+    from gpt_lightning.machine import machine_record
+
+    named = dict.fromkeys(row.get("device") for row in configurations)
+    devices = [torch.device(name) for name in named if name in ("cpu", "mps", "cuda")]
+    records = [machine_record(argv, device) for device in devices] or [machine_record(argv)]
+    together = "; ".join(record["device"] for record in records)
+    precision = torch.get_float32_matmul_precision()
+    return records[0] | {
+        "device": together,
+        "precision": f"float32 products: {precision}, but for rows in tf32",
+    }
+
+
+def earlier_machine(folder: Path, machine: dict[str, str]) -> dict[str, str]:
+    """What the rows of an interrupted sweep were measured on, where that was something else."""
+    path = folder / RESULTS
+    if not path.exists():
+        return {}
+    before: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["machine"]
+    facts = ("device", "CPU", "memory", "software", "precision")
+    other = [f"{name} {before[name]}" for name in facts if before.get(name) != machine.get(name)]
+    told = [before[EARLIER]] if EARLIER in before else []
+    told += [f"rows of {before.get('date')}: {', '.join(other)}"] if other else []
+    return {EARLIER: "; ".join(told)} if told else {}
+
+
+@contextlib.contextmanager
+def termination_as_exit() -> Iterator[None]:
+    """A signal to terminate ends the row's process too: it becomes an exception, as Ctrl-C is."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# ---- a row's process -----------------------------------------------------------------------------
 
 
 def isolated(address: str, configuration: dict[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -112,20 +178,21 @@ def isolated(address: str, configuration: dict[str, Any], timeout_s: float) -> d
     command = [sys.executable, "-m", "gpt_lightning.bench.worker", address]
     process = subprocess.Popen(
         [*command, json.dumps(configuration)],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        errors="replace",
         env=os.environ | {"PYTHONWARNINGS": "ignore"},
+        process_group=0,  # with the compilers and loaders that it starts
     )
     try:
         out, errors = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return {"status": "timed out", "note": f"after {timeout_s:.0f} s"}
+        end(process)
+        return {"status": "timed out", "note": f"after {timeout_s:g} s"}
     except BaseException:  # Ctrl-C: nothing is left behind
-        process.kill()
-        process.communicate()
+        end(process)
         raise
     for line in reversed(out.splitlines()):
         if line.startswith(MARK):
@@ -134,48 +201,33 @@ def isolated(address: str, configuration: dict[str, Any], timeout_s: float) -> d
     return crash(process.returncode, errors)
 
 
+def end(process: subprocess.Popen[str]) -> None:
+    """Ends a process and those that it has started, which would hold its pipes open."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
 def crash(returncode: int, errors: str) -> dict[str, str]:
     """The row of a process that ended without a result."""
     if returncode == -signal.SIGKILL:
-        return {"status": "out of memory", "note": "killed by the system"}
-    last = (errors.strip().splitlines() or [""])[-1][:160]
-    return {"status": "crashed", "note": f"exit code {returncode}: {last}"}
+        return {"status": "out of memory", "note": "killed, as Linux does for want of memory"}
+    last = " ".join(errors.split())[-160:]
+    status = "out of memory" if is_out_of_memory(RuntimeError(last)) else "crashed"
+    return {"status": status, "note": f"{ending(returncode)}: {last}"}
 
 
-# ---- files ---------------------------------------------------------------------------------------
+def ending(returncode: int) -> str:
+    """How a process ended, in words."""
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    try:
+        return f"exit code {returncode} ({signal.Signals(-returncode).name})"
+    except ValueError:  # a real-time signal has no name
+        return f"exit code {returncode}"
 
 
-def key(configuration: dict[str, Any]) -> str:
-    """What tells a row from the others."""
-    return json.dumps(configuration, sort_keys=True)
-
-
-def new_folder(bench: Bench) -> Path:
-    """A folder for a new sweep."""
-    stamp = datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
-    return ROOT / bench.name / stamp
-
-
-def find_folder(
-    bench: Bench, configurations: list[dict[str, Any]]
-) -> tuple[Path, dict[str, dict[str, Any]]]:
-    """The newest sweep that has rows of these, and what it measured well."""
-    wanted = {key(configuration) for configuration in configurations}
-    for path in sorted((ROOT / bench.name).glob(f"*/{ROWS}"), reverse=True):
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        done = {key(row["configuration"]): row["measured"] for row in rows}
-        if wanted & done.keys():
-            good = {k: v for k, v in done.items() if v["status"] in ("ok", "out of memory")}
-            return path.parent, good
-    raise UserError(f"--resume: no sweep of these rows in {ROOT / bench.name}; leave it out")
-
-
-def keep(folder: Path, configuration: dict[str, Any], measured: dict[str, Any]) -> None:
-    """Appends a row to the sweep's file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    row = {"configuration": configuration, "measured": measured}
-    with (folder / ROWS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+# ---- the report ----------------------------------------------------------------------------------
 
 
 def make_row(row_type: type[Row], values: dict[str, Any]) -> Row:
@@ -192,34 +244,21 @@ def report(
     more: dict[str, list[Row]] | None = None,
 ) -> None:
     """Writes the report of the rows so far, and of the bench's further tables."""
-    pictures = bench.picture(folder, rows) if bench.picture is not None else []
+    pictures = draw(bench, folder, rows)
     tables: dict[str, Sequence[Row]] = {"rows": rows, **(more or {})}
+    if bench.beside is not None:
+        tables |= bench.beside(rows)
     write_report(folder, bench.title, machine, tables, bench.notes, pictures)
 
 
-def listed(text: str, kind: Callable[[str], Any], option: str) -> list[Any]:
-    """The values of an option with commas.
-
-    Raises:
-        UserError: one of them is no such value.
-    """
+def draw(bench: Bench, folder: Path, rows: list[Row]) -> list[str]:
+    """Draws the rows, unless this process itself has no memory left for that."""
+    if bench.picture is None:
+        return []
     try:
-        return [kind(part.strip()) for part in text.split(",")]
-    except ValueError as error:
-        raise UserError(f"{option} is {text!r}: {error}") from error
-
-
-def one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    """A kind for `listed`: one of a few words."""
-
-    def choice(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"{text!r} is none of {', '.join(choices)}")
-        return text
-
-    return choice
-
-
-def switch(text: str) -> bool:
-    """A kind for `listed`: true or false."""
-    return {"true": True, "false": False}[one_of(("true", "false"))(text)]
+        return bench.picture(folder, rows)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"warning: no picture: {type(error).__name__} {error}", file=sys.stderr)
+        return []

@@ -14,6 +14,8 @@ import torch
 
 from gpt_lightning.device import Mark, mark, seconds_between, synchronize
 
+STALL = 10.0  # times the median
+
 
 @dataclass(frozen=True)
 class Stats:
@@ -26,6 +28,8 @@ class Stats:
         min: The shortest.
         p90: One in ten is longer.
         max: The longest: an outlier is seen here.
+        steady_mean: Average without stalls, durations of over ten times the median: rates are of
+            it, as SpeedMonitor's are.
     """
 
     median: float
@@ -34,18 +38,21 @@ class Stats:
     min: float
     p90: float
     max: float
+    steady_mean: float
 
 
 def stats(milliseconds: list[float]) -> Stats:
     """Statistics of durations; there must be one at least."""
     ordered = sorted(milliseconds)
+    median = statistics.median(ordered)
     return Stats(
-        median=statistics.median(ordered),
+        median=median,
         mean=statistics.fmean(ordered),
         std=statistics.stdev(ordered) if len(ordered) > 1 else 0.0,
         min=ordered[0],
         p90=ordered[min(len(ordered) - 1, round(0.9 * (len(ordered) - 1)))],
         max=ordered[-1],
+        steady_mean=statistics.fmean([value for value in ordered if value <= STALL * median]),
     )
 
 
@@ -93,6 +100,7 @@ def measure(
     Returns:
         Statistics by phase, and the seconds of the very first step, compilation included.
     """
+    assert steps >= 1, steps
     synchronize(device)
     timer = StepTimer(device)
     first = None

@@ -8,6 +8,8 @@ import importlib
 import json
 import sys
 
+from gpt_lightning.errors import is_out_of_memory
+
 MARK = "RESULT "
 
 
@@ -15,15 +17,12 @@ class SkippedError(Exception):
     """What a device cannot do, and why: a row that says so, not a failure."""
 
 
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate")
-
-
 def failure(error: BaseException) -> dict[str, str]:
     """The row of a measurement that did not end: status and reason."""
     text = " ".join(str(error).split())
     if type(error).__name__ == SkippedError.__name__:  # this module also runs as __main__
         return {"status": "skipped", "note": text}
-    if isinstance(error, MemoryError) or any(sign in text.lower() for sign in OUT_OF_MEMORY):
+    if is_out_of_memory(error):
         return {"status": "out of memory", "note": text[:160]}
     return {"status": "error", "note": f"{type(error).__name__}: {text[:160]}"}
 

@@ -16,6 +16,7 @@ from typing import Any
 import lightning as L
 import torch
 
+from gpt_lightning.agreement import LaggedMaximum
 from gpt_lightning.callbacks.speed import phase
 from gpt_lightning.checkpoint import checkpoint_name, saved_checkpoints
 from gpt_lightning.data.loader import Batch
@@ -73,6 +74,7 @@ class RunCheckpoint(L.Callback):
         self._due = False
         self._saved_step = -1
         self._signal = 0
+        self._agreement: LaggedMaximum | None = None
         self._handlers: dict[int, Any] = {}
         self._lock: FolderLock | None = None
 
@@ -158,7 +160,12 @@ class RunCheckpoint(L.Callback):
         """The signal that any rank has received; all ranks stop at the same step."""
         if trainer.world_size == 1:
             return self._signal
-        number = torch.tensor(self._signal, device=trainer.strategy.root_device)
+        device = trainer.strategy.root_device
+        if device.type == "cuda":  # a step later, and nothing waits
+            if self._agreement is None:
+                self._agreement = LaggedMaximum(device)
+            return self._agreement(self._signal)
+        number = torch.tensor(self._signal, device=device)
         torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX)
         return int(number)
 

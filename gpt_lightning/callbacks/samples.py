@@ -14,6 +14,8 @@ from gpt_lightning.loop import is_fitting, token_data
 from gpt_lightning.module import GPTModule
 from gpt_lightning.sample import check_sampling, start_tokens
 
+PRODUCTS = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # of training's precisions
+
 
 class SampleText(L.Callback):
     """Writes generated text to the console and to TensorBoard's TEXT tab after each validation.
@@ -71,14 +73,15 @@ class SampleText(L.Callback):
         assert module.model is not None
         tokenizer = self._tokenizer(trainer)
         prompt = torch.tensor([start_tokens(tokenizer, self.prompt)], device=module.device)
-        with trainer.precision_plugin.forward_context():
-            tokens = generate(
-                module.model,
-                prompt,
-                self.max_new_tokens,
-                temperature=self.temperature,
-                top_k=self.top_k,
-                generator=torch.Generator(module.device).manual_seed(self.seed),
-                vocab_size=tokenizer.vocab_size,
-            )
+        tokens = generate(
+            module.model,
+            prompt,
+            self.max_new_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            generator=torch.Generator(module.device).manual_seed(self.seed),
+            vocab_size=tokenizer.vocab_size,
+            # mixed precision: the weights are cast once, not by autocast for each token
+            dtype=PRODUCTS.get(str(trainer.precision)),
+        )
         return tokenizer.decode(tokens[0].tolist())

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, Dataset
 
+from gpt_lightning.accumulation import accumulation
 from gpt_lightning.data.datasets import TokenDataset
 from gpt_lightning.data.loader import EVALUATION, Batch, EvalBatches, TrainBatches, TrainLoader
 from gpt_lightning.data.nanogpt import NanoGPTDraws, NanoGPTEvalBatches, NanoGPTLoader
@@ -40,6 +41,8 @@ class TokenDataModule(L.LightningDataModule):
         data_dir: Where corpora and prepared datasets lie.
         block_size: Tokens T a sequence; null: model.config.block_size.
         batch_size: Sequences B a micro-batch and rank.
+        tokens_per_step: Of an optimizer step over all ranks, B x T x accumulation x ranks, from
+            which trainer.accumulate_grad_batches follows; null: that is what is set.
         eval_batch_size: Sequences a validation batch and rank; null: batch_size.
         eval_batches: Evaluate on this many random batches of the validation split and as many of
             the training split, as nanoGPT does; null: on every token of the validation split.
@@ -69,6 +72,7 @@ class TokenDataModule(L.LightningDataModule):
         data_dir: str = "data",
         block_size: int | None = None,
         batch_size: int = 16,
+        tokens_per_step: int | None = None,
         eval_batch_size: int | None = None,
         eval_batches: int | None = None,
         order: OrderName | Literal["nanogpt"] = "shuffled",
@@ -92,6 +96,7 @@ class TokenDataModule(L.LightningDataModule):
             )
         settings = {
             "batch_size": (batch_size, 1),
+            "tokens_per_step": (tokens_per_step, 1),
             "eval_batch_size": (eval_batch_size, 1),
             "eval_batches": (eval_batches, 1),
             "shuffle_windows": (shuffle_windows, 1),
@@ -110,6 +115,7 @@ class TokenDataModule(L.LightningDataModule):
         self.data_dir = Path(data_dir)
         self._block_size = block_size
         self.batch_size = batch_size
+        self.tokens_per_step = tokens_per_step
         self.eval_batch_size = eval_batch_size or batch_size
         self.eval_batches = eval_batches
         self.order = order
@@ -219,6 +225,25 @@ class TokenDataModule(L.LightningDataModule):
         )
         return Corpus(stream, window_order)
 
+    def use_trainer(self, trainer: L.Trainer) -> None:
+        """Sets the accumulation that tokens_per_step means with this trainer's devices.
+
+        Raises:
+            UserError: there is none, or the trainer was told another one.
+        """
+        if self.tokens_per_step is None:
+            return
+        ranks = trainer.num_devices * trainer.num_nodes
+        accumulate = accumulation(self.tokens_per_step, self.batch_size, self.block_size, ranks)
+        if trainer.accumulate_grad_batches not in (1, accumulate):  # 1 is its default
+            raise UserError(
+                f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but "
+                f"data.tokens_per_step {self.tokens_per_step} means {accumulate} "
+                f"({self.batch_size} sequences x {self.block_size} tokens x {ranks} ranks): "
+                "leave one of the two out"
+            )
+        trainer.accumulate_grad_batches = accumulate
+
     # ---- Lightning's hooks ---------------------------------------------------------------------
 
     def prepare_data(self) -> None:
@@ -228,6 +253,8 @@ class TokenDataModule(L.LightningDataModule):
     def setup(self, stage: str) -> None:
         # whatever is wrong is said here, before anything is built or written
         if stage == "fit":
+            assert self.trainer is not None
+            self.use_trainer(self.trainer)
             self.train_dataloader()
             if "val" in self.manifest.splits:
                 self._stream("val")

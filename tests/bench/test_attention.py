@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt_lightning.bench import attention, memory_meter, sweep
+from gpt_lightning.bench import attention, attention_run, folders, sweep
 from gpt_lightning.bench.memory_meter import MIB
 from gpt_lightning.bench.worker import SkippedError, failure
 from gpt_lightning.cli import main
@@ -27,12 +27,13 @@ def in_this_process(address: str, configuration: dict, timeout_s: float) -> dict
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(memory_meter, "limit_memory", lambda device, gib: None)  # not of pytest
+    monkeypatch.setattr(attention_run, "limit_memory", lambda device, gib: None)  # not of pytest
     monkeypatch.setattr(sweep, "isolated", in_this_process)
 
 
 def measured(kernel: str, context: int, causal: bool = True, dtype: str = "fp32") -> dict:
-    return attention.measure_attention("cpu", dtype, kernel, causal, BATCH, D, context, 1, 3, None)
+    measure = attention_run.measure_attention
+    return measure("cpu", dtype, kernel, causal, BATCH, D, context, 1, 3, None)
 
 
 def qkv(context: int) -> list[torch.Tensor]:
@@ -43,12 +44,12 @@ def qkv(context: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("causal", [True, False])
 def test_all_kernels_are_the_same_function(causal: bool) -> None:
     naive, math, flash = (
-        attention.make_attention(kernel, causal)(*qkv(32))
+        attention_run.make_attention(kernel, causal)(*qkv(32))
         for kernel in ("naive", "sdpa-math", "sdpa-flash")
     )
     torch.testing.assert_close(math, naive)
     torch.testing.assert_close(flash, naive)
-    other = attention.make_attention("naive", not causal)(*qkv(32))
+    other = attention_run.make_attention("naive", not causal)(*qkv(32))
     assert not torch.allclose(other, naive)
 
 
@@ -82,25 +83,26 @@ def test_other_errors_are_not_skips() -> None:
         raise RuntimeError("something else")
 
     with pytest.raises(RuntimeError, match="something else"):
-        attention.check_kernel("sdpa-flash", broken, lambda: torch.zeros(1))
+        attention_run.check_kernel("sdpa-flash", broken, lambda: torch.zeros(1))
 
 
 def test_another_kernel_than_asked_for_is_not_measured() -> None:
     def make() -> torch.Tensor:
         return torch.randn(1, 1, 8, D, requires_grad=True)
 
-    math = attention.make_attention("sdpa-math", True)
-    attention.check_kernel("sdpa-math", math, make)
+    math = attention_run.make_attention("sdpa-math", True)
+    attention_run.check_kernel("sdpa-math", math, make)
     with pytest.raises(SkippedError, match=r"another kernel: .*Softmax"):
-        attention.check_kernel("sdpa-flash", math, make)
+        attention_run.check_kernel("sdpa-flash", math, make)
+    flash = attention_run.make_attention("sdpa-flash", True)
     with pytest.raises(SkippedError, match=r"another kernel: .*FlashAttention"):
-        attention.check_kernel("sdpa-math", attention.make_attention("sdpa-flash", True), make)
+        attention_run.check_kernel("sdpa-math", flash, make)
 
 
 def test_the_grid_is_rows_and_a_picture(capsys) -> None:
     options = "--d 8,16 --contexts 64 --kernels naive,sdpa-cudnn --steps 2 --batch 1"
     assert main(["bench", "attention", "--device=cpu", *options.split(), "--memory-gib=1"]) == 0
-    (folder,) = (sweep.ROOT / "attention").iterdir()
+    (folder,) = (folders.ROOT / "attention").iterdir()
     rows = json.loads((folder / "results.json").read_text())["rows"]
     assert len(rows) == 2 * 2
     assert {(row["d"], row["context"]) for row in rows} == {(8, 64), (16, 64)}

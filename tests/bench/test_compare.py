@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpt_lightning.bench import sweep
+from gpt_lightning.bench import folders
 from gpt_lightning.cli import main
 from gpt_lightning.tables import column, write_report
 
@@ -42,7 +42,7 @@ def report(folder, rows, title="A toy", machine="this one", sweep_file=True, **t
 
 
 def compared():
-    (path,) = sweep.ROOT.glob("compare/*/results.json")
+    (path,) = folders.ROOT.glob("compare/*/results.json")
     return json.loads(path.read_text())["rows"]
 
 
@@ -78,7 +78,7 @@ def test_the_other_way_round_is_the_inverse(tmp_path):
     for pair in ([a, b], [b, a]):
         assert main(["bench", "compare", *pair, "--quantities", "step_ms"]) == 0
         ratios.append([row["ratio"] for row in compared()])
-        for path in sweep.ROOT.glob("compare/*/results.json"):
+        for path in folders.ROOT.glob("compare/*/results.json"):
             path.unlink()
     assert [x * y for x, y in zip(*ratios, strict=True)] == pytest.approx([1.0] * 4)
 
@@ -104,7 +104,7 @@ def test_two_machines_with_the_device_ignored(tmp_path, capsys):
     assert main(["bench", "compare", a, b, "--ignore", "device"]) == 0
     ratios = [row["ratio"] for row in compared() if row["quantity"] == "step_ms"]
     assert ratios == pytest.approx([0.1] * 4)
-    page = next(sweep.ROOT.glob("compare/*/results.md")).read_text()
+    page = next(folders.ROOT.glob("compare/*/results.md")).read_text()
     assert "- A device: a laptop\n- B device: a workstation\n- CPU: one" in page
 
 
@@ -135,4 +135,4 @@ def test_mistakes_take_one_line(tmp_path, capsys):
         errors = capsys.readouterr().err
         assert text in errors
         assert errors.count("\n") == 1
-    assert not sweep.ROOT.exists()
+    assert not folders.ROOT.exists()

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from gpt_lightning.bench import data, sweep
+from gpt_lightning.bench import data, folders
 from gpt_lightning.cli import main
 from gpt_lightning.data.loader import TrainLoader
 
@@ -68,7 +68,7 @@ def test_the_command_writes_a_table(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     argv = "bench data --device cpu --orders shuffled --workers 1 --batch-sizes 2 --block_sizes 16"
     assert main([*argv.split(), "--n-tokens", "2000", "--batches", "5", "--warmup", "1"]) == 0
-    (path,) = sweep.ROOT.glob("data/*/results.json")
+    (path,) = folders.ROOT.glob("data/*/results.json")
     (row,) = json.loads(path.read_text())["rows"]
     assert (row["status"], row["workers"], row["order"]) == ("ok", 1, "shuffled")
     assert "shuffled" in capsys.readouterr().out
@@ -79,12 +79,12 @@ def test_the_command_writes_a_table(tmp_path, monkeypatch, capsys):
     [
         (["--orders", "backwards"], "error: --orders is 'backwards'"),
         (["--workers", "-1"], "error: --workers is '-1': -1 is below 0"),
-        (["--batches", "0"], "error: --batches and --warmup must be at least 1"),
-        (["--n_tokens", "100"], "error: --n_tokens is 100; the largest batch takes 32,770"),
+        (["--batches", "0"], "error: --batches is 0; it must be at least 1"),
+        (["--n_tokens", "100"], "error: --n-tokens is 100; the largest batch takes 32,770"),
     ],
 )
 def test_mistakes_take_one_line(args, line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["bench", "data", *args]) == 2
     assert capsys.readouterr().err.startswith(line)
-    assert not sweep.ROOT.exists()
+    assert not folders.ROOT.exists()

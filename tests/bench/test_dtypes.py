@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from gpt_lightning.bench import dtypes, sweep
+from gpt_lightning.bench import dtypes, folders, sweep
 from gpt_lightning.bench.dtypes import AUTOCAST, CUDA_RULES, MODELS, PUBLISHED, measure_dtypes
 from gpt_lightning.bench.dtypes_run import Observer
 from gpt_lightning.cli import main
@@ -66,7 +66,7 @@ def test_the_report_lists_the_tensors(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "isolated", lambda address, values, _: measure_dtypes(**values))
     options = ["--device", f"cpu,{CUDA_RULES}", "--models", "toy", "--autocast", "fp16"]
     assert main(["bench", "dtypes", *options]) == 0
-    (path,) = sweep.ROOT.glob("dtypes/*/results.json")
+    (path,) = folders.ROOT.glob("dtypes/*/results.json")
     found = json.loads(path.read_text())
     assert [row["device"] for row in found["rows"]] == ["cpu", CUDA_RULES]
     norms = {row["device"]: row for row in found["tensors"] if row["tensor"] == "ln"}

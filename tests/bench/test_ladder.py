@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from gpt_lightning.bench import ladder_run
+from gpt_lightning.bench import folders, ladder_run
 from gpt_lightning.cli import main
 from gpt_lightning.peaks import Peak
 
@@ -26,7 +26,7 @@ def own_folder(tmp_path, monkeypatch):
 
 
 def results() -> dict:
-    (path,) = ladder_run.ROOT.glob("*/results.json")
+    (path,) = folders.ROOT.glob("ladder/*/results.json")
     return json.loads(path.read_text())
 
 
@@ -47,7 +47,7 @@ def test_every_rung_is_a_row_with_a_rate(capsys):
         rows[2]["tokens_per_sec"] / rows[0]["tokens_per_sec"]
     )
     assert "flash" in capsys.readouterr().out
-    (picture,) = ladder_run.ROOT.glob("*/ladder.png")
+    (picture,) = folders.ROOT.glob("ladder/*/ladder.png")
     assert picture.stat().st_size > 5_000
 
 
@@ -94,4 +94,4 @@ def test_a_rung_that_fails_is_a_row_and_the_ladder_goes_on(monkeypatch):
 def test_mistakes_take_one_line(args, line, capsys):
     assert main(["bench", *args]) == 2
     assert capsys.readouterr().err.startswith(line)
-    assert not ladder_run.ROOT.exists()
+    assert not folders.ROOT.exists()

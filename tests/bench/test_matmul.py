@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from gpt_lightning import flops, peaks
-from gpt_lightning.bench import matmul, sweep
-from gpt_lightning.bench.sizes import SIZES, make_model
+from gpt_lightning.bench import folders, matmul, sweep
+from gpt_lightning.bench.options import SIZES
+from gpt_lightning.bench.subject import make_model
 from gpt_lightning.bench.worker import SkippedError, failure
 from gpt_lightning.cli import main
 from gpt_lightning.peaks import Peak
@@ -72,7 +73,7 @@ def test_a_sweep_and_a_row_that_fails(monkeypatch) -> None:
     monkeypatch.setattr(sweep, "isolated", in_this_process)
     options = "--device cpu --squares 8,16 --batch 1 --context 4 --vocab-size 64 --steps 2"
     assert main(["bench", "matmul", *options.split(), "--dtypes=fp32,tf32"]) == 0
-    (folder,) = (sweep.ROOT / "matmul").iterdir()
+    (folder,) = (folders.ROOT / "matmul").iterdir()
     rows = json.loads((folder / "results.json").read_text())["rows"]
     names = ["square 8", "square 16"]
     names += [f"small {n}" for n in ("qkv", "attention out", "MLP up", "MLP down", "head")]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt_lightning.bench import memory, memory_meter, sweep
+from gpt_lightning.bench import folders, memory, memory_meter, sweep
 from gpt_lightning.bench.memory_meter import MIB, PhaseMemory
 from gpt_lightning.cli import main
 
@@ -138,23 +138,12 @@ def test_memory_is_what_arithmetic_says() -> None:
     assert row["largest_mib"] == pytest.approx(BATCH * CONTEXT * 10_000 * 4 / MIB, rel=0.01)
 
 
-def test_checkpointing_keeps_a_residual_a_block_and_changes_nothing_else() -> None:
+def test_checkpointing_keeps_a_residual_a_block() -> None:
     plain, checkpointed = measured(), measured(checkpointing=True)
     # a block keeps two norms, q, k, v, attention's output and the MLP's 4 C twice: over 10 C
     saved = plain["held_residuals"] - checkpointed["held_residuals"]
     assert saved > 10 * SHAPE[0]
     assert checkpointed["start_mib"] == plain["start_mib"]
-
-    x, y = torch.randint(10_000, (2, 1, 8))
-    losses = []
-    for wrap in (lambda model: None, memory.checkpoint_blocks):
-        torch.manual_seed(0)
-        model = memory.make_model(SHAPE, 8)
-        wrap(model)
-        loss = model(x, y)
-        loss.backward()
-        losses.append((loss.item(), model.transformer.wpe.weight.grad.norm().item()))
-    assert losses[0] == losses[1]
 
 
 def test_inference_keeps_nothing_but_the_logits() -> None:
@@ -180,7 +169,7 @@ def test_a_sweep_has_a_timeline_for_each_row(monkeypatch) -> None:
     monkeypatch.setattr(sweep, "isolated", in_this_process)
     options = "--device cpu --n-layer 1 --n-head 1 --d-model 16 --contexts 8,16 --batches 1"
     assert main(["bench", "memory", *options.split(), "--dtypes=fp32"]) == 0
-    (folder,) = (sweep.ROOT / "memory").iterdir()
+    (folder,) = (folders.ROOT / "memory").iterdir()
     rows = json.loads((folder / "results.json").read_text())["rows"]
     modes = [(row["context"], row["mode"], row["checkpointing"]) for row in rows]
     assert modes == [

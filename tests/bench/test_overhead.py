@@ -6,7 +6,7 @@ import lightning as L
 import pytest
 import torch
 
-from gpt_lightning.bench import overhead, overhead_run, sweep
+from gpt_lightning.bench import folders, overhead, overhead_run
 from gpt_lightning.cli import main
 from gpt_lightning.training import quiet_lightning
 
@@ -95,7 +95,7 @@ def test_no_file_is_left(work, tmp_path, monkeypatch):
     [
         (["--pairs", "raw"], "error: --pairs is 'raw': 'raw' is no pair such as raw:trainer"),
         (["--pairs", "raw:fast"], "error: --pairs is 'raw:fast': 'fast' is none of raw, norm"),
-        (["--rounds", "0"], "error: --steps, --warmup and --rounds must be at least 1"),
+        (["--rounds", "0"], "error: --rounds is 0; it must be at least 1"),
         (["--dtypes", "fp16"], "error: --dtypes is 'fp16'"),
     ],
 )
@@ -103,4 +103,4 @@ def test_mistakes_take_one_line(args, line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["bench", "overhead", *args]) == 2
     assert capsys.readouterr().err.startswith(line)
-    assert not sweep.ROOT.exists()
+    assert not folders.ROOT.exists()

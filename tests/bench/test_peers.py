@@ -5,8 +5,8 @@ import sys
 import pytest
 import torch
 
-from gpt_lightning.bench import peers_run, sweep
-from gpt_lightning.bench.sizes import make_model
+from gpt_lightning.bench import folders, peers_run
+from gpt_lightning.bench.subject import make_model
 from gpt_lightning.bench.worker import SkippedError, failure
 from gpt_lightning.cli import main
 
@@ -80,11 +80,11 @@ def test_without_transformers_the_row_is_skipped(monkeypatch):
     ("args", "line"),
     [
         (["--sizes", "huge"], "error: --sizes is 'huge'"),
-        (["--rounds", "0"], "error: --steps and --rounds must be at least 1"),
+        (["--rounds", "0"], "error: --rounds is 0; it must be at least 1"),
     ],
 )
 def test_mistakes_take_one_line(args, line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["bench", "peers", *args]) == 2
     assert capsys.readouterr().err.startswith(line)
-    assert not sweep.ROOT.exists()
+    assert not folders.ROOT.exists()

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpt_lightning.attention import naive_attention
-from gpt_lightning.bench import sweep
+from gpt_lightning.bench import folders, sweep
 from gpt_lightning.bench.profile import MODES
 from gpt_lightning.bench.profile_run import (
     PARTS,
@@ -23,7 +23,7 @@ from gpt_lightning.bench.profile_run import (
     silent,
 )
 from gpt_lightning.bench.profile_tables import attention_flops
-from gpt_lightning.bench.sizes import make_model
+from gpt_lightning.bench.subject import make_model
 from gpt_lightning.bench.trace import KINDS
 from gpt_lightning.bench.worker import SkippedError
 from gpt_lightning.cli import main
@@ -170,7 +170,7 @@ def own_process(tmp_path, monkeypatch):
 
 def test_a_planted_crash_is_a_row_and_the_others_have_their_tables(own_process, capsys):
     assert main(["bench", "profile", *OPTIONS, "--steps=1", "--warmup=0"]) == 1
-    (path,) = sweep.ROOT.glob("profile/*/results.json")
+    (path,) = folders.ROOT.glob("profile/*/results.json")
     found = json.loads(path.read_text())
     assert [(row["mode"], row["status"]) for row in found["rows"]] == [
         ("inference", "ok"),

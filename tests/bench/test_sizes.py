@@ -1,7 +1,9 @@
 """`gpt-lightning bench sizes` on tiny models."""
 
 import json
+import math
 import resource
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -9,7 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt_lightning.bench import sizes, sweep
+from gpt_lightning.bench import folders, sizes, subject, sweep
+from gpt_lightning.bench.options import chosen_sizes
+from gpt_lightning.bench.published import published_tables, read_published
+from gpt_lightning.bench.worker import SkippedError, failure
 from gpt_lightning.cli import main
 from gpt_lightning.model import GPT
 from gpt_lightning.peaks import Peak
@@ -102,6 +107,83 @@ def test_eager_and_compiled_differ_in_what_ran(no_rates, monkeypatch):
     torch._dynamo.utils.counters.clear()
 
 
+def test_a_row_that_is_not_what_its_column_says_fails(monkeypatch):
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: None)
+    with pytest.raises(RuntimeError, match=r"compile is True, .* made 0 graphs"):
+        sizes.measure_size(**TINY | {"compile": True})
+    monkeypatch.setattr(subject, "compiled_graphs", lambda: 3)
+    with pytest.raises(RuntimeError, match=r"compile is False, .* made 3 graphs"):
+        subject.checked_graphs(False, before=0)
+    assert subject.checked_graphs(True, before=1) == 2
+
+
+def test_inference_is_under_no_grad_and_in_evaluation_mode(no_rates, monkeypatch):
+    seen = []
+    forward = GPT.forward
+
+    def watched(self, idx, targets=None, **kwargs):
+        seen.append((targets is not None, torch.is_grad_enabled(), self.training))
+        return forward(self, idx, targets, **kwargs)
+
+    monkeypatch.setattr(GPT, "forward", watched)
+    sizes.measure_size(**TINY | {"steps": 2})
+    assert seen == [(True, True, True)] * 3 + [(False, False, False)] * 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "precision"),
+    [("fp32", "cuda", "highest"), ("tf32", "cuda", "high"), ("bf16", "cuda", "highest")],
+)
+def test_float32_is_float32_on_gpus_unless_the_row_is_tf32(dtype, device, precision, monkeypatch):
+    monkeypatch.setattr(subject, "has_bf16", lambda: True)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        subject.use_dtype(dtype, torch.device(device))
+        assert torch.get_float32_matmul_precision() == precision
+        assert torch.backends.cuda.matmul.allow_tf32 == (dtype == "tf32")
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_emulated_bfloat16_is_skipped(monkeypatch):
+    monkeypatch.setattr(subject, "has_bf16", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an old GPU")
+    with pytest.raises(SkippedError, match="an old GPU has no bfloat16"):
+        subject.use_dtype("bf16", torch.device("cuda"))
+
+
+def test_the_step_is_that_of_fit():
+    """Clipped to a norm of 1, with decay on matrices alone; a gradient that is no number stops."""
+    torch.manual_seed(0)
+    model = subject.make_model([1, 1, 16], 8)
+    optimizer = subject.TrainingOptimizer(model, torch.device("cpu"), "fp32")
+    norms = []
+    for scale in (1e3, 1e6):
+        optimizer.backward(scale * model(*torch.randint(10_000, (2, 2, 8))))
+        gradients = [p.grad for p in model.parameters()]
+        optimizer.step()
+        norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+        assert all(p.grad is None for p in model.parameters())
+    assert norms == pytest.approx([1.0, 1.0], rel=1e-4)  # clipping divides by the norm + 1e-6
+    before = model.lm_head.weight.clone()
+    optimizer.backward(math.nan * model(*torch.randint(10_000, (2, 2, 8))))
+    with pytest.raises(RuntimeError, match="norm is nan"):
+        optimizer.step()
+    assert torch.equal(model.lm_head.weight, before)
+
+
+def test_memory_is_not_that_of_the_process_that_started_the_row():
+    held = bytearray(
+        2**30
+    )  # GNU/Linux hands what is resident here on to ru_maxrss of a new process
+    held[::4096] = b"x" * len(held[::4096])
+    code = "import torch; from gpt_lightning.bench.subject import peak_memory_gib as peak;"
+    code += "x = torch.ones(100 * 2**18); print(peak(torch.device('cpu')))"  # 100 MiB
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    del held
+    assert 0.1 < float(found.stdout) < 0.9
+
+
 def test_matmul_precision_is_that_of_the_row(no_rates):
     torch.set_float32_matmul_precision("medium")
     try:
@@ -112,8 +194,6 @@ def test_matmul_precision_is_that_of_the_row(no_rates):
 
 @pytest.mark.parametrize("dtype", ["tf32", "fp16"])
 def test_what_a_cpu_cannot_do_is_skipped(dtype):
-    from gpt_lightning.bench.worker import failure
-
     with pytest.raises(Exception, match="GPU") as caught:
         sizes.measure_size(**TINY | {"dtype": dtype})
     assert failure(caught.value)["status"] == "skipped"
@@ -123,7 +203,7 @@ def test_too_large_a_batch_is_a_row(limited_memory, capsys):
     # logits of 6,000 x 16 x 10,000 float32 are 3.6 GiB; that a sweep goes on is in test_sweep.py
     argv = "bench sizes --device cpu --n_layer 1 --n_head 1 --d_model 16 --contexts 16 --steps 1"
     assert main([*argv.split(), "--dtypes", "fp32", "--batches", "6000", "--warmup", "0"]) == 0
-    (path,) = sweep.ROOT.glob("sizes/*/results.json")
+    (path,) = folders.ROOT.glob("sizes/*/results.json")
     (row,) = json.loads(path.read_text())["rows"]
     assert (row["batch"], row["status"], row["total_ms"]) == (6000, "out of memory", None)
     assert "memory" in row["note"]
@@ -145,6 +225,16 @@ def test_rates_are_those_of_the_total(monkeypatch):
     ("args", "line"),
     [
         (["--sizes", "smal"], "error: --sizes is 'smal'"),
+        (["--steps", "0"], "error: --steps is 0; it must be at least 1"),
+        (["--steps", "few"], "error: steps is 'few'; expected int"),
+        (["--warmup", "-1"], "error: --warmup is '-1': -1 is below 0"),
+        (["--warmup-study", "0,x"], "error: --warmup is '0,x': 'x' is no whole number"),
+        (["--contexts", "0"], "error: --contexts is '0': 0 is below 1"),
+        (["--contexts", "8,a"], "error: --contexts is '8,a': 'a' is no whole number"),
+        (["--batches", "-3"], "error: --batches is '-3': -3 is below 1"),
+        (["--n-layer", "0"], "error: --n-layer is 0; it must be at least 1"),
+        (["--n-head", "3", "--d-model", "16"], "error: --d-model 16 is not divisible by 3 heads"),
+        (["--timeout-s", "0"], "error: --timeout-s is 0.0; it must be above 0"),
         (["--dtypes", "fp64"], "error: --dtypes is 'fp64'"),
         (["--compile", "maybe"], "error: --compile is 'maybe'"),
         (["--device", "cuda"], "error: --device cuda: this machine has no such device"),
@@ -157,7 +247,62 @@ def test_mistakes_take_one_line(args, line, capsys, monkeypatch):
     errors = capsys.readouterr().err
     assert errors.startswith(line)
     assert errors.count("\n") == 1
-    assert not sweep.ROOT.exists()
+    assert not folders.ROOT.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ("--sizes small,xl", {"small": (12, 12, 768), "xl": (48, 25, 1600)}),
+        ("--n_layer 2", {"2/12/768": (2, 12, 768)}),
+        ("--d_model 512", {"12/8/512": (12, 8, 512)}),  # heads of 64, as GPT-2's
+        ("--n_layer 3 --d_model 16", {"3/1/16": (3, 1, 16)}),
+        ("--n_layer 3 --n_head 4 --d_model 16", {"3/4/16": (3, 4, 16)}),
+    ],
+)
+def test_sizes_of_ones_own(options, found):
+    assert chosen_sizes(sizes.make_parser().parse_args(options.split())) == found
+
+
+def test_a_warmup_study_is_a_row_each():
+    args = sizes.make_parser().parse_args(["--warmup_study", "0,1,2,5"])
+    assert args.warmup == "0,1,2,5"
+
+
+# ---- published rows ------------------------------------------------------------------------------
+
+
+def test_published_rows_of_our_configurations_stand_beside_ours():
+    ours = [sizes.SizeRow("cpu", "fp32", False, size, 4, 256, 2) for size in ("small", "2.7B")]
+    rows = published_tables(ours)["published"]
+    assert {(row.size, row.batch, row.context) for row in rows} == {
+        ("small", 4, 256),
+        ("2.7B", 4, 256),
+    }
+    assert (len(read_published()), len(rows)) == (32, 12)
+    for row in rows:
+        # the report's three means are of the same ten steps
+        assert row.forward_ms + row.backward_ms == pytest.approx(row.total_ms, rel=1e-4)
+        assert row.tokens_per_sec == pytest.approx(1024 / row.total_ms * 1e3)
+        assert "was compiled" in row.note or row.compile == "true"
+        assert ("TF32" in row.note) == (row.device == "cuda" and row.dtype == "float32")
+    (negative,) = (row for row in rows if row.backward_ms < 0)
+    assert "negative" in negative.note
+    assert "outlier" in negative.note
+    assert published_tables([sizes.SizeRow("cpu", "fp32", False, "small", 2, 256, 2)]) == {}
+
+
+def test_the_report_says_whose_they_are(monkeypatch, capsys):
+    monkeypatch.setattr(sweep, "isolated", lambda *args: {"status": "ok", "total_ms": 1.0})
+    assert main(["bench", "sizes", "--device", "cpu", "--dtypes", "fp32"]) == 0
+    (path,) = folders.ROOT.glob("sizes/*/results.md")
+    text = path.read_text()
+    ours, theirs = text.split("## Published")
+    assert "nothing in that table was measured here" in ours
+    assert "| published for |" in theirs
+    assert "| MacBook Air | cpu | float32 | false | small | 4 | 256 |" in theirs
+    assert "MacBook" not in capsys.readouterr().out
+    assert len((path.parent / "published.csv").read_text().splitlines()) == 1 + 8
 
 
 @pytest.mark.slow  # the C++ compiler takes half a minute
@@ -165,7 +310,7 @@ def test_the_command_tells_compiled_from_eager(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where the measured peak is kept
     argv = "bench sizes --device cpu --n_layer 1 --n_head 1 --d_model 16 --contexts 16 --steps 2"
     assert main([*argv.split(), "--dtypes", "fp32", "--compile", "false,true"]) == 0
-    (path,) = sweep.ROOT.glob("sizes/*/results.json")
+    (path,) = folders.ROOT.glob("sizes/*/results.json")
     eager, compiled = json.loads(path.read_text())["rows"]
     assert eager["graphs"] == 0
     assert compiled["graphs"] >= 1

@@ -1,0 +1,80 @@
+"""Where a sweep's results lie, and how an interrupted one is found again.
+
+A sweep has a folder of its own. Its rows are appended to `rows.jsonl` as they come; whatever ended
+the sweep, at most the last line is torn, and the row of a torn line is measured again.
+"""
+
+import datetime
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gpt_lightning.errors import UserError
+
+ROOT = Path("lightning_logs") / "bench"
+ROWS = "rows.jsonl"
+KEPT = ("ok", "out of memory")  # statuses of rows that --resume does not measure again
+Values = dict[str, Any]
+
+
+def make_folder(name: str) -> Path:
+    """Makes a folder for the results of a benchmark; nobody else gets the same one.
+
+    Args:
+        name: Of the benchmark.
+
+    Returns:
+        ROOT/NAME/TIME; with -2, -3, ... behind it where other results began in the same second.
+    """
+    (ROOT / name).mkdir(parents=True, exist_ok=True)
+    stamp = datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
+    number = 1
+    while True:
+        folder = ROOT / name / (stamp if number == 1 else f"{stamp}-{number}")
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            number += 1
+
+
+def key(configuration: Values) -> str:
+    """What tells a row from the others."""
+    return json.dumps(configuration, sort_keys=True)
+
+
+def keep(folder: Path, configuration: Values, measured: Values) -> None:
+    """Appends a row to the sweep's file, below a torn line if the last one is torn."""
+    line = json.dumps({"configuration": configuration, "measured": measured}) + "\n"
+    with (folder / ROWS).open("ab+") as file:
+        if file.tell():
+            file.seek(-1, 2)
+            line = line if file.read() == b"\n" else "\n" + line
+        file.write(line.encode())
+
+
+def read_rows(path: Path) -> list[tuple[Values, Values]]:
+    """Configuration and measurement of each row of a sweep's file; torn lines are left out."""
+    rows = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+            rows.append((row["configuration"], row["measured"]))
+        except (ValueError, TypeError, KeyError):  # whoever wrote it was ended in the middle
+            continue
+    return rows
+
+
+def find_folder(name: str, configurations: Iterable[Values]) -> tuple[Path, dict[str, Values]]:
+    """The newest sweep that has rows of these, and what it measured well, by `key`.
+
+    Raises:
+        UserError: there is none.
+    """
+    wanted = {key(configuration) for configuration in configurations}
+    for path in sorted((ROOT / name).glob(f"*/{ROWS}"), reverse=True):
+        done = {key(configuration): measured for configuration, measured in read_rows(path)}
+        if wanted & done.keys():
+            return path.parent, {k: v for k, v in done.items() if v["status"] in KEPT}
+    raise UserError(f"--resume: no sweep of these rows in {ROOT / name}; leave it out")

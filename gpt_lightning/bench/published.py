@@ -1,0 +1,103 @@
+"""A systems course's table beside ours: its rows, its words, and what is wrong with them."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from gpt_lightning.tables import Row, column
+
+FILE = "end_to_end.csv"
+TABLE = "published"
+NAMES = {"S": "small", "M": "medium", "L": "large", "XL": "xl", "2p7": "2.7B"}
+# how a section's rows were made, where its title says it
+SECTIONS = {
+    "End to End Benchmarks (MBAir)": ("MacBook Air", None),
+    "End to End Benchmarks (RTX PRO 6000 WK)": ("RTX PRO 6000 Workstation", None),
+    "No Warm-up": ("CUDA GPU, not named", 0),
+    "1 step warm up": ("CUDA GPU, not named", 1),
+    "Mixed Precision (bfloat16)": ("CUDA GPU, not named", None),
+}
+COMPILED = "--compile was ignored, every row was compiled"
+TF32 = "'float32' ran as TF32"
+NOTE = (
+    "Published: a systems course's report, on other machines than this one; nothing in that table "
+    "was measured here. Its defects: backward is the difference of two means, of the whole step "
+    "and of the forward, so that a row has a negative one; rows called eager and rows called "
+    f"compiled were both compiled ({COMPILED}); on GPUs {TF32}; forward ran with autograd on; "
+    "means over 10 steps, outliers included; no optimizer. total is forward and backward; tokens/s "
+    "is batch x context over it."
+)
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """A row of the report; times are means over 10 steps."""
+
+    machine: str = column("published for", width=24)
+    device: str = column("device")
+    dtype: str = column("dtype as called")
+    compile: str = column("compile as called")
+    size: str = column("size", width=8)
+    batch: int = column("batch", "d")
+    context: int = column("context", "d")
+    warmup: int | None = column("warm-up", "d")
+    forward_ms: float = column("forward ms", ",.1f")
+    forward_std_ms: float = column("std", ",.2f", 6)
+    backward_ms: float = column("backward ms", ",.1f")
+    backward_std_ms: float = column("std", ",.2f", 6)
+    total_ms: float = column("forward + backward ms", ",.1f")
+    total_std_ms: float = column("std", ",.2f", 6)
+    tokens_per_sec: float = column("tokens/s", ",.0f", 9)
+    note: str = column("what is wrong with it", default="")
+
+
+def published_tables(rows: Sequence[Row]) -> dict[str, Sequence[Row]]:
+    """The published rows of the sizes, batches and contexts of ours, if there are any."""
+    ours = {(row.size, row.batch, row.context) for row in rows}
+    found = [row for row in read_published() if (row.size, row.batch, row.context) in ours]
+    return {TABLE: found} if found else {}
+
+
+def read_published() -> list[PublishedRow]:
+    """All rows of the report, in its order."""
+    table = resources.files("gpt_lightning") / "reference" / FILE
+    with table.open(encoding="utf-8") as file:
+        return [published_row(line) for line in csv.DictReader(file)]
+
+
+def published_row(line: dict[str, str]) -> PublishedRow:
+    """A line of the file, in our units."""
+    machine, warmup = SECTIONS[line["section"]]
+    times: dict[str, Any] = {
+        f"{ours}_{statistic}ms": float(line[f"{theirs}_{name}_s"]) * 1e3
+        for ours, theirs in (("forward", "fwd"), ("backward", "bwd"), ("total", "total"))
+        for statistic, name in (("", "mean"), ("std_", "std"))
+    }
+    batch, context = int(line["batch_size"]), int(line["context_length"])
+    return PublishedRow(
+        machine=machine,
+        device=line["device"],
+        dtype=line["dtype"],
+        compile=line["compile"].lower(),
+        size=NAMES[line["model"]],
+        batch=batch,
+        context=context,
+        warmup=warmup,
+        tokens_per_sec=batch * context / times["total_ms"] * 1e3,
+        note=defects(line),
+        **times,
+    )
+
+
+def defects(line: dict[str, str]) -> str:
+    """What is known to be wrong with one line."""
+    found = [COMPILED] if line["compile"] == "False" else []
+    if (line["device"], line["dtype"]) == ("cuda", "float32"):
+        found.append(TF32)
+    if float(line["bwd_mean_s"]) < 0:
+        found.append("negative backward")
+    if float(line["fwd_std_s"]) > 0.5 * float(line["fwd_mean_s"]):
+        found.append("an outlier in the mean")
+    return "; ".join(found)

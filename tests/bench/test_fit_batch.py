@@ -1,0 +1,263 @@
+"""`gpt-lightning bench fit-batch`: the search, its report, and one trial."""
+
+import json
+import multiprocessing
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt_lightning.bench import fit_batch, folders, sweep
+from gpt_lightning.bench.worker import failure
+from gpt_lightning.cli import main
+
+CONFIG = """
+trainer:
+  accelerator: cpu
+  devices: 1
+  max_steps: 20
+  accumulate_grad_batches: 4
+  val_check_interval: 40
+  limit_val_batches: 6
+  check_val_every_n_epoch: null
+  gradient_clip_val: 1.0
+model:
+  config: {n_layer: 1, n_head: 2, n_embd: 16, block_size: 32, vocab_size: 65, dropout: 0.1}
+  warmup_steps: 1000
+data: {dataset: nowhere, batch_size: 12}
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gpt_lightning.machine.machine_record", lambda argv: {"device": "a toy"})
+    Path("run.yaml").write_text(CONFIG)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine that some batch fits; keeps what it was asked."""
+    asked: list[dict] = []
+
+    def make(limit: int, status: str = "out of memory") -> list[dict]:
+        def isolated(address, configuration, timeout_s):
+            assert address == fit_batch.BENCH.measure
+            json.dumps(configuration)  # goes through a command line
+            asked.append(configuration)
+            if configuration["batch"] > limit:
+                return {"status": status, "note": "no room"}
+            speed = {"tokens_per_sec": 1000.0 - configuration["batch"], "micro_batch_ms": 1.0}
+            return {"status": "ok", "note": "", "peak_memory_gib": 1.0, **speed}
+
+        monkeypatch.setattr(sweep, "isolated", isolated)
+        return asked
+
+    return make
+
+
+def bench(*args: str) -> int:
+    return main(["bench", "fit-batch", "--config", "run.yaml", *args])
+
+
+def proposed(printed: str) -> list[str]:
+    return shlex.split(re.search(r"^settings +(.*)$", printed, re.M)[1])
+
+
+# ---- the search ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [1, 12, 64, 1000])
+def test_the_search_finds_the_largest_to_an_eighth(most):
+    for limit in range(most + 3):
+        asked = []
+
+        def fits(batch, limit=limit, asked=asked):
+            asked.append(batch)
+            return batch <= limit
+
+        largest, refused = fit_batch.search(fits, most)
+        assert len(set(asked)) == len(asked)
+        assert max(asked) <= most
+        if limit >= most:
+            assert (largest, refused) == (most, None)
+        elif limit == 0:
+            assert (largest, refused, asked) == (0, 1, [1])
+        else:
+            assert largest <= limit < refused
+            assert refused - largest <= max(1, largest // 8)
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def test_the_settings_have_the_same_tokens_and_parse(machine, capsys):
+    asked = machine(limit=29)
+    assert bench() == 0
+    assert [trial["batch"] for trial in asked] == [1, 2, 4, 8, 16, 32, 24, 28, 30]
+    printed = capsys.readouterr().out
+    assert "largest     28 sequences x 32 tokens a micro-batch fit; 30 does not" in printed
+    assert "fastest     1 sequences: 999 tokens/s" in printed
+    # 12 x 4 = 48 sequences a step: 24 is the largest divisor that fits
+    options = proposed(printed)
+    assert options == [
+        *("--data.batch_size", "24"),
+        *("--trainer.accumulate_grad_batches", "2"),
+        *("--trainer.val_check_interval", "20"),
+        *("--trainer.limit_val_batches", "3"),
+    ]
+    assert "1,536 tokens = 24 sequences x 32 tokens x 2 accumulated x 1 ranks" in printed
+    assert bench(*options) == 0  # nothing is left to change
+    assert proposed(capsys.readouterr().out)[:2] == ["--data.batch_size", "24"]
+    (first, second) = sorted(Path("lightning_logs/bench/fit-batch").iterdir())
+    report = json.loads((first / "results.json").read_text())
+    assert [row["status"] for row in report["rows"]][:6] == ["ok"] * 5 + ["out of memory"]
+    assert any("--data.batch_size 24" in note for note in report["notes"])
+    assert "| 28 |" in (second / "results.md").read_text()
+
+
+def test_a_trial_is_told_the_configuration(machine):
+    asked = machine(limit=1)
+    options = ["--trainer.precision=bf16-mixed", "--model.config.loss_chunk=16", "--limit-gib=2"]
+    assert bench(*options, "--data.block_size=8", "--max-batch=1") == 0
+    (trial,) = asked
+    assert (trial["precision"], trial["context"], trial["limit_gib"]) == ("bf16-mixed", 8, 2.0)
+    assert trial["accumulate"] == 2  # gradients are there while activations are made
+    assert trial["model"]["config"]["loss_chunk"] == 16
+    assert trial["clip"] == [1.0, None]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "line"),
+    [("1536", "1,536 tokens = 16 sequences x 32 tokens x 3"), ("384", "384 tokens = 12 seq")],
+)
+def test_tokens_per_step_decide(machine, capsys, tokens, line):
+    asked = machine(limit=17)
+    options = ["--trainer.accumulate_grad_batches=1", "--trainer.val_check_interval=24"]
+    assert bench(f"--data.tokens_per_step={tokens}", *options) == 0
+    assert max(trial["batch"] for trial in asked) <= int(tokens) // 32  # more is of no use
+    printed = capsys.readouterr().out
+    assert line in printed
+    assert "--trainer.accumulate_grad_batches" not in proposed(printed)
+
+
+def test_where_nothing_fits_the_switches_are_proposed(machine, capsys):
+    machine(limit=0)
+    assert bench() == 1
+    assert "try --model.config.loss_chunk 8 --model.config.checkpointing true" in (
+        capsys.readouterr().out
+    )
+    machine(limit=0, status="error")
+    assert bench() == 1
+    assert "not one sequence fits (error, no room)\n" in capsys.readouterr().out
+
+
+def test_an_interrupted_search_goes_on(machine):
+    asked = machine(limit=29)
+    assert bench() == 0
+    before = len(asked)
+    assert bench("--resume") == 0
+    assert len(asked) == before
+    assert len(list(folders.ROOT.glob("fit-batch/*"))) == 1
+
+
+def test_the_vocabulary_may_be_the_datas(machine, text_file):
+    asked = machine(limit=99)
+    data = ["--data.dataset=null", "--data.text_file=text.txt", "--data.tokenizer=byte"]
+    assert bench("--model.config.vocab_size=null", *data, "--max-batch=1") == 0
+    assert asked[0]["model"]["config"]["vocab_size"] == 256
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["--steps=0"], "--steps is 0; it must be at least 1"),
+        (["--max-batch=-1"], "--max-batch is -1; it must be above 0"),
+        (["--data.tokens_per_step=1000"], "set it to 768 or 1152"),
+        (["--model.config.n_head=3"], "n_embd 16 is not divisible by n_head 3"),
+    ],
+)
+def test_mistakes_are_one_line(args, line, machine, capsys):
+    machine(limit=1)
+    assert bench(*args) == 2
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    assert line in error
+
+
+def test_a_configuration_must_be_given(capsys):
+    assert main(["bench", "fit-batch"]) == 2
+    assert "--config FILE" in capsys.readouterr().err
+
+
+# ---- a trial -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_trial_trains(monkeypatch, optimizer):
+    monkeypatch.setattr(fit_batch, "limit_trial", lambda device, gib: gib)
+    from gpt_lightning.bench.ladder_run import parse_fit
+
+    config = parse_fit(["--config=run.yaml", f"--model.optimizer={optimizer}"])
+    step = fit_batch.step_of(config)
+    trial = json.loads(json.dumps(fit_batch.trial_of(config, step)))
+    found = fit_batch.measure_batch(**trial, batch=3, steps=2, limit_gib=1.5)
+    assert found["limit_gib"] == 1.5
+    assert 0.05 < found["peak_memory_gib"] < 20
+    rate = 3 * 32 / found["micro_batch_ms"] * 1e3
+    assert found["tokens_per_sec"] == pytest.approx(rate)
+
+
+def in_a_fork(work) -> int:
+    """Runs work in a process of its own; returns its exit code."""
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def grow(step_mib: int) -> None:
+    kept = []
+    while True:
+        kept.append(torch.ones(step_mib * 2**18))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_a_trial_on_a_cpu_ends_at_its_limit():
+    def work() -> None:
+        status = Path("/proc/self/status").read_text()
+        data_kib = int(re.search(r"VmData:\s+(\d+)", status)[1])
+        assert fit_batch.limit_trial("cpu", data_kib / 2**20 + 0.25) is not None
+        try:
+            grow(64)
+        except Exception as error:
+            os._exit(7 if failure(error)["status"] == "out of memory" else 1)
+
+    assert in_a_fork(work) == 7
+
+
+def test_where_the_system_knows_no_limit_the_process_watches_itself(capfd):
+    def work() -> None:
+        from gpt_lightning.bench.subject import peak_memory_gib
+
+        fit_batch.watch_resident(peak_memory_gib(torch.device("cpu")) + 0.1)
+        grow(1)
+
+    assert in_a_fork(work) == 1
+    line = capfd.readouterr().out.strip().splitlines()[-1]
+    assert json.loads(line.removeprefix("RESULT "))["status"] == "out of memory"
+
+
+def test_the_limit_is_a_share_of_what_is_free(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "platform", "linux")
+    meter = "gpt_lightning.bench.memory_meter"
+    monkeypatch.setattr(f"{meter}.available_bytes", lambda: 10 * 2**30)
+    monkeypatch.setattr(f"{meter}.limit_memory", lambda device, gib: seen.append(gib))
+    assert fit_batch.limit_trial("cpu", None) == pytest.approx(8.0)
+    assert seen == [pytest.approx(8.0)]
+    assert fit_batch.limit_trial("cuda", None) is None

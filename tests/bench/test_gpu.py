@@ -1,0 +1,170 @@
+"""`gpt-lightning bench gpu`, tried out on a CPU with a tiny model."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt_lightning import flops
+from gpt_lightning.bench import folders, gpu, gpu_run, sweep
+from gpt_lightning.cli import main
+from gpt_lightning.configs import config_file
+from gpt_lightning.model import GPT, SIZES, GPTConfig
+from gpt_lightning.peaks import Peak
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = [
+    "--data.batch_size=2",
+    "--trainer.accumulate_grad_batches=2",
+    "--trainer.val_check_interval=2",
+    "--model.config.n_layer=1",
+    "--model.config.n_head=1",
+    "--model.config.n_embd=16",
+    "--model.config.block_size=32",
+    "--model.config.vocab_size=100",
+]
+PUBLISHED = {"124m": "gpt2", "350m": "gpt2-medium", "774m": "gpt2-large", "1558m": "gpt2-xl"}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path, monkeypatch):
+    """Nothing is left in the checkout, and no peak is measured."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gpu_run, "measured_peak", lambda *args: Peak(1e12, "of a test", ""))
+    monkeypatch.setattr(gpu_run, "random_dataset", small_dataset(gpu_run.random_dataset))
+    before = torch.get_float32_matmul_precision()
+    torch._dynamo.reset()  # a row is a process of its own
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def small_dataset(random_dataset):
+    return lambda folder, vocab_size: random_dataset(folder, vocab_size, n_tokens=10_000)
+
+
+def measure(model, **settings):
+    arguments = {"device": "cpu", "size": "124m", "steps": 2, "warmup": 1, "fit_options": TINY}
+    return gpu_run.measure_size(model=model, **{**arguments, **settings})
+
+
+def test_a_row_of_ours_is_fit_with_the_sizes_file(monkeypatch):
+    told = []
+    run = gpu_run.training.run
+    monkeypatch.setattr(
+        gpu_run.training, "run", lambda argv, **kwargs: (told.append(argv), run(argv, **kwargs))
+    )
+    row = measure("ours")
+    (argv,) = told
+    assert argv[:2] == ["fit", f"--config={config_file('gpu/gpt2_124m.yaml')}"]
+    assert "--trainer.max_steps=3" in argv
+    assert (row["batch"], row["accumulate"], row["context"]) == (2, 2, 32)
+    model = GPT(GPTConfig(1, 1, 16, 32, 100))
+    assert row["parameters"] == model.num_params()
+    assert row["tokens_per_sec"] == pytest.approx(2 * 2 * 32 / row["step_ms"] * 1e3)
+    per_token = flops.flops_per_token(model.num_params(embeddings=False), 1, 16, 32)
+    assert row["mfu"] == pytest.approx(row["tokens_per_sec"] * per_token / 1e12)
+    assert row["target"] == 0.48
+
+
+def test_theirs_makes_the_same_step(monkeypatch):
+    pytest.importorskip("transformers")
+    steps = []
+    original = gpu_run.TrainingOptimizer.step
+    monkeypatch.setattr(
+        gpu_run.TrainingOptimizer, "step", lambda self: (steps.append(1), original(self))
+    )
+    row = measure("hf", steps=3)
+    assert len(steps) == 4  # with the warm-up
+    assert (row["batch"], row["accumulate"], row["context"]) == (2, 2, 32)
+    assert row["tokens_per_sec"] == pytest.approx(2 * 2 * 32 / row["step_ms"] * 1e3)
+    assert row["target"] is None
+    assert row["graphs"] == 0
+
+
+def test_theirs_gets_a_micro_batch_that_fits(monkeypatch):
+    pytest.importorskip("transformers")
+    asked = []
+
+    def time_steps(model, device, step, steps, warmup):
+        asked.append(step)
+        if step[0] > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return 5.0
+
+    monkeypatch.setattr(gpu_run, "time_steps", time_steps)
+    row = measure("hf", fit_options=[*TINY, "--data.batch_size=4"])
+    assert asked == [(4, 2, 32), (2, 4, 32), (1, 8, 32)]
+    assert (row["batch"], row["accumulate"]) == (1, 8)
+
+
+def test_the_page_lands_beside_the_others(monkeypatch, tmp_path, capsys):
+    """The command, the page and its name, with rows that nobody measured."""
+    monkeypatch.setattr(
+        sweep,
+        "isolated",
+        lambda address, row, timeout_s: {
+            "status": "ok",
+            "note": "",
+            "step_ms": 10.0,
+            "mfu": 0.5,
+            "target": 0.52,
+        },
+    )
+    monkeypatch.setattr("gpt_lightning.peaks.device_name", lambda device: "NVIDIA H200")
+    arguments = ["--device", "cpu", "--sizes", "350m,774m", "--out", "pages"]
+    assert main(["bench", "gpu", *arguments]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "pages/gpu_h200.md"
+    page = Path("pages/gpu_h200.md").read_text()
+    assert "gpt-lightning bench gpu --device cpu" in page
+    rows = [line.split(" | ")[:2] for line in page.splitlines() if line.startswith("| 350m")]
+    assert [model for _, model in rows] == ["ours", "hf", "hf-compiled"]
+    assert "50.0% | 52%" in page
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_in_a_line(capsys):
+    assert main(["bench", "gpu"]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("error: bench gpu: no NVIDIA GPU on this machine")
+    assert len(err.splitlines()) == 1
+    assert not out
+    assert not folders.ROOT.exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["--device", "cpu", "--sizes", "125m"], "error: --sizes is '125m'"),
+        (["--device", "cpu", "--models", "theirs"], "error: --models is 'theirs'"),
+        (["--device", "cpu", "--steps", "0"], "error: --steps is 0; it must be at least 1"),
+    ],
+)
+def test_mistakes_take_one_line(args, line, capsys):
+    assert main(["bench", "gpu", *args]) == 2
+    assert capsys.readouterr().err.startswith(line)
+
+
+def test_the_sizes_files_are_the_published_models_at_the_same_tokens_a_step():
+    assert {name for name, _ in gpu.SIZES.values()} == {
+        path.name for path in (ROOT / "configs" / "gpu").glob("*.yaml")
+    }
+    for size, (file, _) in gpu.SIZES.items():
+        parsed = gpu_run.parse_fit([f"--config={config_file(f'gpu/{file}')}", "--data.seed=1"])
+        config, published = parsed.model.config, SIZES[PUBLISHED[size]]
+        for key in ("n_layer", "n_head", "n_embd", "block_size", "bias", "activation"):
+            assert config[key] == getattr(published, key), (size, key)
+        assert config.vocab_size == 50304
+        assert (config.attention, parsed.model.matmul_precision) == ("sdpa", "high")
+        assert (parsed.model.compile, parsed.model.fused) == ("auto", "auto")
+        assert parsed.trainer.precision == "bf16-mixed"
+        accumulate = parsed.trainer.accumulate_grad_batches
+        assert parsed.data.batch_size * 1024 * accumulate == 524_288
+        assert parsed.trainer.val_check_interval == 250 * accumulate
+        assert parsed.trainer.limit_val_batches * parsed.data.batch_size * 1024 == 5_242_880
+        assert f"{parsed.data.batch_size} sequences x 1,024 tokens x {accumulate} accumulated" in (
+            config_file(f"gpu/{file}").read_text()
+        )
+
+
+def test_make_has_the_command():
+    assert "\t$(BIN)/gpt-lightning bench gpu\n" in (ROOT / "Makefile").read_text()
