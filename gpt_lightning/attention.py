@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from gpt_lightning.dropout import dropout
+
 AttentionFn = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 
 
@@ -29,9 +31,10 @@ def naive_attention(
     """
     T, S = q.size(-2), k.size(-2)
     scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.size(-1))  # (B, nh, T, S)
-    future = torch.ones(T, S, dtype=torch.bool, device=q.device).triu(S - T + 1)
+    keys = torch.arange(S, device=q.device)
+    future = keys > keys[S - T :, None]  # (T, S)
     weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
-    return F.dropout(weights, dropout_p) @ v
+    return dropout(weights, dropout_p) @ v
 
 
 def sdpa_attention(
@@ -48,4 +51,22 @@ def sdpa_attention(
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=T > 1)
 
 
-ATTENTION: dict[str, AttentionFn] = {"sdpa": sdpa_attention, "naive": naive_attention}
+def auto_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float
+) -> torch.Tensor:
+    """The faster of the two: naive in compiled code for a CPU up to 1,024 keys, else sdpa.
+
+    There the matrix's scaling, mask, softmax and dropout become one loop between two products,
+    while sdpa with dropout falls back to a slow path and without it has a slow backward
+    (benchmarks/speed.md).
+    """
+    compiled = torch.compiler.is_compiling() and q.device.type == "cpu"
+    attention = naive_attention if compiled and k.size(-2) <= 1024 else sdpa_attention
+    return attention(q, k, v, dropout_p)
+
+
+ATTENTION: dict[str, AttentionFn] = {
+    "auto": auto_attention,
+    "sdpa": sdpa_attention,
+    "naive": naive_attention,
+}

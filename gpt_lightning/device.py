@@ -110,6 +110,26 @@ def _cuda_has_bf16() -> bool:
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
+def fastest_precision(accelerator: str) -> tuple[str, str]:
+    """Trainer's precision that is fastest on a device and safe, and why.
+
+    Args:
+        accelerator: Trainer's.
+    """
+    kind = default_device() if accelerator in ("auto", "gpu") else accelerator
+    if kind == "cuda":
+        if _cuda_has_bf16():
+            return "bf16-mixed", "this GPU multiplies bfloat16"
+        return "16-mixed", "this GPU has no bfloat16"
+    if kind != "cpu":
+        return "32-true", f"nothing faster is known to be safe on {kind}"
+    capabilities = torch.cpu.get_capabilities()
+    units = [name for name in ("amx_bf16", "avx512_bf16") if capabilities.get(name)]
+    if units:
+        return "bf16-mixed", f"this CPU multiplies bfloat16 ({', '.join(units)})"
+    return "32-true", "this CPU does not multiply bfloat16"
+
+
 def product_dtype(precision: str, matmul_precision: str, device: torch.device) -> str:
     """The dtype that matrix products run in: bf16, fp16, tf32, fp32 or fp64.
 

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from gpt_lightning.attention import ATTENTION
+from gpt_lightning.dropout import Dropout
+from gpt_lightning.embedding import Embedding
 from gpt_lightning.errors import UserError
 from gpt_lightning.loss import chunked_cross_entropy, pad_columns
 
@@ -35,7 +37,8 @@ class GPTConfig:
         tie_weights: The output head shares the token embedding's matrix, as in GPT-2.
         init: gpt2: normal(0, 0.02), residual projections scaled by 1/sqrt(2 n_layer), biases 0.
             nanogpt: the same distribution from nanoGPT's stream of draws. default: PyTorch's.
-        attention: sdpa: PyTorch's fused kernels. naive: the (T, T) matrix written out.
+        attention: sdpa: PyTorch's fused kernels. naive: the (T, T) matrix written out. auto: the
+            faster of the two; see attention.py.
         activation: gelu_tanh: the tanh approximation that GPT-2 was trained with. gelu: exact, as
             in nanoGPT.
         loss_chunk: Positions whose logits the loss holds at a time; null: all B x T of them.
@@ -52,7 +55,7 @@ class GPTConfig:
     dropout: float = 0.0
     tie_weights: bool = True
     init: Literal["gpt2", "nanogpt", "default"] = "gpt2"
-    attention: Literal["sdpa", "naive"] = "sdpa"
+    attention: Literal["auto", "sdpa", "naive"] = "auto"
     activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
     loss_chunk: int | None = None
     checkpointing: bool = False
@@ -118,7 +121,7 @@ class CausalSelfAttention(nn.Module):
         C = config.n_embd
         self.c_attn = nn.Linear(C, 3 * C, bias=config.bias)
         self.c_proj = nn.Linear(C, C, bias=config.bias)
-        self.resid_dropout = nn.Dropout(config.dropout)
+        self.resid_dropout = Dropout(config.dropout)
         self.n_head = config.n_head
         self.dropout = config.dropout
         self.attention = ATTENTION[config.attention]
@@ -144,7 +147,7 @@ class MLP(nn.Module):
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
         self.gelu = nn.GELU(approximate="tanh" if config.activation == "gelu_tanh" else "none")
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.dropout(self.c_proj(self.gelu(self.c_fc(x))))  # type: ignore[no-any-return]
@@ -172,9 +175,9 @@ class Transformer(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         assert config.vocab_size is not None
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        self.wpe = nn.Embedding(config.block_size, config.n_embd)
-        self.drop = nn.Dropout(config.dropout)
+        self.wte = Embedding(config.vocab_size, config.n_embd)
+        self.wpe = Embedding(config.block_size, config.n_embd)
+        self.drop = Dropout(config.dropout)
         self.h = nn.ModuleList([Block(config) for _ in range(config.n_layer)])
         self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.checkpointing = config.checkpointing

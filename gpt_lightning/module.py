@@ -10,7 +10,9 @@ from torch.optim import Optimizer
 from torchmetrics import MeanMetric
 
 from gpt_lightning import __version__, flops, optim
+from gpt_lightning.allocator import keep_freed_memory
 from gpt_lightning.checkpoint import differences
+from gpt_lightning.compilation import compile_in_place, should_compile
 from gpt_lightning.data.datamodule import TokenDataModule
 from gpt_lightning.data.loader import IGNORE_INDEX, Batch
 from gpt_lightning.device import seed_device
@@ -46,8 +48,8 @@ class GPTModule(L.LightningModule):
         muon_learning_rate: Peak of Muon's learning rate; it follows the same schedule.
         muon_momentum: Muon's momentum.
         fused: AdamW in one kernel; auto: where the device has it.
-        compile: torch.compile the model; auto: on CUDA only: it was slower on MPS in a published
-            run, and is on a CPU (benchmarks/shakespeare_char_cpu.md).
+        compile: torch.compile the model; auto: on CUDA, and on a CPU in bfloat16; see
+            compilation.py.
         matmul_precision: Of float32 products: highest: float32; high: TF32 on NVIDIA; medium: as
             high, and bfloat16 on CPUs that have it.
 
@@ -134,7 +136,9 @@ class GPTModule(L.LightningModule):
         if self.init_from is not None:
             self.model.load_state_dict(pretrained_state_dict(self.init_from, self.config))
         if self.compiles[0]:
-            self.model.compile()
+            compile_in_place(self.model, self._device_type)
+        if self._device_type == "cpu":
+            keep_freed_memory()
 
     def _fit_to_data(self) -> GPTConfig:
         """The configuration with the tokenizer's vocabulary, or refused if too small for it."""
@@ -156,8 +160,17 @@ class GPTModule(L.LightningModule):
         """Whether the model is compiled on this device, and why."""
         if self.compile_setting != "auto":
             return bool(self.compile_setting), "as set"
-        device = self._trainer.strategy.root_device.type if self._trainer is not None else "cpu"
-        return device == "cuda", f"auto: {'on' if device == 'cuda' else 'off'} for {device}"
+        precision = "32-true" if self._trainer is None else str(self.trainer.precision)
+        return should_compile(self._device_type, precision)
+
+    @property
+    def _device_type(self) -> str:
+        return "cpu" if self._trainer is None else str(self.trainer.strategy.root_device.type)
+
+    @property
+    def evaluates_compiled(self) -> bool:
+        """Whether evaluations are compiled too: on a CPU that takes longer than it saves."""
+        return self.compiles[0] and self._device_type != "cpu"
 
     @property
     def flops_per_token(self) -> int:
@@ -290,7 +303,9 @@ class GPTModule(L.LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         x, y = batch
         tokens = (y != IGNORE_INDEX).sum()
-        loss = torch.where(tokens > 0, self(x, y), 0.0)  # a rank's last batch may be padding alone
+        assert self.model is not None
+        model = self.model if self.evaluates_compiled else self.model.forward
+        loss = torch.where(tokens > 0, model(x, y), 0.0)  # a rank's last batch may be padding alone
         self._mean(dataloader_idx).update(loss, weight=tokens)
 
     def _mean(self, dataloader_idx: int) -> MeanMetric:

@@ -28,7 +28,7 @@ from gpt_lightning.checkpoint import (
     saved_checkpoints,
 )
 from gpt_lightning.data.datamodule import DEFAULT_SEED, TokenDataModule
-from gpt_lightning.device import check_accelerator
+from gpt_lightning.device import check_accelerator, fastest_precision
 from gpt_lightning.durable import DurableCheckpointIO, check_digest
 from gpt_lightning.errors import MemoryExhaustedError, UserError, is_out_of_memory
 from gpt_lightning.logger import RunLogger
@@ -92,6 +92,12 @@ class GPTCLI(LightningCLI):
         )
 
         parser.add_argument(
+            "--precision",
+            type=str | None,
+            default=None,
+            help="auto: the fastest that is safe on the device, instead of trainer.precision.",
+        )
+        parser.add_argument(
             "--resume",
             type=str,
             default="never",
@@ -109,6 +115,7 @@ class GPTCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         config = self.config[str(self.subcommand)]
         config.run_name = self.run_name()  # in config.yaml, for whoever runs it again
+        choose_precision(config)
         check_accelerator(
             str(config.trainer.accelerator),
             str(config.trainer.precision or "32-true"),
@@ -233,6 +240,29 @@ class GPTCLI(LightningCLI):
             raise UserError(f"--run_name {name}: give a folder's name, without / or ..")
         stems = [path.stem for path in config_paths(self.argv)]
         return name or next(iter(stems), "gpt")
+
+
+def choose_precision(config: Any) -> None:
+    """Puts what --precision means into trainer.precision.
+
+    Raises:
+        UserError: it means nothing, or trainer.precision is set too.
+    """
+    if config.precision is None:
+        return
+    if config.precision != "auto":
+        raise UserError(
+            f"--precision is {config.precision!r}: the only word it knows is auto; "
+            f"--trainer.precision {config.precision} sets one"
+        )
+    if config.trainer.precision is not None:
+        raise UserError(
+            f"precision is auto and trainer.precision {config.trainer.precision}: set one of them "
+            "to null"
+        )
+    config.trainer.precision, why = fastest_precision(str(config.trainer.accelerator))
+    config.precision = None  # config.yaml is to run the same again
+    print(f"precision   auto: {config.trainer.precision}, {why}")
 
 
 def plugins(setting: Any) -> list[Any]:

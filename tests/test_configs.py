@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpt_lightning import training
 from gpt_lightning.data.corpora import CORPORA
+from gpt_lightning.errors import UserError
 from gpt_lightning.model import GPT, SIZES, GPTConfig
 from gpt_lightning.training import training_parser
 
@@ -78,7 +80,7 @@ def test_shakespeare_char_is_nanogpts(parse):
         "dropout": 0.2,
         "tie_weights": True,
         "init": "gpt2",
-        "attention": "sdpa",
+        "attention": "auto",
         "activation": "gelu",
         "loss_chunk": None,
         "checkpointing": False,
@@ -87,3 +89,26 @@ def test_shakespeare_char_is_nanogpts(parse):
     assert (config.model.warmup_steps, config.model.decay_steps) == (100, 5000)
     assert tuple(config.model.betas) == (0.9, 0.99)
     assert config.trainer.gradient_clip_val == 1.0
+
+
+def test_auto_precision_is_chosen_and_recorded(parse, monkeypatch, capsys):
+    config = parse(CONFIGS / "shakespeare_char_cpu.yaml")
+    assert config.precision == "auto"
+    monkeypatch.setattr(training, "fastest_precision", lambda accelerator: ("bf16-mixed", "why"))
+    training.choose_precision(config)
+    assert (config.precision, config.trainer.precision) == (None, "bf16-mixed")
+    assert "precision   auto: bf16-mixed, why" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("precision", "trainers", "line"),
+    [
+        ("auto", "32-true", "set one of them to null"),
+        ("bf16-mixed", None, "--trainer.precision bf16-mixed sets one"),
+    ],
+)
+def test_two_precisions_are_one_too_many(parse, precision, trainers, line):
+    config = parse(CONFIGS / "shakespeare_char_cpu.yaml")
+    config.precision, config.trainer.precision = precision, trainers
+    with pytest.raises(UserError, match=line):
+        training.choose_precision(config)

@@ -72,7 +72,7 @@ class SpeedMonitor(L.Callback):
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
         self._interrupted = self.clock.current
-        compiling = pl_module.compiles[0] and "validation" not in self.clock.seconds()
+        compiling = pl_module.evaluates_compiled and "validation" not in self.clock.seconds()
         self._switch(trainer, "compile and warm-up" if compiling else "validation")
 
     def on_validation_batch_end(

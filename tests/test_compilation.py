@@ -1,0 +1,155 @@
+"""What is compiled where, and that compiled code for a CPU is the same function."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gpt_lightning import attention, compilation
+from gpt_lightning.allocator import keep_freed_memory
+from gpt_lightning.compilation import compile_in_place, recompute_in_backward, should_compile
+from gpt_lightning.embedding import Embedding, Lookup
+from gpt_lightning.model import GPT, GPTConfig
+
+CONFIG = GPTConfig(2, 2, 16, block_size=8, vocab_size=11, attention="auto")
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "compiler", "expected"),
+    [
+        ("cuda", "32-true", None, True),
+        ("cpu", "32-true", "g++", False),
+        ("cpu", "bf16-mixed", "g++", True),
+        ("cpu", "bf16-true", "g++", True),
+        ("cpu", "bf16-mixed", None, False),
+        ("mps", "bf16-mixed", "g++", False),
+    ],
+)
+def test_auto(device, precision, compiler, expected, monkeypatch):
+    monkeypatch.setattr(compilation.shutil, "which", lambda name: compiler)
+    compiled, why = should_compile(device, precision)
+    assert compiled is expected
+    assert why.startswith(f"auto: {'on' if expected else 'off'}")
+    if device == "cpu" and precision != "32-true" and not expected:
+        assert "no C++ compiler" in why
+
+
+def test_compiled_it_is_the_same_model():
+    """Traced with the compiler's front half, whose kernels are PyTorch's own."""
+    torch.compiler.reset()
+    recompute_in_backward()
+    torch.manual_seed(0)
+    plain, traced = GPT(CONFIG), GPT(CONFIG)
+    traced.load_state_dict(plain.state_dict())
+    traced.compile(backend="aot_eager")
+    idx = torch.randint(11, (3, 8))
+    losses = [model(idx, idx) for model in (plain, traced)]
+    for loss in losses:
+        loss.backward()
+    # the naive attention and the fused one round otherwise
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=1e-6)
+    for p, q in zip(plain.parameters(), traced.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_with_hashed_dropout_the_gradient_is_the_derivative():
+    """By differences: a backward with other masks than the forward's is far off."""
+    torch.compiler.reset()
+    recompute_in_backward()
+    torch.manual_seed(0)
+    model = GPT(dataclasses.replace(CONFIG, dropout=0.5)).double()
+    model.compile(backend="aot_eager")
+    idx = torch.randint(11, (3, 8))
+
+    def loss() -> torch.Tensor:
+        torch.manual_seed(7)
+        return model(idx, idx)
+
+    loss().backward()
+    direction = [torch.randn_like(p) for p in model.parameters()]
+    slope = sum((p.grad * d).sum() for p, d in zip(model.parameters(), direction, strict=True))
+
+    def moved(step: float) -> float:
+        with torch.no_grad():
+            for p, d in zip(model.parameters(), direction, strict=True):
+                p.add_(d, alpha=step)
+        return loss().item()
+
+    up, down = moved(1e-3), moved(-2e-3)
+    # the loss is a float32 of seven digits
+    assert (up - down) / 2e-3 == pytest.approx(slope.item(), rel=1e-2)
+
+
+def test_attention_is_naive_where_it_is_compiled(monkeypatch):
+    torch.compiler.reset()
+    called = []
+    for name in ("naive_attention", "sdpa_attention"):
+        function = getattr(attention, name)
+        monkeypatch.setattr(
+            attention, name, lambda *a, f=function, n=name: called.append(n) or f(*a)
+        )
+    q = torch.rand(1, 1, 4, 8)
+    attention.auto_attention(q, q, q, 0.0)
+    torch.compile(attention.auto_attention, backend="eager")(q, q, q, 0.0)
+    assert called == ["sdpa_attention", "naive_attention"]
+
+
+def test_the_embeddings_gradient_is_pytorchs_and_always_the_same():
+    torch.manual_seed(0)
+    weight = torch.randn(5, 16, requires_grad=True)
+    idx = torch.randint(5, (8, 200))  # each row 320 times: any other order rounds otherwise
+    upstream = torch.randn(8, 200, 16)
+    (expected,) = torch.autograd.grad(torch.nn.functional.embedding(idx, weight), weight, upstream)
+    for _ in range(3):
+        (found,) = torch.autograd.grad(Lookup.apply(idx, weight), weight, upstream)
+        assert torch.equal(found, expected)
+
+
+def test_compiled_code_calls_that_gradient():
+    torch.compiler.reset()
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    layer = Embedding(5, 16)
+    compiled = torch.compile(layer, backend=backend)
+    compiled(torch.zeros(2, 3, dtype=torch.int64)).sum().backward()
+    assert "autograd_function_apply" in graphs[0]
+    assert layer.weight.grad[0].eq(6.0).all()
+
+
+def test_parameters_keep_their_names():
+    model = GPT(CONFIG)
+    compile_in_place(model, "cpu")
+    assert list(dict(model.named_parameters())) == list(dict(GPT(CONFIG).named_parameters()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+def test_freed_memory_is_kept():
+    """After its first steps, training needs no page that the system would have to clear."""
+    code = (
+        "import resource, sys, torch\n"
+        "from gpt_lightning.allocator import keep_freed_memory\n"
+        "kept = sys.argv[1] == 'keep' and keep_freed_memory()\n"
+        "layer, x = torch.nn.Linear(8, 4096), torch.rand(4096, 8)\n"
+        "for step in range(8):\n"
+        "    if step == 4: before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    torch.nn.functional.gelu(layer(x)).sum().backward()\n"  # blocks of 64 MiB
+        "print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)"
+    )
+    faults = {}
+    for how in ("keep", "leave"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, how], capture_output=True, text=True, check=True
+        )
+        kept, count = done.stdout.split()
+        faults[how] = int(count)
+        if how == "keep" and kept == "False":
+            pytest.skip("another C library")
+    assert faults["leave"] > 4 * 16_384  # pages of 4 KiB in a block
+    assert faults["keep"] < faults["leave"] / 8  # one block more, now and then
+    assert keep_freed_memory()
