@@ -6,8 +6,7 @@ import sys
 
 import torch
 import torch._functorch.config
-
-from gpt_lightning.model import GPT
+from torch import nn
 
 
 def should_compile(device: str, precision: str) -> tuple[bool, str]:
@@ -30,7 +29,7 @@ def should_compile(device: str, precision: str) -> tuple[bool, str]:
     return True, "auto: on for cpu in bfloat16"
 
 
-def compile_in_place(model: GPT, device: str) -> None:
+def compile_in_place(model: nn.Module, device: str) -> None:
     """Compiles a model at its first forward; its parameters keep their names."""
     if device == "cpu":
         recompute_in_backward()

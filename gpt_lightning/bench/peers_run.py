@@ -15,6 +15,7 @@ from gpt_lightning.bench.subject import (
 )
 from gpt_lightning.bench.timing import StepTimer, stats
 from gpt_lightning.bench.worker import SkippedError
+from gpt_lightning.compilation import compile_in_place
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.device import synchronize
 from gpt_lightning.hub import state_dict_to_hf
@@ -76,7 +77,7 @@ class Contestant:
     ) -> None:
         self.model, self.batch, self.dtype = model, batch, dtype
         if compiled:
-            model.compile()
+            compile_in_place(model, batch[0].device.type)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         self.phases: dict[str, list[float]] = {}
         self.scaler = torch.amp.GradScaler(batch[0].device.type, enabled=dtype == "fp16")

@@ -169,6 +169,7 @@ def measure_size(
     import torch
 
     from gpt_lightning.bench.timing import measure
+    from gpt_lightning.compilation import compile_in_place
 
     where = torch.device(device)
     use_dtype(dtype, where)
@@ -176,7 +177,7 @@ def measure_size(
     torch.manual_seed(0)
     model = make_model(shape, context).to(where)
     if compile:
-        model.compile()
+        compile_in_place(model, where.type)
     x, y = (torch.randint(model.lm_head.out_features, (batch, context), device=where) for _ in "xy")
     optimizer = TrainingOptimizer(model, where, dtype)
 

@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpt_lightning.allocator import keep_freed_memory
+
 if TYPE_CHECKING:
     import torch
 
@@ -17,6 +19,8 @@ MAX_NORM = 1.0  # of gradients, as in all files of configs/
 
 def set_products(dtype: str, device: "torch.device") -> None:
     """Sets the precision of float32 products, and refuses what would silently be something else.
+
+    On a CPU the process also keeps its memory, as `fit` does.
 
     Raises:
         SkippedError: the device has no such products.
@@ -30,6 +34,8 @@ def set_products(dtype: str, device: "torch.device") -> None:
     if dtype == "bf16" and device.type == "cuda" and not has_bf16():
         raise SkippedError(f"{torch.cuda.get_device_name(device)} has no bfloat16")
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+    if device.type == "cpu":
+        keep_freed_memory()
 
 
 def tensor_dtype(dtype: str, device: "torch.device") -> "torch.dtype":
