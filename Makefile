@@ -36,7 +36,7 @@ test: $(DEV) ## Run the test suite
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
 
 faults: $(DEV) ## Hurt real runs and print what came of it, case by case: some ten minutes
-	$(BIN)/python -m pytest tests/faults -m ""
+	$(BIN)/python -m pytest tests/faults -m "" --numprocesses auto --maxprocesses 2
 
 check: check-format check-lint check-types ## Check format, lint and types
 
