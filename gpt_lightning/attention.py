@@ -54,14 +54,16 @@ def sdpa_attention(
 def auto_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float
 ) -> torch.Tensor:
-    """The faster of the two: naive in compiled code for a CPU up to 1,024 keys, else sdpa.
+    """The faster of the two: naive in compiled code for a CPU where that is cheap, else sdpa.
 
     There the matrix's scaling, mask, softmax and dropout become one loop between two products,
-    while sdpa with dropout falls back to a slow path and without it has a slow backward
-    (benchmarks/speed.md).
+    while sdpa falls back to a slow path with dropout, and without it has a slow backward
+    (benchmarks/speed.md). The matrix is kept for the backward: with dropout sdpa's slow path keeps
+    more, up to any length tried; without, sdpa keeps next to nothing, so only short ones are naive.
     """
     compiled = torch.compiler.is_compiling() and q.device.type == "cpu"
-    attention = naive_attention if compiled and k.size(-2) <= 1024 else sdpa_attention
+    longest = 1024 if dropout_p > 0.0 else 256
+    attention = naive_attention if compiled and k.size(-2) <= longest else sdpa_attention
     return attention(q, k, v, dropout_p)
 
 

@@ -3,6 +3,8 @@
 import os
 import shutil
 import sys
+import sysconfig
+from pathlib import Path
 
 import torch
 import torch._functorch.config
@@ -26,6 +28,8 @@ def should_compile(device: str, precision: str) -> tuple[bool, str]:
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is None:
         return False, f"auto: off, there is no C++ compiler ({compiler}) to make it twice as fast"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        return False, "auto: off, there is no Python.h (python3-dev) to make it twice as fast"
     return True, "auto: on for cpu in bfloat16"
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from gpt_lightning.allocator import hand_back_freed_memory
 from gpt_lightning.errors import UserError
 
 Mark = Any  # a moment on the device's own time line: seconds on the CPU, an event elsewhere
@@ -35,6 +36,7 @@ def seed_device(device: torch.device, seed: int) -> None:
 def free_memory() -> None:
     """Leaves the process as a new one: what nobody holds is freed, and nothing is compiled."""
     gc.collect()  # a module and its trainer know each other
+    hand_back_freed_memory()
     torch._dynamo.reset()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

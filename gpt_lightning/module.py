@@ -137,7 +137,7 @@ class GPTModule(L.LightningModule):
             self.model.load_state_dict(pretrained_state_dict(self.init_from, self.config))
         if self.compiles[0]:
             compile_in_place(self.model, self._device_type)
-        if self._device_type == "cpu":
+        if self._device_type == "cpu" and self._trainer is not None and is_fitting(self.trainer):
             keep_freed_memory()
 
     def _fit_to_data(self) -> GPTConfig:
@@ -237,6 +237,7 @@ class GPTModule(L.LightningModule):
             "threads": torch.get_num_threads(),
             "ranks": self.trainer.world_size,
             "precision": str(self.trainer.precision),
+            "compile": self.compiles[0],
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -264,7 +265,8 @@ class GPTModule(L.LightningModule):
             )
         inexact = differences(facts.get("machine", {}), self.circumstances())
         lines = differences(theirs, ours)
-        lines += [f"{line}: equal to rounding errors, not bit for bit" for line in inexact]
+        masks = ", with other dropout masks" if self.config.dropout > 0 else ""
+        lines += [f"{line}: equal to rounding errors{masks}, not bit for bit" for line in inexact]
         if self.trainer.is_global_zero:
             print(*(f"changed     {line}" for line in lines), sep="\n", end="\n" if lines else "")
 
@@ -303,10 +305,14 @@ class GPTModule(L.LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         x, y = batch
         tokens = (y != IGNORE_INDEX).sum()
-        assert self.model is not None
-        model = self.model if self.evaluates_compiled else self.model.forward
-        loss = torch.where(tokens > 0, model(x, y), 0.0)  # a rank's last batch may be padding alone
+        loss = self._evaluate(x, y)
+        loss = torch.where(tokens > 0, loss, 0.0)  # a rank's last batch may be padding alone
         self._mean(dataloader_idx).update(loss, weight=tokens)
+
+    def _evaluate(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        assert self.model is not None
+        forward = self.model if self.evaluates_compiled else self.model.forward
+        return forward(idx, targets)
 
     def _mean(self, dataloader_idx: int) -> MeanMetric:
         metric = self.eval_losses[dataloader_idx]
@@ -349,7 +355,7 @@ class GPTModule(L.LightningModule):
     def predict_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         """Negative log-likelihood in nats of each target, float32 (B, T); 0 where there is none."""
         x, y = batch
-        logits = self(x).float()  # (B, T, V)
+        logits = self._evaluate(x).float()  # (B, T, V)
         return torch.nn.functional.cross_entropy(logits.transpose(1, 2), y, reduction="none")
 
     # ---- the update ----------------------------------------------------------------------------

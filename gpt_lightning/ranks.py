@@ -14,9 +14,8 @@ from lightning.fabric.plugins.environments import (
 )
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-# what Lightning looks for itself, and the variables of processes that a launcher has started
+# what Lightning looks for itself
 CLUSTERS = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
-STARTED = {"MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"}
 LOOPBACK = "127.0.0.1"
 
 
@@ -61,7 +60,7 @@ class LoopbackEnvironment(LightningEnvironment):
     def teardown(self) -> None:
         super().teardown()
         if self._store is not None:
-            self._store = None
+            self._store, self._main_port = None, -1
             for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
                 os.environ.pop(name, None)
 
@@ -76,6 +75,6 @@ def environment(num_nodes: int, plugins: list[Any]) -> list[ClusterEnvironment]:
     Returns:
         Nothing where a cluster or a launcher starts the ranks, which Lightning finds out itself.
     """
-    managed = any(kind.detect() for kind in CLUSTERS) or STARTED & os.environ.keys()
+    managed = any(kind.detect() for kind in CLUSTERS) or "LOCAL_RANK" in os.environ
     chosen = any(isinstance(plugin, ClusterEnvironment) for plugin in plugins)
     return [] if num_nodes > 1 or managed or chosen else [LoopbackEnvironment()]

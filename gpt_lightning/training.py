@@ -1,6 +1,7 @@
 """fit, validate, test and predict: LightningCLI over GPTModule and TokenDataModule."""
 
 import logging
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import lightning as L
 from jsonargparse import capture_parser
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch._dynamo.exc import TorchDynamoException
 
 from gpt_lightning import ranks
 from gpt_lightning.callbacks.checkpoint import RunCheckpoint
@@ -95,7 +97,7 @@ class GPTCLI(LightningCLI):
             "--precision",
             type=str | None,
             default=None,
-            help="auto: the fastest that is safe on the device, instead of trainer.precision.",
+            help="auto: the fastest that is safe on the device, unless trainer.precision is given.",
         )
         parser.add_argument(
             "--resume",
@@ -115,6 +117,7 @@ class GPTCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         config = self.config[str(self.subcommand)]
         config.run_name = self.run_name()  # in config.yaml, for whoever runs it again
+        check_accelerator(str(config.trainer.accelerator), "32-true", "--trainer.accelerator")
         choose_precision(config)
         check_accelerator(
             str(config.trainer.accelerator),
@@ -213,6 +216,11 @@ class GPTCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         try:
             super()._run_subcommand(subcommand)
+        except TorchDynamoException as error:
+            raise UserError(
+                f"compiling the model failed ({first_line(error)}): set --model.compile false, or "
+                "mend the C++ compiler that torch.compile uses"
+            ) from error
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -242,11 +250,17 @@ class GPTCLI(LightningCLI):
         return name or next(iter(stems), "gpt")
 
 
+def first_line(error: BaseException) -> str:
+    """An error's name and the first line of what it says."""
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+
+
 def choose_precision(config: Any) -> None:
     """Puts what --precision means into trainer.precision.
 
     Raises:
-        UserError: it means nothing, or trainer.precision is set too.
+        UserError: it means nothing.
     """
     if config.precision is None:
         return
@@ -255,14 +269,11 @@ def choose_precision(config: Any) -> None:
             f"--precision is {config.precision!r}: the only word it knows is auto; "
             f"--trainer.precision {config.precision} sets one"
         )
-    if config.trainer.precision is not None:
-        raise UserError(
-            f"precision is auto and trainer.precision {config.trainer.precision}: set one of them "
-            "to null"
-        )
-    config.trainer.precision, why = fastest_precision(str(config.trainer.accelerator))
     config.precision = None  # config.yaml is to run the same again
-    print(f"precision   auto: {config.trainer.precision}, {why}")
+    if config.trainer.precision is None:
+        config.trainer.precision, why = fastest_precision(str(config.trainer.accelerator))
+        if "LOCAL_RANK" not in os.environ:  # said once, by the process that starts the others
+            print(f"precision   auto: {config.trainer.precision}, {why}")
 
 
 def plugins(setting: Any) -> list[Any]:

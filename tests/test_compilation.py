@@ -27,13 +27,23 @@ CONFIG = GPTConfig(2, 2, 16, block_size=8, vocab_size=11, attention="auto")
         ("mps", "bf16-mixed", "g++", False),
     ],
 )
-def test_auto(device, precision, compiler, expected, monkeypatch):
+def test_auto(device, precision, compiler, expected, monkeypatch, tmp_path):
+    (tmp_path / "Python.h").touch()
     monkeypatch.setattr(compilation.shutil, "which", lambda name: compiler)
+    monkeypatch.setattr(compilation.sysconfig, "get_path", lambda name: str(tmp_path))
     compiled, why = should_compile(device, precision)
     assert compiled is expected
     assert why.startswith(f"auto: {'on' if expected else 'off'}")
     if device == "cpu" and precision != "32-true" and not expected:
         assert "no C++ compiler" in why
+
+
+def test_auto_needs_pythons_headers(monkeypatch, tmp_path):
+    monkeypatch.setattr(compilation.shutil, "which", lambda name: "g++")
+    monkeypatch.setattr(compilation.sysconfig, "get_path", lambda name: str(tmp_path))
+    compiled, why = should_compile("cpu", "bf16-mixed")
+    assert not compiled
+    assert "Python.h" in why
 
 
 def test_compiled_it_is_the_same_model():
@@ -54,13 +64,14 @@ def test_compiled_it_is_the_same_model():
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_with_hashed_dropout_the_gradient_is_the_derivative():
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_with_hashed_dropout_the_gradient_is_the_derivative(backend):
     """By differences: a backward with other masks than the forward's is far off."""
     torch.compiler.reset()
     recompute_in_backward()
     torch.manual_seed(0)
-    model = GPT(dataclasses.replace(CONFIG, dropout=0.5)).double()
-    model.compile(backend="aot_eager")
+    model = GPT(dataclasses.replace(CONFIG, dropout=0.5))
+    model.compile(backend=backend)
     idx = torch.randint(11, (3, 8))
 
     def loss() -> torch.Tensor:
@@ -153,3 +164,23 @@ def test_freed_memory_is_kept():
     assert faults["leave"] > 4 * 16_384  # pages of 4 KiB in a block
     assert faults["keep"] < faults["leave"] / 8  # one block more, now and then
     assert keep_freed_memory()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+def test_blocks_of_more_than_2_gib_are_kept_too():
+    """The heap's end, before and after a block of 2.5 GiB that is never touched."""
+    code = (
+        "import ctypes\n"
+        "from gpt_lightning.allocator import hand_back_freed_memory, keep_freed_memory\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p\n"
+        "libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]\n"
+        "kept, size = keep_freed_memory(), 5 * 2**29\n"
+        "start = libc.sbrk(0)\n"
+        "libc.free(libc.malloc(size))\n"
+        "grown = libc.sbrk(0) - start\n"
+        "hand_back_freed_memory()\n"
+        "print(kept, grown >= size, libc.sbrk(0) - start < size)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[1:] == ["True", "True"] or done.stdout.startswith("False")

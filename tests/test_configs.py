@@ -100,15 +100,17 @@ def test_auto_precision_is_chosen_and_recorded(parse, monkeypatch, capsys):
     assert "precision   auto: bf16-mixed, why" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("precision", "trainers", "line"),
-    [
-        ("auto", "32-true", "set one of them to null"),
-        ("bf16-mixed", None, "--trainer.precision bf16-mixed sets one"),
-    ],
-)
-def test_two_precisions_are_one_too_many(parse, precision, trainers, line):
+def test_a_precision_that_is_given_wins_over_auto(parse, monkeypatch, capsys):
+    monkeypatch.setattr(training, "fastest_precision", lambda accelerator: ("bf16-mixed", "why"))
     config = parse(CONFIGS / "shakespeare_char_cpu.yaml")
-    config.precision, config.trainer.precision = precision, trainers
-    with pytest.raises(UserError, match=line):
+    config.trainer.precision = "32-true"
+    training.choose_precision(config)
+    assert (config.precision, config.trainer.precision) == (None, "32-true")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_precision_in_the_wrong_place_is_refused(parse):
+    config = parse(CONFIGS / "shakespeare_char_cpu.yaml")
+    config.precision = "bf16-mixed"
+    with pytest.raises(UserError, match=r"--trainer\.precision bf16-mixed sets one"):
         training.choose_precision(config)

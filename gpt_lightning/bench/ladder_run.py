@@ -144,7 +144,9 @@ def parse_fit(options: list[str]) -> Any:
     """The configuration that `fit` would make of options."""
     check_config_files(options)
     training.quiet_lightning()
-    return training.training_parser().parse_args(["fit", *options]).fit
+    config = training.training_parser().parse_args(["fit", *options]).fit
+    training.choose_precision(config)
+    return config
 
 
 def device_kind(accelerator: str) -> str:

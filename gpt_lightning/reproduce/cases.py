@@ -204,7 +204,6 @@ PRECISION_LADDER = Case(
 CURVE = ((0, 5.0e-5), (1, 0.06))
 # what makes configs/shakespeare_char.yaml nanoGPT's own run, draw by draw
 NANOGPT = (
-    "--precision=null",
     "--trainer.precision=32-true",
     "--model.config.init=nanogpt",
     "--data.order=nanogpt",
@@ -280,7 +279,6 @@ SHAKESPEARE_SMALL = Case(
             # multiplies
             tolerance=((0, 1e-4), (1, 5e-3)),
             settings=(
-                "--precision=null",
                 "--trainer.precision=32-true",
                 "--model.config.init=nanogpt",
                 "--model.learning_rate=1.0e-3",

@@ -54,6 +54,23 @@ def test_killed_at_random_moments(whole, folder, case, workers, seed):
     assert leftovers(folder) == []
 
 
+@pytest.mark.case("R01")
+@pytest.mark.timeout(240)
+def test_killed_in_compiled_bfloat16(folder, tmp_path, case):
+    """With dropout's hashed masks and two threads, whose sums must not depend on who is first."""
+    fast = ("--trainer.precision", "bf16-mixed", "--model.compile", "true")
+    two = {"OMP_NUM_THREADS": "2"}
+    left_alone = copied(folder, tmp_path / "alone")
+    fit(left_alone, *fast, env=two).ok()
+    with start_fit(folder, *fast, env=two) as process:
+        told = process.wait_for(13)
+        os.kill(process.process.pid, signal.SIGKILL)
+        assert process.end().code == -signal.SIGKILL
+    fit(folder, *RESUME, *fast, env=two).ok()
+    case.saw(f"compiled, bfloat16: killed after step {told}")
+    must_equal(run_folder(left_alone), run_folder(folder))
+
+
 def test_the_comparison_can_fail(whole, every, tmp_path):
     """One bit of one weight, one row and one window are seen."""
     other = copied(every, tmp_path / "other")
