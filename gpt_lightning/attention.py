@@ -30,8 +30,8 @@ def naive_attention(
         (B, nh, T, hs). Query t sees the keys 0 .. S - T + t.
     """
     T, S = q.size(-2), k.size(-2)
-    scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.size(-1))  # (B, nh, T, S)
-    keys = torch.arange(S, device=q.device)
+    scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(q.size(-1)))  # (B, nh, T, S)
+    keys = torch.arange(S, dtype=torch.int32, device=q.device)  # int64 takes compiled code longer
     future = keys > keys[S - T :, None]  # (T, S)
     weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
     return dropout(weights, dropout_p) @ v

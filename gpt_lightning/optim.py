@@ -156,6 +156,10 @@ def clip_gradients(
     """
     parameters = [p for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if max_norm:
+    if not max_norm:
+        return norm
+    # PyTorch multiplies by min(1, max_norm / (norm + 1e-6)), also by 1: on a GPU, to look at the
+    # norm is to wait for it
+    if norm.device.type != "cpu" or not norm + 1e-6 <= max_norm:
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm

@@ -11,7 +11,7 @@ from gpt_lightning import attention, compilation
 from gpt_lightning.allocator import keep_freed_memory
 from gpt_lightning.compilation import compile_in_place, recompute_in_backward, should_compile
 from gpt_lightning.embedding import Embedding, Lookup
-from gpt_lightning.model import GPT, GPTConfig
+from gpt_lightning.model import GPT, GPTConfig, project_to_vocabulary
 
 CONFIG = GPTConfig(2, 2, 16, block_size=8, vocab_size=11, attention="auto")
 
@@ -46,15 +46,18 @@ def test_auto_needs_pythons_headers(monkeypatch, tmp_path):
     assert "Python.h" in why
 
 
-def test_compiled_it_is_the_same_model():
+@pytest.mark.parametrize("vocab_size", [11, 6500])  # the larger is padded to 6,528
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu"])
+def test_compiled_it_is_the_same_model(vocab_size, activation):
     """Traced with the compiler's front half, whose kernels are PyTorch's own."""
     torch.compiler.reset()
     recompute_in_backward()
     torch.manual_seed(0)
-    plain, traced = GPT(CONFIG), GPT(CONFIG)
+    config = dataclasses.replace(CONFIG, vocab_size=vocab_size, activation=activation)
+    plain, traced = GPT(config), GPT(config)
     traced.load_state_dict(plain.state_dict())
     traced.compile(backend="aot_eager")
-    idx = torch.randint(11, (3, 8))
+    idx = torch.randint(vocab_size, (3, 8))
     losses = [model(idx, idx) for model in (plain, traced)]
     for loss in losses:
         loss.backward()
@@ -133,6 +136,23 @@ def test_compiled_code_calls_that_gradient():
     assert layer.weight.grad[0].eq(6.0).all()
 
 
+@pytest.mark.parametrize(("rows", "product"), [(50_257, 50_304), (50_304, 50_304), (65, 65)])
+def test_a_large_vocabulary_is_multiplied_in_a_multiple_of_64_rows(rows, product):
+    torch.compiler.reset()
+    shapes = []
+
+    def backend(graph, inputs):
+        for node in graph.graph.nodes:
+            if node.target is torch.nn.functional.linear:
+                shapes.append(node.meta["example_value"].shape)
+        return graph.forward
+
+    x, weight = torch.randn(1, 2, 16), torch.randn(rows, 16)
+    logits = torch.compile(project_to_vocabulary, backend=backend)(x, weight)
+    assert shapes == [(1, 2, product)]
+    torch.testing.assert_close(logits, x @ weight.t())
+
+
 def test_parameters_keep_their_names():
     model = GPT(CONFIG)
     compile_in_place(model, "cpu")
@@ -162,7 +182,7 @@ def test_freed_memory_is_kept():
         if how == "keep" and kept == "False":
             pytest.skip("another C library")
     assert faults["leave"] > 4 * 16_384  # pages of 4 KiB in a block
-    assert faults["keep"] < faults["leave"] / 8  # one block more, now and then
+    assert faults["keep"] < faults["leave"] / 4  # some blocks more, now and then
     assert keep_freed_memory()
 
 
