@@ -103,6 +103,7 @@ class GPTModule(L.LightningModule):
         self._seed = 0  # of the run
         self._loss_sum: torch.Tensor | None = None  # over the micro-batches of the current step
         self.micro_batches = 0  # of the step under way that are done
+        self._trained: list[torch.nn.Parameter] = []  # walking the modules takes 0.05 to 0.2 ms
         self._guard = GradientGuard()
 
     def _check_bounds(self) -> None:
@@ -278,6 +279,7 @@ class GPTModule(L.LightningModule):
 
     def on_train_start(self) -> None:
         self._loss_sum, self.micro_batches = None, 0
+        self._trained = list(self.parameters())
         self._guard = GradientGuard()
         self._seed = torch.initial_seed()
         self._settings_win()
@@ -439,9 +441,9 @@ class GPTModule(L.LightningModule):
         # Lightning's own refuses fused optimizers under bf16-mixed, where nothing is scaled
         # (PL#21435)
         if gradient_clip_algorithm == "value" and gradient_clip_val:
-            torch.nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
+            torch.nn.utils.clip_grad_value_(self._trained, gradient_clip_val)
             gradient_clip_val = None
-        norm = optim.clip_gradients(self.parameters(), gradient_clip_val)
+        norm = optim.clip_gradients(self._trained, gradient_clip_val)
         step = self.trainer.global_step + 1
         # with a GradScaler such a step is skipped, and the scale lowered
         if getattr(self.trainer.precision_plugin, "scaler", None) is None:

@@ -191,6 +191,10 @@ class GPTCLI(LightningCLI):
             module = self.model
             checkpoint.check_fits(module.config, module.optimizer_name, module.decay)
             print_resumption(Path(ckpt_path), checkpoint, self.model)
+            if self.subcommand != "fit":  # which compares all that its numbers depend on
+                trained = checkpoint.facts.get("machine", {})
+                for line in differences(trained, {"precision": str(self.trainer.precision)}):
+                    print(f"changed     {line}")
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         config = self.config_init[str(self.subcommand)]

@@ -112,12 +112,21 @@ def test_a_checkpoint_can_be_sampled_validated_and_predicted(run_folder, workdir
     rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     best = min(row["val/loss"] for row in rows if "val/loss" in row)
     assert main(["validate", "--config", "tiny.yaml", "--ckpt_path", str(checkpoint)]) == 0
-    assert f"validation loss {best:.4f}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"validation loss {best:.4f}" in said
+    assert "changed     precision" not in said
     assert main(["predict", "--config", "tiny.yaml", "--ckpt_path", str(checkpoint)]) == 0
     losses = np.load(workdir / "lightning_logs" / "tiny" / "version_2" / "token_losses.npy")
     manifest = Manifest.load(workdir / "data" / "text-char")
     assert len(losses) == manifest.tokens("val") - 1
     assert losses.mean() == pytest.approx(best, rel=1e-5)
+
+    capsys.readouterr()
+    rounded = ["--trainer.precision", "bf16-mixed", "--model.compile", "false"]
+    assert (
+        main(["validate", "--config", "tiny.yaml", "--ckpt_path", str(checkpoint), *rounded]) == 0
+    )
+    assert "changed     precision 32-true -> bf16-mixed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])

@@ -16,7 +16,22 @@ from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, run_sweep
 from gpt_lightning.parsing import OneLineParser, underscored
 from gpt_lightning.tables import column
 
-SHAPES = {"tiny": (2, 2, 64)} | SIZES  # layers, heads, width
+
+@dataclass(frozen=True)
+class Work:
+    """What a step trains."""
+
+    shape: tuple[int, int, int]  # layers, heads, width
+    batch: int = 4
+    context: int = 64
+    vocab_size: int = 10_000  # the systems course's
+
+
+WORK = {
+    "tiny": Work((2, 2, 64)),
+    "char": Work((6, 6, 384), batch=64, context=256, vocab_size=65),  # nanoGPT's baby GPT
+    "char-cpu": Work((4, 4, 128), batch=12, context=64, vocab_size=65),  # its preset for CPUs
+} | {name: Work(shape) for name, shape in SIZES.items()}
 DTYPES = ("fp32", "tf32", "bf16")  # fp16 needs a GradScaler, which is another loop
 LOOPS = {
     "raw": "forward, backward, AdamW, nothing else",
@@ -78,9 +93,13 @@ def make_parser() -> OneLineParser:
     )
     parser.add_argument("--device", default="auto", help="cpu, mps, cuda or auto; with commas.")
     parser.add_argument("--pairs", default=",".join(PAIRS), help=f"A:B, of {', '.join(LOOPS)}.")
-    parser.add_argument("--sizes", default="tiny", help=f"With commas, of {', '.join(SHAPES)}.")
-    parser.add_argument("--contexts", default="64", help="Tokens a sequence, with commas.")
-    parser.add_argument("--batches", default="4", help="Sequences, with commas.")
+    parser.add_argument("--sizes", default="tiny", help=f"With commas, of {', '.join(WORK)}.")
+    parser.add_argument(
+        "--contexts", default=None, help="Tokens a sequence, with commas; null: the size's own."
+    )
+    parser.add_argument(
+        "--batches", default=None, help="Sequences, with commas; null: the size's own."
+    )
     parser.add_argument("--dtypes", default="fp32", help=f"Of {', '.join(DTYPES)}.")
     parser.add_argument("--compile", default="false", help="true, false, or both with a comma.")
     parser.add_argument("--steps", type=int, default=10, help="Steps measured a block.")
@@ -100,9 +119,10 @@ def run(argv: list[str]) -> int:
             "dtype": dtype,
             "compile": compiled,
             "size": size,
-            "shape": list(SHAPES[size]),
-            "batch": batch,
-            "context": context,
+            "shape": list(WORK[size].shape),
+            "vocab_size": WORK[size].vocab_size,
+            "batch": batch or WORK[size].batch,
+            "context": context or WORK[size].context,
             "a": a,
             "b": b,
             "steps": args.steps,
@@ -111,9 +131,9 @@ def run(argv: list[str]) -> int:
         }
         for device, size, context, batch, dtype, compiled, (a, b) in itertools.product(
             devices(args),
-            listed(args, "sizes", one_of(list(SHAPES))),
-            listed(args, "contexts", at_least(1)),
-            listed(args, "batches", at_least(1)),
+            listed(args, "sizes", one_of(list(WORK))),
+            listed(args, "contexts", at_least(1)) if args.contexts is not None else [None],
+            listed(args, "batches", at_least(1)) if args.batches is not None else [None],
             listed(args, "dtypes", one_of(DTYPES)),
             listed(args, "compile", switch),
             listed(args, "pairs", pair),

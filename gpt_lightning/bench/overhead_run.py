@@ -14,7 +14,6 @@ from gpt_lightning.bench.subject import (
     autocast,
     checked_graphs,
     compiled_graphs,
-    make_model,
     use_dtype,
 )
 from gpt_lightning.callbacks.checkpoint import RunCheckpoint
@@ -23,6 +22,7 @@ from gpt_lightning.callbacks.samples import SampleText
 from gpt_lightning.callbacks.speed import SpeedMonitor
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.device import Mark, mark, seconds_between, synchronize
+from gpt_lightning.model import GPTConfig
 from gpt_lightning.module import GPTModule
 from gpt_lightning.training import quiet_lightning
 
@@ -36,6 +36,7 @@ def measure_overhead(
     compile: bool,  # noqa: A002 - the field's word
     size: str,
     shape: list[int],
+    vocab_size: int,
     batch: int,
     context: int,
     a: str,
@@ -50,8 +51,10 @@ def measure_overhead(
     use_dtype(dtype, where)
     graphs = compiled_graphs()
     torch.manual_seed(0)
-    module = make_module(shape, context, dtype, compile, where)
-    x, y = (torch.randint(10_000, (batch, context), device=where) for _ in range(2))
+    n_layer, n_head, n_embd = shape
+    config = GPTConfig(n_layer, n_head, n_embd, block_size=context, vocab_size=vocab_size)
+    module = make_module(config, dtype, compile, where)
+    x, y = (torch.randint(vocab_size, (batch, context), device=where) for _ in range(2))
     first, second = (Loop(name, module, (x, y), dtype) for name in (a, b))
     for loop in (first, second):
         loop.block(warmup=1, steps=1)  # compiles, and imports what Trainer imports late
@@ -63,15 +66,14 @@ def measure_overhead(
 
 
 def make_module(
-    shape: list[int],
-    context: int,
+    config: GPTConfig,
     dtype: str,
     compile: bool,  # noqa: A002 - the field's word
     device: torch.device,
 ) -> GPTModule:
     """A module with its model made, which every loop trains."""
     module = GPTModule(
-        make_model(shape, context).config,
+        config,
         learning_rate=LEARNING_RATE,
         schedule="constant",  # a raw loop would have to do the cosine too
         fused=device.type in optim.FUSED_ADAMW_DEVICES,

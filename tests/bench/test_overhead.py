@@ -8,10 +8,12 @@ import torch
 
 from gpt_lightning.bench import folders, overhead, overhead_run
 from gpt_lightning.cli import main
+from gpt_lightning.model import GPTConfig
 from gpt_lightning.training import quiet_lightning
 
 CPU = torch.device("cpu")
 SHAPE = [1, 1, 16]
+CONFIG = GPTConfig(*SHAPE, block_size=8, vocab_size=10_000)
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +21,7 @@ def work():
     """A module and its batch, as measure_overhead makes them."""
     quiet_lightning()
     torch.manual_seed(0)
-    module = overhead_run.make_module(SHAPE, 8, "fp32", False, CPU)
+    module = overhead_run.make_module(CONFIG, "fp32", False, CPU)
     x, y = (torch.randint(10_000, (2, 8)) for _ in range(2))
     return module, (x, y)
 
@@ -61,6 +63,7 @@ def test_a_slow_callback_is_measured(monkeypatch):
         compile=False,
         size="1/1/16",
         shape=SHAPE,
+        vocab_size=65,
         batch=2,
         context=8,
         a="raw",
@@ -104,3 +107,17 @@ def test_mistakes_take_one_line(args, line, tmp_path, monkeypatch, capsys):
     assert main(["bench", "overhead", *args]) == 2
     assert capsys.readouterr().err.startswith(line)
     assert not folders.ROOT.exists()
+
+
+def test_a_size_brings_its_own_batch_and_vocabulary(monkeypatch):
+    found = []
+    monkeypatch.setattr(overhead, "run_sweep", lambda bench, rows, *rest: found.extend(rows) or 0)
+    assert main(["bench", "overhead", "--device", "cpu", "--sizes", "char,small"]) == 0
+    assert {(r["size"], r["batch"], r["context"], r["vocab_size"]) for r in found} == {
+        ("char", 64, 256, 65),
+        ("small", 4, 64, 10_000),
+    }
+    found.clear()
+    options = ["--sizes", "char", "--batches", "2,4", "--contexts", "8"]
+    assert main(["bench", "overhead", "--device", "cpu", *options]) == 0
+    assert {(r["batch"], r["context"]) for r in found} == {(2, 8), (4, 8)}
