@@ -31,7 +31,8 @@ def naive_attention(
     """
     T, S = q.size(-2), k.size(-2)
     scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(q.size(-1)))  # (B, nh, T, S)
-    keys = torch.arange(S, dtype=torch.int32, device=q.device)  # int64 takes compiled code longer
+    # compiled, 25 million scores take 7.4 ms so, 12.5 with a division and int64
+    keys = torch.arange(S, dtype=torch.int32, device=q.device)
     future = keys > keys[S - T :, None]  # (T, S)
     weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
     return dropout(weights, dropout_p) @ v

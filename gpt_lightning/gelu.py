@@ -1,9 +1,10 @@
-"""GELU, and two ways to write it that take compiled code for a CPU half the time.
+"""GELU, and two ways to write it that are faster in compiled code for a CPU.
 
-x times the probability that a normal variable is below x (Hendrycks and Gimpel 2016). Beside a
-matrix product in bfloat16 its loop counts: Inductor's tanh takes three times as long as an
-exponential, and the exact one's backward computes the exponential that its error function has
-computed already.
+x times the probability that a normal variable is below x (Hendrycks and Gimpel 2016). Beside
+matrix products in bfloat16 its loops count. Inductor's tanh takes three times as long as an
+exponential, and exact GELU's backward has one for the density and another in its error function.
+25 million bfloat16 numbers on two cores, forward and backward, which computes the forward again:
+tanh 14.3 + 16.1 ms, by the form below 4.9 + 6.5; exact 5.2 + 9.7, below 5.2 + 7.1.
 """
 
 import math
@@ -17,7 +18,8 @@ class GELU(nn.GELU):
     """PyTorch's layer; in compiled code for a CPU the same function by the forms below."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_compiling() and x.device.type == "cpu":
+        single = x.dtype != torch.float64  # the forms compute in float32
+        if torch.compiler.is_compiling() and x.device.type == "cpu" and single:
             if self.approximate == "tanh":
                 return sigmoid_gelu(x)
             return ExactGELU.apply(x)  # type: ignore[no-any-return, no-untyped-call]
@@ -32,7 +34,10 @@ def sigmoid_gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 class ExactGELU(torch.autograd.Function):
-    """Exact GELU, whose backward has no other exponential than its forward."""
+    """Exact GELU with one exponential in the forward and one in the backward.
+
+    Not differentiable twice.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -50,8 +55,8 @@ class ExactGELU(torch.autograd.Function):
 def normal_distribution(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The standard normal's probability below x and density at x, from one exponential.
 
-    The probability is off by at most 7.5e-8, and rounding: Abramowitz and Stegun 1964, formula
-    26.2.17.
+    The probability is off by at most 3e-7 in float32, 7.5e-8 of it by the formula: Abramowitz and
+    Stegun 1964, 26.2.17.
     """
     density = torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
     t = 1 / (1 + 0.2316419 * x.abs())

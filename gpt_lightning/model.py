@@ -19,7 +19,7 @@ from gpt_lightning.dropout import Dropout
 from gpt_lightning.embedding import Embedding
 from gpt_lightning.errors import UserError
 from gpt_lightning.gelu import GELU
-from gpt_lightning.loss import chunked_cross_entropy, pad_columns
+from gpt_lightning.loss import chunked_cross_entropy, pad_columns, product_dtype
 
 
 @dataclass(frozen=True)
@@ -205,8 +205,9 @@ def project_to_vocabulary(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor
     at a learning rate of 0.09: unpadded, its losses drift by 3.5e-4 from the published ones in 50
     steps there, padded by 2.3e-5. Columns of zeros change nothing else.
 
-    A multiple of 64 rows, where the copy is part of autocast's: for 50,257 rows oneDNN's gradient
-    of the weight takes 109 ms (C = 768, 1,024 positions in bfloat16), for 50,304 rows 89.
+    A multiple of 64 rows in compiled code for a CPU, where autocast copies the weight anyway: for
+    50,257 rows oneDNN's gradient of it takes 109 ms (C = 768, 1,024 positions in bfloat16), for
+    50,304 rows 89.
 
     Args:
         x: activations, (B, T, C).
@@ -217,7 +218,8 @@ def project_to_vocabulary(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor
     """
     V = len(weight)
     missing = -V % 64
-    if torch.compiler.is_compiling() and x.device.type == "cpu" and missing < V / 100:
+    compiled = torch.compiler.is_compiling() and x.device.type == "cpu"
+    if compiled and 0 < missing < V / 100 and product_dtype(weight) != weight.dtype:
         weight = F.pad(weight, (0, 0, 0, missing))
     return F.linear(*pad_columns(x, weight))[..., :V]
 

@@ -440,6 +440,7 @@ class GPTModule(L.LightningModule):
     ) -> None:
         # Lightning's own refuses fused optimizers under bf16-mixed, where nothing is scaled
         # (PL#21435)
+        assert self._trained, "on_train_start lists the parameters"
         if gradient_clip_algorithm == "value" and gradient_clip_val:
             torch.nn.utils.clip_grad_value_(self._trained, gradient_clip_val)
             gradient_clip_val = None

@@ -158,8 +158,8 @@ def clip_gradients(
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if not max_norm:
         return norm
-    # PyTorch multiplies by min(1, max_norm / (norm + 1e-6)), also by 1: on a GPU, to look at the
-    # norm is to wait for it
+    # PyTorch multiplies by min(1, max_norm / (norm + 1e-6)), also by 1: to look at a GPU's norm is
+    # to wait for it
     if norm.device.type != "cpu" or not norm + 1e-6 <= max_norm:
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm

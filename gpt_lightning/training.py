@@ -191,7 +191,7 @@ class GPTCLI(LightningCLI):
             module = self.model
             checkpoint.check_fits(module.config, module.optimizer_name, module.decay)
             print_resumption(Path(ckpt_path), checkpoint, self.model)
-            if self.subcommand != "fit":  # which compares all that its numbers depend on
+            if self.subcommand != "fit":  # fit says it as it loads: GPTModule._compare_run
                 trained = checkpoint.facts.get("machine", {})
                 for line in differences(trained, {"precision": str(self.trainer.precision)}):
                     print(f"changed     {line}")

@@ -46,3 +46,25 @@ def test_the_normal_distribution():
 @pytest.mark.parametrize("approximate", FORMS)
 def test_eager_it_is_pytorchs(approximate):
     assert torch.equal(GELU(approximate)(X), F.gelu(X, approximate=approximate))
+
+
+@pytest.mark.parametrize(("dtype", "ours"), [(torch.bfloat16, True), (torch.float64, False)])
+@pytest.mark.parametrize(
+    ("approximate", "form"), [("tanh", "sigmoid"), ("none", "autograd_function_apply")]
+)
+def test_compiled_it_is_the_form(approximate, form, dtype, ours):
+    torch.compiler.reset()
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    x = X.to(dtype).requires_grad_()
+    found = torch.compile(GELU(approximate), backend=backend)(x).detach()
+    assert (form in graphs[0]) == ours
+    expected = F.gelu(x.detach().double(), approximate=approximate)
+    exact = {"rtol": 0.0, "atol": 1e-15}
+    torch.testing.assert_close(
+        found.double(), expected, **({"rtol": 2**-8, "atol": 5e-7} if ours else exact)
+    )

@@ -86,14 +86,14 @@ def check_bounds(args: Any, **bounds: int) -> None:
 
     Args:
         args: What the parser found.
-        bounds: The least value of each option, by its name with underscores.
+        bounds: The least value of each option, by its name with underscores; None passes.
 
     Raises:
         UserError: names the option, its value and the bound.
     """
     for name, least in bounds.items():
         value = getattr(args, name)
-        if value < least:
+        if value is not None and value < least:
             raise UserError(f"{option_of(name)} is {value}; it must be at least {least}")
 
 

@@ -12,6 +12,7 @@ from gpt_lightning.bench.options import (
     one_of,
     switch,
 )
+from gpt_lightning.bench.subject import VOCABULARY
 from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, run_sweep
 from gpt_lightning.parsing import OneLineParser, underscored
 from gpt_lightning.tables import column
@@ -24,13 +25,17 @@ class Work:
     shape: tuple[int, int, int]  # layers, heads, width
     batch: int = 4
     context: int = 64
-    vocab_size: int = 10_000  # the systems course's
+    vocab_size: int = VOCABULARY
+    steps: int = 10  # measured a block
+    rounds: int = 20  # blocks of each loop
 
 
 WORK = {
     "tiny": Work((2, 2, 64)),
-    "char": Work((6, 6, 384), batch=64, context=256, vocab_size=65),  # nanoGPT's baby GPT
-    "char-cpu": Work((4, 4, 128), batch=12, context=64, vocab_size=65),  # its preset for CPUs
+    # nanoGPT's baby GPT and its preset for CPUs, by shape; without dropout, which would make the
+    # losses differ from loop to loop
+    "char": Work((6, 6, 384), batch=64, context=256, vocab_size=65, steps=3, rounds=5),
+    "char-cpu": Work((4, 4, 128), batch=12, context=64, vocab_size=65),
 } | {name: Work(shape) for name, shape in SIZES.items()}
 DTYPES = ("fp32", "tf32", "bf16")  # fp16 needs a GradScaler, which is another loop
 LOOPS = {
@@ -95,16 +100,20 @@ def make_parser() -> OneLineParser:
     parser.add_argument("--pairs", default=",".join(PAIRS), help=f"A:B, of {', '.join(LOOPS)}.")
     parser.add_argument("--sizes", default="tiny", help=f"With commas, of {', '.join(WORK)}.")
     parser.add_argument(
-        "--contexts", default=None, help="Tokens a sequence, with commas; null: the size's own."
+        "--contexts", default=None, help="Tokens a sequence, with commas; by default the size's."
     )
     parser.add_argument(
-        "--batches", default=None, help="Sequences, with commas; null: the size's own."
+        "--batches", default=None, help="Sequences, with commas; by default the size's."
     )
     parser.add_argument("--dtypes", default="fp32", help=f"Of {', '.join(DTYPES)}.")
     parser.add_argument("--compile", default="false", help="true, false, or both with a comma.")
-    parser.add_argument("--steps", type=int, default=10, help="Steps measured a block.")
+    parser.add_argument(
+        "--steps", type=int, default=None, help="Steps measured a block; 10, for char 3."
+    )
     parser.add_argument("--warmup", type=int, default=2, help="Steps before, in each block.")
-    parser.add_argument("--rounds", type=int, default=20, help="Blocks of each loop.")
+    parser.add_argument(
+        "--rounds", type=int, default=None, help="Blocks of each loop; 20, for char 5."
+    )
     add_sweep_arguments(parser)
     return parser
 
@@ -125,9 +134,9 @@ def run(argv: list[str]) -> int:
             "context": context or WORK[size].context,
             "a": a,
             "b": b,
-            "steps": args.steps,
+            "steps": args.steps or WORK[size].steps,
             "warmup": args.warmup,
-            "rounds": args.rounds,
+            "rounds": args.rounds or WORK[size].rounds,
         }
         for device, size, context, batch, dtype, compiled, (a, b) in itertools.product(
             devices(args),

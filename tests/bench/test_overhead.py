@@ -77,6 +77,7 @@ def test_a_slow_callback_is_measured(monkeypatch):
     assert found["ratio_min"] <= found["ratio"] <= found["ratio_max"]
     assert found["graphs"] == 0 or torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert found["a_loss"] == pytest.approx(found["b_loss"], rel=1e-6)
+    assert found["a_loss"] < 5  # ln 65 is 4.2
 
 
 def test_a_batch_is_timed_from_request_to_request(monkeypatch):
@@ -121,3 +122,4 @@ def test_a_size_brings_its_own_batch_and_vocabulary(monkeypatch):
     options = ["--sizes", "char", "--batches", "2,4", "--contexts", "8"]
     assert main(["bench", "overhead", "--device", "cpu", *options]) == 0
     assert {(r["batch"], r["context"]) for r in found} == {(2, 8), (4, 8)}
+    assert {(r["steps"], r["rounds"]) for r in found} == {(3, 5)}
