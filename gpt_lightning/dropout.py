@@ -36,25 +36,25 @@ def hashed_dropout(x: torch.Tensor, p: float, seeds: torch.Tensor) -> torch.Tens
 
     Args:
         x: of any shape, fewer than 2^31 elements.
-        p: probability of a zero, exact to 2^-31.
+        p: probability of a zero, exact to 2^-32.
         seeds: int32 (2,), uniformly distributed over all 2^32 values each.
     """
-    keep = hashed_numbers(x.shape, seeds) >= round(p * 2**31)
+    keep = hashed_numbers(x.shape, seeds) >= round(p * 2**32) - 2**31
     return torch.where(keep, x * (1.0 / (1.0 - p)), 0.0)
 
 
 def hashed_numbers(shape: torch.Size, seeds: torch.Tensor) -> torch.Tensor:
-    """Numbers that look independent and uniform in [0, 2^31), int32 of a shape.
+    """Numbers that look independent and uniform in [-2^31, 2^31), int32 of a shape.
 
     Wellons' triple32, an integer hash with next to no bias
     (https://github.com/skeeto/hash-prospector), of the elements' numbers: the first seed moves the
-    numbers, the second joins after the first round.
+    numbers, the second joins after the first round. Without its last round, which changes the low
+    18 bits only.
     """
     h = torch.arange(shape.numel(), dtype=torch.int32, device=seeds.device).view(shape) + seeds[0]
     h = mixed(h, 17) * (0xED5AD4BB - 2**32) ^ seeds[1]  # int32 wraps
     h = mixed(h, 11) * (0xAC4C1B51 - 2**32)
-    h = mixed(h, 15) * 0x31848BAB
-    return mixed(h, 14) & 0x7FFFFFFF
+    return mixed(h, 15) * 0x31848BAB
 
 
 def mixed(h: torch.Tensor, shift: int) -> torch.Tensor:

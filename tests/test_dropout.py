@@ -59,13 +59,13 @@ def test_one_bit_of_a_seed_makes_another_mask(changed):
     ours = seeds(3)
     theirs = ours.clone()
     theirs[changed] ^= 1
-    a, b = (hashed_numbers(SHAPE, s) < 0.2 * 2**31 for s in (ours, theirs))
+    a, b = (hashed_numbers(SHAPE, s) < 0.2 * 2**32 - 2**31 for s in (ours, theirs))
     both = (a & b).float().mean()
     assert both.item() == pytest.approx(0.04, abs=5 * math.sqrt(0.04 * 0.96 / N))
 
 
 def test_the_numbers_are_uniform():
-    counts = torch.histc(hashed_numbers(SHAPE, seeds(4)).double(), bins=256, min=0, max=2**31)
+    counts = torch.histc(hashed_numbers(SHAPE, seeds(4)).double(), bins=256, min=-(2**31), max=2**31)
     chi_squared = ((counts - N / 256) ** 2 / (N / 256)).sum()
     assert 160 < chi_squared < 370  # 255 degrees of freedom: mean 255, deviation 22.6
 
