@@ -216,12 +216,13 @@ def project_to_vocabulary(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor
     Returns:
         Logits, (B, T, V).
     """
+    x, weight = pad_columns(x, weight)
     V = len(weight)
     missing = -V % 64
     compiled = torch.compiler.is_compiling() and x.device.type == "cpu"
     if compiled and 0 < missing < V / 100 and product_dtype(weight) != weight.dtype:
-        weight = F.pad(weight, (0, 0, 0, missing))
-    return F.linear(*pad_columns(x, weight))[..., :V]
+        return F.linear(x, F.pad(weight, (0, 0, 0, missing)))[..., :V]
+    return F.linear(x, weight)
 
 
 class GPT(nn.Module):

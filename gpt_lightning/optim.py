@@ -11,6 +11,8 @@ from gpt_lightning.model import GPT
 
 FUSED_ADAMW_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # torch.optim.AdamW, argument `fused`
 
+READ_AT_ONCE = {"cpu"}  # where a number that was just computed can be looked at without waiting
+
 MASK = 2**64 - 1
 
 
@@ -158,8 +160,7 @@ def clip_gradients(
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if not max_norm:
         return norm
-    # PyTorch multiplies by min(1, max_norm / (norm + 1e-6)), also by 1: to look at a GPU's norm is
-    # to wait for it
-    if norm.device.type != "cpu" or not norm + 1e-6 <= max_norm:
+    # PyTorch multiplies by min(1, max_norm / (norm + 1e-6)), also by 1
+    if norm.device.type not in READ_AT_ONCE or not norm + 1e-6 <= max_norm:
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm

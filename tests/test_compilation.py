@@ -95,9 +95,9 @@ def test_with_hashed_dropout_the_gradient_is_the_derivative(backend):
                 p.add_(d, alpha=step)
         return loss().item()
 
-    up, down = moved(1e-3), moved(-2e-3)
-    # the loss is a float32 of seven digits
-    assert (up - down) / 2e-3 == pytest.approx(slope.item(), rel=1e-2)
+    up, down = moved(1e-4), moved(-2e-4)
+    # the loss is a float32 of seven digits; other masks are off by half and more
+    assert (up - down) / 2e-4 == pytest.approx(slope.item(), rel=1e-2, abs=1e-2)
 
 
 def test_attention_is_naive_where_it_is_compiled(monkeypatch):

@@ -65,7 +65,8 @@ def test_one_bit_of_a_seed_makes_another_mask(changed):
 
 
 def test_the_numbers_are_uniform():
-    counts = torch.histc(hashed_numbers(SHAPE, seeds(4)).double(), bins=256, min=-(2**31), max=2**31)
+    numbers = hashed_numbers(SHAPE, seeds(4)).double()
+    counts = torch.histc(numbers, bins=256, min=-(2**31), max=2**31)
     chi_squared = ((counts - N / 256) ** 2 / (N / 256)).sum()
     assert 160 < chi_squared < 370  # 255 degrees of freedom: mean 255, deviation 22.6
 

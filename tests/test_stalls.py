@@ -101,6 +101,7 @@ def reads(monkeypatch):
         monkeypatch.setattr(torch.Tensor, name, noting(getattr(torch.Tensor, name)))
     monkeypatch.setattr("gpt_lightning.callbacks.speed.synchronize", lambda device: reads.note())
     monkeypatch.setattr("gpt_lightning.guard.DEFERRED_ON", {"cpu"})
+    monkeypatch.setattr("gpt_lightning.optim.READ_AT_ONCE", set())
     return reads
 
 
