@@ -37,7 +37,7 @@ class StepProgress(ProgressBar):
         self._bar: tqdm[Any] | None = None
         self._total = 0
         self._step = 0
-        self._start = (0, 0.0)  # step and time at which this session began
+        self._start: tuple[int, float] | None = None  # the session's first step and its end
         self._evaluation = 0.0  # when the evaluation under way began
         self._told = 0.0  # when it was last heard of
 
@@ -53,7 +53,7 @@ class StepProgress(ProgressBar):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step = trainer.global_step
-        self._start = (self._step, time.monotonic())
+        self._start = None
         self._total = total_steps(trainer)
         if not self.enabled or not trainer.is_global_zero:
             return
@@ -82,6 +82,8 @@ class StepProgress(ProgressBar):
             return
         done = trainer.global_step - self._step
         self._step = trainer.global_step
+        if self._start is None:  # the first step, which compiles, says nothing of the others
+            self._start = (self._step, time.monotonic())
         if self._bar is not None:
             if at_log_step(trainer, self._step):
                 self._bar.set_postfix_str(format_metrics(trainer.callback_metrics), refresh=False)
@@ -143,9 +145,11 @@ class StepProgress(ProgressBar):
         )
 
     def _time_left(self) -> str:
-        first, began = self._start
         if not self._total:
             return ""
+        if self._start is None or self._start[0] == self._step:
+            return "time left unknown"
+        first, began = self._start
         seconds = (time.monotonic() - began) / (self._step - first) * (self._total - self._step)
         return f"{tqdm.format_interval(round(seconds))} left"
 
