@@ -17,8 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import OneLineParser, split_fit_options
+from gpt_lightning.parsing import OneLineParser, check_config_files, split_fit_options
 
 # rows say these of a session, not of the run
 OF_THE_SESSION = {
@@ -81,7 +83,8 @@ def fit_command(config: str, steps: int, folder: Path, options: list[str]) -> li
     """`fit` as the user has it, but short, quiet, and saving often."""
     every = max(1, steps // 6)
     return [
-        *(sys.executable, "-m", "gpt_lightning", "fit", "--config", config, *options),
+        *(sys.executable, "-m", "gpt_lightning", "fit", "--config", config),
+        *(*whole_schedule(config), *options),
         f"--trainer.max_steps={steps}",
         f"--trainer.default_root_dir={folder}",
         "--trainer.log_every_n_steps=1",
@@ -89,6 +92,20 @@ def fit_command(config: str, steps: int, folder: Path, options: list[str]) -> li
         "--checkpoint.keep_last=3",
         "--samples.max_new_tokens=0",
     ]
+
+
+def whole_schedule(config: str) -> list[str]:
+    """The option that keeps the learning rates of the whole run, where its end sets them.
+
+    Raises:
+        UserError: the configuration cannot be read.
+    """
+    check_config_files(["--config", config])
+    settings = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
+    steps = (settings.get("trainer") or {}).get("max_steps")
+    if steps is None or "decay_steps" in (settings.get("model") or {}):
+        return []
+    return [f"--model.decay_steps={steps}"]
 
 
 def start(command: list[str], name: str) -> "subprocess.Popen[str]":
