@@ -20,7 +20,7 @@ def sample(
     top_k: int | None = 200,
     seed: int = 1337,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
-    dtype: Literal["fp32", "bf16"] = "fp32",
+    dtype: Literal["auto", "fp32", "bf16"] = "auto",
 ) -> None:
     """Write text with a trained model.
 
@@ -36,7 +36,8 @@ def sample(
         top_k: Samples among the k most likely tokens only; null: among all.
         seed: Of the draws.
         device: Where the model runs; auto: cuda, else mps, else cpu.
-        dtype: Of the matrix products; bf16 is about twice as fast on a CPU that has it, and rounds.
+        dtype: Of the matrix products; bf16 is up to twice as fast and rounds: now and then it is
+            another token. auto: bf16 where the device has it, else fp32; said above the text.
     """
     for name, value in {"num_samples": num_samples, "max_new_tokens": max_new_tokens}.items():
         if value < 1:
@@ -47,7 +48,7 @@ def sample(
     import torch
 
     from gpt_lightning.checkpoint import find_checkpoint, load_model
-    from gpt_lightning.device import check_accelerator, default_device
+    from gpt_lightning.device import check_accelerator, default_device, fastest_precision
     from gpt_lightning.generate import PACKED_FROM, generate
     from gpt_lightning.packed import decoding_twin
 
@@ -55,12 +56,16 @@ def sample(
     torch_device = default_device() if device == "auto" else device
     checkpoint = find_checkpoint(Path(path))
     model, tokenizer = load_model(checkpoint)
+    why = "as set"
+    if dtype == "auto":
+        precision, why = fastest_precision(torch_device)
+        dtype = "bf16" if precision == "bf16-mixed" else "fp32"
     products = torch.bfloat16 if dtype == "bf16" else None
     # once, for all texts
     model = decoding_twin(
         model.to(torch_device), products, num_samples * max_new_tokens >= PACKED_FROM
     )
-    print(f"# {checkpoint}", flush=True)
+    print(f"# {checkpoint}, in {dtype}: {why}", flush=True)
     start = torch.tensor([start_tokens(tokenizer, prompt)], device=torch_device)
     generator = torch.Generator(torch_device).manual_seed(seed)
     for number in range(num_samples):

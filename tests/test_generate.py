@@ -1,9 +1,11 @@
 import pytest
 import torch
 
+from gpt_lightning.data.tokenizers import ByteTokenizer
 from gpt_lightning.generate import filter_top_k, generate, sample_token
 from gpt_lightning.model import GPT, GPTConfig
 from gpt_lightning.packed import decoding_twin
+from gpt_lightning.sample import sample
 
 
 @pytest.fixture
@@ -174,3 +176,31 @@ def test_a_compiled_model_is_not_compiled_again_for_sampling(model):
     assert counters["stats"]["unique_graphs"] == 0
     model(torch.tensor([[1, 2]]))
     assert counters["stats"]["unique_graphs"] == 1  # it is counted, and it was compiled
+
+
+@pytest.mark.parametrize(
+    ("precision", "asked", "used", "why"),
+    [
+        ("bf16-mixed", "auto", "bf16", "it has it"),
+        ("16-mixed", "auto", "fp32", "it has it"),
+        ("32-true", "auto", "fp32", "it has it"),
+        ("bf16-mixed", "fp32", "fp32", "as set"),
+    ],
+)
+def test_the_commands_products(precision, asked, used, why, monkeypatch, tmp_path, capsys):
+    model = GPT(GPTConfig(1, 1, 8, block_size=8, vocab_size=256)).eval()
+    monkeypatch.setattr("gpt_lightning.checkpoint.find_checkpoint", lambda path: path)
+    monkeypatch.setattr(
+        "gpt_lightning.checkpoint.load_model", lambda path: (model, ByteTokenizer())
+    )
+    monkeypatch.setattr(
+        "gpt_lightning.device.fastest_precision", lambda device: (precision, "it has it")
+    )
+    dtypes = []
+    monkeypatch.setattr(
+        "gpt_lightning.generate.generate",
+        lambda model, start, *rest: dtypes.append(rest[-1]) or start,
+    )
+    sample(str(tmp_path / "a.ckpt"), max_new_tokens=1, device="cpu", dtype=asked)
+    assert dtypes == [torch.bfloat16 if used == "bf16" else None]
+    assert capsys.readouterr().out.startswith(f"# {tmp_path / 'a.ckpt'}, in {used}: {why}\n")
