@@ -40,10 +40,11 @@ class RunReport(L.Callback):
             trainer.world_size,
         )
         products = torch.get_float32_matmul_precision()
+        waits = "; the first step takes as long as compiling does" if compiled else ""
         facts = {
             "device": f"{device_name(trainer.strategy.root_device)} x {W}",
             "precision": f"{trainer.precision}, float32 products: {products}",
-            "compile": f"{'on' if compiled else 'off'} ({why})",
+            "compile": f"{'on' if compiled else 'off'} ({why}){waits}",
             "model": f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} wide, "
             f"vocabulary {config.vocab_size:,}: {module.model.num_params():,} parameters",
             "optimizer": f"{module.optimizer_name}, learning rate {module.learning_rate:g} "
