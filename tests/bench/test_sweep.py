@@ -261,7 +261,7 @@ def test_a_signal_to_terminate_ends_the_row_too(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
-        while not (Path("calls.txt").exists() and calls()[-1] == "hang 2"):
+        while not (Path("calls.txt").exists() and calls()[-1:] == ["hang 2"]):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         (row,) = children(process.pid)
