@@ -102,8 +102,8 @@ def whole_schedule(config: str) -> list[str]:
     """
     check_config_files(["--config", config])
     settings = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
-    steps = (settings.get("trainer") or {}).get("max_steps")
-    if steps is None or "decay_steps" in (settings.get("model") or {}):
+    steps = (settings.get("trainer") or {}).get("max_steps", -1)
+    if steps < 0 or (settings.get("model") or {}).get("decay_steps") is not None:
         return []
     return [f"--model.decay_steps={steps}"]
 

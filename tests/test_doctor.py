@@ -26,7 +26,20 @@ def test_the_users_options_win_over_it_and_the_short_run_over_them(tmp_path):
     assert (decays[-1], steps[-1]) == ("--model.decay_steps=7", "--trainer.max_steps=20")
 
 
-@pytest.mark.parametrize("text", ["trainer:\n", "model:\ntrainer: {max_epochs: 1}\n"])
+def test_a_runs_own_file_says_null_where_nothing_was_set(tmp_path):
+    text = "trainer: {max_steps: 9}\nmodel: {decay_steps: null}\n"
+    (tmp_path / "config.yaml").write_text(text)
+    assert whole_schedule(str(tmp_path / "config.yaml")) == ["--model.decay_steps=9"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "trainer:\n",
+        "model:\ntrainer: {max_epochs: 1}\n",
+        "trainer: {max_epochs: 1, max_steps: -1}\n",
+    ],
+)
 def test_a_configuration_without_an_end_has_none(text, tmp_path):
     (tmp_path / "run.yaml").write_text(text)
     assert whole_schedule(str(tmp_path / "run.yaml")) == []

@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpt_lightning
+from gpt_lightning import guard, optim
 from gpt_lightning.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.callbacks.progress import StepProgress
 from gpt_lightning.callbacks.samples import SampleText
@@ -115,6 +116,10 @@ def test_the_device_is_waited_for_at_log_steps_alone(trainer, text_file, reads):
         fit(text_file, [*run_callbacks(), reads], limit_val_batches=0, **trainer)
     during = {(step, where) for step, where in reads.found if step > 0}
     assert {step for step, _ in during} == {10, 20, 30}, sorted(during)
+
+
+def test_what_decides_by_itself_is_not_read_at_once():
+    assert guard.DEFERRED_ON.isdisjoint(optim.READ_AT_ONCE)
 
 
 def test_reads_are_seen(text_file, reads):
