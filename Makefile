@@ -19,7 +19,7 @@ DEV := $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test faults check check-format check-lint check-types format bench-gpu tensorboard clean
+.PHONY: help setup train test faults check check-format check-lint check-types check-imports format bench-gpu tensorboard clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -38,7 +38,7 @@ test: $(DEV) ## Run the test suite
 faults: $(DEV) ## Hurt real runs and print what came of it, case by case: some ten minutes
 	$(BIN)/python -m pytest tests/faults -m "" --numprocesses auto --maxprocesses 2
 
-check: check-format check-lint check-types ## Check format, lint and types
+check: check-format check-lint check-types check-imports ## Check format, lint, types and imports
 
 check-format: $(DEV)
 	$(BIN)/ruff format --check .
@@ -48,6 +48,9 @@ check-lint: $(DEV)
 
 check-types: $(DEV)
 	$(BIN)/mypy
+
+check-imports: $(DEV)
+	$(BIN)/lint-imports
 
 format: $(DEV) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix-only .

@@ -13,28 +13,34 @@ DEBUG = "GPT_LIGHTNING_DEBUG"
 
 # name -> (where it is, what --help says). Nothing is imported before it is asked for.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "fit": ("gpt_lightning.training:run", "train a model: --config configs/quickstart.yaml"),
-    "validate": ("gpt_lightning.training:run", "loss of a checkpoint on the validation split"),
-    "test": ("gpt_lightning.training:run", "loss of a checkpoint on the test split"),
+    "fit": ("gpt_lightning.training.fit:run", "train a model: --config configs/quickstart.yaml"),
+    "validate": ("gpt_lightning.training.fit:run", "loss of a checkpoint on the validation split"),
+    "test": ("gpt_lightning.training.fit:run", "loss of a checkpoint on the test split"),
     "predict": (
-        "gpt_lightning.training:run",
+        "gpt_lightning.training.fit:run",
         "loss of each token of the validation split, to a file",
     ),
     "prepare": ("gpt_lightning.prepare.command:prepare", "turn a text into shards of tokens"),
     "verify": ("gpt_lightning.data.verify:verify", "every byte of a dataset against its digests"),
-    "data": ("gpt_lightning.data.inspect:run", "look into a dataset: data inspect DIR"),
-    "sample": ("gpt_lightning.sample:sample", "write text with a trained model"),
+    "data": ("gpt_lightning.commands.inspect_data:run", "look into a dataset: data inspect DIR"),
+    "sample": ("gpt_lightning.commands.sample:sample", "write text with a trained model"),
     "reproduce": (
         "gpt_lightning.reproduce.command:run",
         "published tables beside ours, row by row: --list",
     ),
     "bench": ("gpt_lightning.bench.command:run", "measure this machine: bench --help"),
     "checkpoint": (
-        "gpt_lightning.checkpoint_command:run",
+        "gpt_lightning.commands.checkpoint:run",
         "inspect or verify checkpoints: checkpoint --help",
     ),
-    "doctor": ("gpt_lightning.doctor:run", "check this machine: doctor --resume --config FILE"),
-    "completion": ("gpt_lightning.completion:completion", "a completion script for your shell"),
+    "doctor": (
+        "gpt_lightning.commands.check_resume:run",
+        "check this machine: doctor --resume --config FILE",
+    ),
+    "completion": (
+        "gpt_lightning.commands.completion:completion",
+        "a completion script for your shell",
+    ),
 }
 
 

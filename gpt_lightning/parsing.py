@@ -12,6 +12,8 @@ from jsonargparse import ArgumentParser
 
 from gpt_lightning.errors import UserError
 
+PACKAGE = Path(__file__).resolve().parent
+
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
     """A hint, ": did you mean ...?", or nothing if no candidate is close."""
@@ -90,6 +92,12 @@ def split_fit_options(args: list[str]) -> tuple[list[str], list[str]]:
 
 
 # ---- configuration files -------------------------------------------------------------------------
+
+
+def config_file(name: str) -> Path:
+    """A file of configs/: that of the checkout, else the copy inside an installed package."""
+    checkout = PACKAGE.parent / "configs" / name
+    return checkout if checkout.exists() else PACKAGE / "configs" / name
 
 
 def check_config_files(args: list[str]) -> None:

@@ -15,7 +15,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gpt_lightning.cli import COMMANDS, main
-from gpt_lightning.data.shards import Manifest
+from gpt_lightning.data.dataset import load_manifest
 
 TINY = """
 trainer:
@@ -117,7 +117,7 @@ def test_a_checkpoint_can_be_sampled_validated_and_predicted(run_folder, workdir
     assert "changed     precision" not in said
     assert main(["predict", "--config", "tiny.yaml", "--ckpt_path", str(checkpoint)]) == 0
     losses = np.load(workdir / "lightning_logs" / "tiny" / "version_2" / "token_losses.npy")
-    manifest = Manifest.load(workdir / "data" / "text-char")
+    manifest = load_manifest(workdir / "data" / "text-char")
     assert len(losses) == manifest.tokens("val") - 1
     assert losses.mean() == pytest.approx(best, rel=1e-5)
 
@@ -318,7 +318,7 @@ def test_a_defect_is_one_line_and_a_traceback_on_request(workdir, capsys, monkey
     def broken(*args, **kwargs):
         raise RuntimeError("out of\nluck")
 
-    monkeypatch.setattr("gpt_lightning.sample.read_prompt", broken)
+    monkeypatch.setattr("gpt_lightning.commands.sample.read_prompt", broken)
     assert main(["sample", "x"]) == 1
     assert capsys.readouterr().err == (
         "error: RuntimeError: out of luck (GPT_LIGHTNING_DEBUG=1 shows the traceback)\n"

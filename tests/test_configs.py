@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt_lightning import training
-from gpt_lightning.data.corpora import CORPORA
+from gpt_lightning.data.texts import CORPORA
 from gpt_lightning.errors import UserError
-from gpt_lightning.model import GPT, SIZES, GPTConfig
-from gpt_lightning.training import training_parser
+from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
+from gpt_lightning.training import fit as training
+from gpt_lightning.training.fit import training_parser
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 # what people run; the ladders' rungs are held against each other in reproduce/test_cases.py

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt_lightning.bench.options import (
+from gpt_lightning.bench.core.options import (
     DTYPES,
     at_least,
     check_bounds,
@@ -16,9 +16,9 @@ from gpt_lightning.bench.options import (
     one_of,
     switch,
 )
-from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, run_sweep
+from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
 from gpt_lightning.parsing import OneLineParser, underscored
-from gpt_lightning.tables import column
+from gpt_lightning.reports.tables import column
 
 # name -> SDPBackend and its node in the autograd graph, or None for the definition
 KERNELS: dict[str, tuple[str, str] | None] = {
@@ -66,7 +66,7 @@ class AttentionRow:
 
 def picture(folder: Path, rows: Sequence[AttentionRow]) -> list[str]:
     """Time and memory over sequence length, one picture for each device and dtype."""
-    from gpt_lightning.bench.curves import plot_panels
+    from gpt_lightning.bench.core.curves import plot_panels
 
     names = []
     for device, dtype in dict.fromkeys((row.device, row.dtype) for row in rows):
@@ -79,7 +79,7 @@ def picture(folder: Path, rows: Sequence[AttentionRow]) -> list[str]:
 
 def panels(rows: Sequence[AttentionRow]) -> dict[tuple[str, str], Any]:
     """Lines of one device and dtype: a row a quantity, a column a width, a line a kernel."""
-    from gpt_lightning.bench.curves import Line
+    from gpt_lightning.bench.core.curves import Line
 
     quantities = {"forward_ms": "forward (ms)", "backward_ms": "backward (ms)"}
     quantities |= {"held_mib": "held for backward (MiB)", "peak_mib": "peak (MiB)"}

@@ -10,18 +10,18 @@ import torch.nn.functional as F
 from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpt_lightning.attention import naive_attention
 from gpt_lightning.bench.attention import KERNELS
-from gpt_lightning.bench.memory_meter import (
+from gpt_lightning.bench.core.memory_meter import (
     MIB,
     Memory,
     PhaseContext,
     limit_memory,
     measure_memory,
 )
-from gpt_lightning.bench.subject import checked_graphs, compiled_graphs, tensor_dtype
-from gpt_lightning.bench.timing import StepTimer, measure
-from gpt_lightning.bench.worker import SkippedError
+from gpt_lightning.bench.core.timing import StepTimer, measure
+from gpt_lightning.bench.core.training_step import checked_graphs, compiled_graphs, tensor_dtype
+from gpt_lightning.bench.core.worker import SkippedError
+from gpt_lightning.model.attention import naive_attention
 
 NO_KERNEL = ("no viable backend", "no available kernel")  # torch's words
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -56,11 +56,11 @@ BENCHES: dict[str, tuple[str, str]] = {
         "a step kernel by kernel: named ranges, shares by kind, traces for Chrome and TensorBoard",
     ),
     "accumulation": (
-        "gpt_lightning.bench.accumulation:run",
+        "gpt_lightning.reproduce.float16_sums:run",
         "a thousand times 0.01 in four mixtures of float32 and float16, against the published sums",
     ),
     "dtypes": (
-        "gpt_lightning.bench.dtypes:run",
+        "gpt_lightning.reproduce.autocast_dtypes:run",
         "the dtype of every parameter, output, loss and gradient under autocast",
     ),
     "ladder": (

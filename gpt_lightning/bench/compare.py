@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt_lightning.bench.folders import ROWS, make_folder, read_rows
+from gpt_lightning.bench.core.results import ROWS, make_folder, read_rows
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, nearest, underscored
-from gpt_lightning.tables import RESULTS, Console, column, write_report
+from gpt_lightning.reports.tables import RESULTS, Console, column, write_report
 
 # what is no measured table of a report; published rows are the same in both
 NO_TABLES = ("title", "machine", "notes", "published")

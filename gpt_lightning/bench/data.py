@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt_lightning.bench.options import at_least, check_bounds, devices, listed, one_of
-from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, run_sweep
+from gpt_lightning.bench.core.options import at_least, check_bounds, devices, listed, one_of
+from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
+from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, underscored
-from gpt_lightning.tables import column
+from gpt_lightning.reports.tables import column
 
 if TYPE_CHECKING:
     from gpt_lightning.data.loader import Batch, TrainLoader
-    from gpt_lightning.data.sources import Corpus, Source
+    from gpt_lightning.data.mixture import Corpus, Source
 
 VOCAB_SIZE = 50_257  # GPT-2's: two bytes a token on the disk
 ORDERS = ("sequential", "shuffled", "random", "mixture")
@@ -139,7 +140,7 @@ def measure_data(
     """Takes batches as training does, as fast as they come."""
     import torch
 
-    from gpt_lightning.bench.timing import StepTimer, measure, stats
+    from gpt_lightning.bench.core.timing import StepTimer, measure, stats
     from gpt_lightning.data.loader import TrainLoader
 
     where = torch.device(device)
@@ -178,7 +179,7 @@ def measure_data(
 
 def make_source(order: str, block_size: int, n_tokens: int, data_dir: Path) -> "Source":
     """One random dataset in an order, or the mixture of two."""
-    from gpt_lightning.data.sources import Mixture
+    from gpt_lightning.data.mixture import Mixture
 
     if order != "mixture":
         return corpus(0, order, block_size, n_tokens, data_dir)
@@ -198,13 +199,12 @@ def dataset(index: int, n_tokens: int, data_dir: Path) -> Path:
 
 def corpus(index: int, order: str, block_size: int, n_tokens: int, data_dir: Path) -> "Corpus":
     """The index-th random dataset in an order."""
-    from gpt_lightning.data.manifest import Manifest
+    from gpt_lightning.data.mixture import Corpus
     from gpt_lightning.data.order import WindowOrder
     from gpt_lightning.data.shards import TokenStream
-    from gpt_lightning.data.sources import Corpus
 
     folder = dataset(index, n_tokens, data_dir)
-    stream = TokenStream(folder, Manifest.load(folder), "train")
+    stream = TokenStream(folder, load_manifest(folder), "train")
     windows = WindowOrder(
         order,  # type: ignore[arg-type]  # --orders was checked
         len(stream),
@@ -231,7 +231,7 @@ def floor_ms(folder: Path, tokens: int, repeats: int) -> list[float]:
     import numpy as np
     import torch
 
-    from gpt_lightning.bench.timing import StepTimer
+    from gpt_lightning.bench.core.timing import StepTimer
 
     shard = np.load(folder / "train_00000.npy", mmap_mode="r")
     timer = StepTimer(torch.device("cpu"))

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpt_lightning.accumulation import StepShape, accumulation, largest_divisor, options_for
-from gpt_lightning.bench import folders, sweep
-from gpt_lightning.bench.options import check_bounds, check_positive
-from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, make_row
+from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core import sweep
+from gpt_lightning.bench.core.options import check_bounds, check_positive
+from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, make_row
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, split_fit_options, underscored
-from gpt_lightning.tables import Console, Row, column
+from gpt_lightning.reports.tables import Console, Row, column
+from gpt_lightning.training.step_shape import StepShape, accumulation, largest_divisor, options_for
 
 SHARE = 0.8  # of a machine's available memory, where nobody says what a trial may take
 
@@ -145,7 +146,7 @@ class Trials:
     def __init__(
         self, trial: dict[str, Any], argv: list[str], resume: bool, timeout_s: float
     ) -> None:
-        from gpt_lightning.machine import machine_record
+        from gpt_lightning.hardware.machine import machine_record
 
         self.trial, self.timeout_s = trial, timeout_s
         self.folder, self._done = (
@@ -189,7 +190,7 @@ def step_of(config: Any) -> StepShape:
     """
     import lightning as L
 
-    from gpt_lightning.device import check_accelerator
+    from gpt_lightning.hardware.precision import check_accelerator
 
     trainer, data = config.trainer, config.data
     precision = str(trainer.precision or "32-true")
@@ -216,7 +217,7 @@ def trial_of(config: Any, step: StepShape) -> dict[str, Any]:
         UserError: the model contradicts itself.
     """
     from gpt_lightning.bench.ladder_run import device_kind
-    from gpt_lightning.module import GPTModule
+    from gpt_lightning.training.module import GPTModule
 
     model = config.model.as_dict()
     if model["config"]["vocab_size"] is None:
@@ -236,7 +237,7 @@ def trial_of(config: Any, step: StepShape) -> dict[str, Any]:
 
 def vocabulary_of(config: Any) -> int:
     """The vocabulary of a configuration that leaves it to its data."""
-    from gpt_lightning.data.datamodule import TokenDataModule
+    from gpt_lightning.training.datamodule import TokenDataModule
 
     data = TokenDataModule(**config.data.as_dict())
     data.prepare_data()
@@ -247,8 +248,8 @@ def findings(
     rows: list[Row], largest: int, refused: int | None, step: StepShape, config: Any
 ) -> list[str]:
     """What was found, a line each: the largest batch, the fastest, and the settings."""
-    from gpt_lightning.model import GPTConfig
-    from gpt_lightning.out_of_memory import memory_options
+    from gpt_lightning.model.gpt import GPTConfig
+    from gpt_lightning.training.memory_advice import memory_options
 
     if largest == 0:
         switches = memory_options(GPTConfig(**config.model.config.as_dict()), step.block_size)
@@ -293,10 +294,10 @@ def measure_batch(
     import lightning as L
     import torch
 
+    from gpt_lightning.bench.core.training_step import peak_memory_gib
     from gpt_lightning.bench.overhead_run import AskedBatches
-    from gpt_lightning.bench.subject import peak_memory_gib
-    from gpt_lightning.module import GPTModule
-    from gpt_lightning.training import quiet_lightning
+    from gpt_lightning.training.fit import quiet_lightning
+    from gpt_lightning.training.module import GPTModule
 
     quiet_lightning()
     where = torch.device(device)
@@ -337,8 +338,8 @@ def limit_trial(device: str, gib: float | None) -> float | None:
 
     import torch
 
-    from gpt_lightning.bench.memory_meter import available_bytes, limit_memory
-    from gpt_lightning.machine import memory_gib
+    from gpt_lightning.bench.core.memory_meter import available_bytes, limit_memory
+    from gpt_lightning.hardware.memory import memory_gib
 
     if device != "cpu":
         return None
@@ -361,8 +362,8 @@ def watch_resident(gib: float) -> None:
 
     import torch
 
-    from gpt_lightning.bench.subject import peak_memory_gib
-    from gpt_lightning.bench.worker import MARK
+    from gpt_lightning.bench.core.training_step import peak_memory_gib
+    from gpt_lightning.bench.core.worker import MARK
 
     def watch() -> None:
         while peak_memory_gib(torch.device("cpu")) <= gib:

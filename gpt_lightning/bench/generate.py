@@ -5,11 +5,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from gpt_lightning.bench.options import at_least, check_bounds, devices, listed, one_of
-from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, run_sweep
+from gpt_lightning.bench.core.options import at_least, check_bounds, devices, listed, one_of
+from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, underscored
-from gpt_lightning.tables import column
+from gpt_lightning.reports.tables import column
 
 # layers, heads, width, context, vocabulary
 SHAPES = {
@@ -116,10 +116,10 @@ def measure_generate(
     """Samples both ways in turns, in the row's own process."""
     import torch
 
-    from gpt_lightning.bench.interleaved import compare, interleave
-    from gpt_lightning.device import synchronize
-    from gpt_lightning.generate import generate, sample_token
-    from gpt_lightning.model import GPT, GPTConfig
+    from gpt_lightning.bench.core.paired import compare, interleave
+    from gpt_lightning.hardware.device import synchronize
+    from gpt_lightning.model.generate import generate, sample_token
+    from gpt_lightning.model.gpt import GPT, GPTConfig
 
     where = torch.device(device)
     n_layer, n_head, n_embd, context, vocabulary = shape

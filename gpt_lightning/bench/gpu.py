@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt_lightning.bench import folders
-from gpt_lightning.bench.options import check_bounds, devices, listed, one_of
-from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, run_sweep
+from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core.options import check_bounds, devices, listed, one_of
+from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, split_fit_options, underscored
-from gpt_lightning.tables import column
+from gpt_lightning.reports.tables import column
 
 if TYPE_CHECKING:
     import torch
@@ -134,7 +134,7 @@ def run(argv: list[str]) -> int:
 
 def publish(page: Path, out: Path, device: "torch.device") -> Path:
     """Copies a page of results to `out`/gpu_CHIP.md."""
-    from gpt_lightning.peaks import device_name
+    from gpt_lightning.hardware.peaks import device_name
 
     chip = re.sub(r"[^a-z0-9]+", "_", device_name(device).lower().removeprefix("nvidia "))
     out.mkdir(parents=True, exist_ok=True)

@@ -6,25 +6,26 @@ from typing import Any
 
 import torch
 
-from gpt_lightning import flops, training
-from gpt_lightning.bench.gpu import SIZES
-from gpt_lightning.bench.ladder_run import known_vocabulary, parse_fit
-from gpt_lightning.bench.peers_run import make_peer
-from gpt_lightning.bench.subject import (
+from gpt_lightning.bench.core.timing import StepTimer
+from gpt_lightning.bench.core.training_step import (
     TrainingOptimizer,
     autocast,
     checked_graphs,
     compiled_graphs,
     peak_memory_gib,
 )
-from gpt_lightning.bench.timing import StepTimer
-from gpt_lightning.callbacks.watch import Watch
-from gpt_lightning.configs import config_file
+from gpt_lightning.bench.gpu import SIZES
+from gpt_lightning.bench.ladder_run import known_vocabulary, parse_fit
+from gpt_lightning.bench.peers_run import make_peer
 from gpt_lightning.data.synthetic import random_dataset
-from gpt_lightning.device import free_memory
 from gpt_lightning.errors import is_out_of_memory
-from gpt_lightning.model import GPT, GPTConfig
-from gpt_lightning.peaks import device_name, lookup, measured_peak
+from gpt_lightning.hardware.device import free_memory
+from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
+from gpt_lightning.model import flops
+from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.parsing import config_file
+from gpt_lightning.training import fit as training
+from gpt_lightning.training.callbacks.recorder import Watch
 
 
 def measure_size(

@@ -6,10 +6,10 @@ that a run would not do. Times are SpeedMonitor's, so the device is not held up 
 
 from dataclasses import dataclass
 
-from gpt_lightning.bench.options import check_bounds
+from gpt_lightning.bench.core.options import check_bounds
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, nearest, split_fit_options
-from gpt_lightning.tables import Console, column
+from gpt_lightning.reports.tables import Console, column
 
 # sequences that suit a device; options of fit on the command line win
 SHAPES = {

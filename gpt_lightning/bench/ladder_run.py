@@ -5,20 +5,19 @@ from typing import Any
 
 import torch
 
-from gpt_lightning import training
-from gpt_lightning.bench.folders import make_folder
+from gpt_lightning.bench.core.results import make_folder
 from gpt_lightning.bench.ladder import SHAPES, LadderRow, Rung
-from gpt_lightning.callbacks.watch import Watch
-from gpt_lightning.configs import config_file
 from gpt_lightning.data.synthetic import random_dataset
-from gpt_lightning.device import default_device, free_memory
 from gpt_lightning.errors import UserError
-from gpt_lightning.logger import RunLogger
-from gpt_lightning.machine import machine_record
-from gpt_lightning.parsing import check_config_files
-from gpt_lightning.peaks import Peak, device_name, lookup, measured_peak
-from gpt_lightning.plots import plot_bars
-from gpt_lightning.tables import write_report
+from gpt_lightning.hardware.device import default_device, free_memory
+from gpt_lightning.hardware.machine import machine_record
+from gpt_lightning.hardware.peaks import Peak, device_name, lookup, measured_peak
+from gpt_lightning.parsing import check_config_files, config_file
+from gpt_lightning.reports.plots import plot_bars
+from gpt_lightning.reports.tables import write_report
+from gpt_lightning.runs.logger import RunLogger
+from gpt_lightning.training import fit as training
+from gpt_lightning.training.callbacks.recorder import Watch
 
 PICTURE = "ladder.png"
 WARMUP_STEPS = 3

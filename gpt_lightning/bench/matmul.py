@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpt_lightning.bench.options import (
+from gpt_lightning.bench.core.options import (
     DTYPES,
     SIZES,
     at_least,
@@ -14,15 +14,15 @@ from gpt_lightning.bench.options import (
     listed,
     one_of,
 )
-from gpt_lightning.bench.subject import tensor_dtype
-from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, run_sweep
+from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
+from gpt_lightning.bench.core.training_step import tensor_dtype
 from gpt_lightning.parsing import OneLineParser, underscored
-from gpt_lightning.tables import column
+from gpt_lightning.reports.tables import column
 
 if TYPE_CHECKING:
     import torch
 
-    from gpt_lightning.bench.timing import StepTimer
+    from gpt_lightning.bench.core.timing import StepTimer
 
 ROUND_MS = 2.0  # a phase takes that long at least: launches of kernels hide behind it
 
@@ -152,7 +152,7 @@ def measure_matmul(
     import torch
     import torch.nn.functional as F
 
-    from gpt_lightning.bench.timing import measure
+    from gpt_lightning.bench.core.timing import measure
 
     where = torch.device(device)
     kind = tensor_dtype(dtype, where)
@@ -188,7 +188,7 @@ def compare(
     found: dict[str, float], flops: int, device: "torch.device", dtype: str
 ) -> dict[str, float | None]:
     """Rates of the medians, and what SpeedMonitor would divide them by."""
-    from gpt_lightning.peaks import device_name, lookup, measured_peak
+    from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
 
     published = lookup(device_name(device), dtype)
     peak = measured_peak(device, dtype).flops / 1e12

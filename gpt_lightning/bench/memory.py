@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt_lightning.bench.options import (
+from gpt_lightning.bench.core.options import (
     DTYPES,
     add_size_arguments,
     at_least,
@@ -20,20 +20,20 @@ from gpt_lightning.bench.options import (
     one_of,
     switch,
 )
-from gpt_lightning.bench.subject import (
+from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
+from gpt_lightning.bench.core.training_step import (
     TrainingOptimizer,
     autocast,
     make_model,
     peak_memory_gib,
     use_dtype,
 )
-from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, run_sweep
 from gpt_lightning.parsing import OneLineParser, underscored
-from gpt_lightning.tables import column
+from gpt_lightning.reports.tables import column
 
 if TYPE_CHECKING:
-    from gpt_lightning.bench.memory_meter import Memory, PhaseContext
-    from gpt_lightning.model import GPT
+    from gpt_lightning.bench.core.memory_meter import Memory, PhaseContext
+    from gpt_lightning.model.gpt import GPT
 
 MODES = ("inference", "training")
 
@@ -71,7 +71,7 @@ def picture(folder: Path, rows: Sequence[MemoryRow]) -> list[str]:
     drawn = [name for row in rows for name in row.files.split() if name.endswith(".png")]
     if len({row.context for row in rows if row.status == "ok"}) < 2:
         return drawn
-    from gpt_lightning.bench.curves import Line, plot_panels
+    from gpt_lightning.bench.core.curves import Line, plot_panels
 
     panels: dict[tuple[str, str], Any] = {}
     names = dict.fromkeys((r.device, r.dtype, r.mode, r.checkpointing, r.batch) for r in rows)
@@ -188,7 +188,7 @@ def measure_row(
     """Memory of one step; leaves a timeline and, on CUDA, a snapshot in the folder."""
     import torch
 
-    from gpt_lightning.bench.memory_meter import limit_memory, measure_memory
+    from gpt_lightning.bench.core.memory_meter import limit_memory, measure_memory
 
     where = torch.device(device)
     use_dtype(dtype, where)
@@ -263,7 +263,7 @@ def make_step(
 
 def columns(memory: "Memory", residual: int, output: int) -> dict[str, Any]:
     """The measured columns, of bytes."""
-    from gpt_lightning.bench.memory_meter import MIB
+    from gpt_lightning.bench.core.memory_meter import MIB
 
     phases = {name: phase for name, phase in memory.phases.items() if name != "setup"}
     forward = phases["forward"]
@@ -283,7 +283,7 @@ def columns(memory: "Memory", residual: int, output: int) -> dict[str, Any]:
 
 def draw(memory: "Memory", folder: Path, stem: str, snapshot: Path | None) -> str:
     """Draws the timeline; returns the names of the row's files."""
-    from gpt_lightning.bench.curves import plot_timeline
+    from gpt_lightning.bench.core.curves import plot_timeline
 
     plot_timeline(folder / f"{stem}.png", stem, memory)
     return " ".join([f"{stem}.png", *([snapshot.name] if snapshot else [])])

@@ -3,7 +3,7 @@
 import itertools
 from dataclasses import dataclass
 
-from gpt_lightning.bench.options import (
+from gpt_lightning.bench.core.options import (
     SIZES,
     at_least,
     check_bounds,
@@ -12,10 +12,10 @@ from gpt_lightning.bench.options import (
     one_of,
     switch,
 )
-from gpt_lightning.bench.subject import VOCABULARY
-from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, run_sweep
+from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
+from gpt_lightning.bench.core.training_step import VOCABULARY
 from gpt_lightning.parsing import OneLineParser, underscored
-from gpt_lightning.tables import column
+from gpt_lightning.reports.tables import column
 
 
 @dataclass(frozen=True)

@@ -8,23 +8,23 @@ from typing import Any
 import lightning as L
 import torch
 
-from gpt_lightning import optim
-from gpt_lightning.bench.interleaved import compare, interleave
-from gpt_lightning.bench.subject import (
+from gpt_lightning.bench.core.paired import compare, interleave
+from gpt_lightning.bench.core.training_step import (
     autocast,
     checked_graphs,
     compiled_graphs,
     use_dtype,
 )
-from gpt_lightning.callbacks.checkpoint import RunCheckpoint
-from gpt_lightning.callbacks.progress import StepProgress
-from gpt_lightning.callbacks.samples import SampleText
-from gpt_lightning.callbacks.speed import SpeedMonitor
 from gpt_lightning.data.loader import Batch
-from gpt_lightning.device import Mark, mark, seconds_between, synchronize
-from gpt_lightning.model import GPTConfig
-from gpt_lightning.module import GPTModule
-from gpt_lightning.training import quiet_lightning
+from gpt_lightning.hardware.device import Mark, mark, seconds_between, synchronize
+from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.training import optim
+from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
+from gpt_lightning.training.callbacks.progress import StepProgress
+from gpt_lightning.training.callbacks.samples import SampleText
+from gpt_lightning.training.callbacks.speed import SpeedMonitor
+from gpt_lightning.training.fit import quiet_lightning
+from gpt_lightning.training.module import GPTModule
 
 PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed"}
 LEARNING_RATE = 6e-4

@@ -5,21 +5,21 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gpt_lightning.bench.interleaved import compare, interleave
-from gpt_lightning.bench.subject import (
+from gpt_lightning.bench.core.paired import compare, interleave
+from gpt_lightning.bench.core.timing import StepTimer, stats
+from gpt_lightning.bench.core.training_step import (
     autocast,
     checked_graphs,
     compiled_graphs,
     make_model,
     use_dtype,
 )
-from gpt_lightning.bench.timing import StepTimer, stats
-from gpt_lightning.bench.worker import SkippedError
-from gpt_lightning.compilation import compile_in_place
+from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.data.loader import Batch
-from gpt_lightning.device import synchronize
-from gpt_lightning.hub import state_dict_to_hf
-from gpt_lightning.model import GPT
+from gpt_lightning.hardware.device import synchronize
+from gpt_lightning.model.compilation import compile_in_place
+from gpt_lightning.model.gpt import GPT
+from gpt_lightning.model.huggingface import state_dict_to_hf
 
 
 def measure_peers(

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from gpt_lightning.bench.options import (
+from gpt_lightning.bench.core.options import (
     DTYPES,
     add_size_arguments,
     at_least,
@@ -16,9 +16,9 @@ from gpt_lightning.bench.options import (
     listed,
     one_of,
 )
-from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, run_sweep
+from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
 from gpt_lightning.parsing import OneLineParser, underscored
-from gpt_lightning.tables import column
+from gpt_lightning.reports.tables import column
 
 MODES = ("inference", "training", "full-step")
 
@@ -184,6 +184,6 @@ def nsys_command(configuration: dict[str, Any]) -> str:
     command = [
         *("nsys", "profile", "--trace=cuda,nvtx,cublas", "--output=gpt-lightning-profile"),
         *("--capture-range=cudaProfilerApi", "--capture-range-end=stop"),
-        *("python", "-m", "gpt_lightning.bench.worker", BENCH.measure, json.dumps(values)),
+        *("python", "-m", "gpt_lightning.bench.core.worker", BENCH.measure, json.dumps(values)),
     ]
     return shlex.join(command)

@@ -13,8 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from gpt_lightning.attention import AttentionFn, naive_attention
-from gpt_lightning.bench import trace as traces
+from gpt_lightning.bench.core import trace as traces
+from gpt_lightning.bench.core.timing import StepTimer, measure
+from gpt_lightning.bench.core.trace import Work
+from gpt_lightning.bench.core.training_step import VOCABULARY, autocast, make_model, use_dtype
+from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.bench.profile import ProfileRow
 from gpt_lightning.bench.profile_tables import (
     attention_flops,
@@ -24,12 +27,9 @@ from gpt_lightning.bench.profile_tables import (
     summary,
     write_tensorboard,
 )
-from gpt_lightning.bench.subject import VOCABULARY, autocast, make_model, use_dtype
-from gpt_lightning.bench.timing import StepTimer, measure
-from gpt_lightning.bench.trace import Work
-from gpt_lightning.bench.worker import SkippedError
-from gpt_lightning.device import synchronize
-from gpt_lightning.model import GPT, MLP, CausalSelfAttention
+from gpt_lightning.hardware.device import synchronize
+from gpt_lightning.model.attention import AttentionFn, naive_attention
+from gpt_lightning.model.gpt import GPT, MLP, CausalSelfAttention
 
 MODULES: dict[type[nn.Module], str] = {
     CausalSelfAttention: "attention",

@@ -4,11 +4,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from gpt_lightning.bench import trace as traces
+from gpt_lightning.bench.core import trace as traces
+from gpt_lightning.bench.core.sweep import make_row
+from gpt_lightning.bench.core.trace import KINDS, Work
 from gpt_lightning.bench.profile import BENCH, ProfileRow
-from gpt_lightning.bench.sweep import make_row
-from gpt_lightning.bench.trace import KINDS, Work
-from gpt_lightning.tables import markdown
+from gpt_lightning.reports.tables import markdown
 
 
 def summary(works: list[Work], steps: int, timer_ms: float, on_gpu: bool) -> dict[str, float]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from gpt_lightning.tables import Row, column
+from gpt_lightning.reports.tables import Row, column
 
 FILE = "end_to_end.csv"
 TABLE = "published"

@@ -4,7 +4,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpt_lightning.bench.options import (
+from gpt_lightning.bench.core.options import (
     DTYPES,
     add_size_arguments,
     at_least,
@@ -15,9 +15,8 @@ from gpt_lightning.bench.options import (
     one_of,
     switch,
 )
-from gpt_lightning.bench.published import NOTE as PUBLISHED_NOTE
-from gpt_lightning.bench.published import published_tables
-from gpt_lightning.bench.subject import (
+from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
+from gpt_lightning.bench.core.training_step import (
     TrainingOptimizer,
     autocast,
     checked_graphs,
@@ -27,12 +26,13 @@ from gpt_lightning.bench.subject import (
     rates,
     use_dtype,
 )
-from gpt_lightning.bench.sweep import Bench, add_sweep_arguments, run_sweep
+from gpt_lightning.bench.published import NOTE as PUBLISHED_NOTE
+from gpt_lightning.bench.published import published_tables
 from gpt_lightning.parsing import OneLineParser, underscored
-from gpt_lightning.tables import column
+from gpt_lightning.reports.tables import column
 
 if TYPE_CHECKING:
-    from gpt_lightning.bench.timing import StepTimer
+    from gpt_lightning.bench.core.timing import StepTimer
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,8 @@ def measure_size(
     """Times inference and training of one configuration."""
     import torch
 
-    from gpt_lightning.bench.timing import measure
-    from gpt_lightning.compilation import compile_in_place
+    from gpt_lightning.bench.core.timing import measure
+    from gpt_lightning.model.compilation import compile_in_place
 
     where = torch.device(device)
     use_dtype(dtype, where)

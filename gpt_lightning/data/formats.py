@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from gpt_lightning.data.files import explained, write_atomic
 from gpt_lightning.data.tokenizers import Tokenizer
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import explained, write_atomic
 
 FORMATS = ("npy", "nanogpt", "llmc")
 LLMC_MAGIC, LLMC_VERSION = 20240520, 1

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt_lightning.data.files import explained
 from gpt_lightning.data.formats import Fault
-from gpt_lightning.data.manifest import Manifest, mend
+from gpt_lightning.data.manifest import Manifest, repair_hint
 from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.scan import token_pieces
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import explained
 
 COUNTED = 2**20
 N_BINS = 60
@@ -75,7 +75,7 @@ def document_lengths(
                     begun = _add_piece(lengths, tokens, eot_token, begun)
                     progress.add(tokens.nbytes, len(tokens))
         except Fault as fault:
-            raise UserError(f"{path}: {fault}; {mend(folder)}") from fault
+            raise UserError(f"{path}: {fault}; {repair_hint(folder)}") from fault
     lengths.add(np.array([begun]))
     return lengths
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from gpt_lightning.data.mixture import Source
 from gpt_lightning.data.shards import TokenStream
-from gpt_lightning.data.sources import Source
 from gpt_lightning.errors import UserError
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # tokens and the tokens that follow, int64 (B, T) each

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gpt_lightning.data.files import write_atomic
 from gpt_lightning.data.formats import FORMATS, Fault, file_name, mapped
 from gpt_lightning.data.scan import check_tokens
 from gpt_lightning.data.tokenizers import token_dtype
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import write_atomic
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -77,26 +77,6 @@ class Manifest:
         write_atomic(folder / MANIFEST, text.encode())
 
     @classmethod
-    def read(cls, folder: Path) -> "Manifest":
-        """What manifest.json says, or what foreign.describe finds where another program wrote.
-
-        Raises:
-            UserError: no dataset, a broken manifest, or a type that its vocabulary does not take.
-        """
-        path = folder / MANIFEST
-        try:
-            content = path.read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            from gpt_lightning.data.foreign import describe  # which makes manifests
-
-            return describe(folder)
-        except OSError as error:
-            raise UserError(
-                f"cannot read {path}: {error.strerror}; check its permissions"
-            ) from error
-        return cls.parse(content, str(path))
-
-    @classmethod
     def parse(cls, content: bytes, where: str) -> "Manifest":
         """The manifest in the bytes of a manifest.json.
 
@@ -121,30 +101,6 @@ class Manifest:
             )
         return manifest
 
-    @classmethod
-    def load(cls, folder: Path) -> "Manifest":
-        """Reads and checks a dataset: header, size and count of every shard, and no shard besides.
-
-        Up to 1 GiB every token is looked at: one beyond the vocabulary is found here, never in the
-        middle of training. Above that `gpt-lightning verify` finds it.
-
-        Raises:
-            UserError: no manifest, a broken one, or shards that are not what it promises; the line
-                names the file, what was expected, what was found and the command that mends it.
-        """
-        manifest = cls.read(folder)
-        for shard in manifest.shards():
-            open_shard(folder, shard, manifest.dtype, manifest.format)
-        unlisted = strangers(folder, manifest)
-        if unlisted:
-            raise UserError(
-                f"{folder / unlisted[0]}: expected {len(manifest.shards())} shards, found this one "
-                f"besides, which the manifest does not list; remove it, or {mend(folder)}"
-            )
-        if manifest.n_bytes() <= SCAN_BYTES:
-            manifest.check_tokens(folder)
-        return manifest
-
     def check_tokens(self, folder: Path) -> None:
         """Looks at every token.
 
@@ -156,7 +112,7 @@ class Manifest:
             try:
                 check_tokens(path, shard.tokens, self.dtype, self.vocab_size)
             except (OSError, Fault) as error:
-                raise UserError(f"{path}: {error}; {mend(folder)}") from error
+                raise UserError(f"{path}: {error}; {repair_hint(folder)}") from error
 
     def shards(self) -> list[Shard]:
         """The shards of all splits."""
@@ -179,7 +135,7 @@ def open_shard(folder: Path, shard: Shard, dtype: str, file_format: str) -> np.n
     try:
         return checked_shard(folder, shard, dtype, file_format)
     except Fault as fault:
-        raise UserError(f"{folder / shard.file}: {fault}; {mend(folder)}") from fault
+        raise UserError(f"{folder / shard.file}: {fault}; {repair_hint(folder)}") from fault
 
 
 def checked_shard(folder: Path, shard: Shard, dtype: str, file_format: str) -> np.ndarray:
@@ -198,14 +154,14 @@ def checked_shard(folder: Path, shard: Shard, dtype: str, file_format: str) -> n
     return tokens
 
 
-def strangers(folder: Path, manifest: Manifest) -> list[str]:
+def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
     """Names of files that look like shards of the dataset and are not listed in its manifest."""
     listed = {shard.file for shard in manifest.shards()}
     suffix = Path(file_name(manifest.format, "train", 0)).suffix
     return sorted({path.name for path in folder.glob(f"*{suffix}")} - listed)
 
 
-def mend(folder: Path) -> str:
+def repair_hint(folder: Path) -> str:
     """The last words of a complaint: how a damaged dataset becomes a good one."""
     if not (folder / MANIFEST).is_file():
         return "get the file again from where it came, or make it again with the program that did"
@@ -218,7 +174,7 @@ def mend(folder: Path) -> str:
 def _bad(where: str, found: str) -> UserError:
     if "://" in where:
         return UserError(f"{where}: {found}; make it with `gpt-lightning prepare` and upload it")
-    return UserError(f"{where}: {found}; {mend(Path(where).parent)}")
+    return UserError(f"{where}: {found}; {repair_hint(Path(where).parent)}")
 
 
 def _parsed(raw: Any, where: str) -> Manifest:

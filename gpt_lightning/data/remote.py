@@ -18,20 +18,15 @@ from typing import Any
 import fsspec
 import numpy as np
 
-from gpt_lightning.data.files import explained, file_sha256, sync_folder
 from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, open_shard
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import explained, file_sha256, sync_folder
 
 ATTEMPTS = 6
 BACKOFF_S = 0.5  # doubles with every attempt: 15 s in all
 SILENCE_S = 60.0  # a connection that says nothing for so long is lost
 CHUNK = 2**20  # bytes
-
-
-def is_remote(address: str) -> bool:
-    """Whether a dataset's address is a URL to fetch from (file:// is a folder)."""
-    return "://" in address and not address.startswith("file://")
 
 
 class ShardCache:
@@ -59,6 +54,10 @@ class ShardCache:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
+
+    def stream(self, manifest: Manifest, split: str) -> "RemoteStream":
+        """Return the tokens of a split, whose shards are fetched when they are needed."""
+        return RemoteStream(self, manifest, split)
 
     def manifest(self) -> Manifest:
         """The dataset's manifest, fetched at every start.

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from gpt_lightning.data.files import file_sha256, write_durable
 from gpt_lightning.data.formats import file_header
-from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, Source, mend, open_shard
+from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, Source, open_shard, repair_hint
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import file_sha256, write_durable
 
 __all__ = [
     "MANIFEST",
@@ -113,7 +113,7 @@ class TokenStream:
             if found != shard.sha256:
                 raise UserError(
                     f"{path} has been replaced since the checkpoint was saved: expected SHA-256 "
-                    f"{shard.sha256}, found {found}; {mend(self._folder)}"
+                    f"{shard.sha256}, found {found}; {repair_hint(self._folder)}"
                 )
 
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
@@ -144,7 +144,7 @@ class TokenStream:
         if out.max(initial=0) >= self._vocab_size:
             raise UserError(
                 f"{self._folder} holds token {out.max()}, expected only tokens below its "
-                f"vocabulary of {self._vocab_size:,}; {mend(self._folder)}"
+                f"vocabulary of {self._vocab_size:,}; {repair_hint(self._folder)}"
             )
         return out
 
@@ -166,7 +166,7 @@ class TokenStream:
         tokens, size = self._maps[index]
         # Reading a mapped page that a truncation took away would kill the process (SIGBUS).
         if os.stat(path).st_size != size:
-            raise UserError(f"{path} changed while it was read; {mend(self._folder)}")
+            raise UserError(f"{path} changed while it was read; {repair_hint(self._folder)}")
         return tokens
 
 

@@ -289,3 +289,19 @@ def _without_tiktoken_cache() -> Iterator[None]:
             del os.environ[key]
         else:
             os.environ[key] = before
+
+
+def start_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """What a sample begins with: the prompt's tokens.
+
+    Without a prompt it is what stands before a text in the training data: the end-of-text token,
+    where there is one, else a new line, else the first token.
+    """
+    if prompt:
+        return [int(token) for token in tokenizer.encode(prompt)]
+    if tokenizer.eot_token is not None:
+        return [tokenizer.eot_token]
+    try:
+        return [int(tokenizer.encode("\n")[0])]
+    except UserError:  # a vocabulary of characters without one
+        return [0]

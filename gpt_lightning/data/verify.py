@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpt_lightning.data.dataset import read_manifest
 from gpt_lightning.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,11 +20,11 @@ def verify(folder: str) -> None:
     Args:
         folder: A dataset that `gpt-lightning prepare` or another program made.
     """
-    from gpt_lightning.data.manifest import Manifest, mend
+    from gpt_lightning.data.manifest import repair_hint
     from gpt_lightning.data.progress import Progress
 
     path = Path(folder)
-    manifest = Manifest.read(path)
+    manifest = read_manifest(path)
     n_shards = len(manifest.shards())
     with Progress(manifest.n_bytes(), done_bytes=0) as progress:
         faults = damage(path, manifest, progress)
@@ -31,7 +32,7 @@ def verify(folder: str) -> None:
     if faults:
         raise UserError(
             f"{folder}: {len(faults)} fault{'s' * (len(faults) > 1)} in {n_shards} shards: "
-            f"{'; '.join(faults)}; {mend(path)}"
+            f"{'; '.join(faults)}; {repair_hint(path)}"
         )
     without = "" if all(shard.sha256 for shard in manifest.shards()) else ", which have no digests"
     print(
@@ -48,7 +49,7 @@ def tokens_of(manifest: "Manifest") -> int:
 def damage(folder: Path, manifest: "Manifest", progress: "Progress") -> list[str]:
     """A line for every shard that is damaged, missing, or not listed in the manifest."""
     from gpt_lightning.data.formats import Fault
-    from gpt_lightning.data.manifest import strangers
+    from gpt_lightning.data.manifest import unlisted_files
 
     faults = []
     for shard in manifest.shards():
@@ -60,7 +61,7 @@ def damage(folder: Path, manifest: "Manifest", progress: "Progress") -> list[str
             faults.append(f"{shard.file}: {error.strerror or error}")
     return faults + [
         f"{name}: expected only shards that the manifest lists, found this one besides"
-        for name in strangers(folder, manifest)
+        for name in unlisted_files(folder, manifest)
     ]
 
 

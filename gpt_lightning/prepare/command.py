@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from gpt_lightning.data.corpora import CORPORA, corpus_file, nearest
-from gpt_lightning.data.files import explained, workspace
 from gpt_lightning.data.shards import Manifest
+from gpt_lightning.data.texts import CORPORA, corpus_file, nearest
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import explained, workspace
 from gpt_lightning.prepare.executors import Execution
 from gpt_lightning.prepare.inputs import (
     HUB,

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from gpt_lightning.data.files import sync_folder
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import sync_folder
 
 COUNT = np.dtype("<u8")
 DIGEST_BYTES = 32

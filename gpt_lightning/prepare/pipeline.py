@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from gpt_lightning.data.files import explained, sync_folder, workspace
 from gpt_lightning.data.formats import file_header
 from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.shards import Manifest, Source
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import explained, sync_folder, workspace
 from gpt_lightning.prepare.assemble import assemble, begin_dataset
 from gpt_lightning.prepare.executors import Execution, run_all
 from gpt_lightning.prepare.inputs import Input, fingerprint

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpt_lightning.data.files import explained, move_into_place
+from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.shards import MANIFEST, Manifest
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import explained, move_into_place
 
 # Beside the manifest and not in it: it holds the inputs' time stamps, and the same text shall give
 # the same manifest wherever and whenever it was copied.
@@ -45,7 +46,7 @@ def existing(out: Path, wanted: dict[str, Any], overwrite: bool) -> Manifest | N
     if MANIFEST not in entries:
         raise UserError(f"{out} holds {entries[0]} but no {MANIFEST}: choose another --out")
     try:
-        manifest = Manifest.load(out)
+        manifest = load_manifest(out)
     except UserError:
         if not overwrite:
             raise

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt_lightning.data.files import explained, sync_folder, workspace
 from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.shards import Manifest, Shard, Source
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import explained, sync_folder, workspace
 from gpt_lightning.prepare.assemble import SplitWriter, begin_dataset
 from gpt_lightning.prepare.settings import MIN_TOKENS, Errors, Settings, split_borders
 from gpt_lightning.prepare.target import existing, replace, sweep_lock, turn

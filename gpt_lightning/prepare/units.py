@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from gpt_lightning.data.files import explained, write_atomic
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import explained, write_atomic
 from gpt_lightning.prepare.columns import column_sizes
 from gpt_lightning.prepare.documents import Document, Documents
 from gpt_lightning.prepare.inputs import Input, explained_url, is_url, open_input

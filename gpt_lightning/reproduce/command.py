@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, nearest, split_fit_options
+from gpt_lightning.reports.tables import Console, column
 from gpt_lightning.reproduce.cases import CASES, Case, Rung
 from gpt_lightning.reproduce.rows import DRIFT, ERROR, FAILED, Options, RungRow
-from gpt_lightning.tables import Console, column
 
 if TYPE_CHECKING:
     from gpt_lightning.reproduce.runner import CaseRun
@@ -69,7 +69,7 @@ def run(argv: list[str]) -> int:
     options = Options(args.steps, args.accelerator, tuple(fit_options))
     chosen = choose_rungs(case, args.rungs, options)
 
-    from gpt_lightning.machine import machine_record  # not for --help: torch takes seconds
+    from gpt_lightning.hardware.machine import machine_record  # not for --help: torch takes seconds
     from gpt_lightning.reproduce.runner import CaseRun
 
     case_run = CaseRun(case, options, next_folder(ROOT / case.name), argv)
@@ -138,7 +138,7 @@ def target(rung: Rung, options: Options) -> str:
 
 def impossible(rung: Rung, options: Options) -> str:
     """Why a rung cannot run here at all; empty if it can."""
-    from gpt_lightning.machine import memory_gib
+    from gpt_lightning.hardware.memory import memory_gib
 
     here = target(rung, options)
     if rung.device not in ("any", here) and not rung.losses_anywhere:
@@ -192,7 +192,7 @@ class ListRow:
 
 def print_list() -> None:
     """Prints every rung, what it needs and whether it can run here."""
-    from gpt_lightning.data.corpora import local_corpus
+    from gpt_lightning.data.texts import local_corpus
 
     console = Console(ListRow)
     print(console.header())

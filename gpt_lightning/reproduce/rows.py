@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gpt_lightning.tables import column
+from gpt_lightning.reports.tables import column
 
 OK, DRIFT, FAILED, ERROR, SKIPPED = "ok", "drift", "FAIL", "error", "skipped"  # verdicts
 

@@ -6,14 +6,12 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from gpt_lightning import training
-from gpt_lightning.callbacks.watch import Seen, Speed, Watch
-from gpt_lightning.configs import config_file
-from gpt_lightning.device import free_memory
 from gpt_lightning.errors import UserError
-from gpt_lightning.logger import RunLogger
-from gpt_lightning.machine import machine_record
-from gpt_lightning.plots import plot_losses
+from gpt_lightning.hardware.device import free_memory
+from gpt_lightning.hardware.machine import machine_record
+from gpt_lightning.parsing import config_file
+from gpt_lightning.reports.plots import plot_losses
+from gpt_lightning.reports.tables import Console, write_report
 from gpt_lightning.reproduce.cases import Case, Rung
 from gpt_lightning.reproduce.published import Published, read_published
 from gpt_lightning.reproduce.rows import (
@@ -27,7 +25,9 @@ from gpt_lightning.reproduce.rows import (
     PhaseRow,
     RungRow,
 )
-from gpt_lightning.tables import Console, write_report
+from gpt_lightning.runs.logger import RunLogger
+from gpt_lightning.training import fit as training
+from gpt_lightning.training.callbacks.recorder import Seen, Speed, Watch
 
 PICTURE = "losses.png"
 Key = tuple[int, str]  # step and split

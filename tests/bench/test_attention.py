@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt_lightning.bench import attention, attention_run, folders, sweep
-from gpt_lightning.bench.memory_meter import MIB
-from gpt_lightning.bench.worker import SkippedError, failure
+from gpt_lightning.bench import attention, attention_run
+from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core import sweep
+from gpt_lightning.bench.core.memory_meter import MIB
+from gpt_lightning.bench.core.worker import SkippedError, failure
 from gpt_lightning.cli import main
 
 BATCH, D = 2, 16

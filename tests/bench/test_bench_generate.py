@@ -2,15 +2,16 @@
 
 import pytest
 
-from gpt_lightning.bench import folders, generate
+from gpt_lightning.bench import generate
+from gpt_lightning.bench.core import results as folders
 from gpt_lightning.cli import main
 
 
 def measure(monkeypatch, tokens=24, every=8):
     """The measurement, and the lengths that the naive loop was timed at."""
     lengths = []
-    transformer = "gpt_lightning.model.Transformer.forward"
-    from gpt_lightning.model import Transformer
+    transformer = "gpt_lightning.model.gpt.Transformer.forward"
+    from gpt_lightning.model.gpt import Transformer
 
     original = Transformer.forward
 
@@ -45,7 +46,7 @@ def test_both_ways_are_measured_and_agree(monkeypatch):
 
 
 def test_a_cache_that_forgets_is_seen(monkeypatch):
-    from gpt_lightning.model import LayerCache
+    from gpt_lightning.model.gpt import LayerCache
 
     append = LayerCache.append
 
@@ -54,7 +55,7 @@ def test_a_cache_that_forgets_is_seen(monkeypatch):
         return (keys, values) if k.size(-2) > 1 else (k, v)
 
     monkeypatch.setattr(LayerCache, "append", forgetful)
-    monkeypatch.setattr("gpt_lightning.model.GPT._init_normal", spread)
+    monkeypatch.setattr("gpt_lightning.model.gpt.GPT._init_normal", spread)
     assert measure(monkeypatch)[0]["agreement"] < 1.0
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpt_lightning.bench import folders
+from gpt_lightning.bench.core import results as folders
 from gpt_lightning.cli import main
-from gpt_lightning.tables import column, write_report
+from gpt_lightning.reports.tables import column, write_report
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from gpt_lightning.bench import data, folders
+from gpt_lightning.bench import data
+from gpt_lightning.bench.core import results as folders
 from gpt_lightning.cli import main
 from gpt_lightning.data.loader import TrainLoader
 
@@ -39,7 +40,7 @@ def test_rates_agree_with_each_other(order, tmp_path):
 def test_a_slow_source_is_seen(tmp_path, monkeypatch):
     import time
 
-    from gpt_lightning.data.sources import Corpus
+    from gpt_lightning.data.mixture import Corpus
 
     read = Corpus.read
     monkeypatch.setattr(Corpus, "read", lambda self, *args: time.sleep(0.005) or read(self, *args))

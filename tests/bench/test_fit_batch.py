@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt_lightning.bench import fit_batch, folders, sweep
-from gpt_lightning.bench.worker import failure
+from gpt_lightning.bench import fit_batch
+from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core import sweep
+from gpt_lightning.bench.core.worker import failure
 from gpt_lightning.cli import main
 
 CONFIG = """
@@ -35,7 +37,9 @@ data: {dataset: nowhere, batch_size: 12}
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("gpt_lightning.machine.machine_record", lambda argv: {"device": "a toy"})
+    monkeypatch.setattr(
+        "gpt_lightning.hardware.machine.machine_record", lambda argv: {"device": "a toy"}
+    )
     Path("run.yaml").write_text(CONFIG)
 
 
@@ -242,7 +246,7 @@ def test_a_trial_on_a_cpu_ends_at_its_limit():
 
 def test_where_the_system_knows_no_limit_the_process_watches_itself(capfd):
     def work() -> None:
-        from gpt_lightning.bench.subject import peak_memory_gib
+        from gpt_lightning.bench.core.training_step import peak_memory_gib
 
         fit_batch.watch_resident(peak_memory_gib(torch.device("cpu")) + 0.1)
         grow(1)
@@ -255,7 +259,7 @@ def test_where_the_system_knows_no_limit_the_process_watches_itself(capfd):
 def test_the_limit_is_a_share_of_what_is_free(monkeypatch):
     seen = []
     monkeypatch.setattr(sys, "platform", "linux")
-    meter = "gpt_lightning.bench.memory_meter"
+    meter = "gpt_lightning.bench.core.memory_meter"
     monkeypatch.setattr(f"{meter}.available_bytes", lambda: 10 * 2**30)
     monkeypatch.setattr(f"{meter}.limit_memory", lambda device, gib: seen.append(gib))
     assert fit_batch.limit_trial("cpu", None) == pytest.approx(8.0)

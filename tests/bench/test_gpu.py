@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt_lightning import flops
-from gpt_lightning.bench import folders, gpu, gpu_run, sweep
+from gpt_lightning.bench import gpu, gpu_run
+from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core import sweep
 from gpt_lightning.cli import main
-from gpt_lightning.configs import config_file
-from gpt_lightning.model import GPT, SIZES, GPTConfig
-from gpt_lightning.peaks import Peak
+from gpt_lightning.hardware.peaks import Peak
+from gpt_lightning.model import flops
+from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
+from gpt_lightning.parsing import config_file
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
@@ -110,7 +112,7 @@ def test_the_page_lands_beside_the_others(monkeypatch, tmp_path, capsys):
             "target": 0.52,
         },
     )
-    monkeypatch.setattr("gpt_lightning.peaks.device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr("gpt_lightning.hardware.peaks.device_name", lambda device: "NVIDIA H200")
     arguments = ["--device", "cpu", "--sizes", "350m,774m", "--out", "pages"]
     assert main(["bench", "gpu", *arguments]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "pages/gpu_h200.md"

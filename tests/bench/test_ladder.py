@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 
-from gpt_lightning.bench import folders, ladder_run
+from gpt_lightning.bench import ladder_run
+from gpt_lightning.bench.core import results as folders
 from gpt_lightning.cli import main
-from gpt_lightning.peaks import Peak
+from gpt_lightning.hardware.peaks import Peak
 
 TINY = [
     "--model.config.n_layer=1",

@@ -6,13 +6,16 @@ import json
 import pytest
 import torch
 
-from gpt_lightning import flops, peaks
-from gpt_lightning.bench import folders, matmul, sweep
-from gpt_lightning.bench.options import SIZES
-from gpt_lightning.bench.subject import make_model
-from gpt_lightning.bench.worker import SkippedError, failure
+from gpt_lightning.bench import matmul
+from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core import sweep
+from gpt_lightning.bench.core.options import SIZES
+from gpt_lightning.bench.core.training_step import make_model
+from gpt_lightning.bench.core.worker import SkippedError, failure
 from gpt_lightning.cli import main
-from gpt_lightning.peaks import Peak
+from gpt_lightning.hardware import peaks
+from gpt_lightning.hardware.peaks import Peak
+from gpt_lightning.model import flops
 
 
 @pytest.fixture(autouse=True)

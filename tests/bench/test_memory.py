@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt_lightning.bench import folders, memory, memory_meter, sweep
-from gpt_lightning.bench.memory_meter import MIB, PhaseMemory
+from gpt_lightning.bench import memory
+from gpt_lightning.bench.core import memory_meter, sweep
+from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core.memory_meter import MIB, PhaseMemory
 from gpt_lightning.cli import main
 
 CPU = torch.device("cpu")

@@ -6,10 +6,11 @@ import lightning as L
 import pytest
 import torch
 
-from gpt_lightning.bench import folders, overhead, overhead_run
+from gpt_lightning.bench import overhead, overhead_run
+from gpt_lightning.bench.core import results as folders
 from gpt_lightning.cli import main
-from gpt_lightning.model import GPTConfig
-from gpt_lightning.training import quiet_lightning
+from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.training.fit import quiet_lightning
 
 CPU = torch.device("cpu")
 SHAPE = [1, 1, 16]

@@ -5,9 +5,10 @@ import sys
 import pytest
 import torch
 
-from gpt_lightning.bench import folders, peers_run
-from gpt_lightning.bench.subject import make_model
-from gpt_lightning.bench.worker import SkippedError, failure
+from gpt_lightning.bench import peers_run
+from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core.training_step import make_model
+from gpt_lightning.bench.core.worker import SkippedError, failure
 from gpt_lightning.cli import main
 
 TINY = {

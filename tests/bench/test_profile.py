@@ -10,8 +10,11 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpt_lightning.attention import naive_attention
-from gpt_lightning.bench import folders, sweep
+from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core import sweep
+from gpt_lightning.bench.core.trace import KINDS
+from gpt_lightning.bench.core.training_step import make_model
+from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.bench.profile import MODES
 from gpt_lightning.bench.profile_run import (
     PARTS,
@@ -23,10 +26,8 @@ from gpt_lightning.bench.profile_run import (
     silent,
 )
 from gpt_lightning.bench.profile_tables import attention_flops
-from gpt_lightning.bench.subject import make_model
-from gpt_lightning.bench.trace import KINDS
-from gpt_lightning.bench.worker import SkippedError
 from gpt_lightning.cli import main
+from gpt_lightning.model.attention import naive_attention
 
 SHAPE, BATCH, CONTEXT = [2, 2, 32], 2, 16
 SETTING = {

@@ -11,13 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt_lightning.bench import folders, sizes, subject, sweep
-from gpt_lightning.bench.options import chosen_sizes
+from gpt_lightning.bench import sizes
+from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core import sweep
+from gpt_lightning.bench.core import training_step as subject
+from gpt_lightning.bench.core.options import chosen_sizes
+from gpt_lightning.bench.core.worker import SkippedError, failure
 from gpt_lightning.bench.published import published_tables, read_published
-from gpt_lightning.bench.worker import SkippedError, failure
 from gpt_lightning.cli import main
-from gpt_lightning.model import GPT
-from gpt_lightning.peaks import Peak
+from gpt_lightning.hardware.peaks import Peak
+from gpt_lightning.model.gpt import GPT
 
 TINY = {
     "device": "cpu",
@@ -177,7 +180,9 @@ def test_memory_is_not_that_of_the_process_that_started_the_row():
         2**30
     )  # GNU/Linux hands what is resident here on to ru_maxrss of a new process
     held[::4096] = b"x" * len(held[::4096])
-    code = "import torch; from gpt_lightning.bench.subject import peak_memory_gib as peak;"
+    code = (
+        "import torch; from gpt_lightning.bench.core.training_step import peak_memory_gib as peak;"
+    )
     code += "x = torch.ones(100 * 2**18); print(peak(torch.device('cpu')))"  # 100 MiB
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     del held
@@ -212,8 +217,8 @@ def test_too_large_a_batch_is_a_row(limited_memory, capsys):
 
 def test_rates_are_those_of_the_total(monkeypatch):
     peak = Peak(1e12, "a peak", "a test", measured=True)
-    monkeypatch.setattr("gpt_lightning.peaks.lookup", lambda name, dtype: None)
-    monkeypatch.setattr("gpt_lightning.peaks.measured_peak", lambda device, dtype: peak)
+    monkeypatch.setattr("gpt_lightning.hardware.peaks.lookup", lambda name, dtype: None)
+    monkeypatch.setattr("gpt_lightning.hardware.peaks.measured_peak", lambda device, dtype: peak)
     row = sizes.measure_size(**TINY)
     assert row["tokens_per_sec"] == pytest.approx(2 * 16 / row["total_ms"] * 1e3)
     # 6 N + 12 L C T FLOPs a token

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gpt_lightning.data import manifest as manifest_module
+from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.formats import (
     FORMATS,
     file_header,
@@ -119,11 +120,11 @@ def test_damage_beside_our_manifest(file_format: str, kind: str, tmp_path: Path)
     splits = {"train": (shard,)}
     source = Source("s", 1, "0")
     Manifest({"name": "gpt2"}, VOCAB, "uint16", source, {}, splits, file_format).save(tmp_path)
-    stream = TokenStream(tmp_path, Manifest.load(tmp_path), "train")
+    stream = TokenStream(tmp_path, load_manifest(tmp_path), "train")
     assert stream.windows(np.array([0]), 100).tolist() == [some(100).tolist()]
     (tmp_path / name).write_bytes(ALTERED[kind](content))
     with pytest.raises(UserError, match=r"expected 100 tokens of uint16, found.*prepare") as caught:
-        Manifest.load(tmp_path)
+        load_manifest(tmp_path)
     assert name in str(caught.value)
 
 
@@ -178,7 +179,7 @@ def test_a_pickle_runs_nothing_and_is_refused(kind: str, tmp_path: Path) -> None
     np.array([0, 1, 0], dtype=np.uint16).tofile(tmp_path / "train.bin")
     (tmp_path / "meta.pkl").write_bytes(make(marker))
     with pytest.raises(UserError, match=found) as caught:
-        Manifest.load(tmp_path)
+        load_manifest(tmp_path)
     assert "meta.pkl" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not marker.exists()

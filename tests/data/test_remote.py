@@ -11,11 +11,11 @@ import pytest
 
 from gpt_lightning.cli import main
 from gpt_lightning.data import remote
-from gpt_lightning.data.datasets import TokenDataset
+from gpt_lightning.data.dataset import TokenDataset, is_remote
 from gpt_lightning.data.loader import TrainLoader
+from gpt_lightning.data.mixture import Corpus
 from gpt_lightning.data.order import WindowOrder
-from gpt_lightning.data.remote import ShardCache, is_remote
-from gpt_lightning.data.sources import Corpus
+from gpt_lightning.data.remote import ShardCache
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.command import prepare_text
 

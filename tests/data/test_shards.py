@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.formats import file_header
 from gpt_lightning.data.shards import (
     MANIFEST,
@@ -45,7 +46,7 @@ def dataset(tmp_path: Path, tokens: np.ndarray) -> Path:
 
 
 def stream_of(folder: Path) -> TokenStream:
-    return TokenStream(folder, Manifest.load(folder), "train")
+    return TokenStream(folder, load_manifest(folder), "train")
 
 
 @pytest.mark.parametrize("length", [1, 3, 11, 50, 100])
@@ -63,7 +64,7 @@ def test_windows_across_borders_equal_the_concatenation(
 @pytest.mark.parametrize("length", [1, 4, 25, 100])
 def test_windows_tile_the_split(dataset: Path, tokens: np.ndarray, length: int) -> None:
     stream = stream_of(dataset)
-    assert len(stream) == len(tokens) == Manifest.load(dataset).tokens("train")
+    assert len(stream) == len(tokens) == load_manifest(dataset).tokens("train")
     starts = np.arange(0, len(stream), length)
     np.testing.assert_array_equal(stream.windows(starts, length).ravel(), tokens)
 
@@ -93,7 +94,7 @@ def test_pickling_carries_no_tokens(tmp_path: Path) -> None:
 
 
 def test_manifest_comes_back(dataset: Path) -> None:
-    manifest = Manifest.load(dataset)
+    manifest = load_manifest(dataset)
     assert [shard.tokens for shard in manifest.splits["train"]] == list(LENGTHS)
     before = (dataset / MANIFEST).read_bytes()
     manifest.save(dataset)
@@ -102,7 +103,7 @@ def test_manifest_comes_back(dataset: Path) -> None:
 
 
 def test_digest_is_the_files(dataset: Path) -> None:
-    for shard in Manifest.load(dataset).splits["train"]:
+    for shard in load_manifest(dataset).splits["train"]:
         content = (dataset / shard.file).read_bytes()
         assert hashlib.sha256(content).hexdigest() == shard.sha256
 
@@ -149,7 +150,7 @@ def test_damaged_shard_is_refused_at_load(dataset: Path, kind: str) -> None:
     damage, found = DAMAGE[kind]
     damage(dataset / "train-00002.npy")
     with pytest.raises(UserError, match=found) as caught:
-        Manifest.load(dataset)
+        load_manifest(dataset)
     line = str(caught.value)
     assert "train-00002.npy" in line
     assert "expected" in line
@@ -160,7 +161,7 @@ def test_damaged_shard_is_refused_at_load(dataset: Path, kind: str) -> None:
 def test_stranger_among_the_shards(dataset: Path) -> None:
     np.save(dataset / "train-00009.npy", np.zeros(3, np.uint16))
     with pytest.raises(UserError, match=r"train-00009\.npy"):
-        Manifest.load(dataset)
+        load_manifest(dataset)
 
 
 def test_truncation_while_reading_is_an_error_and_no_signal(tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ def test_damaged_manifest(dataset: Path, kind: str) -> None:
     change(manifest)
     (dataset / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=found) as caught:
-        Manifest.load(dataset)
+        load_manifest(dataset)
     assert "gpt-lightning prepare" in str(caught.value)
 
 
@@ -230,20 +231,20 @@ def test_damaged_manifest(dataset: Path, kind: str) -> None:
 def test_broken_json(dataset: Path, content: str) -> None:
     (dataset / MANIFEST).write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(UserError, match=r"manifest\.json"):
-        Manifest.load(dataset)
+        load_manifest(dataset)
 
 
 def test_no_manifest(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(UserError, match=r"is no prepared dataset.*gpt-lightning prepare"):
-            Manifest.load(folder)
+            load_manifest(folder)
 
 
 def test_manifest_without_a_format_is_npy(dataset: Path) -> None:
     manifest = json.loads((dataset / MANIFEST).read_text())
     del manifest["format"]
     (dataset / MANIFEST).write_text(json.dumps(manifest))
-    assert Manifest.load(dataset).format == "npy"
+    assert load_manifest(dataset).format == "npy"
 
 
 @pytest.mark.filterwarnings("ignore:Reading `.npy`")  # numpy's word for a header of Python 2

@@ -136,7 +136,7 @@ def gradients(path: str) -> None:
     """Saves the gradients of the last step by parameter."""
     import torch
 
-    from gpt_lightning.module import GPTModule
+    from gpt_lightning.training.module import GPTModule
 
     clip = GPTModule.configure_gradient_clipping
 
@@ -149,7 +149,7 @@ def gradients(path: str) -> None:
 
 
 def patch_training_step() -> None:
-    from gpt_lightning.module import GPTModule
+    from gpt_lightning.training.module import GPTModule
 
     real = GPTModule.training_step
 

@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from gpt_lightning.model import GPT, GPTConfig
+from gpt_lightning.model.gpt import GPT, GPTConfig
 
 T = 16
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gpt_lightning.data.shards import Manifest, TokenStream
+from gpt_lightning.data.dataset import load_manifest
+from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.command import dataset_folder, prepare
@@ -29,7 +30,7 @@ LINES = "".join(json.dumps({"text": f"document number {i}"}) + "\n" for i in ran
 
 
 def all_tokens(folder: Path) -> list[int]:
-    manifest = Manifest.load(folder)
+    manifest = load_manifest(folder)
     streams = [TokenStream(folder, manifest, split) for split in manifest.splits]
     found = [stream.windows(np.array([0]), len(stream))[0] for stream in streams]
     return [int(token) for tokens in found for token in tokens]
@@ -171,7 +172,7 @@ def test_standard_input(
         prepare("-", out=str(tmp_path / "bad"), workers=1)
     feed(monkeypatch, b"one text, not documents\n" * 9)
     prepare("-", "char", out=str(tmp_path / "text"))
-    assert Manifest.load(tmp_path / "text").source.name == "stdin"
+    assert load_manifest(tmp_path / "text").source.name == "stdin"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "text"]
 
 
@@ -194,7 +195,7 @@ def test_a_file_behind_a_url(memory: MemoryFileSystem, tmp_path: Path) -> None:
         assert all_tokens(out) == naive(LINES)
     memory.pipe("/docs/novel.txt", b"one text behind a URL\n" * 9)
     prepare("memory://docs/novel.txt", "char", data_dir=str(tmp_path))
-    assert Manifest.load(tmp_path / "novel-char").tokens("train") > 100
+    assert load_manifest(tmp_path / "novel-char").tokens("train") > 100
 
 
 def test_urls_that_lead_nowhere(memory: MemoryFileSystem, tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def test_a_dataset_of_the_hub(hub: Hub, tmp_path: Path) -> None:
     prepare("hf:org/name", data_dir=str(tmp_path), val_fraction=0.0, workers=1)
     assert all_tokens(tmp_path / "name-gpt2-val0") == naive(LINES)
     prepare("hf:org/name:en:test", out=str(tmp_path / "en"), val_fraction=0.0, workers=1)
-    assert Manifest.load(tmp_path / "en").settings["documents"] == 5
+    assert load_manifest(tmp_path / "en").settings["documents"] == 5
     for source, said in {
         "hf:org/name:large": "hold only the beginning of train: give the dataset's own files",
         "hf:org/name:default:dev": "no split 'dev' in the configuration 'default'",

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from gpt_lightning.cli import main
-from gpt_lightning.data.shards import Manifest, TokenStream
+from gpt_lightning.data.dataset import load_manifest
+from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare import pipeline
@@ -63,7 +64,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def tokens(folder: Path, split: str) -> list[int]:
-    stream = TokenStream(folder, Manifest.load(folder), split)
+    stream = TokenStream(folder, load_manifest(folder), split)
     found: list[int] = stream.windows(np.array([0]), len(stream))[0].tolist()
     return found
 
@@ -90,7 +91,7 @@ def test_documents_held_out_by_hash(
     for number, split in enumerate(("train", "val", "test")):
         own = [text for text in texts if split_by_hash(text) == number]
         assert tokens(out, split) == naive(own)
-    manifest = Manifest.load(out)
+    manifest = load_manifest(out)
     assert manifest.source.bytes == sum(len(text.encode()) for text in texts)
     assert manifest.settings["documents"] == len(texts)
 
@@ -132,7 +133,7 @@ def test_the_same_whatever_files_they_come_in(
     manifests = []
     for path in (source, tmp_path / "docs.jsonl.gz", tmp_path / "docs.parquet"):
         prepare(str(path), out=str(tmp_path / "out"), workers=1)
-        manifest = Manifest.load(tmp_path / "out")
+        manifest = load_manifest(tmp_path / "out")
         manifests.append((manifest.splits, manifest.source.sha256))
         shutil.rmtree(tmp_path / "out")
     assert manifests[0] == manifests[1] == manifests[2]
@@ -142,7 +143,7 @@ def test_the_same_whatever_files_they_come_in(
 def test_every_format_has_the_same_tokens(source: Path, tmp_path: Path, file_format: str) -> None:
     out = tmp_path / "out"
     prepare(str(source), out=str(out), format=file_format, workers=1)  # type: ignore[arg-type]
-    manifest = Manifest.load(out)
+    manifest = load_manifest(out)
     assert manifest.format == file_format
     raw = b"".join((out / shard.file).read_bytes() for shard in manifest.splits["train"])
     skip = {"npy": 128, "llmc": 1024, "nanogpt": 0}[file_format]
@@ -153,7 +154,7 @@ def test_for_the_datamodule(source: Path, tmp_path: Path) -> None:
     manifest = prepare_source(str(source), "gpt2", tmp_path, 0.2)
     folder = dataset_folder(str(source), "gpt2", tmp_path, 0.2)
     assert folder == tmp_path / "docs-gpt2-val0.2"
-    assert Manifest.load(folder) == manifest
+    assert load_manifest(folder) == manifest
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,7 @@ def test_what_was_left_out_is_reported(
         prepare(str(source), out=str(tmp_path / "out"), workers=2)
     prepare(str(source), out=str(tmp_path / "out"), errors="skip", workers=1)
     assert "left out 2 of 202 documents (errors skip)" in capsys.readouterr().out
-    settings = Manifest.load(tmp_path / "out").settings
+    settings = load_manifest(tmp_path / "out").settings
     assert (settings["documents"], settings["skipped"]) == (200, 2)
 
 
@@ -275,7 +276,7 @@ def test_one_text_is_one_job(tmp_path: Path) -> None:
 
 RUN = """
 import functools, itertools, os, resource, signal, sys, time
-from gpt_lightning.data import files
+from gpt_lightning import files
 from gpt_lightning.prepare import command as prepare, parts, pipeline, target, units
 pipeline.plan_units = functools.partial(units.plan_units, unit_bytes={unit_bytes})
 calls = itertools.count(1)

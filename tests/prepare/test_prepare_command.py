@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt_lightning.data.shards import Manifest, TokenStream
+from gpt_lightning.data.dataset import load_manifest
+from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.command import dataset_folder, prepare, prepare_source, prepare_text
@@ -32,7 +33,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def decoded(folder: Path, split: str) -> str:
-    manifest = Manifest.load(folder)
+    manifest = load_manifest(folder)
     stream = TokenStream(folder, manifest, split)
     tokens = stream.windows(np.array([0]), len(stream))[0]
     return tokenizer_from_spec(manifest.tokenizer).decode(tokens)
@@ -86,7 +87,7 @@ def test_splits_decode_to_the_text(
     source.write_bytes(text.encode())
     out = tmp_path / "out"
     made = prepare_text(source, out, tokenizer, 0.2, 0.2, shard_tokens)
-    assert made == Manifest.load(out)
+    assert made == load_manifest(out)
     assert "".join(decoded(out, split) for split in ("train", "val", "test")) == text
     for shards in made.splits.values():
         assert all(shard.tokens == shard_tokens for shard in shards[:-1])
@@ -267,7 +268,7 @@ def test_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     table = capsys.readouterr().out
     folder = tmp_path / "data" / "fox-byte"
     assert folder == dataset_folder(str(source), "byte", tmp_path / "data")
-    manifest = Manifest.load(folder)
+    manifest = load_manifest(folder)
     assert manifest.source.name == "fox.txt"
     for part in (
         str(folder),
@@ -283,7 +284,7 @@ def test_corpus_by_name(tinyshakespeare: Path, tmp_path: Path) -> None:
     manifest = prepare_source("tinyshakespeare", "char", tmp_path)
     assert manifest.source.name == "tinyshakespeare"
     assert dataset_folder("tinyshakespeare", "char", tmp_path) == tmp_path / "tinyshakespeare-char"
-    assert Manifest.load(tmp_path / "tinyshakespeare-char") == manifest
+    assert load_manifest(tmp_path / "tinyshakespeare-char") == manifest
 
 
 def test_import_is_light() -> None:
@@ -298,7 +299,7 @@ def test_import_is_light() -> None:
 RUN = """
 import os, resource, signal, sys, time
 from pathlib import Path
-from gpt_lightning.data import files
+from gpt_lightning import files
 from gpt_lightning.prepare import assemble, command as prepare, target
 source, out, marks = map(Path, sys.argv[1:])
 {accident}

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt_lightning.data.shards import Manifest, TokenStream
+from gpt_lightning.data.dataset import load_manifest
+from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare import text as text_module
@@ -98,7 +99,7 @@ def test_damage_is_replaced_and_counted(tmp_path: Path, capsys: pytest.CaptureFi
     source.write_bytes(b"good \xff bad \xfe text\n" * 20)
     prepare(str(source), "byte", out=str(tmp_path / "out"), errors="replace")
     assert "a.txt: 40 times bytes that are not UTF-8 became U+FFFD" in capsys.readouterr().out
-    assert Manifest.load(tmp_path / "out").settings["errors"] == "replace"
+    assert load_manifest(tmp_path / "out").settings["errors"] == "replace"
     with pytest.raises(UserError, match="errors skip is for documents"):
         prepare(str(source), "byte", out=str(tmp_path / "other"), errors="skip")
 

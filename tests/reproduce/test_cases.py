@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpt_lightning.configs import config_file
+from gpt_lightning.parsing import config_file
 from gpt_lightning.reproduce.cases import (
     CASES,
     LECTURE_LADDER,
@@ -12,7 +12,7 @@ from gpt_lightning.reproduce.cases import (
     Rung,
 )
 from gpt_lightning.reproduce.published import read_published
-from gpt_lightning.training import training_parser
+from gpt_lightning.training.fit import training_parser
 
 RUNGS = [(case, rung) for case in CASES.values() for rung in case.rungs]
 # what each rung of the lecture changes, and nothing else

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt_lightning.callbacks.watch import Seen, Speed
 from gpt_lightning.reproduce.cases import LECTURE_LADDER, PRECISION_LADDER, Case, Rung
 from gpt_lightning.reproduce.published import Published, read_published
 from gpt_lightning.reproduce.rows import DRIFT, FAILED, OK, Options, RungRow
 from gpt_lightning.reproduce.runner import CaseRun, best_row, compare, is_timed, loss_row
+from gpt_lightning.training.callbacks.recorder import Seen, Speed
 
 CPU = torch.device("cpu")
 RUNG = Rung(

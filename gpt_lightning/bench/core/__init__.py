@@ -1,0 +1,1 @@
+"""Infrastructure that the benchmarks share."""

@@ -1,0 +1,97 @@
+"""Pictures of sweeps: quantities over a size on logarithmic axes, and memory over a step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure  # not pyplot: no global state, no window
+from matplotlib.ticker import NullFormatter
+
+from gpt_lightning.bench.core.memory_meter import MIB, Memory
+
+DPI = 120
+PANEL_IN = (4.2, 3.4)  # width and height
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a panel; points without a value are left out.
+
+    Attributes:
+        label: In the legend, which is the first panel's.
+        points: Size and value.
+        color: A matplotlib color.
+        style: A matplotlib line style.
+    """
+
+    label: str
+    points: Sequence[tuple[float, float | None]]
+    color: str
+    style: str = "-"
+
+
+def plot_panels(
+    path: Path, title: str, x_name: str, panels: dict[tuple[str, str], Sequence[Line]]
+) -> None:
+    """A grid of panels with logarithmic axes.
+
+    Args:
+        path: A .png file.
+        title: Of the picture.
+        x_name: What is on the horizontal axes.
+        panels: (quantity with its unit, what a column has in common) -> lines; a row a quantity.
+    """
+    quantities = list(dict.fromkeys(quantity for quantity, _ in panels))
+    columns = list(dict.fromkeys(column for _, column in panels))
+    size = (PANEL_IN[0] * max(2, len(columns)), PANEL_IN[1] * len(quantities) + 0.5)
+    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+    grid = figure.subplots(len(quantities), len(columns), sharex=True, sharey="row", squeeze=False)
+    figure.suptitle(title)
+    for (quantity, column), lines in panels.items():
+        axes = grid[quantities.index(quantity)][columns.index(column)]
+        draw_lines(axes, lines)
+        axes.set_ylabel(quantity if column == columns[0] else "")
+        axes.set_title(column if quantity == quantities[0] else "")
+    figure.supxlabel(x_name)
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    widest = max(map(len, labels), default=1) + 8  # characters, with the line before them
+    fit = max(1, int(size[0] * 15 / widest))  # 15 characters an inch at this size
+    figure.legend(handles, labels, fontsize=7, loc="outside lower center", ncols=fit)
+    figure.savefig(path)
+
+
+def draw_lines(axes: Any, lines: Sequence[Line]) -> None:
+    """Lines into one panel; sizes are powers of two, so their ticks are too."""
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.yaxis.set_minor_formatter(NullFormatter())  # twice the time to draw, for clutter
+    for line in lines:
+        points = sorted((x, y) for x, y in line.points if y is not None and y > 0)
+        xs, ys = [x for x, _ in points], [y for _, y in points]
+        label = line.label if points else "_"  # what was not measured is not in the legend
+        axes.plot(xs, ys, "o" + line.style, ms=3, lw=1, color=line.color, label=label)
+    axes.grid(alpha=0.3)
+
+
+def plot_timeline(path: Path, title: str, memory: Memory) -> None:
+    """Memory over the time of a step, its phases shaded.
+
+    Args:
+        path: A .png file.
+        title: Of the picture.
+        memory: With a timeline.
+    """
+    figure = Figure(figsize=(10.0, 4.0), dpi=DPI, layout="constrained")
+    axes = figure.subplots()
+    start = min(t for t, _ in memory.timeline)
+    times = [t - start for t, _ in memory.timeline]
+    axes.step(times, [level / MIB for _, level in memory.timeline], where="post", lw=0.8, color="k")
+    for index, (name, (first, last)) in enumerate(memory.spans.items()):
+        axes.axvspan(first - start, last - start, alpha=0.2, color=f"C{index % 10}", label=name)
+    axes.set(xlabel="ms, with what watching costs", ylabel=f"MiB ({memory.method})", title=title)
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+    figure.savefig(path)

@@ -1,1 +1,0 @@
-"""What every run measures, shows and keeps."""

@@ -1,0 +1,1 @@
+"""Commands that are neither training nor a benchmark."""

@@ -1,0 +1,228 @@
+"""The command `gpt-lightning doctor --resume`: is a killed run the same run on this machine?
+
+Two short runs of one's own configuration: one is left alone; the other is killed at random moments
+and started again with `--resume auto` each time. Weights, optimizer, metrics and position in the
+data must be equal, byte for byte.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.parsing import OneLineParser, check_config_files, split_fit_options
+
+# rows say these of a session, not of the run
+OF_THE_SESSION = {
+    "time",
+    "perf/step_ms",
+    "perf/tokens_per_sec",
+    "perf/mfu",
+    "perf/data_wait_ms",
+}
+QUIET_S = 300.0  # a run that logs nothing for so long is stuck
+
+
+def make_parser() -> OneLineParser:
+    """The parser of the command's own options."""
+    parser = OneLineParser(
+        prog="gpt-lightning doctor",
+        allow_abbrev=False,
+        description="Kill a run of your own configuration, resume it, and compare it by bytes with "
+        "one that was left alone. Options of `fit` follow: --model.config.dropout 0.1.",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="Check that a killed run is the same."
+    )
+    parser.add_argument("--config", type=str | None, default=None, help="A configuration of `fit`.")
+    parser.add_argument("--steps", type=int, default=20, help="Optimizer steps of each run.")
+    parser.add_argument("--kills", type=int, default=3, help="How often the second run is killed.")
+    parser.add_argument("--seed", type=int | None, default=None, help="Of the moments; null: new.")
+    return parser
+
+
+def run(argv: list[str]) -> int:
+    """Runs `doctor --resume ...`.
+
+    Returns:
+        0: the runs are equal; 1: they differ.
+    """
+    own, fit_options = split_fit_options(argv[1:])
+    args = make_parser().parse_args(own)
+    if not args.resume or args.config is None:
+        raise UserError("give doctor --resume --config FILE: the configuration to check")
+    if args.steps < 4 or args.kills < 1:
+        raise UserError("--steps must be at least 4, and --kills at least 1")
+    seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
+    print(f"{args.steps} steps of {args.config}, killed {args.kills} times; --seed {seed}")
+    folder = Path(tempfile.mkdtemp(prefix="gpt-lightning-doctor-"))
+    try:
+        command = fit_command(args.config, args.steps, folder, fit_options)
+        finish(start(command, "alone"))
+        print("left alone: done", flush=True)
+        rng = random.Random(seed)
+        for number in range(args.kills):
+            kill_once(command, folder, rng, args.steps, number)
+        finish(start([*command, "--resume", "auto"], "killed"))
+        return report(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def fit_command(config: str, steps: int, folder: Path, options: list[str]) -> list[str]:
+    """`fit` as the user has it, but short, quiet, and saving often."""
+    every = max(1, steps // 6)
+    return [
+        *(sys.executable, "-m", "gpt_lightning", "fit", "--config", config),
+        *(*whole_schedule(config), *options),
+        f"--trainer.max_steps={steps}",
+        f"--trainer.default_root_dir={folder}",
+        "--trainer.log_every_n_steps=1",
+        f"--checkpoint.every_n_steps={every}",
+        "--checkpoint.keep_last=3",
+        "--samples.max_new_tokens=0",
+    ]
+
+
+def whole_schedule(config: str) -> list[str]:
+    """The option that keeps the learning rates of the whole run, where its end sets them.
+
+    Raises:
+        UserError: the configuration cannot be read.
+    """
+    check_config_files(["--config", config])
+    settings = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
+    steps = (settings.get("trainer") or {}).get("max_steps", -1)
+    if steps < 0 or (settings.get("model") or {}).get("decay_steps") is not None:
+        return []
+    return [f"--model.decay_steps={steps}"]
+
+
+def start(command: list[str], name: str) -> "subprocess.Popen[str]":
+    """A process of its own for a run of a name."""
+    return subprocess.Popen(
+        [*command, "--run_name", name],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"GPT_LIGHTNING_DEBUG": "0"},
+    )
+
+
+def finish(process: "subprocess.Popen[str]") -> None:
+    """Waits for a run to end well.
+
+    Raises:
+        UserError: it did not; its own last line follows.
+    """
+    _, errors = process.communicate()
+    if process.returncode != 0:
+        last = errors.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
+        raise UserError(f"fit failed: {last[0].removeprefix('error: ')}")
+
+
+def kill_once(
+    command: list[str], folder: Path, rng: random.Random, steps: int, number: int
+) -> None:
+    """Starts or resumes the second run, and kills it some steps further on."""
+    metrics = folder / "lightning_logs" / "killed" / "version_0" / "metrics.jsonl"
+    process = start([*command, "--resume", "auto"], "killed")
+    target = last_step(metrics) + rng.randint(1, max(1, steps // 3))
+    heard, seen = time.monotonic(), 0
+    while process.poll() is None and (step := last_step(metrics)) < target:
+        if step > seen:
+            heard, seen = time.monotonic(), step
+        if time.monotonic() - heard > QUIET_S:
+            process.kill()
+            raise UserError(f"fit logged no step for {QUIET_S:.0f} s: does it run by itself?")
+        time.sleep(0.005)
+    time.sleep(rng.random() * 0.05)
+    if process.poll() is None:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        print(f"kill {number + 1}: after step {last_step(metrics)}", flush=True)
+    else:
+        finish(process)
+        print(f"kill {number + 1}: the run had ended before it", flush=True)
+
+
+def last_step(metrics: Path) -> int:
+    """The highest step that has been logged; 0 if none."""
+    rows = metrics_rows(metrics) if metrics.exists() else []
+    return max((row["step"] or 0 for row in rows), default=0)
+
+
+def metrics_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file, but for a last one that is being written."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
+# ---- comparison ----------------------------------------------------------------------------------
+
+
+def report(folder: Path) -> int:
+    """Prints what is equal and what is not; returns the exit code."""
+    found = compare(
+        *(folder / "lightning_logs" / name / "version_0" for name in ("alone", "killed"))
+    )
+    for what, equal in found.items():
+        print(f"{what:<10}{'equal, byte for byte' if equal else 'DIFFERENT'}")
+    good = all(found.values())
+    print("bit-exact: a killed run is the same run here" if good else "not bit-exact here")
+    return 0 if good else 1
+
+
+def compare(first: Path, second: Path) -> dict[str, bool]:
+    """What two finished runs have in common."""
+    a, b = (final_checkpoint(run) for run in (first, second))
+    rows = [
+        [{k: v for k, v in row.items() if k not in OF_THE_SESSION} for row in metrics_rows(path)]
+        for path in (first / "metrics.jsonl", second / "metrics.jsonl")
+    ]
+    return {
+        "weights": same_bytes(a["state_dict"], b["state_dict"]),
+        "optimizer": same_bytes(a["optimizer_states"], b["optimizer_states"]),
+        "data": a["gpt_lightning"]["position"] == b["gpt_lightning"]["position"],
+        "metrics": rows[0] == rows[1],
+    }
+
+
+def final_checkpoint(run: Path) -> dict[str, Any]:
+    """The content of a run's last checkpoint."""
+    from gpt_lightning.runs.checkpoint import newest_checkpoint
+    from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
+
+    path = newest_checkpoint(run)
+    if path is None:
+        raise UserError(f"{run} left no checkpoint")
+    return DurableCheckpointIO().load_checkpoint(path)
+
+
+def same_bytes(a: Any, b: Any) -> bool:
+    """Whether two nests of tensors and numbers are equal to the last bit (-0.0 is not 0.0)."""
+    import torch
+
+    if isinstance(a, torch.Tensor):
+        return (
+            isinstance(b, torch.Tensor)
+            and (a.dtype, a.shape) == (b.dtype, b.shape)
+            and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+        )
+    if isinstance(a, dict):
+        return (
+            isinstance(b, dict) and a.keys() == b.keys() and all(same_bytes(a[k], b[k]) for k in a)
+        )
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same_bytes, a, b))
+    return bool(a == b)

@@ -1,0 +1,105 @@
+"""The command `gpt-lightning checkpoint`: what a file holds, and whether it is whole."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.parsing import OneLineParser
+
+if TYPE_CHECKING:
+    from gpt_lightning.runs.checkpoint import Checkpoint
+
+
+def make_parser() -> OneLineParser:
+    """The parser of the command's options."""
+    parser = OneLineParser(
+        prog="gpt-lightning checkpoint",
+        allow_abbrev=False,
+        description="inspect: what a checkpoint holds. verify: whether it is, byte for byte, what "
+        "was written. Nothing in a file is run.",
+    )
+    parser.add_argument("action", choices=["inspect", "verify"], help="What to do.")
+    parser.add_argument("path", help="A checkpoint, a run folder, or a folder of runs.")
+    return parser
+
+
+def run(argv: list[str]) -> int:
+    """Runs `checkpoint inspect PATH` or `checkpoint verify PATH`; returns the exit code."""
+    args = make_parser().parse_args(argv[1:])
+    files = checkpoint_files(Path(args.path))
+    return verify(files) if args.action == "verify" else inspect(files)
+
+
+def checkpoint_files(path: Path) -> list[Path]:
+    """The checkpoints that a path means, in order of runs and steps.
+
+    Raises:
+        UserError: there are none.
+    """
+    from gpt_lightning.runs.checkpoint import run_folders, saved_checkpoints
+
+    if path.is_file():
+        return [path]
+    folders = [run / "checkpoints" for run in run_folders(path)]
+    files = [saved.path for folder in folders for saved in reversed(saved_checkpoints(folder))]
+    if not files:
+        raise UserError(f"{path}: no checkpoint there; give one, or a run folder with checkpoints/")
+    return files
+
+
+def verify(files: list[Path]) -> int:
+    """Prints a line a file.
+
+    Raises:
+        UserError: a file is damaged; all of them are named.
+    """
+    from gpt_lightning.runs.checkpoint_io import check_digest
+
+    damaged = []
+    for file in files:
+        try:
+            check_digest(file)
+        except UserError as error:
+            damaged.append(str(error))
+        else:
+            print(f"ok          {file}: {file.stat().st_size:,} bytes")
+    if damaged:
+        raise UserError("; ".join(damaged))
+    return 0
+
+
+def inspect(files: list[Path]) -> int:
+    """Prints what each file holds."""
+    from gpt_lightning.runs.checkpoint import read_checkpoint
+
+    for file in files:
+        facts = {"checkpoint": str(file)} | describe(read_checkpoint(file))
+        print("\n".join(f"{name:<12}{fact}" for name, fact in facts.items()))
+    return 0
+
+
+def describe(checkpoint: "Checkpoint") -> dict[str, str]:
+    """What a checkpoint says of itself, for people."""
+    config = checkpoint.config
+    names = [name for name in checkpoint.weights if not is_tied(name, checkpoint)]
+    n_params = sum(checkpoint.weights[name].numel() for name in names)
+    return {
+        "step": f"{checkpoint.step:,}",
+        "model": f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} wide, block "
+        f"{config.block_size}, vocabulary {config.vocab_size}: {n_params:,} parameters",
+        "tokenizer": str((checkpoint.tokenizer or {}).get("name", "not named")),
+        "data": listed(checkpoint.facts.get("position", {})),
+        "settings": listed({k: v for k, v in checkpoint.hyperparameters.items() if k != "config"}),
+        "machine": listed(checkpoint.facts.get("machine", {})),
+        "written by": f"gpt_lightning {checkpoint.facts.get('version', 'of an unknown version')}",
+    }
+
+
+def is_tied(name: str, checkpoint: "Checkpoint") -> bool:
+    """Whether a tensor is another one's, so that it counts once."""
+    return name == "lm_head.weight" and checkpoint.config.tie_weights
+
+
+def listed(facts: dict[str, Any]) -> str:
+    """Facts on one line."""
+    return ", ".join(f"{key} {value}" for key, value in facts.items()) or "not named"

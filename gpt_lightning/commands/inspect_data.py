@@ -1,0 +1,226 @@
+"""`gpt-lightning data inspect`: what is in a dataset."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpt_lightning.data.dataset import load_manifest
+from gpt_lightning.errors import UserError
+from gpt_lightning.parsing import OneLineParser, nearest
+from gpt_lightning.reports.tables import Console, column
+
+if TYPE_CHECKING:  # --help must not wait for numpy
+    from gpt_lightning.data.lengths import Lengths
+    from gpt_lightning.data.manifest import Manifest
+    from gpt_lightning.data.tokenizers import Tokenizer
+
+ROOT = Path("lightning_logs") / "inspect"
+MAX_SHARD_ROWS = 20
+USAGE = """usage: gpt-lightning data inspect DIR [options]
+
+  inspect  tokens, documents, dtype, splits, digests, a decoded peek, a histogram of lengths
+
+gpt-lightning data inspect --help explains it."""
+
+
+@dataclass(frozen=True)
+class SplitRow:
+    """A split; lengths of documents are in tokens."""
+
+    split: str = column("split", width=5)
+    shards: int = column("shards", ",d")
+    tokens: int = column("tokens", ",d", 15)
+    documents: int | None = column("documents", ",d", 12)
+    mean: float | None = column("mean", ",.1f", 9)
+    median: int | None = column("median", ",d", 9)
+    longest: int | None = column("longest", ",d", 11)
+
+
+@dataclass(frozen=True)
+class ShardRow:
+    """A shard."""
+
+    file: str = column("file", width=24)
+    tokens: int = column("tokens", ",d", 13)
+    sha256: str = column("SHA-256")
+
+
+def make_parser() -> OneLineParser:
+    """What a completion script knows of the command."""
+    parser = OneLineParser(description="Look into a dataset.")
+    parser.add_argument("name", choices=["inspect"], help="What to do.")
+    parser.add_function_arguments(inspect, as_group=False, as_positional=True)
+    return parser
+
+
+def run(argv: list[str]) -> int:
+    """Runs `data inspect ...`; returns the exit code."""
+    if len(argv) < 2 or argv[1] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    if argv[1] != "inspect":
+        raise UserError(
+            f"no command data {argv[1]!r}{nearest(argv[1], ['inspect'])}; "
+            "gpt-lightning data --help lists what there is"
+        )
+    from gpt_lightning.cli import run_function
+
+    run_function("data inspect", inspect, argv[2:])
+    return 0
+
+
+def inspect(
+    folder: str,
+    offset: int = 0,
+    length: int = 200,
+    split: str | None = None,
+    out: str | None = None,
+) -> None:
+    """Show what is in a dataset: tokens, documents, digests, a decoded peek, document lengths.
+
+    Memory is bounded, whatever the size of the dataset.
+
+    Args:
+        folder: A dataset that `gpt-lightning prepare` or another program made.
+        offset: Position in the split, in tokens, from which the peek is decoded.
+        length: Tokens of the peek; 0: none.
+        split: Of the peek; null: the first one.
+        out: A .png file for the histogram of document lengths; null:
+            lightning_logs/inspect/<folder>/documents.png.
+    """
+    path = Path(folder)
+    manifest = load_manifest(path)
+    chosen = split or next(iter(manifest.splits))
+    check_peek(path, manifest, chosen, offset, length)
+    print_facts(path, manifest)
+    tokenizer = _tokenizer(manifest)
+    lengths = _lengths(path, manifest, tokenizer)
+    print_splits(manifest, lengths)
+    print_shards(manifest)
+    if length:
+        print_peek(path, manifest, tokenizer, chosen, offset, length)
+    if lengths:
+        from gpt_lightning.data.lengths import plot_lengths
+
+        name = path.resolve().name
+        picture = Path(out) if out else ROOT / name / "documents.png"
+        plot_lengths(picture, f"Documents of {name}", lengths)
+        print(f"\npicture: {picture}")
+
+
+def check_peek(folder: Path, manifest: "Manifest", split: str, offset: int, length: int) -> None:
+    """Refuses a peek at what is not there.
+
+    Raises:
+        UserError: an unknown split, or an offset outside of it.
+    """
+    if split not in manifest.splits:
+        raise UserError(
+            f"--split is {split!r}, and {folder} has {', '.join(manifest.splits)}: choose one"
+        )
+    n_tokens = manifest.tokens(split)
+    if not 0 <= offset < n_tokens:
+        raise UserError(
+            f"--offset is {offset:,}, and the {split} split of {folder} has {n_tokens:,} tokens: "
+            "choose one from 0 to one less"
+        )
+    if length < 0:
+        raise UserError(f"--length is {length}; it must be at least 0")
+
+
+def print_facts(folder: Path, manifest: "Manifest") -> None:
+    """What holds for the whole dataset."""
+    facts = {
+        "folder": folder,
+        "format": manifest.format,
+        "tokenizer": f"{manifest.tokenizer.get('name')}, {manifest.vocab_size:,} tokens",
+        "dtype": f"{manifest.dtype}, {manifest.n_bytes():,} bytes of tokens",
+        "source": f"{manifest.source.name}, {manifest.source.bytes:,} bytes",
+        "settings": ", ".join(f"{key} {value}" for key, value in manifest.settings.items()),
+    }
+    for name, fact in facts.items():
+        print(f"{name:<10} {fact}".rstrip())
+
+
+def print_splits(manifest: "Manifest", lengths: "dict[str, Lengths]") -> None:
+    """A row a split."""
+    console = Console(SplitRow)
+    print(f"\n{console.header()}")
+    for split, shards in manifest.splits.items():
+        print(console.line(split_row(split, len(shards), manifest.tokens(split), lengths)))
+
+
+def split_row(split: str, n_shards: int, n_tokens: int, lengths: "dict[str, Lengths]") -> SplitRow:
+    """A split's numbers; those of its documents are empty where they are unknown."""
+    if split not in lengths:
+        return SplitRow(split, n_shards, n_tokens)
+    counted = lengths[split]
+    median, longest = counted.quantile(0.5), counted.quantile(1.0)
+    return SplitRow(split, n_shards, n_tokens, len(counted), counted.mean(), median, longest)
+
+
+def print_shards(manifest: "Manifest") -> None:
+    """A row a shard, and a line for those beyond the first twenty."""
+    console = Console(ShardRow)
+    print(f"\n{console.header()}")
+    shards = manifest.shards()
+    for shard in shards[:MAX_SHARD_ROWS]:
+        print(console.line(ShardRow(shard.file, shard.tokens, shard.sha256 or "none")))
+    if len(shards) > MAX_SHARD_ROWS:
+        print(f"and {len(shards) - MAX_SHARD_ROWS:,} more")
+
+
+def _tokenizer(manifest: "Manifest") -> "Tokenizer | None":
+    """The tokenizer, or None after saying why there is none: tokens can be shown without."""
+    from gpt_lightning.data.tokenizers import tokenizer_from_spec
+
+    try:
+        return tokenizer_from_spec(manifest.tokenizer)
+    except UserError as error:
+        print(f"\nno text and no documents, tokens as numbers only: {error}")
+        return None
+
+
+def _lengths(
+    folder: Path, manifest: "Manifest", tokenizer: "Tokenizer | None"
+) -> "dict[str, Lengths]":
+    """Lengths of the documents of each split that has any; nothing without an end-of-text token."""
+    from gpt_lightning.data.lengths import document_lengths
+    from gpt_lightning.data.progress import Progress
+
+    if tokenizer is None:
+        return {}
+    if tokenizer.eot_token is None:
+        print(f"\nthe tokenizer {tokenizer.name} has no end-of-text token: documents are unknown")
+        return {}
+    with Progress(manifest.n_bytes(), done_bytes=0) as progress:
+        found = {
+            split: document_lengths(folder, manifest, split, tokenizer.eot_token, progress)
+            for split in manifest.splits
+        }
+    return {split: lengths for split, lengths in found.items() if len(lengths)}
+
+
+def print_peek(
+    folder: Path,
+    manifest: "Manifest",
+    tokenizer: "Tokenizer | None",
+    split: str,
+    offset: int,
+    length: int,
+) -> None:
+    """The text of some tokens, or the tokens themselves where there is no tokenizer."""
+    import numpy as np
+
+    from gpt_lightning.data.shards import TokenStream
+
+    stream = TokenStream(folder, manifest, split)
+    length = min(length, len(stream) - offset)
+    tokens = stream.windows(np.array([offset]), length)[0]
+    print(f"\n{split}, tokens {offset:,} to {offset + length - 1:,}:")
+    print(visible(tokenizer.decode(tokens)) if tokenizer else " ".join(map(str, tokens)))
+
+
+def visible(text: str) -> str:
+    """The text with control characters as escapes: a terminal must not obey a dataset."""
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)

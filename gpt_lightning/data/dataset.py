@@ -1,0 +1,123 @@
+"""Datasets by address: a folder of this machine, or a URL."""
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpt_lightning.data.external import detect_dataset
+from gpt_lightning.data.manifest import (
+    MANIFEST,
+    SCAN_BYTES,
+    Manifest,
+    open_shard,
+    repair_hint,
+    unlisted_files,
+)
+from gpt_lightning.data.shards import TokenStream
+from gpt_lightning.errors import UserError
+
+if TYPE_CHECKING:
+    from gpt_lightning.data.remote import ShardCache
+
+
+class TokenDataset:
+    """Shards of tokens with a manifest, wherever they lie.
+
+    Args:
+        address: A folder, its name under data_dir, or a URL that fsspec knows (s3://, gs://, hf://,
+            https://, file://).
+        data_dir: Where prepared datasets lie; shards from a URL are kept in its folder cache/.
+        cache_limit_gb: Of the shards kept from a URL, in 1e9 bytes.
+
+    Raises:
+        UserError: there is no dataset, or a damaged one.
+    """
+
+    def __init__(self, address: str, data_dir: Path, cache_limit_gb: float) -> None:
+        self.address = address
+        self._cache: ShardCache | None = None
+        if is_remote(address):
+            from gpt_lightning.data import remote  # needs fsspec, which a local folder does not
+
+            name = f"{hashlib.sha256(address.encode()).hexdigest()[:12]}"
+            limit = int(cache_limit_gb * 1e9)
+            self._cache = remote.ShardCache(address, data_dir / "cache" / name, limit)
+            self.manifest = self._cache.manifest()
+        else:
+            self.folder = local_folder(address, data_dir)
+            self.manifest = load_manifest(self.folder)
+
+    def stream(self, split: str, block_size: int) -> TokenStream:
+        """The tokens of a split.
+
+        Raises:
+            UserError: there is no such split, or it is shorter than a window.
+        """
+        if split not in self.manifest.splits:
+            raise UserError(
+                f"{self.address} has no {split} split, only {', '.join(self.manifest.splits)}: "
+                f"prepare it again with --{split}_fraction 0.1"
+            )
+        stream = (
+            TokenStream(self.folder, self.manifest, split)
+            if self._cache is None
+            else self._cache.stream(self.manifest, split)
+        )
+        if len(stream) < block_size + 1:
+            raise UserError(
+                f"the {split} split of {self.address} has {len(stream):,} tokens, fewer than a "
+                f"window of block_size + 1 = {block_size + 1:,}: "
+                "lower model.config.block_size or take more text"
+            )
+        return stream
+
+
+def is_remote(address: str) -> bool:
+    """Whether a dataset's address is a URL to fetch from (file:// is a folder)."""
+    return "://" in address and not address.startswith("file://")
+
+
+def local_folder(address: str, data_dir: Path) -> Path:
+    """The folder of an address that is no URL."""
+    path = Path(address.removeprefix("file://"))
+    return data_dir / path if path.name == address and not path.exists() else path
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return the contents of manifest.json, or a manifest made from another program's files.
+
+    Raises:
+        UserError: no dataset, a broken manifest, or a type that its vocabulary does not take.
+    """
+    path = folder / MANIFEST
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return detect_dataset(folder)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; check its permissions") from error
+    return Manifest.parse(content, str(path))
+
+
+def load_manifest(folder: Path) -> Manifest:
+    """Read and check a dataset: header, size and count of every shard, and no shard besides.
+
+    Up to 1 GiB every token is checked, so that one beyond the vocabulary is found here and never in
+    the middle of training. Above that `gpt-lightning verify` finds it.
+
+    Raises:
+        UserError: no manifest, a broken one, or shards that differ from it; the message names the
+            file, what was expected, what was found and the command that repairs it.
+    """
+    manifest = read_manifest(folder)
+    for shard in manifest.shards():
+        open_shard(folder, shard, manifest.dtype, manifest.format)
+    unlisted = unlisted_files(folder, manifest)
+    if unlisted:
+        raise UserError(
+            f"{folder / unlisted[0]}: expected {len(manifest.shards())} shards, found this one "
+            f"besides, which the manifest does not list; remove it, or {repair_hint(folder)}"
+        )
+    if manifest.n_bytes() <= SCAN_BYTES:
+        manifest.check_tokens(folder)
+    return manifest

@@ -1,0 +1,173 @@
+"""Folders that other programs prepared: nanoGPT, llm.c, modded-nanogpt, build-nanogpt."""
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt_lightning.data.formats import (
+    LLMC_HEADER_BYTES,
+    LLMC_MAGIC,
+    LLMC_VERSION,
+    META,
+    OTHER_MAGICS,
+    Fault,
+    llmc_header,
+    mapped,
+    read_meta,
+)
+from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, Source, repair_hint
+from gpt_lightning.data.tokenizers import token_dtype
+from gpt_lightning.errors import UserError
+from gpt_lightning.files import explained
+
+GPT2_VOCAB_SIZE = 50257
+SPLITS = ("train", "val", "test")
+# train.bin, tiny_shakespeare_val.bin, fineweb_train_000001.bin, edufineweb_val_000000.npy
+_NAME = re.compile(r"(?:(.+)_)?(train|val|test)(?:_(\d+))?\.(bin|npy)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file that its name makes a shard.
+
+    Attributes:
+        path: of the file.
+        prefix: name of the data set, "" for none.
+        split: train, val or test.
+        index: number of the shard; None for a split in one file.
+    """
+
+    path: Path
+    prefix: str
+    split: str
+    index: int | None
+
+
+def detect_dataset(folder: Path) -> Manifest:
+    """The manifest of a folder that has none; its shards have no digests.
+
+    nanoGPT's train.bin and val.bin, with meta.pkl for characters; llm.c's and modded-nanogpt's
+    *_train_*.bin and *_val_*.bin; build-nanogpt's *_train_*.npy and *_val_*.npy. Without meta.pkl
+    the tokens are GPT-2's. Headers, sizes and counts are checked, tokens are not.
+
+    Raises:
+        UserError: nothing of that kind, files of two kinds, a gap in the shards' numbers, or a
+            damaged file.
+    """
+    files = _files(folder)
+    file_format = _one_kind(folder, files)
+    tokenizer: dict[str, str] = {"name": "gpt2"}
+    vocab_size = GPT2_VOCAB_SIZE
+    if file_format == "nanogpt" and (folder / META).exists():
+        characters = read_meta(folder / META)
+        tokenizer, vocab_size = {"name": "char", "characters": characters}, len(characters)
+    dtype = token_dtype(vocab_size).name
+    shards = _shards(folder, files, dtype, file_format)
+    splits = {}
+    for split in SPLITS:
+        chosen = _in_order(folder, [file for file in files if file.split == split])
+        if chosen:
+            splits[split] = tuple(shards[file.path.name] for file in chosen)
+    n_bytes = sum(file.path.stat().st_size for file in files)
+    # not the folder's name: a dataset that was moved is still the one a checkpoint was trained on
+    source = Source(files[0].prefix or file_format, n_bytes, "")
+    return Manifest(tokenizer, vocab_size, dtype, source, {}, splits, file_format)
+
+
+def _files(folder: Path) -> list[_File]:
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix in (".bin", ".npy"))
+    except (FileNotFoundError, NotADirectoryError):
+        paths = []
+    except OSError as error:
+        raise UserError(f"cannot read {folder}: {error.strerror}; check its permissions") from error
+    files, others = [], []
+    for path in paths:
+        match = _NAME.fullmatch(path.name)
+        # train_00000.npy, with nothing before it, is ours, and the manifest beside it is lost
+        if match is None or (match[4] == "npy" and not (match[1] and match[3])):
+            others.append(path)
+            continue
+        index = None if match[3] is None else int(match[3])
+        files.append(_File(path, match[1] or "", match[2], index))
+    if not files:
+        raise UserError(
+            f"{folder} is no prepared dataset, it has no {MANIFEST} and no shards of nanoGPT, "
+            f"llm.c or build-nanogpt: make it with `gpt-lightning prepare SOURCE --out {folder}`"
+        )
+    if others:
+        raise UserError(
+            f"{others[0]}: expected shards such as {files[0].path.name}, found this file "
+            "besides, whose name is no shard's: move it away"
+        )
+    return files
+
+
+def _one_kind(folder: Path, files: Sequence[_File]) -> str:
+    """The format of all files, which must be of one data set."""
+    first = files[0]
+    first_format = _format(first)
+    for file in files[1:]:
+        found = _format(file)
+        if (found, file.prefix) != (first_format, first.prefix):
+            raise UserError(
+                f"{folder} holds {first.path.name} ({first_format}) and {file.path.name} "
+                f"({found}), expected shards of one data set and one format: move the others away"
+            )
+    return first_format
+
+
+def _format(file: _File) -> str:
+    if file.path.suffix == ".npy":
+        return "npy"
+    # Bare tokens have no mark of their own, so that a damaged header must not pass for tokens.
+    is_bare = not file.prefix and file.index is None
+    try:
+        with explained("read", file.path):
+            magic, version, count = llmc_header(file.path)
+            size = file.path.stat().st_size
+    except Fault as fault:  # too short for a header
+        if is_bare:
+            return "nanogpt"
+        found = str(fault)
+    else:
+        if magic == LLMC_MAGIC:
+            return "llmc"
+        is_headed = version == LLMC_VERSION and count == (size - LLMC_HEADER_BYTES) // 2
+        if is_bare and not is_headed and magic not in OTHER_MAGICS:
+            return "nanogpt"
+        found = f"{magic}, {OTHER_MAGICS.get(magic, 'which is unknown')}"
+    raise UserError(
+        f"{file.path}: expected llm.c's magic number {LLMC_MAGIC}, found {found}; get the file "
+        f"again, or call it {file.split}.bin if it is nanoGPT's, tokens and nothing else"
+    )
+
+
+def _in_order(folder: Path, files: Sequence[_File]) -> list[_File]:
+    """A split's files by number; no number may be missing between the first and the last."""
+    ordered = sorted(files, key=lambda file: -1 if file.index is None else file.index)
+    for before, after in itertools.pairwise(ordered):
+        if before.index is None or after.index != before.index + 1:
+            raise UserError(
+                f"{folder}: expected the shard after {before.path.name}, found "
+                f"{after.path.name}; get the missing shard, or move the others away"
+            )
+    return ordered
+
+
+def _shards(folder: Path, files: Sequence[_File], dtype: str, file_format: str) -> dict[str, Shard]:
+    """File name -> shard; the complaint names all damaged files, not only the first."""
+    shards, faults = {}, []
+    for name in (file.path.name for file in files):
+        try:
+            shards[name] = Shard(name, len(mapped(folder / name, dtype, file_format)), "")
+        except Fault as fault:
+            faults.append(f"in {name} {fault}")
+    if faults:
+        raise UserError(
+            f"{folder}: expected tokens of {dtype} in the format {file_format}, found "
+            f"{'; '.join(faults)}; {repair_hint(folder)}"
+        )
+    return shards

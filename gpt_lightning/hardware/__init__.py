@@ -1,0 +1,1 @@
+"""Devices, precisions, memory, peak rates and the ranks of a run."""

@@ -1,0 +1,183 @@
+"""Peak FLOP/s of a device: published (peak_table.py), measured here, or set by the user.
+
+Dtypes are named by what the matrix products run in: bf16, fp16, tf32 (fp32 tensors, CUDA only),
+fp32 and, measured only, fp64. The table is in peak_table.py, the measuring in peak_measure.py.
+"""
+
+import json
+import math
+import platform
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+import torch
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.hardware.peak_measure import measure_peak, read_rates, write_rates
+from gpt_lightning.hardware.peak_table import A100_BF16_PEAK_FLOPS, APPLE_GPU_MHZ, CHIPS
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What MFU is relative to.
+
+    Attributes:
+        flops: FLOP/s of one device, dense, a multiply-add counted as 2.
+        label: For people, e.g. "H100 SXM bf16 (dense)".
+        source: URL of the document with the number, or how it came about.
+        measured: Whether it is a measured rate, which is below the hardware's limit.
+    """
+
+    flops: float
+    label: str
+    source: str
+    measured: bool = False
+
+
+def lookup(device_name: str, dtype: str) -> Peak | None:
+    """The published dense peak of a device.
+
+    Args:
+        device_name: As `device_name` returns it. The whole name must match: a laptop's chip, a MIG
+            slice and a chip with a longer number are different devices.
+        dtype: bf16, fp16, tf32 or fp32.
+
+    Returns:
+        None if the table has no such chip, or the chip no such unit.
+    """
+    apple = re.fullmatch(r"Apple (M\d+(?: Pro| Max| Ultra)?), (\d+) GPU cores", device_name)
+    if apple:
+        return apple_peak(apple[1], int(apple[2]), dtype)
+    for chip in CHIPS:
+        if re.fullmatch(rf"(?:NVIDIA )?(?:Tesla )?(?:{chip.name})", device_name):
+            tflops = chip.tflops(dtype)
+            label = f"{chip.label} {dtype} (dense)"
+            return None if tflops is None else Peak(tflops * 1e12, label, chip.source)
+    return None
+
+
+def apple_peak(chip: str, gpu_cores: int, dtype: str) -> Peak | None:
+    """The peak of an Apple GPU: cores x 128 ALUs x 2 FLOPs of a multiply-add x clock.
+
+    16-bit products run on the same ALUs at the same rate in the families M1 to M4 (fp16 measured on
+    M1 and M2: https://github.com/philipturner/metal-benchmarks; that M5 is the first to issue two a
+    clock: https://forums.macrumors.com/threads/apple-silicon-mac-chips.2471322/page-2). M1 has no
+    bf16 arithmetic and widens to fp32, which the ALU rate bounds all the same. M5 adds matrix units
+    for 16-bit products, whose rate only one early benchmark gives: no peak. There is no TF32.
+
+    Args:
+        chip: "M1" to "M5" with " Pro", " Max" or " Ultra".
+        gpu_cores: GPU cores of this very machine; Apple sells several counts under one name.
+        dtype: fp32, fp16 or bf16.
+    """
+    sixteen_bit = dtype in ("fp16", "bf16") and not chip.startswith("M5")
+    if chip not in APPLE_GPU_MHZ or not (dtype == "fp32" or sixteen_bit):
+        return None
+    mhz, source = APPLE_GPU_MHZ[chip]
+    label = f"Apple {chip}, {gpu_cores} GPU cores, {dtype} at {mhz} MHz"
+    return Peak(gpu_cores * 128 * 2 * mhz * 1e6, label, source)
+
+
+def device_name(device: torch.device) -> str:
+    """The device for people and for `lookup`.
+
+    Returns:
+        CUDA: the driver's name, "NVIDIA H200". MPS: "Apple M2 Max, 38 GPU cores". CPU: the model
+        and the threads that torch uses, "AMD EPYC, 8 threads", because its rate grows with them.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type == "mps":
+        return _apple_gpu_name()
+    return f"{_cpu_model()}, {torch.get_num_threads()} threads"
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _apple_gpu_name() -> str:
+    chip = _output("sysctl", "-n", "machdep.cpu.brand_string")  # "Apple M2 Max"
+    displays = json.loads(_output("system_profiler", "SPDisplaysDataType", "-json"))
+    cores = [gpu["sppci_cores"] for gpu in displays["SPDisplaysDataType"] if "sppci_cores" in gpu]
+    return f"{chip}, {cores[0]} GPU cores" if cores else chip  # a virtual machine shows no cores
+
+
+def _cpu_model() -> str:
+    if platform.system() == "Darwin":
+        return _output("sysctl", "-n", "machdep.cpu.brand_string")
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)  # not on ARM
+    return model[1].strip() if model else platform.processor() or platform.machine()
+
+
+def measured_peak(device: torch.device, dtype: str) -> Peak:
+    """The best rate of matrix products that was ever measured on the device.
+
+    The cache is a JSON file in the user's cache directory, keyed by the device's name (which holds
+    the threads of a CPU), the dtype and torch's version. A file that cannot be used is reported,
+    ignored and replaced. A machine that is busy shows too low a rate, so each run measures a little
+    again and a better rate replaces the kept one: the peak only grows.
+
+    Raises:
+        UserError: As `measure_peak`.
+    """
+    name = device_name(device)
+    key = f"{name} | {dtype} | torch {torch.__version__}"
+    path = Path(platformdirs.user_cache_dir("gpt-lightning")) / "peaks.json"
+    rates = read_rates(path)
+    rate = measure_peak(device, dtype, seconds=0.3 if key in rates else 1.0)
+    if rate > rates.get(key, 0.0):
+        rates[key] = rate
+        write_rates(path, rates)
+    label = f"measured {dtype} matrix-product peak of {name}"
+    return Peak(rates[key], label, f"torch.mm, torch {torch.__version__}", measured=True)
+
+
+def resolve_peak(setting: str | float, device: torch.device, dtype: str) -> tuple[Peak | None, str]:
+    """What `peak_flops` means on a device.
+
+    Args:
+        setting: "auto": the published peak, if there is one. "measure": measured here, cached.
+            "a100": nanoGPT's convention, an A100's bf16 peak whatever the device. A positive
+            number, also as text: FLOP/s of one device.
+        device: The device that trains.
+        dtype: What its matrix products run in: bf16, fp16, tf32, fp32 or fp64.
+
+    Returns:
+        The peak, None if MFU cannot be told; and a line for people that says which, or why not.
+
+    Raises:
+        UserError: The setting is none of these.
+    """
+    if setting == "auto":
+        name = device_name(device)
+        peak = lookup(name, dtype)
+        if peak is None:
+            reason = f"no published peak for {name!r} in {dtype}"
+            return None, f"no MFU: {reason} (peak_flops: measure measures one)"
+    elif setting == "measure":
+        peak = measured_peak(device, dtype)
+    elif setting == "a100":
+        source = "https://github.com/karpathy/nanoGPT/blob/master/model.py"
+        peak = Peak(A100_BF16_PEAK_FLOPS, "A100 bf16 (dense), nanoGPT's convention", source)
+    else:
+        peak = Peak(_positive(setting), "peak_flops as set", "the run's configuration")
+    return peak, f"MFU relative to {peak.flops / 1e12:.4g} TFLOP/s: {peak.label} ({peak.source})"
+
+
+def _positive(setting: str | float) -> float:
+    try:
+        flops = math.nan if isinstance(setting, bool) else float(setting)
+    except ValueError:
+        flops = math.nan
+    if not 0 < flops < math.inf:
+        raise UserError(
+            f"peak_flops is {setting!r}; use auto, measure, a100 or a positive number of FLOP/s "
+            "such as 312.0e12"
+        )
+    return flops

@@ -1,0 +1,89 @@
+"""Which precisions a device has, and which of them is the fastest that is safe."""
+
+import torch
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.hardware.device import default_device
+
+
+def check_accelerator(accelerator: str, precision: str, flag: str) -> None:
+    """Refuses an accelerator that is not there and a precision that it lacks.
+
+    Args:
+        accelerator: Trainer's: auto, cpu, gpu, cuda or mps.
+        precision: Trainer's, e.g. bf16-mixed.
+        flag: how the user names the accelerator, e.g. --trainer.accelerator.
+
+    Raises:
+        UserError: names the flag, what is there, and what to use.
+    """
+    there = {
+        "cpu": True,
+        "mps": torch.backends.mps.is_available(),
+        "cuda": torch.cuda.is_available(),
+    }
+    there["gpu"] = there["cuda"] or there["mps"]
+    if not there.get(accelerator, True):
+        names = ", ".join(name for name, found in there.items() if found)
+        raise UserError(
+            f"{flag} {accelerator}: this machine has no such device "
+            f"(there is: {names}); use {flag} auto"
+        )
+    kind = default_device() if accelerator in ("auto", "gpu") else accelerator
+    _check_precision(kind, precision)
+
+
+def _check_precision(kind: str, precision: str) -> None:
+    # Silently, Lightning turns 16-mixed into bf16-mixed on a CPU, and CUDA emulates bfloat16
+    reason = ""
+    if kind == "cpu" and precision in ("16-mixed", "16-true", "16"):
+        reason = "float16 training needs a GPU; use bf16-mixed or 32-true"
+    elif kind == "mps" and precision in ("64-true", "64"):
+        reason = "MPS has no float64; use 32-true"
+    elif kind == "cuda" and precision.startswith("bf16") and not _cuda_has_bf16():
+        reason = f"{torch.cuda.get_device_name()} has no bfloat16; use 16-mixed or 32-true"
+    if reason:
+        raise UserError(f"--trainer.precision {precision} on {kind}: {reason}")
+
+
+def _cuda_has_bf16() -> bool:
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def fastest_precision(accelerator: str) -> tuple[str, str]:
+    """Trainer's precision that is fastest on a device and safe, and why.
+
+    Args:
+        accelerator: Trainer's.
+    """
+    kind = default_device() if accelerator in ("auto", "gpu") else accelerator
+    if kind == "cuda":
+        if _cuda_has_bf16():
+            return "bf16-mixed", "this GPU multiplies bfloat16"
+        return "16-mixed", "this GPU has no bfloat16"
+    if kind != "cpu":
+        return "32-true", f"nothing faster is known to be safe on {kind}"
+    capabilities = torch.cpu.get_capabilities()
+    units = [name for name in ("amx_bf16", "avx512_bf16") if capabilities.get(name)]
+    if units:
+        return "bf16-mixed", f"this CPU multiplies bfloat16 ({', '.join(units)})"
+    return "32-true", "this CPU does not multiply bfloat16"
+
+
+def product_dtype(precision: str, matmul_precision: str, device: torch.device) -> str:
+    """The dtype that matrix products run in: bf16, fp16, tf32, fp32 or fp64.
+
+    Args:
+        precision: Trainer's, e.g. bf16-mixed.
+        matmul_precision: torch.get_float32_matmul_precision().
+        device: high and medium mean TF32 on CUDA, medium bfloat16 on a CPU.
+    """
+    if precision.startswith("bf16"):
+        return "bf16"
+    if precision.startswith("16"):
+        return "fp16"
+    if precision.startswith("64"):
+        return "fp64"
+    if device.type == "cpu" and matmul_precision == "medium":
+        return "bf16"
+    return "tf32" if device.type == "cuda" and matmul_precision != "highest" else "fp32"

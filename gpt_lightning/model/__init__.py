@@ -1,0 +1,1 @@
+"""GPT-2 in PyTorch alone: no Lightning, no data."""

@@ -1,0 +1,217 @@
+"""Files that survive whatever happens while they are written, and that prove what they hold.
+
+A checkpoint is written to a temporary file beside its place, synced to the disk, and renamed: at
+every moment its name means a complete file or none. Its SHA-256 stands in a second file,
+`NAME.sha256`, which is renamed first and lists the digest of the old content as well, so that a
+crash between the two renames leaves a pair that agrees.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from lightning.pytorch.plugins.io import CheckpointIO
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.files import lives, sync_folder
+
+SIDECAR = ".sha256"
+SPARE_BYTES = 2**20
+
+
+class DurableCheckpointIO(CheckpointIO):
+    """Writes checkpoints atomically and checks their digests when they are read."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
+        write_durable_checkpoint(checkpoint, Path(path))
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        check_digest(Path(path))
+        # whatever the caller or the environment says: a checkpoint runs no code
+        loaded: dict[str, Any] = torch.load(
+            path, map_location=map_location or "cpu", weights_only=True
+        )
+        return loaded
+
+    def remove_checkpoint(self, path: Any) -> None:
+        for file in (Path(path), sidecar(Path(path))):
+            file.unlink(missing_ok=True)
+
+
+class Hashing:
+    """A file that knows the SHA-256 of what has been written to it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+
+    def write(self, content: Any) -> int:
+        self._digest.update(content)
+        return self._file.write(content)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def hexdigest(self) -> str:
+        """Of everything so far."""
+        return self._digest.hexdigest()
+
+
+def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
+    """Writes a checkpoint and its digest.
+
+    Raises:
+        UserError: the disk is full or the folder cannot be written; what was there is untouched.
+    """
+    temporary = temporary_of(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            hashing = Hashing(file)
+            torch.save(checkpoint, hashing)  # type: ignore[arg-type]  # it needs only `write`
+            file.flush()
+            os.fsync(file.fileno())
+        write_sidecar(path, hashing.hexdigest())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except (OSError, RuntimeError) as error:  # torch calls a full disk a RuntimeError
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise UserError(
+            f"cannot write {path}: {reason[:200]}; the checkpoints before it are untouched: free "
+            "some space or choose another folder with --trainer.default_root_dir"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_sidecar(path: Path, digest: str) -> None:
+    """Lists the digest of the file that is coming, and of the one that is there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    known = [digest, *read_sidecar(path)[:1]] if path.exists() else [digest]
+    temporary = temporary_of(sidecar(path))
+    with temporary.open("w", encoding="ascii") as file:
+        file.writelines(f"{known_digest}  {path.name}\n" for known_digest in known)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, sidecar(path))
+
+
+def sidecar(path: Path) -> Path:
+    """Where the digest of a file stands."""
+    return path.with_name(path.name + SIDECAR)
+
+
+def temporary_of(path: Path) -> Path:
+    """Where a file is written before it gets its name."""
+    return path.with_name(f".{path.name}.tmp.{os.getpid()}")
+
+
+def read_sidecar(path: Path) -> list[str]:
+    """The digests that a file may have, the newest first; empty if there is no list."""
+    try:
+        text = sidecar(path).read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return []
+    return [line.split()[0] for line in text.splitlines() if line.split()]
+
+
+def check_digest(path: Path) -> None:
+    """Refuses a file that is not, byte for byte, what was written.
+
+    Raises:
+        UserError: it differs, it cannot be read, or its digest is missing.
+    """
+    known = read_sidecar(path)
+    if not known:
+        raise UserError(
+            f"{path} has no digest in {sidecar(path).name} beside it, so nothing says that it is "
+            "whole: copy that file too, or take another checkpoint"
+        )
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    if found not in known:
+        raise UserError(
+            f"{path} is damaged: expected SHA-256 {known[0]}, found {found}; "
+            "take an older checkpoint, --resume auto does"
+        )
+
+
+def sweep(folder: Path) -> None:
+    """Removes temporaries that dead processes have left, and digests without a file."""
+    for path in folder.glob(".*.tmp.*"):
+        pid = path.name.rpartition(".")[2]
+        if pid.isdigit() and not lives(int(pid)):
+            path.unlink(missing_ok=True)
+    for path in folder.glob(f"*{SIDECAR}"):
+        if not path.with_name(path.name.removesuffix(SIDECAR)).exists():
+            path.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path, needed_bytes: int) -> None:
+    """Refuses a folder that checkpoints cannot be written to, before the first step.
+
+    Args:
+        folder: Made if need be.
+        needed_bytes: Of one checkpoint; the new one must fit beside those that are kept.
+
+    Raises:
+        UserError: it cannot be written, or the disk has no room.
+    """
+    probe = folder / f".probe.tmp.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"x")
+        probe.unlink()
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder}: {error.strerror}; choose another folder with "
+            "--trainer.default_root_dir, or mend its permissions"
+        ) from error
+    if free < needed_bytes + SPARE_BYTES:
+        raise UserError(
+            f"{folder} has {free / 1e6:,.0f} MB left, and a checkpoint takes some "
+            f"{needed_bytes / 1e6:,.0f} MB: free some space, or choose another folder with "
+            "--trainer.default_root_dir"
+        )
+
+
+class FolderLock:
+    """Keeps two processes from training in one run's folder; a dead process holds nothing.
+
+    Raises:
+        UserError: another process is at it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / ".lock"
+        self._file = self._path.open("a")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.close()
+            raise UserError(
+                f"another process is training in {folder.parent}: wait for it, or begin a run of "
+                "another --run_name"
+            ) from error
+
+    def release(self) -> None:
+        """Lets others in."""
+        self._path.unlink(missing_ok=True)
+        self._file.close()

@@ -1,0 +1,261 @@
+"""RunCheckpoint: when a run is saved, which files are kept, and how a signal ends it.
+
+Everything happens between two micro-batches, when nothing is in flight: the last step's update is
+done, its metrics are in the files, its validation is over, and the next batch has not been asked
+for. TrainLoader calls `between` at that moment. What a checkpoint holds is then exactly the run
+after `step` steps, and going on from it is going on with the run.
+"""
+
+import math
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import lightning as L
+import torch
+
+from gpt_lightning.data.loader import Batch
+from gpt_lightning.errors import UserError
+from gpt_lightning.hardware.distributed import LaggedMaximum
+from gpt_lightning.runs.checkpoint import checkpoint_name, saved_checkpoints
+from gpt_lightning.runs.checkpoint_io import (
+    DurableCheckpointIO,
+    FolderLock,
+    check_digest,
+    check_writable,
+    sidecar,
+    sweep,
+)
+from gpt_lightning.training.callbacks.speed import phase
+from gpt_lightning.training.trainer_state import (
+    at_step_boundary,
+    count_steps_once,
+    is_fitting,
+    is_trial,
+    token_data,
+)
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class RunCheckpoint(L.Callback):
+    """Saves after each validation, at the end, every so many steps, and on SIGTERM and SIGINT.
+
+    Files are `checkpoints/step-0000250-loss-1.2345.ckpt`, with the validation loss where there was
+    one, each with its SHA-256 beside it. A signal lets the step under way and its validation
+    finish, saves, and ends the program with 128 + its number.
+
+    Args:
+        every_n_steps: Saves every so many optimizer steps too; null: after validations alone.
+        keep_last: How many of the newest are kept.
+        keep_best: How many of the best by validation loss are kept.
+        keep_every_n_steps: Keeps those of every so many steps for good; null: none.
+        enabled: False saves nothing; signals still end the run at a step's end.
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int | None = None,
+        keep_last: int = 2,
+        keep_best: int = 1,
+        keep_every_n_steps: int | None = None,
+        enabled: bool = True,
+    ) -> None:
+        bounds = {
+            "every_n_steps": (every_n_steps, 1),
+            "keep_last": (keep_last, 1),
+            "keep_best": (keep_best, 0),
+            "keep_every_n_steps": (keep_every_n_steps, 1),
+        }
+        for key, (value, least) in bounds.items():
+            if value is not None and value < least:
+                raise UserError(f"checkpoint.{key} is {value}; it must be at least {least}")
+        self.every_n_steps, self.keep_last = every_n_steps, keep_last
+        self.keep_best, self.keep_every_n_steps = keep_best, keep_every_n_steps
+        self.enabled = enabled
+        self.best_loss = math.inf  # of this session's validations
+        self._loss: float | None = None  # of the validation at the current step
+        self._due = False
+        self._saved_step = -1
+        self._signal = 0
+        self._agreement: LaggedMaximum | None = None
+        self._handlers: dict[int, Any] = {}
+        self._lock: FolderLock | None = None
+
+    # ---- when ----------------------------------------------------------------------------------
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.is_global_zero and self._writes(trainer):
+            weights = sum(p.numel() * p.element_size() for p in pl_module.parameters())
+            check_writable(self.folder(trainer), 3 * weights)  # AdamW has two more of each
+            self._lock = FolderLock(self.folder(trainer))
+            sweep(self.folder(trainer))
+        self._listen()
+
+    def _writes(self, trainer: L.Trainer) -> bool:
+        return self.enabled and not is_trial(trainer)
+
+    def _listen(self) -> None:
+        """Takes the signals, from Lightning's own handlers too, which end a run with exit 0."""
+        for number in STOP_SIGNALS:
+            before = signal.signal(number, self._on_signal)
+            self._handlers.setdefault(number, before)
+
+    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._listen()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._listen()
+        check_whole_steps(trainer)
+        self._saved_step = trainer.global_step  # what a run begins with is never written again
+        if trainer.is_global_zero and self._writes(trainer):
+            set_aside(self.folder(trainer), trainer.global_step)
+        data = token_data(trainer)
+        if data is not None:
+            data.between_batches = lambda: self.between(trainer)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._signal == signal.SIGINT == number:  # the second Ctrl-C does not wait
+            raise KeyboardInterrupt
+        self._signal = number
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        count_steps_once(trainer)
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+    ) -> None:
+        every = self.every_n_steps
+        if at_step_boundary(trainer):
+            self._loss = None
+            self._due |= every is not None and trainer.global_step % every == 0
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.sanity_checking or not is_fitting(trainer):
+            return
+        if "val/loss" in trainer.callback_metrics:
+            self._loss = float(trainer.callback_metrics["val/loss"])
+            self.best_loss = min(self.best_loss, self._loss)
+        self._due = True
+
+    def between(self, trainer: L.Trainer) -> None:
+        """Saves and stops if it is time to; called between two micro-batches."""
+        if not at_step_boundary(trainer):
+            return
+        stop = self._agreed_signal(trainer)
+        if self._due or stop:
+            self.save(trainer)
+        if stop:
+            trainer.strategy.barrier()  # until rank 0 has read the file back
+            if not trainer.is_global_zero:
+                raise SystemExit(0)  # Lightning kills rank 0 when another ends with anything else
+            text = f"{signal.Signals(stop).name}: stopped after step {trainer.global_step}"
+            print(text + ("; --resume auto goes on" if self.enabled else ""), file=sys.stderr)
+            raise SystemExit(128 + stop)
+
+    def _agreed_signal(self, trainer: L.Trainer) -> int:
+        """The signal that any rank has received; all ranks stop at the same step."""
+        if trainer.world_size == 1:
+            return self._signal
+        device = trainer.strategy.root_device
+        if device.type == "cuda":  # a step later, and nothing waits
+            if self._agreement is None:
+                self._agreement = LaggedMaximum(device)
+            return self._agreement(self._signal)
+        number = torch.tensor(self._signal, device=device)
+        torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX)
+        return int(number)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.save(trainer)
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        self._let_go()
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Gives back the signals and the folder."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    # ---- what ----------------------------------------------------------------------------------
+
+    def folder(self, trainer: L.Trainer) -> Path:
+        """Where the run's checkpoints are."""
+        logger = trainer.logger
+        run = logger.log_dir if logger is not None and logger.log_dir else trainer.default_root_dir
+        return Path(run) / "checkpoints"
+
+    def save(self, trainer: L.Trainer) -> None:
+        """Writes the run as it is now, reads it back, and drops what is no longer kept.
+
+        Raises:
+            UserError: it cannot be written; the files before it are untouched.
+        """
+        self._due = False
+        if self._saved_step == trainer.global_step or not self._writes(trainer):
+            return
+        path = self.folder(trainer) / checkpoint_name(trainer.global_step, self._loss)
+        with phase(trainer, "checkpoint"):
+            trainer.save_checkpoint(path, weights_only=False)
+            if trainer.is_global_zero:
+                check_digest(path)
+                self._drop(self.folder(trainer), path)
+        self._saved_step = trainer.global_step
+
+    def _drop(self, folder: Path, written: Path) -> None:
+        saved = saved_checkpoints(folder)  # the newest first
+        kept = {written, *(file.path for file in saved[: self.keep_last])}
+        scored = [file for file in saved if file.loss is not None]
+        scored.sort(key=lambda file: file.loss if file.loss is not None else math.inf)
+        kept |= {file.path for file in scored[: self.keep_best]}
+        if self.keep_every_n_steps is not None:
+            kept |= {f.path for f in saved if f.step % self.keep_every_n_steps == 0}
+        for file in saved:
+            if file.path not in kept:
+                DurableCheckpointIO().remove_checkpoint(file.path)
+
+
+def set_aside(folder: Path, step: int) -> None:
+    """Renames the checkpoints of later steps, which a run that goes on from `step` overtakes.
+
+    They are of another branch of the run, or damaged; left where they are, the next resume would
+    take them for the newest.
+    """
+    for saved in saved_checkpoints(folder):
+        if saved.step > step:
+            print(f"set aside   {saved.path.name}.old: it is past step {step}", file=sys.stderr)
+            for path in (saved.path, sidecar(saved.path)):
+                if path.exists():
+                    path.replace(path.with_name(f"{path.name}.old"))
+
+
+def check_whole_steps(trainer: L.Trainer) -> None:
+    """Refuses a validation, and with it a checkpoint, in the middle of an optimizer step.
+
+    Raises:
+        UserError: the interval, of which a fraction of an epoch is one too, is no multiple.
+    """
+    interval, accumulate = trainer.val_check_batch, trainer.accumulate_grad_batches
+    if interval is not None and math.isfinite(interval) and int(interval) % accumulate:
+        raise UserError(
+            f"trainer.val_check_interval comes to {int(interval)} micro-batches, no multiple of "
+            f"trainer.accumulate_grad_batches {accumulate}: give a whole number that is one"
+        )

@@ -1,0 +1,172 @@
+"""A progress bar by optimizer step, and plain lines where there is no terminal."""
+
+import math
+import sys
+import time
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import ProgressBar
+from tqdm import tqdm
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.training.trainer_state import (
+    at_log_step,
+    is_fitting,
+    log_every_n_steps,
+    total_steps,
+)
+
+QUIET_S = 30.0  # an evaluation that takes longer says how far it is
+
+
+class StepProgress(ProgressBar):
+    """Shows optimizer steps, loss, tokens/s, MFU and the time that is left.
+
+    Lightning's bars count micro-batches and epochs. On a terminal this is one bar; elsewhere (a log
+    file, a pipe) it is a line every `plain_every_n_steps` steps. Either way a line is left for
+    every validation, and for every half minute of a long one.
+
+    Args:
+        plain_every_n_steps: null: twenty lines a run, at log steps.
+    """
+
+    def __init__(self, plain_every_n_steps: int | None = None) -> None:
+        super().__init__()
+        if plain_every_n_steps is not None and plain_every_n_steps < 1:
+            raise UserError(
+                f"progress.plain_every_n_steps is {plain_every_n_steps}; it must be at least 1"
+            )
+        self.plain_every_n_steps = plain_every_n_steps
+        self.enabled = True
+        self._bar: tqdm[Any] | None = None
+        self._total = 0
+        self._step = 0
+        self._start: tuple[int, float] | None = None  # the session's first step and its end
+        self._evaluation = 0.0  # when the evaluation under way began
+        self._told = 0.0  # when it was last heard of
+
+    def disable(self) -> None:
+        self.enabled = False
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Prints a line above the bar."""
+        tqdm.write(" ".join(str(a) for a in args), file=sys.stdout)
+        sys.stdout.flush()
+
+    # ---- training ------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._step = trainer.global_step
+        self._start = None
+        self._total = total_steps(trainer)
+        if not self.enabled or not trainer.is_global_zero:
+            return
+        if sys.stdout.isatty():
+            self._bar = tqdm(
+                total=self._total or None,
+                initial=self._step,
+                unit="step",
+                file=sys.stdout,
+                dynamic_ncols=True,
+                smoothing=0.05,
+            )
+        if self.plain_every_n_steps is None:
+            log_every = max(1, log_every_n_steps(trainer))
+            self.plain_every_n_steps = log_every * max(1, self._total // 20 // log_every)
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if trainer.global_step == self._step or not self.enabled or not trainer.is_global_zero:
+            return
+        done = trainer.global_step - self._step
+        self._step = trainer.global_step
+        if self._start is None:  # the first step, which compiles, says nothing of the others
+            self._start = (self._step, time.monotonic())
+        if self._bar is not None:
+            if at_log_step(trainer, self._step):
+                self._bar.set_postfix_str(format_metrics(trainer.callback_metrics), refresh=False)
+            self._bar.update(done)
+        elif self.plain_every_n_steps and self._step % self.plain_every_n_steps == 0:
+            metrics = format_metrics(trainer.callback_metrics)
+            self.print(f"{self._position()} | {metrics} | {self._time_left()}")
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._evaluation = self._told = time.monotonic()
+
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        now = time.monotonic()
+        if not self.enabled or not trainer.is_global_zero or now - self._told < QUIET_S:
+            return
+        self._told = now
+        sizes = (
+            trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+        )
+        total = int(sum(sizes))
+        done = int(sum(sizes[:dataloader_idx])) + batch_idx + 1
+        left = tqdm.format_interval(round((now - self._evaluation) / done * (total - done)))
+        self.print(f"{self._position()} | evaluation, batch {done}/{total} | {left} left")
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        metrics = trainer.callback_metrics
+        # a sanity check of everything is an evaluation of step 0
+        partial = trainer.sanity_checking and trainer.num_sanity_val_steps != math.inf
+        if partial or not self.enabled or not trainer.is_global_zero or "val/loss" not in metrics:
+            return
+        loss, perplexity = float(metrics["val/loss"]), float(metrics["val/perplexity"])
+        where = f"{self._position()} | " if is_fitting(trainer) else ""
+        self.print(f"{where}validation loss {loss:.4f}, perplexity {perplexity:.2f}")
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._close()
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _position(self) -> str:
+        return f"step {self._step:>{len(str(self._total))}}" + (
+            f"/{self._total}" if self._total else ""
+        )
+
+    def _time_left(self) -> str:
+        if not self._total:
+            return ""
+        if self._start is None or self._start[0] == self._step:
+            return "time left unknown"
+        first, began = self._start
+        seconds = (time.monotonic() - began) / (self._step - first) * (self._total - self._step)
+        return f"{tqdm.format_interval(round(seconds))} left"
+
+
+def format_metrics(metrics: dict[str, Any]) -> str:
+    """Loss, rate and MFU for people; what is not there yet is left out."""
+    formats = {
+        "train/loss": "loss {:.4f}",
+        "perf/step_ms": "{:.1f} ms/step",
+        "perf/tokens_per_sec": "{:,.0f} tokens/s",
+    }
+    parts = [text.format(float(metrics[key])) for key, text in formats.items() if key in metrics]
+    if "perf/mfu" in metrics:
+        parts.append(f"MFU {float(metrics['perf/mfu']):.1%}")
+    return ", ".join(parts)

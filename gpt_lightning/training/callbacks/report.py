@@ -1,0 +1,119 @@
+"""RunReport: what a run is before it starts, and what came of it."""
+
+import math
+import sys
+from typing import Any
+
+import lightning as L
+import torch
+
+from gpt_lightning.hardware.peaks import device_name
+from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
+from gpt_lightning.training.callbacks.speed import SpeedMonitor
+from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.trainer_state import find_callback, token_data
+
+
+class RunReport(L.Callback):
+    """Prints a banner at the start and a summary at the end, and logs the hyperparameters."""
+
+    def __init__(self) -> None:
+        self.trained = False  # in this session
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, GPTModule)
+        if trainer.logger is not None:
+            trainer.logger.log_hyperparams(run_hyperparameters(trainer, pl_module))
+        if trainer.is_global_zero:
+            print("\n".join(self._banner(trainer, pl_module)))
+            sys.stdout.flush()
+
+    def _banner(self, trainer: L.Trainer, module: GPTModule) -> list[str]:
+        config, data = module.config, token_data(trainer)
+        assert module.model is not None
+        assert data is not None
+        compiled, why = module.compiles
+        B, T, k, W = (
+            data.batch_size,
+            data.block_size,
+            trainer.accumulate_grad_batches,
+            trainer.world_size,
+        )
+        products = torch.get_float32_matmul_precision()
+        waits = "; the first step takes as long as compiling does" if compiled else ""
+        facts = {
+            "device": f"{device_name(trainer.strategy.root_device)} x {W}",
+            "precision": f"{trainer.precision}, float32 products: {products}",
+            "compile": f"{'on' if compiled else 'off'} ({why}){waits}",
+            "model": f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} wide, "
+            f"vocabulary {config.vocab_size:,}: {module.model.num_params():,} parameters",
+            "optimizer": f"{module.optimizer_name}, learning rate {module.learning_rate:g} "
+            f"({module.schedule})",
+            "data": f"{data.address}: {data.training_tokens():,} training tokens, "
+            f"{data.order} order",
+            "step": f"{B * T * k * W:,} tokens = {B} sequences x {T} tokens "
+            f"x {k} accumulated x {W} ranks",
+            "run folder": run_folder(trainer),
+        }
+        speed = find_callback(trainer, SpeedMonitor)
+        if speed is not None:
+            facts["peak"] = speed.peak_line
+        return [f"{name:<11} {fact}" for name, fact in facts.items()]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.trained = True
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, GPTModule)
+        if trainer.is_global_zero and not self.trained:
+            print(
+                f"nothing to do: the checkpoint is at step {trainer.global_step:,}, "
+                f"trainer.max_steps is {trainer.max_steps:,}"
+            )
+        elif trainer.is_global_zero:
+            print("\n".join(self._summary(trainer, pl_module)))
+            sys.stdout.flush()
+
+    def _summary(self, trainer: L.Trainer, module: GPTModule) -> list[str]:
+        metrics = trainer.callback_metrics
+        losses = [
+            f"{key} {float(metrics[key]):.4f}"
+            for key in ("train/loss", "val/loss")
+            if key in metrics
+        ]
+        checkpoint = find_callback(trainer, RunCheckpoint)
+        speed = find_callback(trainer, SpeedMonitor)
+        if checkpoint is not None and checkpoint.best_loss < math.inf:
+            losses.append(f"best val/loss {checkpoint.best_loss:.4f}")
+        lines = ["", f"loss        {', '.join(losses)} after {trainer.global_step:,} steps"]
+        if speed is not None:
+            lines += speed.report(trainer, module)
+        if checkpoint is not None:
+            lines.append(f"sample      gpt-lightning sample {run_folder(trainer)}")
+        if trainer.logger is not None:
+            lines.append(f"look        tensorboard --logdir {trainer.logger.save_dir}")
+        return lines
+
+
+def run_folder(trainer: L.Trainer) -> str:
+    """Where the run lands, asked of this rank alone: Trainer.log_dir waits for all of them."""
+    logger = trainer.logger
+    return str(logger.log_dir if logger is not None and logger.log_dir else "none")
+
+
+def run_hyperparameters(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]:
+    """What TensorBoard tells runs apart by: the module's arguments and what shapes the step."""
+    data = token_data(trainer)
+    assert data is not None
+    hyperparameters = module.hyperparameters()
+    return {
+        **{f"model/{key}": value for key, value in hyperparameters.pop("config").items()},
+        **hyperparameters,
+        "precision": str(trainer.precision),
+        "batch_size": data.batch_size,
+        "accumulate": trainer.accumulate_grad_batches,
+        "ranks": trainer.world_size,
+        "gradient_clip_val": trainer.gradient_clip_val or 0.0,
+        "max_steps": trainer.max_steps,
+        "dataset": data.address,
+    }

@@ -1,0 +1,86 @@
+"""SampleText: what the model writes, at every validation."""
+
+import textwrap
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from gpt_lightning.data.tokenizers import Tokenizer, start_tokens
+from gpt_lightning.errors import UserError
+from gpt_lightning.model.generate import check_sampling, generate
+from gpt_lightning.training.callbacks.speed import phase
+from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.trainer_state import is_fitting, token_data
+
+PRODUCTS = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # of training's precisions
+
+
+class SampleText(L.Callback):
+    """Writes generated text to the console and to TensorBoard's TEXT tab after each validation.
+
+    Args:
+        max_new_tokens: Tokens a sample; 0 turns it off.
+        prompt: What the text begins with; empty: the tokenizer's start of a text.
+        temperature: Divides the logits; 0 takes the most likely token.
+        top_k: Samples among the k most likely tokens only; null: among all.
+        seed: Of the draws: the same at each validation, so that samples differ by the weights
+            alone.
+    """
+
+    def __init__(
+        self,
+        max_new_tokens: int = 200,
+        prompt: str = "",
+        temperature: float = 0.8,
+        top_k: int | None = 200,
+        seed: int = 1337,
+    ) -> None:
+        check_sampling(temperature, top_k, prefix="samples.")
+        self.max_new_tokens, self.prompt = max_new_tokens, prompt
+        self.temperature, self.top_k, self.seed = temperature, top_k, seed
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._active(trainer):
+            start_tokens(self._tokenizer(trainer), self.prompt)  # a bad prompt ends the run here
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.sanity_checking or not self._active(trainer):
+            return
+        assert isinstance(pl_module, GPTModule)
+        with phase(trainer, "samples"):
+            text = self._sample(trainer, pl_module)
+        # four spaces set it off on the console; TensorBoard reads Markdown, where they keep the
+        # lines apart
+        block = textwrap.indent(text, "    ")
+        bar = trainer.progress_bar_callback
+        show = print if bar is None else bar.print
+        show(block)
+        if isinstance(trainer.logger, TensorBoardLogger):
+            trainer.logger.experiment.add_text("samples/text", block, trainer.global_step)
+
+    def _active(self, trainer: L.Trainer) -> bool:
+        return is_fitting(trainer) and self.max_new_tokens > 0 and trainer.is_global_zero
+
+    def _tokenizer(self, trainer: L.Trainer) -> Tokenizer:
+        data = token_data(trainer)
+        if data is None:
+            raise UserError("SampleText needs a TokenDataModule for its tokenizer")
+        return data.tokenizer
+
+    def _sample(self, trainer: L.Trainer, module: GPTModule) -> str:
+        assert module.model is not None
+        tokenizer = self._tokenizer(trainer)
+        prompt = torch.tensor([start_tokens(tokenizer, self.prompt)], device=module.device)
+        tokens = generate(
+            module.model,
+            prompt,
+            self.max_new_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            generator=torch.Generator(module.device).manual_seed(self.seed),
+            vocab_size=tokenizer.vocab_size,
+            # mixed precision: the weights are cast once, not by autocast for each token
+            dtype=PRODUCTS.get(str(trainer.precision)),
+        )
+        return tokenizer.decode(tokens[0].tolist())

@@ -1,0 +1,243 @@
+"""SpeedMonitor: tokens/s, step time, MFU and where the time went."""
+
+import math
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning as L
+
+from gpt_lightning.data.loader import Batch
+from gpt_lightning.hardware.device import Mark, mark, seconds_between, synchronize
+from gpt_lightning.hardware.peaks import Peak, resolve_peak
+from gpt_lightning.hardware.precision import product_dtype
+from gpt_lightning.model import flops
+from gpt_lightning.training.callbacks.phases import PhaseClock
+from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.trainer_state import at_log_step, find_callback, token_data
+
+
+class SpeedMonitor(L.Callback):
+    """Measures optimizer steps on the device's clock and logs them at log steps.
+
+    `perf/tokens_per_sec` over the window since the last log, all ranks together; `perf/step_ms`,
+    the window's median; `perf/mfu`, a fraction, where the device's peak is known; `perf/tokens`,
+    all that the run has trained on; `perf/data_wait_ms`, the mean a step that this process waited
+    for batches; `data/share/NAME`, a mixture's realized proportions.
+
+    A step lasts from the end of the one before it, so the wait for its data counts; validation,
+    checkpoints and samples do not, and the first steps (compilation, memory pools, caches) are kept
+    apart, and so is a stall, a step of more than ten times the median: a laptop that slept, a disk
+    that hung. The device is waited for at log steps and between phases only.
+
+    Args:
+        peak_flops: Peak FLOP/s of one device that MFU is a fraction of. auto: the published dense
+            peak in the run's dtype, if there is one. measure: the best matrix product measured on
+            this device, cached. a100: 312e12, nanoGPT's convention. Or a number.
+        warmup_steps: Optimizer steps at the start that the rates leave out.
+    """
+
+    def __init__(self, peak_flops: str | float = "auto", warmup_steps: int = 5) -> None:
+        self.peak_setting = peak_flops
+        self.warmup_steps = warmup_steps
+        self.clock = PhaseClock("start-up")
+        self.peak: Peak | None = None
+        self.peak_line = ""
+        self.tokens = 0  # trained on, over all ranks and all sessions of the run
+        self._step_tokens = 0  # of the step under way
+        self._begin: Mark | None = None  # when the step under way began
+        self._step = 0
+        self._waited = (0.0, 0)  # seconds waited for data, and steps, at the last log
+        self._measured_steps = 0  # done in this session
+        # steps past warm-up: begin, end and tokens until they are logged, then seconds and tokens
+        self._window: list[tuple[Mark, Mark, int]] = []
+        self._measured: list[tuple[float, int]] = []
+        self._interrupted = self.clock.current  # the phase that validation interrupted
+
+    # ---- phases --------------------------------------------------------------------------------
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        assert isinstance(pl_module, GPTModule)
+        device = trainer.strategy.root_device
+        dtype = product_dtype(str(trainer.precision), pl_module.matmul_precision, device)
+        self.peak, self.peak_line = resolve_peak(self.peak_setting, device, dtype)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._step = trainer.global_step
+        self._waited = (0.0, self._step)
+        self._switch(trainer, "compile and warm-up" if self.warmup_steps else "train")
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, GPTModule)
+        self._interrupted = self.clock.current
+        compiling = pl_module.evaluates_compiled and "validation" not in self.clock.seconds()
+        self._switch(trainer, "compile and warm-up" if compiling else "validation")
+
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if self.clock.current != "validation":  # the first batch has compiled the evaluation
+            self._switch(trainer, "validation")
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._switch(trainer, self._interrupted)
+        self._begin = None  # the coming step begins at its first batch
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._switch(trainer, "wrap-up")
+        self._drain_window()
+
+    def _switch(self, trainer: L.Trainer, phase: str) -> None:
+        synchronize(trainer.strategy.root_device)
+        self.clock.switch(phase)
+
+    # ---- steps ---------------------------------------------------------------------------------
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        if self._begin is None:
+            self._begin = mark(trainer.strategy.root_device)
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+    ) -> None:
+        self._step_tokens += batch[0].numel() * trainer.world_size
+        if trainer.global_step == self._step:
+            return  # in the middle of an accumulation
+        self._step = trainer.global_step
+        self._end_step(trainer)
+        if at_log_step(trainer, trainer.global_step):
+            assert isinstance(pl_module, GPTModule)
+            self._log(trainer, pl_module)
+
+    def _end_step(self, trainer: L.Trainer) -> None:
+        end = mark(trainer.strategy.root_device)
+        self._measured_steps += 1
+        if self._measured_steps > self.warmup_steps:
+            self._window.append((self._begin, end, self._step_tokens))
+        elif self._measured_steps == self.warmup_steps:
+            self._switch(trainer, "train")
+        self.tokens += self._step_tokens
+        self._step_tokens = 0
+        self._begin = end
+
+    def _log(self, trainer: L.Trainer, module: GPTModule) -> None:
+        module.log("perf/tokens", float(self.tokens))
+        self._log_data(trainer, module)
+        synchronize(trainer.strategy.root_device)
+        window, _ = without_stalls(self._drain_window(), median_s(self._measured[-100:]))
+        if not window:
+            return  # still warming up
+        module.log("perf/step_ms", median_s(window) * 1e3)
+        module.log("perf/tokens_per_sec", tokens_per_sec(window))
+        if self.peak is not None:
+            module.log("perf/mfu", self._mfu(window, trainer, module))
+
+    def _drain_window(self) -> list[tuple[float, int]]:
+        """Seconds and tokens of the steps since the last log, which the device has finished."""
+        window = [(seconds_between(begin, end), tokens) for begin, end, tokens in self._window]
+        self._measured += window
+        self._window.clear()
+        return window
+
+    def _log_data(self, trainer: L.Trainer, module: GPTModule) -> None:
+        data = token_data(trainer)
+        if data is None:
+            return
+        waited_s, steps = self._waited
+        self._waited = data.wait_s, self._step
+        module.log("perf/data_wait_ms", (data.wait_s - waited_s) / (self._step - steps) * 1e3)
+        for address, share in data.shares().items():
+            module.log(f"data/share/{address}", share)
+
+    def _mfu(self, steps: list[tuple[float, int]], trainer: L.Trainer, module: GPTModule) -> float:
+        assert self.peak is not None
+        return flops.mfu(
+            tokens_per_sec(steps), module.flops_per_token, self.peak.flops, trainer.world_size
+        )
+
+    # ---- the report ----------------------------------------------------------------------------
+
+    def report(self, trainer: L.Trainer, module: GPTModule) -> list[str]:
+        """The run's speed and the wall seconds by phase, a line each."""
+        seconds = self.seconds()
+        parts = ", ".join(f"{phase} {s:.1f}" for phase, s in seconds.items())
+        lines = [f"time        {sum(seconds.values()):.1f} s: {parts}"]
+        steps, stalls = self.steps()
+        if steps:
+            median_ms = median_s(steps) * 1e3
+            speed = f"{tokens_per_sec(steps):,.0f} tokens/s, median step {median_ms:.1f} ms"
+            if self.peak is not None:
+                speed += f", MFU {self._mfu(steps, trainer, module):.1%} of {self.peak.label}"
+            if stalls:
+                longest = max(s for s, _ in stalls)
+                speed += f"; {len(stalls)} stalls left out, the longest of {longest:.1f} s"
+            lines.insert(0, f"speed       {speed}")
+        return lines
+
+    def steps(self) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
+        """Seconds and tokens of the steps past warm-up, and of the stalls among them."""
+        return without_stalls(self._measured, median_s(self._measured))
+
+    def seconds(self) -> dict[str, float]:
+        """Wall seconds by phase, stalls apart from training."""
+        seconds = self.clock.seconds()
+        stalled = sum(s for s, _ in self.steps()[1])
+        if stalled:
+            seconds["train"] -= stalled
+            seconds["stalls"] = stalled
+        return seconds
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tokens": self.tokens}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.tokens = state_dict["tokens"]
+
+
+@contextmanager
+def phase(trainer: L.Trainer, name: str) -> Iterator[None]:
+    """Gives the time inside to `name` in the run's report, where the run has a SpeedMonitor."""
+    monitor = find_callback(trainer, SpeedMonitor)
+    if monitor is None:
+        yield
+        return
+    with monitor.clock.phase(name):
+        yield
+        synchronize(trainer.strategy.root_device)
+
+
+def median_s(steps: list[tuple[float, int]]) -> float:
+    """Median seconds of (seconds, tokens) pairs; infinite if there are none."""
+    return statistics.median([seconds for seconds, _ in steps] or [math.inf])
+
+
+def without_stalls(
+    steps: list[tuple[float, int]], median_s: float
+) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
+    """Splits (seconds, tokens) pairs into steps and stalls: those of over ten times the median."""
+    stalled = [s > 10 * median_s for s, _ in steps]
+    return (
+        [step for step, stall in zip(steps, stalled, strict=True) if not stall],
+        [step for step, stall in zip(steps, stalled, strict=True) if stall],
+    )
+
+
+def tokens_per_sec(steps: list[tuple[float, int]]) -> float:
+    """Tokens over seconds of (seconds, tokens) pairs: a mean over time, not of rates."""
+    return sum(tokens for _, tokens in steps) / sum(seconds for seconds, _ in steps)

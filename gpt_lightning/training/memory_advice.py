@@ -1,0 +1,75 @@
+"""What to change when memory runs out: less at a time, the same optimizer step."""
+
+import lightning as L
+
+from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.training.datamodule import TokenDataModule
+from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.step_shape import StepShape, largest_divisor, options_for
+
+
+def out_of_memory_line(
+    command: str, trainer: L.Trainer, module: GPTModule, data: TokenDataModule
+) -> str:
+    """What happened and which options need less memory.
+
+    Args:
+        command: fit, validate, test or predict.
+        trainer: Of the run that ended.
+        module: Its model.
+        data: Its data.
+    """
+    if command != "fit":
+        batch = data.eval_batch_size
+        return f"out of memory with {batch} sequences a batch: {for_evaluation(data)}"
+    step = StepShape(
+        data.batch_size,
+        data.block_size,
+        trainer.accumulate_grad_batches,
+        trainer.num_devices * trainer.num_nodes,
+    )
+    options = options_for(
+        step,
+        smaller_batch(step.batch_size),
+        follows=data.tokens_per_step is not None,
+        eval_batch_size=data.eval_batch_size,
+        val_check_interval=getattr(trainer, "val_check_interval", None),
+        limit_val_batches=getattr(trainer, "limit_val_batches", None),
+    )
+    if step.batch_size == 1:
+        options = memory_options(module.config, step.block_size)
+    if trainer.global_step and options:
+        options.append("--resume auto")
+    if trainer.global_step and step.batch_size > 1:  # the checkpoint is of other micro-batches
+        options.append("--data.allow_changes true")
+    way_out = (
+        f"the same {step.tokens:,} tokens a step with {' '.join(options)}"
+        if options
+        else "take a shorter data.block_size or a smaller model"
+    )
+    return (
+        f"out of memory in step {trainer.global_step + 1} with {step.batch_size} x "
+        f"{step.block_size} tokens a micro-batch: {way_out}; bench fit-batch finds what fits"
+    )
+
+
+def smaller_batch(batch_size: int) -> int:
+    """Half the sequences, or the largest divisor below; 1 stays."""
+    return largest_divisor(batch_size, max(1, batch_size // 2))
+
+
+def memory_options(config: GPTConfig, block_size: int) -> list[str]:
+    """Switches that take less memory for a sequence, of those that are off."""
+    options = []
+    if config.loss_chunk is None:
+        options.append(f"--model.config.loss_chunk {max(1, block_size // 4)}")
+    if not config.checkpointing:
+        options.append("--model.config.checkpointing true")
+    return options
+
+
+def for_evaluation(data: TokenDataModule) -> str:
+    """What an evaluation can do without."""
+    if data.eval_batch_size == 1:
+        return "take a shorter --data.block_size"
+    return f"set --data.eval_batch_size {data.eval_batch_size // 2}"

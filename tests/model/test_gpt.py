@@ -1,0 +1,215 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.model.attention import naive_attention, sdpa_attention
+from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig, project_to_vocabulary
+
+TINY = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=101)
+
+
+def tokens(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 101, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_published_sizes_have_their_exact_parameter_counts():
+    counts = {}
+    for name, config in SIZES.items():
+        with torch.device("meta"):
+            counts[name] = GPT(config).num_params()
+    assert counts == {
+        "gpt2": 124_439_808,
+        "gpt2-medium": 354_823_168,
+        "gpt2-large": 774_030_080,
+        "gpt2-xl": 1_557_611_200,
+    }
+
+
+def test_defaults_are_gpt2_124m():
+    assert GPTConfig() == SIZES["gpt2"]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "naive"])
+@pytest.mark.parametrize(("activation", "theirs"), [("gelu_tanh", "gelu_new"), ("gelu", "gelu")])
+def test_logits_equal_hugging_faces(attention, activation, theirs):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    their_model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            n_layer=2,
+            n_head=2,
+            n_embd=32,
+            n_positions=16,
+            vocab_size=101,
+            activation_function=theirs,
+        )
+    ).eval()
+    model = GPT(dataclasses.replace(TINY, attention=attention, activation=activation)).eval()
+    # their projections are Conv1D, which stores (in, out)
+    conv = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+    model.load_state_dict(
+        {k: v.t() if k.endswith(conv) else v for k, v in their_model.state_dict().items()}
+    )
+    idx = tokens(3, 16)
+    with torch.no_grad():
+        # float32 with sums in another order: 32 terms of size 1 differ by a few 1e-7
+        torch.testing.assert_close(model(idx), their_model(idx).logits, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "naive"])
+def test_no_logit_depends_on_a_later_token(attention):
+    torch.manual_seed(0)
+    model = GPT(dataclasses.replace(TINY, attention=attention, tie_weights=False)).eval()
+    embedded = []
+    model.transformer.wte.register_forward_hook(
+        lambda module, args, out: embedded.append(out.requires_grad_().retain_grad() or out)
+    )
+    t = 7
+    model(tokens(1, 16))[0, t].sum().backward()
+    reached = embedded[0].grad[0].abs().sum(dim=-1) > 0  # (T,)
+    assert reached[: t + 1].all()
+    assert not reached[t + 1 :].any()
+
+
+def test_sdpa_and_naive_attention_agree():
+    q, k, v = torch.randn(3, 2, 4, 16, 8, generator=torch.Generator().manual_seed(0))
+    # the same sums in another order, float32
+    torch.testing.assert_close(
+        sdpa_attention(q, k, v, 0.0), naive_attention(q, k, v, 0.0), atol=1e-6, rtol=1e-5
+    )
+
+
+def test_attention_dropout_drops_and_keeps_the_mean():
+    q = k = torch.zeros(1, 1, 2, 8)  # equal scores: every weight of row t is 1 / (t + 1)
+    v = torch.ones(1, 1, 2, 8)
+    torch.manual_seed(0)
+    rows = torch.stack([naive_attention(q, k, v, 0.5)[0, 0, 0, 0] for _ in range(2000)])
+    assert set(rows.tolist()) == {0.0, 2.0}
+    assert abs(rows.mean().item() - 1.0) < 0.1  # 4.5 standard errors of 1 / sqrt(2000)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "naive"])
+def test_cached_logits_equal_full_logits(attention):
+    torch.manual_seed(0)
+    model = GPT(dataclasses.replace(TINY, attention=attention)).eval()
+    idx = tokens(2, 16)
+    caches = model.make_caches()
+    with torch.no_grad():
+        full = model(idx)
+        parts = [model(idx[:, :5], caches=caches)]
+        parts += [model(idx[:, t : t + 1], caches=caches) for t in range(5, 16)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), full, atol=1e-5, rtol=0)
+
+
+def test_initialization_follows_gpt2():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(n_layer=8, n_head=4, n_embd=128, block_size=64, vocab_size=1000))
+    std = {name: p.std().item() for name, p in model.named_parameters() if p.dim() == 2}
+    residual = 0.02 / (2 * 8) ** 0.5
+    for name, value in std.items():
+        expected = residual if name.endswith("c_proj.weight") else 0.02
+        assert value == pytest.approx(expected, rel=0.05), (
+            name
+        )  # 8,192 draws or more: 1% is a standard error
+    assert all((p == 0).all() for name, p in model.named_parameters() if name.endswith(".bias"))
+
+
+def test_default_initialization_is_pytorchs():
+    torch.manual_seed(0)
+    model = GPT(dataclasses.replace(TINY, init="default"))
+    bound = 32**-0.5  # nn.Linear draws uniformly within 1 / sqrt(fan_in)
+    weight = model.transformer.h[0].attn.c_attn.weight
+    assert bound * 0.95 < weight.abs().max().item() <= bound
+
+
+def test_tied_weights_are_one_tensor_and_untied_are_two():
+    tied, untied = GPT(TINY), GPT(dataclasses.replace(TINY, tie_weights=False))
+    assert tied.lm_head.weight is tied.transformer.wte.weight
+    assert untied.num_params() - tied.num_params() == 101 * 32
+    assert untied.num_params(embeddings=False) == tied.num_params(embeddings=False)
+
+
+def test_num_params_without_embeddings_is_nanogpts_count():
+    config = GPTConfig(n_layer=6, n_head=6, n_embd=384, block_size=256, vocab_size=65, bias=False)
+    assert GPT(config).num_params(embeddings=False) == 10_646_784
+
+
+def test_state_dict_has_gpt2s_names():
+    names = set(GPT(TINY).state_dict())
+    assert {
+        "transformer.wte.weight",
+        "transformer.wpe.weight",
+        "transformer.ln_f.bias",
+        "lm_head.weight",
+    } <= names
+    block = {
+        "ln_1.weight",
+        "attn.c_attn.weight",
+        "attn.c_proj.bias",
+        "ln_2.weight",
+        "mlp.c_fc.weight",
+    }
+    assert {f"transformer.h.1.{name}" for name in block} <= names
+
+
+def test_loss_skips_targets_of_minus_100():
+    model = GPT(TINY)
+    idx, targets = tokens(2, 16), tokens(2, 16, seed=1)
+    padded = targets.clone()
+    padded[1] = -100
+    torch.testing.assert_close(model(idx, padded), model(idx[:1], targets[:1]))
+
+
+def test_narrow_head_gradient_is_accurate():
+    """One running float32 sum over 50,257 terms would be ten times worse."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 32, 6, requires_grad=True)
+    weight = torch.randn(50257, 6) * 0.3
+    logits = project_to_vocabulary(x, weight)
+    torch.testing.assert_close(logits, x @ weight.T)
+    upstream = logits.softmax(-1).detach()
+    logits.backward(upstream)
+    exact = upstream.double() @ weight.double()
+    assert ((x.grad - exact).norm() / exact.norm()).item() < 1.5e-6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_embd": 33}, "n_embd 33 is not divisible by n_head 2"),
+        ({"n_layer": 0}, "n_layer is 0"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"block_size": -4}, "block_size is -4"),
+    ],
+)
+def test_impossible_shapes_are_refused(change, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(TINY, **change)
+
+
+def test_unknown_vocabulary_is_refused():
+    with pytest.raises(UserError, match="vocab_size is null"):
+        GPT(dataclasses.replace(TINY, vocab_size=None))
+
+
+def test_nanogpts_initialization_draws_as_its_program_does():
+    config = GPTConfig(
+        n_layer=2, n_head=2, n_embd=8, block_size=4, vocab_size=11, bias=True, init="nanogpt"
+    )
+    torch.manual_seed(1337)
+    ours = GPT(config)
+    torch.manual_seed(1337)
+    theirs = GPT(dataclasses.replace(config, init="default"))  # PyTorch's draws come first in both
+    for module in theirs.modules():  # self.apply(self._init_weights)
+        if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            torch.nn.init.normal_(module.weight, mean=0.0, std=0.02)
+            if getattr(module, "bias", None) is not None:
+                torch.nn.init.zeros_(module.bias)
+    for name, weight in theirs.named_parameters():  # and then the residual projections again
+        if name.endswith("c_proj.weight"):
+            torch.nn.init.normal_(weight, mean=0.0, std=0.02 / math.sqrt(2 * config.n_layer))
+    for (name, a), (_, b) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        assert torch.equal(a, b), name

@@ -1,0 +1,42 @@
+"""`gpt-lightning bench accumulation`: the published sums, digit by digit."""
+
+import pytest
+
+from gpt_lightning.bench.core import sweep
+from gpt_lightning.cli import main
+from gpt_lightning.reproduce import float16_sums as accumulation
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        sweep, "isolated", lambda address, values, _: accumulation.measure_sum(**values)
+    )
+
+
+@pytest.mark.parametrize(("accumulator", "addend", "upcast", "digits"), accumulation.PUBLISHED)
+def test_the_sums_have_the_published_digits(accumulator, addend, upcast, digits):
+    found = accumulation.measure_sum("cpu", accumulator, addend, upcast, float(digits))
+    assert f"{found['sum']:.4f}" == digits
+    assert found["status"] == "ok"
+
+
+def test_a_float16_accumulator_loses_what_its_steps_cannot_hold():
+    half = accumulation.measure_sum("cpu", "float16", "float16", False, 0.0)
+    assert half["sum"] * 2**7 % 1 == 0  # above 8 its steps are 2^-7
+    whole = accumulation.measure_sum("cpu", "float64", "float64", False, 0.0)
+    assert abs(whole["error"]) < 1e-10 < abs(half["error"])
+
+
+def test_the_command_says_ok_four_times(capsys):
+    assert main(["bench", "accumulation", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.count(" ok\n") == 4
+
+
+def test_another_digit_is_a_mismatch_and_exit_code_1(monkeypatch, capsys):
+    planted = (("float32", "float32", False, "10.0002"), accumulation.PUBLISHED[1])
+    monkeypatch.setattr(accumulation, "PUBLISHED", planted)
+    assert main(["bench", "accumulation", "--device", "cpu"]) == 1
+    out = capsys.readouterr().out
+    assert (out.count(" mismatch\n"), out.count(" ok\n")) == (1, 1)

@@ -1,0 +1,187 @@
+"""When memory runs out: one line, with a configuration of the same tokens a step."""
+
+import re
+import resource
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt_lightning.cli import main
+from gpt_lightning.errors import MemoryExhaustedError, UserError, is_out_of_memory
+from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.training.memory_advice import memory_options, smaller_batch
+from gpt_lightning.training.module import GPTModule
+
+TINY = [
+    "--model.config.n_layer=1",
+    "--model.config.n_head=1",
+    "--model.config.n_embd=8",
+    "--model.config.block_size=16",
+    "--model.config.vocab_size=null",
+    "--model.schedule=constant",
+    "--data.text_file=text.txt",
+    "--data.tokenizer=char",
+    "--trainer.accelerator=cpu",
+    "--trainer.limit_val_batches=1",
+    "--trainer.val_check_interval=4",
+    "--trainer.check_val_every_n_epoch=null",
+    "--samples.max_new_tokens=0",
+    "--run_name=run",
+]
+CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
+CPU_MESSAGE = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 3221225472 bytes."
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, text_file, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def fit(steps: int, *args: str) -> int:
+    return main(["fit", *TINY, f"--trainer.max_steps={steps}", *args])
+
+
+@pytest.fixture
+def fails_at(monkeypatch):
+    """Plants an exception in the micro-batch with a number, counted from 1."""
+
+    def plant(error: BaseException, number: int = 1, largest: int = 0) -> None:
+        training_step, calls = GPTModule.training_step, []
+
+        def step(self, batch, batch_idx):
+            calls.append(batch)
+            if len(calls) >= number and len(batch[0]) > largest:
+                raise error
+            return training_step(self, batch, batch_idx)
+
+        monkeypatch.setattr(GPTModule, "training_step", step)
+
+    return plant
+
+
+def the_line(capsys) -> str:
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("error: out of memory in step ")
+    return line
+
+
+def proposed(line: str) -> list[str]:
+    """The options of the line, to be used as they stand."""
+    return shlex.split(re.search(r"tokens a step with (.*); bench fit-batch", line)[1])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [CUDA, RuntimeError(CPU_MESSAGE), MemoryError(), RuntimeError("std::bad_alloc")],
+    ids=["cuda", "cpu", "python", "c++"],
+)
+def test_the_line_proposes_half_the_batch_and_it_works(error, fails_at, capsys):
+    fails_at(error, largest=4)
+    args = ["--data.batch_size=8", "--trainer.accumulate_grad_batches=2"]
+    assert fit(4, *args) == 2
+    line = the_line(capsys)
+    assert "step 1 with 8 x 16 tokens a micro-batch: the same 256 tokens a step with" in line
+    options = proposed(line)
+    assert options == [
+        *("--data.batch_size", "4"),
+        *("--trainer.accumulate_grad_batches", "4"),
+        *("--trainer.val_check_interval", "8"),
+        *("--trainer.limit_val_batches", "2"),
+    ]
+    assert fit(4, *args, *options) == 0
+    assert "256 tokens = 4 sequences x 16 tokens x 4 accumulated" in capsys.readouterr().out
+
+
+def test_with_tokens_per_step_the_accumulation_follows(fails_at, capsys):
+    fails_at(CUDA, largest=4)
+    args = ["--data.batch_size=8", "--data.tokens_per_step=256"]
+    assert fit(4, *args) == 2
+    options = proposed(the_line(capsys))
+    assert "--trainer.accumulate_grad_batches" not in options
+    assert fit(4, *args, *options) == 0
+    assert "256 tokens = 4 sequences x 16 tokens x 4 accumulated" in capsys.readouterr().out
+
+
+def test_in_the_middle_of_a_run_it_goes_on_from_the_checkpoint(fails_at, capsys):
+    fails_at(CUDA, number=6, largest=4)
+    assert fit(8, "--data.batch_size=8") == 2
+    line = the_line(capsys)
+    assert "in step 6" in line
+    assert fit(8, "--data.batch_size=8", *proposed(line)) == 0
+    printed = capsys.readouterr().out
+    assert "step 4" in printed.split("resume")[1].splitlines()[0]
+    assert not Path("lightning_logs/run/version_1").exists()
+
+
+def test_one_sequence_is_proposed_the_switches(fails_at, capsys):
+    fails_at(CUDA)
+    assert fit(4, "--data.batch_size=1") == 2
+    assert proposed(the_line(capsys)) == [
+        *("--model.config.loss_chunk", "4"),
+        *("--model.config.checkpointing", "true"),
+    ]
+    switches = ["--model.config.loss_chunk=4", "--model.config.checkpointing=true"]
+    assert fit(4, "--data.batch_size=1", *switches) == 2
+    assert "take a shorter data.block_size or a smaller model" in the_line(capsys)
+
+
+def test_an_evaluation_is_proposed_a_smaller_batch(capsys, monkeypatch):
+    assert fit(4) == 0
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        raise CUDA
+
+    monkeypatch.setattr(GPTModule, "validation_step", validation_step)
+    capsys.readouterr()
+    evaluation = ["validate", *TINY, "--ckpt_path=lightning_logs/run/version_0"]
+    assert main([*evaluation, "--data.eval_batch_size=6"]) == 2
+    assert "6 sequences a batch: set --data.eval_batch_size 3" in capsys.readouterr().err
+    assert main([*evaluation, "--data.eval_batch_size=1"]) == 2
+    assert "take a shorter --data.block_size" in capsys.readouterr().err
+
+
+def test_debug_shows_the_traceback(fails_at, monkeypatch):
+    fails_at(CUDA)
+    monkeypatch.setenv("GPT_LIGHTNING_DEBUG", "1")
+    with pytest.raises(MemoryExhaustedError) as caught:
+        fit(4)
+    assert caught.value.__cause__ is CUDA
+
+
+def test_other_failures_are_what_they_were(fails_at, capsys):
+    fails_at(RuntimeError("shapes do not match"))
+    assert fit(4) == 1
+    assert "RuntimeError: shapes do not match" in capsys.readouterr().err
+    assert not is_out_of_memory(UserError("lower it: out of memory"))
+    assert not is_out_of_memory(ValueError("memory"))
+    assert is_out_of_memory(OSError(12, "Cannot allocate memory"))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the address space is limited on Linux only")
+def test_a_real_one(capsys):
+    """Logits of 512 x 16 x 100,000 in float32: 3 GiB, where there is 1 GiB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**30, before[1]))
+    try:
+        large = ["--data.batch_size=512", "--model.config.vocab_size=100000"]
+        assert fit(1, *large) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    line = the_line(capsys)
+    assert "--data.batch_size 256 --trainer.accumulate_grad_batches 2" in line
+
+
+@pytest.mark.parametrize(("batch", "smaller"), [(64, 32), (12, 6), (9, 3), (7, 1), (2, 1), (1, 1)])
+def test_a_smaller_batch_divides(batch, smaller):
+    assert smaller_batch(batch) == smaller
+
+
+def test_switches_that_are_on_are_not_proposed():
+    config = GPTConfig(loss_chunk=64)
+    assert memory_options(config, 1024) == ["--model.config.checkpointing true"]
+    assert memory_options(GPTConfig(checkpointing=True), 1024) == ["--model.config.loss_chunk 256"]

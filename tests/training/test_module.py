@@ -1,0 +1,269 @@
+import dataclasses
+import math
+
+import lightning as L
+import pytest
+import torch
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.runs.checkpoint import HYPERPARAMETERS
+from gpt_lightning.training.datamodule import TokenDataModule
+from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.optim import learning_rate
+
+TINY = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=None)
+
+
+class Metrics(L.Callback):
+    """Keeps what was logged at each optimizer step."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        if trainer.global_step > len(self.rows):
+            self.rows.append({k: float(v) for k, v in trainer.callback_metrics.items()})
+
+
+def fit(text_file, module=None, batch_size=4, trainer=None, ckpt_path=None, **data):
+    L.seed_everything(1337)
+    module = module or GPTModule(TINY)
+    data = {"block_size": 16, "order": "sequential", "tokenizer": "char", **data}
+    metrics = Metrics()
+    settings = {"accelerator": "cpu", "max_steps": 4, "logger": False, "log_every_n_steps": 1}
+    quiet = dict.fromkeys(
+        ("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
+    loop = L.Trainer(
+        **{**quiet, **settings, **(trainer or {})},
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        callbacks=[metrics],
+    )
+    datamodule = TokenDataModule(
+        text_file=str(text_file),
+        data_dir=str(text_file.parent),
+        batch_size=batch_size,
+        **data,
+    )
+    loop.fit(module, datamodule, ckpt_path=ckpt_path, weights_only=True)
+    return module, loop, metrics.rows
+
+
+def eager():
+    """Not compiled in bfloat16 either, which would take seconds."""
+    return GPTModule(TINY, compile=False)
+
+
+def same(a: GPTModule, b: GPTModule) -> bool:
+    return all(
+        torch.equal(p, q) for p, q in zip(a.model.parameters(), b.model.parameters(), strict=True)
+    )
+
+
+def test_accumulation_equals_one_big_batch(text_file):
+    def constant():
+        return GPTModule(TINY, schedule="constant", learning_rate=1e-3)
+
+    big, _, big_rows = fit(text_file, constant(), batch_size=16)
+    small, _, small_rows = fit(
+        text_file, constant(), batch_size=4, trainer={"accumulate_grad_batches": 4}
+    )
+    assert len(big_rows) == len(small_rows) == 4
+    for a, b in zip(big_rows, small_rows, strict=True):
+        # the loss that is logged is the mean over the step, not the last micro-batch's
+        assert a["train/loss"] == pytest.approx(b["train/loss"], rel=1e-5)  # float32 sums reordered
+        assert a["optim/grad_norm"] == pytest.approx(b["optim/grad_norm"], rel=1e-4)
+    for p, q in zip(big.model.parameters(), small.model.parameters(), strict=True):
+        # AdamW divides by the gradient's size: where it is near 0, rounding is a share of lr = 1e-3
+        torch.testing.assert_close(p, q, atol=2e-4, rtol=0)
+
+
+def test_learning_rate_follows_the_formula_and_is_the_optimizers(text_file):
+    module = GPTModule(
+        TINY, learning_rate=1e-2, min_learning_rate=1e-3, warmup_steps=2, decay_steps=6
+    )
+    _, trainer, rows = fit(text_file, module, trainer={"max_steps": 8})
+    expected = [
+        learning_rate(
+            step, peak=1e-2, minimum=1e-3, warmup_steps=2, decay_steps=6, schedule="cosine"
+        )
+        for step in range(8)
+    ]
+    assert [row["optim/lr"] for row in rows] == pytest.approx(expected, rel=1e-6)  # logged as f32
+    assert {group["lr"] for group in trainer.optimizers[0].param_groups} == {expected[-1]}
+
+
+def test_muon_follows_the_same_schedule_scaled(text_file):
+    module = GPTModule(
+        TINY, optimizer="muon", learning_rate=1e-2, muon_learning_rate=4e-2, decay_steps=8
+    )
+    _, trainer, rows = fit(text_file, module)
+    muon, *adamw = (group["lr"] for group in trainer.optimizers[0].param_groups)
+    assert all(lr == pytest.approx(rows[-1]["optim/lr"], rel=1e-6) for lr in adamw)
+    assert muon == pytest.approx(4 * adamw[0], rel=1e-12)
+    assert rows[-1]["train/loss"] < rows[0]["train/loss"]
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_clipping_works_in_every_precision_with_fused_adamw(text_file, precision):
+    free, _, free_rows = fit(text_file, eager(), trainer={"precision": precision})
+    module, trainer, rows = fit(
+        text_file, eager(), trainer={"precision": precision, "gradient_clip_val": 1e-3}
+    )
+    assert trainer.optimizers[0].param_groups[0]["fused"]
+    assert rows[0]["optim/grad_norm"] == free_rows[0]["optim/grad_norm"]  # before clipping
+    after = torch.nn.utils.get_total_norm(
+        [p.grad for p in module.parameters() if p.grad is not None]
+    )
+    assert float(after) == pytest.approx(1e-3, rel=0.02)  # bfloat16 gradients have two digits
+    assert not same(free, module)
+
+
+def test_clipping_by_value(text_file):
+    trainer = {"gradient_clip_val": 1e-4, "gradient_clip_algorithm": "value"}
+    module, _, _ = fit(text_file, trainer=trainer)
+    assert max(float(p.grad.abs().max()) for p in module.parameters()) == pytest.approx(1e-4)
+
+
+@pytest.mark.parametrize(
+    ("eval_batch_size", "precision", "rel"),
+    [
+        (1, "32-true", 1e-5),
+        (5, "32-true", 1e-5),
+        (64, "32-true", 1e-5),
+        # the logits of a bfloat16 model have two digits, the mean over them must have more
+        (1, "bf16-true", 1e-3),
+        (8, "bf16-true", 1e-3),
+    ],
+)
+def test_validation_is_the_mean_over_every_token_of_the_split(
+    text_file, eval_batch_size, precision, rel
+):
+    module, trainer, _ = fit(
+        text_file, eager(), eval_batch_size=eval_batch_size, trainer={"precision": precision}
+    )
+    stream = trainer.datamodule._stream("val")
+    module.eval()
+    losses = []
+    for start in range(0, len(stream) - 1, 16):
+        window = torch.from_numpy(
+            stream.windows(torch.tensor([start]).numpy(), min(17, len(stream) - start))
+        )
+        with torch.no_grad():
+            logits = module(window[:, :-1])
+        losses += torch.nn.functional.cross_entropy(
+            logits[0].float(), window[0, 1:], reduction="none"
+        ).tolist()
+    assert len(losses) == len(stream) - 1
+    (result,) = trainer.validate(module, trainer.datamodule, verbose=False)
+    mean = math.fsum(losses) / len(losses)
+    assert result["val/loss"] == pytest.approx(mean, rel=rel)
+    assert result["val/perplexity"] == pytest.approx(math.exp(mean), rel=5 * rel)
+
+
+def test_validation_does_not_change_training(text_file):
+    def dropping():
+        return GPTModule(dataclasses.replace(TINY, dropout=0.2))
+
+    once, _, _ = fit(text_file, dropping(), trainer={"max_steps": 12, "val_check_interval": 12})
+    often, _, _ = fit(text_file, dropping(), trainer={"max_steps": 12, "val_check_interval": 3})
+    assert same(once, often)
+
+
+def test_a_checkpoint_is_the_whole_module(text_file, tmp_path):
+    module, trainer, _ = fit(text_file, GPTModule(TINY, learning_rate=1e-2, warmup_steps=1))
+    path = tmp_path / "a.ckpt"
+    trainer.save_checkpoint(path)
+    again = GPTModule.load_from_checkpoint(path, weights_only=True)
+    assert again.hyperparameters() == module.hyperparameters()
+    assert module.hyperparameters().keys() == HYPERPARAMETERS
+    assert again.config == dataclasses.replace(TINY, vocab_size=trainer.datamodule.vocab_size)
+    assert same(again, module)
+
+
+def test_resuming_goes_on_where_it_was(text_file, tmp_path):
+    module = GPTModule(TINY, schedule="constant", optimizer="muon")
+    straight, _, _ = fit(text_file, module, trainer={"max_steps": 30}, order="shuffled")
+    module = GPTModule(TINY, schedule="constant", optimizer="muon")
+    _, trainer, _ = fit(text_file, module, trainer={"max_steps": 13}, order="shuffled")
+    trainer.save_checkpoint(tmp_path / "13.ckpt")
+    module = GPTModule(TINY, schedule="constant", optimizer="muon")
+    resumed, trainer, _ = fit(
+        text_file,
+        module,
+        trainer={"max_steps": 30},
+        order="shuffled",
+        ckpt_path=tmp_path / "13.ckpt",
+    )
+    assert trainer.global_step == 30
+    assert same(straight, resumed)
+
+
+def test_the_command_lines_learning_rate_wins_over_the_checkpoints(text_file, tmp_path):
+    _, trainer, _ = fit(text_file, GPTModule(TINY, learning_rate=1e-3, schedule="constant"))
+    trainer.save_checkpoint(tmp_path / "4.ckpt")
+    module = GPTModule(TINY, learning_rate=5e-1, schedule="constant")
+    _, trainer, _ = fit(text_file, module, trainer={"max_steps": 6}, ckpt_path=tmp_path / "4.ckpt")
+    assert {group["lr"] for group in trainer.optimizers[0].param_groups} == {5e-1}
+
+
+def test_weights_are_drawn_on_the_cpu_whatever_the_device():
+    config = dataclasses.replace(TINY, vocab_size=50)
+    torch.manual_seed(0)
+    with torch.device("meta"):  # stands for the GPU in whose context Lightning calls the hook
+        module = GPTModule(config)
+        module.configure_model()
+    torch.manual_seed(0)
+    other = GPTModule(config)
+    other.configure_model()
+    assert same(module, other)
+
+
+def test_compiling_is_in_place_once_and_leaves_the_names(text_file, monkeypatch):
+    calls = []
+
+    def compile_quickly(self):
+        calls.append(self)
+        torch.nn.Module.compile(self, backend="eager")
+
+    monkeypatch.setattr("gpt_lightning.model.gpt.GPT.compile", compile_quickly)
+    module, _, _ = fit(text_file, GPTModule(TINY, compile=True))
+    assert calls == [module.model]
+    assert not any("_orig_mod" in name for name in module.state_dict())
+    fit(text_file, GPTModule(TINY, compile="auto"))
+    assert len(calls) == 1  # auto is off on a CPU
+
+
+def test_matmul_precision_is_what_was_set(text_file):
+    before = torch.get_float32_matmul_precision()
+    try:
+        fit(text_file, GPTModule(TINY, matmul_precision="high"))
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_a_vocabulary_may_be_padded_but_not_too_small(text_file):
+    module, trainer, _ = fit(text_file, GPTModule(dataclasses.replace(TINY, vocab_size=128)))
+    assert module.config.vocab_size == 128 > trainer.datamodule.vocab_size
+    with pytest.raises(UserError, match=r"vocab_size is 5, but .* has \d+ tokens"):
+        fit(text_file, GPTModule(dataclasses.replace(TINY, vocab_size=5)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"warmup_steps": 10}, "warmup_steps 10 must be below model.decay_steps 4"),
+        ({"warmup_steps": 3, "decay_steps": 2}, "must be below model.decay_steps 2"),
+    ],
+)
+def test_schedules_that_cannot_be_are_refused(text_file, settings, message):
+    with pytest.raises(UserError, match=message):
+        fit(text_file, GPTModule(TINY, **settings))
+
+
+def test_a_cosine_without_end_is_refused(text_file):
+    with pytest.raises(UserError, match="the cosine has no end"):
+        fit(text_file, trainer={"max_steps": -1, "max_epochs": 1})

@@ -1,0 +1,209 @@
+"""One setting for the tokens of a step, and what follows from it."""
+
+import json
+from pathlib import Path
+
+import lightning as L
+import pytest
+
+from gpt_lightning.cli import main
+from gpt_lightning.errors import UserError
+from gpt_lightning.training.datamodule import TokenDataModule
+from gpt_lightning.training.step_shape import StepShape, accumulation, largest_divisor, options_for
+
+TINY = [
+    "--model.config.n_layer=1",
+    "--model.config.n_head=1",
+    "--model.config.n_embd=8",
+    "--model.config.block_size=16",
+    "--model.config.vocab_size=null",
+    "--model.schedule=constant",
+    "--data.text_file=text.txt",
+    "--data.tokenizer=char",
+    "--data.batch_size=4",
+    "--trainer.accelerator=cpu",
+    "--trainer.limit_val_batches=1",
+    "--trainer.val_check_interval=8",
+    "--trainer.check_val_every_n_epoch=null",
+    "--trainer.log_every_n_steps=1",
+    "--samples.max_new_tokens=0",
+    "--run_name=run",
+]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, text_file, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def fit(steps: int, *args: str) -> int:
+    return main(["fit", *TINY, f"--trainer.max_steps={steps}", *args])
+
+
+def losses(run: str = "run") -> list[float]:
+    rows = Path("lightning_logs", run, "version_0", "metrics.jsonl").read_text().splitlines()
+    return [row["train/loss"] for row in map(json.loads, rows) if "train/loss" in row]
+
+
+# ---- arithmetic ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+@pytest.mark.parametrize("batch_size", [1, 4, 32])
+def test_the_accumulation_gives_the_tokens(batch_size, ranks):
+    k = accumulation(524_288, batch_size, 1024, ranks)
+    step = StepShape(batch_size, 1024, k, ranks)
+    assert step.tokens == 524_288
+    assert step.with_batch_size(2).tokens == 524_288
+
+
+@pytest.mark.parametrize(
+    ("tokens", "line"),
+    [
+        (500_000, "set it to 491520 or 524288"),
+        (1000, "set it to 32768"),
+        # 48 sequences: 24 of them are the most that divide it
+        (49_152, "set it to 32768 or 65536, or data.batch_size to 24"),
+    ],
+)
+def test_what_does_not_divide_is_refused_with_what_would(tokens, line):
+    with pytest.raises(UserError, match=line) as refusal:
+        accumulation(tokens, 32, 1024, 1)
+    for word in str(refusal.value).replace(",", "").replace(":", "").split():
+        if word in ("491520", "524288", "65536"):
+            assert accumulation(int(word), 32, 1024, 1)
+    assert "32768 tokens of a micro-batch" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("n", "most", "found"), [(12, 5, 4), (12, 12, 12), (7, 6, 1), (12, 99, 12)]
+)
+def test_the_largest_divisor(n, most, found):
+    assert largest_divisor(n, most) == found
+
+
+def test_options_change_the_micro_batch_and_nothing_else():
+    step = StepShape(32, 1024, 16, 1)
+    every = {"eval_batch_size": 32, "val_check_interval": 4000, "limit_val_batches": 160}
+    assert options_for(step, 16, follows=False, **every) == [
+        "--data.batch_size 16",
+        "--trainer.accumulate_grad_batches 32",
+        "--trainer.val_check_interval 8000",  # every 250 steps, as before
+        "--trainer.limit_val_batches 320",  # of as many tokens
+    ]
+    assert options_for(step, 16, follows=True, eval_batch_size=32, limit_val_batches=0) == [
+        "--data.batch_size 16"
+    ]
+    fractions = {"val_check_interval": 1.0, "limit_val_batches": 0.5}
+    assert options_for(step, 16, follows=True, eval_batch_size=64, **fractions) == [
+        "--data.batch_size 16",
+        "--data.eval_batch_size 16",
+    ]
+    larger = options_for(step, 64, follows=False, eval_batch_size=8, val_check_interval=4000)
+    assert larger == [
+        "--data.batch_size 64",
+        "--trainer.accumulate_grad_batches 8",
+        "--trainer.val_check_interval 2000",
+    ]
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+def test_a_run_accumulates_to_its_tokens_and_says_so(capsys):
+    assert fit(4, "--data.tokens_per_step=128") == 0
+    printed = capsys.readouterr().out
+    assert "128 tokens = 4 sequences x 16 tokens x 2 accumulated x 1 ranks" in printed
+    assert fit(4, "--trainer.accumulate_grad_batches=2", "--run_name=other") == 0
+    assert losses() == losses("other")  # the same steps
+    assert fit(8, "--data.tokens_per_step=128", "--resume=auto") == 0
+    assert len(losses()) == 8
+
+
+def test_the_same_tokens_in_other_micro_batches_are_the_same_run(capsys):
+    assert fit(4, "--data.tokens_per_step=128") == 0
+    assert fit(4, "--data.tokens_per_step=128", "--data.batch_size=8", "--run_name=other") == 0
+    assert losses("other") == pytest.approx(losses(), rel=1e-5)  # float32 sums reordered
+    # as the line for want of memory proposes: from a checkpoint, with half the batch
+    half = ["--data.batch_size=2", "--trainer.val_check_interval=16", "--data.allow_changes=true"]
+    assert fit(8, "--data.tokens_per_step=128", *half, "--resume=auto") == 0
+    assert fit(8, "--data.tokens_per_step=128", "--run_name=whole") == 0
+    assert losses() == pytest.approx(losses("whole"), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["--data.tokens_per_step=100"], "set it to 64 or 128"),
+        (["--data.tokens_per_step=0"], "data.tokens_per_step is 0; it must be at least 1"),
+        (
+            ["--data.tokens_per_step=128", "--trainer.accumulate_grad_batches=4"],
+            "trainer.accumulate_grad_batches is 4, but data.tokens_per_step 128 means 2",
+        ),
+        (
+            ["--data.tokens_per_step=192"],
+            "trainer.val_check_interval 8 counts micro-batches and is no multiple of "
+            "trainer.accumulate_grad_batches 3",
+        ),
+    ],
+)
+def test_contradictions_are_one_line_and_leave_nothing(args, line, capsys):
+    assert fit(4, *args) == 2
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    assert line in error
+    assert not Path("lightning_logs").exists()
+
+
+def test_an_accumulation_that_says_the_same_is_no_contradiction():
+    assert fit(1, "--data.tokens_per_step=128", "--trainer.accumulate_grad_batches=2") == 0
+
+
+def test_ranks_count():
+    trainer = L.Trainer(accelerator="cpu", devices=2, num_nodes=3, logger=False, barebones=True)
+    data = TokenDataModule(text_file="text.txt", block_size=16, batch_size=4, tokens_per_step=1152)
+    data.use_trainer(trainer)
+    assert trainer.accumulate_grad_batches == 1152 // (4 * 16 * 2 * 3)
+
+
+def test_without_the_command_line_it_is_set_at_setup(monkeypatch):
+    trainer = L.Trainer(accelerator="cpu", devices=1, max_steps=1, logger=False, barebones=True)
+    data = TokenDataModule(
+        text_file="text.txt", tokenizer="char", block_size=16, batch_size=4, tokens_per_step=256
+    )
+    data.trainer = trainer
+    data.prepare_data()
+    data.setup("fit")
+    assert trainer.accumulate_grad_batches == 4
+
+
+def test_an_evaluation_does_not_ask(capsys):
+    assert fit(2) == 0
+    (path,) = Path("lightning_logs/run/version_0/checkpoints").glob("*.ckpt")
+    assert main(["validate", *TINY, "--data.tokens_per_step=100", f"--ckpt_path={path}"]) == 0
+
+
+@pytest.mark.parametrize(
+    "change", ["--model.config.loss_chunk=5", "--model.config.checkpointing=true"]
+)
+def test_a_run_goes_on_with_less_memory(change, capsys):
+    assert fit(4) == 0
+    assert fit(8, change, "--resume=auto") == 0
+    name = change.removeprefix("--").partition("=")[0]
+    assert f"changed     {name}" in capsys.readouterr().out
+    assert fit(8, "--run_name=whole") == 0
+    assert losses() == pytest.approx(losses("whole"), rel=1e-5)  # float32 sums in another order
+
+
+def test_a_checkpoint_from_before_these_settings_goes_on(capsys):
+    from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
+
+    assert fit(4) == 0
+    (path,) = Path("lightning_logs/run/version_0/checkpoints").glob("*.ckpt")
+    io = DurableCheckpointIO()
+    checkpoint = io.load_checkpoint(path)
+    for key in ("loss_chunk", "checkpointing"):
+        del checkpoint["hyper_parameters"]["config"][key]
+    io.save_checkpoint(checkpoint, path)
+    assert fit(8, "--resume=auto") == 0
+    assert len(losses()) == 8
+    assert main(["sample", "lightning_logs/run/version_0", "--max_new_tokens=1"]) == 0
