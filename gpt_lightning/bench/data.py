@@ -15,7 +15,7 @@ from gpt_lightning.reports.tables import column
 
 if TYPE_CHECKING:
     from gpt_lightning.data.loader import Batch, TrainLoader
-    from gpt_lightning.data.mixture import Corpus, Source
+    from gpt_lightning.data.mixture import DatasetWindows, WindowSource
 
 VOCAB_SIZE = 50_257  # GPT-2's: two bytes a token on the disk
 ORDERS = ("sequential", "shuffled", "random", "mixture")
@@ -177,7 +177,7 @@ def measure_data(
     }
 
 
-def make_source(order: str, block_size: int, n_tokens: int, data_dir: Path) -> "Source":
+def make_source(order: str, block_size: int, n_tokens: int, data_dir: Path) -> "WindowSource":
     """One random dataset in an order, or the mixture of two."""
     from gpt_lightning.data.mixture import Mixture
 
@@ -197,9 +197,11 @@ def dataset(index: int, n_tokens: int, data_dir: Path) -> Path:
     return random_dataset(data_dir / f"bench-{n_tokens}-{index}", VOCAB_SIZE, n_tokens)
 
 
-def corpus(index: int, order: str, block_size: int, n_tokens: int, data_dir: Path) -> "Corpus":
+def corpus(
+    index: int, order: str, block_size: int, n_tokens: int, data_dir: Path
+) -> "DatasetWindows":
     """The index-th random dataset in an order."""
-    from gpt_lightning.data.mixture import Corpus
+    from gpt_lightning.data.mixture import DatasetWindows
     from gpt_lightning.data.order import WindowOrder
     from gpt_lightning.data.shards import TokenStream
 
@@ -212,7 +214,7 @@ def corpus(index: int, order: str, block_size: int, n_tokens: int, data_dir: Pat
         SEED,
         stream.shard_tokens,
     )
-    return Corpus(stream, windows)
+    return DatasetWindows(stream, windows)
 
 
 def forever(loader: "TrainLoader") -> Iterator["Batch"]:

@@ -25,7 +25,7 @@ from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.parsing import config_file
 from gpt_lightning.training import fit as training
-from gpt_lightning.training.callbacks.recorder import Watch
+from gpt_lightning.training.callbacks.recorder import RunRecorder
 
 
 def measure_size(
@@ -68,7 +68,7 @@ def measure_size(
 
 def measure_ours(options: list[str], config: GPTConfig, steps: int, warmup: int) -> dict[str, Any]:
     """`fit`, on random tokens: median milliseconds of a step."""
-    watch = Watch(lambda seen: None, each_step=False)
+    watch = RunRecorder(lambda seen: None, each_step=False)
     dataset = random_dataset(Path("data"), known_vocabulary(config.vocab_size))
     graphs = compiled_graphs()
     training.run(

@@ -17,7 +17,7 @@ from gpt_lightning.reports.plots import plot_bars
 from gpt_lightning.reports.tables import write_report
 from gpt_lightning.runs.logger import RunLogger
 from gpt_lightning.training import fit as training
-from gpt_lightning.training.callbacks.recorder import Watch
+from gpt_lightning.training.callbacks.recorder import RunRecorder
 
 PICTURE = "ladder.png"
 WARMUP_STEPS = 3
@@ -90,7 +90,7 @@ class Ladder:
         return row
 
     def _measured(self, rung: Rung) -> LadderRow:
-        watch = Watch(lambda seen: None, each_step=False)
+        watch = RunRecorder(lambda seen: None, each_step=False)
         logger = RunLogger(str(self.folder.parent), self.folder.name, version=rung.name)
         arguments = ["fit", *self._arguments, *self._settings]  # what a rung sets, wins
         try:

@@ -16,7 +16,7 @@ from gpt_lightning.bench.core.training_step import (
     use_dtype,
 )
 from gpt_lightning.data.loader import Batch
-from gpt_lightning.hardware.device import Mark, mark, seconds_between, synchronize
+from gpt_lightning.hardware.device import Timestamp, elapsed_s, record_event, synchronize
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.training import optim
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
@@ -94,20 +94,20 @@ class AskedBatches:
 
     def __init__(self, batch: Batch, n: int) -> None:
         self.batch, self.n = batch, n
-        self.marks: list[Mark] = []
+        self.marks: list[Timestamp] = []
 
     def __len__(self) -> int:
         return self.n
 
     def __iter__(self) -> Iterator[Batch]:
         for _ in range(self.n):
-            self.marks.append(mark(self.batch[0].device))
+            self.marks.append(record_event(self.batch[0].device))
             yield self.batch
 
     def milliseconds(self) -> list[float]:
         """Between a batch and the next, n - 1 values."""
         synchronize(self.batch[0].device)
-        return [seconds_between(*marks) * 1e3 for marks in itertools.pairwise(self.marks)]
+        return [elapsed_s(*marks) * 1e3 for marks in itertools.pairwise(self.marks)]
 
 
 class Loop:

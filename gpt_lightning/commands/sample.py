@@ -50,7 +50,7 @@ def sample(
     from gpt_lightning.hardware.device import default_device
     from gpt_lightning.hardware.precision import check_accelerator, fastest_precision
     from gpt_lightning.model.generate import PACKED_FROM, check_sampling, generate
-    from gpt_lightning.model.packed import decoding_twin
+    from gpt_lightning.model.packed import prepack_for_decoding
     from gpt_lightning.runs.checkpoint import find_checkpoint, load_model
 
     check_sampling(temperature, top_k, prefix="--")
@@ -64,7 +64,7 @@ def sample(
         dtype = "bf16" if precision == "bf16-mixed" else "fp32"
     products = torch.bfloat16 if dtype == "bf16" else None
     # once, for all texts
-    model = decoding_twin(
+    model = prepack_for_decoding(
         model.to(torch_device), products, num_samples * max_new_tokens >= PACKED_FROM
     )
     print(f"# {checkpoint}, in {dtype}: {why}", flush=True)

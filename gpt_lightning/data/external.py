@@ -12,12 +12,12 @@ from gpt_lightning.data.formats import (
     LLMC_VERSION,
     META,
     OTHER_MAGICS,
-    Fault,
+    ShardError,
     llmc_header,
     mapped,
     read_meta,
 )
-from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, Source, repair_hint
+from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, TextOrigin, repair_hint
 from gpt_lightning.data.tokenizers import token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained
@@ -72,7 +72,7 @@ def detect_dataset(folder: Path) -> Manifest:
             splits[split] = tuple(shards[file.path.name] for file in chosen)
     n_bytes = sum(file.path.stat().st_size for file in files)
     # not the folder's name: a dataset that was moved is still the one a checkpoint was trained on
-    source = Source(files[0].prefix or file_format, n_bytes, "")
+    source = TextOrigin(files[0].prefix or file_format, n_bytes, "")
     return Manifest(tokenizer, vocab_size, dtype, source, {}, splits, file_format)
 
 
@@ -128,7 +128,7 @@ def _format(file: _File) -> str:
         with explained("read", file.path):
             magic, version, count = llmc_header(file.path)
             size = file.path.stat().st_size
-    except Fault as fault:  # too short for a header
+    except ShardError as fault:  # too short for a header
         if is_bare:
             return "nanogpt"
         found = str(fault)
@@ -163,7 +163,7 @@ def _shards(folder: Path, files: Sequence[_File], dtype: str, file_format: str) 
     for name in (file.path.name for file in files):
         try:
             shards[name] = Shard(name, len(mapped(folder / name, dtype, file_format)), "")
-        except Fault as fault:
+        except ShardError as fault:
             faults.append(f"in {name} {fault}")
     if faults:
         raise UserError(

@@ -34,7 +34,7 @@ META = "meta.pkl"
 META_MAX_BYTES = 2**26  # Unicode's 1.1 million characters take less
 
 
-class Fault(Exception):
+class ShardError(Exception):
     """A file does not hold the tokens that it should; the message is what was found."""
 
 
@@ -99,7 +99,7 @@ def map_tokens(path: Path, dtype: str, file_format: str) -> np.ndarray:
     """
     try:
         return mapped(path, dtype, file_format)
-    except Fault as fault:
+    except ShardError as fault:
         raise UserError(
             f"{path}: expected tokens of {dtype} in the format {file_format}, found: {fault}; "
             "get the file again from where it came"
@@ -110,18 +110,18 @@ def mapped(path: Path, dtype: str, file_format: str) -> np.ndarray:
     """As map_tokens, for callers who know more about what was expected.
 
     Raises:
-        Fault: the file is missing or holds something else.
+        ShardError: the file is missing or holds something else.
     """
     reader = {"npy": _map_npy, "nanogpt": _map_bare, "llmc": _map_llmc}[file_format]
     try:
         array = reader(path)
         size, promised = path.stat().st_size, array.offset + array.nbytes
     except OSError as error:
-        raise Fault(error.strerror or str(error)) from error
+        raise ShardError(error.strerror or str(error)) from error
     if array.ndim != 1 or array.dtype != np.dtype(dtype).newbyteorder("<"):
-        raise Fault(f"an array of shape {array.shape} of {array.dtype.name}")
+        raise ShardError(f"an array of shape {array.shape} of {array.dtype.name}")
     if size != promised:
-        raise Fault(f"{size:,} bytes for a header that promises {promised:,}")
+        raise ShardError(f"{size:,} bytes for a header that promises {promised:,}")
     return array.view(np.ndarray)  # slices of the plain type cost a quarter of a memmap's
 
 
@@ -133,13 +133,13 @@ def _map_npy(path: Path) -> np.memmap[Any, np.dtype[Any]]:
     # Not a .npy file, objects, too short for its header: ValueError. But numpy reads the header as
     # Python's source, and a flipped bit in it raises what tokenize raises, and more.
     except Exception as error:
-        raise Fault(" ".join(str(error).split()) or type(error).__name__) from error
+        raise ShardError(" ".join(str(error).split()) or type(error).__name__) from error
 
 
 def _map_bare(path: Path) -> np.memmap[Any, np.dtype[Any]]:
     size = path.stat().st_size
     if not size or size % 2:
-        raise Fault(f"{size:,} bytes, {'an odd number' if size else 'an empty file'}")
+        raise ShardError(f"{size:,} bytes, {'an odd number' if size else 'an empty file'}")
     return np.memmap(path, "<u2", mode="r")
 
 
@@ -147,12 +147,12 @@ def _map_llmc(path: Path) -> np.memmap[Any, np.dtype[Any]]:
     magic, version, count = llmc_header(path)
     if magic != LLMC_MAGIC:
         said = f", {OTHER_MAGICS[magic]}" if magic in OTHER_MAGICS else ""
-        raise Fault(f"the magic number {magic}{said}, not {LLMC_MAGIC}")
+        raise ShardError(f"the magic number {magic}{said}, not {LLMC_MAGIC}")
     if version != LLMC_VERSION:
-        raise Fault(f"version {version}, not {LLMC_VERSION}")
+        raise ShardError(f"version {version}, not {LLMC_VERSION}")
     size, promised = path.stat().st_size, LLMC_HEADER_BYTES + 2 * count
     if count < 0 or size != promised:
-        raise Fault(f"{size:,} bytes for a header that promises {promised:,}")
+        raise ShardError(f"{size:,} bytes for a header that promises {promised:,}")
     return np.memmap(path, "<u2", mode="r", offset=LLMC_HEADER_BYTES, shape=(count,))
 
 
@@ -161,12 +161,14 @@ def llmc_header(path: Path) -> tuple[int, int, int]:
 
     Raises:
         OSError: it cannot be read.
-        Fault: it is shorter than llm.c's header.
+        ShardError: it is shorter than llm.c's header.
     """
     with open(path, "rb") as file:
         header = np.frombuffer(file.read(LLMC_HEADER_BYTES), np.uint8)
     if len(header) < LLMC_HEADER_BYTES:
-        raise Fault(f"{len(header):,} bytes, fewer than the {LLMC_HEADER_BYTES:,} of the header")
+        raise ShardError(
+            f"{len(header):,} bytes, fewer than the {LLMC_HEADER_BYTES:,} of the header"
+        )
     magic, version, count = header.view("<i4")[:3].tolist()
     return magic, version, count
 

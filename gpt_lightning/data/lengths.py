@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt_lightning.data.formats import Fault
+from gpt_lightning.data.formats import ShardError
 from gpt_lightning.data.manifest import Manifest, repair_hint
 from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.scan import token_pieces
@@ -74,7 +74,7 @@ def document_lengths(
                 for tokens in token_pieces(path, shard.tokens, manifest.dtype):
                     begun = _add_piece(lengths, tokens, eot_token, begun)
                     progress.add(tokens.nbytes, len(tokens))
-        except Fault as fault:
+        except ShardError as fault:
             raise UserError(f"{path}: {fault}; {repair_hint(folder)}") from fault
     lengths.add(np.array([begun]))
     return lengths

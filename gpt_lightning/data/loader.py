@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from gpt_lightning.data.mixture import Source
+from gpt_lightning.data.mixture import WindowSource
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
 
@@ -31,7 +31,9 @@ class TrainBatches(Dataset[Batch]):
     thus the same for every W.
     """
 
-    def __init__(self, source: Source, epoch: int, batch_size: int, rank: int, world: int) -> None:
+    def __init__(
+        self, source: WindowSource, epoch: int, batch_size: int, rank: int, world: int
+    ) -> None:
         self.source, self.epoch = source, epoch
         self.batch_size, self.rank, self.world = batch_size, rank, world
 
@@ -63,7 +65,7 @@ class TrainLoader:
 
     def __init__(
         self,
-        source: Source,
+        source: WindowSource,
         batch_size: int,
         accumulate: int = 1,
         rank: int = 0,

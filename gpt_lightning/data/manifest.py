@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gpt_lightning.data.formats import FORMATS, Fault, file_name, mapped
+from gpt_lightning.data.formats import FORMATS, ShardError, file_name, mapped
 from gpt_lightning.data.scan import check_tokens
 from gpt_lightning.data.tokenizers import token_dtype
 from gpt_lightning.errors import UserError
@@ -35,7 +35,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Source:
+class TextOrigin:
     """The text that a dataset was made from: file or corpus name, size, digest."""
 
     name: str
@@ -61,7 +61,7 @@ class Manifest:
     tokenizer: dict[str, Any]
     vocab_size: int
     dtype: str
-    source: Source
+    source: TextOrigin
     settings: dict[str, Any]
     splits: dict[str, tuple[Shard, ...]]
     format: str = "npy"
@@ -111,7 +111,7 @@ class Manifest:
             path = folder / shard.file
             try:
                 check_tokens(path, shard.tokens, self.dtype, self.vocab_size)
-            except (OSError, Fault) as error:
+            except (OSError, ShardError) as error:
                 raise UserError(f"{path}: {error}; {repair_hint(folder)}") from error
 
     def shards(self) -> list[Shard]:
@@ -134,7 +134,7 @@ def open_shard(folder: Path, shard: Shard, dtype: str, file_format: str) -> np.n
     """
     try:
         return checked_shard(folder, shard, dtype, file_format)
-    except Fault as fault:
+    except ShardError as fault:
         raise UserError(f"{folder / shard.file}: {fault}; {repair_hint(folder)}") from fault
 
 
@@ -142,15 +142,15 @@ def checked_shard(folder: Path, shard: Shard, dtype: str, file_format: str) -> n
     """As open_shard, for callers who look at all shards before they speak.
 
     Raises:
-        Fault: what was expected and what was found.
+        ShardError: what was expected and what was found.
     """
     expected = f"expected {shard.tokens:,} tokens of {dtype}"
     try:
         tokens = mapped(folder / shard.file, dtype, file_format)
-    except Fault as fault:
-        raise Fault(f"{expected}, found: {fault}") from fault
+    except ShardError as fault:
+        raise ShardError(f"{expected}, found: {fault}") from fault
     if len(tokens) != shard.tokens:
-        raise Fault(f"{expected}, found an array of shape {tokens.shape} of {dtype}")
+        raise ShardError(f"{expected}, found an array of shape {tokens.shape} of {dtype}")
     return tokens
 
 
@@ -189,7 +189,7 @@ def _parsed(raw: Any, where: str) -> Manifest:
         tokenizer=_take(raw, "tokenizer", dict, where),
         vocab_size=_take(raw, "vocab_size", int, where),
         dtype=_take(raw, "dtype", str, where),
-        source=Source(
+        source=TextOrigin(
             _take(source, "name", str, where),
             _take(source, "bytes", int, where),
             _take(source, "sha256", str, where),

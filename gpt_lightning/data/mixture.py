@@ -17,7 +17,7 @@ from gpt_lightning.errors import UserError
 BLOCK = 1_000  # samples after which a mixture has its weights to 1 in 1,000
 
 
-class Source(Protocol):
+class WindowSource(Protocol):
     """Windows of T + 1 tokens in a global order."""
 
     @property
@@ -51,7 +51,7 @@ class Source(Protocol):
         ...
 
 
-class Corpus:
+class DatasetWindows:
     """One split of one dataset in one order.
 
     Args:
@@ -122,7 +122,9 @@ class Mixture:
         UserError: a weight that is not above 0, or too small to be seen in a thousand samples.
     """
 
-    def __init__(self, corpora: dict[str, Corpus], weights: dict[str, float], seed: int) -> None:
+    def __init__(
+        self, corpora: dict[str, DatasetWindows], weights: dict[str, float], seed: int
+    ) -> None:
         self.corpora = corpora
         self.names = list(corpora)
         self.seed = seed
@@ -177,7 +179,7 @@ class Mixture:
             corpus.check_stamps(own)
 
 
-def _read_on(corpus: Corpus, first: int, wanted: np.ndarray) -> np.ndarray:
+def _read_on(corpus: DatasetWindows, first: int, wanted: np.ndarray) -> np.ndarray:
     """Windows first, first + 1, ... of a dataset's endless epochs, those that are wanted."""
     parts, done = [np.empty((0, corpus.block_size + 1), dtype=np.int64)], 0
     while done < len(wanted):

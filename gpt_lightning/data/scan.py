@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt_lightning.data.formats import Fault
+from gpt_lightning.data.formats import ShardError
 
 PIECE_BYTES = 2**22  # a whole number of tokens of either type
 
@@ -22,7 +22,7 @@ def pieces(path: Path, token_bytes: int) -> Iterator[memoryview]:
 
     Raises:
         OSError: it cannot be read.
-        Fault: it became shorter.
+        ShardError: it became shorter.
     """
     buffer = memoryview(bytearray(PIECE_BYTES))
     with open(path, "rb") as file:
@@ -33,7 +33,9 @@ def pieces(path: Path, token_bytes: int) -> Iterator[memoryview]:
         while left:
             count = file.readinto(buffer[: min(left, PIECE_BYTES)])
             if not count or (count % 4 and count < left):
-                raise Fault(f"{token_bytes - left + count:,} bytes of tokens: it was truncated")
+                raise ShardError(
+                    f"{token_bytes - left + count:,} bytes of tokens: it was truncated"
+                )
             yield buffer[:count]
             left -= count
 
@@ -43,7 +45,7 @@ def token_pieces(path: Path, n_tokens: int, dtype: str) -> Iterator[np.ndarray]:
 
     Raises:
         OSError: it cannot be read.
-        Fault: it became shorter.
+        ShardError: it became shorter.
     """
     kind = np.dtype(dtype).newbyteorder("<")
     stream = pieces(path, n_tokens * kind.itemsize)
@@ -52,7 +54,7 @@ def token_pieces(path: Path, n_tokens: int, dtype: str) -> Iterator[np.ndarray]:
         yield np.frombuffer(piece, kind)
 
 
-def beyond(tokens: np.ndarray, vocab_size: int, position: int) -> str | None:
+def out_of_vocab(tokens: np.ndarray, vocab_size: int, position: int) -> str | None:
     """What was expected and found if a token is not below vocab_size.
 
     Args:
@@ -74,11 +76,11 @@ def check_tokens(path: Path, n_tokens: int, dtype: str, vocab_size: int) -> None
 
     Raises:
         OSError: it cannot be read.
-        Fault: a token is not below vocab_size, or the file became shorter.
+        ShardError: a token is not below vocab_size, or the file became shorter.
     """
     position = 0
     for tokens in token_pieces(path, n_tokens, dtype):
-        found = beyond(tokens, vocab_size, position)
+        found = out_of_vocab(tokens, vocab_size, position)
         if found:
-            raise Fault(found)
+            raise ShardError(found)
         position += len(tokens)

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 
 from gpt_lightning.data.formats import file_header
-from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, Source, open_shard, repair_hint
+from gpt_lightning.data.manifest import (
+    MANIFEST,
+    Manifest,
+    Shard,
+    TextOrigin,
+    open_shard,
+    repair_hint,
+)
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import file_sha256, write_durable
 
@@ -18,7 +25,7 @@ __all__ = [
     "MANIFEST",
     "Manifest",
     "Shard",
-    "Source",
+    "TextOrigin",
     "TokenStream",
     "open_shard",
     "write_shard",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt_lightning.data.shards import Manifest, Source, write_shard
+from gpt_lightning.data.shards import Manifest, TextOrigin, write_shard
 from gpt_lightning.data.tokenizers import token_dtype
 
 
@@ -29,7 +29,7 @@ def random_dataset(data_dir: Path, vocab_size: int, n_tokens: int = 2_000_000) -
         tokenizer={"name": "none"},
         vocab_size=vocab_size,
         dtype=token_dtype(vocab_size).name,
-        source=Source("random tokens", 0, ""),
+        source=TextOrigin("random tokens", 0, ""),
         settings={"n_tokens": n_tokens},
         splits={"train": (shard,)},
     )

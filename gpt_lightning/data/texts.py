@@ -50,7 +50,7 @@ class FetchError(Exception):
 
 
 @dataclass(frozen=True)
-class Corpus:
+class KnownText:
     """A text that is known by name.
 
     Attributes:
@@ -123,7 +123,7 @@ def _checked_file(path: Path, name: str) -> Path:
     return path
 
 
-def _fetched(corpus: Corpus) -> bytes:
+def _fetched(corpus: KnownText) -> bytes:
     text = corpus.fetch()
     found = hashlib.sha256(text).hexdigest()
     if found != corpus.sha256:
@@ -237,18 +237,18 @@ def _speaker_line(match: re.Match[str]) -> str:
 
 
 CORPORA = {
-    "tinyshakespeare": Corpus(
+    "tinyshakespeare": KnownText(
         n_bytes=1_115_394,
         sha256="86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
         fetch=partial(_download, TINYSHAKESPEARE_URL, 1_115_394),
     ),
     # Of tiny Shakespeare's 40,000 lines, 39,922 are in it unchanged, by diff.
-    "shakespeare-plays": Corpus(
+    "shakespeare-plays": KnownText(
         n_bytes=1_189_049,
         sha256="5577549bf113f8216fd88c45fdaa3cbca1ed968287b4f8e93799068b09c3929b",
         fetch=partial(_plays, NINE_PLAYS),
     ),
-    "shakespeare-plays-all": Corpus(
+    "shakespeare-plays-all": KnownText(
         n_bytes=4_786_579,
         sha256="7726db1b386a34cfaedf4c3fd2f846bbde90fe7b93cf96fb97e74ce0afd06a4e",
         fetch=partial(_plays, None),

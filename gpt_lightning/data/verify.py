@@ -48,14 +48,14 @@ def tokens_of(manifest: "Manifest") -> int:
 
 def damage(folder: Path, manifest: "Manifest", progress: "Progress") -> list[str]:
     """A line for every shard that is damaged, missing, or not listed in the manifest."""
-    from gpt_lightning.data.formats import Fault
+    from gpt_lightning.data.formats import ShardError
     from gpt_lightning.data.manifest import unlisted_files
 
     faults = []
     for shard in manifest.shards():
         try:
             check_shard(folder, shard, manifest, progress)
-        except Fault as fault:
+        except ShardError as fault:
             faults.append(f"{shard.file}: {fault}")
         except OSError as error:
             faults.append(f"{shard.file}: {error.strerror or error}")
@@ -70,13 +70,13 @@ def check_shard(folder: Path, shard: "Shard", manifest: "Manifest", progress: "P
 
     Raises:
         OSError: it cannot be read.
-        Fault: what was expected and what was found.
+        ShardError: what was expected and what was found.
     """
     import numpy as np
 
-    from gpt_lightning.data.formats import Fault
+    from gpt_lightning.data.formats import ShardError
     from gpt_lightning.data.manifest import checked_shard
-    from gpt_lightning.data.scan import beyond, pieces
+    from gpt_lightning.data.scan import out_of_vocab, pieces
 
     tokens = checked_shard(folder, shard, manifest.dtype, manifest.format)
     stream = pieces(folder / shard.file, tokens.nbytes)
@@ -85,10 +85,10 @@ def check_shard(folder: Path, shard: "Shard", manifest: "Manifest", progress: "P
     for piece in stream:
         digest.update(piece)
         part = np.frombuffer(piece, tokens.dtype)
-        wrong = wrong or beyond(part, manifest.vocab_size, position)
+        wrong = wrong or out_of_vocab(part, manifest.vocab_size, position)
         position += len(part)
         progress.add(len(piece), len(part))
     if wrong:
-        raise Fault(wrong)
+        raise ShardError(wrong)
     if shard.sha256 and digest.hexdigest() != shard.sha256:
-        raise Fault(f"expected SHA-256 {shard.sha256}, found {digest.hexdigest()}")
+        raise ShardError(f"expected SHA-256 {shard.sha256}, found {digest.hexdigest()}")

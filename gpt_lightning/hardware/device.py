@@ -8,7 +8,7 @@ import torch
 
 from gpt_lightning.hardware.memory import hand_back_freed_memory
 
-Mark = Any  # a moment on the device's own time line: seconds on the CPU, an event elsewhere
+Timestamp = Any  # a moment on the device's own time line: seconds on the CPU, an event elsewhere
 
 
 def synchronize(device: torch.device) -> None:
@@ -41,7 +41,7 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def mark(device: torch.device) -> Mark:
+def record_event(device: torch.device) -> Timestamp:
     """The moment at which the device gets here; asked without waiting for it."""
     if device.type == "cpu":
         return time.perf_counter()
@@ -54,7 +54,7 @@ def mark(device: torch.device) -> Mark:
     return event
 
 
-def seconds_between(start: Mark, end: Mark) -> float:
+def elapsed_s(start: Timestamp, end: Timestamp) -> float:
     """Seconds from one mark to another; the device must have passed both (synchronize)."""
     seconds: float = end - start if isinstance(start, float) else start.elapsed_time(end) / 1e3
     return seconds

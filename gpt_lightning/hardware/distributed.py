@@ -81,7 +81,7 @@ def environment(num_nodes: int, plugins: list[Any]) -> list[ClusterEnvironment]:
     return [] if num_nodes > 1 or managed or chosen else [LoopbackEnvironment()]
 
 
-class LaggedMaximum:
+class DelayedMax:
     """The largest number of any rank, as of the call before.
 
     Reading a sum over ranks at once would wait for everything that the device has been handed.

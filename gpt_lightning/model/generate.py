@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT
-from gpt_lightning.model.packed import decoding_twin
+from gpt_lightning.model.packed import prepack_for_decoding
 
 PACKED_FROM = 64  # tokens that laying out the weights pays from: it takes as long as some 20
 
@@ -53,7 +53,7 @@ def generate(
     """
     pack = max_new_tokens >= PACKED_FROM
     with torch.inference_mode(), torch.autocast(idx.device.type, enabled=False):
-        twin = decoding_twin(model, dtype, pack)
+        twin = prepack_for_decoding(model, dtype, pack)
         tokens = _continue(twin, idx, max_new_tokens, temperature, top_k, generator, vocab_size)
     return tokens.clone()  # a tensor that autograd takes
 

@@ -52,7 +52,7 @@ def can_pack(weight: torch.Tensor, dtype: torch.dtype) -> bool:
     )
 
 
-def decoding_twin(model: GPT, dtype: torch.dtype | None = None, pack: bool = True) -> GPT:
+def prepack_for_decoding(model: GPT, dtype: torch.dtype | None = None, pack: bool = True) -> GPT:
     """The same model in evaluation, eager, and with linear layers that are read faster.
 
     Parameters are shared, and the model, its mode and its compiled code are left alone. A twin does

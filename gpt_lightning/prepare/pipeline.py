@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpt_lightning.data.formats import file_header
 from gpt_lightning.data.progress import Progress
-from gpt_lightning.data.shards import Manifest, Source
+from gpt_lightning.data.shards import Manifest, TextOrigin
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, sync_folder, workspace
@@ -16,7 +16,14 @@ from gpt_lightning.prepare.executors import Execution, run_all
 from gpt_lightning.prepare.inputs import Input, fingerprint
 from gpt_lightning.prepare.parts import Part
 from gpt_lightning.prepare.settings import Settings
-from gpt_lightning.prepare.target import discard, existing, replace, save_inputs, sweep_lock, turn
+from gpt_lightning.prepare.target import (
+    delete_parts,
+    exclusive_lock,
+    existing,
+    replace,
+    save_inputs,
+    sweep_lock,
+)
 from gpt_lightning.prepare.units import (
     Job,
     Unit,
@@ -54,7 +61,7 @@ def prepare_documents(
         _run_job(inputs, out, settings, execution)
         return None, True
     if there is None:
-        with turn(out.resolve()), explained("write", out):
+        with exclusive_lock(out.resolve()), explained("write", out):
             # Perhaps the process that we waited for has made it.
             there = existing(out, wanted, overwrite)
             if there is None:
@@ -92,7 +99,9 @@ def _run_job(inputs: Sequence[Input], out: Path, settings: Settings, execution: 
     """One job of an array: makes the parts that are its own."""
     units = plan_units(inputs, settings.text_field)
     job = Job(_parts_of(out), settings)
-    with turn(out.resolve()):  # the other jobs open the folder too; then all work in it at once
+    with exclusive_lock(
+        out.resolve()
+    ):  # the other jobs open the folder too; then all work in it at once
         open_parts(job, fingerprint(inputs), len(units))
     _make_parts(job, [unit for unit in units if execution.own(unit.index)], execution)
     missing = _missing(job, units)
@@ -161,7 +170,7 @@ def _make(
     finally:
         if not begun and not job.done(units):
             shutil.rmtree(job.parts, ignore_errors=True)  # nothing in it is worth keeping
-    discard(job.parts)
+    delete_parts(job.parts)
     return there or manifest, there is None
 
 
@@ -201,7 +210,7 @@ def _write(
         tokenizer=tokenizer.spec(),
         vocab_size=tokenizer.vocab_size,
         dtype=dtype.name,
-        source=Source(name, sum(part.text_bytes for _, part in parts), sha256),
+        source=TextOrigin(name, sum(part.text_bytes for _, part in parts), sha256),
         settings={**settings.of_documents(), **counts},
         splits=splits,
         format=settings.format,

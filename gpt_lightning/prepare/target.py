@@ -108,7 +108,7 @@ def _refuse_foreign(out: Path, entries: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def turn(out: Path) -> Iterator[None]:
+def exclusive_lock(out: Path) -> Iterator[None]:
     """Lets one process at a time work on `out`; the others wait and say so.
 
     The lock is the kernel's, on a file beside `out`: it ends with the process, however that ends.
@@ -174,7 +174,7 @@ def replace(folder: Path, out: Path, overwrite: bool, wanted: dict[str, Any]) ->
     return there
 
 
-def discard(parts: Path) -> None:
+def delete_parts(parts: Path) -> None:
     """Deletes a folder of parts, first its name, so that no half of it is ever taken for one."""
     with contextlib.suppress(FileNotFoundError):
         os.rename(parts, parts.with_name(f"{parts.name}.old.{os.getpid()}"))

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpt_lightning.data.progress import Progress
-from gpt_lightning.data.shards import Manifest, Shard, Source
+from gpt_lightning.data.shards import Manifest, Shard, TextOrigin
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, sync_folder, workspace
 from gpt_lightning.prepare.assemble import SplitWriter, begin_dataset
 from gpt_lightning.prepare.settings import MIN_TOKENS, Errors, Settings, split_borders
-from gpt_lightning.prepare.target import existing, replace, sweep_lock, turn
+from gpt_lightning.prepare.target import exclusive_lock, existing, replace, sweep_lock
 
 CHUNK_BYTES = 2**22
 PIECE_CHARACTERS = 2**24  # a text of up to 16 Mi characters is tokenized as a whole
@@ -165,7 +165,7 @@ def prepare_one_text(
         UserError: as prepare_text.
     """
     survey = survey_text(source, settings)
-    origin = Source(name, survey.n_bytes, survey.sha256)
+    origin = TextOrigin(name, survey.n_bytes, survey.sha256)
     wanted = {
         "SHA-256 of the text": origin.sha256,
         "format": settings.format,
@@ -175,7 +175,7 @@ def prepare_one_text(
     if there is not None:
         sweep_lock(out)
         return there, False
-    with turn(out.resolve()), explained("write", out):
+    with exclusive_lock(out.resolve()), explained("write", out):
         there = existing(out, wanted, overwrite)
         if there is not None:
             return there, False
@@ -192,7 +192,7 @@ def _say_replaced(source: Path, survey: Survey) -> None:
 
 
 def _write(
-    folder: Path, source: Path, survey: Survey, origin: Source, settings: Settings
+    folder: Path, source: Path, survey: Survey, origin: TextOrigin, settings: Settings
 ) -> Manifest:
     tokenizer = build_tokenizer(settings.tokenizer, "".join(survey.characters))
     if tokenizer.vocab_size < 2:

@@ -20,7 +20,7 @@ from gpt_lightning.prepare.documents import Document, Documents
 from gpt_lightning.prepare.inputs import Input, explained_url, is_url, open_input
 from gpt_lightning.prepare.parts import Part, PartWriter, read_part
 from gpt_lightning.prepare.settings import Settings
-from gpt_lightning.prepare.target import discard
+from gpt_lightning.prepare.target import delete_parts
 
 UNIT_BYTES = 2**24
 UNIT_FILES = 4096
@@ -156,7 +156,7 @@ def open_parts(job: Job, inputs: str, n_units: int) -> None:
     with explained("write", job.parts):
         if job.parts.exists() and (not path.exists() or path.read_bytes() != content):
             print(f"{job.parts} is of other inputs or settings: starting afresh", flush=True)
-            discard(job.parts)
+            delete_parts(job.parts)
         job.parts.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             write_atomic(path, content)
@@ -169,7 +169,7 @@ def discard_parts(job: Job, inputs: str) -> None:
     except (OSError, ValueError):  # none there, or none of ours
         return
     if {**plan, **_plan(job, inputs)} == plan:
-        discard(job.parts)
+        delete_parts(job.parts)
 
 
 def _plan(job: Job, inputs: str) -> dict[str, Any]:

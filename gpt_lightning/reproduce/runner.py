@@ -27,7 +27,7 @@ from gpt_lightning.reproduce.rows import (
 )
 from gpt_lightning.runs.logger import RunLogger
 from gpt_lightning.training import fit as training
-from gpt_lightning.training.callbacks.recorder import Seen, Speed, Watch
+from gpt_lightning.training.callbacks.recorder import Observation, RunRecorder, RunTimings
 
 PICTURE = "losses.png"
 Key = tuple[int, str]  # step and split
@@ -79,7 +79,7 @@ class CaseRun:
         self.write()
         free_memory()
 
-    def _train(self, rung: Rung, published: Published) -> Speed:
+    def _train(self, rung: Rung, published: Published) -> RunTimings:
         each_step = self.case.kind == "steps"
         console = Console(LossRow, without=() if each_step else ("step_ms", "tokens_per_sec"))
         tqdm.write(console.header())
@@ -90,7 +90,7 @@ class CaseRun:
             if not each_step:
                 self.write()  # an evaluation may be an hour of work
 
-        watch = Watch(lambda seen: add(loss_row(rung, published, seen)), each_step)
+        watch = RunRecorder(lambda seen: add(loss_row(rung, published, seen)), each_step)
         training.run(
             ["fit", *self._arguments(rung)],
             callbacks=[watch],
@@ -114,7 +114,7 @@ class CaseRun:
         return [config, *quiet, *rung.settings, *self.options.arguments()]
 
     def _rung_row(
-        self, rung: Rung, published: Published, rows: list[LossRow], speed: Speed
+        self, rung: Rung, published: Published, rows: list[LossRow], speed: RunTimings
     ) -> RungRow:
         compared = [row for row in rows if row.difference is not None]
         verdicts = [row.verdict for row in compared]
@@ -140,7 +140,9 @@ class CaseRun:
         )
         return self._with_speed(row, rung, published, speed) if timed else row
 
-    def _with_speed(self, row: RungRow, rung: Rung, published: Published, speed: Speed) -> RungRow:
+    def _with_speed(
+        self, row: RungRow, rung: Rung, published: Published, speed: RunTimings
+    ) -> RungRow:
         before = self._before(rung)
         rates = {r.rung: r.tokens_per_sec for r in self.rungs}
         ours = rates.get(before.name) if before else None
@@ -183,7 +185,7 @@ class CaseRun:
         )
 
 
-def loss_row(rung: Rung, published: Published, seen: Seen) -> LossRow:
+def loss_row(rung: Rung, published: Published, seen: Observation) -> LossRow:
     """A loss of ours beside the published one, if there is one of that step."""
     theirs = published.losses.get((seen.step, seen.split))
     row = compare(rung, seen.step, seen.split, theirs, seen.loss)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.data.loader import EVALUATION, Batch, EvalBatches, TrainBatches, TrainLoader
-from gpt_lightning.data.mixture import Corpus, Mixture, Source
+from gpt_lightning.data.mixture import DatasetWindows, Mixture, WindowSource
 from gpt_lightning.data.nanogpt_batches import NanoGPTDraws, NanoGPTEvalBatches, NanoGPTLoader
 from gpt_lightning.data.order import SHUFFLE_WINDOWS, OrderName, WindowOrder
 from gpt_lightning.data.shards import Manifest, TokenStream
@@ -206,14 +206,14 @@ class TokenDataModule(L.LightningDataModule):
     def _stream(self, split: str, address: str | None = None) -> TokenStream:
         return self._dataset(address or self.addresses[0]).stream(split, self.block_size)
 
-    def _training_source(self) -> Source:
+    def _training_source(self) -> WindowSource:
         assert self.order != "nanogpt"
         corpora = {address: self._corpus(address, self.order) for address in self.addresses}
         if self.mixture is None:
             return corpora[self.addresses[0]]
         return Mixture(corpora, self.mixture, self._seed)
 
-    def _corpus(self, address: str, order: OrderName) -> Corpus:
+    def _corpus(self, address: str, order: OrderName) -> DatasetWindows:
         stream = self._stream("train", address)
         window_order = WindowOrder(
             order,
@@ -223,7 +223,7 @@ class TokenDataModule(L.LightningDataModule):
             stream.shard_tokens,
             self.shuffle_windows,
         )
-        return Corpus(stream, window_order)
+        return DatasetWindows(stream, window_order)
 
     def use_trainer(self, trainer: L.Trainer) -> None:
         """Sets the accumulation that tokens_per_step means with this trainer's devices.
@@ -355,7 +355,7 @@ class TokenDataModule(L.LightningDataModule):
             return self._data_loader(NanoGPTEvalBatches(draws, split), range(self.eval_batches))
         stream = self._stream(split)
         batches = TrainBatches(
-            Corpus(stream, WindowOrder("random", len(stream), self.block_size, self._seed)),
+            DatasetWindows(stream, WindowOrder("random", len(stream), self.block_size, self._seed)),
             epoch=EVALUATION,
             batch_size=self.eval_batch_size,
             rank=self.trainer.global_rank,

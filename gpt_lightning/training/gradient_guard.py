@@ -10,7 +10,7 @@ from gpt_lightning.errors import UserError
 DEFERRED_ON = {"cuda"}
 
 
-class GradientGuard:
+class NonFiniteGuard:
     """Raises when gradients are not finite, before any checkpoint and with the weights unharmed.
 
     Where reading a number stops the device, the decision is the device's: a fused AdamW skips its

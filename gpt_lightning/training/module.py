@@ -20,7 +20,7 @@ from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.runs.checkpoint import differences, initial_weights
 from gpt_lightning.training import optim
 from gpt_lightning.training.datamodule import TokenDataModule
-from gpt_lightning.training.gradient_guard import GradientGuard
+from gpt_lightning.training.gradient_guard import NonFiniteGuard
 from gpt_lightning.training.trainer_state import at_log_step, is_fitting, token_data
 
 
@@ -105,7 +105,7 @@ class GPTModule(L.LightningModule):
         self._loss_sum: torch.Tensor | None = None  # over the micro-batches of the current step
         self.micro_batches = 0  # of the step under way that are done
         self._trained: list[torch.nn.Parameter] = []  # walking the modules takes 0.05 to 0.2 ms
-        self._guard = GradientGuard()
+        self._guard = NonFiniteGuard()
 
     def _check_bounds(self) -> None:
         bounds = {
@@ -281,7 +281,7 @@ class GPTModule(L.LightningModule):
     def on_train_start(self) -> None:
         self._loss_sum, self.micro_batches = None, 0
         self._trained = list(self.parameters())
-        self._guard = GradientGuard()
+        self._guard = NonFiniteGuard()
         self._seed = torch.initial_seed()
         self._settings_win()
 

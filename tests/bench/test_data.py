@@ -40,10 +40,12 @@ def test_rates_agree_with_each_other(order, tmp_path):
 def test_a_slow_source_is_seen(tmp_path, monkeypatch):
     import time
 
-    from gpt_lightning.data.mixture import Corpus
+    from gpt_lightning.data.mixture import DatasetWindows
 
-    read = Corpus.read
-    monkeypatch.setattr(Corpus, "read", lambda self, *args: time.sleep(0.005) or read(self, *args))
+    read = DatasetWindows.read
+    monkeypatch.setattr(
+        DatasetWindows, "read", lambda self, *args: time.sleep(0.005) or read(self, *args)
+    )
     assert measured(tmp_path, order="sequential")["tokens_per_sec"] < 4 * 32 / 0.005
 
 

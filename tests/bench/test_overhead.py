@@ -83,7 +83,7 @@ def test_a_slow_callback_is_measured(monkeypatch):
 
 def test_a_batch_is_timed_from_request_to_request(monkeypatch):
     now = iter([0.0, 1.0, 3.0, 6.0])
-    monkeypatch.setattr("gpt_lightning.bench.overhead_run.mark", lambda device: next(now))
+    monkeypatch.setattr("gpt_lightning.bench.overhead_run.record_event", lambda device: next(now))
     batches = overhead_run.AskedBatches((torch.zeros(1), torch.zeros(1)), 4)
     assert len(list(batches)) == len(batches) == 4
     assert batches.milliseconds() == [1000.0, 2000.0, 3000.0]

@@ -12,7 +12,7 @@ from gpt_lightning.data import lengths as lengths_module
 from gpt_lightning.data import scan
 from gpt_lightning.data.lengths import Lengths, document_lengths
 from gpt_lightning.data.progress import Progress
-from gpt_lightning.data.shards import Manifest, Source, write_shard
+from gpt_lightning.data.shards import Manifest, TextOrigin, write_shard
 from gpt_lightning.data.tokenizers import CharTokenizer, build_tokenizer
 
 EOT = 50256
@@ -25,7 +25,7 @@ def save(folder: Path, tokens: np.ndarray, cuts: list[int], spec: dict[str, str]
         write_shard(folder / f"train-{i:05d}.npy", part.astype(np.uint16))
         for i, part in enumerate(np.split(tokens, cuts))
     )
-    source = Source("books", 123, "0")
+    source = TextOrigin("books", 123, "0")
     manifest = Manifest(spec, vocab_size, "uint16", source, {"seed": 7}, {"train": shards})
     manifest.save(folder)
     return manifest

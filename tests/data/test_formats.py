@@ -19,7 +19,7 @@ from gpt_lightning.data.formats import (
     read_meta,
     write_meta,
 )
-from gpt_lightning.data.shards import Manifest, Shard, Source, TokenStream
+from gpt_lightning.data.shards import Manifest, Shard, TextOrigin, TokenStream
 from gpt_lightning.data.tokenizers import ByteTokenizer, CharTokenizer
 from gpt_lightning.errors import UserError
 
@@ -118,7 +118,7 @@ def test_damage_beside_our_manifest(file_format: str, kind: str, tmp_path: Path)
     (tmp_path / name).write_bytes(content)
     shard = Shard(name, 100, hashlib.sha256(content).hexdigest())
     splits = {"train": (shard,)}
-    source = Source("s", 1, "0")
+    source = TextOrigin("s", 1, "0")
     Manifest({"name": "gpt2"}, VOCAB, "uint16", source, {}, splits, file_format).save(tmp_path)
     stream = TokenStream(tmp_path, load_manifest(tmp_path), "train")
     assert stream.windows(np.array([0]), 100).tolist() == [some(100).tolist()]

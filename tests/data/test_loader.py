@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from gpt_lightning.data.loader import IGNORE_INDEX, EvalBatches, TrainLoader
-from gpt_lightning.data.mixture import Corpus
+from gpt_lightning.data.mixture import DatasetWindows
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.errors import UserError
 
@@ -35,7 +35,7 @@ class Counting:
 
 def loader(n=1003, name="shuffled", **kwargs) -> TrainLoader:
     kwargs = {"batch_size": 4, **kwargs}
-    return TrainLoader(Corpus(Counting(n), WindowOrder(name, n, 10, 1337)), **kwargs)
+    return TrainLoader(DatasetWindows(Counting(n), WindowOrder(name, n, 10, 1337)), **kwargs)
 
 
 def first_tokens(batches) -> list[list[int]]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gpt_lightning.data.loader import TrainLoader
-from gpt_lightning.data.mixture import BLOCK, Corpus, Mixture, quotas
+from gpt_lightning.data.mixture import BLOCK, DatasetWindows, Mixture, quotas
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.errors import UserError
 
@@ -81,7 +81,7 @@ def test_the_shuffle_is_as_wide_as_its_group():
 def mixture(weights=(3.0, 1.0), seed: int = 1) -> Mixture:
     sizes = {"a": (50_001, 0), "b": (2_001, 10**6)}
     corpora = {
-        name: Corpus(Numbers(n, first), WindowOrder("shuffled", n, T, seed))
+        name: DatasetWindows(Numbers(n, first), WindowOrder("shuffled", n, T, seed))
         for name, (n, first) in sizes.items()
     }
     return Mixture(corpora, dict(zip(sizes, weights, strict=True)), seed)
@@ -154,7 +154,9 @@ def test_weights_that_mean_nothing_are_refused(weights, line):
 
 def test_another_order_or_dataset_is_refused_on_resume():
     def loader(seed=1, windows=200) -> TrainLoader:
-        return TrainLoader(Corpus(Numbers(sum(SHARDS)), shuffled(seed, windows)), batch_size=4)
+        return TrainLoader(
+            DatasetWindows(Numbers(sum(SHARDS)), shuffled(seed, windows)), batch_size=4
+        )
 
     state = loader().state_dict()
     with pytest.raises(UserError, match=r"data\.seed 1, this run has 2: "):

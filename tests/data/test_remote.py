@@ -13,7 +13,7 @@ from gpt_lightning.cli import main
 from gpt_lightning.data import remote
 from gpt_lightning.data.dataset import TokenDataset, is_remote
 from gpt_lightning.data.loader import TrainLoader
-from gpt_lightning.data.mixture import Corpus
+from gpt_lightning.data.mixture import DatasetWindows
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.data.remote import ShardCache
 from gpt_lightning.errors import UserError
@@ -96,7 +96,7 @@ def opened(server: Server, tmp_path: Path, limit_gb: float = 1.0) -> TokenDatase
 def loader(dataset: TokenDataset, name: str = "shuffled", **kwargs) -> TrainLoader:
     stream = dataset.stream("train", 16)
     order = WindowOrder(name, len(stream), 16, 1337, stream.shard_tokens, 100)
-    return TrainLoader(Corpus(stream, order), batch_size=4, **kwargs)
+    return TrainLoader(DatasetWindows(stream, order), batch_size=4, **kwargs)
 
 
 def cached(tmp_path: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from gpt_lightning.data.shards import (
     MANIFEST,
     Manifest,
     Shard,
-    Source,
+    TextOrigin,
     TokenStream,
     write_shard,
 )
@@ -39,7 +39,7 @@ def dataset(tmp_path: Path, tokens: np.ndarray) -> Path:
         write_shard(tmp_path / f"train-{i:05d}.npy", tokens[a:b])
         for i, (a, b) in enumerate(itertools.pairwise(borders))
     )
-    Manifest({"name": "x"}, VOCAB, "uint16", Source("s", 1, "0"), {}, {"train": shards}).save(
+    Manifest({"name": "x"}, VOCAB, "uint16", TextOrigin("s", 1, "0"), {}, {"train": shards}).save(
         tmp_path
     )
     return tmp_path
@@ -82,7 +82,7 @@ def test_no_windows(dataset: Path) -> None:
 def test_pickling_carries_no_tokens(tmp_path: Path) -> None:
     tokens = np.arange(100_000, dtype=np.uint32)
     shard = write_shard(tmp_path / "train-00000.npy", tokens)
-    source = Source("s", 1, "0")
+    source = TextOrigin("s", 1, "0")
     Manifest({}, 100_277, "uint32", source, {}, {"train": (shard,)}).save(tmp_path)
     stream = stream_of(tmp_path)
     stream.windows(np.array([5]), 3)  # maps the shard
@@ -166,7 +166,7 @@ def test_stranger_among_the_shards(dataset: Path) -> None:
 
 def test_truncation_while_reading_is_an_error_and_no_signal(tmp_path: Path) -> None:
     shard = write_shard(tmp_path / "train-00000.npy", np.zeros(50_000, np.uint16))
-    Manifest({}, 2, "uint16", Source("s", 1, "0"), {}, {"train": (shard,)}).save(tmp_path)
+    Manifest({}, 2, "uint16", TextOrigin("s", 1, "0"), {}, {"train": (shard,)}).save(tmp_path)
     stream = stream_of(tmp_path)
     stream.windows(np.array([0]), 8)
     with open(tmp_path / shard.file, "r+b") as file:
@@ -177,7 +177,7 @@ def test_truncation_while_reading_is_an_error_and_no_signal(tmp_path: Path) -> N
 
 def test_token_beyond_the_vocabulary(tmp_path: Path) -> None:
     shard = write_shard(tmp_path / "train-00000.npy", np.array([1, 2, 65], np.uint16))
-    Manifest({}, 65, "uint16", Source("s", 1, "0"), {}, {"train": (shard,)}).save(tmp_path)
+    Manifest({}, 65, "uint16", TextOrigin("s", 1, "0"), {}, {"train": (shard,)}).save(tmp_path)
     with pytest.raises(UserError, match="token 65"):
         stream_of(tmp_path).windows(np.array([0]), 3)
 
@@ -270,7 +270,7 @@ def test_start_is_fast_and_reads_no_tokens(tmp_path: Path) -> None:
             file.write(file_header("npy", "uint16", n_tokens))
             file.truncate(file.tell() + 2 * n_tokens)
     shards = tuple(Shard(f"train-{i:05d}.npy", n_tokens, "0" * 64) for i in range(3))
-    source = Source("s", 1, "0")
+    source = TextOrigin("s", 1, "0")
     Manifest({"name": "gpt2"}, 50257, "uint16", source, {}, {"train": shards}).save(tmp_path)
     begun_s = time.perf_counter()
     stream = stream_of(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 from gpt_lightning.cli import main
 from gpt_lightning.data import progress, scan
 from gpt_lightning.data.dataset import load_manifest
-from gpt_lightning.data.shards import Manifest, Source, write_shard
+from gpt_lightning.data.shards import Manifest, TextOrigin, write_shard
 from gpt_lightning.data.verify import verify
 from gpt_lightning.errors import UserError
 
@@ -23,7 +23,7 @@ def dataset(tmp_path: Path) -> Path:
         write_shard(tmp_path / f"train-{i:05d}.npy", rng.integers(0, VOCAB, n).astype(np.uint16))
         for i, n in enumerate((3000, 1, 2000))
     )
-    source = Source("s", 1, "0")
+    source = TextOrigin("s", 1, "0")
     Manifest({"name": "x"}, VOCAB, "uint16", source, {}, {"train": shards}).save(tmp_path)
     return tmp_path
 
@@ -97,7 +97,7 @@ def test_all_damage_is_named_at_once(dataset: Path) -> None:
 
 def one_shard(folder: Path, tokens: np.ndarray) -> Path:
     shards = (write_shard(folder / "train-00000.npy", tokens),)
-    source = Source("s", 1, "0")
+    source = TextOrigin("s", 1, "0")
     Manifest({"name": "x"}, VOCAB, "uint16", source, {}, {"train": shards}).save(folder)
     return folder
 

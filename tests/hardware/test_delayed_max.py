@@ -2,7 +2,7 @@
 
 import torch
 
-from gpt_lightning.hardware.distributed import LaggedMaximum
+from gpt_lightning.hardware.distributed import DelayedMax
 
 
 def test_all_ranks_read_the_largest_number_at_the_next_call(monkeypatch):
@@ -16,7 +16,7 @@ def test_all_ranks_read_the_largest_number_at_the_next_call(monkeypatch):
             "all_reduce",
             lambda vote, op, others=others: vote.clamp_(min=next(others)),
         )
-        agreement = LaggedMaximum(torch.device("cpu"))
+        agreement = DelayedMax(torch.device("cpu"))
         read[rank] = [agreement(number) for number in handed[rank]]
     assert read["a"] == read["b"] == [0, 0, 15, 15]
 
@@ -24,6 +24,6 @@ def test_all_ranks_read_the_largest_number_at_the_next_call(monkeypatch):
 def test_only_the_hosts_copy_is_read(monkeypatch):
     """The vote itself is never read: on a GPU that would wait for all of its work."""
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda vote, op: None)
-    agreement = LaggedMaximum(torch.device("meta"))  # whose tensors cannot be read at all
+    agreement = DelayedMax(torch.device("meta"))  # whose tensors cannot be read at all
     agreement._host.copy_ = lambda vote, non_blocking: None
     assert [agreement(15), agreement(15)] == [0, 0]

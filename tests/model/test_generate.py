@@ -5,7 +5,7 @@ from gpt_lightning.commands.sample import sample
 from gpt_lightning.data.tokenizers import ByteTokenizer
 from gpt_lightning.model.generate import filter_top_k, generate, sample_token
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.model.packed import decoding_twin
+from gpt_lightning.model.packed import prepack_for_decoding
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_the_cache_is_one_buffer_of_the_size_that_is_needed(model):
 def test_a_twin_shares_parameters_and_rounds_in_bfloat16_alone(model, pack):
     model.train()
     idx = torch.randint(50, (2, 8))
-    full, half = (decoding_twin(model, dtype, pack) for dtype in (None, torch.bfloat16))
+    full, half = (prepack_for_decoding(model, dtype, pack) for dtype in (None, torch.bfloat16))
     assert {id(p) for p in full.parameters()} == {id(p) for p in model.parameters()}
     assert model.training
     assert not full.training
@@ -142,7 +142,7 @@ def test_a_twin_shares_parameters_and_rounds_in_bfloat16_alone(model, pack):
     rounded = half.lm_head(half.transformer(idx))
     assert rounded.dtype == torch.float32
     assert 1e-5 < (rounded - expected).abs().max() < 0.05  # bfloat16 has eight bits
-    assert decoding_twin(half, torch.bfloat16) is half
+    assert prepack_for_decoding(half, torch.bfloat16) is half
 
 
 def test_bfloat16_samples_are_the_float32_ones_mostly(model):

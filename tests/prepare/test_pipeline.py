@@ -301,7 +301,7 @@ KILLED = {
     "in the shards": "pipeline.assemble = at(1, pipeline.assemble, kill)",
     "before the manifest": "files.write_durable = at(2, files.write_durable, kill)",
     "before the dataset's name": "target.move_into_place = at(1, target.move_into_place, kill)",
-    "before the parts go": "pipeline.discard = at(1, pipeline.discard, kill)",
+    "before the parts go": "pipeline.delete_parts = at(1, pipeline.delete_parts, kill)",
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt_lightning.prepare.target import discard, sweep_lock, turn
+from gpt_lightning.prepare.target import delete_parts, exclusive_lock, sweep_lock
 
 
 def is_held(path: Path) -> bool:
@@ -21,7 +21,7 @@ def is_held(path: Path) -> bool:
 
 
 def test_the_lock_is_there_while_it_is_held_and_gone_after(tmp_path: Path) -> None:
-    with turn(tmp_path / "new" / "out"):
+    with exclusive_lock(tmp_path / "new" / "out"):
         assert is_held(tmp_path / "new" / ".out.lock")
     assert not list((tmp_path / "new").iterdir())
 
@@ -38,14 +38,14 @@ def test_a_lock_on_a_deleted_file_keeps_nobody_out(
         real(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with turn(tmp_path / "out"):
+    with exclusive_lock(tmp_path / "out"):
         assert is_held(path)
 
 
 def test_only_a_dead_processs_lock_is_swept(tmp_path: Path) -> None:
     path = tmp_path / ".out.lock"
     sweep_lock(tmp_path / "out")  # none there
-    with turn(tmp_path / "out"):
+    with exclusive_lock(tmp_path / "out"):
         sweep_lock(tmp_path / "out")
         assert path.exists()
     path.touch()
@@ -57,5 +57,5 @@ def test_discarded_parts_and_what_was_left_of_others(tmp_path: Path) -> None:
     for name in (".out.parts", ".out.parts.old.1", ".out2.parts"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "0.part").touch()
-    discard(tmp_path / ".out.parts")
+    delete_parts(tmp_path / ".out.parts")
     assert [path.name for path in tmp_path.iterdir()] == [".out2.parts"]

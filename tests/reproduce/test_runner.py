@@ -11,7 +11,7 @@ from gpt_lightning.reproduce.cases import LECTURE_LADDER, PRECISION_LADDER, Case
 from gpt_lightning.reproduce.published import Published, read_published
 from gpt_lightning.reproduce.rows import DRIFT, FAILED, OK, Options, RungRow
 from gpt_lightning.reproduce.runner import CaseRun, best_row, compare, is_timed, loss_row
-from gpt_lightning.training.callbacks.recorder import Seen, Speed
+from gpt_lightning.training.callbacks.recorder import Observation, RunTimings
 
 CPU = torch.device("cpu")
 RUNG = Rung(
@@ -39,12 +39,12 @@ PUBLISHED = Published({(0, "batch"): 4.0, (1, "batch"): 3.0, (2, "batch"): 0.499
     ],
 )
 def test_verdicts(step, ours, verdict):
-    row = loss_row(RUNG, PUBLISHED, Seen(CPU, step, "batch", ours))
+    row = loss_row(RUNG, PUBLISHED, Observation(CPU, step, "batch", ours))
     assert (row.verdict or "") == verdict
 
 
 def test_times_stand_only_where_they_are_the_rungs_own():
-    seen = Seen(CPU, 0, "batch", 4.0, seconds=0.5, tokens=128)
+    seen = Observation(CPU, 0, "batch", 4.0, seconds=0.5, tokens=128)
     assert loss_row(RUNG, PUBLISHED, seen).step_ms == 500.0
     assert loss_row(RUNG, PUBLISHED, seen).tokens_per_sec == 256.0
     on_gpu = replace(RUNG, device="gpu")
@@ -69,8 +69,10 @@ def case_run(tmp_path):
 
 
 def test_a_rungs_row_sums_up(case_run):
-    rows = [loss_row(RUNG, PUBLISHED, Seen(CPU, s, "batch", x)) for s, x in ((0, 4.1), (1, 3.0))]
-    speed = Speed(CPU, 2, {"train": 1.0}, 900.0, 50.0, 2560.0, stalls=2)
+    rows = [
+        loss_row(RUNG, PUBLISHED, Observation(CPU, s, "batch", x)) for s, x in ((0, 4.1), (1, 3.0))
+    ]
+    speed = RunTimings(CPU, 2, {"train": 1.0}, 900.0, 50.0, 2560.0, stalls=2)
     row = case_run._rung_row(RUNG, PUBLISHED, rows, speed)
     assert (row.verdict, row.losses) == (FAILED, 2)
     assert row.worst_difference == pytest.approx(0.1)
@@ -89,7 +91,7 @@ def test_speed_ups_are_over_the_rung_before_in_the_published_table():
         RungRow(fp32.name, OK, tokens_per_sec=100.0),
         RungRow(bf16.name, OK, tokens_per_sec=200.0),  # ours alone: nobody's rung before
     ]
-    cuda = Speed(torch.device("cuda"), 6, {}, tokens_per_sec=3000.0)
+    cuda = RunTimings(torch.device("cuda"), 6, {}, tokens_per_sec=3000.0)
     published = read_published(PRECISION_LADDER, gpu)
     row = run._with_speed(RungRow(gpu.name, OK), gpu, published, cuda)
     assert row.speedup == 30.0
@@ -99,7 +101,7 @@ def test_speed_ups_are_over_the_rung_before_in_the_published_table():
 
 
 def test_a_rung_without_a_published_loss_has_failed(case_run):
-    row = case_run._rung_row(RUNG, PUBLISHED, [], Speed(CPU, 50, {}))
+    row = case_run._rung_row(RUNG, PUBLISHED, [], RunTimings(CPU, 50, {}))
     assert row.verdict == FAILED
     assert "3 published losses have no counterpart" in row.note
 

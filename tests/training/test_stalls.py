@@ -19,7 +19,7 @@ from gpt_lightning.training.callbacks.progress import StepProgress
 from gpt_lightning.training.callbacks.samples import SampleText
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.datamodule import TokenDataModule
-from gpt_lightning.training.gradient_guard import GradientGuard
+from gpt_lightning.training.gradient_guard import NonFiniteGuard
 from gpt_lightning.training.module import GPTModule
 
 PACKAGE = Path(gpt_lightning.__file__).parent
@@ -195,7 +195,7 @@ def test_an_optimizer_that_cannot_skip_is_asked_at_once(monkeypatch):
     weight = torch.nn.Parameter(torch.zeros(2))
     for optimizer in (torch.optim.SGD([weight]), torch.optim.AdamW([weight], fused=False)):
         with pytest.raises(UserError, match="norm is inf at step 7"):
-            GradientGuard().watch(optimizer, torch.tensor(torch.inf), 7)
+            NonFiniteGuard().watch(optimizer, torch.tensor(torch.inf), 7)
 
 
 def test_good_steps_are_the_same_steps(text_file, monkeypatch):
@@ -237,7 +237,7 @@ def test_validation_and_samples_add_one_graph_at_most(text_file, evaluates_compi
 def test_validation_runs_in_the_precision_of_training(text_file):
     dtypes = {True: set(), False: set()}
 
-    class Watch(L.Callback):
+    class RunRecorder(L.Callback):
         def on_fit_start(self, trainer, pl_module):
             layer = pl_module.model.transformer.h[0].mlp.c_fc
             layer.register_forward_hook(
@@ -245,7 +245,14 @@ def test_validation_runs_in_the_precision_of_training(text_file):
             )
 
     module = GPTModule(TINY, schedule="constant", compile=False)  # which would take seconds
-    fit(text_file, [Watch()], module, max_steps=4, val_check_interval=2, precision="bf16-mixed")
+    fit(
+        text_file,
+        [RunRecorder()],
+        module,
+        max_steps=4,
+        val_check_interval=2,
+        precision="bf16-mixed",
+    )
     assert dtypes == {True: {torch.bfloat16}, False: {torch.bfloat16}}
 
 

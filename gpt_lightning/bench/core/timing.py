@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpt_lightning.hardware.device import Mark, mark, seconds_between, synchronize
+from gpt_lightning.hardware.device import Timestamp, elapsed_s, record_event, synchronize
 
 STALL = 10.0  # times the median
 
@@ -65,15 +65,15 @@ class StepTimer:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._marks: list[list[tuple[str, Mark]]] = []
+        self._marks: list[list[tuple[str, Timestamp]]] = []
 
     def begin(self) -> None:
         """A step begins now."""
-        self._marks.append([("", mark(self.device))])
+        self._marks.append([("", record_event(self.device))])
 
     def end(self, phase: str) -> None:
         """A phase, which began where the one before it ended, ends now."""
-        self._marks[-1].append((phase, mark(self.device)))
+        self._marks[-1].append((phase, record_event(self.device)))
 
     def milliseconds(self) -> dict[str, list[float]]:
         """Durations by phase, a value a step, and of the whole step under `total`."""
@@ -81,8 +81,8 @@ class StepTimer:
         found: dict[str, list[float]] = {}
         for step in self._marks:
             for (_, begin), (phase, end) in itertools.pairwise(step):
-                found.setdefault(phase, []).append(seconds_between(begin, end) * 1e3)
-            found.setdefault("total", []).append(seconds_between(step[0][1], step[-1][1]) * 1e3)
+                found.setdefault(phase, []).append(elapsed_s(begin, end) * 1e3)
+            found.setdefault("total", []).append(elapsed_s(step[0][1], step[-1][1]) * 1e3)
         return found
 
 

@@ -18,7 +18,7 @@ import torch
 
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.distributed import LaggedMaximum
+from gpt_lightning.hardware.distributed import DelayedMax
 from gpt_lightning.runs.checkpoint import checkpoint_name, saved_checkpoints
 from gpt_lightning.runs.checkpoint_io import (
     DurableCheckpointIO,
@@ -80,7 +80,7 @@ class RunCheckpoint(L.Callback):
         self._due = False
         self._saved_step = -1
         self._signal = 0
-        self._agreement: LaggedMaximum | None = None
+        self._agreement: DelayedMax | None = None
         self._handlers: dict[int, Any] = {}
         self._lock: FolderLock | None = None
 
@@ -169,7 +169,7 @@ class RunCheckpoint(L.Callback):
         device = trainer.strategy.root_device
         if device.type == "cuda":  # a step later, and nothing waits
             if self._agreement is None:
-                self._agreement = LaggedMaximum(device)
+                self._agreement = DelayedMax(device)
             return self._agreement(self._signal)
         number = torch.tensor(self._signal, device=device)
         torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX)

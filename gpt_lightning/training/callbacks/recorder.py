@@ -22,7 +22,7 @@ from gpt_lightning.training.trainer_state import find_callback
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """One number of our run: a loss in nats, and what the step took.
 
     Attributes:
@@ -43,7 +43,7 @@ class Seen:
 
 
 @dataclass
-class Speed:
+class RunTimings:
     """What a run measured of itself.
 
     Attributes:
@@ -69,7 +69,7 @@ class Speed:
     stalls: int = 0
 
 
-class Watch(L.Callback):
+class RunRecorder(L.Callback):
     """Tells `show` of every number.
 
     Args:
@@ -79,9 +79,9 @@ class Watch(L.Callback):
             SpeedMonitor's times are taken, which hold nothing up.
     """
 
-    def __init__(self, show: Callable[[Seen], None], each_step: bool) -> None:
+    def __init__(self, show: Callable[[Observation], None], each_step: bool) -> None:
         self.show, self.each_step = show, each_step
-        self.speed: Speed | None = None
+        self.speed: RunTimings | None = None
         self._steps: list[tuple[float, int]] = []  # seconds and tokens
         self._begin = 0.0
         self._tokens = 0
@@ -109,7 +109,7 @@ class Watch(L.Callback):
         loss = float(trainer.callback_metrics["train/loss"])
         self._steps.append((seconds, self._tokens))
         step = trainer.global_step - 1
-        self.show(Seen(pl_module.device, step, "batch", loss, seconds, self._tokens))
+        self.show(Observation(pl_module.device, step, "batch", loss, seconds, self._tokens))
         self._tokens = 0
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -117,13 +117,13 @@ class Watch(L.Callback):
         step = trainer.global_step
         for split, key in (("train", "train/eval_loss"), ("val", "val/loss")):
             if key in metrics:
-                self.show(Seen(pl_module.device, step, split, float(metrics[key])))
+                self.show(Observation(pl_module.device, step, split, float(metrics[key])))
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
         monitor = find_callback(trainer, SpeedMonitor)
         assert monitor is not None
-        self.speed = Speed(trainer.strategy.root_device, trainer.max_steps, monitor.seconds())
+        self.speed = RunTimings(trainer.strategy.root_device, trainer.max_steps, monitor.seconds())
         timed = self._steps[1:]
         steps, stalls = (
             without_stalls(timed, median_s(timed)) if self.each_step else monitor.steps()

@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 
 from gpt_lightning.data.loader import Batch
-from gpt_lightning.hardware.device import Mark, mark, seconds_between, synchronize
+from gpt_lightning.hardware.device import Timestamp, elapsed_s, record_event, synchronize
 from gpt_lightning.hardware.peaks import Peak, resolve_peak
 from gpt_lightning.hardware.precision import product_dtype
 from gpt_lightning.model import flops
@@ -46,12 +46,12 @@ class SpeedMonitor(L.Callback):
         self.peak_line = ""
         self.tokens = 0  # trained on, over all ranks and all sessions of the run
         self._step_tokens = 0  # of the step under way
-        self._begin: Mark | None = None  # when the step under way began
+        self._begin: Timestamp | None = None  # when the step under way began
         self._step = 0
         self._waited = (0.0, 0)  # seconds waited for data, and steps, at the last log
         self._measured_steps = 0  # done in this session
         # steps past warm-up: begin, end and tokens until they are logged, then seconds and tokens
-        self._window: list[tuple[Mark, Mark, int]] = []
+        self._window: list[tuple[Timestamp, Timestamp, int]] = []
         self._measured: list[tuple[float, int]] = []
         self._interrupted = self.clock.current  # the phase that validation interrupted
 
@@ -106,7 +106,7 @@ class SpeedMonitor(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
     ) -> None:
         if self._begin is None:
-            self._begin = mark(trainer.strategy.root_device)
+            self._begin = record_event(trainer.strategy.root_device)
 
     def on_train_batch_end(
         self,
@@ -126,7 +126,7 @@ class SpeedMonitor(L.Callback):
             self._log(trainer, pl_module)
 
     def _end_step(self, trainer: L.Trainer) -> None:
-        end = mark(trainer.strategy.root_device)
+        end = record_event(trainer.strategy.root_device)
         self._measured_steps += 1
         if self._measured_steps > self.warmup_steps:
             self._window.append((self._begin, end, self._step_tokens))
@@ -150,7 +150,7 @@ class SpeedMonitor(L.Callback):
 
     def _drain_window(self) -> list[tuple[float, int]]:
         """Seconds and tokens of the steps since the last log, which the device has finished."""
-        window = [(seconds_between(begin, end), tokens) for begin, end, tokens in self._window]
+        window = [(elapsed_s(begin, end), tokens) for begin, end, tokens in self._window]
         self._measured += window
         self._window.clear()
         return window

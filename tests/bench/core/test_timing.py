@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 def clock(monkeypatch):
     """Seconds since the test began, in a list of one."""
     now = [0.0]
-    monkeypatch.setattr(timing, "mark", lambda device: now[0])
+    monkeypatch.setattr(timing, "record_event", lambda device: now[0])
     return now
 
 

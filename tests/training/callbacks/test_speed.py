@@ -67,7 +67,7 @@ class Rows(L.Callback):
 
 def run(text_file, monkeypatch, monitor=None, slow_step=-1, slow_s=1.0, max_steps=8, accumulate=1):
     time = FakeTime()
-    monkeypatch.setattr(speed, "mark", lambda device: time())
+    monkeypatch.setattr(speed, "record_event", lambda device: time())
     monitor = monitor or SpeedMonitor(peak_flops=1e9, warmup_steps=2)
     monitor.clock = PhaseClock("start-up", now=time)
     rows, module = Rows(), Work(time, slow_step, slow_s)
