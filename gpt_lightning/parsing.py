@@ -2,8 +2,12 @@
 
 import argparse
 import difflib
+import os
 import re
-from collections.abc import Iterable, Iterator
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,20 +53,78 @@ def explain(message: str, keys: Iterable[str]) -> str:
     unknown = re.search(r"(?:unrecognized arguments: |does not accept option )'?-*([\w.]+)", text)
     if unknown:
         return f"unknown key {unknown[1]!r}{nearest(unknown[1], keys)}"
-    wrong = re.search(r'Parser key "([\w.]+)": .*?(?:Got|Given) value: (.*)', text)
-    if wrong:
-        expected = ", ".join(dict.fromkeys(expectations(text)))
-        return f"{wrong[1]} is {wrong[2]!r}; expected {expected or 'another type'}"
-    return text
+    key = re.search(r'Parser key "([\w.]+)": (.*)', text)
+    given = key and next(filter(None, (re.search(form, key[2]) for form in GIVEN)), None)
+    if key is None or given is None:
+        return text
+    bounds = re.findall(r"Not of type (\w+):.*? restriction (v\S+(?: and v\S+)*)", key[2])
+    if bounds:
+        return f"{key[1]} is {given[1]}; it must be {' or '.join(in_words(*b) for b in bounds)}"
+    expected = ", ".join(dict.fromkeys(expectations(key[2])))
+    value = given[1].replace("NoneType", "null")
+    return f"{key[1]} is {value!r}; expected {expected or 'another type'}"
+
+
+# where jsonargparse's messages have the value that was given
+GIVEN = (
+    r"(?:Got|Given) value: (.*)",
+    r"Not of type \w+: (\S+) (?:does not conform|not an? )",
+    r"(?:string to float|int\(\) with base 10): '(.*?)'",
+    r"a real number, not '(NoneType)'",
+)
+
+
+def in_words(kind: str, restriction: str) -> str:
+    """Return the bound of a jsonargparse number type, such as "at least 0" for "v>=0"."""
+    if kind.endswith("Int") and restriction == "v>0":
+        return "at least 1"
+    signs = {">=": "at least ", "<=": "at most ", ">": "above ", "<": "below "}
+    return re.sub(r"v([<>]=?)", lambda sign: signs[sign[1]], restriction)
 
 
 def expectations(text: str) -> Iterator[str]:
-    """The types and words that jsonargparse says it would have taken, in order."""
-    for found in re.finditer(r"Expected an? (?:<class '(\w+)'>|typing\.Literal\[([^\]]*)\])", text):
+    """Yield the types and words that jsonargparse's message would have accepted, in order."""
+    forms = r"Expected an? (?:<class '(\w+)'>|typing\.Literal\[([^\]]*)\])|Not of type (\w+):"
+    for found in re.finditer(forms, text):
         if found[1]:
             yield "null" if found[1] == "NoneType" else found[1]
-        else:
+        elif found[2]:
             yield found[2].replace("'", "")
+        else:
+            yield "int" if found[3].endswith("Int") else "float"
+
+
+def check_arguments(kind: type, prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Check values from Python against a class's annotations, as the command line would.
+
+    Args:
+        kind: Class whose `__init__` (or dataclass fields) declares the types.
+        prefix: Key before the names, such as "model".
+        values: Arguments by name.
+
+    Returns:
+        The values by name, converted to the declared types (a list to a tuple).
+
+    Raises:
+        UserError: a value is out of bounds or of another type.
+    """
+    parser = OneLineParser()
+    parser.add_class_arguments(kind, prefix)
+    checked: dict[str, Any] = parser.parse_object({prefix: dict(values)})[prefix].as_dict()
+    return {name: checked[name] for name in values}
+
+
+def program(name: str = "gpt-lightning") -> str:
+    """Return the word that starts a program of this installation when typed into this shell.
+
+    The name alone if PATH leads to it; else its path, relative where it is below the working
+    directory (`.venv/bin/gpt-lightning`).
+    """
+    ours, found = Path(sys.executable).parent / name, shutil.which(name)
+    if not ours.exists() or (found is not None and ours.samefile(found)):
+        return name
+    relative = os.path.relpath(ours)
+    return shlex.quote(str(ours) if relative.startswith("..") else relative)
 
 
 def underscored(args: list[str]) -> list[str]:

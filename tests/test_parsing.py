@@ -1,0 +1,81 @@
+"""Types of arguments: bounds in errors, from the command line and from Python."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt, restricted_number_type
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.parsing import OneLineParser, check_arguments, program
+
+Fraction = restricted_number_type("Fraction", float, [(">=", 0), ("<", 1)])
+
+
+class Settings:
+    """Arguments of every kind.
+
+    Args:
+        rate: A rate.
+        steps: A number of steps.
+        batch: A batch size or null.
+        betas: Two fractions.
+    """
+
+    def __init__(
+        self,
+        rate: PositiveFloat = 0.5,
+        steps: NonNegativeInt = 0,
+        batch: PositiveInt | None = None,
+        betas: tuple[Fraction, Fraction] = (0.9, 0.95),
+    ) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("rate", "0", "m.rate is 0; it must be above 0"),
+        ("rate", "nan", "m.rate is nan; it must be above 0"),
+        ("rate", "fast", "m.rate is 'fast'; expected float"),
+        ("rate", "null", "m.rate is 'null'; expected float"),
+        ("steps", "-1", "m.steps is -1; it must be at least 0"),
+        ("steps", "2.5", "m.steps is '2.5'; expected int"),
+        ("batch", "0", "m.batch is 0; it must be at least 1"),
+        ("batch", "many", "m.batch is 'many'; expected null, int"),
+        ("betas", "[0, 1]", "m.betas is 1; it must be at least 0 and below 1"),
+    ],
+)
+def test_a_bound_is_named_on_the_command_line(name, value, message):
+    parser = OneLineParser()
+    parser.add_class_arguments(Settings, "m")
+    with pytest.raises(UserError) as error:
+        parser.parse_args([f"--m.{name}={value}"])
+    assert str(error.value) == message
+
+
+def test_the_same_bounds_hold_in_python():
+    assert check_arguments(Settings, "m", {"betas": [0, 0.5], "batch": None}) == {
+        "betas": (0.0, 0.5),
+        "batch": None,
+    }
+    with pytest.raises(UserError, match=r"m\.batch is 0; it must be at least 1"):
+        check_arguments(Settings, "m", {"batch": 0})
+    with pytest.raises(UserError, match="unknown key 'rat'"):
+        check_arguments(Settings, "m", {"rat": 1.0})
+
+
+def test_a_program_is_named_as_it_works(monkeypatch, tmp_path):
+    ours = tmp_path / ".venv" / "bin" / "gpt-lightning"
+    ours.parent.mkdir(parents=True)
+    ours.write_text("#!/bin/sh\n")
+    ours.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(ours.parent / "python"))
+    monkeypatch.chdir(tmp_path)
+    assert program() == str(Path(".venv") / "bin" / "gpt-lightning")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert program() == str(ours)
+    monkeypatch.setenv("PATH", f"{ours.parent}{os.pathsep}{os.environ['PATH']}")
+    assert program() == "gpt-lightning"
