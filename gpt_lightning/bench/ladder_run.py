@@ -1,11 +1,12 @@
 """How `bench ladder` measures a rung."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gpt_lightning.bench.core.results import make_folder
+from gpt_lightning.bench.core.results import keep, make_folder
 from gpt_lightning.bench.ladder import SHAPES, LadderRow, Rung
 from gpt_lightning.data.synthetic import random_dataset
 from gpt_lightning.errors import UserError
@@ -86,6 +87,7 @@ class Ladder:
             self.pass_over(rung)
             row = self._measured(rung)
         self.rows.append(row)
+        keep(self.folder, {"rung": row.rung}, dataclasses.asdict(row))
         self._write()
         return row
 

@@ -35,7 +35,8 @@ def report(folder, rows, title="A toy", machine="this one", sweep_file=True, **t
     write_report(folder, title, {"device": machine, "CPU": "one"}, {"rows": rows, **tables})
     if sweep_file:
         lines = [
-            {"configuration": {k: getattr(row, k) for k in KEYS} | {"steps": 5}} for row in rows
+            {"configuration": {k: getattr(row, k) for k in KEYS} | {"steps": 5}, "measured": {}}
+            for row in rows
         ]
         (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return str(folder)
@@ -50,9 +51,8 @@ def slower(row, factor):
     return dataclasses.replace(row, step_ms=row.step_ms * factor)
 
 
-@pytest.mark.parametrize("sweep_file", [True, False])
-def test_a_report_equals_itself(tmp_path, sweep_file, capsys):
-    a = report(tmp_path / "a", ROWS, sweep_file=sweep_file)
+def test_a_report_equals_itself(tmp_path, capsys):
+    a = report(tmp_path / "a", ROWS)
     assert main(["bench", "compare", a, a]) == 0
     rows = compared()
     # four of step_ms; graphs are 0 in two of them, which has no ratio
@@ -108,23 +108,42 @@ def test_two_machines_with_the_device_ignored(tmp_path, capsys):
     assert "- A device: a laptop\n- B device: a workstation\n- CPU: one" in page
 
 
+@dataclass(frozen=True)
+class KernelRow:
+    batch: int = column("batch", "d")
+    kernel: str = column("kernel")
+    calls: int = column("calls", "d")
+    step_ms: float | None = column("step ms", ".1f")
+
+
 def test_further_tables_are_compared_too(tmp_path):
-    kernels = [ToyRow("cpu", False, 1, 3.0), ToyRow("cpu", False, 2, 4.0)]
+    kernels = [KernelRow(batch, name, 7, 3.0) for batch in (1, 2) for name in ("mm", "exp")]
     a = report(tmp_path / "a", ROWS, kernels=kernels)
-    b = report(tmp_path / "b", ROWS, kernels=[slower(row, 3.0) for row in kernels])
+    b = report(tmp_path / "b", ROWS, kernels=[slower(row, 3.0) for row in reversed(kernels)])
     assert main(["bench", "compare", a, b, "--quantities", "step_ms"]) == 0
-    found = [row for row in compared() if row["configuration"].startswith("kernels")]
-    assert [row["ratio"] for row in found] == [3.0, 3.0]
+    found = {r["configuration"]: r["ratio"] for r in compared() if "kernel" in r["configuration"]}
+    names = [f"kernels, batch {batch}, kernel {name}" for batch in (1, 2) for name in ("mm", "exp")]
+    assert found == dict.fromkeys(names, 3.0)
+
+
+def test_configured_fields_that_no_table_shows_may_differ(tmp_path):
+    a, b = (report(tmp_path / name, ROWS) for name in "ab")
+    lines = (tmp_path / "b" / "rows.jsonl").read_text()
+    (tmp_path / "b" / "rows.jsonl").write_text(lines.replace('"steps": 5', '"steps": 9') + '{"torn')
+    assert main(["bench", "compare", a, b]) == 0
+    assert {row["ratio"] for row in compared()} == {1.0, None}
 
 
 def test_mistakes_take_one_line(tmp_path, capsys):
     a = report(tmp_path / "a", ROWS)
     other = report(tmp_path / "other", ROWS, title="Another benchmark")
+    alone = report(tmp_path / "alone", ROWS, sweep_file=False)
     (tmp_path / "broken.json").write_text("[1, 2")
     (tmp_path / "list.json").write_text("[1, 2]")
     cases = {
         (a, other): "give two of one benchmark",
         (a, "nowhere"): "nowhere: No such file",
+        (a, alone): "rows.jsonl: No such file or directory; give a folder of `bench`",
         (a, "broken.json"): "is no report of `bench`",
         (a, "list.json"): "is no report of `bench`",
         (a, a, "--ignore", "devise"): "no such field: did you mean 'device'",

@@ -50,6 +50,8 @@ def test_every_rung_is_a_row_with_a_rate(capsys):
     assert "flash" in capsys.readouterr().out
     (picture,) = folders.ROOT.glob("ladder/*/ladder.png")
     assert picture.stat().st_size > 5_000
+    assert main(["bench", "compare", str(picture.parent), str(picture.parent)]) == 0
+    assert "rung flash" in capsys.readouterr().out
 
 
 def test_a_rung_has_the_settings_of_all_before_it(monkeypatch):
