@@ -8,43 +8,43 @@ from matplotlib.figure import Figure  # not pyplot: no global state, no window
 from matplotlib.ticker import MaxNLocator
 
 WIDTH_IN, DPI = 10.0, 120
+LOSSES_WIDTH_IN = 7.2  # its text stays legible at the width of a README
 
 
 def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
-    """Published losses as lines, ours as dots, and below how far they are apart.
+    """Draw published losses as circles over our curves, and the differences below them.
 
     Args:
         path: A .png file.
-        title: Of the picture.
-        rows: With the fields of reproduce's LossRow.
+        title: Title of the picture.
+        rows: Rows with the fields of reproduce's LossRow.
     """
-    figure = Figure(figsize=(WIDTH_IN, 8.0), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(LOSSES_WIDTH_IN, 6.4), dpi=DPI, layout="constrained")
     losses, differences = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
-    names = dict.fromkeys((row.rung, row.split) for row in rows if row.split != "best")
-    for index, name in enumerate(names):
-        points = [row for row in rows if (row.rung, row.split) == name]
-        compared = [row for row in points if row.theirs is not None]
+    series = list(dict.fromkeys((row.rung, row.split) for row in rows if row.split != "best"))
+    several = len({rung for rung, _ in series}) > 1
+    for index, (rung, split) in enumerate(series):
+        points = [row for row in rows if (row.rung, row.split) == (rung, split)]
+        published = [row for row in points if row.theirs is not None]
         color = f"C{index % 10}"
-        label = name[0] if name[1] == "batch" else " ".join(name)
-        losses.plot([r.step for r in compared], [r.theirs for r in compared], color=color, lw=1)
-        losses.plot(
-            [r.step for r in points], [r.ours for r in points], "o", ms=3, color=color, label=label
-        )
-        distance = [max(abs(r.difference), 1e-7) for r in compared]  # 0 has no logarithm
-        differences.plot([r.step for r in compared], distance, "o-", ms=3, lw=0.5, color=color)
+        name = f"{rung} {split}" if several else f"{split} loss"
+        label = rung if split == "batch" else name
+        losses.plot([r.step for r in points], [r.ours for r in points], color=color, label=label)
+        steps = [r.step for r in published]
+        circles: dict[str, Any] = {"ls": "", "marker": "o", "mfc": "none", "mec": color}
+        circles["ms"] = 8 if len(published) <= 20 else 4
+        losses.plot(steps, [r.theirs for r in published], **circles)
+        distance = [max(abs(r.difference), 1e-7) for r in published]  # 0 has no logarithm
+        differences.plot(steps, distance, "o-", ms=3, lw=0.8, color=color)
         differences.step(
-            [r.step for r in compared],
-            [r.tolerance for r in compared],
-            where="post",
-            color=color,
-            ls="--",
-            lw=1,
+            steps, [r.tolerance for r in published], where="post", color=color, ls="--", lw=1
         )
-    losses.set(ylabel="loss (nats)", title=f"{title}\nlines: published, dots: ours")
-    losses.legend(fontsize=8, ncols=2)
-    differences.set(
-        ylabel="difference (nats)", xlabel="step", yscale="log", title="dashed: tolerance"
-    )
+    losses.plot([], [], color="0.3", label="line: ours")  # what line and circle stand for
+    losses.plot([], [], ls="", marker="o", mfc="none", mec="0.3", label="circle: published")
+    losses.set(ylabel="loss (nats per token)", title=title)
+    losses.legend(ncols=1 if len(series) <= 2 else 2)
+    differences.set(ylabel="difference (nats)", xlabel="optimizer step", yscale="log")
+    differences.set_title("absolute difference; dashed: tolerance", fontsize="medium")
     differences.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (losses, differences):
         axes.grid(alpha=0.3)
