@@ -1,14 +1,12 @@
-"""Memory by phase, from whatever a device has that tells it.
+"""Memory of a piece of work, phase by phase.
 
-CUDA: the allocator's own peaks, and its history if a snapshot is wanted. CPU: the profiler's event
-for every tensor that is made or freed; libraries' own workspaces are not among them. MPS: samples.
+CUDA: peaks of the allocator, and its history if a snapshot is wanted. CPU: the profiler's event of
+each allocation and each free; the workspaces of libraries are not among them. MPS: samples.
 """
 
 import bisect
 import itertools
-import json
 import resource
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,18 +20,18 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 MIB = 2**20
 SAMPLE_S = 0.001  # between two samples
-PHASE = "phase: "  # tells our ranges in a trace from torch's own
-MAX_ENTRIES = 1_000_000  # of CUDA's history; a step of the 2.7B model has some 10,000
+PHASE = "phase: "  # prefix of our ranges in a profile, which also has ranges of torch
+MAX_ENTRIES = 1_000_000  # in the history of CUDA; a step of the 2.7B model has about 10,000
 
 PhaseContext = Callable[[str], AbstractContextManager[Any]]
-Work = Callable[[PhaseContext], None]  # does `with phase("forward"): ...`, each name once
-Timeline = list[tuple[float, int]]  # milliseconds, bytes from then on
+Work = Callable[[PhaseContext], None]  # runs `with phase("forward"): ...`, each name once
+Timeline = list[tuple[float, int]]  # (milliseconds, bytes from this time on)
 Spans = dict[str, tuple[float, float]]  # phase -> first and last millisecond
 
 
 @dataclass(frozen=True)
 class PhaseMemory:
-    """Bytes when a phase began, the most during it, and when it ended."""
+    """Bytes at the begin of a phase, at its peak and at its end."""
 
     begin: int
     peak: int
@@ -42,14 +40,14 @@ class PhaseMemory:
 
 @dataclass(frozen=True)
 class Memory:
-    """What was measured.
+    """Memory of a piece of work.
 
     Attributes:
-        method: How, for people.
-        phases: By name, in order.
-        timeline: Every change, or samples; empty if nobody asked for a history.
-        spans: When the phases were, on the timeline's clock.
-        events: Whether the timeline has every single allocation.
+        method: Name of the measurement: allocator, profiler or samples.
+        phases: Memory of each phase, in order.
+        timeline: Every change, or samples; empty without a history.
+        spans: First and last millisecond of each phase, on the clock of the timeline.
+        events: True if the timeline holds every single allocation.
     """
 
     method: str
@@ -59,7 +57,7 @@ class Memory:
     events: bool = False
 
     def largest(self, phases: list[str]) -> int | None:
-        """Bytes of the largest allocation in some phases; None if single ones were not seen."""
+        """Return the bytes of the largest allocation in some phases; None without events."""
         if not (self.events and self.timeline):
             return None
         spans = [self.spans[name] for name in phases]
@@ -72,11 +70,11 @@ class Memory:
 
 
 def measure_memory(work: Work, device: torch.device, snapshot: Path | None = None) -> Memory:
-    """Does the work once and tells its memory by phase.
+    """Run the work once and return its memory by phase.
 
     Args:
-        work: On a CPU it must also make its inputs: what was there before is not seen.
-        device: Where its tensors are.
+        work: The work. On a CPU it must also make its inputs: earlier allocations are not seen.
+        device: Device of its tensors.
         snapshot: A .pickle for https://pytorch.org/memory_viz, on CUDA only; it is also written if
             the work runs out of memory.
     """
@@ -88,11 +86,11 @@ def measure_memory(work: Work, device: torch.device, snapshot: Path | None = Non
 
 
 def limit_memory(device: torch.device, gib: float | None) -> None:
-    """Lets this process fail for want of memory before the system ends a process of its choice.
+    """Limit the memory of this process, so that Linux does not kill a process of its choice.
 
     Args:
-        device: Only a CPU has a limit, and only Linux heeds it.
-        gib: Of data; None: what the machine has to spare.
+        device: Device of the work; only a CPU has a limit, and only Linux enforces it.
+        gib: Limit in GiB; None: the available memory of the machine.
     """
     if device.type != "cpu":
         return
@@ -104,7 +102,7 @@ def limit_memory(device: torch.device, gib: float | None) -> None:
 
 
 def available_bytes() -> int | None:
-    """What Linux could hand out without swapping; None on other systems."""
+    """Return the memory that Linux can allocate without swapping; None on other systems."""
     path = Path("/proc/meminfo")
     lines = path.read_text().splitlines() if path.exists() else []
     found = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
@@ -115,38 +113,30 @@ def available_bytes() -> int | None:
 
 
 def profiled_memory(work: Work) -> Memory:
-    """By the profiler's memory events."""
+    """Measure by the profiler's events of allocations and frees."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work(lambda phase: record_function(PHASE + phase))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    timeline, spans = read_trace(events)
+    # `profiler.events()` has no event of a single allocation, only sums for each op
+    assert profiler.profiler is not None
+    result = profiler.profiler.kineto_results
+    assert result is not None
+    start_ns = result.trace_start_ns()
+    changes: Timeline = []
+    spans: Spans = {}
+    for event in sorted(result.events(), key=lambda event: event.start_ns()):
+        name, start_ms = event.name(), (event.start_ns() - start_ns) / 1e6
+        if name == "[memory]" and event.device_type().name == "CPU":
+            changes.append((start_ms, event.nbytes()))
+        elif name.startswith(PHASE):
+            spans[name.removeprefix(PHASE)] = (start_ms, start_ms + event.duration_ns() / 1e6)
+    changes.sort()  # a free before an allocation of the same nanosecond
+    levels = itertools.accumulate(change for _, change in changes)
+    timeline = [(t, level) for (t, _), level in zip(changes, levels, strict=True)]
     return Memory("profiler", phases_of(timeline, spans), timeline, spans, events=True)
 
 
-def read_trace(events: list[dict[str, Any]]) -> tuple[Timeline, Spans]:
-    """The CPU tensors' bytes over time, and the named ranges, of a Chrome trace."""
-    changes = sorted(
-        (event["ts"] / 1e3, event["args"]["Bytes"])
-        for event in events
-        if event["name"] == "[memory]" and event["args"]["Device Type"] == 0
-    )
-    levels = itertools.accumulate(change for _, change in changes)
-    timeline = [(t, level) for (t, _), level in zip(changes, levels, strict=True)]
-    ranges = sorted(
-        (e for e in events if e["name"].startswith(PHASE)), key=lambda e: float(e["ts"])
-    )
-    spans = {
-        event["name"].removeprefix(PHASE): (event["ts"] / 1e3, (event["ts"] + event["dur"]) / 1e3)
-        for event in ranges
-    }
-    return timeline, spans
-
-
 def phases_of(timeline: Timeline, spans: Spans) -> dict[str, PhaseMemory]:
-    """Memory of each phase, read off a timeline."""
+    """Return the memory of each phase, read from a timeline."""
     times = [t for t, _ in timeline]
     levels = [0, *(level for _, level in timeline)]  # levels[i]: after i changes
     found = {}
@@ -160,7 +150,7 @@ def phases_of(timeline: Timeline, spans: Spans) -> dict[str, PhaseMemory]:
 
 
 def allocator_memory(work: Work, device: torch.device, snapshot: Path | None) -> Memory:
-    """By the peaks that CUDA's allocator keeps."""
+    """Measure by the peaks that the allocator of CUDA keeps."""
     phases: dict[str, PhaseMemory] = {}
     spans: Spans = {}
 
@@ -183,7 +173,7 @@ def allocator_memory(work: Work, device: torch.device, snapshot: Path | None) ->
 
 
 def with_history(work: Callable[[], None], device: torch.device, snapshot: Path) -> Timeline:
-    """Does the work, writes the allocator's history, and returns it as a timeline."""
+    """Run the work, write the history of the allocator, and return it as a timeline."""
     before = torch.cuda.memory_allocated(device)
     torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES, stacks="python")
     try:
@@ -196,14 +186,14 @@ def with_history(work: Callable[[], None], device: torch.device, snapshot: Path)
 
 
 def read_history(trace: list[dict[str, Any]], before: int) -> Timeline:
-    """A timeline of the history's entries.
+    """Return the timeline of a history.
 
     Args:
-        trace: Of one device; sizes are as asked for, so that the sum is a little below the
+        trace: Entries of one device. Sizes are the requested ones: their sum is a little below the
             allocator's, which rounds up to 512 bytes.
-        before: Bytes when it began.
+        before: Bytes when the history began.
     """
-    signs = {"alloc": 1, "free_requested": -1}  # free_completed: of the same block, later
+    signs = {"alloc": 1, "free_requested": -1}  # free_completed follows, for the same block
     entries = [entry for entry in trace if entry["action"] in signs]
     levels = itertools.accumulate(
         (signs[entry["action"]] * entry["size"] for entry in entries), initial=before
@@ -216,34 +206,34 @@ def read_history(trace: list[dict[str, Any]], before: int) -> Timeline:
 
 
 def sampled_memory(work: Work, read: Callable[[], int], synchronize: Callable[[], None]) -> Memory:
-    """By a second thread that looks every millisecond: a peak may be higher than what it saw."""
+    """Measure by a thread that reads the level every millisecond; a true peak may be higher."""
     timeline: Timeline = []
     spans: Spans = {}
     done = threading.Event()
 
-    def look() -> None:
+    def sample() -> None:
         timeline.append((time.perf_counter() * 1e3, read()))
 
-    def watch() -> None:
+    def run() -> None:
         while not done.wait(SAMPLE_S):
-            look()
+            sample()
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:
         synchronize()
-        look()
+        sample()
         first = timeline[-1][0]
         yield
         synchronize()
-        look()
+        sample()
         spans[name] = (first, timeline[-1][0])
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
+    sampler = threading.Thread(target=run, daemon=True)
+    sampler.start()
     try:
         work(phase)
     finally:
         done.set()
-        watcher.join()
+        sampler.join()
     timeline.sort()
     return Memory("samples", phases_of(timeline, spans), timeline, spans)
