@@ -1,7 +1,10 @@
-"""What a Chrome trace of torch.profiler says: work, and the named range that it was done for.
+"""Work of the device in a Chrome trace of torch.profiler, with the named ranges around it.
 
-Work is a kernel, copy or fill on a GPU, where it belongs to the op that launched it; on a CPU it is
-an op of its own time, without the ops that it calls. The file format is the profiler's public one.
+On a GPU work is a kernel, a copy or a fill; it belongs to the op that launched it. On a CPU work is
+an op, without the time of the ops that it calls.
+
+`profiler.events()` is not enough: in torch 2.10, the oldest version that this package supports, an
+event has no kind of activity, and the `kernels` of an op have no start time.
 """
 
 import re
@@ -11,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 KINDS = ("products", "softmax", "elementwise", "reductions", "other")
-Event = dict[str, Any]  # of the trace: ts and dur in microseconds
+Event = dict[str, Any]  # ts and dur are in microseconds
 
-# aten ops, without the _ of the variants in place; `other` is the rest: lookups, copies between
-# devices, random numbers, allocation, views and the dispatch around them
+# names of aten ops, without the trailing _ of in-place variants. The rest is `other`: lookups,
+# copies between devices, random numbers, allocation, views and the dispatch around them.
 OPS = {
     "products": r"(add|b|baddb|addb)?mm|addmv|mv|dot|mkldnn_linear|.*attention.*",
     "softmax": r"_(log_)?softmax(_backward_data)?",
@@ -26,7 +29,7 @@ OPS = {
     r"|addcmul|addcdiv|reciprocal|masked_fill|where|tril|triu|bitwise_\w+|logical_\w+|eq|ne|g[te]"
     r"|l[te]|fill|zero|copy|clamp|maximum|minimum",
 }
-# kernels that no op is known of, by their own names
+# names of kernels whose op is unknown
 NAMES = {
     "products": r"gemm|gemv|cutlass|nvjet|xmma|cublas|splitk",
     "softmax": r"softmax",
@@ -40,9 +43,9 @@ class Range:
     """One occurrence of a named range.
 
     Attributes:
-        path: Its name, after the names of the ranges around it.
-        start_ms: When the program entered it.
-        end_ms: When the program left it.
+        path: Names of the ranges around it, from the outermost one, then its own name.
+        start_ms: Time at which the program entered it.
+        end_ms: Time at which the program left it.
     """
 
     path: tuple[str, ...]
@@ -52,14 +55,14 @@ class Range:
 
 @dataclass(frozen=True)
 class Work:
-    """Something that the device did.
+    """One kernel, copy, fill or CPU op.
 
     Attributes:
-        op: That launched it; empty if none is known.
-        kernel: Its name; the op's on a CPU.
-        inside: The ranges it was launched in, from the outermost to the innermost.
-        start_ms: When the device began.
-        ms: How long it took.
+        op: Name of the op that launched it; empty if unknown.
+        kernel: Name of the kernel; on a CPU that of the op.
+        inside: Ranges in which it was launched, from the outermost to the innermost.
+        start_ms: Time at which the device began.
+        ms: Duration on the device.
     """
 
     op: str
@@ -70,7 +73,7 @@ class Work:
 
     @property
     def kind(self) -> str:
-        """One of KINDS."""
+        """Kind of the work, one of KINDS."""
         if re.match(r"Mem(cpy|set)", self.kernel):
             return "other"
         if not self.op:
@@ -82,15 +85,17 @@ class Work:
 
 
 def read_trace(trace: dict[str, Any], names: Sequence[str], on_gpu: bool) -> list[Work]:
-    """The work of a trace that was launched inside ranges.
+    """Return the work that was launched inside named ranges.
 
     Args:
         trace: A parsed Chrome trace.
-        names: Of the ranges that count; others, such as the profiler's own, do not.
-        on_gpu: Whether the device is a GPU; otherwise it is the CPU.
+        names: Names of the ranges; others, such as the profiler's own, are skipped.
+        on_gpu: True if the device is a GPU, False if it is a CPU.
     """
-    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-    of = by_category(events)
+    of: dict[str, list[Event]] = defaultdict(list)  # by the profiler's category
+    for event in trace["traceEvents"]:
+        if event.get("ph") == "X":
+            of[event.get("cat", "")].append(event)
     annotations = [event for event in of["user_annotation"] if event["name"] in names]
     launches = gpu_launches(of) if on_gpu else cpu_work(of["cpu_op"])
     return [
@@ -100,19 +105,11 @@ def read_trace(trace: dict[str, Any], names: Sequence[str], on_gpu: bool) -> lis
     ]
 
 
-def by_category(events: Iterable[Event]) -> dict[str, list[Event]]:
-    """Events by what the profiler calls their category."""
-    found: dict[str, list[Event]] = defaultdict(list)
-    for event in events:
-        found[event.get("cat", "")].append(event)
-    return found
-
-
-Launch = tuple[float, tuple[str, str, float, float]]  # when; op, kernel, its start and duration
+Launch = tuple[float, tuple[str, str, float, float]]  # launch; op, kernel, start and duration
 
 
 def gpu_launches(of: dict[str, list[Event]]) -> list[Launch]:
-    """Kernels, copies and fills with the moments at which the program launched them."""
+    """Return kernels, copies and fills with the times at which the program launched them."""
     ops = {event["args"].get("External id"): event for event in of["cpu_op"]}
     runtime = [*of["cuda_runtime"], *of["cuda_driver"]]
     calls = {event["args"].get("correlation"): event for event in runtime}
@@ -126,9 +123,9 @@ def gpu_launches(of: dict[str, list[Event]]) -> list[Launch]:
 
 
 def cpu_work(ops: list[Event]) -> list[Launch]:
-    """Ops that compute, each without the time of those that it calls."""
+    """Return the ops that compute, each without the time of the ops that it calls."""
     own = {id(op): op["dur"] for op in ops}
-    open_ops: dict[int, list[Event]] = defaultdict(list)  # of each thread
+    open_ops: dict[int, list[Event]] = defaultdict(list)  # by thread
     for op in sorted(ops, key=lambda op: (op["ts"], -op["dur"])):
         stack = open_ops[op["tid"]]
         while stack and stack[-1]["ts"] + stack[-1]["dur"] <= op["ts"]:
@@ -139,23 +136,25 @@ def cpu_work(ops: list[Event]) -> list[Launch]:
     return [
         (op["ts"], (op["name"], op["name"], op["ts"], own[id(op)]))
         for op in ops
-        if re.match(r"(?!autograd|torch)\w+::", op["name"])  # not the nodes of the graph
+        if re.match(
+            r"(?!autograd|torch)\w+::", op["name"]
+        )  # without the nodes of the autograd graph
     ]
 
 
 def placed(
     annotations: list[Event], launches: list[Launch]
 ) -> Iterator[tuple[tuple[Range, ...], tuple[str, str, float, float]]]:
-    """Each launch with the ranges around its moment, whatever its thread.
+    """Yield each launch with the ranges around its time, in any thread.
 
     The backward pass launches from a thread of its own while the program waits inside `backward`.
     """
-    moments = [
+    times = [
         *((event["ts"], -event["dur"], event, None) for event in annotations),
         *((when, 0.0, None, launch) for when, launch in launches),
     ]
     inside: tuple[Range, ...] = ()
-    for when, _, event, launch in sorted(moments, key=lambda moment: moment[:2]):
+    for when, _, event, launch in sorted(times, key=lambda time: time[:2]):
         while inside and inside[-1].end_ms <= when / 1e3:
             inside = inside[:-1]
         if event is not None:
@@ -169,18 +168,18 @@ def placed(
 
 
 def total_ms(works: Iterable[Work]) -> float:
-    """Time of all of it."""
+    """Return the sum of the durations."""
     return sum(work.ms for work in works)
 
 
 def shares(works: Sequence[Work]) -> dict[str, float]:
-    """Of the time, by kind; together 1."""
+    """Return the share of each kind in the total time; the shares add up to 1."""
     whole = total_ms(works)
     return {kind: total_ms(w for w in works if w.kind == kind) / whole for kind in KINDS}
 
 
 def by_kernel(works: Iterable[Work]) -> dict[tuple[str, str, str], list[Work]]:
-    """(kind, kernel, op) -> work, what takes longest first."""
+    """Group work by (kind, kernel, op), the longest total time first."""
     found: dict[tuple[str, str, str], list[Work]] = defaultdict(list)
     for work in works:
         found[work.kind, work.kernel, work.op].append(work)
@@ -188,7 +187,7 @@ def by_kernel(works: Iterable[Work]) -> dict[tuple[str, str, str], list[Work]]:
 
 
 def by_range(works: Iterable[Work]) -> dict[tuple[str, ...], dict[Range, list[Work]]]:
-    """Path -> occurrence -> the work inside it, that of the ranges inside it included."""
+    """Group work by path and occurrence of its ranges; inner ranges count to the outer ones too."""
     found: dict[tuple[str, ...], dict[Range, list[Work]]] = {}
     for work in sorted(works, key=lambda work: work.inside[-1].start_ms):
         for place in work.inside:
@@ -197,7 +196,10 @@ def by_range(works: Iterable[Work]) -> dict[tuple[str, ...], dict[Range, list[Wo
 
 
 def span_ms(place: Range, works: Sequence[Work], on_gpu: bool) -> float:
-    """From the first work's begin to the last one's end on a GPU; the range's time on a CPU."""
+    """Return the time between the begin of the first work and the end of the last.
+
+    On a CPU the time of the range itself.
+    """
     if not on_gpu:
         return place.end_ms - place.start_ms
     return max(work.start_ms + work.ms for work in works) - min(work.start_ms for work in works)
