@@ -99,19 +99,29 @@ def check_arguments(kind: type, prefix: str, values: Mapping[str, Any]) -> dict[
 
     Args:
         kind: Class whose `__init__` (or dataclass fields) declares the types.
-        prefix: Key before the names, such as "model".
+        prefix: Key before the names, such as "model"; "" for none.
         values: Arguments by name.
 
     Returns:
-        The values by name, converted to the declared types (a list to a tuple).
+        The values by name, converted to the declared types (a list to a tuple; a number with
+        bounds to a plain int or float).
 
     Raises:
         UserError: a value is out of bounds or of another type.
     """
     parser = OneLineParser()
-    parser.add_class_arguments(kind, prefix)
-    checked: dict[str, Any] = parser.parse_object({prefix: dict(values)})[prefix].as_dict()
-    return {name: checked[name] for name in values}
+    parser.add_class_arguments(kind, prefix or None)
+    parsed = parser.parse_object({prefix: dict(values)} if prefix else dict(values))
+    checked: dict[str, Any] = (parsed[prefix] if prefix else parsed).as_dict()
+    return {name: plain_number(checked[name]) for name in values}
+
+
+def plain_number(value: Any) -> Any:
+    """Return a plain number for one of jsonargparse's types, which no checkpoint may hold."""
+    for plain in (int, float):
+        if isinstance(value, plain) and not isinstance(value, bool):
+            return plain(value)
+    return value
 
 
 def program(name: str = "gpt-lightning") -> str:

@@ -1,7 +1,7 @@
 """Batches of windows: endless and resumable for training, a whole split for evaluation."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -59,8 +59,6 @@ class TrainLoader:
         num_workers: processes that read ahead; 0 reads in the training process.
         pin_memory: page-locked batches, for CUDA.
         allow_changes: go on from a checkpoint of another order or number of sequences a step.
-        between: called before each batch is read: between two micro-batches, when all work on the
-            last one is done.
     """
 
     def __init__(
@@ -73,9 +71,8 @@ class TrainLoader:
         num_workers: int = 0,
         pin_memory: bool = False,
         allow_changes: bool = False,
-        between: Callable[[], None] = lambda: None,
     ) -> None:
-        self.allow_changes, self.between = allow_changes, between
+        self.allow_changes = allow_changes
         self.source, self.batch_size = source, batch_size
         self.accumulate, self.rank, self.world = accumulate, rank, world
         self.num_workers, self.pin_memory = num_workers, pin_memory
@@ -102,7 +99,6 @@ class TrainLoader:
         )
         batches_read = iter(loader)
         while self.position < len(self):
-            self.between()
             began = time.perf_counter()
             batch = next(batches_read)
             self.wait_s += time.perf_counter() - began

@@ -8,7 +8,7 @@ step 0 digit by digit. Source: train.py in https://github.com/karpathy/nanoGPT.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -106,14 +106,9 @@ class NanoGPTLoader:
     """
 
     def __init__(
-        self,
-        draws: NanoGPTDraws,
-        accumulate: int = 1,
-        allow_changes: bool = False,
-        between: Callable[[], None] = lambda: None,
+        self, draws: NanoGPTDraws, accumulate: int = 1, allow_changes: bool = False
     ) -> None:
-        self.draws, self.accumulate = draws, accumulate
-        self.allow_changes, self.between = allow_changes, between
+        self.draws, self.accumulate, self.allow_changes = draws, accumulate, allow_changes
         self.wait_s = 0.0  # that the loop has waited for batches
 
     def __len__(self) -> int:
@@ -123,7 +118,6 @@ class NanoGPTLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         for _ in range(len(self)):
-            self.between()
             began = time.perf_counter()
             batch = self.draws.training_batch()
             self.wait_s += time.perf_counter() - began

@@ -37,6 +37,7 @@ from gpt_lightning.training.callbacks.token_losses import TokenLosses
 from gpt_lightning.training.datamodule import DEFAULT_SEED, TokenDataModule
 from gpt_lightning.training.memory_advice import out_of_memory_line
 from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.step_shape import check_accumulation
 
 # callbacks that every run has; their arguments are keys of their own
 FORCED_CALLBACKS: dict[str, type[L.Callback]] = {
@@ -180,11 +181,6 @@ class GPTCLI(LightningCLI):
 
     def after_instantiate_classes(self) -> None:
         self.config_init[str(self.subcommand)]["weights_only"] = True  # loading runs no code
-        self.datamodule.use_block_size(self.model.config.block_size)
-        if self.subcommand == "fit":
-            self.datamodule.use_trainer(self.trainer)
-            interval = self.config_init[str(self.subcommand)].trainer.val_check_interval
-            check_accumulation(self.trainer.accumulate_grad_batches, interval)
         ckpt_path = self.config_init[str(self.subcommand)].ckpt_path
         if ckpt_path:
             checkpoint = read_checkpoint(Path(ckpt_path))
@@ -294,26 +290,6 @@ def print_resumption(path: Path, checkpoint: Checkpoint, module: GPTModule) -> N
     print(f"resume      {path}: {', '.join(where)}")
     for line in differences(checkpoint.hyperparameters, module.hyperparameters()):
         print(f"changed     model.{line}")
-
-
-def check_accumulation(accumulate: int, interval: Any) -> None:
-    """Refuses a validation, and with it a checkpoint, in the middle of an optimizer step.
-
-    Gradients of the micro-batches so far would be lost with the checkpoint, and their time with
-    the validation's.
-
-    Args:
-        accumulate: Micro-batches a step.
-        interval: Trainer's val_check_interval; an int counts micro-batches.
-    """
-    if accumulate < 1:
-        raise UserError(f"trainer.accumulate_grad_batches is {accumulate}; it must be at least 1")
-    if isinstance(interval, int) and interval % accumulate:
-        raise UserError(
-            f"trainer.val_check_interval {interval} counts micro-batches and is no multiple of "
-            f"trainer.accumulate_grad_batches {accumulate}: "
-            f"set it to {max(1, round(interval / accumulate)) * accumulate}"
-        )
 
 
 def run(

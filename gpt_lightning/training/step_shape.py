@@ -77,6 +77,26 @@ def accumulation(tokens_per_step: int, batch_size: int, block_size: int, ranks: 
     )
 
 
+def check_accumulation(accumulate: int, interval: Any) -> None:
+    """Refuses a validation, and with it a checkpoint, in the middle of an optimizer step.
+
+    Gradients of the micro-batches so far would be lost with the checkpoint, and their time with
+    the validation's.
+
+    Args:
+        accumulate: Micro-batches a step.
+        interval: Trainer's val_check_interval; an int counts micro-batches.
+    """
+    if accumulate < 1:
+        raise UserError(f"trainer.accumulate_grad_batches is {accumulate}; it must be at least 1")
+    if isinstance(interval, int) and interval % accumulate:
+        raise UserError(
+            f"trainer.val_check_interval {interval} counts micro-batches and is no multiple of "
+            f"trainer.accumulate_grad_batches {accumulate}: "
+            f"set it to {max(1, round(interval / accumulate)) * accumulate}"
+        )
+
+
 def options_for(
     old: StepShape,
     batch_size: int,

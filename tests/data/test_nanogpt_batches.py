@@ -1,12 +1,12 @@
 """nanoGPT's draws, against its program's loop written out."""
 
-from types import SimpleNamespace
-
 import lightning as L
 import pytest
 import torch
 
+from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.data.nanogpt_batches import NanoGPTDraws, NanoGPTLoader
+from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.training.datamodule import TokenDataModule
@@ -48,6 +48,11 @@ def datamodule(text_file, tmp_path, **changes) -> TokenDataModule:
     )
 
 
+def streams(data: TokenDataModule) -> dict[str, TokenStream]:
+    dataset = TokenDataset(data.address, data.data_dir, data.cache_limit_gb)
+    return {split: dataset.stream(split, T) for split in ("train", "val")}
+
+
 def trainer(*callbacks, **changes) -> L.Trainer:
     settings = {"max_steps": 4, "val_check_interval": 2, "num_sanity_val_steps": -1, **changes}
     return L.Trainer(
@@ -66,8 +71,8 @@ def trainer(*callbacks, **changes) -> L.Trainer:
 def nanogpts_draws(data: TokenDataModule, steps: int, every: int) -> list[tuple[str, torch.Tensor]]:
     """nanoGPT's program: seed, model, a batch; evaluations at step 0, `every`, ...; batches."""
     tokens = {
-        split: torch.tensor(data._stream(split).windows([0], len(data._stream(split)))[0])
-        for split in ("train", "val")
+        split: torch.tensor(stream.windows([0], len(stream))[0])
+        for split, stream in streams(data).items()
     }
 
     def get_batch(split: str) -> torch.Tensor:
@@ -112,15 +117,14 @@ def test_dropout_does_not_move_the_batches(text_file, tmp_path):
 def test_the_state_goes_on_where_it_was(text_file, tmp_path):
     data = datamodule(text_file, tmp_path)
     data.prepare_data()
-    streams = {split: data._stream(split) for split in ("train", "val")}
     torch.manual_seed(1)
-    draws = NanoGPTDraws(streams, T, B, EVALS)
+    draws = NanoGPTDraws(streams(data), T, B, EVALS)
     draws.training_batch()
     draws.evaluation_batch("val", 0)
     state = NanoGPTLoader(draws).state_dict()
     expected = [draws.training_batch()[0] for _ in range(3)]
     torch.manual_seed(2)
-    resumed = NanoGPTDraws(streams, T, B, EVALS)
+    resumed = NanoGPTDraws(streams(data), T, B, EVALS)
     NanoGPTLoader(resumed).load_state_dict(state)
     for batch in expected:
         assert torch.equal(resumed.training_batch()[0], batch)
@@ -144,6 +148,7 @@ def test_what_cannot_be_nanogpts_is_refused(text_file, tmp_path):
     with pytest.raises(UserError, match=r"data.eval_batches is 0"):
         datamodule(text_file, tmp_path, eval_batches=0)
     data = datamodule(text_file, tmp_path)
-    data.trainer = SimpleNamespace(world_size=2)
+    data.prepare_data()
+    data.trainer = L.Trainer(accelerator="cpu", devices=2, logger=False, barebones=True)
     with pytest.raises(UserError, match=r"one process"):
-        data.train_dataloader()
+        data.setup("fit")

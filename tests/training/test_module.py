@@ -144,7 +144,7 @@ def test_validation_is_the_mean_over_every_token_of_the_split(
     module, trainer, _ = fit(
         text_file, eager(), eval_batch_size=eval_batch_size, trainer={"precision": precision}
     )
-    stream = trainer.datamodule._stream("val")
+    stream = trainer.datamodule.reader.stream("val")
     module.eval()
     losses = []
     for start in range(0, len(stream) - 1, 16):

@@ -228,7 +228,7 @@ def test_validation_and_samples_add_one_graph_at_most(text_file, evaluates_compi
     monkeypatch.setattr("gpt_lightning.model.gpt.GPT.compile", compile_quickly)
     module = GPTModule(TINY, schedule="constant", compile=True)
     _, trainer = fit(text_file, [SampleText(20)], module, max_steps=12, val_check_interval=4)
-    windows = len(trainer.datamodule._stream("val")) - 1
+    windows = len(trainer.datamodule.reader.stream("val")) - 1
     assert windows % (16 * 3), "the last batch must be a smaller one for this to say anything"
     assert frames["stats"]["unique_graphs"] == 1 + evaluates_compiled
     assert sum(frames["graph_break"].values()) == 0

@@ -160,8 +160,12 @@ def test_an_accumulation_that_says_the_same_is_no_contradiction():
 
 def test_ranks_count():
     trainer = L.Trainer(accelerator="cpu", devices=2, num_nodes=3, logger=False, barebones=True)
-    data = TokenDataModule(text_file="text.txt", block_size=16, batch_size=4, tokens_per_step=1152)
-    data.use_trainer(trainer)
+    data = TokenDataModule(
+        text_file="text.txt", tokenizer="char", block_size=16, batch_size=4, tokens_per_step=1152
+    )
+    data.trainer = trainer
+    data.prepare_data()
+    data.setup("fit")
     assert trainer.accumulate_grad_batches == 1152 // (4 * 16 * 2 * 3)
 
 

@@ -2,8 +2,9 @@
 
 Everything happens between two micro-batches, when nothing is in flight: the last step's update is
 done, its metrics are in the files, its validation is over, and the next batch has not been asked
-for. TrainLoader calls `between` at that moment. What a checkpoint holds is then exactly the run
-after `step` steps, and going on from it is going on with the run.
+for. BetweenSteps, around the training loader, calls `between_batches` at that moment. What a
+checkpoint holds is then exactly the run after `step` steps, and going on from it is going on with
+the run.
 """
 
 import math
@@ -34,7 +35,6 @@ from gpt_lightning.training.trainer_state import (
     count_steps_once,
     is_fitting,
     is_trial,
-    token_data,
 )
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -112,9 +112,6 @@ class RunCheckpoint(L.Callback):
         self._saved_step = trainer.global_step  # what a run begins with is never written again
         if trainer.is_global_zero and self._writes(trainer):
             set_aside(self.folder(trainer), trainer.global_step)
-        data = token_data(trainer)
-        if data is not None:
-            data.between_batches = lambda: self.between(trainer)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._signal == signal.SIGINT == number:  # the second Ctrl-C does not wait
@@ -147,7 +144,7 @@ class RunCheckpoint(L.Callback):
             self.best_loss = min(self.best_loss, self._loss)
         self._due = True
 
-    def between(self, trainer: L.Trainer) -> None:
+    def between_batches(self, trainer: L.Trainer) -> None:
         """Saves and stops if it is time to; called between two micro-batches."""
         if not at_step_boundary(trainer):
             return
