@@ -1,22 +1,22 @@
-"""What a person did wrong and can mend, and a machine that is too small."""
+"""Exceptions: user errors (exit code 2) and out-of-memory."""
 
 
 class UserError(ValueError):
-    """Bad input: the message is one line that names the file or key, what was found, and the fix.
+    """Bad input. The message is one line: the file or key, what was found, and the fix.
 
-    The command line prints it without a traceback and exits with 2. Everything else that is raised
-    is a defect of ours or of the machine, and exits with 1.
+    The command line prints the message without a traceback and exits with 2. Any other exception is
+    a defect of the program or of the machine, and exits with 1.
     """
 
 
 class MemoryExhaustedError(RuntimeError):
-    """Memory ran out: the message is one line that names settings that need less.
+    """Out of memory. The message is one line that names settings with a smaller need.
 
-    The command line treats it as a UserError; benchmarks make a row of it and go on.
+    The command line treats it like a UserError; benchmarks record a failed row and continue.
     """
 
 
-# as CUDA's, MPS's and the CPU's allocators say it, cuBLAS and cuDNN, C++ and the system
+# messages of the allocators of CUDA, MPS and the CPU, of cuBLAS and cuDNN, of C++ and the system
 OUT_OF_MEMORY = (
     "out of memory",
     "can't allocate memory",
@@ -28,7 +28,7 @@ OUT_OF_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that memory ran out."""
+    """Return whether an exception means that memory ran out."""
     if isinstance(error, MemoryError | MemoryExhaustedError):
         return True
     text = str(error).lower()

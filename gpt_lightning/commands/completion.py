@@ -9,7 +9,7 @@ def completion(shell: Literal["bash", "zsh"]) -> None:
     In bash, `eval "$(gpt-lightning completion bash)"` turns it on.
 
     Args:
-        shell: The shell that you use.
+        shell: Your shell.
     """
     import importlib
 

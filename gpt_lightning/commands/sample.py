@@ -1,50 +1,43 @@
-"""The command `gpt-lightning sample`: text from a checkpoint."""
+"""The command `gpt-lightning sample`: generate text from a checkpoint."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.errors import UserError
-
-if (
-    TYPE_CHECKING
-):  # torch is imported when there is something to sample: --help must not wait for it
-    pass
 
 
 def sample(
     path: str,
     prompt: str = "",
-    num_samples: int = 1,
-    max_new_tokens: int = 500,
+    num_samples: PositiveInt = 1,
+    max_new_tokens: PositiveInt = 500,
     temperature: float = 0.8,
     top_k: int | None = 200,
     seed: int = 1337,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     dtype: Literal["auto", "fp32", "bf16"] = "auto",
 ) -> None:
-    """Write text with a trained model.
+    """Generate text with a trained model.
 
     Args:
-        path: A checkpoint, a run folder (its best checkpoint) or an experiment's folder (its newest
+        path: Checkpoint, run folder (its best checkpoint), or folder of an experiment (its newest
             run).
-        prompt: What the text begins with; FILE:path reads it from a file; empty: the start of a
-            text.
-        num_samples: How many texts.
-        max_new_tokens: Tokens a text.
-        temperature: Divides the logits; below 1 is safer, above 1 bolder, 0 takes the most likely
-            token.
-        top_k: Samples among the k most likely tokens only; null: among all.
-        seed: Of the draws.
-        device: Where the model runs; auto: cuda, else mps, else cpu.
-        dtype: Of the matrix products; bf16 is up to twice as fast and rounds: now and then it is
-            another token. auto: bf16 where the device has it, else fp32; said above the text.
+        prompt: Beginning of the text. FILE:path reads it from a file; empty: the start of a text.
+        num_samples: Number of texts.
+        max_new_tokens: Number of tokens a text.
+        temperature: Divisor of the logits. Below 1 is safer, above 1 is bolder, 0 takes the most
+            likely token.
+        top_k: Number of most likely tokens to sample from; null: all.
+        seed: Seed of the draws.
+        device: Device of the model. auto: cuda, else mps, else cpu.
+        dtype: dtype of matrix products. bf16 is up to 2x faster; rounding occasionally changes a
+            token. auto: bf16 where the device supports it, else fp32. The first line names it.
     """
-    for name, value in {"num_samples": num_samples, "max_new_tokens": max_new_tokens}.items():
-        if value < 1:
-            raise UserError(f"--{name} is {value}; it must be at least 1")
     prompt = read_prompt(prompt)
 
-    import torch
+    import torch  # after the checks: --help must not wait for it
 
     from gpt_lightning.data.tokenizers import start_tokens
     from gpt_lightning.hardware.device import default_device
@@ -63,7 +56,6 @@ def sample(
         precision, why = fastest_precision(torch_device)
         dtype = "bf16" if precision == "bf16-mixed" else "fp32"
     products = torch.bfloat16 if dtype == "bf16" else None
-    # once, for all texts
     model = prepack_for_decoding(
         model.to(torch_device), products, num_samples * max_new_tokens >= PACKED_FROM
     )
@@ -86,7 +78,7 @@ def sample(
 
 
 def read_prompt(prompt: str) -> str:
-    """The prompt itself, or the text of the file that `FILE:path` names."""
+    """Return the prompt, or the text of the file that `FILE:path` names."""
     if not prompt.startswith("FILE:"):
         return prompt
     path = Path(prompt.removeprefix("FILE:"))
