@@ -1,4 +1,4 @@
-"""The command line: a table of commands, and one line for every mistake."""
+"""Command line: the table of commands, and error messages of one line."""
 
 import importlib
 import os
@@ -11,41 +11,51 @@ from gpt_lightning.errors import MemoryExhaustedError, UserError
 
 DEBUG = "GPT_LIGHTNING_DEBUG"
 
-# name -> (where it is, what --help says). Nothing is imported before it is asked for.
+# name -> (module:function, line of --help). A command's module is imported when it is called.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "fit": ("gpt_lightning.training.fit:run", "train a model: --config configs/quickstart.yaml"),
-    "validate": ("gpt_lightning.training.fit:run", "loss of a checkpoint on the validation split"),
-    "test": ("gpt_lightning.training.fit:run", "loss of a checkpoint on the test split"),
+    "fit": ("gpt_lightning.training.fit:run", "train a model: --config quickstart"),
+    "validate": (
+        "gpt_lightning.training.fit:run",
+        "print the loss of a checkpoint on the validation split",
+    ),
+    "test": ("gpt_lightning.training.fit:run", "print the loss of a checkpoint on the test split"),
     "predict": (
         "gpt_lightning.training.fit:run",
-        "loss of each token of the validation split, to a file",
+        "write the loss of each token of the validation split to a file",
     ),
-    "prepare": ("gpt_lightning.prepare.command:prepare", "turn a text into shards of tokens"),
-    "verify": ("gpt_lightning.data.verify:verify", "every byte of a dataset against its digests"),
-    "data": ("gpt_lightning.commands.inspect_data:run", "look into a dataset: data inspect DIR"),
-    "sample": ("gpt_lightning.commands.sample:sample", "write text with a trained model"),
+    "prepare": ("gpt_lightning.prepare.command:prepare", "convert a text into shards of tokens"),
+    "verify": (
+        "gpt_lightning.data.verify:verify",
+        "check every byte of a dataset against its digests",
+    ),
+    "data": (
+        "gpt_lightning.commands.inspect_data:run",
+        "print the content of a dataset: data inspect DIR",
+    ),
+    "sample": ("gpt_lightning.commands.sample:sample", "generate text with a trained model"),
     "reproduce": (
         "gpt_lightning.reproduce.command:run",
-        "published tables beside ours, row by row: --list",
+        "repeat published results and compare row by row: --list",
     ),
     "bench": ("gpt_lightning.bench.command:run", "measure this machine: bench --help"),
+    "configs": ("gpt_lightning.commands.configs:configs", "list the configurations of --config"),
     "checkpoint": (
         "gpt_lightning.commands.checkpoint:run",
         "inspect or verify checkpoints: checkpoint --help",
     ),
     "doctor": (
         "gpt_lightning.commands.check_resume:run",
-        "check this machine: doctor --resume --config FILE",
+        "check that resuming is bit-exact on this machine: doctor --resume --config FILE",
     ),
     "completion": (
         "gpt_lightning.commands.completion:completion",
-        "a completion script for your shell",
+        "print a completion script for your shell",
     ),
 }
 
 
 def usage() -> str:
-    """What `gpt-lightning --help` prints."""
+    """Return the text of `gpt-lightning --help`."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(
@@ -55,51 +65,55 @@ def usage() -> str:
             "commands:",
             *lines,
             "",
-            "gpt-lightning COMMAND --help explains one.",
+            "gpt-lightning COMMAND --help explains a command.",
         ]
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command.
+    """Run a command.
+
+    Args:
+        argv: Arguments; None: those of the process.
 
     Returns:
-        Exit code: 0, or 2 for a mistake that the user can mend or a want of memory, 1 for a defect,
-        130 for Ctrl-C. Failures leave one line on standard error, and a traceback only if
-        GPT_LIGHTNING_DEBUG=1.
+        Exit code: 0; 2 for a user error or out-of-memory; 1 for a defect; 130 for Ctrl-C. A failure
+        prints one line on standard error. GPT_LIGHTNING_DEBUG=1 adds the traceback.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    # Threads of GNU OpenMP, PyTorch's on Linux, spin while they wait for each other. On two cores
-    # with one busy that made a step 230 ms instead of 60; at this count 130, and 61 on an idle
-    # machine. It must be there before torch is imported.
+    # Threads of GNU OpenMP, PyTorch's on Linux, spin while they wait for each other, which slows a
+    # step down on a busy machine (benchmarks/shakespeare_char_cpu.md). The limit must be set before
+    # torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    threading.excepthook = complain_of_thread
+    threading.excepthook = print_thread_error
     try:
         return dispatch(argv)
-    except SystemExit as exit_:  # --help and the like
-        if isinstance(exit_.__context__, KeyboardInterrupt):  # Lightning tidied up and said exit(1)
+    except SystemExit as exit_:
+        if isinstance(
+            exit_.__context__, KeyboardInterrupt
+        ):  # Lightning cleaned up and called exit(1)
             return interrupted()
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     except KeyboardInterrupt:
         return interrupted()
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # `| head` has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
         if os.environ.get(DEBUG) == "1":
             raise
-        return complain(error)
+        return print_error(error)
 
 
 def interrupted() -> int:
-    """What Ctrl-C leaves behind."""
+    """Print the line for Ctrl-C and return its exit code."""
     print("error: interrupted", file=sys.stderr)
     return 130
 
 
-def complain(error: Exception) -> int:
-    """Prints the line and returns the exit code that an exception deserves."""
-    # a loader's worker hands its whole traceback on; the line is at its end
+def print_error(error: Exception) -> int:
+    """Print an exception as one line and return its exit code."""
+    # the message of a data loader's worker is a traceback, with the UserError at its end
     text = " ".join(str(error).rpartition("UserError: ")[2].split())
     if isinstance(error, UserError | MemoryExhaustedError):
         print(f"error: {text}", file=sys.stderr)
@@ -112,8 +126,11 @@ def complain(error: Exception) -> int:
     return 1
 
 
-def complain_of_thread(args: threading.ExceptHookArgs) -> None:
-    """One line for what ends a thread, such as TensorBoard's on a full disk; the run goes on."""
+def print_thread_error(args: threading.ExceptHookArgs) -> None:
+    """Print a thread's exception, such as TensorBoard's on a full disk, as one line.
+
+    The run continues.
+    """
     if os.environ.get(DEBUG) == "1":
         threading.__excepthook__(args)
     elif args.exc_value is not None:
@@ -122,7 +139,7 @@ def complain_of_thread(args: threading.ExceptHookArgs) -> None:
 
 
 def dispatch(argv: list[str]) -> int:
-    """Finds the command and calls it; returns the exit code."""
+    """Find the command, call it, and return the exit code."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
@@ -138,23 +155,21 @@ def dispatch(argv: list[str]) -> int:
         )
     module, function = COMMANDS[name][0].split(":")
     command = getattr(importlib.import_module(module), function)
-    if function == "run":  # parses by itself
+    if function == "run":  # it parses its own arguments
         return command(argv) or 0
     run_function(name, command, argv[1:])
     return 0
 
 
 def run_function(name: str, function: Callable[..., None], args: list[str]) -> None:
-    """Calls a plain function with arguments from the command line; its docstring is its help."""
+    """Call a plain function with arguments from the command line. Its docstring is the help."""
     from jsonargparse import auto_cli
 
-    from gpt_lightning.parsing import OneLineParser, check_config_files, underscored
+    from gpt_lightning.parsing import OneLineParser, resolve_configs, underscored
 
-    args = underscored(args)
-    check_config_files(args)
     auto_cli(
         function,
-        args=args,
+        args=resolve_configs(underscored(args)),
         parser_class=OneLineParser,
         prog=f"gpt-lightning {name}",
         allow_abbrev=False,

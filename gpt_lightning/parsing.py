@@ -1,4 +1,4 @@
-"""Arguments and configuration files: whatever is wrong with them, in one line with the fix."""
+"""Command-line arguments and configuration files, with errors of one line that name the fix."""
 
 import argparse
 import difflib
@@ -17,27 +17,40 @@ from jsonargparse import ArgumentParser
 from gpt_lightning.errors import UserError
 
 PACKAGE = Path(__file__).resolve().parent
+# an installed package has a copy of the checkout's configs/ inside
+CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
+REPLACED_KEYS = {
+    "precision": "write trainer.precision: auto (or --trainer.precision auto) instead of "
+    "precision: auto, and remove precision: null"
+}
+# forms of jsonargparse's messages with the value that was given
+GIVEN = (
+    r"(?:Got|Given) value: (.*)",
+    r"Not of type \w+: (\S+) (?:does not conform|not an? )",
+    r"(?:string to float|int\(\) with base 10): '(.*?)'",
+    r"a real number, not '(NoneType)'",
+)
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
-    """A hint, ": did you mean ...?", or nothing if no candidate is close."""
+    """Return the hint ": did you mean ...?", or an empty string if no candidate is close."""
     found = difflib.get_close_matches(word, list(candidates), n=1)
     return f": did you mean {found[0]!r}?" if found else ""
 
 
 class OneLine(ArgumentParser):
-    """A parser whose errors are UserErrors of one line."""
+    """Mixin for parsers whose errors are UserErrors of one line."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise UserError(explain(message, known_keys(self))) from ex
 
 
 class OneLineParser(OneLine):
-    """For plain functions."""
+    """Parser of the arguments of a plain function."""
 
 
 def known_keys(parser: argparse.ArgumentParser) -> list[str]:
-    """All keys of a parser and its subcommands, as on the command line but without dashes."""
+    """Return all keys of a parser and its subcommands, spelled as options without dashes."""
     keys = []
     for action in parser._actions:
         keys += [option.lstrip("-") for option in action.option_strings] or [action.dest]
@@ -48,11 +61,18 @@ def known_keys(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def explain(message: str, keys: Iterable[str]) -> str:
-    """jsonargparse's message on one line: the key, what was found, and what would do."""
+    """Return jsonargparse's message as one line: the key, what was found, what was expected.
+
+    Args:
+        message: Message of jsonargparse, of several lines.
+        keys: Candidates for the hint at an unknown key.
+    """
     text = " ".join(message.split())
     unknown = re.search(r"(?:unrecognized arguments: |does not accept option )'?-*([\w.]+)", text)
     if unknown:
-        return f"unknown key {unknown[1]!r}{nearest(unknown[1], keys)}"
+        replaced = REPLACED_KEYS.get(unknown[1])
+        hint = f": {replaced}" if replaced else nearest(unknown[1], keys)
+        return f"unknown key {unknown[1]!r}{hint}"
     key = re.search(r'Parser key "([\w.]+)": (.*)', text)
     given = key and next(filter(None, (re.search(form, key[2]) for form in GIVEN)), None)
     if key is None or given is None:
@@ -63,15 +83,6 @@ def explain(message: str, keys: Iterable[str]) -> str:
     expected = ", ".join(dict.fromkeys(expectations(key[2])))
     value = given[1].replace("NoneType", "null")
     return f"{key[1]} is {value!r}; expected {expected or 'another type'}"
-
-
-# where jsonargparse's messages have the value that was given
-GIVEN = (
-    r"(?:Got|Given) value: (.*)",
-    r"Not of type \w+: (\S+) (?:does not conform|not an? )",
-    r"(?:string to float|int\(\) with base 10): '(.*?)'",
-    r"a real number, not '(NoneType)'",
-)
 
 
 def in_words(kind: str, restriction: str) -> str:
@@ -138,17 +149,17 @@ def program(name: str = "gpt-lightning") -> str:
 
 
 def underscored(args: list[str]) -> list[str]:
-    """Options as the functions call them: --shard-index is --shard_index; values stay."""
+    """Return arguments with underscores in option names: --shard-index becomes --shard_index."""
     return [
         re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), a) for a in args
     ]
 
 
 def split_fit_options(args: list[str]) -> tuple[list[str], list[str]]:
-    """Separates a command's own arguments from options of `fit` that it passes on.
+    """Split the arguments of a command into its own and the options of `fit` that it passes on.
 
-    Those are the ones with a dot in their name (--model.learning_rate) and --seed_everything, each
-    with the value after it.
+    Options of `fit` have a dot in their name (--model.learning_rate) or are --seed_everything. The
+    value after an option goes with it.
     """
     own: list[str] = []
     fit: list[str] = []
@@ -166,47 +177,78 @@ def split_fit_options(args: list[str]) -> tuple[list[str], list[str]]:
 # ---- configuration files -------------------------------------------------------------------------
 
 
+def config_names() -> list[str]:
+    """Return the names of all configurations, such as quickstart and ladder/bf16."""
+    paths = [path.relative_to(CONFIGS).with_suffix("") for path in CONFIGS.rglob("*.yaml")]
+    return [path.as_posix() for path in sorted(paths, key=lambda path: (len(path.parts), path))]
+
+
 def config_file(name: str) -> Path:
-    """A file of configs/: that of the checkout, else the copy inside an installed package."""
-    checkout = PACKAGE.parent / "configs" / name
-    return checkout if checkout.exists() else PACKAGE / "configs" / name
+    """Return the file of a configuration that is named by its path, or as config_names() has it.
 
-
-def check_config_files(args: list[str]) -> None:
-    """Refuses configuration files that are missing, broken, or set a key twice.
-
-    YAML lets the last of two equal keys win without a word.
+    Raises:
+        UserError: There is neither such a file nor such a name; the message has the nearest.
     """
-    for path in config_paths(args):
-        try:
-            root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-        except OSError as error:
-            hint = nearest(
-                str(path),
-                [str(p) for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else [],
-            )
-            raise UserError(f"--config {path}: {error.strerror}{hint}") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise UserError(
-                f"--config {path} is not YAML: {' '.join(str(error).split())}"
-            ) from error
-        if not isinstance(root, yaml.MappingNode):
-            raise UserError(f"--config {path} holds no keys: it should look like configs/*.yaml")
-        for key, line in duplicate_keys(root):
-            raise UserError(f"--config {path}, line {line}: {key!r} is set twice; remove one")
+    path, named = Path(name), CONFIGS / f"{name}.yaml"
+    if named.is_file() and (path.is_dir() or not path.exists()):
+        return named
+    if path.exists():
+        return path
+    candidates = [*config_names(), *map(str, path.parent.glob("*.yaml"))]
+    raise UserError(
+        f"--config {name}: no such file or configuration{nearest(name, candidates)}; "
+        "gpt-lightning configs lists the names"
+    )
 
 
-def config_paths(args: list[str]) -> Iterator[Path]:
-    """The files that --config or -c name."""
-    for i, arg in enumerate(args):
-        if arg in ("--config", "-c") and i + 1 < len(args):
-            yield Path(args[i + 1])
-        elif arg.startswith("--config="):
-            yield Path(arg.removeprefix("--config="))
+def resolve_configs(args: list[str]) -> list[str]:
+    """Return arguments with the path of each configuration in place of its name.
+
+    Raises:
+        UserError: A configuration is missing, is no mapping in YAML, or sets a key twice.
+    """
+    resolved = list(args)
+    for i in config_positions(args):
+        name = args[i].removeprefix("--config=")
+        path = config_file(name)
+        check_config_file(path)
+        resolved[i] = args[i].removesuffix(name) + str(path)
+    return resolved
+
+
+def config_paths(args: list[str]) -> list[Path]:
+    """Return the values of --config and -c."""
+    return [Path(args[i].removeprefix("--config=")) for i in config_positions(args)]
+
+
+def config_positions(args: list[str]) -> list[int]:
+    """Return the indices of arguments with a value of --config or -c."""
+    return [
+        i
+        for i, arg in enumerate(args)
+        if arg.startswith("--config=") or (i > 0 and args[i - 1] in ("--config", "-c"))
+    ]
+
+
+def check_config_file(path: Path) -> None:
+    """Raise a UserError if a file is unreadable, is no mapping in YAML, or sets a key twice.
+
+    A YAML parser silently takes the last of two equal keys.
+    """
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise UserError(f"--config {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(root, yaml.MappingNode):
+        raise UserError(f"--config {path} holds no keys: it should look like configs/*.yaml")
+    for key, line in duplicate_keys(root):
+        raise UserError(f"--config {path}, line {line}: {key!r} is set twice; remove one")
 
 
 def duplicate_keys(node: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Keys that occur twice in one mapping of a YAML node graph, and the line of the second."""
+    """Yield keys that occur twice in one mapping of a YAML node graph, with the second's line."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             yield from duplicate_keys(item, prefix)

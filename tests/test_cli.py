@@ -136,6 +136,24 @@ def test_both_precisions_train(workdir, capsys, precision):
     assert f"precision   {precision}" in capsys.readouterr().out
 
 
+def test_auto_precision_is_resolved_before_the_run_and_in_its_config(workdir, capsys, monkeypatch):
+    fastest = "gpt_lightning.hardware.precision.fastest_precision"
+    monkeypatch.setattr(fastest, lambda accelerator: ("bf16-mixed", "it is fast"))
+    short = ["--trainer.max_steps", "10", "--model.compile", "false"]
+    auto = ["--trainer.precision", "auto"]
+    assert main(["fit", "--config", "tiny.yaml", *short, *auto]) == 0
+    printed = capsys.readouterr().out
+    assert "precision   auto: bf16-mixed, it is fast\n" in printed
+    assert "precision   bf16-mixed, float32 products" in printed
+    run = workdir / "lightning_logs" / "tiny" / "version_0"
+    assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["precision"] == "bf16-mixed"
+    for command in ("validate", "predict"):
+        assert main([command, "--config", "tiny.yaml", "--ckpt_path", str(run), *auto]) == 0
+        printed = capsys.readouterr().out
+        assert "precision   auto: bf16-mixed, it is fast\n" in printed
+        assert "changed     precision" not in printed
+
+
 def test_resuming_from_a_checkpoint_goes_on(run_folder, workdir, capsys):
     last = str(next((run_folder / "checkpoints").glob("step-0000020-*.ckpt")))
     extra = ["--trainer.max_steps", "30", "--model.decay_steps", "30", "--run_name", "more"]
@@ -236,11 +254,16 @@ def test_test_needs_a_test_split(run_folder, workdir, capsys):
     ("args", "message"),
     [
         (["fitt"], "no command 'fitt': did you mean 'fit'?"),
-        (["fit", "--config", "tinny.yaml"], "tinny.yaml: No such file or directory: did you mean"),
+        (
+            ["fit", "--config", "tinny.yaml"],
+            "tinny.yaml: no such file or configuration: did you mean",
+        ),
+        (["fit", "--config", "quikstart"], "did you mean 'quickstart'?; gpt-lightning configs"),
         (["--model.learning_rat", "1"], "unknown key 'model.learning_rat': did you mean"),
         (["--model.learning_rate", "fast"], "model.learning_rate is 'fast'; expected float"),
         (["--model.optimizer", "sgd"], "model.optimizer is 'sgd'; expected adamw, muon"),
         (["--trainer.precision", "8"], "trainer.precision is '8'; expected null"),
+        (["--precision", "auto"], "unknown key 'precision': write trainer.precision: auto"),
         (["--trainer.accelerator", "mps"], "--trainer.accelerator mps: this machine has no such"),
         (["--trainer.precision", "16-mixed"], "16-mixed on cpu: float16 training needs a GPU"),
         (["--model.config.n_embd", "33"], "n_embd 33 is not divisible by n_head 2: set n_embd to"),
@@ -273,6 +296,10 @@ def test_test_needs_a_test_split(run_folder, workdir, capsys):
         (["sample", "nowhere"], "nowhere does not exist"),
         (["sample", "text.txt"], "text.txt is not a checkpoint of gpt-lightning fit"),
         (["sample", "."], "has no checkpoints/*.ckpt"),
+        (
+            ["sample", ".", "--num_samples", "0"],
+            "num_samples is 0; it must be at least 1",
+        ),
         (["sample", ".", "--temperature", "-1"], "--temperature is -1.0; it must not be negative"),
         (["sample", ".", "--prompt", "FILE:gone.txt"], "cannot read gone.txt"),
         (["sample"], "the following arguments are required: path"),
@@ -296,6 +323,8 @@ def test_a_mistake_is_one_line_that_names_it(workdir, capsys, args, message):
             "model:\n  learning_rate: 1\n  learning_rate: 2\n",
             "line 3: 'model.learning_rate' is set",
         ),
+        ("precision: auto\n", "unknown key 'precision': write trainer.precision: auto"),
+        ("precision: null\n", "remove precision: null"),  # as a config.yaml of version 0.1.0 has it
         ("model: [1\n", "bad.yaml is not YAML"),
         ("", "bad.yaml"),
         ("- 1\n", "bad.yaml"),
@@ -337,7 +366,7 @@ def test_help_lists_every_command(capsys):
     assert all(f"  {name} " in printed for name in COMMANDS)
 
 
-@pytest.mark.parametrize("command", ["prepare", "sample", "completion"])
+@pytest.mark.parametrize("command", ["prepare", "sample", "completion", "configs"])
 def test_help_of_plain_functions_imports_nothing_heavy(command):
     code = (
         "import sys; from gpt_lightning.cli import main; main(sys.argv[1:]);"

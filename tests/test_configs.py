@@ -1,19 +1,25 @@
 """Every file in configs/ parses, describes a model that can be built, and says what it computes."""
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
+from gpt_lightning.cli import main
 from gpt_lightning.data.texts import CORPORA
-from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
-from gpt_lightning.training import fit as training
+from gpt_lightning.parsing import CONFIGS, config_file, config_names, resolve_configs
+from gpt_lightning.reproduce.cases import LECTURE_LADDER, PRECISION_LADDER
 from gpt_lightning.training.fit import training_parser
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-# what people run; the ladders' rungs are held against each other in reproduce/test_cases.py
-RUNS = sorted(CONFIGS.glob("*.yaml"))
+# the first line of an overlay names the configuration that it changes
+OVERLAY = re.compile(r"# Overlay of (any run|[\w/-]+)\. ")
+PURPOSE = {name: config_file(name).read_text().splitlines()[0] for name in config_names()}
+RUNS = [name for name in PURPOSE if not OVERLAY.match(PURPOSE[name])]
+TRAINED = [name for name in RUNS if "/" not in name]  # reproduce/test_cases.py has the ladders
 TOKENS_PER_STEP = {
     "quickstart": 16 * 128,
     "shakespeare_char": 64 * 256,
@@ -33,14 +39,37 @@ def parser():
 
 @pytest.fixture
 def parse(parser):
-    return lambda *paths: (
-        parser.parse_args(["fit", *(f"--config={path}" for path in paths), "--data.seed=1"]).fit
+    return lambda *names: (
+        parser.parse_args(
+            ["fit", *resolve_configs([f"--config={name}" for name in names]), "--data.seed=1"]
+        ).fit
     )
 
 
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
-def test_a_run_parses_and_its_model_can_be_built(path, parse):
-    config = parse(path)
+def combination(name: str) -> list[str]:
+    """A configuration with all that it is an overlay of, the base first."""
+    overlay = OVERLAY.match(PURPOSE[name])
+    if overlay is None:
+        return [name]
+    below = "gpt2_124m" if overlay[1] == "any run" else overlay[1]
+    return [*combination(below), name]
+
+
+def flat(config) -> dict:
+    return {key: value for key, value in vars(config.as_flat()).items() if key != "config"}
+
+
+def written_keys(settings: dict, prefix: str = "") -> set[str]:
+    keys = set()
+    for key, value in settings.items():
+        nested = isinstance(value, dict)
+        keys |= written_keys(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}"}
+    return keys
+
+
+@pytest.mark.parametrize("name", PURPOSE)
+def test_every_configuration_parses_and_its_model_can_be_built(name, parse):
+    config = parse(*combination(name))
     shape = {**config.model.config.as_dict()}
     shape["vocab_size"] = shape["vocab_size"] or 65
     with torch.device("meta"):
@@ -49,19 +78,44 @@ def test_a_run_parses_and_its_model_can_be_built(path, parse):
     assert config.trainer.check_val_every_n_epoch is None  # val_check_interval counts across epochs
 
 
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
-def test_tokens_per_step_are_as_documented(path, parse):
-    config = parse(path)
+@pytest.mark.parametrize("name", PURPOSE)
+def test_the_first_line_says_what_it_is(name):
+    assert re.fullmatch(r"# .+[.]", PURPOSE[name])
+    if name not in RUNS:
+        text = config_file(name).read_text()
+        assert sum(not line.startswith("#") for line in text.splitlines()) <= 12  # a few lines
+
+
+@pytest.mark.parametrize("name", [name for name in PURPOSE if name not in RUNS])
+def test_an_overlay_sets_nothing_that_is_set_already(name, parse):
+    *below, _ = combination(name)
+    values, before = flat(parse(*below, name)), flat(parse(*below))
+    changed = {key for key in values if values[key] != before[key]}
+    if name != "model/gpt2":  # the size of the base that the others replace
+        assert changed == written_keys(yaml.safe_load(config_file(name).read_text()))
+
+
+@pytest.mark.parametrize("case", [LECTURE_LADDER, PRECISION_LADDER], ids=lambda case: case.name)
+def test_the_first_lines_name_the_rungs_below(case):
+    for rung in case.rungs:
+        assert list(rung.configs) == combination(rung.configs[-1])
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_tokens_per_step_are_as_documented(name, parse):
+    config = parse(name)
     block_size = config.data.block_size or config.model.config.block_size
     accumulate = config.trainer.accumulate_grad_batches or 1
-    assert config.data.batch_size * block_size * accumulate == TOKENS_PER_STEP[path.stem]
+    assert config.data.batch_size * block_size * accumulate == TOKENS_PER_STEP[name]
     assert config.trainer.val_check_interval % accumulate == 0  # validate between optimizer steps
-    assert "matmul_precision" in path.read_text()  # an explicit setting, never a hidden default
+    assert (
+        "matmul_precision" in config_file(name).read_text()
+    )  # an explicit setting, never a hidden default
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_size_is_an_overlay_of_any_run(name, parse):
-    config = parse(CONFIGS / "gpt2_124m.yaml", CONFIGS / "model" / f"{name}.yaml")
+    config = parse("gpt2_124m", f"model/{name}")
     published = SIZES[name]
     for key in ("n_layer", "n_head", "n_embd"):
         assert config.model.config[key] == getattr(published, key)
@@ -69,7 +123,7 @@ def test_a_size_is_an_overlay_of_any_run(name, parse):
 
 
 def test_shakespeare_char_is_nanogpts(parse):
-    config = parse(CONFIGS / "shakespeare_char.yaml")
+    config = parse("shakespeare_char")
     assert config.model.config.as_dict() == {
         "n_layer": 6,
         "n_head": 6,
@@ -91,26 +145,31 @@ def test_shakespeare_char_is_nanogpts(parse):
     assert config.trainer.gradient_clip_val == 1.0
 
 
-def test_auto_precision_is_chosen_and_recorded(parse, monkeypatch, capsys):
-    config = parse(CONFIGS / "shakespeare_char_cpu.yaml")
-    assert config.precision == "auto"
-    monkeypatch.setattr(training, "fastest_precision", lambda accelerator: ("bf16-mixed", "why"))
-    training.choose_precision(config)
-    assert (config.precision, config.trainer.precision) == (None, "bf16-mixed")
-    assert "precision   auto: bf16-mixed, why" in capsys.readouterr().out
+def test_configurations_are_listed_with_their_first_lines(capsys):
+    assert main(["configs"]) == 0
+    runs, overlays = capsys.readouterr().out.split("overlays: ")
+    for name, purpose in PURPOSE.items():
+        part = runs if name in RUNS else overlays
+        assert re.search(rf"^  {name} +{re.escape(purpose[2:])}$", part, re.MULTILINE)
 
 
-def test_a_precision_that_is_given_wins_over_auto(parse, monkeypatch, capsys):
-    monkeypatch.setattr(training, "fastest_precision", lambda accelerator: ("bf16-mixed", "why"))
-    config = parse(CONFIGS / "shakespeare_char_cpu.yaml")
-    config.trainer.precision = "32-true"
-    training.choose_precision(config)
-    assert (config.precision, config.trainer.precision) == (None, "32-true")
-    assert capsys.readouterr().out == ""
+def test_a_name_is_a_file_of_configs_unless_there_is_a_file_of_that_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quickstart").mkdir()  # a folder, such as that of the runs, is no configuration
+    assert config_file("quickstart") == CONFIGS / "quickstart.yaml"
+    assert resolve_configs(["fit", "--config", "model/gpt2", "--config=quickstart", "--x"]) == [
+        "fit",
+        "--config",
+        str(CONFIGS / "model" / "gpt2.yaml"),
+        f"--config={CONFIGS / 'quickstart.yaml'}",
+        "--x",
+    ]
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "gpt2").write_text("seed_everything: 1")
+    assert config_file("model/gpt2") == Path("model/gpt2")
 
 
-def test_a_precision_in_the_wrong_place_is_refused(parse):
-    config = parse(CONFIGS / "shakespeare_char_cpu.yaml")
-    config.precision = "bf16-mixed"
-    with pytest.raises(UserError, match=r"--trainer\.precision bf16-mixed sets one"):
-        training.choose_precision(config)
+def test_a_wheel_carries_the_configurations():
+    with (CONFIGS.parent / "pyproject.toml").open("rb") as file:
+        wheel = tomllib.load(file)["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel["force-include"] == {"configs": "gpt_lightning/configs"}

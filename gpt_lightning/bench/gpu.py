@@ -21,12 +21,12 @@ from gpt_lightning.reports.tables import column
 if TYPE_CHECKING:
     import torch
 
-# size -> file in configs/gpu, and the MFU that we are after on one H200
+# size -> overlay of configs/gpt2_124m.yaml, and the MFU that we are after on one H200
 SIZES = {
-    "124m": ("gpt2_124m.yaml", 0.48),
-    "350m": ("gpt2_350m.yaml", 0.52),
-    "774m": ("gpt2_774m.yaml", 0.52),
-    "1558m": ("gpt2_1558m.yaml", 0.55),
+    "124m": ("gpu/gpt2_124m", 0.48),
+    "350m": ("gpu/gpt2_350m", 0.52),
+    "774m": ("gpu/gpt2_774m", 0.52),
+    "1558m": ("gpu/gpt2_1558m", 0.55),
 }
 MODELS = {
     "ours": "fit, as configured",

@@ -23,7 +23,6 @@ from gpt_lightning.hardware.device import free_memory
 from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
 from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.parsing import config_file
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import RunRecorder
 
@@ -33,9 +32,10 @@ def measure_size(
 ) -> dict[str, Any]:
     """Trains one size with one of the three."""
     where = torch.device(device)
-    file, target = SIZES[size]
+    overlay, target = SIZES[size]
     options = [
-        f"--config={config_file(f'gpu/{file}')}",
+        "--config=gpt2_124m",
+        f"--config={overlay}",
         *fit_options,
         f"--trainer.accelerator={device}",
         "--trainer.devices=1",

@@ -13,7 +13,8 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import default_device, free_memory
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.hardware.peaks import Peak, device_name, lookup, measured_peak
-from gpt_lightning.parsing import check_config_files, config_file
+from gpt_lightning.hardware.precision import resolve_precision
+from gpt_lightning.parsing import resolve_configs
 from gpt_lightning.reports.plots import plot_bars
 from gpt_lightning.reports.tables import write_report
 from gpt_lightning.runs.logger import RunLogger
@@ -40,7 +41,7 @@ class Ladder:
         self.argv = argv
         self.rows: list[LadderRow] = []
         self._settings: list[str] = []  # of the rungs so far
-        base = [f"--config={config or config_file('bench_ladder.yaml')}"]
+        base = [f"--config={config or 'bench_ladder'}"]
         parsed = parse_fit([*base, *fit_options])
         kind = device_kind(str(parsed.trainer.accelerator))
         if config is None:
@@ -143,10 +144,10 @@ class Ladder:
 
 def parse_fit(options: list[str]) -> Any:
     """The configuration that `fit` would make of options."""
-    check_config_files(options)
+    options = resolve_configs(options)
     training.quiet_lightning()
     config = training.training_parser().parse_args(["fit", *options]).fit
-    training.choose_precision(config)
+    resolve_precision(config.trainer)
     return config
 
 

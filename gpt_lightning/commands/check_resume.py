@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import OneLineParser, check_config_files, split_fit_options
+from gpt_lightning.parsing import OneLineParser, config_paths, resolve_configs, split_fit_options
 
 # rows say these of a session, not of the run
 OF_THE_SESSION = {
@@ -100,8 +100,8 @@ def whole_schedule(config: str) -> list[str]:
     Raises:
         UserError: the configuration cannot be read.
     """
-    check_config_files(["--config", config])
-    settings = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
+    (path,) = config_paths(resolve_configs(["--config", config]))
+    settings = yaml.safe_load(path.read_text(encoding="utf-8"))
     steps = (settings.get("trainer") or {}).get("max_steps", -1)
     if steps < 0 or (settings.get("model") or {}).get("decay_steps") is not None:
         return []

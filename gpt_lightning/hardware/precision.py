@@ -1,4 +1,7 @@
-"""Which precisions a device has, and which of them is the fastest that is safe."""
+"""Precisions of training: the ones that a device supports, and the fastest of them."""
+
+import os
+from typing import Any
 
 import torch
 
@@ -7,15 +10,15 @@ from gpt_lightning.hardware.device import default_device
 
 
 def check_accelerator(accelerator: str, precision: str, flag: str) -> None:
-    """Refuses an accelerator that is not there and a precision that it lacks.
+    """Raise an error for an accelerator that is missing or that does not support a precision.
 
     Args:
-        accelerator: Trainer's: auto, cpu, gpu, cuda or mps.
-        precision: Trainer's, e.g. bf16-mixed.
-        flag: how the user names the accelerator, e.g. --trainer.accelerator.
+        accelerator: Accelerator of the Trainer: auto, cpu, gpu, cuda or mps.
+        precision: Precision of the Trainer, e.g. bf16-mixed.
+        flag: Option that set the accelerator, e.g. --trainer.accelerator.
 
     Raises:
-        UserError: names the flag, what is there, and what to use.
+        UserError: Names the flag, the devices of this machine, and a value that works.
     """
     there = {
         "cpu": True,
@@ -27,14 +30,14 @@ def check_accelerator(accelerator: str, precision: str, flag: str) -> None:
         names = ", ".join(name for name, found in there.items() if found)
         raise UserError(
             f"{flag} {accelerator}: this machine has no such device "
-            f"(there is: {names}); use {flag} auto"
+            f"(it has: {names}); use {flag} auto"
         )
     kind = default_device() if accelerator in ("auto", "gpu") else accelerator
     _check_precision(kind, precision)
 
 
 def _check_precision(kind: str, precision: str) -> None:
-    # Silently, Lightning turns 16-mixed into bf16-mixed on a CPU, and CUDA emulates bfloat16
+    # Without a warning, Lightning replaces 16-mixed by bf16-mixed on a CPU, and CUDA emulates bf16
     reason = ""
     if kind == "cpu" and precision in ("16-mixed", "16-true", "16"):
         reason = "float16 training needs a GPU; use bf16-mixed or 32-true"
@@ -51,10 +54,10 @@ def _cuda_has_bf16() -> bool:
 
 
 def fastest_precision(accelerator: str) -> tuple[str, str]:
-    """Trainer's precision that is fastest on a device and safe, and why.
+    """Return the fastest safe precision of a device as the Trainer names it, and the reason.
 
     Args:
-        accelerator: Trainer's.
+        accelerator: Accelerator of the Trainer.
     """
     kind = default_device() if accelerator in ("auto", "gpu") else accelerator
     if kind == "cuda":
@@ -70,13 +73,28 @@ def fastest_precision(accelerator: str) -> tuple[str, str]:
     return "32-true", "this CPU does not multiply bfloat16"
 
 
-def product_dtype(precision: str, matmul_precision: str, device: torch.device) -> str:
-    """The dtype that matrix products run in: bf16, fp16, tf32, fp32 or fp64.
+def resolve_precision(trainer: Any) -> None:
+    """Replace `precision: auto` in the settings of a Trainer, and print the choice.
+
+    Every rank resolves for its own device; only the process that starts the others prints.
 
     Args:
-        precision: Trainer's, e.g. bf16-mixed.
-        matmul_precision: torch.get_float32_matmul_precision().
-        device: high and medium mean TF32 on CUDA, medium bfloat16 on a CPU.
+        trainer: Parsed settings with `precision` and `accelerator`.
+    """
+    if trainer.precision == "auto":
+        trainer.precision, why = fastest_precision(str(trainer.accelerator))
+        if "LOCAL_RANK" not in os.environ:
+            print(f"precision   auto: {trainer.precision}, {why}")
+
+
+def product_dtype(precision: str, matmul_precision: str, device: torch.device) -> str:
+    """Return the dtype of matrix products: bf16, fp16, tf32, fp32 or fp64.
+
+    Args:
+        precision: Precision of the Trainer, e.g. bf16-mixed.
+        matmul_precision: Value of torch.get_float32_matmul_precision().
+        device: Device of the products. high and medium mean TF32 on CUDA, medium means bfloat16 on
+            a CPU.
     """
     if precision.startswith("bf16"):
         return "bf16"

@@ -1,11 +1,11 @@
 """The published tables as data: which settings made each row, and how close ours must come.
 
-A rung is a configuration file, what to change in it, the published rows and a tolerance. Adding one
-is adding a `Rung` here (and its file in configs/); nothing else knows the rungs by name. The
+A rung is a base configuration with overlays, options of `fit`, the published rows and a tolerance.
+To add one, add a `Rung` here and its overlay in configs/; no other code has the names of rungs. The
 published numbers are in reference/, whose README names their sources.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Device = Literal["any", "cpu", "mps", "gpu"]
@@ -17,8 +17,8 @@ class Rung:
 
     Attributes:
         name: On the command line and in the tables.
-        config: File under configs/.
         tolerance: (step, largest difference from that step on), in order of steps.
+        configs: Names of configurations: a base, then overlays. Empty: see `stacked`.
         drift: Likewise, for steps at which rounding errors have grown beyond the tolerance: more
             than that but less than this is `drift`, not a failure.
         published: Name of the published losses; None: as `name`.
@@ -35,8 +35,8 @@ class Rung:
     """
 
     name: str
-    config: str
     tolerance: tuple[tuple[int, float], ...]
+    configs: tuple[str, ...] = ()
     drift: tuple[tuple[int, float], ...] = ()
     published: str | None = None
     published_times: str | None = None
@@ -99,11 +99,26 @@ DRIFT = ((33, 2e-3), (39, 8e-3), (47, 3e-2))
 DRIFT_NOTE = "from step 33 on rounding errors decide: the two published runs part by up to 1.2e-2"
 
 
+def stacked(folder: str, *rungs: Rung) -> tuple[Rung, ...]:
+    """Return rungs each of whose configurations is an overlay of all those before it.
+
+    Args:
+        folder: Folder of configurations with the rungs' names.
+        rungs: Rungs in order; those with configurations of their own stay as they are.
+    """
+    done: list[Rung] = []
+    configs: tuple[str, ...] = ()
+    for rung in rungs:
+        if not rung.configs:
+            configs = (*configs, f"{folder}/{rung.name}")
+        done.append(replace(rung, configs=rung.configs or configs))
+    return tuple(done)
+
+
 def l4_rung(name: str) -> Rung:
     """A rung of the lecture's that ran on an L4 GPU in bfloat16; a CPU gives its losses."""
     return Rung(
         name,
-        f"ladder/{name}.yaml",
         tolerance=((0, 5e-3),),
         device="gpu",
         losses_anywhere=True,
@@ -118,37 +133,33 @@ LECTURE_LADDER = Case(
     source="https://github.com/karpathy/build-nanogpt, run on MPS and an L4; sources in reference/",
     kind="steps",
     reference="lecture_ladder.csv",
-    rungs=(
+    rungs=stacked(
+        "ladder",
         Rung(
             "overfit-one-batch",
-            "ladder/overfit-one-batch.yaml",
             tolerance=((0, 0.35), (1, 2.2), (10, 1.4)),
             below=(49, 0.12),
             note=UNSEEDED + "; of 39 seeds 20 end below 0.12, as the published one does",
         ),
         Rung(
             "sequential-loader",
-            "ladder/sequential-loader.yaml",
             tolerance=((0, 0.35), (1, 1.3), (20, 0.3)),
             note=UNSEEDED,
         ),
         Rung(
             "weight-tying",
-            "ladder/weight-tying.yaml",
             tolerance=((0, 0.35), (1, 0.9), (20, 0.33)),
             note=UNSEEDED,
         ),
-        Rung("gpt2-init", "ladder/gpt2-init.yaml", tolerance=((0, 1e-4),)),
+        Rung("gpt2-init", tolerance=((0, 1e-4),)),
         Rung(
             "timed",
-            "ladder/timed.yaml",
             tolerance=((0, 1e-4),),
             drift=DRIFT,
             note=DRIFT_NOTE,
         ),
         Rung(
             "matmul-high",
-            "ladder/matmul-high.yaml",
             tolerance=((0, 1e-4),),
             drift=DRIFT,
             not_on="gpu",
@@ -171,10 +182,10 @@ PRECISION_LADDER = Case(
     source="published logs of one GPU; sources in reference/",
     kind="steps",
     reference="precision_ladder.csv",
-    rungs=(
+    rungs=stacked(
+        "precision",
         Rung(
             "cpu-fp32",
-            "precision/cpu-fp32.yaml",
             FLOAT32_LADDER,
             device="cpu",
             memory_gib=15,
@@ -182,8 +193,8 @@ PRECISION_LADDER = Case(
         ),
         Rung(
             "cpu-bf16",
-            "precision/cpu-bf16.yaml",
             BFLOAT16_LADDER,
+            configs=("precision/cpu-fp32", "precision/cpu-bf16"),
             published="gpu-bf16",
             published_times="",
             device="cpu",
@@ -191,10 +202,10 @@ PRECISION_LADDER = Case(
             time="15 to 75 s a step on two cores",
             note="a rung of ours, held against gpu-bf16",
         ),
-        Rung("gpu-fp32", "precision/gpu-fp32.yaml", FLOAT32_LADDER, device="gpu"),
-        Rung("gpu-tf32", "precision/gpu-tf32.yaml", FLOAT32_LADDER, device="gpu"),
-        Rung("gpu-bf16", "precision/gpu-bf16.yaml", BFLOAT16_LADDER, device="gpu"),
-        Rung("gpu-bf16-compile", "precision/gpu-bf16-compile.yaml", BFLOAT16_LADDER, device="gpu"),
+        Rung("gpu-fp32", FLOAT32_LADDER, device="gpu"),
+        Rung("gpu-tf32", FLOAT32_LADDER, device="gpu"),
+        Rung("gpu-bf16", BFLOAT16_LADDER, device="gpu"),
+        Rung("gpu-bf16-compile", BFLOAT16_LADDER, device="gpu"),
     ),
 )
 
@@ -223,8 +234,8 @@ SHAKESPEARE_CHAR = Case(
     rungs=(
         Rung(
             "gpu",
-            "shakespeare_char.yaml",
             CURVE,
+            configs=("shakespeare_char",),
             published="mps-eager",
             published_times="",
             settings=(*NANOGPT, "--trainer.accelerator=cuda"),
@@ -234,8 +245,8 @@ SHAKESPEARE_CHAR = Case(
         ),
         Rung(
             "mps",
-            "shakespeare_char.yaml",
             CURVE,
+            configs=("shakespeare_char",),
             published="mps-eager",
             settings=(*NANOGPT, "--trainer.accelerator=mps"),
             device="mps",
@@ -243,8 +254,8 @@ SHAKESPEARE_CHAR = Case(
         ),
         Rung(
             "mps-compile",
-            "shakespeare_char.yaml",
             CURVE,
+            configs=("shakespeare_char",),
             published="mps-compile",
             settings=(*NANOGPT, "--trainer.accelerator=mps", "--model.compile=true"),
             device="mps",
@@ -252,8 +263,8 @@ SHAKESPEARE_CHAR = Case(
         ),
         Rung(
             "cpu",
-            "shakespeare_char.yaml",
             CURVE,
+            configs=("shakespeare_char",),
             published="mps-eager",
             published_times="cpu-eager",
             settings=(*NANOGPT, "--trainer.accelerator=cpu"),
@@ -274,7 +285,7 @@ SHAKESPEARE_SMALL = Case(
     rungs=(
         Rung(
             "small",
-            "shakespeare_char_cpu.yaml",
+            configs=("shakespeare_char_cpu",),
             # the same draws, and no dropout: the whole curve, up to rounding errors that training
             # multiplies
             tolerance=((0, 1e-4), (1, 5e-3)),

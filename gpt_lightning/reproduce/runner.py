@@ -9,7 +9,6 @@ from tqdm import tqdm
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import free_memory
 from gpt_lightning.hardware.machine import machine_record
-from gpt_lightning.parsing import config_file
 from gpt_lightning.reports.plots import plot_losses
 from gpt_lightning.reports.tables import Console, write_report
 from gpt_lightning.reproduce.cases import Case, Rung
@@ -61,7 +60,8 @@ class CaseRun:
             UserError: settings or data that cannot work.
         """
         published = read_published(self.case, rung)
-        print(f"\n{rung.name}: configs/{rung.config}" + (f"; {rung.note}" if rung.note else ""))
+        note = f"; {rung.note}" if rung.note else ""
+        print(f"\n{rung.name}: {' + '.join(rung.configs)}{note}")
         first = len(self.losses)
         try:
             speed = self._train(rung, published)
@@ -110,8 +110,8 @@ class CaseRun:
                 "--trainer.enable_progress_bar=false",
                 "--trainer.enable_checkpointing=false",
             ]
-        config = f"--config={config_file(rung.config)}"
-        return [config, *quiet, *rung.settings, *self.options.arguments()]
+        configs = [f"--config={name}" for name in rung.configs]
+        return [*configs, *quiet, *rung.settings, *self.options.arguments()]
 
     def _rung_row(
         self, rung: Rung, published: Published, rows: list[LossRow], speed: RunTimings

@@ -1,22 +1,22 @@
 """fit, validate, test and predict: LightningCLI over GPTModule and TokenDataModule."""
 
 import logging
-import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 from jsonargparse import capture_parser
+from lightning.fabric.connector import _PRECISION_INPUT
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch._dynamo.exc import TorchDynamoException
 
 from gpt_lightning.errors import MemoryExhaustedError, UserError, is_out_of_memory
 from gpt_lightning.hardware import distributed as ranks
-from gpt_lightning.hardware.precision import check_accelerator, fastest_precision
-from gpt_lightning.parsing import OneLine, check_config_files, config_paths
+from gpt_lightning.hardware.precision import check_accelerator, resolve_precision
+from gpt_lightning.parsing import OneLine, config_paths, resolve_configs
 from gpt_lightning.runs.checkpoint import (
     Checkpoint,
     differences,
@@ -50,6 +50,21 @@ FORCED_CALLBACKS: dict[str, type[L.Callback]] = {
 
 class TrainingParser(OneLine, LightningArgumentParser):
     """Lightning's parser with errors of one line."""
+
+
+class Trainer(L.Trainer):
+    """Lightning's Trainer with one more value of an argument, for the parser.
+
+    Args:
+        precision: Precision of training. auto: the fastest that is safe on the device, resolved
+            before the Trainer is made. null: 32-true.
+        kwargs: Arguments of Lightning's Trainer.
+    """
+
+    def __init__(
+        self, *, precision: _PRECISION_INPUT | Literal["auto"] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(precision=precision, **kwargs)  # type: ignore[arg-type]  # never auto
 
 
 class SaveConfig(SaveConfigCallback):
@@ -93,13 +108,6 @@ class GPTCLI(LightningCLI):
             default=None,
             help="Runs land in lightning_logs/RUN_NAME/version_N; null: the configuration's name.",
         )
-
-        parser.add_argument(
-            "--precision",
-            type=str | None,
-            default=None,
-            help="auto: the fastest that is safe on the device, unless trainer.precision is given.",
-        )
         parser.add_argument(
             "--resume",
             type=str,
@@ -119,7 +127,7 @@ class GPTCLI(LightningCLI):
         config = self.config[str(self.subcommand)]
         config.run_name = self.run_name()  # in config.yaml, for whoever runs it again
         check_accelerator(str(config.trainer.accelerator), "32-true", "--trainer.accelerator")
-        choose_precision(config)
+        resolve_precision(config.trainer)
         check_accelerator(
             str(config.trainer.accelerator),
             str(config.trainer.precision or "32-true"),
@@ -256,26 +264,6 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
 
 
-def choose_precision(config: Any) -> None:
-    """Puts what --precision means into trainer.precision.
-
-    Raises:
-        UserError: it means nothing.
-    """
-    if config.precision is None:
-        return
-    if config.precision != "auto":
-        raise UserError(
-            f"--precision is {config.precision!r}: the only word it knows is auto; "
-            f"--trainer.precision {config.precision} sets one"
-        )
-    config.precision = None  # config.yaml is to run the same again
-    if config.trainer.precision is None:
-        config.trainer.precision, why = fastest_precision(str(config.trainer.accelerator))
-        if "LOCAL_RANK" not in os.environ:  # said once, by the process that starts the others
-            print(f"precision   auto: {config.trainer.precision}, {why}")
-
-
 def plugins(setting: Any) -> list[Any]:
     """Trainer's plugins as a list."""
     return [] if setting is None else setting if isinstance(setting, list) else [setting]
@@ -298,7 +286,7 @@ def run(
     logger: RunLogger | None = None,
 ) -> None:
     """Runs `fit ...`, `validate ...`, `test ...` or `predict ...`; arguments as make_cli's."""
-    check_config_files(argv)
+    argv = resolve_configs(argv)
     quiet_lightning()
     try:
         make_cli(argv, callbacks, logger)
@@ -321,6 +309,7 @@ def make_cli(
     return GPTCLI(
         GPTModule,
         TokenDataModule,
+        trainer_class=Trainer,
         args=argv,
         logger=logger,
         save_config_callback=SaveConfig,

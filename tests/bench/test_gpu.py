@@ -12,7 +12,7 @@ from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
-from gpt_lightning.parsing import config_file
+from gpt_lightning.parsing import config_file, config_names
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
@@ -57,7 +57,7 @@ def test_a_row_of_ours_is_fit_with_the_sizes_file(monkeypatch):
     )
     row = measure("ours")
     (argv,) = told
-    assert argv[:2] == ["fit", f"--config={config_file('gpu/gpt2_124m.yaml')}"]
+    assert argv[:3] == ["fit", "--config=gpt2_124m", "--config=gpu/gpt2_124m"]
     assert "--trainer.max_steps=3" in argv
     assert (row["batch"], row["accumulate"], row["context"]) == (2, 2, 32)
     model = GPT(GPTConfig(1, 1, 16, 32, 100))
@@ -147,11 +147,11 @@ def test_mistakes_take_one_line(args, line, capsys):
 
 
 def test_the_sizes_files_are_the_published_models_at_the_same_tokens_a_step():
-    assert {name for name, _ in gpu.SIZES.values()} == {
-        path.name for path in (ROOT / "configs" / "gpu").glob("*.yaml")
-    }
-    for size, (file, _) in gpu.SIZES.items():
-        parsed = gpu_run.parse_fit([f"--config={config_file(f'gpu/{file}')}", "--data.seed=1"])
+    overlays = {name for name in config_names() if name.startswith("gpu/")}
+    assert {name for name, _ in gpu.SIZES.values()} == overlays
+    for size, (overlay, _) in gpu.SIZES.items():
+        configs = ["--config=gpt2_124m", f"--config={overlay}"]
+        parsed = gpu_run.parse_fit([*configs, "--data.seed=1"])
         config, published = parsed.model.config, SIZES[PUBLISHED[size]]
         for key in ("n_layer", "n_head", "n_embd", "block_size", "bias", "activation"):
             assert config[key] == getattr(published, key), (size, key)
@@ -164,7 +164,7 @@ def test_the_sizes_files_are_the_published_models_at_the_same_tokens_a_step():
         assert parsed.trainer.val_check_interval == 250 * accumulate
         assert parsed.trainer.limit_val_batches * parsed.data.batch_size * 1024 == 5_242_880
         assert f"{parsed.data.batch_size} sequences x 1,024 tokens x {accumulate} accumulated" in (
-            config_file(f"gpu/{file}").read_text()
+            config_file(overlay).read_text()
         )
 
 

@@ -91,7 +91,7 @@ def test_a_rung_that_fails_is_a_row_and_the_ladder_goes_on(monkeypatch):
         (["ladder", "--steps", "0"], "error: --steps is 0; it must be at least 1"),
         (["lader"], "error: no bench 'lader': did you mean 'ladder'"),
         (["ladder", "--model.config.vocab_size=null"], "error: model.config.vocab_size is null"),
-        (["ladder", "--config", "no.yaml"], "error: --config no.yaml: No such file"),
+        (["ladder", "--config", "no.yaml"], "error: --config no.yaml: no such file"),
     ],
 )
 def test_mistakes_take_one_line(args, line, capsys):

@@ -1,9 +1,11 @@
 """The precision that is fastest and safe, by what a device can do."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from gpt_lightning.hardware import precision as precisions
-from gpt_lightning.hardware.precision import fastest_precision
+from gpt_lightning.hardware.precision import fastest_precision, resolve_precision
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,22 @@ def test_a_gpu_takes_the_half_precision_that_it_has(has_bf16, expected, monkeypa
 
 def test_mps_stays_in_float32():
     assert fastest_precision("mps")[0] == "32-true"
+
+
+@pytest.mark.parametrize(
+    ("given", "rank", "resolved", "printed"),
+    [
+        ("auto", None, "bf16-mixed", "precision   auto: bf16-mixed, why\n"),
+        ("auto", "1", "bf16-mixed", ""),  # printed once, by the process that starts the others
+        ("32-true", None, "32-true", ""),
+        (None, None, None, ""),  # Lightning's 32-true
+    ],
+)
+def test_auto_is_resolved_and_printed(given, rank, resolved, printed, monkeypatch, capsys):
+    monkeypatch.setattr(precisions, "fastest_precision", lambda accelerator: ("bf16-mixed", "why"))
+    if rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+    trainer = SimpleNamespace(precision=given, accelerator="cpu")
+    resolve_precision(trainer)
+    assert trainer.precision == resolved
+    assert capsys.readouterr().out == printed

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpt_lightning.parsing import config_file
+from gpt_lightning.parsing import resolve_configs
 from gpt_lightning.reproduce.cases import (
     CASES,
     LECTURE_LADDER,
@@ -47,7 +47,8 @@ def parser():
 
 
 def settings(parser, rung: Rung) -> dict:
-    config = parser.parse_args(["fit", f"--config={config_file(rung.config)}", *rung.settings]).fit
+    options = [*(f"--config={name}" for name in rung.configs), *rung.settings]
+    config = parser.parse_args(["fit", *resolve_configs(options)]).fit
     return {key: value for key, value in vars(config.as_flat()).items() if key != "config"}
 
 
@@ -87,7 +88,7 @@ def test_the_ladders_settings_are_the_published_ones(parser):
 
 
 def test_tolerances_change_at_their_steps():
-    rung = Rung("x", "x.yaml", tolerance=((0, 1.0), (5, 2.0)))
+    rung = Rung("x", tolerance=((0, 1.0), (5, 2.0)))
     assert [rung.tolerance_at(step) for step in (0, 4, 5, 99)] == [1.0, 1.0, 2.0, 2.0]
 
 

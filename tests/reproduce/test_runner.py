@@ -16,7 +16,6 @@ from gpt_lightning.training.callbacks.recorder import Observation, RunTimings
 CPU = torch.device("cpu")
 RUNG = Rung(
     "one",
-    "ladder/timed.yaml",
     tolerance=((0, 1e-4), (1, 1e-2)),
     drift=((1, 0.1),),
     below=(2, 0.5),
@@ -56,7 +55,7 @@ def test_the_best_row_compares_up_to_where_ours_came():
     published = Published(
         {(0, "val"): 4.0, (250, "val"): 2.0, (500, "val"): 1.5, (750, "val"): 1.6}, None, None
     )
-    rung = Rung("v", "x.yaml", tolerance=((0, 0.1),))
+    rung = Rung("v", tolerance=((0, 0.1),))
     ours = [compare(rung, step, "val", None, loss) for step, loss in ((0, 4.0), (250, 2.05))]
     row = best_row(rung, published, ours)
     assert (row.step, row.theirs, row.ours, row.verdict) == (250, 2.0, 2.05, OK)
