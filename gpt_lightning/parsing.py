@@ -38,6 +38,11 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
     return f": did you mean {found[0]!r}?" if found else ""
 
 
+def most_similar(word: str, candidates: Iterable[str]) -> list[str]:
+    """Return all candidates, the most similar to a word first."""
+    return sorted(candidates, key=lambda known: -difflib.SequenceMatcher(None, word, known).ratio())
+
+
 class OneLine(ArgumentParser):
     """Mixin for parsers whose errors are UserErrors of one line."""
 

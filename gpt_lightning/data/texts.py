@@ -1,6 +1,5 @@
 """Texts by name: looked for on this machine first, else fetched, and always checked by digest."""
 
-import difflib
 import hashlib
 import http.client
 import io
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, write_atomic
+from gpt_lightning.parsing import most_similar
 
 DATA_VARIABLE = "GPT_LIGHTNING_DATA"
 FILE_NAME = "input.txt"
@@ -76,7 +76,9 @@ def corpus_file(name: str, data_dir: Path) -> Path:
         UserError: unknown name, a file that is not the corpus, or no way to fetch it.
     """
     if name not in CORPORA:
-        raise UserError(f"no corpus is called {name!r}: choose one of {', '.join(nearest(name))}")
+        raise UserError(
+            f"no corpus is called {name!r}: choose one of {', '.join(most_similar(name, CORPORA))}"
+        )
     corpus, own = CORPORA[name], data_dir / name / FILE_NAME
     local = local_corpus(name, data_dir)
     if local is not None:
@@ -96,11 +98,6 @@ def local_corpus(name: str, data_dir: Path) -> Path | None:
     """Where the corpus lies on this machine, unchecked; None: it would have to be fetched."""
     candidates = [data_dir / name / FILE_NAME, *_shared(name)]
     return next((path for path in candidates if path.is_file()), None)
-
-
-def nearest(name: str) -> list[str]:
-    """The names of all corpora, the most similar first."""
-    return sorted(CORPORA, key=lambda known: -difflib.SequenceMatcher(None, name, known).ratio())
 
 
 def _shared(name: str) -> list[Path]:

@@ -1,7 +1,6 @@
 """Text to token ids and back: characters, bytes, or any encoding of tiktoken."""
 
 import contextlib
-import difflib
 import functools
 import hashlib
 import importlib.util
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.parsing import most_similar
 
 if TYPE_CHECKING:
     import tiktoken
@@ -229,9 +229,8 @@ def _encoding(name: str) -> "tiktoken.Encoding":
 
     names = ["char", "byte", *tiktoken.list_encoding_names()]
     if name not in names[2:]:
-        likeness = {known: difflib.SequenceMatcher(None, name, known).ratio() for known in names}
-        nearest = sorted(names, key=lambda known: -likeness[known])
-        raise UserError(f"no tokenizer is called {name!r}: choose one of {', '.join(nearest)}")
+        choices = ", ".join(most_similar(name, names))
+        raise UserError(f"no tokenizer is called {name!r}: choose one of {choices}")
     try:
         package = _gpt2_package() if name == "gpt2" else None
         return tiktoken.get_encoding(name) if package is None else _gpt2(package)

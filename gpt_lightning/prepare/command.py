@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from gpt_lightning.data.shards import Manifest
-from gpt_lightning.data.texts import CORPORA, corpus_file, nearest
+from gpt_lightning.data.texts import CORPORA, corpus_file
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, workspace
+from gpt_lightning.parsing import most_similar
 from gpt_lightning.prepare.executors import Execution
 from gpt_lightning.prepare.inputs import (
     HUB,
@@ -190,7 +191,7 @@ def _prepare(
     if not path.exists():
         raise UserError(
             f"{source}: no such file, and no corpus of that name; "
-            f"give a text file's path or one of {', '.join(nearest(source))}"
+            f"give a text file's path or one of {', '.join(most_similar(source, CORPORA))}"
         )
     return _one_text(path, path.name, out, settings, execution, overwrite)
 
