@@ -133,7 +133,9 @@ def check_arguments(kind: type, prefix: str, values: Mapping[str, Any]) -> dict[
 
 
 def plain_number(value: Any) -> Any:
-    """Return a plain number for one of jsonargparse's types, which no checkpoint may hold."""
+    """Return plain numbers for jsonargparse's types, which no checkpoint may hold."""
+    if isinstance(value, tuple | list):
+        return type(value)(map(plain_number, value))
     for plain in (int, float):
         if isinstance(value, plain) and not isinstance(value, bool):
             return plain(value)

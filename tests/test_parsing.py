@@ -5,12 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt, restricted_number_type
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, check_arguments, program
-
-Fraction = restricted_number_type("Fraction", float, [(">=", 0), ("<", 1)])
+from gpt_lightning.runs.settings import HalfOpenUnitInterval as Fraction
 
 
 class Settings:
@@ -60,6 +59,8 @@ def test_the_same_bounds_hold_in_python():
         "betas": (0.0, 0.5),
         "batch": None,
     }
+    # jsonargparse's PositiveFloat would make a checkpoint name a class to import
+    assert type(check_arguments(Settings, "m", {"rate": 1})["rate"]) is float
     with pytest.raises(UserError, match=r"m\.batch is 0; it must be at least 1"):
         check_arguments(Settings, "m", {"batch": 0})
     with pytest.raises(UserError, match="unknown key 'rat'"):

@@ -150,9 +150,11 @@ class Loop:
         self.module.to(self.device)
         model, module = self.module.model, self.module
         assert model is not None
-        groups = optim.decay_groups(model.named_parameters(), module.weight_decay, module.decay)
-        fused = bool(module.fused_setting)
-        optimizer = optim.make_adamw(groups, LEARNING_RATE, module.betas, fused)
+        groups = optim.decay_groups(
+            model.named_parameters(), module.settings.weight_decay, module.settings.decay
+        )
+        fused = bool(module.settings.fused)
+        optimizer = optim.make_adamw(groups, LEARNING_RATE, module.settings.betas, fused)
         model.train()
         for x, y in batches:
             with autocast(self.dtype, self.device):

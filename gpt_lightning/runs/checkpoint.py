@@ -14,18 +14,11 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.huggingface import fit_weights, pretrained_state_dict
 from gpt_lightning.runs.checkpoint_io import check_digest, read_sidecar
+from gpt_lightning.runs.settings import Settings
 
 # GPTModule's arguments as a checkpoint has them. Lightning acts on some other names, such as
 # _instantiator, which says what to import; a file that has any is refused.
-HYPERPARAMETERS = frozenset(
-    (
-        "config",
-        "optimizer",
-        *("learning_rate", "min_learning_rate", "schedule", "warmup_steps", "decay_steps"),
-        *("weight_decay", "decay", "betas", "muon_learning_rate", "muon_momentum"),
-        *("fused", "compile", "matmul_precision"),
-    )
-)
+HYPERPARAMETERS = frozenset(("config", *(field.name for field in dataclasses.fields(Settings))))
 NAME = re.compile(r"step-(\d+)(?:-loss-(\d+\.\d+))?\.ckpt")  # RunCheckpoint's files
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
-from jsonargparse import capture_parser
+from jsonargparse import capture_parser, set_parsing_settings
 from lightning.fabric.connector import _PRECISION_INPUT
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -193,7 +193,7 @@ class GPTCLI(LightningCLI):
         if ckpt_path:
             checkpoint = read_checkpoint(Path(ckpt_path))
             module = self.model
-            checkpoint.check_fits(module.config, module.optimizer_name, module.decay)
+            checkpoint.check_fits(module.config, module.settings.optimizer, module.settings.decay)
             print_resumption(Path(ckpt_path), checkpoint, self.model)
             if self.subcommand != "fit":  # fit says it as it loads: GPTModule._compare_run
                 trained = checkpoint.facts.get("machine", {})
@@ -306,6 +306,7 @@ def make_cli(
         callbacks: Instead of the banner and summary.
         logger: As GPTCLI's.
     """
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)  # runs/settings.py's help
     return GPTCLI(
         GPTModule,
         TokenDataModule,

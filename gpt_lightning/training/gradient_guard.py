@@ -1,22 +1,19 @@
-"""No update with gradients that are not finite, and no waiting for the device to know."""
+"""NonFiniteGuard: no update with non-finite gradients, and no waiting for the device to check."""
 
 import torch
 from torch.optim import AdamW, Optimizer
 
 from gpt_lightning.errors import UserError
-
-# Where a step's norm is not read at once: the processor would wait until the device has done
-# everything that it was handed. Elsewhere there is nothing to wait for, or no kernel that can skip.
-DEFERRED_ON = {"cuda"}
+from gpt_lightning.training import optim
 
 
 class NonFiniteGuard:
-    """Raises when gradients are not finite, before any checkpoint and with the weights unharmed.
+    """Raise on non-finite gradients, before any checkpoint and with the weights unchanged.
 
-    Where reading a number stops the device, the decision is the device's: a fused AdamW skips its
-    update if `found_inf` is 1 (PyTorch's GradScaler uses the same argument), and so it does from
-    the first bad step on. Which step that was is kept on the device until `check` reads it, at the
-    next log step, before a checkpoint, or at the end. Other optimizers are asked at each step.
+    On a device of optim.DEFERRED_ON the device itself decides: a fused AdamW skips its update if
+    `found_inf` is 1 (PyTorch's GradScaler uses the same argument), from the first bad step on. The
+    number of that step stays on the device until `check` reads it: at the next log step, before a
+    checkpoint, or at the end. Before the update of any other optimizer the norm is read at once.
     """
 
     def __init__(self) -> None:
@@ -24,15 +21,15 @@ class NonFiniteGuard:
         self._norm: torch.Tensor | None = None  # its norm
 
     def watch(self, optimizer: Optimizer, norm: torch.Tensor, step: int) -> None:
-        """Lets an optimizer step happen or not.
+        """Skip the coming update, or raise, if the norm is not finite.
 
         Args:
-            optimizer: That is about to step.
-            norm: Of all gradients, a scalar on their device.
-            step: The step's number, 1 for the first.
+            optimizer: Optimizer that is about to step.
+            norm: Norm of all gradients, a scalar on their device.
+            step: Number of the step, 1 for the first.
 
         Raises:
-            UserError: the norm is not finite, where it could be read at once.
+            UserError: the norm is not finite, and could be read at once.
         """
         optimizer = unwrapped(optimizer)
         if not can_skip(optimizer, norm):
@@ -48,39 +45,39 @@ class NonFiniteGuard:
         optimizer.found_inf = (self._step > 0).float()  # type: ignore[attr-defined]  # AdamW reads it
 
     def check(self) -> None:
-        """Waits for the device and tells of the first bad step.
+        """Synchronize and raise if there was a bad step.
 
         Raises:
-            UserError: there was one; no update has been made since.
+            UserError: names the first bad step; no update has been made since.
         """
         if self._step is None or self._norm is None:
             return
         step = int(self._step)
         if step:
-            norm, self._step = self._norm, None  # told once
+            norm, self._step = self._norm, None  # raised once
             raise not_finite(norm, step)
 
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer itself, which Lightning may have wrapped."""
+    """Return the optimizer inside Lightning's wrapper, or the optimizer itself."""
     inner = getattr(optimizer, "optimizer", optimizer)
     assert isinstance(inner, Optimizer)
     return inner
 
 
 def can_skip(optimizer: Optimizer, norm: torch.Tensor) -> bool:
-    """Whether the device can decide to skip an update."""
+    """Return whether the device can decide to skip an update."""
     return (
-        norm.device.type in DEFERRED_ON
-        and type(norm) is torch.Tensor  # of sharded gradients it is another
+        norm.device.type in optim.DEFERRED_ON
+        and type(norm) is torch.Tensor  # the norm of sharded gradients is another class
         and isinstance(optimizer, AdamW)
         and all(group["fused"] for group in optimizer.param_groups)
     )
 
 
 def not_finite(norm: torch.Tensor, step: int) -> UserError:
-    """What the user reads."""
+    """Return the error for a non-finite gradient norm."""
     return UserError(
         f"gradient norm is {norm.item()} at step {step}: weights were not changed; "
-        "lower model.learning_rate, or go on from a checkpoint before it with --resume auto"
+        "lower model.learning_rate, or resume from a checkpoint before it with --resume auto"
     )

@@ -1,7 +1,7 @@
-"""GPTModule: how a GPT is trained, in Lightning's words."""
+"""LightningModule that trains a GPT: build, step, evaluate, update."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import lightning as L
 import torch
@@ -18,41 +18,26 @@ from gpt_lightning.model import flops
 from gpt_lightning.model.compilation import compile_in_place, should_compile
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.runs.checkpoint import differences, initial_weights
-from gpt_lightning.training import optim
+from gpt_lightning.runs.settings import Settings
+from gpt_lightning.training import optim, optimizers
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.gradient_guard import NonFiniteGuard
 from gpt_lightning.training.trainer_state import at_log_step, is_fitting, token_data
 
 
 class GPTModule(L.LightningModule):
-    """Trains a GPT-2.
+    """LightningModule that trains a GPT-2.
 
     The model is created in `configure_model`, after the data are known, so that it may take its
-    vocabulary from the tokenizer; and on the CPU, where it is the first to draw from the run's
+    vocabulary from the tokenizer. It is created on the CPU, as the first to draw from the run's
     seed, so that every device starts from the same weights.
 
     Args:
-        config: The model.
+        config: Shape of the model.
         init_from: Weights to start from instead of random ones: gpt2, gpt2-medium, gpt2-large or
             gpt2-xl (fetched), a folder with model.safetensors, or a checkpoint; config must have
             its shape.
-        optimizer: adamw, or muon: Muon for the blocks' matrices and AdamW for the rest.
-        learning_rate: Peak of AdamW's learning rate.
-        min_learning_rate: Where the cosine ends; null: a tenth of the peak.
-        schedule: cosine: warm-up, then half a cosine; constant: warm-up, then the peak.
-        warmup_steps: Optimizer steps of linear warm-up.
-        decay_steps: Optimizer step at which the cosine ends; null: trainer.max_steps.
-        weight_decay: Decoupled weight decay.
-        decay: matrices: only tensors of two or more dimensions decay. all: all do, PyTorch's
-            default.
-        betas: AdamW's averaging coefficients.
-        muon_learning_rate: Peak of Muon's learning rate; it follows the same schedule.
-        muon_momentum: Muon's momentum.
-        fused: AdamW in one kernel; auto: where the device has it.
-        compile: torch.compile the model; auto: on CUDA, and on a CPU in bfloat16; see
-            compilation.py.
-        matmul_precision: Of float32 products: highest: float32; high: TF32 on NVIDIA; medium: as
-            high, and bfloat16 on CPUs that have it.
+        settings: Training arguments, the fields of gpt_lightning.runs.settings.Settings.
 
     Raises:
         UserError: settings that contradict each other or the data.
@@ -62,88 +47,46 @@ class GPTModule(L.LightningModule):
         self,
         config: GPTConfig = GPTConfig(),  # noqa: B008 - frozen
         init_from: str | None = None,
-        optimizer: Literal["adamw", "muon"] = "adamw",
-        learning_rate: float = 6.0e-4,
-        min_learning_rate: float | None = None,
-        schedule: Literal["cosine", "constant"] = "cosine",
-        warmup_steps: int = 0,
-        decay_steps: int | None = None,
-        weight_decay: float = 0.1,
-        decay: Literal["matrices", "all"] = "matrices",
-        betas: tuple[float, float] = (0.9, 0.95),
-        muon_learning_rate: float = 0.02,
-        muon_momentum: float = 0.95,
-        fused: bool | Literal["auto"] = "auto",
-        compile: bool | Literal["auto"] = "auto",  # noqa: A002 - the field's word
-        matmul_precision: Literal["highest", "high", "medium"] = "highest",
+        **settings: Any,
     ) -> None:
         super().__init__()
         # in a checkpoint the configuration is plain numbers and words, no class to import
         self.config = GPTConfig(**config) if isinstance(config, dict) else config
         self.init_from = init_from
-        self.optimizer_name = optimizer
-        self.learning_rate = learning_rate
-        self.min_learning_rate = (
-            learning_rate / 10 if min_learning_rate is None else min_learning_rate
-        )
-        self.schedule = schedule
-        self.warmup_steps = warmup_steps
-        self.decay_steps = decay_steps
-        self.weight_decay = weight_decay
-        self.decay = decay
-        self.betas = (betas[0], betas[1])
-        self.muon_learning_rate = muon_learning_rate
-        self.muon_momentum = muon_momentum
-        self.fused_setting = fused
-        self.compile_setting = compile
-        self._check_bounds()
-        self.matmul_precision = matmul_precision
+        self.settings = Settings(**settings)
+        optimizers.check(self.settings)
         self.model: GPT | None = None
-        # of the held-out split, and of the training split where the data evaluate that too
+        # means over the held-out split, and over the training split if the data evaluate it too
         self.eval_losses = torch.nn.ModuleList([MeanMetric(), MeanMetric()])
-        self._seed = 0  # of the run
+        self.micro_batches = 0  # done in the current step
         self._loss_sum: torch.Tensor | None = None  # over the micro-batches of the current step
-        self.micro_batches = 0  # of the step under way that are done
-        self._trained: list[torch.nn.Parameter] = []  # walking the modules takes 0.05 to 0.2 ms
+        self._seed = 0  # of the run
+        self._group_options: list[dict[str, Any]] = []  # of our optimizer's parameter groups
+        self._trained: list[torch.nn.Parameter] = []  # listed once, not at each step
         self._guard = NonFiniteGuard()
 
-    def _check_bounds(self) -> None:
-        bounds = {
-            "learning_rate": (self.learning_rate > 0, "above 0"),
-            "muon_learning_rate": (self.muon_learning_rate > 0, "above 0"),
-            "min_learning_rate": (self.min_learning_rate >= 0, "at least 0"),
-            "warmup_steps": (self.warmup_steps >= 0, "at least 0"),
-            "weight_decay": (self.weight_decay >= 0, "at least 0"),
-            "betas": (all(0 <= beta < 1 for beta in self.betas), "at least 0 and below 1"),
-            "muon_momentum": (0 <= self.muon_momentum < 1, "at least 0 and below 1"),
-        }
-        for name, (holds, bound) in bounds.items():
-            if not holds:
-                raise UserError(f"model.{name} is {getattr(self, name)}; it must be {bound}")
-        if self.optimizer_name == "muon" and self.decay == "all":
-            raise UserError("model.decay is all, which muon does not do: set it to matrices")
-
-    # ---- the model -----------------------------------------------------------------------------
+    # ---- build ---------------------------------------------------------------------------------
 
     def configure_model(self) -> None:
         if self.model is not None:
             return
-        torch.set_float32_matmul_precision(self.matmul_precision)
+        torch.set_float32_matmul_precision(self.settings.matmul_precision)
+        fitting = self._trainer is not None and is_fitting(self.trainer)
         if self._trainer is not None:
             self.config = self._fit_to_data()
-            if is_fitting(self.trainer) and self.schedule == "cosine":
-                self._check_cosine()
-        with torch.device("cpu"):  # Lightning's context is the GPU, whose random numbers are others
+        if fitting and self.settings.schedule == "cosine":
+            self._check_cosine()
+        with torch.device("cpu"):  # in Lightning's device context the GPU would draw the weights
             self.model = GPT(self.config)
         if self.init_from is not None:
             self.model.load_state_dict(initial_weights(self.init_from, self.config))
         if self.compiles[0]:
             compile_in_place(self.model, self._device_type)
-        if self._device_type == "cpu" and self._trainer is not None and is_fitting(self.trainer):
+        if fitting and self._device_type == "cpu":
             keep_freed_memory()
 
     def _fit_to_data(self) -> GPTConfig:
-        """The configuration with the tokenizer's vocabulary, or refused if too small for it."""
+        """Return the configuration with the tokenizer's vocabulary; raise if it is too small."""
         config, data = self.config, token_data(self.trainer)
         if data is None:
             return config
@@ -157,17 +100,34 @@ class GPTModule(L.LightningModule):
             )
         return config
 
+    def _check_cosine(self) -> None:
+        if self._decay_steps < 0:
+            raise UserError(
+                "the cosine has no end: set trainer.max_steps or model.decay_steps, "
+                "or model.schedule to constant"
+            )
+        if self._decay_steps <= self.settings.warmup_steps:
+            raise UserError(
+                f"model.warmup_steps {self.settings.warmup_steps} must be below "
+                f"model.decay_steps {self._decay_steps} (default: trainer.max_steps)"
+            )
+
     @property
-    def compiles(self) -> tuple[bool, str]:
-        """Whether the model is compiled on this device, and why."""
-        if self.compile_setting != "auto":
-            return bool(self.compile_setting), "as set"
-        precision = "32-true" if self._trainer is None else str(self.trainer.precision)
-        return should_compile(self._device_type, precision)
+    def _decay_steps(self) -> int:
+        steps = self.settings.decay_steps
+        return self.trainer.max_steps if steps is None else steps
 
     @property
     def _device_type(self) -> str:
         return "cpu" if self._trainer is None else str(self.trainer.strategy.root_device.type)
+
+    @property
+    def compiles(self) -> tuple[bool, str]:
+        """Whether the model is compiled on this device, and the reason."""
+        if self.settings.compile != "auto":
+            return self.settings.compile, "as set"
+        precision = "32-true" if self._trainer is None else str(self.trainer.precision)
+        return should_compile(self._device_type, precision)
 
     @property
     def evaluates_compiled(self) -> bool:
@@ -186,28 +146,14 @@ class GPTModule(L.LightningModule):
             block_size=data.block_size if data is not None else self.config.block_size,
         )
 
-    def hyperparameters(self) -> dict[str, Any]:
-        """The arguments as plain values: `GPTModule(**hyperparameters())` is this module again.
+    # ---- checkpoints ---------------------------------------------------------------------------
 
-        All but `init_from`: a checkpoint has its weights.
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the arguments as plain values: `GPTModule(**hyperparameters())` is this module.
+
+        Without `init_from`, whose weights are in the checkpoint.
         """
-        return {
-            "config": dataclasses.asdict(self.config),
-            "optimizer": self.optimizer_name,
-            "learning_rate": self.learning_rate,
-            "min_learning_rate": self.min_learning_rate,
-            "schedule": self.schedule,
-            "warmup_steps": self.warmup_steps,
-            "decay_steps": self.decay_steps,
-            "weight_decay": self.weight_decay,
-            "decay": self.decay,
-            "betas": list(self.betas),
-            "muon_learning_rate": self.muon_learning_rate,
-            "muon_momentum": self.muon_momentum,
-            "fused": self.fused_setting,
-            "compile": self.compile_setting,
-            "matmul_precision": self.matmul_precision,
-        }
+        return {"config": dataclasses.asdict(self.config), **self.settings.hyperparameters()}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._guard.check()  # no checkpoint of steps that were skipped
@@ -272,9 +218,10 @@ class GPTModule(L.LightningModule):
         if self.trainer.is_global_zero:
             print(*(f"changed     {line}" for line in lines), sep="\n", end="\n" if lines else "")
 
-    # ---- steps ---------------------------------------------------------------------------------
+    # ---- step ----------------------------------------------------------------------------------
 
     def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the loss, or the logits (B, T, V) without targets; idx and targets are (B, T)."""
         assert self.model is not None
         return self.model(idx, targets)  # type: ignore[no-any-return]
 
@@ -283,18 +230,15 @@ class GPTModule(L.LightningModule):
         self._trained = list(self.parameters())
         self._guard = NonFiniteGuard()
         self._seed = torch.initial_seed()
-        self._settings_win()
-
-    def _settings_win(self) -> None:
-        """Gives a resumed optimizer the settings of this run: its state is the checkpoint's."""
-        fresh = self._make_optimizer()
-        for optimizer in self.trainer.optimizers:
-            for group, ours in zip(optimizer.param_groups, fresh.param_groups, strict=True):
-                group.update({key: ours[key] for key in ours if key != "params"})
+        # A resumed optimizer has the checkpoint's state and the settings of this run. Groups of an
+        # optimizer that is not ours have no options here.
+        for optimizer in self.trainer.optimizers if self._group_options else ():
+            for group, options in zip(optimizer.param_groups, self._group_options, strict=True):
+                group.update(options)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        # Dropout's draws are derived, not saved: any step can be had without those before it, and
-        # each rank drops other activations.
+        # Dropout's seeds are derived, not saved: any step can be computed without those before it,
+        # and each rank drops other activations.
         place = (self._seed, self.trainer.global_step, self.micro_batches, self.trainer.global_rank)
         seed_device(self.device, optim.mix(*place))
 
@@ -305,12 +249,23 @@ class GPTModule(L.LightningModule):
         self.micro_batches += 1
         return loss  # type: ignore[no-any-return]
 
+    # ---- evaluate ------------------------------------------------------------------------------
+
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         x, y = batch
         tokens = (y != IGNORE_INDEX).sum()
         loss = self._evaluate(x, y)
         loss = torch.where(tokens > 0, loss, 0.0)  # a rank's last batch may be padding alone
         self._mean(dataloader_idx).update(loss, weight=tokens)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        """Return each target's loss in nats, float32 (B, T); 0 at padded positions."""
+        x, y = batch
+        logits = self._evaluate(x).float()  # (B, T, V)
+        return torch.nn.functional.cross_entropy(logits.transpose(1, 2), y, reduction="none")
 
     def _evaluate(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         assert self.model is not None
@@ -332,14 +287,11 @@ class GPTModule(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         self._log_evaluation("val")
 
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self.validation_step(batch, batch_idx)
-
     def on_test_epoch_end(self) -> None:
         self._log_evaluation("test")
 
     def _log_evaluation(self, split: str) -> None:
-        """Mean loss over the tokens that were evaluated, in nats, and its exponential."""
+        """Log the mean loss over the evaluated tokens in nats, and the perplexity."""
         loss = self._mean(0).compute()  # over all ranks
         metrics = {f"{split}/loss": loss, f"{split}/perplexity": loss.exp()}
         if self._mean(1).update_called:
@@ -355,81 +307,45 @@ class GPTModule(L.LightningModule):
                 "lower model.learning_rate, or set trainer.gradient_clip_val"
             )
 
-    def predict_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
-        """Negative log-likelihood in nats of each target, float32 (B, T); 0 where there is none."""
-        x, y = batch
-        logits = self._evaluate(x).float()  # (B, T, V)
-        return torch.nn.functional.cross_entropy(logits.transpose(1, 2), y, reduction="none")
-
-    # ---- the update ----------------------------------------------------------------------------
+    # ---- update --------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        return self._make_optimizer()
-
-    def _make_optimizer(self) -> Optimizer:
         assert self.model is not None
-        fused = self._fused()
-        if self.optimizer_name == "adamw":
-            groups = optim.decay_groups(
-                self.model.named_parameters(), self.weight_decay, self.decay
-            )
-            return optim.make_adamw(groups, self.learning_rate, self.betas, fused)
-        return optim.MuonAdamW(
-            self.model,
-            lr=self.learning_rate,
-            muon_lr=self.muon_learning_rate,
-            momentum=self.muon_momentum,
-            weight_decay=self.weight_decay,
-            betas=self.betas,
-            fused=fused,
-        )
-
-    def _check_cosine(self) -> None:
-        if self.decay_steps is None and self.trainer.max_steps < 0:
-            raise UserError(
-                "the cosine has no end: set trainer.max_steps or model.decay_steps, "
-                "or model.schedule to constant"
-            )
-        if self._decay_steps <= self.warmup_steps:
-            raise UserError(
-                f"model.warmup_steps {self.warmup_steps} must be below model.decay_steps "
-                f"{self._decay_steps} (trainer.max_steps where it is not set)"
-            )
+        optimizer = optimizers.build(self.model, self.settings, self._fused())
+        self._group_options = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
+        return optimizer
 
     def _fused(self) -> bool:
-        if self.fused_setting != "auto":
-            return bool(self.fused_setting)
-        # A fused step unscales gradients itself, so with a GradScaler there would be no moment to
-        # clip them at
+        if self.settings.fused != "auto":
+            return self.settings.fused
+        # A fused step unscales gradients itself: with a GradScaler there is no moment to clip them
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         return self.device.type in optim.FUSED_ADAMW_DEVICES and scaler is None
 
-    @property
-    def _decay_steps(self) -> int:
-        return self.trainer.max_steps if self.decay_steps is None else self.decay_steps
-
     def _learning_rate(self, peak: float) -> float:
-        """The rate of the coming step for a group whose peak is `peak`: one schedule, scaled."""
+        """Return the coming step's rate of a group: one schedule, scaled to the group's peak."""
+        settings = self.settings
         return optim.learning_rate(
             self.trainer.global_step,
             peak=peak,
-            minimum=self.min_learning_rate * (peak / self.learning_rate),
-            warmup_steps=self.warmup_steps,
+            minimum=settings.final_learning_rate * (peak / settings.learning_rate),
+            warmup_steps=settings.warmup_steps,
             decay_steps=self._decay_steps,
-            schedule=self.schedule,
+            schedule=settings.schedule,
         )
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        # The rate depends on the step alone: nothing to save, nothing to restore, and the command
-        # line wins.
-        lr = self._learning_rate(self.learning_rate)
-        muon_lr = self._learning_rate(self.muon_learning_rate)
+        # The rate depends on the step alone: nothing to save or restore, the command line wins.
         for group in optimizer.param_groups:
-            group["lr"] = muon_lr if "momentum" in group else lr
+            if "peak_lr" in group:  # an optimizer that is not ours has its own rates
+                group["lr"] = self._learning_rate(group["peak_lr"])
         if at_log_step(self.trainer, self.trainer.global_step + 1):
             assert self._loss_sum is not None
             self.log("train/loss", self._loss_sum / self.micro_batches, sync_dist=True)
-            self.log("optim/lr", lr)
+            self.log("optim/lr", self._learning_rate(self.settings.learning_rate))
             self.log("step", self.trainer.global_step + 1.0)  # the loggers' x: the first is 1
         self._loss_sum, self.micro_batches = None, 0
 
@@ -439,7 +355,7 @@ class GPTModule(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        # Lightning's own refuses fused optimizers under bf16-mixed, where nothing is scaled
+        # Lightning's own raises for fused optimizers under bf16-mixed, where nothing is scaled
         # (PL#21435)
         assert self._trained, "on_train_start lists the parameters"
         if gradient_clip_algorithm == "value" and gradient_clip_val:
@@ -447,7 +363,7 @@ class GPTModule(L.LightningModule):
             gradient_clip_val = None
         norm = optim.clip_gradients(self._trained, gradient_clip_val)
         step = self.trainer.global_step + 1
-        # with a GradScaler such a step is skipped, and the scale lowered
+        # a GradScaler skips the step and lowers the scale
         if getattr(self.trainer.precision_plugin, "scaler", None) is None:
             self._guard.watch(optimizer, norm, step)
         if at_log_step(self.trainer, step):

@@ -1,18 +1,15 @@
-"""Learning rate, parameter groups and optimizers. Torch only."""
+"""Learning rate, seeds, parameter groups and clipping: functions of torch alone."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
-from torch.optim import AdamW, Muon, Optimizer
-
-from gpt_lightning.model.gpt import GPT
+from torch.optim import AdamW
 
 FUSED_ADAMW_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # torch.optim.AdamW, argument `fused`
-
-READ_AT_ONCE = {"cpu"}  # where a number that was just computed can be looked at without waiting
-
+# Devices where reading a number waits for all queued work, so that no step's norm is read at once
+DEFERRED_ON = {"cuda"}
 MASK = 2**64 - 1
 
 
@@ -25,10 +22,10 @@ def learning_rate(
     decay_steps: int,
     schedule: Literal["cosine", "constant"],
 ) -> float:
-    """The learning rate of optimizer step `step` (0 is the first), a pure function of it.
+    """Return the learning rate of optimizer step `step` (0 is the first).
 
-    Warm-up is linear and reaches `peak` one step after its last; then half a cosine falls to
-    `minimum` at `decay_steps`, where it stays, or the rate is constant. Source: nanoGPT, train.py,
+    Warm-up is linear and reaches `peak` one step after its last step. Then half a cosine falls to
+    `minimum` at `decay_steps` and stays there, or the rate is constant. Source: nanoGPT, train.py,
     get_lr.
     """
     if step < warmup_steps:
@@ -42,7 +39,7 @@ def learning_rate(
 
 
 def mix(*numbers: int) -> int:
-    """A seed of 63 bits from whole numbers; other numbers, or another order, give another.
+    """Return a seed of 63 bits that depends on every number and on their order.
 
     SplitMix64's finalizer (Steele, Lea and Flood 2014) over each number in turn.
     """
@@ -60,14 +57,14 @@ def decay_groups(
     weight_decay: float,
     decay: Literal["matrices", "all"] = "matrices",
 ) -> list[dict[str, Any]]:
-    """Parameter groups with and without weight decay.
+    """Return parameter groups with and without weight decay.
 
     Args:
-        named_parameters: what to optimize; a tied matrix appears once.
-        weight_decay: of the first group.
+        named_parameters: Parameters to optimize; a tied matrix appears once.
+        weight_decay: Weight decay of the first group.
         decay: matrices: only tensors of two or more dimensions decay (matrix products and
-            embeddings), biases and layer norms do not. all: everything decays, as PyTorch's
-            optimizers do when given no groups.
+            embeddings), biases and layer norms do not. all: every tensor decays, as in PyTorch's
+            optimizers without groups.
     """
     parameters = [p for _, p in named_parameters if p.requires_grad]
     if decay == "all":
@@ -82,76 +79,27 @@ def decay_groups(
 def make_adamw(
     groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], fused: bool
 ) -> AdamW:
-    """AdamW (Loshchilov and Hutter 2019) in one kernel per dtype and device where `fused`."""
-    # None, not False: PyTorch's default loops over chunks of tensors, False over single ones
-    return AdamW(groups, lr=lr, betas=betas, fused=True if fused else None)
-
-
-class MuonAdamW(Optimizer):
-    """Muon for the blocks' matrices and AdamW for everything else, as one optimizer.
-
-    Lightning refuses accumulation and clipping with two optimizers; behind one they stay
-    Lightning's. State and parameter groups live here and are shared with the two, so state_dict and
-    load_state_dict are PyTorch's own.
+    """Return AdamW (Loshchilov and Hutter 2019) over parameter groups.
 
     Args:
-        model: the model; `transformer.h.*` tensors of two dimensions go to Muon.
-        lr: AdamW's learning rate.
-        muon_lr: Muon's; a matrix moves by muon_lr * sqrt(max(1, rows / columns)) along an
-            orthogonal direction.
-        momentum: Muon's (Nesterov).
-        weight_decay: decoupled, of Muon's matrices and of AdamW's decaying group.
-        betas: AdamW's.
-        fused: AdamW in one kernel.
-
-    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, as torch.optim.Muon
-    implements it.
+        groups: Parameter groups with their weight decay.
+        lr: Peak of the learning rate, which the schedule scales.
+        betas: Averaging coefficients.
+        fused: Whether an update is one kernel per dtype and device.
     """
-
-    def __init__(
-        self,
-        model: GPT,
-        lr: float,
-        muon_lr: float,
-        momentum: float,
-        weight_decay: float,
-        betas: tuple[float, float],
-        fused: bool,
-    ) -> None:
-        named = list(model.named_parameters())
-        matrices = [p for n, p in named if n.startswith("transformer.h.") and p.dim() == 2]
-        taken = {id(p) for p in matrices}
-        rest = [(n, p) for n, p in named if id(p) not in taken]
-        self.muon = Muon(matrices, lr=muon_lr, weight_decay=weight_decay, momentum=momentum)
-        self.adamw = make_adamw(decay_groups(rest, weight_decay), lr, betas, fused)
-        super().__init__(self.muon.param_groups + self.adamw.param_groups, defaults={})
-        self._share()
-
-    def _share(self) -> None:
-        n = len(self.muon.param_groups)
-        self.muon.param_groups = self.param_groups[:n]
-        self.adamw.param_groups = self.param_groups[n:]
-        self.muon.state = self.adamw.state = self.state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._share()  # PyTorch replaced the lists and the state
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self.muon.step()
-        self.adamw.step()
-        return loss
+    groups = [{**group, "peak_lr": lr} for group in groups]
+    # None, not False: PyTorch's default loops over chunks of tensors, False over single tensors
+    return AdamW(groups, lr=lr, betas=betas, fused=True if fused else None)
 
 
 def clip_gradients(
     parameters: Iterable[torch.nn.Parameter], max_norm: float | None
 ) -> torch.Tensor:
-    """Scales all gradients so that their global 2-norm is at most max_norm (None: leaves them).
+    """Scale all gradients so that their global 2-norm is at most `max_norm`.
+
+    Args:
+        parameters: Parameters with gradients.
+        max_norm: Largest norm; None leaves the gradients as they are.
 
     Returns:
         The norm before clipping, a scalar on the parameters' device (no synchronization).
@@ -161,6 +109,6 @@ def clip_gradients(
     if not max_norm:
         return norm
     # PyTorch multiplies by min(1, max_norm / (norm + 1e-6)), also by 1
-    if norm.device.type not in READ_AT_ONCE or not norm + 1e-6 <= max_norm:
+    if norm.device.type in DEFERRED_ON or not norm + 1e-6 <= max_norm:
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm

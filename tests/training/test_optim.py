@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.training.optim import MuonAdamW, clip_gradients, decay_groups, learning_rate
+from gpt_lightning.runs.settings import Settings
+from gpt_lightning.training.optim import clip_gradients, decay_groups, learning_rate
+from gpt_lightning.training.optimizers.muon import MuonAdamW
 
 NANOGPT = {
     "peak": 1e-3,
@@ -71,15 +73,7 @@ def test_decay_all_is_one_group():
 
 
 def make_muon(model: GPT) -> MuonAdamW:
-    return MuonAdamW(
-        model,
-        lr=1e-3,
-        muon_lr=0.02,
-        momentum=0.95,
-        weight_decay=0.1,
-        betas=(0.9, 0.95),
-        fused=False,
-    )
+    return MuonAdamW(model, Settings(optimizer="muon", learning_rate=1e-3), fused=False)
 
 
 def train(model: GPT, optimizer: torch.optim.Optimizer, steps: int) -> None:

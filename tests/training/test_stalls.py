@@ -12,8 +12,6 @@ import gpt_lightning
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
-from gpt_lightning.training import gradient_guard as guard
-from gpt_lightning.training import optim
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
 from gpt_lightning.training.callbacks.samples import SampleText
@@ -104,8 +102,7 @@ def reads(monkeypatch):
     monkeypatch.setattr(
         "gpt_lightning.training.callbacks.speed.synchronize", lambda device: reads.note()
     )
-    monkeypatch.setattr("gpt_lightning.training.gradient_guard.DEFERRED_ON", {"cpu"})
-    monkeypatch.setattr("gpt_lightning.training.optim.READ_AT_ONCE", set())
+    monkeypatch.setattr("gpt_lightning.training.optim.DEFERRED_ON", {"cpu"})
     return reads
 
 
@@ -119,10 +116,6 @@ def test_the_device_is_waited_for_at_log_steps_alone(trainer, text_file, reads):
         fit(text_file, [*run_callbacks(), reads], limit_val_batches=0, **trainer)
     during = {(step, where) for step, where in reads.found if step > 0}
     assert {step for step, _ in during} == {10, 20, 30}, sorted(during)
-
-
-def test_what_decides_by_itself_is_not_read_at_once():
-    assert guard.DEFERRED_ON.isdisjoint(optim.READ_AT_ONCE)
 
 
 def test_reads_are_seen(text_file, reads):
@@ -161,7 +154,7 @@ class Poison(L.Callback):
     ("deferred_on", "raised_at"), [({"cpu"}, 20), (set(), 13)], ids=["deferred", "at once"]
 )
 def test_nothing_is_learnt_from_bad_gradients(deferred_on, raised_at, text_file, monkeypatch):
-    monkeypatch.setattr("gpt_lightning.training.gradient_guard.DEFERRED_ON", deferred_on)
+    monkeypatch.setattr("gpt_lightning.training.optim.DEFERRED_ON", deferred_on)
     poison, module = Poison(13), GPTModule(TINY, learning_rate=1e-2, schedule="constant")
     with pytest.raises(UserError, match="gradient norm is nan at step 13: weights were not chan"):
         fit(text_file, [poison], module, limit_val_batches=0)
@@ -176,7 +169,7 @@ def test_nothing_is_learnt_from_bad_gradients(deferred_on, raised_at, text_file,
 def test_no_checkpoint_is_written_after_an_unread_bad_step(
     checkpoint, last, text_file, monkeypatch
 ):
-    monkeypatch.setattr("gpt_lightning.training.gradient_guard.DEFERRED_ON", {"cpu"})
+    monkeypatch.setattr("gpt_lightning.training.optim.DEFERRED_ON", {"cpu"})
     callbacks = [Poison(13), RunCheckpoint(**checkpoint, keep_last=9)]
     with pytest.raises(UserError, match="at step 13"):
         fit(text_file, callbacks, limit_val_batches=0, max_steps=18, log_every_n_steps=100)
@@ -185,13 +178,13 @@ def test_no_checkpoint_is_written_after_an_unread_bad_step(
 
 
 def test_a_run_without_checkpoints_or_logs_ends_with_the_error(text_file, monkeypatch):
-    monkeypatch.setattr("gpt_lightning.training.gradient_guard.DEFERRED_ON", {"cpu"})
+    monkeypatch.setattr("gpt_lightning.training.optim.DEFERRED_ON", {"cpu"})
     with pytest.raises(UserError, match="at step 2"):
         fit(text_file, [Poison(2)], limit_val_batches=0, max_steps=5, log_every_n_steps=0)
 
 
 def test_an_optimizer_that_cannot_skip_is_asked_at_once(monkeypatch):
-    monkeypatch.setattr("gpt_lightning.training.gradient_guard.DEFERRED_ON", {"cpu"})
+    monkeypatch.setattr("gpt_lightning.training.optim.DEFERRED_ON", {"cpu"})
     weight = torch.nn.Parameter(torch.zeros(2))
     for optimizer in (torch.optim.SGD([weight]), torch.optim.AdamW([weight], fused=False)):
         with pytest.raises(UserError, match="norm is inf at step 7"):
@@ -200,7 +193,7 @@ def test_an_optimizer_that_cannot_skip_is_asked_at_once(monkeypatch):
 
 def test_good_steps_are_the_same_steps(text_file, monkeypatch):
     at_once, _ = fit(text_file, [], limit_val_batches=0, max_steps=5)
-    monkeypatch.setattr("gpt_lightning.training.gradient_guard.DEFERRED_ON", {"cpu"})
+    monkeypatch.setattr("gpt_lightning.training.optim.DEFERRED_ON", {"cpu"})
     deferred, trainer = fit(text_file, [], limit_val_batches=0, max_steps=5)
     assert float(trainer.optimizers[0].found_inf) == 0.0
     for a, b in zip(at_once.parameters(), deferred.parameters(), strict=True):

@@ -29,7 +29,7 @@ class RunReport(L.Callback):
             sys.stdout.flush()
 
     def _banner(self, trainer: L.Trainer, module: GPTModule) -> list[str]:
-        config, data = module.config, token_data(trainer)
+        config, settings, data = module.config, module.settings, token_data(trainer)
         assert module.model is not None
         assert data is not None
         compiled, why = module.compiles
@@ -47,8 +47,8 @@ class RunReport(L.Callback):
             "compile": f"{'on' if compiled else 'off'} ({why}){waits}",
             "model": f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} wide, "
             f"vocabulary {config.vocab_size:,}: {module.model.num_params():,} parameters",
-            "optimizer": f"{module.optimizer_name}, learning rate {module.learning_rate:g} "
-            f"({module.schedule})",
+            "optimizer": f"{settings.optimizer}, learning rate {settings.learning_rate:g} "
+            f"({settings.schedule})",
             "data": f"{data.address}: {data.training_tokens():,} training tokens, "
             f"{data.order} order",
             "step": f"{B * T * k * W:,} tokens = {B} sequences x {T} tokens "

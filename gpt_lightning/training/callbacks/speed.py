@@ -62,7 +62,7 @@ class SpeedMonitor(L.Callback):
             return
         assert isinstance(pl_module, GPTModule)
         device = trainer.strategy.root_device
-        dtype = product_dtype(str(trainer.precision), pl_module.matmul_precision, device)
+        dtype = product_dtype(str(trainer.precision), pl_module.settings.matmul_precision, device)
         self.peak, self.peak_line = resolve_peak(self.peak_setting, device, dtype)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

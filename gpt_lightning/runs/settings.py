@@ -1,0 +1,82 @@
+"""Training arguments: name, type with its bounds, default and help, each in one place."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from jsonargparse.typing import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    restricted_number_type,
+)
+
+from gpt_lightning.parsing import check_arguments
+
+if TYPE_CHECKING:
+    HalfOpenUnitInterval = float
+else:
+    HalfOpenUnitInterval = restricted_number_type(
+        "HalfOpenUnitInterval", float, [(">=", 0), ("<", 1)], docstring="float from 0 to below 1"
+    )
+Switch = bool | Literal["auto"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Training arguments of GPTModule, besides the model's shape and its initial weights.
+
+    The fields are the keys `model.*` of the command line, the keyword arguments of GPTModule and
+    the hyperparameters in a checkpoint. The text below a field is its help. Values from Python and
+    from checkpoints are checked against the types as those from the command line are.
+
+    Raises:
+        UserError: a value is of another type or out of bounds.
+    """
+
+    optimizer: str = "adamw"
+    """A file of training/optimizers: adamw; muon: Muon for the blocks' matrices and AdamW for the
+    rest."""
+    learning_rate: PositiveFloat = 6.0e-4
+    """Peak of AdamW's learning rate."""
+    min_learning_rate: NonNegativeFloat | None = None
+    """End of the cosine; null: a tenth of the peak."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """cosine: warm-up, then half a cosine; constant: warm-up, then the peak."""
+    warmup_steps: NonNegativeInt = 0
+    """Optimizer steps of linear warm-up."""
+    decay_steps: int | None = None
+    """Optimizer step at which the cosine ends; null: trainer.max_steps."""
+    weight_decay: NonNegativeFloat = 0.1
+    """Decoupled weight decay."""
+    decay: Literal["matrices", "all"] = "matrices"
+    """matrices: only tensors of two or more dimensions decay. all: every tensor decays, PyTorch's
+    default."""
+    betas: tuple[HalfOpenUnitInterval, HalfOpenUnitInterval] = (0.9, 0.95)
+    """AdamW's averaging coefficients."""
+    muon_learning_rate: PositiveFloat = 0.02
+    """Peak of Muon's learning rate; it follows the same schedule."""
+    muon_momentum: HalfOpenUnitInterval = 0.95
+    """Muon's momentum."""
+    fused: Switch = "auto"
+    """AdamW in one kernel; auto: where the device has it."""
+    compile: Switch = "auto"
+    """torch.compile the model; auto: on CUDA, and on a CPU in bfloat16 (model/compilation.py)."""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """Float32 products. highest: in float32; high: in TF32 on NVIDIA; medium: as high, and in
+    bfloat16 on CPUs that have it."""
+
+    def __post_init__(self) -> None:
+        values = check_arguments(type(self), "model", dataclasses.asdict(self))
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def final_learning_rate(self) -> float:
+        """Learning rate at which the cosine ends."""
+        minimum = self.min_learning_rate
+        return self.learning_rate / 10 if minimum is None else float(minimum)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the fields as plain values, min_learning_rate with its default filled in."""
+        return dataclasses.asdict(self) | {"min_learning_rate": self.final_learning_rate}

@@ -1,0 +1,13 @@
+"""AdamW for all parameters."""
+
+from torch.optim import AdamW
+
+from gpt_lightning.model.gpt import GPT
+from gpt_lightning.runs.settings import Settings
+from gpt_lightning.training.optim import decay_groups, make_adamw
+
+
+def build(model: GPT, settings: Settings, fused: bool) -> AdamW:
+    """Return AdamW, with weight decay of the tensors that settings.decay names."""
+    groups = decay_groups(model.named_parameters(), settings.weight_decay, settings.decay)
+    return make_adamw(groups, settings.learning_rate, settings.betas, fused)
