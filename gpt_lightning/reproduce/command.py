@@ -83,7 +83,7 @@ def run(argv: list[str]) -> int:
             case_run.skip(rung, why_not(rung, options))
     case_run.write()
     print_summary(case_run)
-    verdicts = case_run.verdicts()
+    verdicts = {row.verdict for row in case_run.rungs}
     return 2 if ERROR in verdicts else 1 if FAILED in verdicts else 0
 
 

@@ -1,4 +1,4 @@
-"""The published numbers, out of reference/*.csv."""
+"""Read the published numbers from reference/*.csv."""
 
 import csv
 import statistics
@@ -10,14 +10,14 @@ from gpt_lightning.reproduce.cases import Case, Rung
 
 @dataclass(frozen=True)
 class Published:
-    """What was published of a rung.
+    """Published numbers of a rung.
 
     Attributes:
         losses: (step, split) -> loss in nats; split is `batch` for the loss of a training step,
             `train` or `val` for an evaluation.
-        step_ms: Median of the step times but the first; None: there are none.
+        step_ms: Median of the step times without the first; None: no times were published.
         tokens_per_sec: Median of the same steps.
-        first_step_ms: The step left out, with compilation.
+        first_step_ms: Time of the first step, which includes compilation.
     """
 
     losses: dict[tuple[int, str], float]
@@ -27,7 +27,7 @@ class Published:
 
 
 def read_published(case: Case, rung: Rung) -> Published:
-    """The published rows of a rung."""
+    """Return the published numbers of a rung."""
     losses_of = rung.name if rung.published is None else rung.published
     times_of = losses_of if rung.published_times is None else rung.published_times
     losses: dict[tuple[int, str], float] = {}
@@ -52,7 +52,7 @@ def _median(values: list[float]) -> float | None:
 
 
 def _rows(file_name: str, name: str) -> list[dict[str, str]]:
-    """Rows whose first column is `name`, in their order."""
+    """Return the rows whose first column is `name`, in their order."""
     table = resources.files("gpt_lightning") / "reference" / file_name
     with table.open(encoding="utf-8") as file:
         return [row for row in csv.DictReader(file) if next(iter(row.values())) == name]

@@ -1,4 +1,4 @@
-"""What `reproduce` is asked for, and the rows of the tables that it prints and writes."""
+"""Options of `reproduce`, and the rows of the tables that it prints and writes."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ OK, DRIFT, FAILED, ERROR, SKIPPED = "ok", "drift", "FAIL", "error", "skipped"  #
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line changes in every rung.
+    """Changes that the command line makes to every rung.
 
     Attributes:
-        steps: Optimizer steps; None: as the rung's configuration.
-        accelerator: Trainer's; None: as the rung's configuration.
-        fit: Options of `fit`, which come last and so win.
+        steps: Optimizer steps; None: those of the rung's configuration.
+        accelerator: Accelerator of the Trainer; None: that of the rung's configuration.
+        fit: Options of `fit`; they override everything else.
     """
 
     steps: int | None = None
@@ -22,7 +22,7 @@ class Options:
     fit: tuple[str, ...] = ()
 
     def arguments(self) -> list[str]:
-        """As arguments of `fit`."""
+        """Return the arguments of `fit`."""
         steps = [] if self.steps is None else [f"--trainer.max_steps={self.steps}"]
         accelerator = [f"--trainer.accelerator={self.accelerator}"] if self.accelerator else []
         return [*steps, *accelerator, *self.fit]
@@ -36,7 +36,7 @@ class LossRow:
     step: int = column("step", "d")
     split: str = column("split")
     theirs: float | None = column("theirs", ".6f", 9)
-    ours: float | None = column("ours", ".6f", 9)
+    ours: float = column("ours", ".6f", 9)
     difference: float | None = column("difference", "+.6f")
     tolerance: float | None = column("tolerance", "g")
     verdict: str = column("verdict")
@@ -46,7 +46,7 @@ class LossRow:
 
 @dataclass(frozen=True)
 class RungRow:
-    """What became of a rung."""
+    """Outcome of a rung."""
 
     rung: str = column("rung", width=17)
     verdict: str = column("verdict", width=7)
@@ -68,7 +68,7 @@ class RungRow:
 
 @dataclass(frozen=True)
 class PhaseRow:
-    """Where the wall time of a rung went."""
+    """Wall time of one phase of a rung."""
 
     rung: str = column("rung", width=17)
     phase: str = column("phase", width=19)

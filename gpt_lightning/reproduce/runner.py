@@ -1,4 +1,4 @@
-"""Runs the rungs of a case through `fit` and holds each loss against the published one."""
+"""Run the rungs of a case through `fit` and compare each loss with the published one."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,17 +29,16 @@ from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import Observation, RunRecorder, RunTimings
 
 PICTURE = "losses.png"
-Key = tuple[int, str]  # step and split
 
 
 class CaseRun:
-    """Runs rungs one after the other, and writes all results again whenever there are new ones.
+    """Run rungs one after the other, and write all results again after each new one.
 
     Args:
-        case: The table.
-        options: What the command line changes.
-        folder: Where results land.
-        argv: The command, for the report.
+        case: Published table.
+        options: Changes that the command line makes to every rung.
+        folder: Folder of the results.
+        argv: Command line, for the report.
     """
 
     def __init__(self, case: Case, options: Options, folder: Path, argv: list[str]) -> None:
@@ -50,31 +49,31 @@ class CaseRun:
         self._machine = machine_record(argv)
 
     def skip(self, rung: Rung, reason: str) -> None:
-        """Leaves an empty row that says why."""
+        """Add a row without numbers, with the reason."""
         self.rungs.append(RungRow(rung.name, SKIPPED, note=reason))
 
     def run(self, rung: Rung) -> None:
-        """Trains one rung and compares it; what goes wrong with it is a row too.
+        """Train one rung and compare its losses; a rung that fails is a row too.
 
         Raises:
-            UserError: settings or data that cannot work.
+            UserError: The settings or the data are wrong.
         """
         published = read_published(self.case, rung)
         note = f"; {rung.note}" if rung.note else ""
         print(f"\n{rung.name}: {' + '.join(rung.configs)}{note}")
         first = len(self.losses)
         try:
-            speed = self._train(rung, published)
+            timings = self._train(rung, published)
         except UserError:
             if len(self.losses) == first:
                 raise
             row = RungRow(rung.name, FAILED, note="stopped: the loss is not a number")
-        except Exception as error:  # out of memory, no compiler: the next rung may be better off
+        except Exception as error:  # out of memory, no compiler: the next rung may run
             text = " ".join(str(error).split())[:300]
             row = RungRow(rung.name, ERROR, note=f"{type(error).__name__}: {text}")
         else:
-            row = self._rung_row(rung, published, self.losses[first:], speed)
-            self.phases += [PhaseRow(rung.name, *phase) for phase in speed.seconds.items()]
+            row = self._rung_row(rung, published, self.losses[first:], timings)
+            self.phases += [PhaseRow(rung.name, *phase) for phase in timings.seconds.items()]
         self.rungs.append(row)
         self.write()
         free_memory()
@@ -86,25 +85,27 @@ class CaseRun:
 
         def add(row: LossRow) -> None:
             self.losses.append(row)
-            tqdm.write(console.line(row))  # above the bar of a long run
+            tqdm.write(console.line(row))  # above the progress bar
             if not each_step:
                 self.write()  # an evaluation may be an hour of work
 
-        watch = RunRecorder(lambda seen: add(loss_row(rung, published, seen)), each_step)
+        recorder = RunRecorder(lambda seen: add(loss_row(rung, published, seen)), each_step)
         training.run(
             ["fit", *self._arguments(rung)],
-            callbacks=[watch],
+            callbacks=[recorder],
             logger=RunLogger(str(self.folder.parent), self.folder.name, version=rung.name),
         )
         own = [row for row in self.losses if row.rung == rung.name and row.split == "val"]
         if own:
             add(best_row(rung, published, own))
-        assert watch.speed is not None
-        return watch.speed
+        assert recorder.speed is not None
+        return recorder.speed
 
     def _arguments(self, rung: Rung) -> list[str]:
         quiet = ["--samples.max_new_tokens=0"]
-        if self.case.kind == "steps":  # a line a step is progress enough, and nobody resumes these
+        if (
+            self.case.kind == "steps"
+        ):  # a line for each step is printed anyway, and nobody resumes these
             quiet += [
                 "--trainer.log_every_n_steps=1",
                 "--trainer.enable_progress_bar=false",
@@ -114,64 +115,57 @@ class CaseRun:
         return [*configs, *quiet, *rung.settings, *self.options.arguments()]
 
     def _rung_row(
-        self, rung: Rung, published: Published, rows: list[LossRow], speed: RunTimings
+        self, rung: Rung, published: Published, rows: list[LossRow], timings: RunTimings
     ) -> RungRow:
-        compared = [row for row in rows if row.difference is not None]
-        verdicts = [row.verdict for row in compared]
-        missing = missing_losses(self.case, published, rows, speed.max_steps)
-        timed = is_timed(rung, speed.device)
-        notes = [rung.note] if rung.note else []
-        notes += [f"{missing} published losses have no counterpart"] if missing else []
-        if not timed:
-            notes.append(f"losses only: its times are of a {rung.device}, this is {speed.device}")
-        notes += [f"{speed.stalls} stalls left out of the rates"] if speed.stalls else []
-        notes += [best_note(published, rows)] if self.case.kind == "evaluations" else []
-        notes += [f"changed: {' '.join(self.options.fit)}"] if self.options.fit else []
-        row = RungRow(
+        verdicts = [row.verdict for row in rows if row.difference is not None]
+        missing = missing_losses(self.case, published, rows, timings.max_steps)
+        timed, here = is_timed(rung, timings.device), timings.device
+        notes = [
+            rung.note,
+            f"{missing} published losses have no counterpart" if missing else "",
+            "" if timed else f"losses only: its times are of a {rung.device}, this is {here}",
+            f"{timings.stalls} stalls left out of the rates" if timings.stalls else "",
+            best_note(published, rows) if self.case.kind == "evaluations" else "",
+            f"changed: {' '.join(self.options.fit)}" if self.options.fit else "",
+        ]
+        return RungRow(
             rung.name,
-            FAILED if FAILED in verdicts or missing or not compared else OK,
-            speed.device.type,
-            len(compared),
+            FAILED if FAILED in verdicts or missing or not verdicts else OK,
+            here.type,
+            len(verdicts),
             verdicts.count(DRIFT),
-            max((abs(row.difference or 0.0) for row in compared), default=None),
+            max((abs(row.difference) for row in rows if row.difference is not None), default=None),
             published_first_step_ms=published.first_step_ms,
             published_step_ms=published.step_ms,
             note="; ".join(note for note in notes if note),
-        )
-        return self._with_speed(row, rung, published, speed) if timed else row
-
-    def _with_speed(
-        self, row: RungRow, rung: Rung, published: Published, speed: RunTimings
-    ) -> RungRow:
-        before = self._before(rung)
-        rates = {r.rung: r.tokens_per_sec for r in self.rungs}
-        ours = rates.get(before.name) if before else None
-        theirs = read_published(self.case, before).tokens_per_sec if before else None
-        return replace(
-            row,
-            first_step_ms=speed.first_step_ms,
-            step_ms=speed.step_ms,
-            tokens_per_sec=speed.tokens_per_sec,
-            mfu=speed.mfu,
-            peak_tflops=speed.peak_flops / 1e12 if speed.peak_flops else None,
-            speedup=speed.tokens_per_sec / ours if speed.tokens_per_sec and ours else None,
-            published_speedup=published.tokens_per_sec / theirs
-            if published.tokens_per_sec and theirs
-            else None,
+            **(self._speeds(rung, published, timings) if timed else {}),
         )
 
-    def _before(self, rung: Rung) -> Rung | None:
-        """The rung before it in the published table; rungs of ours do not count."""
+    def _speeds(
+        self, rung: Rung, published: Published, timings: RunTimings
+    ) -> dict[str, float | None]:
+        """Return the speed columns; speed-ups are over the rung before it in the published table.
+
+        Rungs without published times are not in that table.
+        """
         earlier = self.case.rungs[: self.case.rungs.index(rung)]
-        published = [other for other in earlier if other.published_times != ""]
-        return published[-1] if published and not self.case.alternatives else None
-
-    def verdicts(self) -> set[str]:
-        """Of all rungs."""
-        return {row.verdict for row in self.rungs}
+        before = [other for other in earlier if other.published_times != ""][-1:]
+        ours = theirs = None
+        if before and not self.case.alternatives:
+            ours = {row.rung: row.tokens_per_sec for row in self.rungs}.get(before[0].name)
+            theirs = read_published(self.case, before[0]).tokens_per_sec
+        return {
+            "first_step_ms": timings.first_step_ms,
+            "step_ms": timings.step_ms,
+            "tokens_per_sec": timings.tokens_per_sec,
+            "mfu": timings.mfu,
+            "peak_tflops": ratio(timings.peak_flops, 1e12),
+            "speedup": ratio(timings.tokens_per_sec, ours),
+            "published_speedup": ratio(published.tokens_per_sec, theirs),
+        }
 
     def write(self) -> None:
-        """Writes the tables and the picture of all rungs so far."""
+        """Write the tables and the picture of all rungs so far."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.losses:
             plot_losses(self.folder / PICTURE, self.case.title, self.losses)
@@ -185,8 +179,13 @@ class CaseRun:
         )
 
 
+def ratio(a: float | None, b: float | None) -> float | None:
+    """Return a / b, or None if one of them is missing."""
+    return a / b if a and b else None
+
+
 def loss_row(rung: Rung, published: Published, seen: Observation) -> LossRow:
-    """A loss of ours beside the published one, if there is one of that step."""
+    """Return the row of one of our losses, with the published one of that step if there is one."""
     theirs = published.losses.get((seen.step, seen.split))
     row = compare(rung, seen.step, seen.split, theirs, seen.loss)
     if seen.seconds is None or seen.tokens is None or not is_timed(rung, seen.device):
@@ -195,40 +194,31 @@ def loss_row(rung: Rung, published: Published, seen: Observation) -> LossRow:
 
 
 def best_row(rung: Rung, published: Published, ours: list[LossRow]) -> LossRow:
-    """The lowest validation loss, against the lowest published one up to the same step.
-
-    The row's step is that of ours.
-    """
-    best = best_of(ours)
-    theirs = [loss for _, loss in published_validation(published, ours)]
-    assert best.ours is not None
-    return compare(rung, best.step, "best", min(theirs, default=None), best.ours)
-
-
-def best_of(rows: list[LossRow]) -> LossRow:
-    """The row with the lowest loss of ours."""
-    return min(rows, key=lambda row: float("inf") if row.ours is None else row.ours)
-
-
-def published_validation(published: Published, ours: list[LossRow]) -> list[tuple[int, float]]:
-    """Published validation losses up to the last step of ours: (step, loss)."""
-    last = max(row.step for row in ours)
-    points = [(step, loss) for (step, split), loss in published.losses.items() if split == "val"]
-    return [(step, loss) for step, loss in points if step <= last]
+    """Compare our lowest validation loss with the lowest published one up to our last step."""
+    best = min(ours, key=lambda row: row.ours)
+    theirs = published_validation(published, ours)
+    return compare(rung, best.step, "best", min(theirs)[0] if theirs else None, best.ours)
 
 
 def best_note(published: Published, rows: list[LossRow]) -> str:
-    """The best validation losses and their steps, theirs and ours."""
+    """Return the lowest validation losses, ours and the published one, with their steps."""
     ours = [row for row in rows if row.split == "val"]
-    if not ours or not published_validation(published, ours):
+    theirs = published_validation(published, ours)
+    if not theirs:
         return ""
-    best = best_of(ours)
-    step, loss = min(published_validation(published, ours), key=lambda point: point[1])
+    best, (loss, step) = min(ours, key=lambda row: row.ours), min(theirs)
     return f"best validation loss {best.ours:.4f} at step {best.step}, theirs {loss:.4f} at {step}"
 
 
+def published_validation(published: Published, ours: list[LossRow]) -> list[tuple[float, int]]:
+    """Return (loss, step) of the published validation losses up to our last step."""
+    last = max((row.step for row in ours), default=-1)
+    points = published.losses.items()
+    return [(loss, step) for (step, split), loss in points if split == "val" and step <= last]
+
+
 def missing_losses(case: Case, published: Published, rows: list[LossRow], max_steps: int) -> int:
-    """Published losses within the steps that were to be made, but without one of ours."""
+    """Count the published losses within `max_steps` that have no counterpart among ours."""
     last = max_steps - 1 if case.kind == "steps" else max_steps
     expected = {key for key in published.losses if key[0] <= last}
     found = {(row.step, row.split) for row in rows}
@@ -236,11 +226,11 @@ def missing_losses(case: Case, published: Published, rows: list[LossRow], max_st
 
 
 def compare(rung: Rung, step: int, split: str, theirs: float | None, ours: float) -> LossRow:
-    """A row without times; no verdict where nothing was published."""
+    """Return a row without times; without a published loss it has no verdict."""
     if theirs is None:
         return LossRow(rung.name, step, split, None, ours)
     difference, tolerance = ours - theirs, rung.tolerance_at(step)
-    verdict = FAILED  # also for nan
+    verdict = FAILED  # nan fails too
     if abs(difference) <= tolerance:
         verdict = OK
     elif abs(difference) <= rung.drift_at(step):
@@ -251,6 +241,6 @@ def compare(rung: Rung, step: int, split: str, theirs: float | None, ours: float
 
 
 def is_timed(rung: Rung, device: torch.device) -> bool:
-    """Whether step times on a device are the rung's own."""
+    """Return whether step times on this device can be compared with those of the rung."""
     kind = "gpu" if device.type == "cuda" else device.type
     return rung.device in ("any", kind)

@@ -92,11 +92,11 @@ def test_speed_ups_are_over_the_rung_before_in_the_published_table():
     ]
     cuda = RunTimings(torch.device("cuda"), 6, {}, tokens_per_sec=3000.0)
     published = read_published(PRECISION_LADDER, gpu)
-    row = run._with_speed(RungRow(gpu.name, OK), gpu, published, cuda)
-    assert row.speedup == 30.0
-    assert row.published_speedup == pytest.approx(25.7, abs=0.05)
+    speeds = run._speeds(gpu, published, cuda)
+    assert speeds["speedup"] == 30.0
+    assert speeds["published_speedup"] == pytest.approx(25.7, abs=0.05)
     run.rungs = []  # not measured in this call
-    assert run._with_speed(RungRow(gpu.name, OK), gpu, published, cuda).speedup is None
+    assert run._speeds(gpu, published, cuda)["speedup"] is None
 
 
 def test_a_rung_without_a_published_loss_has_failed(case_run):
