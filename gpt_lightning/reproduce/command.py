@@ -18,45 +18,47 @@ CHIPS = {"cpu": "a CPU", "gpu": "an NVIDIA GPU", "mps": "a Mac with MPS"}
 
 
 def make_parser() -> OneLineParser:
-    """The parser of the command's own options."""
+    """Return the parser of the command's own options."""
     parser = OneLineParser(
         prog="gpt-lightning reproduce",
         allow_abbrev=False,
-        description="Run a published table's settings and show its numbers beside ours. Options of "
-        "`fit` (--model.learning_rate 3.0e-3, --seed_everything 1) change every rung: see it fail.",
+        description="Run the settings of a published table and print its numbers beside ours. "
+        "Options of `fit` (--model.learning_rate 3.0e-3, --seed_everything 1) change every rung.",
     )
     parser.add_argument("case", nargs="?", help=f"One of {', '.join(CASES)}.")
     parser.add_argument(
-        "--list", action="store_true", help="What there is, what it needs, whether it can run here."
+        "--list",
+        action="store_true",
+        help="List the rungs, what they need, and which can run here.",
     )
     parser.add_argument(
         "--rungs",
         "--variant",
         type=str | None,
         default=None,
-        help="Names with commas; null: all that this machine can run, or the best variant.",
+        help="Names, separated by commas; null: all that can run here, or the best variant.",
     )
     parser.add_argument(
         "--steps",
         "--max-steps",
         type=int | None,
         default=None,
-        help="Optimizer steps; 0 evaluates only. null: all that were published.",
+        help="Optimizer steps; 0: evaluate only. null: as many as were published.",
     )
     parser.add_argument(
         "--accelerator",
         type=str | None,
         default=None,
-        help="cpu, mps, gpu or auto; null: as each rung's configuration says.",
+        help="cpu, mps, gpu or auto; null: that of each rung's configuration.",
     )
     return parser
 
 
 def run(argv: list[str]) -> int:
-    """Runs `reproduce ...`.
+    """Run `reproduce ...`.
 
     Returns:
-        0: all losses within their tolerance; 1: one is not; 2: a rung could not be run.
+        0: All losses are within their tolerance. 1: One is not. 2: A rung could not be run.
     """
     own, fit_options = split_fit_options(argv[1:])
     args = make_parser().parse_args(own)
@@ -65,16 +67,15 @@ def run(argv: list[str]) -> int:
         return 0
     case = find_case(args.case)
     if args.steps is not None and args.steps < (1 if case.kind == "steps" else 0):
-        raise UserError(f"--steps is {args.steps}; {case.name} has nothing to compare then")
+        raise UserError(f"--steps is {args.steps}; {case.name} has no loss to compare then")
     options = Options(args.steps, args.accelerator, tuple(fit_options))
     chosen = choose_rungs(case, args.rungs, options)
 
-    from gpt_lightning.hardware.machine import machine_record  # not for --help: torch takes seconds
-    from gpt_lightning.reproduce.runner import CaseRun
+    from gpt_lightning.reproduce.runner import CaseRun  # not for --help: torch takes seconds
 
     case_run = CaseRun(case, options, next_folder(ROOT / case.name), argv)
     print(case.title)
-    for name, fact in machine_record(argv).items():
+    for name, fact in case_run.machine.items():
         print(f"{name:<9} {fact}")
     for rung in case.rungs:
         if rung in chosen:
@@ -88,23 +89,23 @@ def run(argv: list[str]) -> int:
 
 
 def find_case(name: str | None) -> Case:
-    """The case of a name.
+    """Return the case of a name.
 
     Raises:
-        UserError: there is none.
+        UserError: There is no such case.
     """
     if name is None:
-        raise UserError(f"reproduce what? give one of {', '.join(CASES)}, or --list")
+        raise UserError(f"reproduce needs a table: give one of {', '.join(CASES)}, or --list")
     if name not in CASES:
         raise UserError(f"no published table {name!r}{nearest(name, CASES)}; --list shows all")
     return CASES[name]
 
 
 def choose_rungs(case: Case, names: str | None, options: Options) -> list[Rung]:
-    """The rungs to run: those named, else all that this machine can time.
+    """Return the rungs to run: the named ones, or all whose times this machine can compare.
 
     Raises:
-        UserError: there is no such rung, or it cannot run here.
+        UserError: There is no such rung, or it cannot run here.
     """
     by_name = {rung.name: rung for rung in case.rungs}
     if names is None:
@@ -127,41 +128,40 @@ def choose_rungs(case: Case, names: str | None, options: Options) -> list[Rung]:
 
 
 def target(rung: Rung, options: Options) -> str:
-    """What a rung would run on here: cpu, mps or gpu."""
+    """Return the device on which a rung would run here: cpu, mps or gpu."""
     there = available_devices()
     best = "gpu" if "gpu" in there else "mps" if "mps" in there else "cpu"
-    asked = {"cpu": "cpu", "mps": "mps", "cuda": "gpu", "gpu": best, "auto": best}
     if options.accelerator is not None:
-        return asked.get(options.accelerator, best)
+        return {"cpu": "cpu", "mps": "mps", "cuda": "gpu"}.get(options.accelerator, best)
     return rung.device if rung.device in there - {"any"} else best
 
 
 def impossible(rung: Rung, options: Options) -> str:
-    """Why a rung cannot run here at all; empty if it can."""
+    """Return the reason why a rung cannot run here at all; empty if it can."""
     from gpt_lightning.hardware.memory import memory_gib
 
     here = target(rung, options)
     if rung.device not in ("any", here) and not rung.losses_anywhere:
         if rung.device not in available_devices():
-            return f"needs {CHIPS[rung.device]}, which this machine has not"
-        return f"is about {CHIPS[rung.device]}, not {options.accelerator}"
+            return f"needs {CHIPS[rung.device]}, which this machine does not have"
+        return f"runs on {CHIPS[rung.device]}, but --accelerator is {options.accelerator}"
     if here == rung.not_on:
-        return f"its setting means something else on {CHIPS[here]}; try --accelerator cpu"
+        return f"its setting has another meaning on {CHIPS[here]}; try --accelerator cpu"
     if here == "cpu" and memory_gib() < rung.memory_gib:
         return f"needs {rung.memory_gib:.0f} GiB of memory, this machine has {memory_gib():.1f}"
     return ""
 
 
 def why_not(rung: Rung, options: Options) -> str:
-    """Why a rung does not run unless it is named; empty if it does."""
+    """Return the reason why a rung runs only if it is named; empty if it runs anyway."""
     reason = impossible(rung, options)
     if not reason and rung.device not in ("any", target(rung, options)):
-        reason = f"its times are of {CHIPS[rung.device]}; for the losses alone: --rungs {rung.name}"
+        reason = f"its times are of {CHIPS[rung.device]}; for its losses: --rungs {rung.name}"
     return reason
 
 
 def available_devices() -> set[str]:
-    """Which of the rungs' devices this machine has."""
+    """Return those devices of rungs that this machine has."""
     import torch
 
     there = {"any": True, "cpu": True}
@@ -170,12 +170,12 @@ def available_devices() -> set[str]:
 
 
 def next_folder(root: Path) -> Path:
-    """root/version_N for the first N that is free."""
+    """Return root/version_N for the next free N."""
     taken = [int(p.name[8:]) for p in root.glob("version_*") if p.name[8:].isdigit()]
     return root / f"version_{max(taken, default=-1) + 1}"
 
 
-# ---- what is printed -----------------------------------------------------------------------------
+# ---- output --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class ListRow:
 
 
 def print_list() -> None:
-    """Prints every rung, what it needs and whether it can run here."""
+    """Print every rung with its device, its data, and whether it can run here."""
     from gpt_lightning.data.texts import local_corpus
 
     console = Console(ListRow)
@@ -206,7 +206,7 @@ def print_list() -> None:
 
 
 def print_summary(case_run: "CaseRun") -> None:
-    """Prints a row a rung, where the time went, and where the results are."""
+    """Print one row for each rung, the wall time by phase, and the folder of the results."""
     console = Console(RungRow, without=("note",))
     print(f"\n{console.header()}")
     for row in case_run.rungs:
@@ -220,19 +220,18 @@ def print_summary(case_run: "CaseRun") -> None:
     print(f"\n{case_run.folder}: results.md, results.json, losses.png, a CSV a table")
     for row in case_run.rungs:
         if row.verdict in (FAILED, ERROR):
-            print(f"{row.verdict}: {row.rung}{first_miss(case_run, row.rung)}")
+            missed = [x for x in case_run.losses if x.rung == row.rung and x.verdict == FAILED]
+            text = f"{row.verdict}: {row.rung}"
+            if missed:
+                step, ours, theirs = missed[0].step, missed[0].ours, missed[0].theirs
+                text += f", {len(missed)} losses miss, the first at step {step}: "
+                text += f"{ours:.6f} against {theirs:.6f}"
+            print(text)
     drifted = sum(row.verdict == DRIFT for row in case_run.losses)
     misses = sum(row.verdict == FAILED for row in case_run.losses)
     total = sum(row.theirs is not None for row in case_run.losses)
     line = f"{total - misses - drifted} of {total} losses within their tolerance"
-    print(line + (f", {drifted} beyond it by what rounding explains" if drifted else ""))
-
-
-def first_miss(case_run: "CaseRun", rung: str) -> str:
-    """The first loss of a rung that misses, in words."""
-    misses = [row for row in case_run.losses if row.rung == rung and row.verdict == FAILED]
-    if not misses:
-        return ""
-    first = misses[0]
-    text = f"{first.ours:.6f} against {first.theirs:.6f}"
-    return f", {len(misses)} losses miss, the first at step {first.step}: {text}"
+    print(
+        line
+        + (f", {drifted} outside it but within what rounding errors explain" if drifted else "")
+    )

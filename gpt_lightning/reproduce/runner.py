@@ -46,7 +46,7 @@ class CaseRun:
         self.losses: list[LossRow] = []
         self.rungs: list[RungRow] = []
         self.phases: list[PhaseRow] = []
-        self._machine = machine_record(argv)
+        self.machine = machine_record(argv)
 
     def skip(self, rung: Rung, reason: str) -> None:
         """Add a row without numbers, with the reason."""
@@ -172,7 +172,7 @@ class CaseRun:
         write_report(
             self.folder,
             title=self.case.title,
-            machine=self._machine,
+            machine=self.machine,
             tables={"rungs": self.rungs, "losses": self.losses, "phases": self.phases},
             notes=[f"Theirs: {self.case.source}."],
             pictures=[PICTURE] if self.losses else [],
