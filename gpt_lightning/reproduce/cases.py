@@ -1,4 +1,4 @@
-"""The published tables as data: which settings made each row, and how close ours must come.
+"""Published tables as data: the settings of each row, and the tolerance of our losses.
 
 A rung is a base configuration with overlays, options of `fit`, the published rows and a tolerance.
 To add one, add a `Rung` here and its overlay in configs/; no other code has the names of rungs. The
@@ -16,22 +16,22 @@ class Rung:
     """One row of a ladder, or one variant of a run.
 
     Attributes:
-        name: On the command line and in the tables.
+        name: Name on the command line and in the tables.
         tolerance: (step, largest difference from that step on), in order of steps.
         configs: Names of configurations: a base, then overlays. Empty: see `stacked`.
-        drift: Likewise, for steps at which rounding errors have grown beyond the tolerance: more
-            than that but less than this is `drift`, not a failure.
-        published: Name of the published losses; None: as `name`.
-        published_times: Name of the published step times; None: as the losses; empty: there are
-            none.
-        settings: Options of `fit` that the file leaves open.
-        device: What it needs.
-        losses_anywhere: Any device may run it for the losses; then the speed columns stay empty.
-        not_on: A device on which its setting means something else than in the original.
-        memory_gib: Memory of the machine that a CPU needs for it; 0: little.
-        time: How long it takes, for people.
-        below: (step, bound): the loss must be under the bound at that step.
-        note: What the table should say about it.
+        drift: (step, largest difference from that step on) where rounding errors have grown beyond
+            the tolerance. A difference between the two bounds is `drift`, not a failure.
+        published: Name of the published losses; None: `name`.
+        published_times: Name of the published step times; None: that of the losses; empty: no times
+            were published.
+        settings: Options of `fit` beside the configurations.
+        device: Device that the rung needs.
+        losses_anywhere: True if every device gives its losses; the speed columns then stay empty.
+        not_on: Device on which the setting of this rung has another meaning.
+        memory_gib: Memory in GiB that a machine needs to run it on a CPU; 0: little.
+        time: Duration, as text.
+        below: (step, bound): the loss at that step must be below the bound.
+        note: Note in the table.
     """
 
     name: str
@@ -50,11 +50,11 @@ class Rung:
     note: str = ""
 
     def tolerance_at(self, step: int) -> float:
-        """The largest difference from the published loss that passes at a step."""
+        """Return the largest difference from the published loss that passes at a step."""
         return [bound for first, bound in self.tolerance if first <= step][-1]
 
     def drift_at(self, step: int) -> float:
-        """The largest difference that rounding errors explain at a step; 0: none."""
+        """Return the largest difference at a step that rounding errors explain; 0: none."""
         return [bound for first, bound in ((0, 0.0), *self.drift) if first <= step][-1]
 
 
@@ -63,17 +63,17 @@ class Case:
     """A published table.
 
     Attributes:
-        name: On the command line.
-        title: What it is.
-        source: Where the settings come from.
-        kind: steps: the loss of each optimizer step. evaluations: losses of both splits, every so
-            many steps.
+        name: Name on the command line.
+        title: Title of the report.
+        source: Origin of the settings.
+        kind: steps: the loss of each optimizer step. evaluations: losses of both splits at
+            intervals.
         reference: File under reference/ with the published losses.
         times: File with the published step times, if it is another.
-        rungs: Its rows, in order.
-        alternatives: The rungs are variants of one run: by default the first that fits this machine
-            runs, not all.
-        corpus: What it reads.
+        rungs: Rows of the table, in order.
+        alternatives: True if the rungs are variants of one run. By default only the first one that
+            this machine can run is run.
+        corpus: Name of the text that the rungs train on.
     """
 
     name: str
@@ -88,13 +88,13 @@ class Case:
 
 
 # The first three rungs of the lecture were not seeded. Their bands are the largest distance of the
-# published curve from those of eight seeds of ours (of forty at step 0): they see half the learning
-# rate, not a tied matrix.
+# published curve from those of eight seeds of ours (of forty at step 0). The bands detect half the
+# learning rate, but not a tied matrix.
 UNSEEDED = "not seeded in the original: the curve counts, not the digits"
 # At a learning rate of 0.09 rounding errors grow tenfold every four steps. Up to step 32 float32 is
 # within 2e-5 of the published losses. By step 49 the two published rows of the same arithmetic,
-# `timed` and `matmul-high`, are 1.2e-2 apart, and float64 lies between them, 6e-3 from either: no
-# arithmetic comes within 1e-4 of one of them but by chance.
+# `timed` and `matmul-high`, are 1.2e-2 apart, and float64 is between them, 6e-3 from each. Only by
+# chance does an arithmetic come within 1e-4 of one of them.
 DRIFT = ((33, 2e-3), (39, 8e-3), (47, 3e-2))
 DRIFT_NOTE = "from step 33 on rounding errors decide: the two published runs part by up to 1.2e-2"
 
@@ -116,15 +116,9 @@ def stacked(folder: str, *rungs: Rung) -> tuple[Rung, ...]:
 
 
 def l4_rung(name: str) -> Rung:
-    """A rung of the lecture's that ran on an L4 GPU in bfloat16; a CPU gives its losses."""
-    return Rung(
-        name,
-        tolerance=((0, 5e-3),),
-        device="gpu",
-        losses_anywhere=True,
-        memory_gib=20,
-        time="seconds; on two CPU cores 20 s a step",
-    )
+    """Return a rung that the lecture ran on an L4 GPU in bfloat16; a CPU gives its losses."""
+    time = "seconds; on two CPU cores 20 s a step"
+    return Rung(name, ((0, 5e-3),), device="gpu", losses_anywhere=True, memory_gib=20, time=time)
 
 
 LECTURE_LADDER = Case(
@@ -141,23 +135,10 @@ LECTURE_LADDER = Case(
             below=(49, 0.12),
             note=UNSEEDED + "; of 39 seeds 20 end below 0.12, as the published one does",
         ),
-        Rung(
-            "sequential-loader",
-            tolerance=((0, 0.35), (1, 1.3), (20, 0.3)),
-            note=UNSEEDED,
-        ),
-        Rung(
-            "weight-tying",
-            tolerance=((0, 0.35), (1, 0.9), (20, 0.33)),
-            note=UNSEEDED,
-        ),
+        Rung("sequential-loader", tolerance=((0, 0.35), (1, 1.3), (20, 0.3)), note=UNSEEDED),
+        Rung("weight-tying", tolerance=((0, 0.35), (1, 0.9), (20, 0.33)), note=UNSEEDED),
         Rung("gpt2-init", tolerance=((0, 1e-4),)),
-        Rung(
-            "timed",
-            tolerance=((0, 1e-4),),
-            drift=DRIFT,
-            note=DRIFT_NOTE,
-        ),
+        Rung("timed", tolerance=((0, 1e-4),), drift=DRIFT, note=DRIFT_NOTE),
         Rung(
             "matmul-high",
             tolerance=((0, 1e-4),),
@@ -166,10 +147,7 @@ LECTURE_LADDER = Case(
             note="on MPS and on CPUs the switch does nothing: the losses are those of `timed`; "
             + DRIFT_NOTE,
         ),
-        l4_rung("bf16"),
-        l4_rung("compile"),
-        l4_rung("flash"),
-        l4_rung("vocab-50304"),
+        *map(l4_rung, ("bf16", "compile", "flash", "vocab-50304")),
     ),
 )
 
@@ -185,11 +163,7 @@ PRECISION_LADDER = Case(
     rungs=stacked(
         "precision",
         Rung(
-            "cpu-fp32",
-            FLOAT32_LADDER,
-            device="cpu",
-            memory_gib=15,
-            time="75 s a step on two cores",
+            "cpu-fp32", FLOAT32_LADDER, device="cpu", memory_gib=15, time="75 s a step on two cores"
         ),
         Rung(
             "cpu-bf16",
@@ -200,7 +174,7 @@ PRECISION_LADDER = Case(
             device="cpu",
             memory_gib=15,
             time="15 to 75 s a step on two cores",
-            note="a rung of ours, held against gpu-bf16",
+            note="a rung of ours, compared with gpu-bf16",
         ),
         Rung("gpu-fp32", FLOAT32_LADDER, device="gpu"),
         Rung("gpu-tf32", FLOAT32_LADDER, device="gpu"),
@@ -213,14 +187,14 @@ PRECISION_LADDER = Case(
 # Later the published runs differ from each other by up to 0.028 (MPS eager and compiled: other
 # dropout masks), on the training split and on the validation split; the band is twice that.
 CURVE = ((0, 5.0e-5), (1, 0.06))
-# what makes configs/shakespeare_char.yaml nanoGPT's own run, draw by draw
+# options that make a run nanoGPT's own, draw by draw
 NANOGPT = (
     "--trainer.precision=32-true",
     "--model.config.init=nanogpt",
     "--data.order=nanogpt",
-    "--data.eval_batches=200",
     "--trainer.num_sanity_val_steps=-1",  # nanoGPT evaluates at step 0 too
 )
+BABY_GPT = (*NANOGPT, "--data.eval_batches=200")
 
 SHAKESPEARE_CHAR = Case(
     name="shakespeare-char",
@@ -238,17 +212,17 @@ SHAKESPEARE_CHAR = Case(
             configs=("shakespeare_char",),
             published="mps-eager",
             published_times="",
-            settings=(*NANOGPT, "--trainer.accelerator=cuda"),
+            settings=(*BABY_GPT, "--trainer.accelerator=cuda"),
             device="gpu",
             time="minutes",
-            note="no log of this run on a GPU was published: held against MPS",
+            note="no log of this run on a GPU was published: compared with MPS",
         ),
         Rung(
             "mps",
             CURVE,
             configs=("shakespeare_char",),
             published="mps-eager",
-            settings=(*NANOGPT, "--trainer.accelerator=mps"),
+            settings=(*BABY_GPT, "--trainer.accelerator=mps"),
             device="mps",
             time="20 minutes (221 ms a step were published)",
         ),
@@ -257,7 +231,7 @@ SHAKESPEARE_CHAR = Case(
             CURVE,
             configs=("shakespeare_char",),
             published="mps-compile",
-            settings=(*NANOGPT, "--trainer.accelerator=mps", "--model.compile=true"),
+            settings=(*BABY_GPT, "--trainer.accelerator=mps", "--model.compile=true"),
             device="mps",
             time="30 minutes (306 ms a step were published)",
         ),
@@ -267,10 +241,10 @@ SHAKESPEARE_CHAR = Case(
             configs=("shakespeare_char",),
             published="mps-eager",
             published_times="cpu-eager",
-            settings=(*NANOGPT, "--trainer.accelerator=cpu"),
+            settings=(*BABY_GPT, "--trainer.accelerator=cpu"),
             device="cpu",
             time="hours on two cores; --max-steps 0, the evaluation alone: a quarter of an hour",
-            note="the published run on a CPU ends after 50 steps: held against MPS",
+            note="the published run on a CPU ends after 50 steps: compared with MPS",
         ),
     ),
 )
@@ -290,13 +264,10 @@ SHAKESPEARE_SMALL = Case(
             # multiplies
             tolerance=((0, 1e-4), (1, 5e-3)),
             settings=(
-                "--trainer.precision=32-true",
-                "--model.config.init=nanogpt",
+                *NANOGPT,
                 "--model.learning_rate=1.0e-3",
-                "--data.order=nanogpt",
                 "--data.eval_batches=20",
                 "--data.eval_batch_size=null",
-                "--trainer.num_sanity_val_steps=-1",
                 "--trainer.val_check_interval=250",
                 "--trainer.accelerator=cpu",
             ),
