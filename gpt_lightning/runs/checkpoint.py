@@ -204,13 +204,16 @@ def read_checkpoint(path: Path) -> Checkpoint:
         ) from error
 
 
-def load_model(path: Path) -> tuple[GPT, Tokenizer]:
-    """The model, on the CPU and in evaluation mode, and the tokenizer of its data.
+def load_model(path: str | Path) -> tuple[GPT, Tokenizer]:
+    """Return the model, on the CPU and in evaluation mode, and the tokenizer of its data.
+
+    Args:
+        path: Checkpoint or folder, as find_checkpoint takes it.
 
     Raises:
-        UserError: as read_checkpoint, or the file names no tokenizer.
+        UserError: as find_checkpoint and read_checkpoint, or the file names no tokenizer.
     """
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint(find_checkpoint(Path(path)))
     if checkpoint.tokenizer is None:
         raise UserError(f"{path} names no tokenizer: it was not trained on a TokenDataModule")
     model = GPT(checkpoint.config)

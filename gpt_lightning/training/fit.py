@@ -285,11 +285,20 @@ def run(
     callbacks: Sequence[L.Callback] | None = None,
     logger: RunLogger | None = None,
 ) -> None:
-    """Runs `fit ...`, `validate ...`, `test ...` or `predict ...`; arguments as make_cli's."""
+    """Run `fit ...`, `validate ...`, `test ...` or `predict ...`; arguments as make_cli's."""
+    run_cli(argv, callbacks, logger)
+
+
+def run_cli(
+    argv: list[str],
+    callbacks: Sequence[L.Callback] | None = None,
+    logger: RunLogger | None = None,
+) -> GPTCLI:
+    """Run a training command and return its CLI, with the trainer, the model and the data."""
     argv = resolve_configs(argv)
     quiet_lightning()
     try:
-        make_cli(argv, callbacks, logger)
+        return make_cli(argv, callbacks, logger)
     except MisconfigurationException as error:
         raise UserError(str(error)) from error
 

@@ -1,0 +1,90 @@
+"""The public Python API: its names, the cost of importing it, `fit` and the example."""
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import gpt_lightning
+from gpt_lightning import FitResult, UserError, fit, load_model
+
+ROOT = Path(__file__).parents[1]
+TINY = {
+    "trainer.accelerator": "cpu",
+    "trainer.max_steps": 20,
+    "trainer.val_check_interval": 10,
+    "trainer.check_val_every_n_epoch": None,
+    "model.config": {"n_layer": 1, "n_head": 2, "n_embd": 16, "block_size": 16, "vocab_size": None},
+    "model.compile": False,
+    "data.tokenizer": "char",
+    "data.batch_size": 4,
+    "samples.max_new_tokens": 0,
+}
+
+
+def test_the_names_are_there_and_torch_is_imported_at_their_first_use():
+    names = ["GPT", "GPTConfig", "GPTModule", "TokenDataModule", "load_model", "generate", "fit"]
+    code = f"""
+import sys, gpt_lightning
+assert {{*{names}, "__version__"}} <= set(dir(gpt_lightning))
+assert not {{"torch", "lightning", "numpy"}} & set(sys.modules)
+from gpt_lightning import {", ".join(names)}
+assert "torch" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    with pytest.raises(AttributeError, match="no attribute 'GTP'"):
+        _ = gpt_lightning.GTP
+
+
+def test_the_example_trains_evaluates_and_samples(text_file, monkeypatch, capsys):
+    example = ROOT / "examples" / "python_api.py"
+    code = [line for line in example.read_text().splitlines() if line]
+    assert len(code) <= 20
+    monkeypatch.chdir(text_file.parent)
+    monkeypatch.setattr(sys, "argv", [str(example), str(text_file)])
+    runpy.run_path(str(example))
+    printed = capsys.readouterr().out.split("validation loss ")[1]
+    loss, _, text = printed.partition("\n")
+    assert float(loss) < 1.5
+    assert text.startswith("the ")
+
+
+def test_fit_returns_the_outcome(text_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = fit(TINY, {"trainer.max_steps": 30, "data.text_file": text_file}, run_name="mine")
+    assert isinstance(result, FitResult)
+    assert result.steps == 30
+    assert result.run_folder == Path("lightning_logs/mine/version_0")
+    assert result.best_loss is not None
+    assert result.best_loss <= result.validation_loss < 3.0
+    assert result.tokens_per_sec > 0
+    config = yaml.safe_load((result.run_folder / "config.yaml").read_text())
+    assert config["model"]["config"]["n_embd"] == 16
+    model, tokenizer = load_model(result.run_folder)
+    assert model.config.vocab_size == tokenizer.vocab_size
+
+
+def test_fit_takes_configurations_by_name_and_path(text_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("short.yaml").write_text("trainer: {max_steps: 2, limit_val_batches: 0}\n")
+    own = {"data.corpus": None, "data.text_file": text_file, "model.warmup_steps": 0}
+    result = fit("quickstart", Path("short.yaml"), TINY | {"trainer.max_steps": 2}, own)
+    assert (result.steps, result.best_loss, result.tokens_per_sec) == (2, None, None)
+    assert result.run_folder.parent.name == "quickstart"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["quikstart"], "did you mean 'quickstart'"),
+        ([{"model.learning_rat": 1}], "unknown key 'model.learning_rat': did you mean"),
+        ([{"trainer.max_steps": "many"}], "trainer.max_steps is 'many'; expected int"),
+        ([{"precision": "auto"}], "write trainer.precision: auto"),
+    ],
+)
+def test_a_mistake_is_a_user_error(args, message):
+    with pytest.raises(UserError, match=message):
+        fit(*args)
