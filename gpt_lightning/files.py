@@ -2,15 +2,24 @@
 
 import contextlib
 import errno
+import functools
 import glob
 import hashlib
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpt_lightning.errors import UserError
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+# errors by which a file system says that it has no locks (flock)
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
 @contextlib.contextmanager
@@ -131,3 +140,61 @@ def file_sha256(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal, read in chunks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ---- locks -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold an exclusive lock between processes and threads.
+
+    The lock is the kernel's, on a file: it ends with its process, however that ends. The holder
+    deletes the file at the end, while it is held; a waiting process notices, and takes the lock on
+    a new file. A file system without locks gives one warning, and the work continues without one.
+
+    Args:
+        path: Lock file; it is made if need be.
+        on_wait: Function to call before waiting for another holder; it may raise instead.
+
+    Raises:
+        OSError: The lock file cannot be opened.
+    """
+    from filelock import FileLock
+
+    lock = FileLock(path, fallback_to_soft=False)
+    held = _acquire(lock, path, on_wait)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # Windows deletes it at the release
+            path.unlink()
+        if held:
+            lock.release()
+
+
+def _acquire(lock: "BaseFileLock", path: Path, on_wait: Callable[[], None]) -> bool:
+    """Wait for a lock; return False if the file system has none."""
+    from filelock import Timeout
+
+    try:
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            on_wait()
+            lock.acquire()
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        warn_without_locks(path.parent)
+        return False
+    return True
+
+
+@functools.cache
+def warn_without_locks(folder: Path) -> None:
+    """Print, once a folder, that nothing keeps two processes apart there."""
+    print(
+        f"warning: the file system of {folder} has no locks: start one process at a time there",
+        file=sys.stderr,
+    )

@@ -4,7 +4,6 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt_lightning.data.external import detect_dataset
 from gpt_lightning.data.manifest import (
     MANIFEST,
     SCAN_BYTES,
@@ -93,6 +92,8 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
+        from gpt_lightning.data.external import detect_dataset  # not for folders of our own
+
         return detect_dataset(folder)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; check its permissions") from error

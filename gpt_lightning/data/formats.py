@@ -91,26 +91,11 @@ def file_header(file_format: str, dtype: str, n_tokens: int) -> bytes:
 # ---- tokens ------------------------------------------------------------------------------------
 
 
-def map_tokens(path: Path, dtype: str, file_format: str) -> np.ndarray:
-    """The tokens of a file, (n,), memory-mapped read-only; header, size and count are checked.
-
-    Raises:
-        UserError: the file is missing or holds something else.
-    """
-    try:
-        return mapped(path, dtype, file_format)
-    except ShardError as fault:
-        raise UserError(
-            f"{path}: expected tokens of {dtype} in the format {file_format}, found: {fault}; "
-            "get the file again from where it came"
-        ) from fault
-
-
 def mapped(path: Path, dtype: str, file_format: str) -> np.ndarray:
-    """As map_tokens, for callers who know more about what was expected.
+    """Map the tokens of a file read-only, (n,); header, size and count are checked.
 
     Raises:
-        ShardError: the file is missing or holds something else.
+        ShardError: The file is missing or holds something else.
     """
     reader = {"npy": _map_npy, "nanogpt": _map_bare, "llmc": _map_llmc}[file_format]
     try:

@@ -1,14 +1,15 @@
 """Readers: opened datasets become the batches of one rank.
 
 WindowReader reads windows in an order that is a pure function of (seed, epoch, index);
-NanoGPTReader draws them from one generator, in nanoGPT's sequence of draws. TokenDataModule
-chooses one of the two.
+nanogpt_batches.NanoGPTReader draws them from one generator, in nanoGPT's sequence of draws.
+TokenDataModule chooses one of the two.
 """
 
 import abc
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -16,10 +17,27 @@ from torch.utils.data import DataLoader, Dataset
 from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.data.loader import EVALUATION, Batch, EvalBatches, TrainBatches, TrainLoader
 from gpt_lightning.data.mixture import DatasetWindows, Mixture, WindowSource
-from gpt_lightning.data.nanogpt_batches import NanoGPTDraws, NanoGPTEvalBatches, NanoGPTLoader
 from gpt_lightning.data.order import OrderName, WindowOrder
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
+
+
+class TrainingLoader(Protocol):
+    """Sized, stateful iterable of training batches, which counts what it has handed out."""
+
+    wait_s: float  # that the loop has waited for batches
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, and what identifies the data and its order."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at a position; raise UserError if the data or its order is another."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -64,7 +82,7 @@ class Reader(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def train_loader(self) -> TrainLoader | NanoGPTLoader:
+    def train_loader(self) -> TrainingLoader:
         """Endless training batches, whose position a checkpoint holds; one object a reader."""
 
     @abc.abstractmethod
@@ -195,35 +213,3 @@ class WindowReader(Reader):
         samples = loader.epoch * mixture.n_windows + loader.window
         counts = mixture.counts(samples)
         return dict(zip(mixture.names, (counts / max(1, samples)).tolist(), strict=True))
-
-
-class NanoGPTReader(Reader):
-    """Batches that nanoGPT's program would draw, in training and evaluation.
-
-    Args:
-        datasets: Address -> the one dataset, with the splits train and val.
-        batching: Sizes; of one process.
-
-    Raises:
-        UserError: There are several processes.
-    """
-
-    def __init__(self, datasets: Mapping[str, TokenDataset], batching: Batching) -> None:
-        super().__init__(datasets, batching)
-        if batching.world > 1:
-            raise UserError("data.order nanogpt is one process's: use --data.order random")
-
-    @functools.cached_property
-    def draws(self) -> NanoGPTDraws:
-        """The one stream of draws that training and evaluation share."""
-        sizes = self.batching
-        streams = {split: self.stream(split) for split in ("train", "val")}
-        return NanoGPTDraws(streams, sizes.block_size, sizes.batch_size, sizes.eval_batches or 0)
-
-    @functools.cached_property
-    def train_loader(self) -> NanoGPTLoader:
-        return NanoGPTLoader(self.draws, self.batching.accumulate, self.batching.allow_changes)
-
-    def samples(self, split: str) -> Dataset[Batch]:
-        """Return the batches of one evaluation of a split; reading them draws them."""
-        return NanoGPTEvalBatches(self.draws, split)

@@ -6,12 +6,10 @@ for it at a lock. A file that is deleted while it is mapped stays readable where
 """
 
 import contextlib
-import fcntl
 import os
 import queue
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +19,11 @@ import numpy as np
 from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, open_shard
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, file_sha256, sync_folder
+from gpt_lightning.files import explained, file_sha256, locked, sync_folder
 
 ATTEMPTS = 6
 BACKOFF_S = 0.5  # doubles with every attempt: 15 s in all
 SILENCE_S = 60.0  # a connection that says nothing for so long is lost
-CHUNK = 2**20  # bytes
 
 
 class ShardCache:
@@ -279,14 +276,3 @@ def bare(url: str) -> str:
     """The path that the file system knows a URL by."""
     path: str = fsspec.core.url_to_fs(url)[1]
     return path
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds a lock between processes and threads; a dead process holds none."""
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)

@@ -106,50 +106,13 @@ def prepare_source(
     """As `prepare`, into dataset_folder(source, tokenizer, data_dir); prints no table.
 
     Raises:
-        UserError: as prepare_text, or no file and no corpus of that name.
+        UserError: There is no file and no corpus of that name, or the text makes no dataset.
     """
     settings = Settings(tokenizer, val_fraction, test_fraction, shard_tokens)
     folder = dataset_folder(source, tokenizer, data_dir, val_fraction)
     manifest, _ = _prepare(source, Path(data_dir), folder, settings, Execution(), overwrite=False)
     assert manifest is not None  # that is for one job of many
     return manifest
-
-
-def prepare_text(
-    source: Path,
-    out: Path,
-    tokenizer: str,
-    val_fraction: float = 0.1,
-    test_fraction: float = 0.0,
-    shard_tokens: int = 100_000_000,
-    overwrite: bool = False,
-) -> Manifest:
-    """Tokenizes a text file into a folder that appears complete or not at all.
-
-    The text is read as bytes and kept as it is: no newline is translated, a byte order mark is a
-    character, and text that looks like a special token is text. It is read twice, in pieces of at
-    most 16 Mi characters that end at a newline, so that memory stays below 400 MB beside the
-    interpreter however long the text is.
-
-    Borders of the splits are counted in characters, as nanoGPT does: training text first, then
-    validation, then test. A folder that was made from the same text with the same settings is left
-    as it is.
-
-    Args:
-        source: the text, UTF-8.
-        out: the dataset's folder.
-        tokenizer: char, byte, or an encoding of tiktoken.
-        val_fraction: share of the characters for validation.
-        test_fraction: share of the characters for testing, at the end.
-        shard_tokens: most tokens a shard.
-        overwrite: replace another dataset in `out`.
-
-    Raises:
-        UserError: a text or settings that make no dataset, a folder that holds something else, or
-            a disk that does not take it.
-    """
-    settings = Settings(tokenizer, val_fraction, test_fraction, shard_tokens)
-    return prepare_one_text(source, source.name, out, settings, overwrite)[0]
 
 
 def dataset_folder(

@@ -1,7 +1,6 @@
 """The folder that prepare writes: what is there already, and whose turn it is."""
 
 import contextlib
-import fcntl
 import glob
 import json
 import os
@@ -14,7 +13,7 @@ from typing import Any
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.shards import MANIFEST, Manifest
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, move_into_place
+from gpt_lightning.files import explained, locked, move_into_place
 
 # Beside the manifest and not in it: it holds the inputs' time stamps, and the same text shall give
 # the same manifest wherever and whenever it was copied.
@@ -109,55 +108,38 @@ def _refuse_foreign(out: Path, entries: list[str]) -> None:
 
 @contextlib.contextmanager
 def exclusive_lock(out: Path) -> Iterator[None]:
-    """Lets one process at a time work on `out`; the others wait and say so.
-
-    The lock is the kernel's, on a file beside `out`: it ends with the process, however that ends.
+    """Let one process at a time work on `out`; the others print that they wait, and wait.
 
     Raises:
-        UserError: the folder cannot be written.
+        UserError: The folder cannot be written.
     """
-    path = _lock_of(out)
-    with explained("write", out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = _locked(path, out)
-    try:
+
+    def waiting() -> None:
+        print(f"{out} is being prepared by another process: waiting for it", flush=True)
+
+    with contextlib.ExitStack() as stack:
+        with explained("write", out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(_lock_of(out), waiting))
         yield
-    finally:
-        path.unlink(missing_ok=True)  # while it is ours: who waits for it, sees that it is gone
-        os.close(descriptor)
 
 
 def sweep_lock(out: Path) -> None:
-    """Removes the lock file of a process that was killed."""
+    """Delete the lock file of a process that was killed."""
+
+    def held() -> None:
+        raise BlockingIOError
+
     path = _lock_of(out.resolve())
-    # Not there, somebody's, or on a disk that takes no change: all of these are well as they are.
+    # A file that is held, or on a read-only disk, stays.
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDWR)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.stat(path), os.fstat(descriptor)):
-                path.unlink()
-        finally:
-            os.close(descriptor)
+        if path.exists():
+            with locked(path, held):
+                pass
 
 
 def _lock_of(out: Path) -> Path:
     return out.with_name(f".{out.name}.lock")
-
-
-def _locked(path: Path, out: Path) -> int:
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"{out} is being prepared by another process: waiting for it", flush=True)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):
-            # The owner before us deleted the file: a lock on it keeps nobody out.
-            if os.path.samestat(os.stat(path), os.fstat(descriptor)):
-                return descriptor
-        os.close(descriptor)
 
 
 def replace(folder: Path, out: Path, overwrite: bool, wanted: dict[str, Any]) -> Manifest | None:

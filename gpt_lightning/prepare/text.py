@@ -159,10 +159,30 @@ def pieces(chunks: Iterator[str], limit: int = PIECE_CHARACTERS) -> Iterator[str
 def prepare_one_text(
     source: Path, name: str, out: Path, settings: Settings, overwrite: bool
 ) -> tuple[Manifest, bool]:
-    """The dataset of one text in `out`, and whether it was made now.
+    """Tokenize a text file into a folder that appears complete or not at all.
+
+    The text is read as bytes and kept as it is: no newline is translated, a byte order mark is a
+    character, and text that looks like a special token is text. It is read twice, in pieces of at
+    most 16 Mi characters that end at a newline, so that memory stays below 400 MB beside the
+    interpreter however long the text is.
+
+    Borders of the splits are counted in characters, as nanoGPT does: training text first, then
+    validation, then test. A folder that was made from the same text with the same settings is left
+    as it is.
+
+    Args:
+        source: Text file, UTF-8.
+        name: Name of the text in the manifest.
+        out: Folder of the dataset.
+        settings: Tokenizer, splits and format.
+        overwrite: Whether another dataset in `out` is replaced.
+
+    Returns:
+        The manifest, and whether the dataset was made now.
 
     Raises:
-        UserError: as prepare_text.
+        UserError: The text or the settings make no dataset, the folder holds something else, or
+            the disk is full.
     """
     survey = survey_text(source, settings)
     origin = TextOrigin(name, survey.n_bytes, survey.sha256)

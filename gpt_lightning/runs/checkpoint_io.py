@@ -7,7 +7,6 @@ crash between the two renames leaves a pair that agrees.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
@@ -18,7 +17,7 @@ import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import lives, sync_folder
+from gpt_lightning.files import lives, locked, sync_folder
 
 SIDECAR = ".sha256"
 SPARE_BYTES = 2**20
@@ -192,26 +191,19 @@ def check_writable(folder: Path, needed_bytes: int) -> None:
         )
 
 
-class FolderLock:
-    """Keeps two processes from training in one run's folder; a dead process holds nothing.
+def lock_folder(folder: Path) -> contextlib.ExitStack:
+    """Keep other processes from training in a run's folder until the result is closed.
 
     Raises:
-        UserError: another process is at it.
+        UserError: Another process is training there.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / ".lock"
-        self._file = self._path.open("a")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._file.close()
-            raise UserError(
-                f"another process is training in {folder.parent}: wait for it, or begin a run of "
-                "another --run_name"
-            ) from error
+    def refuse() -> None:
+        raise UserError(
+            f"another process is training in {folder.parent}: wait for it, or begin a run of "
+            "another --run_name"
+        )
 
-    def release(self) -> None:
-        """Lets others in."""
-        self._path.unlink(missing_ok=True)
-        self._file.close()
+    lock = contextlib.ExitStack()
+    lock.enter_context(locked(folder / ".lock", refuse))
+    return lock

@@ -22,8 +22,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 
-from gpt_lightning.data.loader import Batch, TrainLoader
-from gpt_lightning.data.nanogpt_batches import NanoGPTLoader
+from gpt_lightning.data.loader import Batch
+from gpt_lightning.data.readers import TrainingLoader
 
 
 class BetweenSteps:
@@ -37,7 +37,7 @@ class BetweenSteps:
         hook: Function to call before each batch is read.
     """
 
-    def __init__(self, loader: TrainLoader | NanoGPTLoader, hook: Callable[[], None]) -> None:
+    def __init__(self, loader: TrainingLoader, hook: Callable[[], None]) -> None:
         self.loader, self.hook = loader, hook
 
     def __len__(self) -> int:

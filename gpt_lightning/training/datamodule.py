@@ -14,7 +14,7 @@ from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.data.manifest import Manifest
 from gpt_lightning.data.order import SHUFFLE_WINDOWS, OrderName
-from gpt_lightning.data.readers import Batching, NanoGPTReader, Reader, WindowReader
+from gpt_lightning.data.readers import Batching, Reader, WindowReader
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import check_arguments
@@ -297,6 +297,8 @@ class TokenDataModule(L.LightningDataModule):
         addresses = self.addresses if stage == "fit" else self.addresses[:1]
         datasets = {address: self._dataset(address) for address in addresses}
         if self.order == "nanogpt":
+            from gpt_lightning.data.nanogpt_batches import NanoGPTReader
+
             return NanoGPTReader(datasets, batching)
         seed = self.seed
         if seed is None:  # seed_everything leaves its number here, for all ranks

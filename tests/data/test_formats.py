@@ -15,7 +15,7 @@ from gpt_lightning.data.formats import (
     FORMATS,
     file_header,
     file_name,
-    map_tokens,
+    mapped,
     read_meta,
     write_meta,
 )
@@ -56,7 +56,7 @@ def test_header_and_tokens_come_back(file_format: str, n_tokens: int, tmp_path: 
     tokens = some(n_tokens)
     path = tmp_path / file_name(file_format, "train", 0)
     path.write_bytes(file_header(file_format, "uint16", n_tokens) + tokens.tobytes())
-    found = map_tokens(path, "uint16", file_format)
+    found = mapped(path, "uint16", file_format)
     np.testing.assert_array_equal(found, tokens)
     assert not found.flags.writeable
 

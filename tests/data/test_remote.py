@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prepared import prepare_text
 
 from gpt_lightning.cli import main
 from gpt_lightning.data import remote
@@ -17,7 +18,6 @@ from gpt_lightning.data.mixture import DatasetWindows
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.data.remote import ShardCache
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare.command import prepare_text
 
 SHARD = 1_000  # tokens: 2,128 bytes
 

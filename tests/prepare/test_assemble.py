@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt_lightning.data.formats import map_tokens
+from gpt_lightning.data.formats import mapped
 from gpt_lightning.data.shards import write_shard
 from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.errors import UserError
@@ -34,11 +34,9 @@ def test_shards_tile_what_was_appended(
     for first, last in ((0, 0), (0, 1), (1, 30), (30, 95), (95, 100)):
         writer.append(tokens[first:last])
     shards = writer.close()
-    mapped = [
-        map_tokens(tmp_path / shard.file, np.dtype(dtype).name, file_format) for shard in shards
-    ]
-    assert np.concatenate(mapped).tolist() == tokens.tolist()
-    assert [len(array) for array in mapped] == [shard.tokens for shard in shards]
+    found = [mapped(tmp_path / shard.file, np.dtype(dtype).name, file_format) for shard in shards]
+    assert np.concatenate(found).tolist() == tokens.tolist()
+    assert [len(array) for array in found] == [shard.tokens for shard in shards]
     expected = [100] if file_format == "nanogpt" else [shard_tokens] * (100 // shard_tokens)
     assert [shard.tokens for shard in shards][: len(expected)] == expected[:100]
     for shard in shards:
@@ -91,7 +89,7 @@ def test_documents_go_whole_and_in_order(tmp_path: Path, cuts: list[int]) -> Non
     out.mkdir()
     splits, _ = assemble(parts, out, UINT16, Settings("gpt2", 0.3, 0.3, shard_tokens=5))
     for number, split in enumerate(("train", "val", "test")):
-        files = [map_tokens(out / shard.file, "uint16", "npy") for shard in splits[split]]
+        files = [mapped(out / shard.file, "uint16", "npy") for shard in splits[split]]
         expected = [token for tokens, of in documents if of == number for token in tokens]
         assert np.concatenate(files).tolist() == expected
 
@@ -108,7 +106,7 @@ def test_the_last_share_at_a_border_of_documents(tmp_path: Path, val: float, tes
     out.mkdir()
     splits, _ = assemble(parts, out, UINT16, settings)
     found = {
-        name: np.concatenate([map_tokens(out / shard.file, "uint16", "npy") for shard in shards])
+        name: np.concatenate([mapped(out / shard.file, "uint16", "npy") for shard in shards])
         for name, shards in splits.items()
     }
     order = np.concatenate([found[name] for name in ("train", "val", "test") if name in found])

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prepared import prepare_text
 
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import tokenizer_from_spec
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare.command import dataset_folder, prepare, prepare_source, prepare_text
+from gpt_lightning.prepare.command import dataset_folder, prepare, prepare_source
 from gpt_lightning.prepare.settings import split_borders
 
 TEXT = (
@@ -300,12 +301,14 @@ RUN = """
 import os, resource, signal, sys, time
 from pathlib import Path
 from gpt_lightning import files
-from gpt_lightning.prepare import assemble, command as prepare, target
+from gpt_lightning.errors import UserError
+from gpt_lightning.prepare import assemble, target, text
+from gpt_lightning.prepare.settings import Settings
 source, out, marks = map(Path, sys.argv[1:])
 {accident}
 try:
-    prepare.prepare_text(source, out, "char", shard_tokens=500)
-except prepare.UserError as error:
+    text.prepare_one_text(source, source.name, out, Settings("char", shard_tokens=500), False)
+except UserError as error:
     print(error)
     sys.exit(2)
 """
@@ -337,7 +340,10 @@ def late(*args):
 target.move_into_place = late"""
 # Some network file systems have none: then both come to the end.
 NO_LOCKS = """
-target.fcntl.flock = lambda *args: None
+import errno, fcntl
+def flock(*args):
+    raise OSError(errno.ENOLCK, "No locks available")
+fcntl.flock = flock
 move = target.move_into_place
 def wait(*args):
     marks.joinpath(str(os.getpid())).touch()

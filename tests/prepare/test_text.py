@@ -5,13 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prepared import prepare_text
 
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare import text as text_module
-from gpt_lightning.prepare.command import prepare, prepare_text
+from gpt_lightning.prepare.command import prepare
 from gpt_lightning.prepare.text import Characters, Survey, decoded, pieces
 
 TEXT = (

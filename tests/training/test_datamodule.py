@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
+from prepared import prepare_text
 
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare.command import prepare_text
 from gpt_lightning.training.datamodule import TokenDataModule
 
 TINY = [

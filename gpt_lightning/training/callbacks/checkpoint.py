@@ -7,6 +7,7 @@ checkpoint holds is then exactly the run after `step` steps, and going on from i
 the run.
 """
 
+import contextlib
 import math
 import signal
 import sys
@@ -23,9 +24,9 @@ from gpt_lightning.hardware.distributed import DelayedMax
 from gpt_lightning.runs.checkpoint import checkpoint_name, saved_checkpoints
 from gpt_lightning.runs.checkpoint_io import (
     DurableCheckpointIO,
-    FolderLock,
     check_digest,
     check_writable,
+    lock_folder,
     sidecar,
     sweep,
 )
@@ -82,7 +83,7 @@ class RunCheckpoint(L.Callback):
         self._signal = 0
         self._agreement: DelayedMax | None = None
         self._handlers: dict[int, Any] = {}
-        self._lock: FolderLock | None = None
+        self._lock: contextlib.ExitStack | None = None
 
     # ---- when ----------------------------------------------------------------------------------
 
@@ -90,7 +91,7 @@ class RunCheckpoint(L.Callback):
         if trainer.is_global_zero and self._writes(trainer):
             weights = sum(p.numel() * p.element_size() for p in pl_module.parameters())
             check_writable(self.folder(trainer), 3 * weights)  # AdamW has two more of each
-            self._lock = FolderLock(self.folder(trainer))
+            self._lock = lock_folder(self.folder(trainer))
             sweep(self.folder(trainer))
         self._listen()
 
@@ -189,7 +190,7 @@ class RunCheckpoint(L.Callback):
             signal.signal(number, handler)
         self._handlers.clear()
         if self._lock is not None:
-            self._lock.release()
+            self._lock.close()
             self._lock = None
 
     # ---- what ----------------------------------------------------------------------------------

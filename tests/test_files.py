@@ -1,0 +1,95 @@
+"""Locks: one holder at a time, whatever became of the one before, and file systems without any."""
+
+import errno
+import fcntl
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from gpt_lightning import files
+from gpt_lightning.files import locked
+
+
+class Held(Exception):
+    pass
+
+
+def refuse() -> None:
+    raise Held
+
+
+def hold(path: Path, ready) -> None:
+    with locked(path):
+        ready.set()
+        signal.pause()
+
+
+def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
+    path, context = tmp_path / "lock", multiprocessing.get_context("spawn")
+    ready = context.Event()
+    process = context.Process(target=hold, args=(path, ready))
+    process.start()
+    assert ready.wait(60)
+    with pytest.raises(Held), locked(path, refuse):
+        pass
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert path.exists()
+    with locked(path, refuse):
+        pass
+    assert not path.exists()
+
+
+def test_threads_take_turns_though_each_deletes_the_file(tmp_path: Path) -> None:
+    inside, most, order = [], [], []
+
+    def work() -> None:
+        for _ in range(20):
+            with locked(tmp_path / "lock"):
+                inside.append(1)
+                most.append(len(inside))
+                order.append(threading.get_ident())
+                time.sleep(0.001)
+                inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(order) == 80
+    assert set(most) == {1}
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_without_locks_there_is_one_warning(tmp_path, monkeypatch, capsys, code) -> None:
+    def flock(descriptor: int, how: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    files.warn_without_locks.cache_clear()
+    for _ in range(2):
+        with locked(tmp_path / "lock", refuse):
+            pass
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warning: the file system of {tmp_path} has no locks")
+
+
+def test_another_error_of_the_disk_is_an_error(tmp_path, monkeypatch) -> None:
+    def flock(descriptor: int, how: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match="Input/output"), locked(tmp_path / "lock"):
+        pass
+
+
+def test_no_module_needs_fcntl() -> None:
+    """It does not exist on Windows."""
+    package = Path(files.__file__).parent
+    assert [p for p in package.rglob("*.py") if "import fcntl" in p.read_text()] == []
