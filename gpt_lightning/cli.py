@@ -5,69 +5,51 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from gpt_lightning import __version__
 from gpt_lightning.errors import MemoryExhaustedError, UserError
 
 DEBUG = "GPT_LIGHTNING_DEBUG"
 
-# name -> (module:function, line of --help). A command's module is imported when it is called.
+# name -> (module:function in this package, line of --help). The module is imported at the call.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "fit": ("gpt_lightning.training.fit:run", "train a model: --config quickstart"),
-    "validate": (
-        "gpt_lightning.training.fit:run",
-        "print the loss of a checkpoint on the validation split",
-    ),
-    "test": ("gpt_lightning.training.fit:run", "print the loss of a checkpoint on the test split"),
-    "predict": (
-        "gpt_lightning.training.fit:run",
-        "write the loss of each token of the validation split to a file",
-    ),
-    "prepare": ("gpt_lightning.prepare.command:prepare", "convert a text into shards of tokens"),
-    "verify": (
-        "gpt_lightning.data.verify:verify",
-        "check every byte of a dataset against its digests",
-    ),
-    "data": (
-        "gpt_lightning.commands.inspect_data:run",
-        "print the content of a dataset: data inspect DIR",
-    ),
-    "sample": ("gpt_lightning.commands.sample:sample", "generate text with a trained model"),
-    "reproduce": (
-        "gpt_lightning.reproduce.command:run",
-        "repeat published results and compare row by row: --list",
-    ),
-    "bench": ("gpt_lightning.bench.command:run", "measure this machine: bench --help"),
-    "configs": ("gpt_lightning.commands.configs:configs", "list the configurations of --config"),
-    "checkpoint": (
-        "gpt_lightning.commands.checkpoint:run",
-        "inspect or verify checkpoints: checkpoint --help",
-    ),
-    "doctor": (
-        "gpt_lightning.commands.check_resume:run",
-        "check that resuming is bit-exact on this machine: doctor --resume --config FILE",
-    ),
-    "completion": (
-        "gpt_lightning.commands.completion:completion",
-        "print a completion script for your shell",
-    ),
+    "fit": ("training.fit:run", "train a model: --config quickstart"),
+    "validate": ("training.fit:run", "print the loss of a checkpoint on the validation split"),
+    "test": ("training.fit:run", "print the loss of a checkpoint on the test split"),
+    "predict": ("training.fit:run", "write the loss of each validation token to a file"),
+    "prepare": ("prepare.command:prepare", "convert a text into shards of tokens"),
+    "verify": ("data.verify:verify", "check every byte of a dataset against its digests"),
+    "data": ("commands.inspect_data:run", "print the content of a dataset: data inspect DIR"),
+    "sample": ("commands.sample:sample", "generate text with a trained model"),
+    "reproduce": ("reproduce.command:run", "repeat published results, compare by row: --list"),
+    "bench": ("bench.command:run", "measure this machine: bench --help"),
+    "configs": ("commands.configs:configs", "list the configurations of --config"),
+    "checkpoint": ("commands.checkpoint:run", "inspect or verify checkpoints: checkpoint --help"),
+    "doctor": ("commands.check_resume:run", "check a resume: doctor --resume --config FILE"),
+    "completion": ("commands.completion:completion", "print a completion script for your shell"),
 }
+
+
+def load_command(name: str) -> tuple[Any, str]:
+    """Return the module of a command and the name of its function.
+
+    A function `run` parses its own arguments, with the module's `make_parser`.
+    """
+    module, function = COMMANDS[name][0].split(":")
+    return importlib.import_module(f"gpt_lightning.{module}"), function
 
 
 def usage() -> str:
     """Return the text of `gpt-lightning --help`."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: gpt-lightning COMMAND [options]",
-            "",
-            "commands:",
-            *lines,
-            "",
-            "gpt-lightning COMMAND --help explains a command.",
-        ]
-    )
+    commands = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items())
+    return f"""usage: gpt-lightning COMMAND [options]
+
+commands:
+{commands}
+
+gpt-lightning COMMAND --help explains a command."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -153,11 +135,10 @@ def dispatch(argv: list[str]) -> int:
         raise UserError(
             f"no command {name!r}{nearest(name, COMMANDS)}; gpt-lightning --help lists them"
         )
-    module, function = COMMANDS[name][0].split(":")
-    command = getattr(importlib.import_module(module), function)
-    if function == "run":  # it parses its own arguments
-        return command(argv) or 0
-    run_function(name, command, argv[1:])
+    module, function = load_command(name)
+    if function == "run":
+        return module.run(argv) or 0
+    run_function(name, getattr(module, function), argv[1:])
     return 0
 
 

@@ -11,9 +11,7 @@ def completion(shell: Literal["bash", "zsh"]) -> None:
     Args:
         shell: Your shell.
     """
-    import importlib
-
-    from gpt_lightning.cli import COMMANDS
+    from gpt_lightning.cli import COMMANDS, load_command
     from gpt_lightning.parsing import OneLineParser
     from gpt_lightning.training.fit import training_parser
 
@@ -21,10 +19,9 @@ def completion(shell: Literal["bash", "zsh"]) -> None:
     subcommands = parser._subcommands_action
     assert subcommands is not None
     for name, (address, text) in COMMANDS.items():
-        module_name, function = address.split(":")
-        if module_name == "gpt_lightning.training.fit":
+        if address == COMMANDS["fit"][0]:  # its subcommands are there
             continue
-        module = importlib.import_module(module_name)
+        module, function = load_command(name)
         if function == "run":
             subparser = module.make_parser()
         else:
