@@ -42,8 +42,12 @@ def sample(
     from gpt_lightning.data.tokenizers import start_tokens
     from gpt_lightning.hardware.device import default_device
     from gpt_lightning.hardware.precision import check_accelerator, fastest_precision
-    from gpt_lightning.model.generate import PACKED_FROM, check_sampling, generate
-    from gpt_lightning.model.packed import prepack_for_decoding
+    from gpt_lightning.model.generate import (
+        PACKED_FROM,
+        check_sampling,
+        generate,
+        prepack_for_decoding,
+    )
     from gpt_lightning.runs.checkpoint import find_checkpoint, load_model
 
     check_sampling(temperature, top_k, prefix="--")

@@ -1,4 +1,4 @@
-"""When a model is compiled, and how."""
+"""Compilation of a model: on which devices, and with which settings."""
 
 import os
 import shutil
@@ -10,16 +10,20 @@ import torch
 import torch._functorch.config
 from torch import nn
 
+from gpt_lightning.model import cpu_kernels
+from gpt_lightning.model.gpt import GPT
+
 
 def should_compile(device: str, precision: str) -> tuple[bool, str]:
-    """Whether compiling is faster on a device, and why, in words for the banner.
+    """Return whether compiling is faster on a device, and the reason for the run's banner.
 
-    On a CPU it halves a step in bfloat16, where the products are fast and all else is not, and
-    gains nothing in float32 (benchmarks/speed.md). On MPS it was slower in a published run.
+    On a CPU it halves the time of a step in bfloat16, where only the matrix products are fast
+    without it, and gains nothing in float32 (benchmarks/speed.md). On MPS it was slower in a
+    published run.
 
     Args:
         device: cpu, cuda or mps.
-        precision: Trainer's.
+        precision: Precision of the Trainer, such as bf16-mixed.
     """
     if device == "cuda":
         return True, "auto: on for cuda"
@@ -34,18 +38,25 @@ def should_compile(device: str, precision: str) -> tuple[bool, str]:
 
 
 def compile_in_place(model: nn.Module, device: str) -> None:
-    """Compiles a model at its first forward; its parameters keep their names."""
+    """Compile a model at its first forward; its parameters keep their names.
+
+    Args:
+        model: The model; a GPT on a CPU gets the layers of cpu_kernels.py.
+        device: cpu, cuda or mps.
+    """
     if device == "cpu":
         recompute_in_backward()
+        if isinstance(model, GPT):
+            cpu_kernels.install(model)
     model.compile()
 
 
 def recompute_in_backward() -> None:
-    """Lets compiled backwards compute again what is cheap, above all dropout's masks.
+    """Let compiled backward passes recompute cheap tensors, above all the masks of dropout.
 
-    Inductor's loops for CPUs read and write masks of one byte an element ten times slower than they
-    hash them (dropout.py). Not aggressive_recomputation, which would draw the masks' seeds again
-    too: other masks than the forward's, and wrong gradients (torch 2.13).
+    Inductor's loops for CPUs hash a mask (cpu_kernels.py) ten times faster than they write and read
+    it at one byte per element. `aggressive_recomputation` would draw the seeds of the masks again,
+    too, and give wrong gradients (torch 2.13).
     """
     torch._functorch.config.ban_recompute_used_far_apart = False
     torch._functorch.config.ban_recompute_long_fusible_chains = False

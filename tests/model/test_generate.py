@@ -3,9 +3,14 @@ import torch
 
 from gpt_lightning.commands.sample import sample
 from gpt_lightning.data.tokenizers import ByteTokenizer
-from gpt_lightning.model.generate import filter_top_k, generate, sample_token
+from gpt_lightning.model.generate import (
+    filter_top_k,
+    generate,
+    key_value_cache,
+    prepack_for_decoding,
+    sample_token,
+)
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.model.packed import prepack_for_decoding
 
 
 @pytest.fixture
@@ -116,16 +121,30 @@ def test_a_token_costs_one_position_of_the_body_and_of_the_head(model, packed_fr
 
 
 def test_the_cache_is_one_buffer_of_the_size_that_is_needed(model):
-    caches = model.make_caches(5)
-    model.transformer(torch.tensor([[1, 2, 3]]), caches)
-    before = caches[0].k.data_ptr()
-    model.transformer(torch.tensor([[4]]), caches)
-    assert caches[0].k.data_ptr() == before
-    assert caches[0].k.shape == (1, 2, 5, 16)
-    assert len(caches[0]) == 4
-    model.transformer(torch.tensor([[4]]), caches)
-    with pytest.raises(AssertionError, match="room"):
-        model.transformer(torch.tensor([[4]]), caches)
+    model.eval()
+    with torch.no_grad(), key_value_cache(model, 5) as caches:
+        model.transformer(torch.tensor([[1, 2, 3]]))
+        before = caches[0].k.data_ptr()
+        model.transformer(torch.tensor([[4]]), start=3)
+        assert caches[0].k.data_ptr() == before
+        assert caches[0].k.shape == (1, 2, 5, 16)
+        assert caches[0].length == 4
+        model.transformer(torch.tensor([[4]]), start=4)
+        with pytest.raises(AssertionError, match="room"):
+            model.transformer(torch.tensor([[4]]), start=5)
+
+
+def test_a_model_forgets_its_cache(model):
+    """Also a packed copy, which the sample command uses for all its texts."""
+    prompt = torch.tensor([[1, 2, 3]])
+    plain = model.transformer.h[0].attn.attention
+    twin = prepack_for_decoding(model, torch.bfloat16, pack=False)
+    first = generate(twin, prompt, 12, temperature=0.0, dtype=torch.bfloat16)
+    assert twin.transformer.h[0].attn.attention is plain
+    assert torch.equal(generate(twin, prompt, 12, temperature=0.0, dtype=torch.bfloat16), first)
+    with pytest.raises(AssertionError, match="room"), key_value_cache(model, 2):
+        model.transformer(prompt)
+    assert model.transformer.h[0].attn.attention is plain
 
 
 @pytest.mark.parametrize("pack", [False, True])

@@ -6,7 +6,9 @@ import torch
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.attention import naive_attention, sdpa_attention
-from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig, project_to_vocabulary
+from gpt_lightning.model.generate import key_value_cache
+from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
+from gpt_lightning.model.loss import NarrowHead
 
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=101)
 
@@ -96,12 +98,13 @@ def test_cached_logits_equal_full_logits(attention):
     torch.manual_seed(0)
     model = GPT(dataclasses.replace(TINY, attention=attention)).eval()
     idx = tokens(2, 16)
-    caches = model.make_caches()
     with torch.no_grad():
         full = model(idx)
-        parts = [model(idx[:, :5], caches=caches)]
-        parts += [model(idx[:, t : t + 1], caches=caches) for t in range(5, 16)]
-    torch.testing.assert_close(torch.cat(parts, dim=1), full, atol=1e-5, rtol=0)
+        with key_value_cache(model, 16):
+            parts = [model.transformer(idx[:, :5])]
+            parts += [model.transformer(idx[:, t : t + 1], start=t) for t in range(5, 16)]
+            cached = model.lm_head(torch.cat(parts, dim=1))
+    torch.testing.assert_close(cached, full, atol=1e-5, rtol=0)
 
 
 def test_initialization_follows_gpt2():
@@ -167,8 +170,10 @@ def test_narrow_head_gradient_is_accurate():
     """One running float32 sum over 50,257 terms would be ten times worse."""
     torch.manual_seed(0)
     x = torch.randn(4, 32, 6, requires_grad=True)
-    weight = torch.randn(50257, 6) * 0.3
-    logits = project_to_vocabulary(x, weight)
+    head = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=6, block_size=8)).lm_head
+    assert isinstance(head, NarrowHead)
+    weight = torch.nn.init.normal_(head.weight, std=0.3).detach()
+    logits = head(x)
     torch.testing.assert_close(logits, x @ weight.T)
     upstream = logits.softmax(-1).detach()
     logits.backward(upstream)

@@ -1,15 +1,18 @@
 """The head and loss in chunks, beside the plain version: logits whole, then F.cross_entropy."""
 
 import dataclasses
+import inspect
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpt_lightning.data import loader
 from gpt_lightning.errors import UserError
+from gpt_lightning.model.generate import generate
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.model.loss import chunked_cross_entropy
+from gpt_lightning.model.loss import IGNORE_INDEX, chunked_cross_entropy, log_probabilities
 
 B, T, C, V = 3, 16, 32, 101
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=C, block_size=T, vocab_size=V)
@@ -193,16 +196,16 @@ def test_a_model_has_the_same_gradients_with_its_loss_in_chunks(tie_weights):
 
 
 def test_narrow_models_are_padded_in_chunks_as_well(monkeypatch):
-    widths = []
+    widths = set()
 
-    def spy(x, weight, targets, chunk_tokens):
-        widths.append((x.size(-1), weight.size(-1)))
-        return chunked_cross_entropy(x, weight, targets, chunk_tokens)
+    def spy(x, weight):
+        widths.add((x.size(-1), weight.size(-1)))
+        return log_probabilities(x, weight)
 
-    monkeypatch.setattr("gpt_lightning.model.gpt.chunked_cross_entropy", spy)
+    monkeypatch.setattr("gpt_lightning.model.loss.log_probabilities", spy)
     config = dataclasses.replace(TINY, n_embd=6, loss_chunk=7)
     loss, gradients = trained(config)
-    assert widths == [(16, 16)]
+    assert widths == {(16, 16)}
     plain_loss, expected = trained(dataclasses.replace(config, loss_chunk=None))
     assert loss == pytest.approx(plain_loss, rel=1e-6)
     for name, gradient in expected.items():
@@ -239,17 +242,14 @@ def test_checkpointing_keeps_less():
     assert saved > 4 * 10 * B * T * C * 4
 
 
-def test_generation_with_a_cache_is_not_checkpointed():
+def test_a_model_with_checkpointing_generates():
     torch.manual_seed(0)
     model = GPT(dataclasses.replace(TINY, checkpointing=True))
     idx = torch.randint(V, (1, 5))
-    caches = model.make_caches()
-    model(idx[:, :4], caches=caches)
-    assert len(caches[0]) == 4
-    # float32, sums of 32 terms in another order
-    torch.testing.assert_close(
-        model(idx[:, 4:], caches=caches)[:, -1], model(idx)[:, -1], atol=1e-5, rtol=0
-    )
+    expected = idx
+    for _ in range(3):
+        expected = torch.cat((expected, model(expected)[:, -1:].argmax(-1)), dim=1)
+    assert torch.equal(generate(model, idx, 3, temperature=0.0), expected)
 
 
 def test_a_chunk_has_at_least_one_position():
@@ -273,3 +273,9 @@ def test_the_model_compiles_whole(checkpointing):
     loss.backward()
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(model.lm_head.weight.grad, gradient, atol=1e-6, rtol=1e-4)
+
+
+def test_the_ignored_target_is_one_number():
+    """Data cannot import the model; both name the default of F.cross_entropy."""
+    default = inspect.signature(F.cross_entropy).parameters["ignore_index"].default
+    assert default == IGNORE_INDEX == loader.IGNORE_INDEX

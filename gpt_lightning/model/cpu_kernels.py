@@ -1,0 +1,227 @@
+"""Layers of a GPT that are faster, or deterministic, in code compiled for a CPU.
+
+`install` gives the layers of a model these classes; their parameters and names stay. Each of them
+computes what PyTorch's own layer does (dropout: with another mask of the same distribution), and is
+PyTorch's own layer outside compiled code. Timings: benchmarks/speed.md.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+
+from gpt_lightning.model.attention import naive_attention, sdpa_attention
+from gpt_lightning.model.gpt import GPT, CausalSelfAttention
+from gpt_lightning.model.loss import autocast_dtype, pad_columns
+
+
+def install(model: GPT) -> None:
+    """Replace the layers of a model that will be compiled for a CPU, in place."""
+    for module in model.modules():
+        module.__class__ = LAYERS.get(type(module), type(module))
+        if isinstance(module, CausalSelfAttention):
+            module.attention = ATTENTION[model.config.attention]
+    model.lm_head.__class__ = PaddedHead
+
+
+# ---- dropout -------------------------------------------------------------------------------------
+#
+# PyTorch draws a CPU's masks from one serial generator, which takes longer than the matrix products
+# of the layer. A hash of each element's index and two seeds has no such order: Inductor vectorizes
+# it into the loop that uses it, and the backward computes the mask again instead of reading it.
+
+
+class HashedDropout(nn.Dropout):
+    """Dropout whose mask is a hash."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(x, self.p if self.training else 0.0)
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Return x with each element zeroed with probability p and the others divided by 1 - p."""
+    if p > 0.0 and is_compiling():
+        seeds = torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32)
+        return hashed_dropout(x, p, seeds)
+    return F.dropout(x, p)
+
+
+def hashed_dropout(x: Tensor, p: float, seeds: Tensor) -> Tensor:
+    """Return `dropout` of x with a mask that is a function of two seeds.
+
+    Args:
+        x: Tensor of any shape with fewer than 2^31 elements.
+        p: Probability of a zero, exact to 2^-32.
+        seeds: int32 (2,), each uniform over all 2^32 values.
+    """
+    keep = hashed_numbers(x.shape, seeds) >= round(p * 2**32) - 2**31
+    return torch.where(keep, x * (1.0 / (1.0 - p)), 0.0)
+
+
+def hashed_numbers(shape: torch.Size, seeds: Tensor) -> Tensor:
+    """Return int32 numbers that look independent and uniform in [-2^31, 2^31).
+
+    The hash is Wellons' triple32, an integer hash with next to no bias
+    (https://github.com/skeeto/hash-prospector), of the elements' indices. The first seed is added
+    to the indices, the second is mixed in after the first round. The last round is left out: it
+    changes the low 18 bits only.
+    """
+    h = torch.arange(shape.numel(), dtype=torch.int32, device=seeds.device).view(shape) + seeds[0]
+    h = mixed(h, 17) * (0xED5AD4BB - 2**32) ^ seeds[1]  # int32 wraps
+    h = mixed(h, 11) * (0xAC4C1B51 - 2**32)
+    return mixed(h, 15) * 0x31848BAB
+
+
+def mixed(h: Tensor, shift: int) -> Tensor:
+    """Return h ^ (h >> shift) with a logical shift; int32's own repeats the sign bit."""
+    low: Tensor = (h >> shift) & (2 ** (32 - shift) - 1)
+    return h ^ low
+
+
+# ---- GELU ----------------------------------------------------------------------------------------
+#
+# x times the probability that a normal variable is below x (Hendrycks and Gimpel 2016). Inductor's
+# tanh takes three times as long as an exponential, and the backward of exact GELU has one for the
+# density and another in its error function.
+
+
+class FastGELU(nn.GELU):
+    """GELU from one exponential per pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not is_compiling() or x.dtype == torch.float64:  # the forms below compute in float32
+            return super().forward(x)
+        if self.approximate == "tanh":
+            return sigmoid_gelu(x)
+        return ExactGELU.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def sigmoid_gelu(x: Tensor) -> Tensor:
+    """Return GELU's tanh approximation, with (1 + tanh u) / 2 written as sigmoid(2u)."""
+    x32 = x.float()
+    u = math.sqrt(2 / math.pi) * x32 * (1 + 0.044715 * x32 * x32)
+    return (x32 * torch.sigmoid(2 * u)).to(x.dtype)
+
+
+class ExactGELU(torch.autograd.Function):
+    """Exact GELU with one exponential in the forward and one in the backward.
+
+    Not differentiable twice.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        below, _ = normal_distribution(x.float())
+        return (x.float() * below).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        x: Tensor = ctx.saved_tensors[0]
+        below, density = normal_distribution(x.float())
+        return (gradient.float() * (below + x.float() * density)).to(x.dtype)
+
+
+def normal_distribution(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the standard normal's probability below x and density at x, from one exponential.
+
+    The probability is off by at most 3e-7 in float32, 7.5e-8 of it by the formula: Abramowitz and
+    Stegun 1964, 26.2.17.
+    """
+    density = torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    t = 1 / (1 + 0.2316419 * x.abs())
+    tail = -1.821255978 + 1.330274429 * t
+    for coefficient in (1.781477937, -0.356563782, 0.319381530):
+        tail = coefficient + tail * t
+    above = density * t * tail  # the probability above |x|
+    return torch.where(x > 0, 1 - above, above), density
+
+
+# ---- embedding -----------------------------------------------------------------------------------
+#
+# Inductor's threads add the gradients of equal tokens atomically, in no fixed order: two runs of
+# one seed part after a few steps, and a run cannot be resumed bit for bit. It is also slow where
+# all tokens hit few rows. PyTorch's own kernel has neither fault.
+
+
+class DeterministicEmbedding(nn.Embedding):
+    """Embedding whose gradient has the same bits in each run."""
+
+    def forward(self, idx: Tensor) -> Tensor:
+        if not is_compiling():
+            return super().forward(idx)
+        return Lookup.apply(idx, self.weight)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@torch.library.custom_op("gpt_lightning::embedding_gradient", mutates_args=())
+def embedding_gradient(gradient: Tensor, idx: Tensor, rows: int) -> Tensor:
+    """Return the sum of the gradients (..., C) of each row, (rows, C)."""
+    return torch.ops.aten.embedding_dense_backward(gradient, idx, rows, -1, False)  # type: ignore[no-any-return]
+
+
+@embedding_gradient.register_fake
+def _(gradient: Tensor, idx: Tensor, rows: int) -> Tensor:
+    return gradient.new_empty(rows, gradient.size(-1))
+
+
+class Lookup(torch.autograd.Function):
+    """`weight[idx]` with a gradient that the compiler calls as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, idx: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(idx)
+        ctx.rows = weight.size(0)
+        return F.embedding(idx, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        (idx,) = ctx.saved_tensors
+        return None, embedding_gradient(gradient, idx, ctx.rows)
+
+
+# ---- output head ---------------------------------------------------------------------------------
+
+
+class PaddedHead(nn.Linear):
+    """Output head without bias, multiplied in a multiple of 64 rows.
+
+    oneDNN's gradient of a weight with 50,257 rows takes a fifth longer than of one with 50,304. The
+    padded copy costs nothing where autocast copies the weight anyway.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, weight = pad_columns(x, self.weight)
+        V = len(weight)
+        missing = -V % 64
+        cast = autocast_dtype(weight) != weight.dtype
+        if is_compiling() and 0 < missing < V / 100 and cast:
+            return F.linear(x, F.pad(weight, (0, 0, 0, missing)))[..., :V]  # (B, T, V)
+        return F.linear(x, weight)
+
+
+# ---- attention -----------------------------------------------------------------------------------
+
+
+def hashed_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
+    """Return `naive_attention` with the dropout of this module."""
+    return naive_attention(q, k, v, dropout_p, dropout)
+
+
+def auto_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
+    """Return attention by the faster method: naive for short compiled contexts, else sdpa.
+
+    Compiled for a CPU, the naive matrix's scaling, mask, softmax and dropout become one loop
+    between two products, while sdpa takes a slow path with dropout and has a slow backward without
+    it. The naive matrix is kept for the backward. With dropout sdpa's slow path keeps more than
+    that; without, it keeps next to nothing, so that only short contexts are naive.
+    """
+    longest = 1024 if dropout_p > 0.0 else 256
+    naive = is_compiling() and k.size(-2) <= longest
+    return (hashed_attention if naive else sdpa_attention)(q, k, v, dropout_p)
+
+
+ATTENTION = {"auto": auto_attention, "sdpa": sdpa_attention, "naive": hashed_attention}
+LAYERS = {nn.Dropout: HashedDropout, nn.GELU: FastGELU, nn.Embedding: DeterministicEmbedding}

@@ -1,0 +1,386 @@
+"""Layers for compiled CPU code agree with PyTorch's own, and the plain model knows none of them."""
+
+import ast
+import dataclasses
+import inspect
+import math
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from gpt_lightning.model import attention, cpu_kernels, gpt
+from gpt_lightning.model.attention import naive_attention, sdpa_attention
+from gpt_lightning.model.compilation import compile_in_place, recompute_in_backward
+from gpt_lightning.model.cpu_kernels import (
+    DeterministicEmbedding,
+    ExactGELU,
+    FastGELU,
+    HashedDropout,
+    Lookup,
+    PaddedHead,
+    auto_attention,
+    dropout,
+    hashed_attention,
+    hashed_dropout,
+    hashed_numbers,
+    install,
+    normal_distribution,
+    sigmoid_gelu,
+)
+from gpt_lightning.model.gpt import GPT, GPTConfig
+
+CONFIG = GPTConfig(2, 2, 16, block_size=8, vocab_size=11, attention="auto")
+
+
+class Graphs:
+    """A backend that runs eagerly and keeps what was traced: text, and shapes of the products."""
+
+    def __init__(self) -> None:
+        torch.compiler.reset()
+        self.texts: list[str] = []
+        self.products: list[tuple[int, ...]] = []
+
+    def __call__(self, graph, inputs):
+        self.texts.append(str(graph.graph))
+        for node in graph.graph.nodes:
+            if node.target is F.linear:
+                self.products.append(tuple(node.meta["example_value"].shape))
+        return graph.forward
+
+
+# ---- the whole model -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", [gpt, attention])
+def test_the_plain_model_has_no_branch_on_a_device_or_on_compilation(module):
+    names = {
+        node.attr if isinstance(node, ast.Attribute) else node.id
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Attribute | ast.Name)
+    }
+    assert "device" in names  # tensors are made where the input is
+    assert not names & {"is_compiling", "type", "is_cuda", "is_cpu", "is_mps", "cpu_kernels"}
+
+
+def test_install_leaves_parameters_and_eager_results_alone():
+    torch.manual_seed(0)
+    config = dataclasses.replace(CONFIG, dropout=0.3)
+    plain, ours = GPT(config), GPT(config)
+    ours.load_state_dict(plain.state_dict())
+    install(ours)
+    install(ours)  # twice is as good as once
+    assert list(ours.state_dict()) == list(plain.state_dict())
+    assert ours.lm_head.weight is ours.transformer.wte.weight
+    kinds = {type(module) for module in ours.modules()}
+    assert kinds >= {HashedDropout, FastGELU, DeterministicEmbedding, PaddedHead}
+    assert not kinds & {nn.Dropout, nn.GELU, nn.Embedding}
+    idx = torch.randint(11, (3, 8))
+    losses = []
+    for model in (plain, ours):
+        torch.manual_seed(1)
+        losses.append(model(idx, idx))
+        losses[-1].backward()
+    assert torch.equal(*losses)
+    for p, q in zip(plain.parameters(), ours.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+    assert torch.equal(plain.eval()(idx), ours.eval()(idx))
+
+
+def test_parameters_keep_their_names():
+    model = GPT(CONFIG)
+    compile_in_place(model, "cpu")
+    assert isinstance(model.lm_head, PaddedHead)
+    assert list(dict(model.named_parameters())) == list(dict(GPT(CONFIG).named_parameters()))
+
+
+def test_only_cpus_get_them():
+    model = GPT(CONFIG)
+    compile_in_place(model, "cuda")
+    assert type(model.lm_head) is nn.Linear
+    assert type(model.transformer.drop) is nn.Dropout
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu"])
+@pytest.mark.parametrize(
+    ("bf16", "vocab_size", "rtol", "atol"),
+    # naive and fused attention round differently
+    [(False, 11, 1e-4, 1e-6), (True, 6500, 2**-5, 2e-3)],  # in bfloat16 it is padded to 6,528
+)
+def test_compiled_it_is_the_same_model(activation, bf16, vocab_size, rtol, atol):
+    """Traced with the compiler's front half, whose kernels are PyTorch's own."""
+    torch.compiler.reset()
+    recompute_in_backward()
+    torch.manual_seed(0)
+    config = dataclasses.replace(CONFIG, vocab_size=vocab_size, activation=activation)
+    plain, traced = GPT(config), GPT(config)
+    traced.load_state_dict(plain.state_dict())
+    install(traced)
+    traced.compile(backend="aot_eager")
+    idx = torch.randint(vocab_size, (3, 8))
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        losses = [model(idx, idx) for model in (plain, traced)]
+    for loss in losses:
+        loss.backward()
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-4 if bf16 else 1e-6, atol=1e-6)
+    for p, q in zip(plain.parameters(), traced.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_with_hashed_dropout_the_gradient_is_the_derivative(backend):
+    """By differences: a backward with other masks than the forward's is far off."""
+    torch.compiler.reset()
+    recompute_in_backward()
+    torch.manual_seed(0)
+    model = GPT(dataclasses.replace(CONFIG, dropout=0.5))
+    install(model)
+    model.compile(backend=backend)
+    idx = torch.randint(11, (3, 8))
+
+    def loss() -> torch.Tensor:
+        torch.manual_seed(7)
+        return model(idx, idx)
+
+    loss().backward()
+    direction = [torch.randn_like(p) for p in model.parameters()]
+    slope = sum((p.grad * d).sum() for p, d in zip(model.parameters(), direction, strict=True))
+
+    def moved(step: float) -> float:
+        with torch.no_grad():
+            for p, d in zip(model.parameters(), direction, strict=True):
+                p.add_(d, alpha=step)
+        return loss().item()
+
+    up, down = moved(1e-4), moved(-2e-4)
+    # the loss is a float32 of seven digits; other masks are off by half and more
+    assert (up - down) / 2e-4 == pytest.approx(slope.item(), rel=1e-2, abs=1e-2)
+
+
+# ---- dropout -------------------------------------------------------------------------------------
+
+SHAPE = torch.Size((64, 4, 64, 64))  # 2^20 elements
+N = SHAPE.numel()
+
+
+def seeds(number: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, generator=generator)
+
+
+def dropped(number: int, p: float) -> torch.Tensor:
+    return hashed_dropout(torch.ones(SHAPE), p, seeds(number)) == 0.0
+
+
+@pytest.mark.parametrize("p", [0.01, 0.1, 0.2, 0.5, 0.9])
+def test_the_rate_is_the_probability(p):
+    sigma = math.sqrt(p * (1 - p) / N)
+    for number in range(5):
+        assert abs(dropped(number, p).float().mean() - p) < 5 * sigma
+        # the same bound for PyTorch's own
+        assert abs((F.dropout(torch.ones(SHAPE), p) == 0).float().mean() - p) < 5 * sigma
+
+
+def test_what_stays_is_scaled_so_that_the_mean_stays():
+    x = torch.rand(SHAPE)
+    y = hashed_dropout(x, 0.2, seeds(0))
+    kept = y != 0
+    assert torch.equal(y[kept], (x * 1.25)[kept])
+    assert y.mean().item() == pytest.approx(x.mean().item(), rel=3e-3)  # 5 sigma are 2.8e-3
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, 3])
+@pytest.mark.parametrize("distance", [1, 2, 3])
+def test_neighbours_are_independent(dim, distance):
+    mask = dropped(1, 0.2).float() - 0.2
+    product = (mask * mask.roll(distance, dim)).mean() / (0.2 * 0.8)
+    assert abs(product) < 5 / math.sqrt(N)
+
+
+def test_rows_and_columns_have_the_rate():
+    mask = dropped(2, 0.2).float()
+    for dim, size in enumerate(SHAPE):
+        rates = mask.mean(dim=[d for d in range(4) if d != dim])
+        assert (rates - 0.2).abs().max() < 5 * math.sqrt(0.16 * size / N)
+
+
+@pytest.mark.parametrize("changed", [0, 1])
+def test_one_bit_of_a_seed_makes_another_mask(changed):
+    ours = seeds(3)
+    theirs = ours.clone()
+    theirs[changed] ^= 1
+    a, b = (hashed_numbers(SHAPE, s) < 0.2 * 2**32 - 2**31 for s in (ours, theirs))
+    both = (a & b).float().mean()
+    assert both.item() == pytest.approx(0.04, abs=5 * math.sqrt(0.04 * 0.96 / N))
+
+
+def test_the_numbers_are_uniform():
+    numbers = hashed_numbers(SHAPE, seeds(4)).double()
+    counts = torch.histc(numbers, bins=256, min=-(2**31), max=2**31)
+    chi_squared = ((counts - N / 256) ** 2 / (N / 256)).sum()
+    assert 160 < chi_squared < 370  # 255 degrees of freedom: mean 255, deviation 22.6
+
+
+def test_eager_dropout_is_pytorchs():
+    x = torch.rand(8, 8)
+    torch.manual_seed(0)
+    ours = dropout(x, 0.2)
+    torch.manual_seed(0)
+    assert torch.equal(ours, F.dropout(x, 0.2))
+    assert torch.equal(HashedDropout(0.2).eval()(x), x)
+
+
+def test_compiled_it_is_hashed_and_its_gradient_has_its_mask():
+    torch.compiler.reset()
+    recompute_in_backward()
+
+    @torch.compile(backend="aot_eager")
+    def function(x):
+        return dropout(x, 0.2)
+
+    def run(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.ones(64, 64, requires_grad=True)
+        torch.manual_seed(seed)
+        y = function(x)
+        y.sum().backward()
+        return y.detach(), x.grad
+
+    y, gradient = run(5)
+    assert torch.equal(y, gradient)  # of ones: 0 or 1.25 both
+    assert torch.equal(y, run(5)[0])  # by the seed
+    assert not torch.equal(y, run(6)[0])
+    torch.manual_seed(5)
+    drawn = torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32)
+    assert torch.equal(y, hashed_dropout(torch.ones(64, 64), 0.2, drawn))
+
+
+# ---- GELU ----------------------------------------------------------------------------------------
+
+FORMS = {"tanh": sigmoid_gelu, "none": ExactGELU.apply}
+X = torch.linspace(-12.0, 12.0, 24_001)
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+def test_the_function_and_its_derivative(approximate):
+    exact = X.double().requires_grad_()
+    expected = F.gelu(exact, approximate=approximate)
+    (slope,) = torch.autograd.grad(expected.sum(), exact)
+    x = X.clone().requires_grad_()
+    found = FORMS[approximate](x)
+    (found_slope,) = torch.autograd.grad(found.sum(), x)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=5e-7)
+    torch.testing.assert_close(found_slope.double(), slope, rtol=1e-6, atol=3e-6)
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+def test_bfloat16_is_rounded_once(approximate):
+    x = X.bfloat16().requires_grad_()
+    found = FORMS[approximate](x)
+    assert found.dtype == torch.bfloat16
+    expected = F.gelu(x.detach().double(), approximate=approximate)
+    torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=5e-7)
+    (slope,) = torch.autograd.grad(found.sum(), x)
+    assert slope.dtype == torch.bfloat16
+
+
+def test_the_normal_distribution():
+    below, density = normal_distribution(X)
+    x = X.double()
+    assert (below - 0.5 * (1 + torch.erf(x / math.sqrt(2)))).abs().max() < 3e-7
+    expected = torch.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    torch.testing.assert_close(density.double(), expected, rtol=1e-5, atol=1e-30)
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+def test_eager_gelu_is_pytorchs(approximate):
+    assert torch.equal(FastGELU(approximate)(X), F.gelu(X, approximate=approximate))
+
+
+@pytest.mark.parametrize(("dtype", "ours"), [(torch.bfloat16, True), (torch.float64, False)])
+@pytest.mark.parametrize(
+    ("approximate", "form"), [("tanh", "sigmoid"), ("none", "autograd_function_apply")]
+)
+def test_compiled_gelu_is_the_form(approximate, form, dtype, ours):
+    graphs = Graphs()
+    x = X.to(dtype).requires_grad_()
+    found = torch.compile(FastGELU(approximate), backend=graphs)(x).detach()
+    assert (form in graphs.texts[0]) == ours
+    expected = F.gelu(x.detach().double(), approximate=approximate)
+    exact = {"rtol": 0.0, "atol": 1e-15}
+    torch.testing.assert_close(
+        found.double(), expected, **({"rtol": 2**-8, "atol": 5e-7} if ours else exact)
+    )
+
+
+# ---- embedding, head, attention ------------------------------------------------------------------
+
+
+def test_the_embeddings_gradient_is_pytorchs_and_always_the_same():
+    torch.manual_seed(0)
+    weight = torch.randn(5, 16, requires_grad=True)
+    idx = torch.randint(5, (8, 200))  # each row 320 times: another order would round differently
+    upstream = torch.randn(8, 200, 16)
+    (expected,) = torch.autograd.grad(torch.nn.functional.embedding(idx, weight), weight, upstream)
+    for _ in range(3):
+        (found,) = torch.autograd.grad(Lookup.apply(idx, weight), weight, upstream)
+        assert torch.equal(found, expected)
+
+
+def test_compiled_code_calls_that_gradient():
+    graphs = Graphs()
+    layer = DeterministicEmbedding(5, 16)
+    compiled = torch.compile(layer, backend=graphs)
+    compiled(torch.zeros(2, 3, dtype=torch.int64)).sum().backward()
+    assert "autograd_function_apply" in graphs.texts[0]
+    assert layer.weight.grad[0].eq(6.0).all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "bf16", "product"),
+    [(50_257, True, 50_304), (50_257, False, 50_257), (50_304, True, 50_304), (65, True, 65)],
+)
+def test_a_large_vocabulary_is_multiplied_in_a_multiple_of_64_rows(rows, bf16, product):
+    graphs = Graphs()
+    x, head = torch.randn(1, 2, 16), PaddedHead(16, rows, bias=False)
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        logits = torch.compile(head, backend=graphs)(x)
+        expected = nn.Linear.forward(head, x)
+    assert graphs.products == [(1, 2, product)]
+    torch.testing.assert_close(logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("T", "dropout_p", "naive"),
+    [(256, 0.0, True), (257, 0.0, False), (257, 0.1, True), (1025, 0.1, False)],
+)
+def test_attention_is_naive_where_a_compiled_context_is_short(T, dropout_p, naive, monkeypatch):
+    called = []
+    for name in ("hashed_attention", "sdpa_attention"):
+        function = getattr(cpu_kernels, name)
+        monkeypatch.setattr(
+            cpu_kernels, name, lambda *a, f=function, n=name: called.append(n) or f(*a)
+        )
+    q = torch.rand(1, 1, T, 8)
+    auto_attention(q, q, q, dropout_p)
+    torch.compile(auto_attention, backend=Graphs())(q, q, q, dropout_p)
+    assert called == ["sdpa_attention", "hashed_attention" if naive else "sdpa_attention"]
+
+
+def test_the_attentions_agree():
+    q, k, v = torch.randn(3, 2, 4, 16, 8, generator=torch.Generator().manual_seed(0))
+    expected = naive_attention(q, k, v, 0.0)
+    assert torch.equal(hashed_attention(q, k, v, 0.0), expected)
+    for function in (auto_attention, torch.compile(auto_attention, backend=Graphs())):
+        # the same sums in another order, float32
+        torch.testing.assert_close(function(q, k, v, 0.0), expected, atol=1e-6, rtol=1e-5)
+    assert gpt.ATTENTION["auto"] is sdpa_attention
+
+
+def test_dropout_inside_compiled_attention_is_hashed():
+    graphs = Graphs()
+    model = GPT(dataclasses.replace(CONFIG, dropout=0.2, attention="naive"))
+    install(model)
+    torch.compile(model, backend=graphs)(torch.zeros(1, 8, dtype=torch.int64))
+    assert "dropout" not in "".join(graphs.texts)  # PyTorch's own, which draws serially
+    assert graphs.texts[0].count("torch.randint") == 1 + 3 * 2  # embeddings; 3 in each block
