@@ -1,31 +1,30 @@
-"""Where the ranks of one machine meet: at an address that no other machine can reach."""
+"""Process group of one machine over the loopback address, and a maximum over its ranks."""
 
 import os
 import socket
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.environments import (
-    ClusterEnvironment,
-    LightningEnvironment,
-    LSFEnvironment,
-    MPIEnvironment,
-    SLURMEnvironment,
-    TorchElasticEnvironment,
-)
+from lightning.fabric.plugins import environments
+from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-# what Lightning looks for itself
-CLUSTERS = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
+# environments that Lightning detects itself
+CLUSTERS = (
+    environments.TorchElasticEnvironment,
+    environments.SLURMEnvironment,
+    environments.LSFEnvironment,
+    environments.MPIEnvironment,
+)
 LOOPBACK = "127.0.0.1"
 
 
 class LoopbackEnvironment(LightningEnvironment):
-    """Lightning's environment of one machine, whose ranks meet at the loopback address.
+    """Lightning's environment of one machine, with the ranks connected over the loopback address.
 
-    PyTorch's own meeting place, a TCPStore in rank 0, listens at every address of the machine, and
-    whoever connects can write into it. Here the process that starts the ranks opens the store on a
-    socket of its own, and all ranks are its clients.
+    PyTorch's own rendezvous, a TCPStore in rank 0, listens on every address of the machine, and
+    any client can write into it. Here the process that starts the ranks opens the store on a
+    loopback socket, and all ranks are its clients.
     """
 
     def __init__(self) -> None:
@@ -52,10 +51,10 @@ class LoopbackEnvironment(LightningEnvironment):
                 port,
                 is_master=True,
                 wait_for_workers=False,
-                master_listen_fd=listener.detach(),  # the store's from here on
+                master_listen_fd=listener.detach(),  # owned by the store from here on
             )
         os.environ["MASTER_PORT"] = str(port)
-        # PyTorch's word for: the store is there, be a client of it
+        # makes PyTorch connect to this store as a client instead of opening one
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
 
     def teardown(self) -> None:
@@ -67,14 +66,14 @@ class LoopbackEnvironment(LightningEnvironment):
 
 
 def environment(num_nodes: int, plugins: list[Any]) -> list[ClusterEnvironment]:
-    """The plugin for a run whose ranks, if any, this process starts on this machine.
+    """Return the plugin for a run whose ranks, if any, this process starts on this machine.
 
     Args:
-        num_nodes: Trainer's.
-        plugins: Trainer's; one of them may say where the ranks are.
+        num_nodes: Number of machines, from the Trainer.
+        plugins: Plugins of the Trainer; one of them may be an environment already.
 
     Returns:
-        Nothing where a cluster or a launcher starts the ranks, which Lightning finds out itself.
+        An empty list where a cluster or a launcher starts the ranks; Lightning detects that itself.
     """
     managed = any(kind.detect() for kind in CLUSTERS) or "LOCAL_RANK" in os.environ
     chosen = any(isinstance(plugin, ClusterEnvironment) for plugin in plugins)
@@ -82,30 +81,29 @@ def environment(num_nodes: int, plugins: list[Any]) -> list[ClusterEnvironment]:
 
 
 class DelayedMax:
-    """The largest number of any rank, as of the call before.
+    """Maximum over ranks, delayed by one call so that the host never waits for an idle device.
 
-    Reading a sum over ranks at once would wait for everything that the device has been handed.
-    What was handed to it a step ago is done by the time that it works on this step's share, which
-    is queued already: waiting for that leaves it no gap. All ranks read the same number at the same
-    call.
+    Reading the maximum at once would wait for all work that is queued on the device. The maximum
+    of the previous call is complete while the device works on what this step has queued, so that
+    waiting for it leaves the device no gap. All ranks read the same number at the same call.
 
     Args:
-        device: Of this rank.
+        device: Device of this rank.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._cuda = device.type == "cuda"
-        # on the host, where the device writes it in its own time
+        # on the host; the device copies into it asynchronously
         self._host = torch.zeros((), dtype=torch.int64, pin_memory=self._cuda)
-        self._written: Any = None  # the event after it
+        self._written: Any = None  # event after that copy
 
     def __call__(self, number: int) -> int:
-        """Hands in this rank's number; returns the largest of the call before, first 0."""
+        """Submit this rank's number; return the maximum of the previous call, at first 0."""
         if self._written is not None:
             self._written.synchronize()
         before = int(self._host)
-        # torch.tensor(number, device=...) would copy, and wait for the copy
+        # torch.tensor(number, device=...) would wait for a copy to the device
         vote = torch.full((), number, dtype=torch.int64, device=self._device)
         torch.distributed.all_reduce(vote, op=torch.distributed.ReduceOp.MAX)
         self._host.copy_(vote, non_blocking=True)

@@ -1,4 +1,4 @@
-"""What a result was measured on, so that it means something a year later."""
+"""Description of the machine and the software behind a measurement."""
 
 import datetime
 import os
@@ -17,11 +17,11 @@ from gpt_lightning.hardware.peaks import device_name
 
 
 def machine_record(argv: list[str], device: torch.device | None = None) -> dict[str, str]:
-    """Facts for the head of a report, in the order in which people ask for them.
+    """Return the facts for the head of a report, name -> fact.
 
     Args:
-        argv: The command, without the program's name.
-        device: What the results are of; None: the best device there is.
+        argv: Arguments of the command, without the name of the program.
+        device: Device that was measured; None: the machine's best.
     """
     device = device or torch.device(default_device())
     facts = {
@@ -41,22 +41,23 @@ def machine_record(argv: list[str], device: torch.device | None = None) -> dict[
 
 
 def version() -> str:
-    """The package's version, and the commit if it runs from a checkout."""
+    """Return the package's version, with the commit if it runs from a checkout."""
     folder = Path(__file__).resolve().parents[1]
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
     if not (folder.parent / ".git").exists():
         return __version__
-    try:
-        commit = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):  # no git, or a checkout that is not ours
-        return __version__
-    return f"{__version__} ({commit})"
+    # empty without git, and in a checkout of another user
+    commit = _output("git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*")
+    return f"{__version__} ({commit})" if commit else __version__
 
 
 def _driver() -> str:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    versions = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return (versions or "unknown").splitlines()[0]
+
+
+def _output(*command: str) -> str:
+    """Return what a command prints; empty if it fails or does not exist."""
     try:
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return done.stdout.splitlines()[0]
+        return ""

@@ -1,8 +1,8 @@
-"""Memory that a process keeps, so that it need not be cleared again.
+"""Freed memory that a process keeps, and the memory of the machine.
 
-glibc hands every block of more than 128 KiB to 32 MiB back to the system as it is freed, and the
-system clears each page that it gives out: of adding two matrices of 25 million bfloat16 numbers,
-12 of 14 ms on the machine of benchmarks/speed.md.
+glibc returns freed blocks of more than 128 KiB to 32 MiB to the system, and the system clears each
+page before it hands it out again, which can take longer than the computation on it
+(benchmarks/speed.md).
 """
 
 import ctypes
@@ -10,17 +10,17 @@ import os
 import sys
 
 # mallopt's parameters (malloc.h)
-M_TRIM_THRESHOLD = -1  # bytes free at the heap's end before it shrinks
-M_MMAP_MAX = -4  # how many blocks may have a mapping of their own, which goes when they do
+M_TRIM_THRESHOLD = -1  # free bytes at the end of the heap from which on it shrinks
+M_MMAP_MAX = -4  # number of blocks that may be mapped, and unmapped, one by one
 
 
 def keep_freed_memory() -> bool:
-    """Lets this process reuse what it has freed, whatever its size, instead of handing it back.
+    """Let this process reuse freed blocks of any size instead of returning them to the system.
 
-    The process then holds the most that it ever used.
+    The process then stays as large as it ever was.
 
     Returns:
-        Whether there is a glibc that could be told; other systems' allocators are left alone.
+        True if glibc accepted both settings; other allocators are left alone.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -31,7 +31,7 @@ def keep_freed_memory() -> bool:
 
 
 def hand_back_freed_memory() -> None:
-    """Gives the system once what this process has freed and kept."""
+    """Return to the system, once, the memory that this process has freed and kept."""
     if sys.platform.startswith("linux"):
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -39,5 +39,5 @@ def hand_back_freed_memory() -> None:
 
 
 def memory_gib() -> float:
-    """Memory of the machine, in GiB."""
+    """Return the memory of the machine in GiB."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

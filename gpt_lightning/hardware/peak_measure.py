@@ -1,18 +1,15 @@
-"""The rate of matrix products on this machine, and the file that keeps measured rates."""
+"""Rate of matrix products on this machine, and the file that caches measured rates."""
 
 import json
 import math
-import os
-import tempfile
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import write_atomic
 from gpt_lightning.hardware.device import synchronize
 
 _TORCH_DTYPES = {
@@ -27,25 +24,26 @@ _MEASURED_SIZES = (512, 1024, 2048, 4096, 8192)
 
 
 def measure_peak(device: torch.device, dtype: str, seconds: float = 1.0) -> float:
-    """The best rate of a product of two square matrices on this device, in FLOP/s (2 n^3 each).
+    """Return the best rate of a product of two square matrices on a device, in FLOP/s.
 
-    Sizes grow as long as a size fits into the time that is left. On CUDA it leaves its matrices in
-    the memory statistics: measure before those are reset.
+    A product is 2 n^3 FLOPs. The sizes grow while the next one fits into the time that is left. On
+    CUDA the matrices count in the memory statistics: measure before those are reset.
 
     Args:
-        device: Where to measure.
+        device: Device to measure.
         dtype: bf16, fp16, tf32, fp32 or fp64.
-        seconds: Time to spend, start-up of the libraries aside; one size is always measured.
+        seconds: Time to spend, beside loading the libraries; one size is always measured.
 
     Raises:
-        UserError: The dtype is unknown, or is tf32 without CUDA.
+        UserError: the dtype is unknown, or is tf32 without CUDA.
     """
     if dtype not in _TORCH_DTYPES:
         raise UserError(f"dtype is {dtype!r}; use one of {', '.join(_TORCH_DTYPES)}")
     if dtype == "tf32" and device.type != "cuda":
         raise UserError(f"dtype is 'tf32', which {device.type} does not have; use 'fp32'")
-    best = 0.0
-    with _float32_matmul_precision("high" if dtype == "tf32" else "highest"):
+    best, before = 0.0, torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+    try:
         _product_rate(_MEASURED_SIZES[0], device, _TORCH_DTYPES[dtype], 0.0)  # loads the libraries
         deadline = time.perf_counter() + seconds
         for n in _MEASURED_SIZES:
@@ -54,22 +52,14 @@ def measure_peak(device: torch.device, dtype: str, seconds: float = 1.0) -> floa
                 break
             share = seconds / len(_MEASURED_SIZES)
             best = max(best, _product_rate(n, device, _TORCH_DTYPES[dtype], share))
+    finally:
+        torch.set_float32_matmul_precision(before)
     return best
 
 
-@contextmanager
-def _float32_matmul_precision(precision: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 def _product_rate(n: int, device: torch.device, dtype: torch.dtype, seconds: float) -> float:
-    """The best FLOP/s of a round of (n, n) @ (n, n), after one to warm up."""
-    # Its own generator, so that a seed gives the same run whether or not the peak is measured.
+    """Return the best FLOP/s of a round of products (n, n) @ (n, n), after one to warm up."""
+    # An own generator, so that a seed gives the same run whether or not the peak is measured.
     # Random numbers, because a GPU draws less power on zeros and clocks higher.
     generator = torch.Generator(device).manual_seed(0)
     a, b = (torch.randn(n, n, device=device, generator=generator).to(dtype) for _ in range(2))
@@ -86,12 +76,14 @@ def _product_rate(n: int, device: torch.device, dtype: torch.dtype, seconds: flo
         best = max(best, products * 2 * n**3 / elapsed)
         if time.perf_counter() + elapsed > deadline:
             return best
-        if elapsed < 0.01:  # s; a round must hide the launch of its kernels and the wait
+        if (
+            elapsed < 0.01
+        ):  # seconds; long enough to hide the kernel launches and the synchronization
             products *= 2
 
 
 def read_rates(path: Path) -> dict[str, float]:
-    """FLOP/s by key; empty if there is no usable file."""
+    """Return FLOP/s by key; empty if there is no usable file."""
     try:
         rates = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(rates, dict) and all(_is_rate(rate) for rate in rates.values()):
@@ -110,12 +102,8 @@ def _is_rate(value: object) -> bool:
 
 
 def write_rates(path: Path, rates: dict[str, float]) -> None:
-    """Replaces the file in one step; a cache that cannot be written costs a second next time."""
+    """Replace the file in one step; warn if that fails, and the next run measures again."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # the same file system
-            draft = Path(folder) / path.name
-            draft.write_text(json.dumps(rates, indent=1), encoding="utf-8")
-            os.replace(draft, path)
-    except OSError as error:
+        write_atomic(path, json.dumps(rates, indent=1).encode())
+    except UserError as error:
         warnings.warn(f"the measured peak is not kept: {error}", stacklevel=2)

@@ -1,15 +1,15 @@
-"""Dense peak rates by chip, and where each number stands.
+"""Dense peak rates by chip, each with the document that states it.
 
 Rates are TFLOP/s of one device, a multiply-add counted as 2, without structured sparsity: a number
-that a datasheet gives "with sparsity" is halved here. fp32 is the plain CUDA cores' rate, the other
-columns the tensor cores' with FP32 accumulation, which is what training uses. None: the chip has
-no such unit. Chips whose numbers have no vendor document that we know are not here.
+that a datasheet gives "with sparsity" is halved here. fp32 is the rate of the plain CUDA cores, the
+other columns are rates of the tensor cores with FP32 accumulation, as training uses them. None: the
+chip has no such unit. Chips without a known vendor document are left out.
 """
 
 from typing import NamedTuple
 
 # Dense bf16 tensor-core peak of one A100, in FLOP/s; the source is A100 below. nanoGPT divides by
-# it whatever the device.
+# it on every device.
 A100_BF16_PEAK_FLOPS = 312.0e12
 
 _NVIDIA = "https://www.nvidia.com/content/dam/en-zz/Solutions"
@@ -42,10 +42,10 @@ class Chip(NamedTuple):
     """One row of the table.
 
     Attributes:
-        name: Regular expression for all of torch.cuda.get_device_name() behind "NVIDIA " and
-            "Tesla ", which drivers put there or not.
-        label: The chip for people.
-        bf16: TFLOP/s, and so on to fp32.
+        name: Regular expression for torch.cuda.get_device_name() without the optional prefixes
+            "NVIDIA " and "Tesla ".
+        label: Name of the chip for people.
+        bf16: TFLOP/s in bfloat16; fp16, tf32 and fp32 likewise.
         source: URL of the document that states the numbers.
     """
 
@@ -58,7 +58,7 @@ class Chip(NamedTuple):
     source: str
 
     def tflops(self, dtype: str) -> float | None:
-        """The rate of a dtype in TFLOP/s; None if the chip or the table has no such dtype."""
+        """Return the rate of a dtype in TFLOP/s; None if the chip or the table lacks it."""
         rates = {"bf16": self.bf16, "fp16": self.fp16, "tf32": self.tf32, "fp32": self.fp32}
         return rates.get(dtype)
 
@@ -73,7 +73,7 @@ _DATA_CENTER_AND_WORKSTATION = (
     Chip(r"A100-(SXM4|PCIE)-(40|80)GB",       "A100",         312.0,  312.0,  156.0,  19.5, A100),
     Chip(r"A100 80GB PCIe",                   "A100 PCIe",    312.0,  312.0,  156.0,  19.5, A100),
     Chip(r"A10",                              "A10",          125.0,  125.0,   62.5,  31.2, A10),
-    # Not an A10: Amazon's variant has more SMs, and tensor cores at a GeForce's half rate.
+    # Not an A10: Amazon's variant has more SMs, and tensor cores at half rate like a GeForce.
     Chip(r"A10G",                             "A10G",          70.0,   70.0,   35.0,  35.0, A10G),
     Chip(r"A40",                              "A40",          149.7,  149.7,   74.8,  37.4, GA102),
     Chip(r"RTX A6000",                        "RTX A6000",    154.8,  154.8,   77.4,  38.7, GA102),
@@ -125,11 +125,11 @@ _GEFORCE = (
 
 
 def _geforce(model: str, cores: int, boost_mhz: int, source: str) -> Chip:
-    """A desktop GeForce of the series 30, 40 or 50, by the ratios of the three white papers.
+    """Return a desktop GeForce of the series 30, 40 or 50, by the ratios of three white papers.
 
     A CUDA core does one multiply-add a clock. On a GeForce the tensor cores run 16-bit products
-    with FP32 accumulation at twice that rate and TF32 at that rate; the figure of twice as much
-    that is often quoted for fp16 is with FP16 accumulation. The papers' rows (fp32, bf16, tf32):
+    with FP32 accumulation at twice that rate and TF32 at that rate; the figure often quoted for
+    fp16, twice as high again, is with FP16 accumulation. The papers' rows (fp32, bf16, tf32):
     RTX 3090 35.6, 71, 35.6; RTX 4090 82.6, 165.2, 82.6; RTX 5090 104.8, 209.5, 104.8.
     """
     fp32 = cores * 2 * boost_mhz * 1e6 / 1e12
@@ -142,8 +142,8 @@ CHIPS = _DATA_CENTER_AND_WORKSTATION + tuple(_geforce(*row) for row in _GEFORCE)
 _APPLEGPUINFO = "https://github.com/philipturner/applegpuinfo/issues"
 _METAL = "https://github.com/philipturner/metal-benchmarks"
 
-# Highest GPU clock in MHz. Apple does not publish it: read by owners with `powermetrics`.
-# "M2 Pro" and larger are given there as "at least".
+# Highest GPU clock in MHz. Apple does not publish it; owners read it with `powermetrics`. The
+# source gives "M2 Pro" and larger chips as "at least".
 APPLE_GPU_MHZ: dict[str, tuple[int, str]] = {
     "M1": (1278, _METAL),
     "M1 Pro": (1296, _METAL),

@@ -1,7 +1,7 @@
 """Peak FLOP/s of a device: published (peak_table.py), measured here, or set by the user.
 
-Dtypes are named by what the matrix products run in: bf16, fp16, tf32 (fp32 tensors, CUDA only),
-fp32 and, measured only, fp64. The table is in peak_table.py, the measuring in peak_measure.py.
+A dtype names the arithmetic of the matrix products: bf16, fp16, tf32 (fp32 tensors, CUDA only),
+fp32 and, measured only, fp64. peak_table.py holds the table, peak_measure.py measures.
 """
 
 import json
@@ -22,13 +22,13 @@ from gpt_lightning.hardware.peak_table import A100_BF16_PEAK_FLOPS, APPLE_GPU_MH
 
 @dataclass(frozen=True)
 class Peak:
-    """What MFU is relative to.
+    """Rate that MFU is relative to.
 
     Attributes:
         flops: FLOP/s of one device, dense, a multiply-add counted as 2.
-        label: For people, e.g. "H100 SXM bf16 (dense)".
-        source: URL of the document with the number, or how it came about.
-        measured: Whether it is a measured rate, which is below the hardware's limit.
+        label: Name for people, e.g. "H100 SXM bf16 (dense)".
+        source: URL of the document with the number, or the way in which it was measured or set.
+        measured: True for a measured rate, which is below the hardware's limit.
     """
 
     flops: float
@@ -38,10 +38,10 @@ class Peak:
 
 
 def lookup(device_name: str, dtype: str) -> Peak | None:
-    """The published dense peak of a device.
+    """Return the published dense peak of a device.
 
     Args:
-        device_name: As `device_name` returns it. The whole name must match: a laptop's chip, a MIG
+        device_name: Name from `device_name`. The whole name must match: a laptop's chip, a MIG
             slice and a chip with a longer number are different devices.
         dtype: bf16, fp16, tf32 or fp32.
 
@@ -60,17 +60,18 @@ def lookup(device_name: str, dtype: str) -> Peak | None:
 
 
 def apple_peak(chip: str, gpu_cores: int, dtype: str) -> Peak | None:
-    """The peak of an Apple GPU: cores x 128 ALUs x 2 FLOPs of a multiply-add x clock.
+    """Return the peak of an Apple GPU: cores x 128 ALUs x 2 FLOPs per multiply-add x clock.
 
     16-bit products run on the same ALUs at the same rate in the families M1 to M4 (fp16 measured on
     M1 and M2: https://github.com/philipturner/metal-benchmarks; that M5 is the first to issue two a
     clock: https://forums.macrumors.com/threads/apple-silicon-mac-chips.2471322/page-2). M1 has no
-    bf16 arithmetic and widens to fp32, which the ALU rate bounds all the same. M5 adds matrix units
-    for 16-bit products, whose rate only one early benchmark gives: no peak. There is no TF32.
+    bf16 arithmetic and widens to fp32, so that the ALU rate is an upper bound there too. M5 adds
+    matrix units for 16-bit products, whose rate only one early benchmark gives: no peak. There is
+    no TF32.
 
     Args:
         chip: "M1" to "M5" with " Pro", " Max" or " Ultra".
-        gpu_cores: GPU cores of this very machine; Apple sells several counts under one name.
+        gpu_cores: GPU cores of this machine; Apple sells several counts under one name.
         dtype: fp32, fp16 or bf16.
     """
     sixteen_bit = dtype in ("fp16", "bf16") and not chip.startswith("M5")
@@ -82,11 +83,11 @@ def apple_peak(chip: str, gpu_cores: int, dtype: str) -> Peak | None:
 
 
 def device_name(device: torch.device) -> str:
-    """The device for people and for `lookup`.
+    """Return the name of a device, for people and for `lookup`.
 
     Returns:
         CUDA: the driver's name, "NVIDIA H200". MPS: "Apple M2 Max, 38 GPU cores". CPU: the model
-        and the threads that torch uses, "AMD EPYC, 8 threads", because its rate grows with them.
+        and the threads that torch uses, "AMD EPYC, 8 threads", because the rate grows with them.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -103,7 +104,7 @@ def _apple_gpu_name() -> str:
     chip = _output("sysctl", "-n", "machdep.cpu.brand_string")  # "Apple M2 Max"
     displays = json.loads(_output("system_profiler", "SPDisplaysDataType", "-json"))
     cores = [gpu["sppci_cores"] for gpu in displays["SPDisplaysDataType"] if "sppci_cores" in gpu]
-    return f"{chip}, {cores[0]} GPU cores" if cores else chip  # a virtual machine shows no cores
+    return f"{chip}, {cores[0]} GPU cores" if cores else chip  # absent in a virtual machine
 
 
 def _cpu_model() -> str:
@@ -111,20 +112,20 @@ def _cpu_model() -> str:
         return _output("sysctl", "-n", "machdep.cpu.brand_string")
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
-    model = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)  # not on ARM
+    model = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)  # absent on ARM
     return model[1].strip() if model else platform.processor() or platform.machine()
 
 
 def measured_peak(device: torch.device, dtype: str) -> Peak:
-    """The best rate of matrix products that was ever measured on the device.
+    """Return the best rate of matrix products that was ever measured on the device.
 
-    The cache is a JSON file in the user's cache directory, keyed by the device's name (which holds
-    the threads of a CPU), the dtype and torch's version. A file that cannot be used is reported,
-    ignored and replaced. A machine that is busy shows too low a rate, so each run measures a little
-    again and a better rate replaces the kept one: the peak only grows.
+    The cache is a JSON file in the user's cache directory, keyed by the device's name (which
+    includes the threads of a CPU), the dtype and torch's version. An unusable file causes a
+    warning and is replaced. A busy machine measures too low a rate, so each run measures briefly
+    again and a better rate replaces the cached one: the peak only grows.
 
     Raises:
-        UserError: As `measure_peak`.
+        UserError: the dtype is unknown, or is tf32 without CUDA.
     """
     name = device_name(device)
     key = f"{name} | {dtype} | torch {torch.__version__}"
@@ -139,20 +140,20 @@ def measured_peak(device: torch.device, dtype: str) -> Peak:
 
 
 def resolve_peak(setting: str | float, device: torch.device, dtype: str) -> tuple[Peak | None, str]:
-    """What `peak_flops` means on a device.
+    """Return the peak that the setting `peak_flops` stands for on a device.
 
     Args:
         setting: "auto": the published peak, if there is one. "measure": measured here, cached.
-            "a100": nanoGPT's convention, an A100's bf16 peak whatever the device. A positive
+            "a100": nanoGPT's convention, an A100's bf16 peak on every device. A positive
             number, also as text: FLOP/s of one device.
-        device: The device that trains.
-        dtype: What its matrix products run in: bf16, fp16, tf32, fp32 or fp64.
+        device: Device that trains.
+        dtype: Arithmetic of its matrix products: bf16, fp16, tf32, fp32 or fp64.
 
     Returns:
-        The peak, None if MFU cannot be told; and a line for people that says which, or why not.
+        The peak, or None if it is unknown; and a line for people with the peak or the reason.
 
     Raises:
-        UserError: The setting is none of these.
+        UserError: the setting is none of these.
     """
     if setting == "auto":
         name = device_name(device)

@@ -10,6 +10,7 @@ import platformdirs
 import pytest
 import torch
 
+from gpt_lightning import files
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware import peaks
 from gpt_lightning.hardware.peak_measure import measure_peak
@@ -102,10 +103,10 @@ def test_a_full_disk_is_reported_and_keeps_the_old_file(
     measured_peak(CPU, "fp32")
     before = cache_file.read_bytes()
 
-    def no_space(self: Path, *_: Any, **__: Any) -> int:
+    def no_space(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", no_space)
+    monkeypatch.setattr(files, "write_durable", no_space)
     with pytest.warns(UserWarning, match="not kept: .*No space left"):
         assert measured_peak(CPU, "bf16").flops == 2e12
     assert cache_file.read_bytes() == before

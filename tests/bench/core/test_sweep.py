@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from gpt_lightning import files
 from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core import sweep
 from gpt_lightning.bench.core.plausible import implausible
@@ -332,19 +333,18 @@ def test_a_picture_that_finds_no_memory_costs_no_row(capsys):
 
 
 def test_a_report_is_the_old_one_or_the_new_one(tmp_path, monkeypatch):
-    path = tmp_path / "results.json"
-    tables.replace_text(path, "old")
+    tables.write_report(tmp_path, "old", {}, {})
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
 
-    def torn(self, text, **kwargs):
-        with self.open("w") as file:
-            file.write(text[:1])
+    def torn(path, *parts):
+        path.write_bytes(parts[0][:1])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "write_text", torn)
+    monkeypatch.setattr(files, "write_durable", torn)
     with pytest.raises(KeyboardInterrupt):
-        tables.replace_text(path, "new")
-    assert path.read_text() == "old"
-    assert list(tmp_path.glob(".*")) == []
+        tables.write_report(tmp_path, "new", {}, {})
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert b"old" in before[tmp_path / "results.json"]
 
 
 def test_a_timeout_must_be_positive():
