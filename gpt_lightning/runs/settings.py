@@ -78,5 +78,9 @@ class Settings:
         return self.learning_rate / 10 if minimum is None else float(minimum)
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return the fields as plain values, min_learning_rate with its default filled in."""
-        return dataclasses.asdict(self) | {"min_learning_rate": self.final_learning_rate}
+        """Return the fields as a checkpoint has them, min_learning_rate with its default filled in.
+
+        The betas are a list: checkpoints have always had one, and a resume compares by `==`.
+        """
+        filled_in = {"min_learning_rate": self.final_learning_rate, "betas": list(self.betas)}
+        return dataclasses.asdict(self) | filled_in

@@ -179,6 +179,7 @@ def test_a_checkpoint_is_the_whole_module(text_file, tmp_path):
     again = GPTModule.load_from_checkpoint(path, weights_only=True)
     assert again.hyperparameters() == module.hyperparameters()
     assert module.hyperparameters().keys() == HYPERPARAMETERS
+    assert module.hyperparameters()["betas"] == [0.9, 0.95]  # as in checkpoints before Settings
     assert again.config == dataclasses.replace(TINY, vocab_size=trainer.datamodule.vocab_size)
     assert same(again, module)
 
