@@ -17,7 +17,8 @@ from torch.utils.data import Dataset
 
 from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.data.loader import Batch, check_same_order, split_windows
-from gpt_lightning.data.readers import Batching, Reader
+from gpt_lightning.data.readers import Place, Reader
+from gpt_lightning.data.settings import DataSettings
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
 
@@ -153,29 +154,27 @@ class NanoGPTEvalBatches(Dataset[Batch]):
 class NanoGPTReader(Reader):
     """Batches that nanoGPT's program would draw, in training and evaluation.
 
-    Args:
-        datasets: Address -> the one dataset, with the splits train and val.
-        batching: Sizes; of one process.
-
     Raises:
         UserError: There are several processes.
     """
 
-    def __init__(self, datasets: Mapping[str, TokenDataset], batching: Batching) -> None:
-        super().__init__(datasets, batching)
-        if batching.world > 1:
+    def __init__(
+        self, datasets: Mapping[str, TokenDataset], settings: DataSettings, place: Place
+    ) -> None:
+        super().__init__(datasets, settings, place)
+        if place.world > 1:
             raise UserError("data.order nanogpt is one process's: use --data.order random")
 
     @functools.cached_property
     def draws(self) -> NanoGPTDraws:
         """The one stream of draws that training and evaluation share."""
-        sizes = self.batching
         streams = {split: self.stream(split) for split in ("train", "val")}
-        return NanoGPTDraws(streams, sizes.block_size, sizes.batch_size, sizes.eval_batches or 0)
+        n_eval = self.settings.eval_batches or 0
+        return NanoGPTDraws(streams, self.block_size, self.batch_size, n_eval)
 
     @functools.cached_property
     def train_loader(self) -> NanoGPTLoader:
-        return NanoGPTLoader(self.draws, self.batching.accumulate, self.batching.allow_changes)
+        return NanoGPTLoader(self.draws, self.place.accumulate, self.settings.allow_changes)
 
     def samples(self, split: str) -> Dataset[Batch]:
         """Return the batches of one evaluation of a split; reading them draws them."""

@@ -6,6 +6,7 @@ TokenDataModule chooses one of the two.
 """
 
 import abc
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.data.loader import EVALUATION, Batch, EvalBatches, TrainBatches, TrainLoader
 from gpt_lightning.data.mixture import DatasetWindows, Mixture, WindowSource
 from gpt_lightning.data.order import OrderName, WindowOrder
+from gpt_lightning.data.settings import DataSettings
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
 
@@ -41,32 +43,20 @@ class TrainingLoader(Protocol):
 
 
 @dataclass(frozen=True)
-class Batching:
-    """Sizes of batches, and the rank that reads them.
+class Place:
+    """Place of this process in the run, as far as its batches depend on it.
 
     Attributes:
-        block_size: Tokens T a sequence.
-        batch_size: Sequences B a micro-batch and rank.
-        eval_batch_size: Sequences a validation batch and rank.
-        eval_batches: Random batches of each split at an evaluation; None: the whole split.
         accumulate: Micro-batches an optimizer step.
         rank: Number of this process.
         world: Number of processes that share the order.
-        num_workers: Processes that read ahead; 0 reads in the training process.
         pin_memory: Whether batches are page-locked, for CUDA.
-        allow_changes: Whether a checkpoint of another order or batch size may be resumed.
     """
 
-    block_size: int
-    batch_size: int
-    eval_batch_size: int
-    eval_batches: int | None
     accumulate: int
     rank: int
     world: int
-    num_workers: int
     pin_memory: bool
-    allow_changes: bool
 
 
 class Reader(abc.ABC):
@@ -74,11 +64,19 @@ class Reader(abc.ABC):
 
     Args:
         datasets: Address -> dataset; evaluation reads the first.
-        batching: Sizes and rank.
+        settings: Data arguments, with block_size and seed set.
+        place: Place of this process in the run.
     """
 
-    def __init__(self, datasets: Mapping[str, TokenDataset], batching: Batching) -> None:
-        self.datasets, self.batching = datasets, batching
+    def __init__(
+        self, datasets: Mapping[str, TokenDataset], settings: DataSettings, place: Place
+    ) -> None:
+        assert settings.block_size is not None
+        assert settings.seed is not None
+        self.datasets, self.settings, self.place = datasets, settings, place
+        self.block_size, self.batch_size = settings.block_size, settings.batch_size
+        self.eval_batch_size = settings.eval_batch_size or settings.batch_size
+        self.seed = settings.seed
 
     @property
     @abc.abstractmethod
@@ -103,20 +101,20 @@ class Reader(abc.ABC):
         Raises:
             UserError: There is no such split, or it is shorter than a window.
         """
-        return next(iter(self.datasets.values())).stream(split, self.batching.block_size)
+        return next(iter(self.datasets.values())).stream(split, self.block_size)
 
     def eval_loaders(self) -> list[DataLoader[Batch]]:
         """Return a loader of the whole validation split, or eval_batches of val and of train."""
-        n = self.batching.eval_batches
+        n = self.settings.eval_batches
         if n is None:
             return [self.split_loader("val")]
         return [self._loader(self.samples(split), range(n)) for split in ("val", "train")]
 
     def split_loader(self, split: str) -> DataLoader[Batch]:
         """Return a loader that reads every token of a split once."""
-        sizes = self.batching
+        rank, world = self.place.rank, self.place.world
         batches = EvalBatches(
-            self.stream(split), sizes.block_size, sizes.eval_batch_size, sizes.rank, sizes.world
+            self.stream(split), self.block_size, self.eval_batch_size, rank, world
         )
         return self._loader(batches, range(len(batches)))
 
@@ -125,82 +123,51 @@ class Reader(abc.ABC):
             batches,
             batch_size=None,  # an item is a batch already
             sampler=indices,
-            num_workers=self.batching.num_workers,
-            pin_memory=self.batching.pin_memory,
+            num_workers=self.settings.num_workers,
+            pin_memory=self.place.pin_memory,
             generator=torch.Generator(),  # its own: evaluation must not move the run's dropout
         )
 
 
 class WindowReader(Reader):
-    """Batches of windows in one of the orders of WindowOrder, from one dataset or a mixture.
-
-    Args:
-        datasets: Address -> dataset; evaluation reads the first.
-        batching: Sizes and rank.
-        weights: Address -> weight of a mixture; None: there is one dataset.
-        order: Order of the training windows.
-        seed: Seed of the order.
-        shuffle_windows: Windows that the order `shuffled` permutes together.
-    """
-
-    def __init__(
-        self,
-        datasets: Mapping[str, TokenDataset],
-        batching: Batching,
-        weights: dict[str, float] | None,
-        order: OrderName,
-        seed: int,
-        shuffle_windows: int,
-    ) -> None:
-        super().__init__(datasets, batching)
-        self.weights, self.order, self.seed = weights, order, seed
-        self.shuffle_windows = shuffle_windows
+    """Batches of windows in one of the orders of WindowOrder, from one dataset or a mixture."""
 
     @functools.cached_property
     def train_loader(self) -> TrainLoader:
-        sizes = self.batching
+        B, place = self.batch_size, self.place
         loader = TrainLoader(
             self._training_source(),
-            batch_size=sizes.batch_size,
-            accumulate=sizes.accumulate,
-            rank=sizes.rank,
-            world=sizes.world,
-            num_workers=sizes.num_workers,
-            pin_memory=sizes.pin_memory,
-            allow_changes=sizes.allow_changes,
+            B,
+            **dataclasses.asdict(place),
+            num_workers=self.settings.num_workers,
+            allow_changes=self.settings.allow_changes,
         )
         if len(loader) == 0:
             raise UserError(
-                f"a step takes {sizes.batch_size} x {sizes.accumulate} x {sizes.world} windows "
+                f"a step takes {B} x {place.accumulate} x {place.world} windows "
                 "(data.batch_size x accumulation x ranks), but the train split of "
                 f"{' + '.join(self.datasets)} has {loader.source.n_windows}: lower data.batch_size"
             )
         return loader
 
     def _training_source(self) -> WindowSource:
-        windows = {}
-        for address, dataset in self.datasets.items():
-            stream = dataset.stream("train", self.batching.block_size)
-            windows[address] = DatasetWindows(stream, self._order(self.order, stream))
-        if self.weights is None:
-            return next(iter(windows.values()))
-        return Mixture(windows, self.weights, self.seed)
+        order, weights = self.settings.order, self.settings.mixture
+        assert order != "nanogpt"
+        windows = {
+            address: self._windows(dataset.stream("train", self.block_size), order)
+            for address, dataset in self.datasets.items()
+        }
+        return Mixture(windows, weights, self.seed) if weights else next(iter(windows.values()))
 
-    def _order(self, name: OrderName, stream: TokenStream) -> WindowOrder:
-        return WindowOrder(
-            name,
-            len(stream),
-            self.batching.block_size,
-            self.seed,
-            stream.shard_tokens,
-            self.shuffle_windows,
-        )
+    def _windows(self, stream: TokenStream, name: OrderName) -> DatasetWindows:
+        shards, shuffle = stream.shard_tokens, self.settings.shuffle_windows
+        order = WindowOrder(name, len(stream), self.block_size, self.seed, shards, shuffle)
+        return DatasetWindows(stream, order)
 
     def samples(self, split: str) -> Dataset[Batch]:
         """Return random batches of a split, equal at every evaluation."""
-        stream, sizes = self.stream(split), self.batching
-        source = DatasetWindows(stream, self._order("random", stream))
-        return TrainBatches(source, EVALUATION, sizes.eval_batch_size, sizes.rank, sizes.world)
+        source, place = self._windows(self.stream(split), "random"), self.place
+        return TrainBatches(source, EVALUATION, self.eval_batch_size, place.rank, place.world)
 
     def position(self) -> dict[str, int]:
         """Return the epoch, and the windows of it that have been handed out."""

@@ -23,7 +23,7 @@ def out_of_memory_line(
         batch = data.eval_batch_size
         return f"out of memory with {batch} sequences a batch: {for_evaluation(data)}"
     step = StepShape(
-        data.batch_size,
+        data.settings.batch_size,
         data.block_size,
         trainer.accumulate_grad_batches,
         trainer.num_devices * trainer.num_nodes,
@@ -31,7 +31,7 @@ def out_of_memory_line(
     options = options_for(
         step,
         smaller_batch(step.batch_size),
-        follows=data.tokens_per_step is not None,
+        follows=data.settings.tokens_per_step is not None,
         eval_batch_size=data.eval_batch_size,
         val_check_interval=getattr(trainer, "val_check_interval", None),
         limit_val_batches=getattr(trainer, "limit_val_batches", None),

@@ -205,11 +205,11 @@ class GPTModule(L.LightningModule):
         self._seed = torch.initial_seed()
         ours = self.run_settings()
         theirs = facts.get("run", ours)
-        allowed = data is not None and data.allow_changes
+        allowed = data is not None and data.settings.allow_changes
         if theirs.get("seed_everything") != ours["seed_everything"] and not allowed:
             raise UserError(
                 f"the checkpoint has seed_everything {theirs.get('seed_everything')}, this run has "
-                f"{ours['seed_everything']}: set it to that, or --data.allow_changes true"
+                f"{ours['seed_everything']}: set it to that, or --data.settings.allow_changes true"
             )
         inexact = differences(facts.get("machine", {}), self.circumstances())
         lines = differences(theirs, ours)

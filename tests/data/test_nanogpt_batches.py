@@ -1,5 +1,7 @@
 """nanoGPT's draws, against its program's loop written out."""
 
+from pathlib import Path
+
 import lightning as L
 import pytest
 import torch
@@ -49,7 +51,7 @@ def datamodule(text_file, tmp_path, **changes) -> TokenDataModule:
 
 
 def streams(data: TokenDataModule) -> dict[str, TokenStream]:
-    dataset = TokenDataset(data.address, data.data_dir, data.cache_limit_gb)
+    dataset = TokenDataset(data.address, Path(data.settings.data_dir), 20.0)
     return {split: dataset.stream(split, T) for split in ("train", "val")}
 
 

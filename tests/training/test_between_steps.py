@@ -101,4 +101,4 @@ def test_numbers_out_of_bounds_are_refused_without_the_command_line():
         TokenDataModule(dataset="x", batch_size=0)
     with pytest.raises(UserError, match=r"data.cache_limit_gb is -1; it must be at least 0"):
         TokenDataModule(dataset="x", cache_limit_gb=-1)
-    assert type(TokenDataModule(dataset="x", batch_size=4).batch_size) is int
+    assert type(TokenDataModule(dataset="x", batch_size=4).settings.batch_size) is int

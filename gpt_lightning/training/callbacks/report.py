@@ -34,7 +34,7 @@ class RunReport(L.Callback):
         assert data is not None
         compiled, why = module.compiles
         B, T, k, W = (
-            data.batch_size,
+            data.settings.batch_size,
             data.block_size,
             trainer.accumulate_grad_batches,
             trainer.world_size,
@@ -50,7 +50,7 @@ class RunReport(L.Callback):
             "optimizer": f"{settings.optimizer}, learning rate {settings.learning_rate:g} "
             f"({settings.schedule})",
             "data": f"{data.address}: {data.training_tokens():,} training tokens, "
-            f"{data.order} order",
+            f"{data.settings.order} order",
             "step": f"{B * T * k * W:,} tokens = {B} sequences x {T} tokens "
             f"x {k} accumulated x {W} ranks",
             "run folder": run_folder(trainer),
@@ -110,7 +110,7 @@ def run_hyperparameters(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]
         **{f"model/{key}": value for key, value in hyperparameters.pop("config").items()},
         **hyperparameters,
         "precision": str(trainer.precision),
-        "batch_size": data.batch_size,
+        "batch_size": data.settings.batch_size,
         "accumulate": trainer.accumulate_grad_batches,
         "ranks": trainer.world_size,
         "gradient_clip_val": trainer.gradient_clip_val or 0.0,

@@ -1,0 +1,87 @@
+"""Data arguments: name, type with its bounds, default and help, each in one place."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from gpt_lightning.data.order import SHUFFLE_WINDOWS, OrderName
+from gpt_lightning.errors import UserError
+from gpt_lightning.parsing import check_arguments
+
+SOURCES = ("dataset", "mixture", "corpus", "text_file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Arguments of TokenDataModule. Exactly one of dataset, mixture, corpus, text_file is set.
+
+    The fields are the keys `data.*` of the command line and the keyword arguments of
+    TokenDataModule. The text below a field is its help. Values from Python are checked against the
+    types as those from the command line are.
+
+    Raises:
+        UserError: A value is of another type or out of bounds, or two values contradict each other.
+    """
+
+    dataset: str | None = None
+    """Folder of shards (of `gpt-lightning prepare`, nanoGPT, llm.c or build-nanogpt), its name
+    under data_dir, or a URL (s3://, gs://, hf://, https://) of a prepared dataset."""
+    mixture: dict[str, float] | None = None
+    """Several datasets, each with its weight; validation uses the first."""
+    corpus: str | None = None
+    """tinyshakespeare, shakespeare-plays or shakespeare-plays-all; prepared on first use."""
+    text_file: str | None = None
+    """Path of a UTF-8 text; prepared on first use."""
+    tokenizer: str = "gpt2"
+    """Tokenizer of corpus or text_file: char, byte or a tiktoken encoding such as gpt2."""
+    val_fraction: float = 0.1
+    """Share of corpus or text_file, at its end, that is held out for validation."""
+    data_dir: str = "data"
+    """Folder of corpora and prepared datasets."""
+    block_size: PositiveInt | None = None
+    """Tokens T a sequence; null: model.config.block_size."""
+    batch_size: PositiveInt = 16
+    """Sequences B a micro-batch and rank."""
+    tokens_per_step: PositiveInt | None = None
+    """Tokens an optimizer step over all ranks, B x T x accumulation x ranks; it sets
+    trainer.accumulate_grad_batches. null: the Trainer's accumulation holds."""
+    eval_batch_size: PositiveInt | None = None
+    """Sequences a validation batch and rank; null: batch_size."""
+    eval_batches: PositiveInt | None = None
+    """Evaluate on this many random batches of the validation split and as many of the training
+    split, as nanoGPT does; null: on every token of the validation split."""
+    order: OrderName | Literal["nanogpt"] = "shuffled"
+    """sequential: front to back; random: windows anywhere, as in nanoGPT; shuffled: each window
+    once an epoch, shard by shard in a large dataset; repeat: the first batch again and again;
+    nanogpt: random, drawn from the run's generator in nanoGPT's sequence of draws."""
+    shuffle_windows: PositiveInt = SHUFFLE_WINDOWS
+    """Windows that the order shuffled permutes together."""
+    cache_limit_gb: NonNegativeFloat = 20.0
+    """Size limit of data_dir/cache, which keeps shards from a URL."""
+    num_workers: NonNegativeInt = 0
+    """Processes that read ahead; 0 reads in the training process."""
+    seed: NonNegativeInt | None = None
+    """Seed of the order; null: seed_everything."""
+    allow_changes: bool = False
+    """Resume a checkpoint of other data, another order or another number of sequences a step; the
+    result then differs from an uninterrupted run."""
+
+    def __post_init__(self) -> None:
+        values = check_arguments(type(self), "data", dataclasses.asdict(self))
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        given = [f"data.{name}" for name in SOURCES if values[name]]
+        if len(given) != 1:
+            raise UserError(
+                f"{' and '.join(given) or 'no data'} given: set exactly one of "
+                f"{', '.join(f'data.{name}' for name in SOURCES)}"
+            )
+        if self.order == "nanogpt" and (
+            self.num_workers or self.mixture or self.eval_batch_size not in (None, self.batch_size)
+        ):
+            raise UserError(
+                "data.order nanogpt draws batches of one size from one dataset in the training "
+                "process: set data.num_workers to 0, data.mixture and data.eval_batch_size to null"
+            )
