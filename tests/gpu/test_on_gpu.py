@@ -1,0 +1,86 @@
+"""Runs on a CUDA or MPS device: `pytest -m gpu`. Without one, every test is skipped."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt_lightning.bench.core.memory_meter import MIB, measure_memory
+from gpt_lightning.cli import main
+from gpt_lightning.hardware.device import default_device
+
+pytestmark = pytest.mark.gpu
+TINY = [
+    "--model.config.n_layer=2",
+    "--model.config.n_head=2",
+    "--model.config.n_embd=32",
+    "--model.config.block_size=16",
+    "--model.config.vocab_size=null",
+    "--data.text_file=text.txt",
+    "--data.tokenizer=char",
+    "--data.batch_size=4",
+    "--trainer.max_steps=5",
+    "--trainer.log_every_n_steps=1",
+    "--samples.max_new_tokens=0",
+]
+
+
+@pytest.fixture
+def device(tmp_path, monkeypatch) -> str:
+    if default_device() == "cpu":
+        pytest.skip("this machine has no CUDA or MPS device")
+    monkeypatch.chdir(tmp_path)
+    return default_device()
+
+
+@pytest.fixture
+def cuda(device) -> torch.device:
+    if device != "cuda":
+        pytest.skip("this machine has no CUDA device")
+    return torch.device(device)
+
+
+def losses(accelerator: str, precision: str) -> list[float]:
+    name = f"{accelerator}-{precision}"
+    options = [f"--trainer.accelerator={accelerator}", f"--trainer.precision={precision}"]
+    assert main(["fit", *TINY, *options, f"--run_name={name}"]) == 0
+    rows = Path("lightning_logs", name, "version_0", "metrics.jsonl").read_text().splitlines()
+    return [row["train/loss"] for row in map(json.loads, rows) if "train/loss" in row]
+
+
+def test_float32_losses_are_those_of_a_cpu(device, text_file):
+    # the same weights and batches; sums in another order, through five updates
+    assert losses(device, "32-true") == pytest.approx(losses("cpu", "32-true"), rel=1e-3)
+
+
+def test_bfloat16_losses_are_near_those_of_a_cpu(device, text_file):
+    # products of 8 significant bits
+    assert losses(device, "bf16-mixed") == pytest.approx(losses("cpu", "32-true"), rel=2e-2)
+
+
+def test_the_allocator_sees_every_byte(cuda):
+    def work(phase) -> None:
+        with phase("first"):
+            kept = torch.ones(MIB // 4, device=cuda)  # 1 MiB
+            torch.ones(MIB, device=cuda)  # 4 MiB, freed at once
+        with phase("second"):
+            torch.ones(MIB // 2, device=cuda)  # 2 MiB
+        del kept
+
+    first, second = measure_memory(work, cuda).phases.values()
+    assert (first.peak - first.begin, first.end - first.begin) == (5 * MIB, MIB)
+    assert (second.peak - second.begin, second.end - second.begin) == (2 * MIB, 0)
+
+
+def test_the_kernels_of_a_profile_add_up(cuda):
+    size = ["--n-layer=2", "--n-head=2", "--d-model=32", "--contexts=16", "--batches=2"]
+    assert main(["bench", "profile", "--device=cuda", *size, "--modes=full-step"]) == 0
+    (path,) = Path("lightning_logs/bench/profile").glob("*/results.json")
+    data = json.loads(path.read_text())
+    (row,) = data["rows"]
+    assert 0 < row["busy"] <= 1
+    assert sum(part["own_ms"] for part in data["ranges"]) == pytest.approx(row["kernels_ms"])
+    paths = {part["range"] for part in data["ranges"]}
+    assert {"step / forward", "step / backward", "step / optimizer"} <= paths
+    assert row["products"] > 0
