@@ -1,14 +1,17 @@
-"""What all tests share: where the corpora lie, and that nothing is fetched."""
+"""Fixtures of all tests, and the folder of the texts: no test fetches one."""
 
 import os
 import random
+import resource
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
-# Set here and not in a fixture, so that the processes that tests start have it too. One thread: the
+# Set here and not in a fixture, so that the processes that tests start inherit it. One thread: the
 # models are tiny, and two threads on a busy machine wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if SHARED_DATA.is_dir():
@@ -17,7 +20,7 @@ if SHARED_DATA.is_dir():
 
 @pytest.fixture(scope="session")
 def tinyshakespeare() -> Path:
-    """The file of tiny Shakespeare, or a skip: no test fetches it."""
+    """The file of tiny Shakespeare; the test is skipped if it is missing."""
     repository = Path(__file__).resolve().parents[1]
     for folder in (repository / "data", Path(os.environ.get("GPT_LIGHTNING_DATA", SHARED_DATA))):
         path = folder / "tinyshakespeare" / "input.txt"
@@ -28,9 +31,22 @@ def tinyshakespeare() -> Path:
 
 @pytest.fixture
 def text_file(tmp_path: Path) -> Path:
-    """4,000 words of a small language with structure: a text that a tiny model can learn from."""
+    """4,000 words of a small language that a tiny model can learn."""
     rng = random.Random(0)
     words = ["the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "slept"]
     path = tmp_path / "text.txt"
     path.write_text("".join(rng.choice(words) + rng.choice(" \n") for _ in range(4000)))
     return path
+
+
+@pytest.fixture
+def limited_memory() -> Iterator[None]:
+    """2 GiB of address space more than now, for this process and those that it starts."""
+    if sys.platform != "linux":
+        pytest.skip("the address space is limited on Linux only")
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limit = pages * resource.getpagesize() + 2 * 2**30
+    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)

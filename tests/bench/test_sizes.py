@@ -2,11 +2,9 @@
 
 import json
 import math
-import resource
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -44,19 +42,6 @@ def own_folder(tmp_path, monkeypatch):
 def no_rates(monkeypatch):
     """A peak takes a second to measure."""
     monkeypatch.setattr(sizes, "rates", lambda *args: {})
-
-
-@pytest.fixture
-def limited_memory():
-    """2 GiB of address space more than this process has, for it and those it starts."""
-    if sys.platform != "linux":
-        pytest.skip("the address space is limited on Linux only")
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    limit = pages * resource.getpagesize() + 2 * 2**30
-    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def test_phases_add_up_to_the_total(no_rates):

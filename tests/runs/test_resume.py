@@ -5,27 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_fit import TINY_RUN
 
 from gpt_lightning.cli import main
 
-TINY = [
-    "--model.config.n_layer=1",
-    "--model.config.n_head=1",
-    "--model.config.n_embd=8",
-    "--model.config.block_size=16",
-    "--model.config.vocab_size=null",
-    "--model.schedule=constant",
-    "--data.text_file=text.txt",
-    "--data.tokenizer=char",
-    "--data.batch_size=4",
-    "--trainer.accelerator=cpu",
-    "--trainer.limit_val_batches=1",
-    "--trainer.val_check_interval=4",
-    "--trainer.check_val_every_n_epoch=null",
-    "--trainer.log_every_n_steps=1",
-    "--samples.max_new_tokens=0",
-    "--run_name=run",
-]
+TINY = [*TINY_RUN, "--data.batch_size=4", "--trainer.log_every_n_steps=1"]
 RUN = Path("lightning_logs") / "run"
 
 

@@ -6,24 +6,13 @@ from pathlib import Path
 
 import pytest
 from prepared import prepare_text
+from tiny_fit import TINY_MODEL
 
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
 from gpt_lightning.training.datamodule import TokenDataModule
 
-TINY = [
-    "--model.config.n_layer=1",
-    "--model.config.n_head=1",
-    "--model.config.n_embd=8",
-    "--model.config.block_size=16",
-    "--model.config.vocab_size=null",
-    "--model.schedule=constant",
-    "--data.batch_size=4",
-    "--trainer.accelerator=cpu",
-    "--trainer.limit_val_batches=1",
-    "--trainer.log_every_n_steps=1",
-    "--samples.max_new_tokens=0",
-]
+TINY = [*TINY_MODEL, "--data.batch_size=4", "--trainer.log_every_n_steps=1"]
 
 
 @pytest.fixture(autouse=True)

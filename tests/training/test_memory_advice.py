@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_fit import TINY_RUN
 
 from gpt_lightning.cli import main
 from gpt_lightning.errors import MemoryExhaustedError, UserError, is_out_of_memory
@@ -15,22 +16,6 @@ from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.training.memory_advice import memory_options, smaller_batch
 from gpt_lightning.training.module import GPTModule
 
-TINY = [
-    "--model.config.n_layer=1",
-    "--model.config.n_head=1",
-    "--model.config.n_embd=8",
-    "--model.config.block_size=16",
-    "--model.config.vocab_size=null",
-    "--model.schedule=constant",
-    "--data.text_file=text.txt",
-    "--data.tokenizer=char",
-    "--trainer.accelerator=cpu",
-    "--trainer.limit_val_batches=1",
-    "--trainer.val_check_interval=4",
-    "--trainer.check_val_every_n_epoch=null",
-    "--samples.max_new_tokens=0",
-    "--run_name=run",
-]
 CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
 CPU_MESSAGE = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 3221225472 bytes."
 
@@ -41,7 +26,7 @@ def own_folder(tmp_path, text_file, monkeypatch) -> None:
 
 
 def fit(steps: int, *args: str) -> int:
-    return main(["fit", *TINY, f"--trainer.max_steps={steps}", *args])
+    return main(["fit", *TINY_RUN, f"--trainer.max_steps={steps}", *args])
 
 
 @pytest.fixture
@@ -136,7 +121,7 @@ def test_an_evaluation_is_proposed_a_smaller_batch(capsys, monkeypatch):
 
     monkeypatch.setattr(GPTModule, "validation_step", validation_step)
     capsys.readouterr()
-    evaluation = ["validate", *TINY, "--ckpt_path=lightning_logs/run/version_0"]
+    evaluation = ["validate", *TINY_RUN, "--ckpt_path=lightning_logs/run/version_0"]
     assert main([*evaluation, "--data.eval_batch_size=6"]) == 2
     assert "6 sequences a batch: set --data.eval_batch_size 3" in capsys.readouterr().err
     assert main([*evaluation, "--data.eval_batch_size=1"]) == 2

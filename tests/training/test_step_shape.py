@@ -5,6 +5,7 @@ from pathlib import Path
 
 import lightning as L
 import pytest
+from tiny_fit import TINY_RUN
 
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
@@ -12,22 +13,10 @@ from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.step_shape import StepShape, accumulation, largest_divisor, options_for
 
 TINY = [
-    "--model.config.n_layer=1",
-    "--model.config.n_head=1",
-    "--model.config.n_embd=8",
-    "--model.config.block_size=16",
-    "--model.config.vocab_size=null",
-    "--model.schedule=constant",
-    "--data.text_file=text.txt",
-    "--data.tokenizer=char",
+    *TINY_RUN,
     "--data.batch_size=4",
-    "--trainer.accelerator=cpu",
-    "--trainer.limit_val_batches=1",
     "--trainer.val_check_interval=8",
-    "--trainer.check_val_every_n_epoch=null",
     "--trainer.log_every_n_steps=1",
-    "--samples.max_new_tokens=0",
-    "--run_name=run",
 ]
 
 

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -97,19 +96,6 @@ def results():
 
 def calls():
     return Path("calls.txt").read_text().split("\n")[:-1]
-
-
-@pytest.fixture
-def limited_memory():
-    """2 GiB of address space more than this process has, for it and those it starts."""
-    if sys.platform != "linux":
-        pytest.skip("the address space is limited on Linux only")
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    limit = pages * resource.getpagesize() + 2 * 2**30
-    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def test_what_goes_wrong_is_a_row_and_the_sweep_goes_on(limited_memory, capsys):
