@@ -1,24 +1,36 @@
-"""`gpt-lightning bench attention`: the written-out definition, compiled, and every fused kernel."""
+"""Attention alone: the written-out definition, compiled, and each fused kernel, by size."""
 
 import itertools
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpt_lightning.bench.core.options import (
-    DTYPES,
-    at_least,
-    check_bounds,
-    check_positive,
-    devices,
-    listed,
-    one_of,
-    switch,
+import torch
+import torch.nn.functional as F
+from torch._dynamo.utils import counters
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core.curves import Line, plot_panels
+from gpt_lightning.bench.core.memory_meter import (
+    MIB,
+    Memory,
+    PhaseContext,
+    limit_memory,
+    measure_memory,
 )
-from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
-from gpt_lightning.parsing import OneLineParser, underscored
+from gpt_lightning.bench.core.sweep import Bench
+from gpt_lightning.bench.core.timing import SPREAD, StepTimer, measure, phase_columns
+from gpt_lightning.bench.core.training_step import checked_graphs, compiled_graphs, tensor_dtype
+from gpt_lightning.bench.core.worker import SkippedError
+from gpt_lightning.model.attention import naive_attention
 from gpt_lightning.reports.tables import column
+
+NO_KERNEL = ("no viable backend", "no available kernel")  # torch's words
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 # name -> SDPBackend and its node in the autograd graph, or None for the definition
 KERNELS: dict[str, tuple[str, str] | None] = {
@@ -33,7 +45,7 @@ KERNELS: dict[str, tuple[str, str] | None] = {
 
 @dataclass(frozen=True)
 class AttentionRow:
-    """A kernel at one size; of each phase the median and the standard deviation."""
+    """Kernel at one size: median and standard deviation of each phase."""
 
     device: str = column("device")
     dtype: str = column("dtype")
@@ -65,9 +77,7 @@ class AttentionRow:
 
 
 def picture(folder: Path, rows: Sequence[AttentionRow]) -> list[str]:
-    """Time and memory over sequence length, one picture for each device and dtype."""
-    from gpt_lightning.bench.core.curves import plot_panels
-
+    """Draw time and memory over sequence length, one picture for each device and dtype."""
     names = []
     for device, dtype in dict.fromkeys((row.device, row.dtype) for row in rows):
         chosen = [row for row in rows if (row.device, row.dtype) == (device, dtype)]
@@ -78,9 +88,7 @@ def picture(folder: Path, rows: Sequence[AttentionRow]) -> list[str]:
 
 
 def panels(rows: Sequence[AttentionRow]) -> dict[tuple[str, str], Any]:
-    """Lines of one device and dtype: a row a quantity, a column a width, a line a kernel."""
-    from gpt_lightning.bench.core.curves import Line
-
+    """Return the lines of one device and dtype: rows are quantities, columns head widths."""
     quantities = {"forward_ms": "forward (ms)", "backward_ms": "backward (ms)"}
     quantities |= {"held_mib": "held for backward (MiB)", "peak_mib": "peak (MiB)"}
     found: dict[tuple[str, str], Any] = {}
@@ -100,7 +108,19 @@ BENCH = Bench(
     name="attention",
     title="Attention alone: definition, compiled, fused",
     row=AttentionRow,
-    measure="gpt_lightning.bench.attention_run:measure_attention",
+    measure="gpt_lightning.bench.attention:measure_attention",
+    options=(
+        options.DEVICE,
+        options.dtypes("fp32"),
+        options.switches("causal", "true", "Mask the future"),
+        options.numbers("d", "d", "16,32,64,128", "Head widths"),
+        options.contexts("256,1024,4096,8192,16384"),
+        options.words("kernels", "kernel", KERNELS),
+        options.number("batch", 8, 1, "Sequences a batch."),
+        options.warmup(2),
+        options.steps(10),
+        options.MEMORY_LIMIT,
+    ),
     notes=(
         "One head, q, k and v of (batch, 1, context, d). naive: softmax(q k^T / sqrt(d)) v written "
         "out; compiled: the same through torch.compile (graphs: how many it made; replaced: how "
@@ -112,70 +132,142 @@ BENCH = Bench(
         "profiler's record of tensors on a CPU, samples on MPS.",
     ),
     picture=picture,
-    hidden=(
-        "forward_std_ms",
-        "backward_std_ms",
-        "total_mean_ms",
-        "total_min_ms",
-        "total_p90_ms",
-        "total_max_ms",
-        "matmul_precision",
-        "note",
-    ),
+    hidden=(*SPREAD, "matmul_precision", "note"),
 )
 
 
-def make_parser() -> OneLineParser:
-    """The parser of the command's options."""
-    parser = OneLineParser(
-        prog="gpt-lightning bench attention", allow_abbrev=False, description=BENCH.title
-    )
-    parser.add_argument("--device", default="auto", help="cpu, mps, cuda or auto; with commas.")
-    parser.add_argument("--dtypes", default="fp32", help=f"Of {', '.join(DTYPES)}.")
-    parser.add_argument("--kernels", default=",".join(KERNELS), help="Names with commas.")
-    parser.add_argument("--causal", default="true", help="true, false, or both with a comma.")
-    parser.add_argument("--batch", type=int, default=8, help="Sequences.")
-    parser.add_argument("--d", default="16,32,64,128", help="Widths of the head, with commas.")
-    parser.add_argument(
-        "--contexts", default="256,1024,4096,8192,16384", help="Tokens a sequence, with commas."
-    )
-    parser.add_argument("--steps", type=int, default=10, help="Steps measured a row.")
-    parser.add_argument("--warmup", type=int, default=2, help="Steps before.")
-    parser.add_argument(
-        "--memory_gib",
-        type=float | None,
-        default=None,
-        help="What a row may take on a CPU; more is out of memory. null: what there is.",
-    )
-    add_sweep_arguments(parser)
-    return parser
+def measure_attention(
+    device: str,
+    dtype: str,
+    kernel: str,
+    causal: bool,
+    batch: int,
+    d: int,
+    context: int,
+    warmup: int,
+    steps: int,
+    memory_gib: float | None,
+) -> dict[str, Any]:
+    """Time forward and backward of one kernel and measure the memory held in between."""
+    where = torch.device(device)
+    kind = tensor_dtype(dtype, where)
+    limit_memory(where, memory_gib)
+    graphs = compiled_graphs()
+    torch.manual_seed(0)
+    attention = make_attention(kernel, causal)
+    make = partial(torch.randn, batch, 1, context, d, device=where, dtype=kind, requires_grad=True)
+    check_kernel(kernel, attention, make)
+    times = time_steps(attention, make, where, warmup, steps)
+    return {
+        **times,
+        **memory_of(held_memory(attention, make, where)),
+        "graphs": checked_graphs(kernel == "compiled", graphs),
+        "replaced": replaced_patterns(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+    }
 
 
-def run(argv: list[str]) -> int:
-    """Runs `bench attention ...`."""
-    args = make_parser().parse_args(underscored(argv[2:]))
-    check_bounds(args, batch=1, steps=1, warmup=0)
-    check_positive(args, "memory_gib")
-    configurations = [
-        {
-            "device": device,
-            "dtype": dtype,
-            "kernel": kernel,
-            "causal": causal,
-            "batch": args.batch,
-            "d": d,
-            "context": context,
-            "warmup": args.warmup,
-            "steps": args.steps,
-            "memory_gib": args.memory_gib,
-        }
-        for device, dtype, causal, d, context, kernel in itertools.product(
-            devices(args),
-            listed(args, "dtypes", one_of(DTYPES)),
-            listed(args, "causal", switch),
-            listed(args, "d", at_least(1)),
-            listed(args, "contexts", at_least(1)),
-            listed(args, "kernels", one_of(list(KERNELS))),
-        )
-    ]
-    return run_sweep(BENCH, configurations, argv, args.resume, args.timeout_s)
+def make_attention(kernel: str, causal: bool) -> Attention:
+    """Return a function of q, k and v, (B, 1, T, d) each."""
+    if (backend := KERNELS[kernel]) is None:
+        written = partial(naive_attention, dropout_p=0.0) if causal else unmasked_attention
+        function: Attention = torch.compile(written, dynamic=False)
+        return function if kernel == "compiled" else written
+
+    def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.__members__[backend[0]]):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return fused
+
+
+def unmasked_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Compute attention by definition, without a mask."""
+    scores = (q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5  # (B, 1, T, T)
+    out: torch.Tensor = scores.softmax(dim=-1) @ v
+    return out
+
+
+def replaced_patterns() -> int:
+    """Count the attentions that torch.compile replaced by scaled_dot_product_attention."""
+    return int(counters["inductor"]["fuse_attention"])
+
+
+def check_kernel(kernel: str, attention: Attention, make: Callable[[], torch.Tensor]) -> None:
+    """Call a fused kernel once and find the kernel that ran in the autograd graph.
+
+    Raises:
+        SkippedError: torch has no such kernel for these tensors (the message has torch's reason),
+            or torch ran another kernel.
+    """
+    if (backend := KERNELS[kernel]) is None:
+        return
+    with warnings.catch_warnings(record=True) as reasons:
+        warnings.simplefilter("always")
+        try:
+            out = attention(make(), make(), make())
+        except RuntimeError as error:
+            if not any(sign in str(error).lower() for sign in NO_KERNEL):
+                raise
+            said = [str(reason.message).split(" (Triggered")[0] for reason in reasons]
+            raise SkippedError("; ".join([*said, str(error)])) from error
+    ran = graph_nodes(out)
+    if not any(backend[1] in name for name in ran):
+        raise SkippedError(f"torch took another kernel: {', '.join(sorted(ran))}")
+
+
+def graph_nodes(out: torch.Tensor) -> set[str]:
+    """Return the names of the autograd nodes behind a tensor."""
+    names: set[str] = set()
+    rest: list[Any] = [out.grad_fn]
+    while rest:
+        node = rest.pop()
+        if node is not None:
+            names.add(node.name())
+            rest += [parent for parent, _ in node.next_functions]
+    return names
+
+
+def time_steps(
+    attention: Attention,
+    make: Callable[[], torch.Tensor],
+    device: torch.device,
+    warmup: int,
+    steps: int,
+) -> dict[str, Any]:
+    """Time forward and backward, each inside the step."""
+    q, k, v, gradient = (make() for _ in range(4))
+
+    def step(timer: StepTimer) -> None:
+        out = attention(q, k, v)
+        timer.end("forward")
+        torch.autograd.grad(out, (q, k, v), gradient)
+        timer.end("backward")
+
+    times, first_step_s = measure(step, device, warmup, steps)
+    return {"first_step_s": first_step_s, **phase_columns(times, "forward", "backward")}
+
+
+def held_memory(
+    attention: Attention, make: Callable[[], torch.Tensor], device: torch.device
+) -> Memory:
+    """Measure memory by phase in a step that is not timed."""
+
+    def step(phase: PhaseContext) -> None:
+        q, k, v, gradient = (make() for _ in range(4))
+        with phase("forward"):
+            out = attention(q, k, v)
+        with phase("backward"):
+            torch.autograd.grad(out, (q, k, v), gradient)
+
+    return measure_memory(step, device)
+
+
+def memory_of(memory: Memory) -> dict[str, Any]:
+    """Return the columns of memory."""
+    forward, backward = memory.phases["forward"], memory.phases["backward"]
+    return {
+        "held_mib": (forward.end - forward.begin) / MIB,
+        "peak_mib": max(forward.peak, backward.peak) / MIB,
+        "memory_method": memory.method,
+    }

@@ -1,84 +1,50 @@
-"""The command `gpt-lightning bench`."""
+"""Command `gpt-lightning bench`: find the benches and run one.
 
+A bench is a file of this folder. The first line of its docstring is its help line. It defines
+`BENCH`, or `run(argv)` if it is no plain sweep.
+"""
+
+import ast
 import importlib
+import importlib.util
+from pathlib import Path
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, nearest
 
-# name -> (where it is, what --help says)
-BENCHES: dict[str, tuple[str, str]] = {
-    "sizes": (
-        "gpt_lightning.bench.sizes:run",
-        "forward, backward and optimizer by size, dtype, compilation, context and batch",
-    ),
-    "attention": (
-        "gpt_lightning.bench.attention:run",
-        "attention alone: definition, compiled, each fused kernel, by width and sequence",
-    ),
-    "memory": (
-        "gpt_lightning.bench.memory:run",
-        "peak by phase, context, dtype and checkpointing, with timelines",
-    ),
-    "fit-batch": (
-        "gpt_lightning.bench.fit_batch:run",
-        "the largest micro-batch of a configuration that fits, with the same tokens a step",
-    ),
-    "matmul": (
-        "gpt_lightning.bench.matmul:run",
-        "rate of matrix products: squares and the model's shapes, beside the measured peak",
-    ),
-    "data": (
-        "gpt_lightning.bench.data:run",
-        "the loader: tokens/s by order, block size, batch and workers, beside the floor",
-    ),
-    "overhead": (
-        "gpt_lightning.bench.overhead:run",
-        "Lightning's Trainer and our callbacks against a raw PyTorch loop",
-    ),
-    "peers": (
-        "gpt_lightning.bench.peers:run",
-        "the same model and batch through transformers' GPT-2",
-    ),
-    "gpu": (
-        "gpt_lightning.bench.gpu:run",
-        "all four GPT-2s on a GPU through fit, beside transformers': benchmarks/gpu_CHIP.md",
-    ),
-    "generate": (
-        "gpt_lightning.bench.generate:run",
-        "sampling: tokens/s with a cache against the whole window for each token",
-    ),
-    "compare": (
-        "gpt_lightning.bench.compare:run",
-        "two reports of one benchmark side by side: compare A B",
-    ),
-    "profile": (
-        "gpt_lightning.bench.profile:run",
-        "a step kernel by kernel: named ranges, shares by kind, traces for Chrome and TensorBoard",
-    ),
-    "accumulation": (
-        "gpt_lightning.reproduce.float16_sums:run",
-        "a thousand times 0.01 in four mixtures of float32 and float16, against the published sums",
-    ),
-    "dtypes": (
-        "gpt_lightning.reproduce.autocast_dtypes:run",
-        "the dtype of every parameter, output, loss and gradient under autocast",
-    ),
-    "ladder": (
-        "gpt_lightning.bench.ladder:run",
-        "tokens/s and MFU from plain float32 to all that is fast, one thing a rung",
-    ),
+# benches that compare with a published table
+REPRODUCTIONS = {
+    "accumulation": "gpt_lightning.reproduce.float16_sums",
+    "dtypes": "gpt_lightning.reproduce.autocast_dtypes",
 }
 
 
+def find_benches() -> dict[str, str]:
+    """Return name -> module of all benches, without importing any."""
+    files = [path.stem for path in Path(__file__).parent.glob("*.py")]
+    names = [name for name in files if name not in ("__init__", "command")]
+    here = {name.replace("_", "-"): f"{__package__}.{name}" for name in names}
+    return dict(sorted((here | REPRODUCTIONS).items()))
+
+
+def help_line(module: str) -> str:
+    """Return the first line of a module's docstring, read from its file."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None, module
+    assert spec.origin is not None, module
+    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0].removesuffix(".")
+
+
 def usage() -> str:
-    """What `gpt-lightning bench --help` prints."""
-    width = max(map(len, BENCHES))
-    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in BENCHES.items()]
+    """Return the text of `gpt-lightning bench --help`."""
+    benches = find_benches()
+    width = max(map(len, benches))
     return "\n".join(
         [
             "usage: gpt-lightning bench NAME [options]",
             "",
-            *lines,
+            *(f"  {name:<{width}}  {help_line(module)}" for name, module in benches.items()),
             "",
             "gpt-lightning bench NAME --help explains one.",
         ]
@@ -86,22 +52,26 @@ def usage() -> str:
 
 
 def make_parser() -> OneLineParser:
-    """What a completion script knows of the command."""
+    """Return the parser of the command, for completion scripts."""
     parser = OneLineParser(description="Measure this machine.")
-    parser.add_argument("name", choices=list(BENCHES), help="What to measure.")
+    parser.add_argument("name", choices=list(find_benches()), help="Name of the bench.")
     return parser
 
 
 def run(argv: list[str]) -> int:
-    """Runs `bench NAME ...`; returns the exit code."""
+    """Run `bench NAME ...`; return the exit code."""
     if len(argv) < 2 or argv[1] in ("-h", "--help"):
         print(usage())
         return 0
-    name = argv[1]
-    if name not in BENCHES:
+    name, benches = argv[1], find_benches()
+    if name not in benches:
         raise UserError(
-            f"no bench {name!r}{nearest(name, BENCHES)}; gpt-lightning bench --help lists them"
+            f"no bench {name!r}{nearest(name, benches)}; gpt-lightning bench --help lists them"
         )
-    module, function = BENCHES[name][0].split(":")
-    code: int = getattr(importlib.import_module(module), function)(argv)
-    return code
+    module = importlib.import_module(benches[name])
+    if hasattr(module, "run"):
+        code: int = module.run(argv)
+        return code
+    from gpt_lightning.bench.core.sweep import run_bench  # imports torch, which takes seconds
+
+    return run_bench(module.BENCH, argv)

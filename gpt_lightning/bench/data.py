@@ -1,21 +1,25 @@
-"""`gpt-lightning bench data`: how fast the loader hands out batches, beside the floor."""
+"""Data loader: tokens/s by order, block size, batch and workers, beside the floor."""
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpt_lightning.bench.core.options import at_least, check_bounds, devices, listed, one_of
-from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
+import numpy as np
+import torch
+
+from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core.options import Option, Values, listed
+from gpt_lightning.bench.core.sweep import Bench
+from gpt_lightning.bench.core.timing import StepTimer, measure, stats
 from gpt_lightning.data.dataset import load_manifest
+from gpt_lightning.data.loader import Batch, TrainLoader
+from gpt_lightning.data.mixture import DatasetWindows, Mixture, WindowSource
+from gpt_lightning.data.order import WindowOrder
+from gpt_lightning.data.shards import TokenStream
+from gpt_lightning.data.synthetic import random_dataset
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import OneLineParser, underscored
 from gpt_lightning.reports.tables import column
-
-if TYPE_CHECKING:
-    from gpt_lightning.data.loader import Batch, TrainLoader
-    from gpt_lightning.data.mixture import DatasetWindows, WindowSource
 
 VOCAB_SIZE = 50_257  # GPT-2's: two bytes a token on the disk
 ORDERS = ("sequential", "shuffled", "random", "mixture")
@@ -25,7 +29,7 @@ SEED = 1337
 
 @dataclass(frozen=True)
 class DataRow:
-    """A way to read, and its rate."""
+    """Way to read, and its rate."""
 
     device: str = column("device")
     order: str = column("order", width=10)
@@ -49,11 +53,33 @@ class DataRow:
     note: str = column("note", default="")
 
 
+def read_n_tokens(args: Any) -> list[Values]:
+    """Return --n_tokens, which must exceed the largest batch."""
+    block_sizes, batch_sizes = (
+        listed(args, name, options.at_least(1)) for name in ("block_sizes", "batch_sizes")
+    )
+    largest = max(block_sizes) * max(batch_sizes)
+    if largest + 1 >= args.n_tokens:
+        raise UserError(f"--n-tokens is {args.n_tokens}; the largest batch takes {largest + 2:,}")
+    return [{"n_tokens": args.n_tokens}]
+
+
 BENCH = Bench(
     name="data",
     title="The loader: tokens/s by order, block size, batch and workers",
     row=DataRow,
     measure="gpt_lightning.bench.data:measure_data",
+    options=(
+        options.DEVICE,
+        options.words("orders", "order", ORDERS),
+        options.numbers("block_sizes", "block_size", "1024", "Tokens a sequence"),
+        options.numbers("batch_sizes", "batch_size", "8,32", "Sequences a batch"),
+        options.numbers("workers", "workers", "0,1", "Loader processes", least=0),
+        Option("n_tokens", 50_000_000, "Tokens of each dataset.", read_n_tokens, int),
+        options.number("batches", 300, 1, "Measured batches of a row."),
+        options.warmup(20, least=1),
+        options.text("data_dir", "data", "Folder of the random datasets."),
+    ),
     notes=(
         "Random tokens of two bytes, from files that were just read or written: this is the "
         "loader, not the disk. A loop takes batches and does nothing with them. tokens/s is a mean "
@@ -75,57 +101,6 @@ BENCH = Bench(
 )
 
 
-def make_parser() -> OneLineParser:
-    """The parser of the command's options."""
-    parser = OneLineParser(
-        prog="gpt-lightning bench data", allow_abbrev=False, description=BENCH.title
-    )
-    parser.add_argument("--device", default="auto", help="Where batches go, with commas.")
-    parser.add_argument("--orders", default=",".join(ORDERS), help=f"Of {', '.join(ORDERS)}.")
-    parser.add_argument("--block_sizes", default="1024", help="Tokens a sequence, with commas.")
-    parser.add_argument("--batch_sizes", default="8,32", help="Sequences, with commas.")
-    parser.add_argument("--workers", default="0,1", help="Processes that read ahead, with commas.")
-    parser.add_argument("--n_tokens", type=int, default=50_000_000, help="Of each dataset.")
-    parser.add_argument("--batches", type=int, default=300, help="Measured a row.")
-    parser.add_argument("--warmup", type=int, default=20, help="Batches before.")
-    parser.add_argument("--data_dir", default="data", help="Where the random datasets lie.")
-    add_sweep_arguments(parser)
-    return parser
-
-
-def run(argv: list[str]) -> int:
-    """Runs `bench data ...`."""
-    args = make_parser().parse_args(underscored(argv[2:]))
-    check_bounds(args, batches=1, warmup=1)
-    configurations = [
-        {
-            "device": device,
-            "order": order,
-            "block_size": block_size,
-            "batch_size": batch_size,
-            "workers": workers,
-            "n_tokens": args.n_tokens,
-            "batches": args.batches,
-            "warmup": args.warmup,
-            "data_dir": args.data_dir,
-        }
-        for device, order, block_size, batch_size, workers in itertools.product(
-            devices(args),
-            listed(args, "orders", one_of(ORDERS)),
-            listed(args, "block_sizes", at_least(1)),
-            listed(args, "batch_sizes", at_least(1)),
-            listed(args, "workers", at_least(0)),
-        )
-    ]
-    longest = max(row["block_size"] * row["batch_size"] for row in configurations)
-    if longest + 1 >= args.n_tokens:
-        raise UserError(f"--n-tokens is {args.n_tokens}; the largest batch takes {longest + 2:,}")
-    return run_sweep(BENCH, configurations, argv, args.resume, args.timeout_s)
-
-
-# ---- in the row's own process --------------------------------------------------------------------
-
-
 def measure_data(
     device: str,
     order: str,
@@ -137,12 +112,7 @@ def measure_data(
     warmup: int,
     data_dir: str,
 ) -> dict[str, Any]:
-    """Takes batches as training does, as fast as they come."""
-    import torch
-
-    from gpt_lightning.bench.core.timing import StepTimer, measure, stats
-    from gpt_lightning.data.loader import TrainLoader
-
+    """Take batches as training does, as fast as they come."""
     where = torch.device(device)
     source = make_source(order, block_size, n_tokens, Path(data_dir))
     endless = forever(
@@ -177,10 +147,8 @@ def measure_data(
     }
 
 
-def make_source(order: str, block_size: int, n_tokens: int, data_dir: Path) -> "WindowSource":
-    """One random dataset in an order, or the mixture of two."""
-    from gpt_lightning.data.mixture import Mixture
-
+def make_source(order: str, block_size: int, n_tokens: int, data_dir: Path) -> WindowSource:
+    """Return one random dataset in an order, or the mixture of two."""
     if order != "mixture":
         return corpus(0, order, block_size, n_tokens, data_dir)
     corpora = {
@@ -191,20 +159,14 @@ def make_source(order: str, block_size: int, n_tokens: int, data_dir: Path) -> "
 
 
 def dataset(index: int, n_tokens: int, data_dir: Path) -> Path:
-    """The folder of the index-th random dataset of a length; written once."""
-    from gpt_lightning.data.synthetic import random_dataset
-
+    """Return the folder of the index-th random dataset of a length; write it once."""
     return random_dataset(data_dir / f"bench-{n_tokens}-{index}", VOCAB_SIZE, n_tokens)
 
 
 def corpus(
     index: int, order: str, block_size: int, n_tokens: int, data_dir: Path
-) -> "DatasetWindows":
-    """The index-th random dataset in an order."""
-    from gpt_lightning.data.mixture import DatasetWindows
-    from gpt_lightning.data.order import WindowOrder
-    from gpt_lightning.data.shards import TokenStream
-
+) -> DatasetWindows:
+    """Return the index-th random dataset in an order."""
     folder = dataset(index, n_tokens, data_dir)
     stream = TokenStream(folder, load_manifest(folder), "train")
     windows = WindowOrder(
@@ -217,24 +179,19 @@ def corpus(
     return DatasetWindows(stream, windows)
 
 
-def forever(loader: "TrainLoader") -> Iterator["Batch"]:
-    """Epoch after epoch."""
+def forever(loader: TrainLoader) -> Iterator[Batch]:
+    """Yield batches epoch after epoch."""
     while True:
         yield from loader
 
 
 def bytes_written(block_size: int) -> float:
-    """A token: int64 in a window of T + 1 for T inputs and T targets, and once in each of those."""
+    """Return bytes for a token: int64 in a window of T + 1, in the inputs and in the targets."""
     return 8 * (block_size + 1) / block_size + 16
 
 
 def floor_ms(folder: Path, tokens: int, repeats: int) -> list[float]:
-    """Milliseconds of two copies of each `tokens` tokens of a dataset, front to back."""
-    import numpy as np
-    import torch
-
-    from gpt_lightning.bench.core.timing import StepTimer
-
+    """Return milliseconds of two copies of each `tokens` tokens of a dataset, front to back."""
     shard = np.load(folder / "train_00000.npy", mmap_mode="r")
     timer = StepTimer(torch.device("cpu"))
     kept: tuple[Any, Any] | None = None  # as training keeps a batch while the next one is read

@@ -1,30 +1,47 @@
-"""`gpt-lightning bench fit-batch`: the largest micro-batch of a configuration that fits.
+"""The largest micro-batch of a configuration that fits into memory, with the same tokens a step.
 
 A trial is what `fit` does: GPTModule under a Trainer in the run's precision, with its optimizer,
-clipping, compilation and accumulation, on random tokens, in a process of its own that may run out
-of memory alone.
+clipping, compilation and accumulation, on random tokens. It has a process of its own, so that
+running out of memory ends the trial alone.
 """
 
-import dataclasses
+import json
+import os
+import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpt_lightning.bench.core import results as folders
-from gpt_lightning.bench.core import sweep
-from gpt_lightning.bench.core.options import check_bounds, check_positive
-from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, make_row
+import lightning as L
+import torch
+
+from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core.fit_run import device_kind, parse_fit
+from gpt_lightning.bench.core.memory_meter import available_bytes, limit_memory
+from gpt_lightning.bench.core.options import Option
+from gpt_lightning.bench.core.sweep import Bench, Sweep, read_options
+from gpt_lightning.bench.core.timing import TimedBatches
+from gpt_lightning.bench.core.training_step import peak_memory_gib, random_batch
+from gpt_lightning.bench.core.worker import MARK
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import OneLineParser, split_fit_options, underscored
-from gpt_lightning.reports.tables import Console, Row, column
+from gpt_lightning.hardware.memory import memory_gib
+from gpt_lightning.hardware.precision import check_accelerator
+from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.reports.tables import Row, column
+from gpt_lightning.training.datamodule import TokenDataModule
+from gpt_lightning.training.fit import quiet_lightning
+from gpt_lightning.training.memory_advice import memory_options
+from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.step_shape import StepShape, accumulation, largest_divisor, options_for
 
-SHARE = 0.8  # of a machine's available memory, where nobody says what a trial may take
+SHARE = 0.8  # default limit of a trial: share of the machine's available memory
 
 
 @dataclass(frozen=True)
 class FitBatchRow:
-    """A micro-batch, and what a step of it took."""
+    """Micro-batch, its memory and speed."""
 
     device: str = column("device")
     precision: str = column("precision")
@@ -44,6 +61,18 @@ BENCH = Bench(
     title="The largest micro-batch that fits",
     row=FitBatchRow,
     measure="gpt_lightning.bench.fit_batch:measure_batch",
+    options=(
+        Option("config", None, "Configuration of `fit`.", type=str | None),
+        Option(
+            "limit_gib",
+            None,
+            f"Memory limit of a trial on a CPU, in GiB; null: {SHARE:.0%} of the free memory.",
+            type=float | None,
+        ),
+        Option("max_batch", None, "null: the sequences of a step.", type=int | None),
+        Option("steps", 2, "Measured steps of a trial, after the first.", type=int),
+    ),
+    takes_fit_options=True,
     notes=(
         "batch: sequences a micro-batch and rank. A trial is optimizer steps of `fit` on random "
         "tokens, of two micro-batches where the configuration accumulates, because gradients are "
@@ -58,68 +87,46 @@ BENCH = Bench(
 )
 
 
-def make_parser() -> OneLineParser:
-    """The parser of the command's own options."""
-    parser = OneLineParser(
-        prog="gpt-lightning bench fit-batch",
-        allow_abbrev=False,
-        description=f"{BENCH.title}. Options of `fit` follow: --model.config.loss_chunk 4096.",
-    )
-    parser.add_argument("--config", type=str | None, default=None, help="A configuration of `fit`.")
-    parser.add_argument(
-        "--limit_gib",
-        type=float | None,
-        default=None,
-        help=f"What a trial on a CPU may take; null: {SHARE:.0%} of the memory that is free.",
-    )
-    parser.add_argument(
-        "--max_batch", type=int | None, default=None, help="null: the sequences of a step."
-    )
-    parser.add_argument("--steps", type=int, default=2, help="Measured a trial, after the first.")
-    add_sweep_arguments(parser)
-    return parser
-
-
 def run(argv: list[str]) -> int:
-    """Runs `bench fit-batch ...`.
+    """Run `bench fit-batch ...`.
 
     Returns:
-        0: settings were found; 1: not one sequence fits.
+        0: Settings were found; 1: not one sequence fits.
 
     Raises:
-        UserError: options that contradict each other.
+        UserError: Options contradict each other.
     """
-    own, fit_options = split_fit_options(argv[2:])
-    args = make_parser().parse_args(underscored(own))
+    args, (given,) = read_options(BENCH, argv[2:])
     if args.config is None:
         raise UserError("give bench fit-batch --config FILE: the configuration to fit")
-    check_bounds(args, steps=1)
+    options.check_bounds(args, steps=1)
     for name in ("max_batch", "limit_gib", "timeout_s"):
-        check_positive(args, name)
-
-    from gpt_lightning.bench.ladder_run import parse_fit  # not for --help: torch takes seconds
-
-    config = parse_fit([f"--config={args.config}", *fit_options])
+        options.check_positive(args, name)
+    config = parse_fit([f"--config={args.config}", *given["fit_options"]])
     step = step_of(config)
     trial = trial_of(config, step) | {"steps": args.steps, "limit_gib": args.limit_gib}
-    trials = Trials(trial, argv, args.resume, args.timeout_s)
-    largest, refused = search(trials.fits, args.max_batch or step.sequences)
-    lines = findings(trials.rows, largest, refused, step, config)
+    sweep = Sweep(BENCH, [trial | {"batch": 1}], argv, args.resume, args.timeout_s)
+
+    def fits(batch: int) -> bool:
+        return bool(sweep.measure(trial | {"batch": batch}).status == "ok")
+
+    largest, refused = search(fits, args.max_batch or step.sequences)
+    lines = findings(sweep.rows, largest, refused, step, config)
     print("\n" + "\n".join(lines))
-    trials.write(lines)
-    print(f"\n{trials.folder}: results.md, results.json, rows.csv")
+    sweep.report(lines)
+    sweep.print_files()
     return int(largest == 0)
 
 
 def search(fits: Callable[[int], bool], most: int) -> tuple[int, int | None]:
-    """Powers of two up to `most`, then halves of the gap until it is an eighth.
+    """Try powers of two up to `most`, then halve the gap until it is an eighth.
 
     Args:
-        fits: Whether a batch does; it is asked once a batch.
-        most: The largest batch that is of any use.
+        fits: Function that tries a batch; it is called once for each batch.
+        most: Largest useful batch.
 
     Returns:
-        The largest batch that fits, 0 if none does, and the smallest that did not, if one did not.
+        The largest batch that fits, or 0, and the smallest batch that does not, if any.
     """
     good, bad, batch = 0, None, 1
     while bad is None and good < most:
@@ -133,65 +140,15 @@ def search(fits: Callable[[int], bool], most: int) -> tuple[int, int | None]:
     return good, bad
 
 
-class Trials:
-    """Batches that are tried one by one; rows are kept and reported as a sweep's.
-
-    Args:
-        trial: Arguments of `measure_batch` but for `batch`.
-        argv: The command, for the report.
-        resume: Take what the newest search of the same configuration has measured.
-        timeout_s: Of a trial.
-    """
-
-    def __init__(
-        self, trial: dict[str, Any], argv: list[str], resume: bool, timeout_s: float
-    ) -> None:
-        from gpt_lightning.hardware.machine import machine_record
-
-        self.trial, self.timeout_s = trial, timeout_s
-        self.folder, self._done = (
-            folders.find_folder(BENCH.name, [trial | {"batch": 1}])
-            if resume
-            else (folders.make_folder(BENCH.name), {})
-        )
-        self.machine = machine_record(argv)
-        self.rows: list[Row] = []
-        self._console = Console(FitBatchRow, without=BENCH.hidden)
-        for name, fact in self.machine.items():
-            print(f"{name:<9} {fact}")
-        print(f"\n{self._console.header()}", flush=True)
-
-    def fits(self, batch: int) -> bool:
-        """Tries a batch; whatever goes wrong, it does not fit."""
-        configuration = self.trial | {"batch": batch}
-        measured = self._done.get(folders.key(configuration))
-        if measured is None:
-            measured = sweep.isolated(BENCH.measure, configuration, self.timeout_s)
-            folders.keep(self.folder, configuration, measured)
-        self.rows.append(make_row(FitBatchRow, configuration | measured))
-        print(self._console.line(self.rows[-1]), flush=True)
-        self.write([])
-        return bool(self.rows[-1].status == "ok")
-
-    def write(self, lines: list[str]) -> None:
-        """Writes the report of the rows so far, with lines about them."""
-        bench = dataclasses.replace(BENCH, notes=(*BENCH.notes, *lines))
-        sweep.report(bench, self.folder, self.machine, self.rows)
-
-
 # ---- the configuration ---------------------------------------------------------------------------
 
 
 def step_of(config: Any) -> StepShape:
-    """The optimizer step of a parsed configuration of `fit`.
+    """Return the optimizer step of a parsed configuration of `fit`.
 
     Raises:
-        UserError: the configuration asks for a device or a step that there is not.
+        UserError: The machine has no such device, or no such step is possible.
     """
-    import lightning as L
-
-    from gpt_lightning.hardware.precision import check_accelerator
-
     trainer, data = config.trainer, config.data
     precision = str(trainer.precision or "32-true")
     check_accelerator(str(trainer.accelerator), precision, "--trainer.accelerator")
@@ -211,20 +168,17 @@ def step_of(config: Any) -> StepShape:
 
 
 def trial_of(config: Any, step: StepShape) -> dict[str, Any]:
-    """What a trial needs to know of a configuration, as plain values.
+    """Return the arguments of `measure_batch` that a configuration sets, as plain values.
 
     Raises:
-        UserError: the model contradicts itself.
+        UserError: Settings of the model contradict each other.
     """
-    from gpt_lightning.bench.ladder_run import device_kind
-    from gpt_lightning.training.module import GPTModule
-
     model = config.model.as_dict()
     if model["config"]["vocab_size"] is None:
         model["config"]["vocab_size"] = vocabulary_of(config)
-    # memory knows neither weights nor rates, and a trial is shorter than a warm-up
+    # memory depends neither on weights nor on rates, and a trial is shorter than a warm-up
     model |= {"init_from": None, "warmup_steps": 0}
-    GPTModule(**model)  # refused here, not in a row
+    GPTModule(**model)  # raises here, not in a row
     return {
         "device": device_kind(str(config.trainer.accelerator)),
         "precision": str(config.trainer.precision or "32-true"),
@@ -236,9 +190,7 @@ def trial_of(config: Any, step: StepShape) -> dict[str, Any]:
 
 
 def vocabulary_of(config: Any) -> int:
-    """The vocabulary of a configuration that leaves it to its data."""
-    from gpt_lightning.training.datamodule import TokenDataModule
-
+    """Return the vocabulary of the data of a configuration."""
     data = TokenDataModule(**config.data.as_dict())
     data.prepare_data()
     return data.vocab_size
@@ -247,10 +199,7 @@ def vocabulary_of(config: Any) -> int:
 def findings(
     rows: list[Row], largest: int, refused: int | None, step: StepShape, config: Any
 ) -> list[str]:
-    """What was found, a line each: the largest batch, the fastest, and the settings."""
-    from gpt_lightning.model.gpt import GPTConfig
-    from gpt_lightning.training.memory_advice import memory_options
-
+    """Return the findings, a line each: the largest batch, the fastest, and the settings."""
     if largest == 0:
         switches = memory_options(GPTConfig(**config.model.config.as_dict()), step.block_size)
         advice = " ".join(switches) or "a shorter data.block_size, or a smaller model"
@@ -290,22 +239,14 @@ def measure_batch(
     steps: int,
     limit_gib: float | None,
 ) -> dict[str, Any]:
-    """Trains some optimizer steps of a micro-batch on random tokens."""
-    import lightning as L
-    import torch
-
-    from gpt_lightning.bench.core.training_step import peak_memory_gib
-    from gpt_lightning.bench.overhead_run import AskedBatches
-    from gpt_lightning.training.fit import quiet_lightning
-    from gpt_lightning.training.module import GPTModule
-
+    """Train some optimizer steps of a micro-batch on random tokens."""
     quiet_lightning()
     where = torch.device(device)
     limit = limit_trial(device, limit_gib)
     L.seed_everything(0, verbose=False)
-    x, y = torch.randint(model["config"]["vocab_size"], (2, batch, context), device=where)
-    # the first step compiles; the last, which no request for a batch ends, is not measured
-    batches = AskedBatches((x, y), (steps + 2) * accumulate)
+    data = random_batch(batch, context, where, model["config"]["vocab_size"])
+    # the first step compiles; the last is not measured, because no request for a batch ends it
+    batches = TimedBatches(data, (steps + 2) * accumulate)
     trainer = L.Trainer(
         accelerator=device,
         devices=1,
@@ -333,14 +274,7 @@ def measure_batch(
 
 
 def limit_trial(device: str, gib: float | None) -> float | None:
-    """Lets a trial on a CPU end before the machine's memory does; returns its limit in GiB."""
-    import sys
-
-    import torch
-
-    from gpt_lightning.bench.core.memory_meter import available_bytes, limit_memory
-    from gpt_lightning.hardware.memory import memory_gib
-
+    """Limit the memory of a trial on a CPU; return the limit in GiB, None on other devices."""
     if device != "cpu":
         return None
     if gib is None:
@@ -348,22 +282,13 @@ def limit_trial(device: str, gib: float | None) -> float | None:
         gib = SHARE * (memory_gib() if there is None else there / 2**30)
     if sys.platform == "linux":
         limit_memory(torch.device(device), gib)
-    else:  # no limit that the system heeds
+    else:  # other systems ignore the limit
         watch_resident(gib)
     return gib
 
 
 def watch_resident(gib: float) -> None:
-    """Ends this process, with a row that says so, once it has held more than so much."""
-    import json
-    import os
-    import threading
-    import time
-
-    import torch
-
-    from gpt_lightning.bench.core.training_step import peak_memory_gib
-    from gpt_lightning.bench.core.worker import MARK
+    """End this process with an out-of-memory row once its resident memory exceeds a limit."""
 
     def watch() -> None:
         while peak_memory_gib(torch.device("cpu")) <= gib:

@@ -1,29 +1,33 @@
-"""`gpt-lightning bench generate`: tokens/s with a cache against the whole window for each token."""
+"""Sampling: tokens/s with a cache of keys and values against the whole window for each token."""
 
-import itertools
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from gpt_lightning.bench.core.options import at_least, check_bounds, devices, listed, one_of
-from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
+import torch
+
+from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core.options import Option, Values
+from gpt_lightning.bench.core.paired import compare, interleave
+from gpt_lightning.bench.core.sweep import Bench
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import OneLineParser, underscored
+from gpt_lightning.hardware.device import synchronize
+from gpt_lightning.model.generate import generate, sample_token
+from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.reports.tables import column
 
 # layers, heads, width, context, vocabulary
-SHAPES = {
+MODELS = {
     "tiny": (2, 2, 64, 64, 65),
     "baby": (6, 6, 384, 256, 65),
     "small": (12, 12, 768, 1024, 50257),
     "medium": (24, 16, 1024, 1024, 50257),
 }
-DTYPES = ("fp32", "bf16")
 
 
 @dataclass(frozen=True)
 class GenerateRow:
-    """A model and a token's time both ways."""
+    """Model, and the time of a token both ways."""
 
     device: str = column("device")
     dtype: str = column("dtype")
@@ -43,11 +47,30 @@ class GenerateRow:
     note: str = column("note", default="")
 
 
+def read_every(args: Any) -> list[Values]:
+    """Return --every, which must not exceed --tokens."""
+    options.check_bounds(args, every=1)
+    if args.every > args.tokens:
+        raise UserError(f"--every {args.every} is more than --tokens {args.tokens}")
+    return [{"every": args.every}]
+
+
 BENCH = Bench(
     name="generate",
     title="Sampling with a cache of keys and values against the naive loop",
     row=GenerateRow,
     measure="gpt_lightning.bench.generate:measure_generate",
+    options=(
+        options.DEVICE,
+        options.named_sizes(MODELS, "baby,small"),
+        options.numbers("prompts", "prompt", "1", "Tokens of the prompt"),
+        options.dtypes("fp32,bf16", ("fp32", "bf16")),
+        options.number("tokens", 256, 1, "New tokens."),
+        Option(
+            "every", 16, "Stride of the lengths at which the naive loop is timed.", read_every, int
+        ),
+        options.number("rounds", 5, 1, "Blocks of each way."),
+    ),
     notes=(
         "naive: nanoGPT's loop, in the weights' float32: the whole window through the model for "
         "each token, the head at its last position alone; timed at every so many of the lengths "
@@ -60,49 +83,6 @@ BENCH = Bench(
 )
 
 
-def make_parser() -> OneLineParser:
-    """The parser of the command's options."""
-    parser = OneLineParser(
-        prog="gpt-lightning bench generate", allow_abbrev=False, description=BENCH.title
-    )
-    parser.add_argument("--device", default="auto", help="cpu, mps, cuda or auto; with commas.")
-    parser.add_argument("--sizes", default="baby,small", help=f"Of {', '.join(SHAPES)}.")
-    parser.add_argument("--dtypes", default="fp32,bf16", help=f"Of {', '.join(DTYPES)}.")
-    parser.add_argument("--prompts", default="1", help="Tokens of the prompt, with commas.")
-    parser.add_argument("--tokens", type=int, default=256, help="New tokens.")
-    parser.add_argument("--every", type=int, default=16, help="The naive loop's lengths timed.")
-    parser.add_argument("--rounds", type=int, default=5, help="Blocks of each.")
-    add_sweep_arguments(parser)
-    return parser
-
-
-def run(argv: list[str]) -> int:
-    """Runs `bench generate ...`."""
-    args = make_parser().parse_args(underscored(argv[2:]))
-    check_bounds(args, tokens=1, every=1, rounds=1)
-    if args.every > args.tokens:
-        raise UserError(f"--every {args.every} is more than --tokens {args.tokens}")
-    configurations = [
-        {
-            "device": device,
-            "size": size,
-            "shape": list(SHAPES[size]),
-            "dtype": dtype,
-            "prompt": prompt,
-            "tokens": args.tokens,
-            "every": args.every,
-            "rounds": args.rounds,
-        }
-        for device, size, prompt, dtype in itertools.product(
-            devices(args),
-            listed(args, "sizes", one_of(list(SHAPES))),
-            listed(args, "prompts", at_least(1)),
-            listed(args, "dtypes", one_of(DTYPES)),
-        )
-    ]
-    return run_sweep(BENCH, configurations, argv, args.resume, args.timeout_s)
-
-
 def measure_generate(
     device: str,
     size: str,
@@ -113,14 +93,7 @@ def measure_generate(
     every: int,
     rounds: int,
 ) -> dict[str, Any]:
-    """Samples both ways in turns, in the row's own process."""
-    import torch
-
-    from gpt_lightning.bench.core.paired import compare, interleave
-    from gpt_lightning.hardware.device import synchronize
-    from gpt_lightning.model.generate import generate, sample_token
-    from gpt_lightning.model.gpt import GPT, GPTConfig
-
+    """Sample both ways in turns."""
     where = torch.device(device)
     n_layer, n_head, n_embd, context, vocabulary = shape
     torch.manual_seed(0)
@@ -128,7 +101,7 @@ def measure_generate(
     start = torch.randint(vocabulary, (1, prompt), device=where)
     products = torch.bfloat16 if dtype == "bf16" else None
     generator = torch.Generator(where).manual_seed(0)
-    # the middle of each stretch of `every` lengths: what it takes grows with the length
+    # the middle of each stretch of `every` lengths, because the time grows with the length
     lengths = range(prompt + every // 2, prompt + tokens, every)
     text = generate(model, start, tokens, temperature=0.0, dtype=products)
 
@@ -152,7 +125,7 @@ def measure_generate(
         synchronize(where)
         return [(time.perf_counter() - began) / tokens * 1e3]
 
-    naive()  # memory pools, and what is imported late
+    naive()  # fills memory pools and triggers late imports
     same = [int(naive_logits(n).argmax()) == int(text[0, n]) for n in lengths]
     found = compare(interleave(cached, naive, rounds))
     return {

@@ -1,28 +1,40 @@
-"""`gpt-lightning bench gpu`: all four GPT-2s through `fit`, and transformers' beside them.
+"""GPT-2 in four sizes on a GPU through `fit` beside transformers'; writes benchmarks/gpu_CHIP.md.
 
 Every row is a process of its own. Ours is `fit` with the size's file in configs/gpu, on random
-tokens; theirs is a plain loop over the same step: micro-batches, clipping, fused AdamW.
+tokens. Theirs is a plain loop over the same step: micro-batches, clipping, fused AdamW.
 """
 
-import itertools
 import re
 import shutil
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from gpt_lightning.bench.core import results as folders
-from gpt_lightning.bench.core.options import check_bounds, devices, listed, one_of
-from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
-from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import OneLineParser, split_fit_options, underscored
+import torch
+
+from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core.fit_run import parse_fit, random_token_options, stall_note, timed_fit
+from gpt_lightning.bench.core.options import Option, Values, devices, listed
+from gpt_lightning.bench.core.peer import make_peer
+from gpt_lightning.bench.core.sweep import Bench, Sweep
+from gpt_lightning.bench.core.timing import StepTimer
+from gpt_lightning.bench.core.training_step import (
+    TrainingStep,
+    checked_graphs,
+    compiled_graphs,
+    peak_memory_gib,
+    random_batch,
+    rates,
+)
+from gpt_lightning.errors import UserError, is_out_of_memory
+from gpt_lightning.hardware.device import free_memory
+from gpt_lightning.hardware.peaks import device_name
+from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.reports.tables import column
 
-if TYPE_CHECKING:
-    import torch
-
-# size -> overlay of configs/gpt2_124m.yaml, and the MFU that we are after on one H200
-SIZES = {
+# size -> overlay of configs/gpt2_124m.yaml, and target MFU on one H200
+CONFIGS = {
     "124m": ("gpu/gpt2_124m", 0.48),
     "350m": ("gpu/gpt2_350m", 0.52),
     "774m": ("gpu/gpt2_774m", 0.52),
@@ -37,7 +49,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class GPURow:
-    """A size and whose model it was."""
+    """Size and model of a run, and its speed."""
 
     size: str = column("size")
     model: str = column("model", width=11)
@@ -56,11 +68,54 @@ class GPURow:
     note: str = column("note", default="")
 
 
+def read_device(args: Any) -> list[Values]:
+    """Return the first device of --device.
+
+    Raises:
+        UserError: This machine has no NVIDIA GPU.
+    """
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "bench gpu: no NVIDIA GPU on this machine; use bench sizes and bench peers, which "
+            "measure any device"
+        )
+    return [{"device": devices(args)[0]}]
+
+
+def read_models(args: Any) -> list[Values]:
+    """Return the models with their steps."""
+    options.check_bounds(args, steps=1, peer_steps=1)
+    return [
+        {"model": model, "steps": args.steps if model == "ours" else args.peer_steps}
+        for model in listed(args, "models", options.one_of(MODELS))
+    ]
+
+
+def publish(args: Any, sweep: Sweep) -> str:
+    """Copy the report to gpu_CHIP.md in the folder of --out; return its path."""
+    device = torch.device(sweep.configurations[0]["device"])
+    chip = re.sub(r"[^a-z0-9]+", "_", device_name(device).lower().removeprefix("nvidia "))
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    return str(shutil.copy(sweep.folder / "results.md", out / f"gpu_{chip.strip('_')}.md"))
+
+
 BENCH = Bench(
     name="gpu",
     title="GPT-2 in four sizes on one GPU",
     row=GPURow,
-    measure="gpt_lightning.bench.gpu_run:measure_size",
+    measure="gpt_lightning.bench.gpu:measure_size",
+    options=(
+        Option("device", "cuda", "cuda; another device tries the command out.", read_device),
+        options.words("sizes", "size", CONFIGS),
+        Option("models", ",".join(MODELS), f"Any of {', '.join(MODELS)}.", read_models),
+        Option("steps", 50, "Measured steps of ours.", type=int),
+        Option("peer_steps", 10, "Measured steps of theirs.", type=int),
+        options.warmup(5, least=1),
+        Option("out", "benchmarks", "Folder of the page gpu_CHIP.md."),
+    ),
+    timeout_s=3600.0,
+    takes_fit_options=True,
     notes=(
         "; ".join(f"{name}: {what}" for name, what in MODELS.items()) + ". The same tokens a step, "
         "bf16 autocast, float32 products in TF32, no dropout. ours: Trainer.fit with the callbacks "
@@ -70,72 +125,102 @@ BENCH = Bench(
         "bf16 peak, or a measured one where none is published. target: ours, on one H200. memory: "
         "torch.cuda.max_memory_allocated.",
     ),
+    epilogue=publish,
 )
 
 
-def make_parser() -> OneLineParser:
-    """The parser of the command's own options."""
-    parser = OneLineParser(
-        prog="gpt-lightning bench gpu",
-        allow_abbrev=False,
-        description=f"{BENCH.title}. Options of `fit` follow: --data.batch_size 32.",
-    )
-    parser.add_argument("--device", default="cuda", help="cuda; another one tries the command out.")
-    parser.add_argument("--sizes", default=",".join(SIZES), help="With commas.")
-    parser.add_argument("--models", default=",".join(MODELS), help="With commas.")
-    parser.add_argument("--steps", type=int, default=50, help="Of ours, measured.")
-    parser.add_argument("--peer_steps", type=int, default=10, help="Of theirs, measured.")
-    parser.add_argument("--warmup", type=int, default=5, help="Steps before.")
-    parser.add_argument("--out", default="benchmarks", help="Folder of the page gpu_CHIP.md.")
-    add_sweep_arguments(parser, timeout_s=3600.0)
-    return parser
+def measure_size(
+    device: str, size: str, model: str, steps: int, warmup: int, fit_options: list[str]
+) -> dict[str, Any]:
+    """Train one size of one model."""
+    where = torch.device(device)
+    overlay, target = CONFIGS[size]
+    arguments = [
+        "--config=gpt2_124m",
+        f"--config={overlay}",
+        *fit_options,
+        f"--trainer.accelerator={device}",
+        "--trainer.devices=1",
+    ]
+    parsed = parse_fit([*arguments, "--data.seed=1"])
+    config = GPTConfig(**parsed.model.config.as_dict())
+    context = parsed.data.block_size or config.block_size
+    batch, accumulate = parsed.data.batch_size, parsed.trainer.accumulate_grad_batches or 1
+    torch.set_float32_matmul_precision(parsed.model.matmul_precision)
+    graphs = compiled_graphs()
+    if model == "ours":
+        arguments += random_token_options("gpu", config.vocab_size, steps, warmup)
+        speed = timed_fit([*arguments, "--trainer.logger=false", "--model.warmup_steps=0"])
+        measured = {"step_ms": speed.step_ms, "note": stall_note(speed)}
+        measured["graphs"] = compiled_graphs() - graphs
+    else:
+        sequences, compiled = batch * accumulate, model == "hf-compiled"
+        step_ms, batch = measure_theirs(
+            config, where, compiled, (batch, accumulate, context), steps, warmup
+        )
+        measured = {"step_ms": step_ms, "graphs": checked_graphs(compiled, graphs)}
+        accumulate = sequences // batch
+    with torch.device("meta"):
+        shape = GPT(config)
+    rate = batch * accumulate * context / measured["step_ms"] * 1e3
+    return {
+        "batch": batch,
+        "accumulate": accumulate,
+        "context": context,
+        "target": target if model == "ours" else None,
+        "peak_memory_gib": peak_memory_gib(where),
+        "parameters": shape.num_params(),
+        **measured,
+        **rates(shape, where, "bf16", rate, context),
+    }
 
 
-def run(argv: list[str]) -> int:
-    """Runs `bench gpu ...`.
+def measure_theirs(
+    config: GPTConfig,
+    device: torch.device,
+    compiled: bool,
+    step: tuple[int, int, int],
+    steps: int,
+    warmup: int,
+) -> tuple[float, int]:
+    """Train transformers' GPT-2, with smaller micro-batches where memory runs out.
+
+    Args:
+        config: Configuration of our model.
+        device: Device that does the work.
+        compiled: Compile the model.
+        step: Sequences a micro-batch, micro-batches a step, tokens a sequence.
+        steps: Measured steps.
+        warmup: Steps before.
 
     Returns:
-        0: every row was measured; 1: one failed.
-
-    Raises:
-        UserError: there is no such device.
+        Median milliseconds of a step, and the sequences of the micro-batch that fitted.
     """
-    own, fit_options = split_fit_options(argv[2:])
-    args = make_parser().parse_args(underscored(own))
-    check_bounds(args, steps=1, peer_steps=1, warmup=1)
-    sizes = listed(args, "sizes", one_of(list(SIZES)))
-    models = listed(args, "models", one_of(list(MODELS)))
-
-    import torch  # not for --help: it takes seconds
-
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            "bench gpu: no NVIDIA GPU on this machine; bench sizes and bench peers measure what "
-            "there is"
-        )
-    (device,) = devices(args)[:1]
-    configurations = [
-        {
-            "device": device,
-            "size": size,
-            "model": model,
-            "steps": args.steps if model == "ours" else args.peer_steps,
-            "warmup": args.warmup,
-            "fit_options": fit_options,
-        }
-        for size, model in itertools.product(sizes, models)
-    ]
-    code = run_sweep(BENCH, configurations, argv, args.resume, args.timeout_s)
-    pages = (folders.ROOT / BENCH.name).glob("*/results.md")
-    newest = max(pages, key=lambda page: page.stat().st_mtime)
-    print(publish(newest, Path(args.out), torch.device(device)))
-    return code
+    batch, accumulate, context = step
+    torch.manual_seed(0)
+    peer = make_peer(GPT(config)).to(device)
+    if compiled:
+        peer.compile()
+    while True:
+        try:
+            return time_steps(peer, device, (batch, accumulate, context), steps, warmup), batch
+        except Exception as error:
+            if not is_out_of_memory(error) or batch == 1 or batch % 2:
+                raise
+        peer.zero_grad()
+        free_memory()  # outside the handler: the error holds the activations
+        batch, accumulate = batch // 2, accumulate * 2
 
 
-def publish(page: Path, out: Path, device: "torch.device") -> Path:
-    """Copies a page of results to `out`/gpu_CHIP.md."""
-    from gpt_lightning.hardware.peaks import device_name
-
-    chip = re.sub(r"[^a-z0-9]+", "_", device_name(device).lower().removeprefix("nvidia "))
-    out.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.copy(page, out / f"gpu_{chip.strip('_')}.md"))
+def time_steps(
+    model: Any, device: torch.device, step: tuple[int, int, int], steps: int, warmup: int
+) -> float:
+    """Return the median milliseconds of an optimizer step of transformers' model."""
+    batch, accumulate, context = step
+    x, y = random_batch(batch, context, device, model.model.config.vocab_size)
+    train, timer = TrainingStep(model, device, "bf16"), StepTimer(device)
+    for _ in range(warmup + steps):
+        timer.begin()
+        train(x, y, micro_batches=accumulate)
+        timer.end("step")
+    return statistics.median(timer.milliseconds()["total"][warmup:])

@@ -1,18 +1,36 @@
-"""`gpt-lightning bench ladder`: what each of the usual accelerations brings, one after the other.
+"""Tokens/s and MFU from plain float32 to every acceleration, one more on each rung.
 
-Every rung is `fit` with the settings of all rungs up to it, on random tokens: nothing is measured
-that a run would not do. Times are SpeedMonitor's, so the device is not held up between steps.
+Every rung is `fit` on random tokens, with the settings of all rungs up to it. Times are
+SpeedMonitor's, so that nothing synchronizes the device between steps.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from gpt_lightning.bench.core.options import check_bounds
+import torch
+
+from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core.fit_run import (
+    device_kind,
+    parse_fit,
+    random_token_options,
+    stall_note,
+    timed_fit,
+)
+from gpt_lightning.bench.core.options import Option
+from gpt_lightning.bench.core.results import keep, make_folder
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import OneLineParser, nearest, split_fit_options
-from gpt_lightning.reports.tables import Console, column
+from gpt_lightning.hardware.device import free_memory
+from gpt_lightning.hardware.machine import machine_record
+from gpt_lightning.hardware.peaks import Peak, device_name, lookup, measured_peak
+from gpt_lightning.parsing import nearest, split_fit_options
+from gpt_lightning.reports.plots import plot_bars
+from gpt_lightning.reports.tables import Console, column, write_report
+from gpt_lightning.runs.logger import RunLogger
 
-# sequences that suit a device; options of fit on the command line win
-SHAPES = {
+PICTURE = "ladder.png"
+WARMUP_STEPS = 3
+# sequences that suit a device, unless the command line sets them
+BATCHES = {
     "cuda": ("--data.batch_size=16", "--data.block_size=1024"),
     "mps": ("--data.batch_size=4", "--data.block_size=1024"),
     "cpu": ("--data.batch_size=2", "--data.block_size=256"),
@@ -20,13 +38,13 @@ SHAPES = {
 
 
 @dataclass(frozen=True)
-class Rung:
-    """One more setting.
+class LadderRung:
+    """One more acceleration.
 
     Attributes:
-        name: On the command line and in the table.
-        settings: Options of `fit` that it adds to those before.
-        devices: Where it means anything.
+        name: Name on the command line and in the table.
+        settings: Options of `fit` that it adds to those of the rungs before.
+        devices: Devices on which it has an effect.
     """
 
     name: str
@@ -35,7 +53,7 @@ class Rung:
 
 
 RUNGS = (
-    Rung(
+    LadderRung(
         "fp32",
         (
             "--trainer.precision=32-true",
@@ -45,18 +63,18 @@ RUNGS = (
             "--model.fused=false",
         ),
     ),
-    Rung("tf32", ("--model.matmul_precision=high",), devices=("cuda",)),
-    Rung("bf16", ("--trainer.precision=bf16-mixed",)),
-    Rung("compile", ("--model.compile=true",)),
-    Rung("flash", ("--model.config.attention=sdpa",)),
-    Rung("padded-vocabulary", ("--model.config.vocab_size={padded}",)),
-    Rung("fused-optimizer", ("--model.fused=true",)),
+    LadderRung("tf32", ("--model.matmul_precision=high",), devices=("cuda",)),
+    LadderRung("bf16", ("--trainer.precision=bf16-mixed",)),
+    LadderRung("compile", ("--model.compile=true",)),
+    LadderRung("flash", ("--model.config.attention=sdpa",)),
+    LadderRung("padded-vocabulary", ("--model.config.vocab_size={padded}",)),
+    LadderRung("fused-optimizer", ("--model.fused=true",)),
 )
 
 
 @dataclass(frozen=True)
 class LadderRow:
-    """A rung as it was measured."""
+    """Measured rung."""
 
     rung: str = column("rung", width=17)
     status: str = column("status", width=7)
@@ -69,44 +87,38 @@ class LadderRow:
     note: str = column("note", default="")
 
 
-def make_parser() -> OneLineParser:
-    """The parser of the command's own options."""
-    parser = OneLineParser(
-        prog="gpt-lightning bench ladder",
-        allow_abbrev=False,
-        description="Measure tokens/s and MFU while one thing after the other makes training "
-        "faster. Options of `fit` (--data.batch_size 8) change all rungs.",
-    )
-    parser.add_argument(
-        "--config",
+OPTIONS = (
+    Option(
+        "config",
+        None,
+        "Configuration of `fit` whose model is measured; null: GPT-2 124M.",
         type=str | None,
-        default=None,
-        help="A configuration of `fit` whose model is measured; null: GPT-2 124M.",
-    )
-    parser.add_argument("--steps", type=int, default=10, help="Optimizer steps measured a rung.")
-    parser.add_argument(
-        "--rungs",
+    ),
+    Option("steps", 10, "Measured optimizer steps of a rung.", type=int),
+    Option(
+        "rungs",
+        None,
+        f"Any of {', '.join(rung.name for rung in RUNGS)}, with commas; null: all. A rung has the "
+        "settings of all rungs before it, measured or not.",
         type=str | None,
-        default=None,
-        help=f"Names with commas, of {', '.join(rung.name for rung in RUNGS)}; null: all. "
-        "A rung has the settings of all before it, measured or not.",
-    )
-    return parser
+    ),
+)
 
 
 def run(argv: list[str]) -> int:
-    """Runs `bench ladder ...`.
+    """Run `bench ladder ...`.
 
     Returns:
-        0: every rung that this device has was measured; 1: one failed.
+        0: Every rung that this device has was measured; 1: one failed.
     """
     own, fit_options = split_fit_options(argv[2:])
-    args = make_parser().parse_args(own)
-    check_bounds(args, steps=1)
+    description = (
+        "Measure tokens/s and MFU while one setting after the other makes training faster. "
+        "Options of `fit` (--data.batch_size 8) change all rungs."
+    )
+    args = options.parse("ladder", description, OPTIONS, own)
+    options.check_bounds(args, steps=1)
     chosen = choose(args.rungs)
-
-    from gpt_lightning.bench.ladder_run import Ladder  # not for --help: torch takes seconds
-
     ladder = Ladder(args.config, args.steps, fit_options, argv)
     console = Console(LadderRow)
     print("\n".join([*ladder.facts(), "", console.header()]), flush=True)
@@ -120,10 +132,10 @@ def run(argv: list[str]) -> int:
 
 
 def choose(names: str | None) -> list[str]:
-    """Names of the rungs to measure.
+    """Return the names of the rungs to measure.
 
     Raises:
-        UserError: there is no such rung.
+        UserError: There is no such rung.
     """
     known = [rung.name for rung in RUNGS]
     chosen = known if names is None else names.split(",")
@@ -131,3 +143,120 @@ def choose(names: str | None) -> list[str]:
         if name not in known:
             raise UserError(f"no rung {name!r}{nearest(name, known)}; there are {', '.join(known)}")
     return chosen
+
+
+class Ladder:
+    """Measures rung after rung, and writes all results again after each.
+
+    Args:
+        config: Configuration of `fit`; None: configs/bench_ladder.yaml.
+        steps: Measured optimizer steps of a rung, after the warm-up.
+        fit_options: Options of `fit` for all rungs.
+        argv: The command, for the report.
+    """
+
+    def __init__(
+        self, config: str | None, steps: int, fit_options: list[str], argv: list[str]
+    ) -> None:
+        self.rows: list[LadderRow] = []
+        self._settings: list[str] = []  # of the rungs so far
+        base = [f"--config={config or 'bench_ladder'}"]
+        parsed = parse_fit([*base, *fit_options])
+        kind = device_kind(str(parsed.trainer.accelerator))
+        if config is None:
+            base += BATCHES[kind]
+        self.device = torch.device(kind)
+        self.vocab_size = parsed.model.config.vocab_size
+        random_tokens = random_token_options("ladder", self.vocab_size, steps, WARMUP_STEPS)
+        self.peak = best_peak(self.device)
+        self._arguments = [
+            *base,
+            *fit_options,
+            *random_tokens,
+            "--progress.plain_every_n_steps=1000000",  # no lines where there is no bar
+            f"--speed.peak_flops={self.peak.flops}",
+        ]
+        self.machine = machine_record(argv, self.device)
+        self.folder = make_folder("ladder")
+
+    def facts(self) -> list[str]:
+        """Return machine and peak, a line each."""
+        facts = self.machine | {
+            "MFU": f"of {self.peak.flops / 1e12:.4g} TFLOP/s, {self.peak.label}"
+        }
+        return [f"{name:<9} {fact}" for name, fact in facts.items()]
+
+    def pass_over(self, rung: LadderRung) -> None:
+        """Apply the settings of a rung without measuring it."""
+        if self.device.type in rung.devices:
+            padded = -(-self.vocab_size // 128) * 128
+            self._settings += [setting.format(padded=padded) for setting in rung.settings]
+
+    def measure(self, rung: LadderRung) -> LadderRow:
+        """Measure a rung; a failure is a row too."""
+        if self.device.type not in rung.devices:
+            row = LadderRow(rung.name, "skipped", note=f"no effect on {self.device.type}")
+        else:
+            self.pass_over(rung)
+            row = self._measured(rung)
+        self.rows.append(row)
+        keep(self.folder, {"rung": row.rung}, asdict(row))
+        self._write()
+        return row
+
+    def _measured(self, rung: LadderRung) -> LadderRow:
+        logger = RunLogger(str(self.folder.parent), self.folder.name, version=rung.name)
+        try:
+            # the last of two equal options wins: a rung's
+            speed = timed_fit([*self._arguments, *self._settings], logger)
+        except UserError:
+            raise
+        except Exception as error:  # out of memory, no compiler: a row, and the ladder continues
+            text = " ".join(str(error).split())
+            return LadderRow(rung.name, "failed", note=f"{type(error).__name__}: {text[:200]}")
+        finally:
+            free_memory()
+        assert speed.tokens_per_sec is not None
+        rates = [row.tokens_per_sec for row in self.rows if row.tokens_per_sec]
+        return LadderRow(
+            rung.name,
+            "ok",
+            speed.step_ms,
+            speed.tokens_per_sec,
+            speed.mfu,
+            speed.tokens_per_sec / rates[-1] if rates else None,
+            speed.tokens_per_sec / rates[0] if rates else None,
+            speed.seconds.get("compile and warm-up"),
+            stall_note(speed),
+        )
+
+    def _write(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        plot_bars(
+            self.folder / PICTURE,
+            f"bench ladder, {self.machine['device']}",
+            [row.rung for row in self.rows],
+            {
+                "tokens/s": [row.tokens_per_sec for row in self.rows],
+                "MFU (%)": [None if row.mfu is None else 100 * row.mfu for row in self.rows],
+            },
+        )
+        write_report(
+            self.folder,
+            title="bench ladder",
+            machine=self.machine,
+            tables={"ladder": self.rows},
+            notes=[self.facts()[-1], f"`fit` of every rung: {' '.join(self._arguments)}"],
+            pictures=[PICTURE],
+        )
+
+
+def best_peak(device: torch.device) -> Peak:
+    """Return one denominator for all rungs: the bf16 peak, measured where none is published.
+
+    The peak of a CPU is that of the faster of bf16 and float32.
+    """
+    published = lookup(device_name(device), "bf16")
+    if published is not None:
+        return published
+    return max((measured_peak(device, dtype) for dtype in ("bf16", "fp32")), key=lambda p: p.flops)

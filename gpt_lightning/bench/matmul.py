@@ -1,35 +1,26 @@
-"""`gpt-lightning bench matmul`: the rate of matrix products, of squares and of the model's own."""
+"""Rates of matrix products: squares and the model's own shapes, beside the measured peak."""
 
-import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpt_lightning.bench.core.options import (
-    DTYPES,
-    SIZES,
-    at_least,
-    check_bounds,
-    devices,
-    listed,
-    one_of,
-)
-from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
-from gpt_lightning.bench.core.training_step import tensor_dtype
-from gpt_lightning.parsing import OneLineParser, underscored
+import torch
+import torch.nn.functional as F
+
+from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core.options import COURSE_SIZES, Option, Values, listed
+from gpt_lightning.bench.core.sweep import Bench
+from gpt_lightning.bench.core.timing import StepTimer, measure
+from gpt_lightning.bench.core.training_step import VOCABULARY, tensor_dtype
+from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
 from gpt_lightning.reports.tables import column
 
-if TYPE_CHECKING:
-    import torch
-
-    from gpt_lightning.bench.core.timing import StepTimer
-
-ROUND_MS = 2.0  # a phase takes that long at least: launches of kernels hide behind it
+ROUND_MS = 2.0  # least duration of a phase, so that launches of kernels hide behind it
 
 
 @dataclass(frozen=True)
 class MatmulRow:
-    """A product (m, k) @ (k, n) and its gradients; medians, and the best round."""
+    """Product (m, k) @ (k, n) and its gradients: medians, and the best round."""
 
     device: str = column("device")
     dtype: str = column("dtype")
@@ -55,11 +46,51 @@ class MatmulRow:
     note: str = column("note", default="")
 
 
+def read_shapes(args: Any) -> list[Values]:
+    """Return the shapes of --squares and of the weights of --sizes."""
+    options.check_bounds(args, batch=1, context=1, vocab_size=1)
+    squares = [] if args.squares == "none" else listed(args, "squares", options.at_least(1))
+    sizes = [] if args.sizes == "none" else listed(args, "sizes", options.one_of(COURSE_SIZES))
+    shapes = {f"square {n}": (n, n, n) for n in squares}
+    for size in sizes:
+        width = COURSE_SIZES[size][2]
+        shapes |= model_shapes(size, args.batch * args.context, width, args.vocab_size)
+    return [{"shape": name, "m": m, "k": k, "n": n} for name, (m, k, n) in shapes.items()]
+
+
+def model_shapes(
+    size: str, tokens: int, width: int, vocab_size: int
+) -> dict[str, tuple[int, int, int]]:
+    """Return (m, k, n) of the products with a GPT-2's weights; all but the head are in each layer.
+
+    Args:
+        size: Name of the size.
+        tokens: Tokens of a batch, B T.
+        width: Width C.
+        vocab_size: Vocabulary V.
+    """
+    layers = {"qkv": (width, 3 * width), "attention out": (width, width)}
+    layers |= {"MLP up": (width, 4 * width), "MLP down": (4 * width, width)}
+    layers |= {"head": (width, vocab_size)}
+    return {f"{size} {name}": (tokens, k, n) for name, (k, n) in layers.items()}
+
+
 BENCH = Bench(
     name="matmul",
     title="Matrix products: squares and the model's own shapes",
     row=MatmulRow,
     measure="gpt_lightning.bench.matmul:measure_matmul",
+    options=(
+        options.DEVICE,
+        options.dtypes("fp32,bf16"),
+        Option("squares", "512,1024,2048,4096", "Widths with commas, or none.", read_shapes),
+        Option("sizes", "small", f"Any of {', '.join(COURSE_SIZES)}; or none."),
+        Option("batch", 4, "Sequences a batch, for the model's shapes.", type=int),
+        Option("context", 256, "Tokens a sequence.", type=int),
+        Option("vocab_size", VOCABULARY, "Columns of the head.", type=int),
+        options.warmup(2),
+        options.steps(10),
+    ),
     notes=(
         "(m, k) @ (k, n), 2 m k n FLOPs; backward: the gradients of both factors, 4 m k n. Times "
         "are of one product, medians; a timed round has `calls` of them. Model shapes: m = batch x "
@@ -79,81 +110,13 @@ BENCH = Bench(
 )
 
 
-def make_parser() -> OneLineParser:
-    """The parser of the command's options."""
-    parser = OneLineParser(
-        prog="gpt-lightning bench matmul", allow_abbrev=False, description=BENCH.title
-    )
-    parser.add_argument("--device", default="auto", help="cpu, mps, cuda or auto; with commas.")
-    parser.add_argument("--dtypes", default="fp32,bf16", help=f"Of {', '.join(DTYPES)}.")
-    parser.add_argument("--squares", default="512,1024,2048,4096", help="With commas, or none.")
-    parser.add_argument("--sizes", default="small", help=f"Of {', '.join(SIZES)}; or none.")
-    parser.add_argument("--batch", type=int, default=4, help="Sequences of the model's shapes.")
-    parser.add_argument("--context", type=int, default=256, help="Tokens a sequence.")
-    parser.add_argument("--vocab_size", type=int, default=10_000, help="Columns of the head.")
-    parser.add_argument("--steps", type=int, default=10, help="Rounds measured a row.")
-    parser.add_argument("--warmup", type=int, default=2, help="Rounds before.")
-    add_sweep_arguments(parser)
-    return parser
-
-
-def run(argv: list[str]) -> int:
-    """Runs `bench matmul ...`."""
-    args = make_parser().parse_args(underscored(argv[2:]))
-    check_bounds(args, batch=1, context=1, vocab_size=1, steps=1, warmup=0)
-    squares = [] if args.squares == "none" else listed(args, "squares", at_least(1))
-    sizes = [] if args.sizes == "none" else listed(args, "sizes", one_of(list(SIZES)))
-    shapes = {f"square {n}": (n, n, n) for n in squares}
-    for size in sizes:
-        width = SIZES[size][2]
-        shapes |= model_shapes(size, args.batch * args.context, width, args.vocab_size)
-    configurations = [
-        {
-            "device": device,
-            "dtype": dtype,
-            "shape": name,
-            "m": m,
-            "k": k,
-            "n": n,
-            "warmup": args.warmup,
-            "steps": args.steps,
-        }
-        for device, dtype, (name, (m, k, n)) in itertools.product(
-            devices(args), listed(args, "dtypes", one_of(DTYPES)), shapes.items()
-        )
-    ]
-    return run_sweep(BENCH, configurations, argv, args.resume, args.timeout_s)
-
-
-def model_shapes(
-    size: str, tokens: int, width: int, vocab_size: int
-) -> dict[str, tuple[int, int, int]]:
-    """The products with weights of a GPT-2, (m, k, n); all but the head once a layer.
-
-    Args:
-        size: Its name.
-        tokens: B T.
-        width: C.
-        vocab_size: V.
-    """
-    layers = {"qkv": (width, 3 * width), "attention out": (width, width)}
-    layers |= {"MLP up": (width, 4 * width), "MLP down": (4 * width, width)}
-    layers |= {"head": (width, vocab_size)}
-    return {f"{size} {name}": (tokens, k, n) for name, (k, n) in layers.items()}
-
-
 # ---- in the row's own process --------------------------------------------------------------------
 
 
 def measure_matmul(
     device: str, dtype: str, shape: str, m: int, k: int, n: int, warmup: int, steps: int
 ) -> dict[str, Any]:
-    """Times one product and its gradients."""
-    import torch
-    import torch.nn.functional as F
-
-    from gpt_lightning.bench.core.timing import measure
-
+    """Time one product and its gradients."""
     where = torch.device(device)
     kind = tensor_dtype(dtype, where)
     torch.manual_seed(0)
@@ -163,7 +126,7 @@ def measure_matmul(
     x.requires_grad_()
     weight.requires_grad_()
 
-    def products(timer: "StepTimer", calls: int) -> None:
+    def products(timer: StepTimer, calls: int) -> None:
         for _ in range(calls):
             out = F.linear(x, weight)
         timer.end("forward")
@@ -180,19 +143,17 @@ def measure_matmul(
         for name, statistic in (("ms", "median"), ("std_ms", "std"), ("min_ms", "min"))
     }
     precision = torch.get_float32_matmul_precision()
-    rates = compare(found, 2 * m * k * n, where, dtype)
+    rates = compare_with_peaks(found, 2 * m * k * n, where, dtype)
     return {"calls": calls, "matmul_precision": precision, **found, **rates}
 
 
-def compare(
-    found: dict[str, float], flops: int, device: "torch.device", dtype: str
+def compare_with_peaks(
+    found: dict[str, float], flops: int, device: torch.device, dtype: str
 ) -> dict[str, float | None]:
-    """Rates of the medians, and what SpeedMonitor would divide them by."""
-    from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
-
+    """Return the rates of the medians, and their shares of the peaks that SpeedMonitor uses."""
     published = lookup(device_name(device), dtype)
     peak = measured_peak(device, dtype).flops / 1e12
-    forward = flops / found["forward_ms"] / 1e9  # 1e3 ms a second, 1e12 of a tera
+    forward = flops / found["forward_ms"] / 1e9  # 1e3 ms/s over 1e12 for tera
     backward = 2 * flops / found["backward_ms"] / 1e9
     return {
         "forward_tflops_per_sec": forward,

@@ -1,46 +1,41 @@
-"""`gpt-lightning bench memory`: the peak of each phase of a step, and what the peak is made of."""
+"""Peak memory of the phases of a step by context, dtype and checkpointing, with timelines."""
 
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpt_lightning.bench.core.options import (
-    DTYPES,
-    add_size_arguments,
-    at_least,
-    check_bounds,
-    check_positive,
-    chosen_sizes,
-    devices,
-    listed,
-    one_of,
-    switch,
+import torch
+
+from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core.memory_meter import (
+    MIB,
+    Memory,
+    PhaseContext,
+    limit_memory,
+    measure_memory,
 )
-from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
+from gpt_lightning.bench.core.options import Option, Values, listed
+from gpt_lightning.bench.core.sweep import Bench
 from gpt_lightning.bench.core.training_step import (
-    TrainingOptimizer,
+    TrainingStep,
     autocast,
     make_model,
     peak_memory_gib,
+    random_batch,
     use_dtype,
 )
-from gpt_lightning.parsing import OneLineParser, underscored
+from gpt_lightning.model.gpt import GPT
 from gpt_lightning.reports.tables import column
-
-if TYPE_CHECKING:
-    from gpt_lightning.bench.core.memory_meter import Memory, PhaseContext
-    from gpt_lightning.model.gpt import GPT
 
 MODES = ("inference", "training")
 
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """A configuration and the memory of its phases."""
+    """Configuration, and the memory of its phases."""
 
     device: str = column("device")
     dtype: str = column("dtype")
@@ -67,11 +62,11 @@ class MemoryRow:
 
 
 def picture(folder: Path, rows: Sequence[MemoryRow]) -> list[str]:
-    """The timelines that the rows drew, and the peak over the context if there are several."""
+    """Return the timelines of the rows, and draw the peak over the context if it varies."""
     drawn = [name for row in rows for name in row.files.split() if name.endswith(".png")]
     if len({row.context for row in rows if row.status == "ok"}) < 2:
         return drawn
-    from gpt_lightning.bench.core.curves import Line, plot_panels
+    from gpt_lightning.bench.core.curves import Line, plot_panels  # not in a row's process
 
     panels: dict[tuple[str, str], Any] = {}
     names = dict.fromkeys((r.device, r.dtype, r.mode, r.checkpointing, r.batch) for r in rows)
@@ -87,11 +82,35 @@ def picture(folder: Path, rows: Sequence[MemoryRow]) -> list[str]:
     return ["peak.png", *drawn]
 
 
+def read_modes(args: Any) -> list[Values]:
+    """Return the modes of --modes with --checkpointing.
+
+    Inference keeps no activations, so that checkpointing changes nothing: it is one row.
+    """
+    switches = listed(args, "checkpointing", options.switch)
+    return [
+        {"mode": mode, "checkpointing": checkpointing}
+        for mode in listed(args, "modes", options.one_of(MODES))
+        for checkpointing in (switches if mode == "training" else [False])
+    ]
+
+
 BENCH = Bench(
     name="memory",
     title="Memory of GPT-2s by phase",
     row=MemoryRow,
     measure="gpt_lightning.bench.memory:measure_row",
+    options=(
+        options.DEVICE,
+        *options.SIZES,
+        options.batches(),
+        options.contexts("128,256,512"),
+        options.dtypes("fp32,bf16"),
+        Option("modes", ",".join(MODES), f"Any of {', '.join(MODES)}.", read_modes),
+        Option("checkpointing", "false,true", "true, false, or both with a comma."),
+        options.warmup(1),
+        options.MEMORY_LIMIT,
+    ),
     notes=(
         "start: weights, and in training the optimizer's state, before the forward. forward, "
         "backward, optimizer: peaks of the phases of one step after the warm-up; peak: the highest "
@@ -110,68 +129,6 @@ BENCH = Bench(
 )
 
 
-def make_parser() -> OneLineParser:
-    """The parser of the command's options."""
-    parser = OneLineParser(
-        prog="gpt-lightning bench memory", allow_abbrev=False, description=BENCH.title
-    )
-    parser.add_argument("--device", default="auto", help="cpu, mps, cuda or auto; with commas.")
-    add_size_arguments(parser)
-    parser.add_argument("--contexts", default="128,256,512", help="Tokens, with commas.")
-    parser.add_argument("--batches", default="4", help="Sequences, with commas.")
-    parser.add_argument("--dtypes", default="fp32,bf16", help=f"Of {', '.join(DTYPES)}.")
-    parser.add_argument("--modes", default=",".join(MODES), help="With commas.")
-    parser.add_argument("--checkpointing", default="false,true", help="true, false, or both.")
-    parser.add_argument("--warmup", type=int, default=1, help="Steps before; 0: the very first.")
-    parser.add_argument(
-        "--memory_gib",
-        type=float | None,
-        default=None,
-        help="What a row may take on a CPU; more is out of memory. null: what there is.",
-    )
-    add_sweep_arguments(parser)
-    return parser
-
-
-def run(argv: list[str]) -> int:
-    """Runs `bench memory ...`."""
-    args = make_parser().parse_args(underscored(argv[2:]))
-    check_bounds(args, warmup=0)
-    check_positive(args, "memory_gib")
-    switches = listed(args, "checkpointing", switch)
-    configurations = [
-        {
-            "device": device,
-            "dtype": dtype,
-            "size": size,
-            "shape": list(shape),
-            "mode": mode,
-            "checkpointing": checkpointing,
-            "batch": batch,
-            "context": context,
-            "warmup": args.warmup,
-            "memory_gib": args.memory_gib,
-        }
-        for device, (size, shape), batch, context, dtype, mode, checkpointing in itertools.product(
-            devices(args),
-            chosen_sizes(args).items(),
-            listed(args, "batches", at_least(1)),
-            listed(args, "contexts", at_least(1)),
-            listed(args, "dtypes", one_of(DTYPES)),
-            listed(args, "modes", one_of(MODES)),
-            switches,
-        )
-        # nothing is kept under no_grad: one row of inference says it all
-        if mode == "training" or checkpointing == switches[0]
-    ]
-    for configuration in configurations:
-        configuration["checkpointing"] &= configuration["mode"] == "training"
-    return run_sweep(BENCH, configurations, argv, args.resume, args.timeout_s)
-
-
-# ---- in the row's own process --------------------------------------------------------------------
-
-
 def measure_row(
     device: str,
     dtype: str,
@@ -185,11 +142,7 @@ def measure_row(
     memory_gib: float | None,
     folder: str,
 ) -> dict[str, Any]:
-    """Memory of one step; leaves a timeline and, on CUDA, a snapshot in the folder."""
-    import torch
-
-    from gpt_lightning.bench.core.memory_meter import limit_memory, measure_memory
-
+    """Measure one step; write a timeline and, on CUDA, a snapshot into the folder."""
     where = torch.device(device)
     use_dtype(dtype, where)
     limit_memory(where, memory_gib)
@@ -199,7 +152,7 @@ def measure_row(
     snapshot = Path(folder) / f"{stem}.pickle" if where.type == "cuda" else None
     outputs: list[int] = []  # bytes of the first block's output, call by call
 
-    def work(phase: "PhaseContext") -> None:
+    def work(phase: PhaseContext) -> None:
         with phase("setup"):
             model = make_model(shape, context).to(where)
             model.transformer.h[0].register_forward_hook(
@@ -209,7 +162,7 @@ def measure_row(
                 model.transformer.checkpointing = True
             step = make_step(model, mode, dtype, batch, context)
             for _ in range(warmup):
-                step(lambda name: nullcontext())
+                step(nullcontext)
         step(phase)
 
     memory = measure_memory(work, where, snapshot)
@@ -220,51 +173,37 @@ def measure_row(
 
 
 def name_of(*parts: object) -> str:
-    """A file name of a configuration: every row has its own."""
+    """Return a file name that no other configuration has."""
     device, dtype, size, mode, checkpointing, batch, context = parts
     kept = "-checkpointing" if checkpointing else ""
     return f"{str(size).replace('/', 'x')}-{device}-{dtype}-{mode}{kept}-b{batch}-t{context}"
 
 
 def make_step(
-    model: "GPT",
-    mode: str,
-    dtype: str,
-    batch: int,
-    context: int,
-) -> "Callable[[PhaseContext], None]":
-    """A step of inference or training whose phases can be watched."""
-    import torch
-
+    model: GPT, mode: str, dtype: str, batch: int, context: int
+) -> Callable[[PhaseContext], None]:
+    """Return a step of inference or training that calls its phases."""
     device = model.lm_head.weight.device
-    cast = partial(autocast, dtype, device)
-    x, y = (torch.randint(10_000, (batch, context), device=device) for _ in range(2))
+    x, y = random_batch(batch, context, device)
     if mode == "inference":
         model.eval()
 
-        def infer(phase: "PhaseContext") -> None:
-            with phase("forward"), torch.no_grad(), cast():
+        def infer(phase: PhaseContext) -> None:
+            with phase("forward"), torch.no_grad(), autocast(dtype, device):
                 logits = model(x)
-            del logits  # until here: held
+            del logits  # held until the phase has ended
 
         return infer
-    optimizer = TrainingOptimizer(model, device, dtype)
+    step = TrainingStep(model, device, dtype)
 
-    def train(phase: "PhaseContext") -> None:
-        with phase("forward"), cast():
-            loss = model(x, y)
-        with phase("backward"):
-            optimizer.backward(loss)
-        with phase("optimizer"):
-            optimizer.step()
+    def train(phase: PhaseContext) -> None:
+        step(x, y, phase)
 
     return train
 
 
-def columns(memory: "Memory", residual: int, output: int) -> dict[str, Any]:
-    """The measured columns, of bytes."""
-    from gpt_lightning.bench.core.memory_meter import MIB
-
+def columns(memory: Memory, residual: int, output: int) -> dict[str, Any]:
+    """Convert bytes to the measured columns."""
     phases = {name: phase for name, phase in memory.phases.items() if name != "setup"}
     forward = phases["forward"]
     largest = memory.largest(list(phases))
@@ -281,9 +220,9 @@ def columns(memory: "Memory", residual: int, output: int) -> dict[str, Any]:
     }
 
 
-def draw(memory: "Memory", folder: Path, stem: str, snapshot: Path | None) -> str:
-    """Draws the timeline; returns the names of the row's files."""
-    from gpt_lightning.bench.core.curves import plot_timeline
+def draw(memory: Memory, folder: Path, stem: str, snapshot: Path | None) -> str:
+    """Draw the timeline and return the names of the row's files."""
+    from gpt_lightning.bench.core.curves import plot_timeline  # after the memory was read
 
     plot_timeline(folder / f"{stem}.png", stem, memory)
     return " ".join([f"{stem}.png", *([snapshot.name] if snapshot else [])])

@@ -1,26 +1,45 @@
-"""`gpt-lightning bench overhead`: what Lightning's Trainer and our callbacks cost a step."""
+"""Costs of Lightning's Trainer and our callbacks against a raw PyTorch loop."""
 
 import itertools
-from dataclasses import dataclass
+import tempfile
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from gpt_lightning.bench.core.options import (
-    SIZES,
-    at_least,
-    check_bounds,
-    devices,
-    listed,
-    one_of,
-    switch,
+import lightning as L
+import torch
+
+from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core.options import COURSE_SIZES, Option, Values, listed
+from gpt_lightning.bench.core.paired import compare, interleave
+from gpt_lightning.bench.core.sweep import Bench
+from gpt_lightning.bench.core.timing import TimedBatches
+from gpt_lightning.bench.core.training_step import (
+    VOCABULARY,
+    TrainingStep,
+    autocast,
+    checked_graphs,
+    compiled_graphs,
+    random_batch,
+    use_dtype,
 )
-from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
-from gpt_lightning.bench.core.training_step import VOCABULARY
-from gpt_lightning.parsing import OneLineParser, underscored
+from gpt_lightning.data.loader import Batch
+from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.reports.tables import column
+from gpt_lightning.training import optim
+from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
+from gpt_lightning.training.callbacks.progress import StepProgress
+from gpt_lightning.training.callbacks.samples import SampleText
+from gpt_lightning.training.callbacks.speed import SpeedMonitor
+from gpt_lightning.training.fit import quiet_lightning
+from gpt_lightning.training.module import GPTModule
+
+PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed"}
+LEARNING_RATE = 6e-4
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a step trains."""
+class Workload:
+    """Model, batch and number of steps."""
 
     shape: tuple[int, int, int]  # layers, heads, width
     batch: int = 4
@@ -30,13 +49,13 @@ class Work:
     rounds: int = 20  # blocks of each loop
 
 
-WORK = {
-    "tiny": Work((2, 2, 64)),
+WORKLOADS = {
+    "tiny": Workload((2, 2, 64)),
     # nanoGPT's baby GPT and its preset for CPUs, by shape; without dropout, which would make the
     # losses differ from loop to loop
-    "char": Work((6, 6, 384), batch=64, context=256, vocab_size=65, steps=3, rounds=5),
-    "char-cpu": Work((4, 4, 128), batch=12, context=64, vocab_size=65),
-} | {name: Work(shape) for name, shape in SIZES.items()}
+    "char": Workload((6, 6, 384), batch=64, context=256, vocab_size=65, steps=3, rounds=5),
+    "char-cpu": Workload((4, 4, 128), batch=12, context=64, vocab_size=65),
+} | {name: Workload(shape) for name, shape in COURSE_SIZES.items()}
 DTYPES = ("fp32", "tf32", "bf16")  # fp16 needs a GradScaler, which is another loop
 LOOPS = {
     "raw": "forward, backward, AdamW, nothing else",
@@ -73,11 +92,54 @@ class OverheadRow:
     note: str = column("note", default="")
 
 
+def read_workloads(args: Any) -> list[Values]:
+    """Return the workloads of --sizes, with the numbers of the other options where given."""
+    options.check_bounds(args, steps=1, rounds=1)
+    contexts, batches = (
+        [None] if getattr(args, name) is None else listed(args, name, options.at_least(1))
+        for name in ("contexts", "batches")
+    )
+    found = []
+    for size, context, batch in itertools.product(
+        listed(args, "sizes", options.one_of(WORKLOADS)), contexts, batches
+    ):
+        given = {"batch": batch, "context": context, "steps": args.steps, "rounds": args.rounds}
+        given = {name: value for name, value in given.items() if value is not None}
+        found.append({"size": size, **asdict(WORKLOADS[size]), **given})
+    return found
+
+
+def read_pairs(args: Any) -> list[Values]:
+    """Return the two loops of each pair."""
+    return [{"a": a, "b": b} for a, b in listed(args, "pairs", pair)]
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Convert A:B to the names of two loops."""
+    a, colon, b = text.partition(":")
+    if not colon:
+        raise ValueError(f"{text!r} is no pair such as raw:trainer")
+    loop = options.one_of(LOOPS)
+    return loop(a), loop(b)
+
+
 BENCH = Bench(
     name="overhead",
     title="Lightning's Trainer against a raw PyTorch loop",
     row=OverheadRow,
-    measure="gpt_lightning.bench.overhead_run:measure_overhead",
+    measure="gpt_lightning.bench.overhead:measure_overhead",
+    options=(
+        options.DEVICE,
+        Option("sizes", "tiny", f"Any of {', '.join(WORKLOADS)}.", read_workloads),
+        Option("contexts", None, "Tokens a sequence, with commas; null: the size's."),
+        Option("batches", None, "Sequences a batch, with commas; null: the size's."),
+        options.dtypes("fp32", DTYPES),
+        options.switches("compile", "false", "Compile the model"),
+        Option("pairs", ",".join(PAIRS), f"A:B with commas, of {', '.join(LOOPS)}.", read_pairs),
+        Option("steps", None, "Measured steps of a block; null: 10, for char 3.", type=int | None),
+        options.warmup(2, least=1),
+        Option("rounds", None, "Blocks of each loop; null: 20, for char 5.", type=int | None),
+    ),
     notes=(
         "The same model, batch and optimizer in one process, in blocks A B A B. A step lasts from "
         "the moment its batch is asked for to the next such moment, in every loop; ms: median over "
@@ -91,70 +153,135 @@ BENCH = Bench(
 )
 
 
-def make_parser() -> OneLineParser:
-    """The parser of the command's options."""
-    parser = OneLineParser(
-        prog="gpt-lightning bench overhead", allow_abbrev=False, description=BENCH.title
+def measure_overhead(
+    device: str,
+    dtype: str,
+    compile: bool,  # noqa: A002 - the field's word
+    size: str,
+    shape: list[int],
+    vocab_size: int,
+    batch: int,
+    context: int,
+    a: str,
+    b: str,
+    steps: int,
+    warmup: int,
+    rounds: int,
+) -> dict[str, Any]:
+    """Run two loops in turns."""
+    quiet_lightning()
+    where = torch.device(device)
+    use_dtype(dtype, where)
+    graphs = compiled_graphs()
+    torch.manual_seed(0)
+    n_layer, n_head, n_embd = shape
+    config = GPTConfig(n_layer, n_head, n_embd, block_size=context, vocab_size=vocab_size)
+    module = make_module(config, dtype, compile, where)
+    data = random_batch(batch, context, where, vocab_size)
+    first, second = (Loop(name, module, data, dtype) for name in (a, b))
+    for loop in (first, second):
+        loop.block(warmup=1, steps=1)  # compiles, and triggers Trainer's late imports
+    found = compare(
+        interleave(lambda: first.block(warmup, steps), lambda: second.block(warmup, steps), rounds)
     )
-    parser.add_argument("--device", default="auto", help="cpu, mps, cuda or auto; with commas.")
-    parser.add_argument("--pairs", default=",".join(PAIRS), help=f"A:B, of {', '.join(LOOPS)}.")
-    parser.add_argument("--sizes", default="tiny", help=f"With commas, of {', '.join(WORK)}.")
-    parser.add_argument(
-        "--contexts", default=None, help="Tokens a sequence, with commas; by default the size's."
-    )
-    parser.add_argument(
-        "--batches", default=None, help="Sequences, with commas; by default the size's."
-    )
-    parser.add_argument("--dtypes", default="fp32", help=f"Of {', '.join(DTYPES)}.")
-    parser.add_argument("--compile", default="false", help="true, false, or both with a comma.")
-    parser.add_argument(
-        "--steps", type=int, default=None, help="Steps measured a block; 10, for char 3."
-    )
-    parser.add_argument("--warmup", type=int, default=2, help="Steps before, in each block.")
-    parser.add_argument(
-        "--rounds", type=int, default=None, help="Blocks of each loop; 20, for char 5."
-    )
-    add_sweep_arguments(parser)
-    return parser
+    losses = {"a_loss": first.loss, "b_loss": second.loss}
+    return {**found.named("a", "b"), "graphs": checked_graphs(compile, graphs), **losses}
 
 
-def run(argv: list[str]) -> int:
-    """Runs `bench overhead ...`."""
-    args = make_parser().parse_args(underscored(argv[2:]))
-    check_bounds(args, steps=1, warmup=1, rounds=1)
-    configurations = [
-        {
-            "device": device,
-            "dtype": dtype,
-            "compile": compiled,
-            "size": size,
-            "shape": list(WORK[size].shape),
-            "vocab_size": WORK[size].vocab_size,
-            "batch": batch or WORK[size].batch,
-            "context": context or WORK[size].context,
-            "a": a,
-            "b": b,
-            "steps": args.steps or WORK[size].steps,
-            "warmup": args.warmup,
-            "rounds": args.rounds or WORK[size].rounds,
-        }
-        for device, size, context, batch, dtype, compiled, (a, b) in itertools.product(
-            devices(args),
-            listed(args, "sizes", one_of(list(WORK))),
-            listed(args, "contexts", at_least(1)) if args.contexts is not None else [None],
-            listed(args, "batches", at_least(1)) if args.batches is not None else [None],
-            listed(args, "dtypes", one_of(DTYPES)),
-            listed(args, "compile", switch),
-            listed(args, "pairs", pair),
+def make_module(
+    config: GPTConfig,
+    dtype: str,
+    compile: bool,  # noqa: A002 - the field's word
+    device: torch.device,
+) -> GPTModule:
+    """Make the module that every loop trains, with its model."""
+    module = GPTModule(
+        config,
+        learning_rate=LEARNING_RATE,
+        schedule="constant",  # a raw loop would have to do the cosine too
+        fused=device.type in optim.FUSED_ADAMW_DEVICES,
+        compile=compile,
+        matmul_precision="high" if dtype == "tf32" else "highest",
+    )
+    module.configure_model()
+    return module
+
+
+class Loop:
+    """Trains a module from the same weights in each block.
+
+    Args:
+        name: Name of the loop, one of LOOPS.
+        module: Module of `make_module`, as it was initialized.
+        batch: Tokens and targets, int64 (B, T) each, on the device.
+        dtype: Dtype of the forward pass.
+    """
+
+    def __init__(self, name: str, module: GPTModule, batch: Batch, dtype: str) -> None:
+        self.name, self.module, self.batch, self.dtype = name, module, batch, dtype
+        self.device = batch[0].device
+        self.loss: float | None = None  # after the last block
+        self._initial = {key: value.clone() for key, value in module.state_dict().items()}
+
+    def block(self, warmup: int, steps: int) -> list[float]:
+        """Return the milliseconds of each of `steps` steps, after `warmup` others."""
+        self.module.load_state_dict(self._initial)
+        # the last step is not measured, because no request for a batch ends it
+        batches = TimedBatches(self.batch, warmup + steps + 1)
+        if self.name in ("raw", "norm"):
+            self._train_raw(batches)
+        else:
+            self._train_with_trainer(batches)
+        self.module.to(self.device)  # Trainer has left it on the CPU
+        with torch.no_grad(), autocast(self.dtype, self.device):
+            self.loss = float(self.module(*self.batch))
+        return batches.milliseconds()[warmup:]
+
+    def _train_raw(self, batches: TimedBatches) -> None:
+        self.module.to(self.device)
+        model, settings = self.module.model, self.module.settings
+        assert model is not None
+        groups = optim.decay_groups(model.named_parameters(), settings.weight_decay, settings.decay)
+        fused = bool(settings.fused)
+        optimizer = optim.make_adamw(groups, LEARNING_RATE, settings.betas, fused)
+        step = TrainingStep(
+            model,
+            self.device,
+            self.dtype,
+            optimizer,
+            norm="check" if self.name == "norm" else "none",
         )
-    ]
-    return run_sweep(BENCH, configurations, argv, args.resume, args.timeout_s)
+        model.train()
+        model.zero_grad()  # Trainer leaves the gradients of its last step
+        for x, y in batches:
+            step(x, y)
+
+    def _train_with_trainer(self, batches: TimedBatches) -> None:
+        with_callbacks = self.name == "callbacks"
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = L.Trainer(
+                accelerator=self.device.type,
+                devices=1,
+                precision=PRECISIONS[self.dtype],  # type: ignore[arg-type]  # one of Trainer's
+                max_steps=len(batches),
+                callbacks=fit_callbacks() if with_callbacks else [],
+                enable_progress_bar=with_callbacks,
+                enable_checkpointing=False,
+                enable_model_summary=False,
+                logger=False,
+                log_every_n_steps=10,  # as `fit`
+                num_sanity_val_steps=0,
+                use_distributed_sampler=False,
+                default_root_dir=folder,
+            )
+            trainer.fit(self.module, train_dataloaders=batches)
 
 
-def pair(text: str) -> tuple[str, str]:
-    """A kind for `listed`: two loops."""
-    a, colon, b = text.partition(":")
-    if not colon:
-        raise ValueError(f"{text!r} is no pair such as raw:trainer")
-    loop = one_of(list(LOOPS))
-    return loop(a), loop(b)
+def fit_callbacks() -> list[L.Callback]:
+    """Return the callbacks of `fit` that act between two validations."""
+
+    class Unsaved(RunCheckpoint):
+        def save(self, trainer: L.Trainer) -> None:
+            pass  # gigabytes in each block, and outside of the measured steps
+
+    return [SpeedMonitor(), StepProgress(), SampleText(max_new_tokens=0), Unsaved()]

@@ -1,28 +1,33 @@
-"""`gpt-lightning bench peers`: our GPT-2 against transformers', the same weights and batch."""
+"""Training speed of our GPT-2 and transformers' GPT-2, with the same weights and batch."""
 
-import itertools
 from dataclasses import dataclass
+from typing import Any
 
-from gpt_lightning.bench.core.options import (
-    DTYPES,
-    SIZES,
-    at_least,
-    check_bounds,
-    devices,
-    listed,
-    one_of,
-    switch,
+import torch
+
+from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core.options import COURSE_SIZES
+from gpt_lightning.bench.core.paired import compare, interleave
+from gpt_lightning.bench.core.peer import make_peer
+from gpt_lightning.bench.core.sweep import Bench
+from gpt_lightning.bench.core.timing import StepTimer, stats
+from gpt_lightning.bench.core.training_step import (
+    TrainingStep,
+    checked_graphs,
+    compiled_graphs,
+    make_model,
+    random_batch,
+    use_dtype,
 )
-from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
-from gpt_lightning.parsing import OneLineParser, underscored
+from gpt_lightning.data.loader import Batch
+from gpt_lightning.hardware.device import synchronize
+from gpt_lightning.model.compilation import compile_in_place
 from gpt_lightning.reports.tables import column
-
-SHAPES = {"tiny": (2, 2, 64)} | SIZES  # layers, heads, width
 
 
 @dataclass(frozen=True)
 class PeerRow:
-    """A configuration and the steps of both models."""
+    """Configuration, and the steps of both models."""
 
     device: str = column("device")
     dtype: str = column("dtype")
@@ -58,7 +63,19 @@ BENCH = Bench(
     name="peers",
     title="The same GPT-2 through transformers' GPT2LMHeadModel and ours",
     row=PeerRow,
-    measure="gpt_lightning.bench.peers_run:measure_peers",
+    measure="gpt_lightning.bench.peers:measure_peers",
+    options=(
+        options.DEVICE,
+        options.named_sizes({"tiny": (2, 2, 64)} | COURSE_SIZES, "small"),
+        options.contexts("256"),
+        options.batches(),
+        options.dtypes("fp32,bf16"),
+        options.switches("compile", "false,true", "Compile both models"),
+        options.steps(3),
+        options.warmup(1),
+        options.number("rounds", 5, 1, "Blocks of each model."),
+    ),
+    timeout_s=1200.0,
     notes=(
         "Both models have the same weights, batch, loss function and AdamW and no dropout; theirs "
         "keeps no cache of keys and values. Training steps in blocks of ours, theirs, ours, ... in "
@@ -84,48 +101,83 @@ BENCH = Bench(
 )
 
 
-def make_parser() -> OneLineParser:
-    """The parser of the command's options."""
-    parser = OneLineParser(
-        prog="gpt-lightning bench peers", allow_abbrev=False, description=BENCH.title
+def measure_peers(
+    device: str,
+    dtype: str,
+    compile: bool,  # noqa: A002 - the field's word
+    size: str,
+    shape: list[int],
+    batch: int,
+    context: int,
+    steps: int,
+    warmup: int,
+    rounds: int,
+) -> dict[str, Any]:
+    """Train both models in turns."""
+    where = torch.device(device)
+    use_dtype(dtype, where)
+    torch.manual_seed(0)
+    model = make_model(shape, context)
+    peer = make_peer(model)  # before compilation renames anything
+    data = random_batch(batch, context, where)
+    ours = Contestant(model.to(where), compile, data, dtype)
+    theirs = Contestant(peer.to(where), compile, data, dtype)
+    found = compare(
+        interleave(lambda: ours.block(warmup, steps), lambda: theirs.block(warmup, steps), rounds)
     )
-    parser.add_argument("--device", default="auto", help="cpu, mps, cuda or auto; with commas.")
-    parser.add_argument("--sizes", default="small", help=f"With commas, of {', '.join(SHAPES)}.")
-    parser.add_argument("--contexts", default="256", help="Tokens a sequence, with commas.")
-    parser.add_argument("--batches", default="4", help="Sequences, with commas.")
-    parser.add_argument("--dtypes", default="fp32,bf16", help=f"Of {', '.join(DTYPES)}.")
-    parser.add_argument("--compile", default="false,true", help="true, false, or both.")
-    parser.add_argument("--steps", type=int, default=3, help="Steps measured a block.")
-    parser.add_argument("--warmup", type=int, default=1, help="Steps before, in each block.")
-    parser.add_argument("--rounds", type=int, default=5, help="Blocks of each model.")
-    add_sweep_arguments(parser, timeout_s=1200.0)
-    return parser
+    both = (("ours", ours), ("theirs", theirs))
+    measured = {f"{name}_{key}": value for name, c in both for key, value in c.facts().items()}
+    return {
+        **found.named("ours", "theirs"),
+        **measured,
+        "ours_tokens_per_sec": batch * context / found.a_ms * 1e3,
+        "theirs_tokens_per_sec": batch * context / found.b_ms * 1e3,
+        "attention": peer.attention,
+        "transformers": peer.version,
+    }
 
 
-def run(argv: list[str]) -> int:
-    """Runs `bench peers ...`."""
-    args = make_parser().parse_args(underscored(argv[2:]))
-    check_bounds(args, steps=1, rounds=1, warmup=0)
-    configurations = [
-        {
-            "device": device,
-            "dtype": dtype,
-            "compile": compiled,
-            "size": size,
-            "shape": list(SHAPES[size]),
-            "batch": batch,
-            "context": context,
-            "steps": args.steps,
-            "warmup": args.warmup,
-            "rounds": args.rounds,
+class Contestant:
+    """Model in training, after its first step.
+
+    Args:
+        model: Model that maps tokens and targets to the loss, on the device.
+        compiled: Compile the model.
+        batch: Tokens and targets, int64 (B, T) each, on the device.
+        dtype: Dtype of the forward pass.
+    """
+
+    def __init__(self, model: torch.nn.Module, compiled: bool, batch: Batch, dtype: str) -> None:
+        self.batch, self.device = batch, batch[0].device
+        if compiled:
+            compile_in_place(model, self.device.type)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        self.step = TrainingStep(model, self.device, dtype, optimizer, norm="none")
+        self.phases: dict[str, list[float]] = {}
+        graphs, timer = compiled_graphs(), StepTimer(self.device)
+        synchronize(self.device)
+        timer.begin()
+        self.loss = float(self.step(*batch, timer.phase))
+        self.first_step_s = timer.milliseconds()["total"][0] / 1e3
+        self.graphs = checked_graphs(compiled, graphs)
+
+    def block(self, warmup: int, steps: int) -> list[float]:
+        """Return the milliseconds of each of `steps` steps, after `warmup` others."""
+        timer = StepTimer(self.device)
+        for _ in range(warmup + steps):
+            timer.begin()
+            self.step(*self.batch, timer.phase)
+        times = {phase: values[warmup:] for phase, values in timer.milliseconds().items()}
+        for phase, values in times.items():
+            self.phases.setdefault(phase, []).extend(values)
+        return times["total"]
+
+    def facts(self) -> dict[str, Any]:
+        """Return the model's own columns of the row."""
+        return {
+            "forward_ms": stats(self.phases["forward"]).median,
+            "backward_ms": stats(self.phases["backward"]).median,
+            "first_step_s": self.first_step_s,
+            "graphs": self.graphs,
+            "loss": self.loss,
         }
-        for device, size, context, batch, dtype, compiled in itertools.product(
-            devices(args),
-            listed(args, "sizes", one_of(list(SHAPES))),
-            listed(args, "contexts", at_least(1)),
-            listed(args, "batches", at_least(1)),
-            listed(args, "dtypes", one_of(DTYPES)),
-            listed(args, "compile", switch),
-        )
-    ]
-    return run_sweep(BENCH, configurations, argv, args.resume, args.timeout_s)

@@ -1,31 +1,60 @@
-"""`gpt-lightning bench profile`: where the time of a step goes, kernel by kernel."""
+"""Time of a step kernel by kernel: named ranges, shares by kind, traces, TensorBoard."""
 
-import itertools
+import gzip
 import json
+import math
 import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from gpt_lightning.bench.core.options import (
-    DTYPES,
-    add_size_arguments,
-    at_least,
-    check_bounds,
-    chosen_sizes,
-    devices,
-    listed,
-    one_of,
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core import trace as traces
+from gpt_lightning.bench.core.sweep import Bench, Sweep, make_row
+from gpt_lightning.bench.core.timing import StepTimer, measure
+from gpt_lightning.bench.core.trace import KINDS, Work
+from gpt_lightning.bench.core.trace_tables import (
+    attention_flops,
+    attention_table,
+    kernels_table,
+    ranges_table,
+    summary,
 )
-from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
-from gpt_lightning.parsing import OneLineParser, underscored
-from gpt_lightning.reports.tables import column
+from gpt_lightning.bench.core.training_step import (
+    VOCABULARY,
+    PhaseContext,
+    TrainingStep,
+    autocast,
+    make_model,
+    use_dtype,
+)
+from gpt_lightning.bench.core.worker import SkippedError
+from gpt_lightning.hardware.device import synchronize
+from gpt_lightning.model.attention import AttentionFn, naive_attention
+from gpt_lightning.model.gpt import GPT, MLP, CausalSelfAttention
+from gpt_lightning.reports.tables import column, markdown
 
 MODES = ("inference", "training", "full-step")
+MODULES: dict[type[nn.Module], str] = {
+    CausalSelfAttention: "attention",
+    MLP: "MLP",
+    nn.LayerNorm: "layer norm",
+}
+PARTS = ("attention scores", "softmax", "value product")
+PHASES = ("step", "data", "forward", "backward", "optimizer")
+NAMES = (*PHASES, *MODULES.values(), *PARTS)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What was profiled."""
+    """Configuration that was profiled."""
 
     device: str = column("device")
     dtype: str = column("dtype")
@@ -37,7 +66,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class ProfileRow(Setting):
-    """A step: its times, and the shares of the kernels' time by kind."""
+    """Times of a step, and the shares of the kernels' time by kind."""
 
     timer_ms: float | None = column("timer ms", ",.2f", 9)
     span_ms: float | None = column("span ms", ",.2f", 9)
@@ -57,7 +86,7 @@ class ProfileRow(Setting):
 
 @dataclass(frozen=True)
 class RangeRow(Setting):
-    """A named range, of one step."""
+    """Named range of one step."""
 
     range: str = column("range")
     calls: float | None = column("calls", ",.0f")
@@ -70,7 +99,7 @@ class RangeRow(Setting):
 
 @dataclass(frozen=True)
 class AttentionRow(Setting):
-    """A part of the attention of all layers in one forward pass."""
+    """Part of the attention of all layers in one forward pass."""
 
     part: str = column("part")
     kernels_ms: float | None = column("kernels ms", ",.3f")
@@ -83,7 +112,7 @@ class AttentionRow(Setting):
 
 @dataclass(frozen=True)
 class KernelRow(Setting):
-    """A kernel, of one step; on a CPU an op."""
+    """Kernel of one step; on a CPU an op."""
 
     kind: str = column("kind")
     kernel: str = column("kernel")
@@ -93,11 +122,38 @@ class KernelRow(Setting):
     share: float | None = column("share", ".1%")
 
 
+def nsys_command(configuration: dict[str, Any]) -> str:
+    """Return a command that records a row's steps with nsys, whose ranges are NVTX ranges then."""
+    values = configuration | {"device": "cuda", "folder": ".", "nsys": True}
+    command = [
+        *("nsys", "profile", "--trace=cuda,nvtx,cublas", "--output=gpt-lightning-profile"),
+        *("--capture-range=cudaProfilerApi", "--capture-range-end=stop"),
+        *("python", "-m", "gpt_lightning.bench.core.worker", BENCH.measure, json.dumps(values)),
+    ]
+    return shlex.join(command)
+
+
+def print_nsys(args: Any, sweep: Sweep) -> str:
+    """Return the nsys command of the last configuration."""
+    return f"\nWith Nsight Systems and an NVIDIA GPU:\n{nsys_command(sweep.configurations[-1])}"
+
+
 BENCH = Bench(
     name="profile",
     title="Where the time of a step goes",
     row=ProfileRow,
-    measure="gpt_lightning.bench.profile_run:measure_profile",
+    measure="gpt_lightning.bench.profile:measure_profile",
+    options=(
+        options.DEVICE,
+        *options.SIZES,
+        options.contexts("256"),
+        options.batches(),
+        options.dtypes("fp32"),
+        options.words("modes", "mode", MODES),
+        options.steps(3),
+        options.warmup(2),
+        options.number("top", 20, 1, "Kernels in the table of a row."),
+    ),
     notes=(
         "inference: forward under no_grad. training: forward and backward. full-step: data, "
         "forward, backward, optimizer (AdamW). Attention is written out, so that its parts have "
@@ -122,68 +178,224 @@ BENCH = Bench(
     hidden=("kernel_calls", "trace", "note"),
     files=True,
     tables={"ranges": RangeRow, "attention": AttentionRow, "kernels": KernelRow},
+    epilogue=print_nsys,
 )
 
 
-def make_parser() -> OneLineParser:
-    """The parser of the command's options."""
-    parser = OneLineParser(
-        prog="gpt-lightning bench profile", allow_abbrev=False, description=BENCH.title
-    )
-    parser.add_argument("--device", default="auto", help="cpu, cuda or auto; with commas.")
-    add_size_arguments(parser)
-    parser.add_argument("--contexts", default="256", help="Tokens a sequence, with commas.")
-    parser.add_argument("--batches", default="4", help="Sequences, with commas.")
-    parser.add_argument("--dtypes", default="fp32", help=f"Of {', '.join(DTYPES)}.")
-    parser.add_argument("--modes", default=",".join(MODES), help=f"Of {', '.join(MODES)}.")
-    parser.add_argument("--steps", type=int, default=3, help="Steps timed, and steps profiled.")
-    parser.add_argument("--warmup", type=int, default=2, help="Steps before.")
-    parser.add_argument("--top", type=int, default=20, help="Kernels in the table, a row.")
-    add_sweep_arguments(parser)
-    return parser
-
-
-def run(argv: list[str]) -> int:
-    """Runs `bench profile ...`.
+def measure_profile(
+    device: str,
+    dtype: str,
+    size: str,
+    shape: list[int],
+    batch: int,
+    context: int,
+    mode: str,
+    steps: int,
+    warmup: int,
+    top: int,
+    folder: str,
+    nsys: bool = False,
+) -> dict[str, Any]:
+    """Time a step, then profile it.
 
     Raises:
-        UserError: a number is too small.
+        SkippedError: torch.profiler does not support the device.
     """
-    args = make_parser().parse_args(underscored(argv[2:]))
-    check_bounds(args, steps=1, top=1, warmup=0)
-    configurations = [
-        {
-            "device": device,
-            "dtype": dtype,
-            "size": size,
-            "shape": list(shape),
-            "batch": batch,
-            "context": context,
-            "mode": mode,
-            "steps": args.steps,
-            "warmup": args.warmup,
-            "top": args.top,
-        }
-        for device, (size, shape), context, batch, dtype, mode in itertools.product(
-            devices(args),
-            chosen_sizes(args).items(),
-            listed(args, "contexts", at_least(1)),
-            listed(args, "batches", at_least(1)),
-            listed(args, "dtypes", one_of(DTYPES)),
-            listed(args, "modes", one_of(MODES)),
+    where = torch.device(device)
+    use_dtype(dtype, where)
+    if where.type == "mps":
+        raise SkippedError("torch.profiler sees no kernels of MPS")
+    torch.manual_seed(0)
+    step = Step(make_model(shape, context).to(where), where, dtype, batch, mode)
+    times, _ = measure(step.timed, where, warmup, steps)
+    step.add_ranges()
+    if nsys:
+        watched(step, steps)
+        return {"timer_ms": times["total"].median}
+    label = f"{device}-{dtype}-{size}-{batch}x{context}-{mode}".replace("/", "-")
+    works = profiled(step, steps, Path(folder) / f"trace-{label}.json.gz")
+    result = {
+        "trace": f"trace-{label}.json.gz",
+        **summary(works, steps, times["total"].median, step.on_gpu),
+        "ranges": ranges_table(works, steps, step.on_gpu),
+        "attention": attention_table(works, steps, attention_flops(shape, batch, context)),
+        "kernels": kernels_table(works, steps, top),
+    }
+    shown = ProfileRow(device, dtype, size, batch, context, mode)
+    write_tensorboard(Path(folder) / "tensorboard" / label, vars(shown) | result)
+    return result
+
+
+class Step:
+    """Step of a GPT with attention written out, on random tokens.
+
+    Args:
+        model: Model on the device.
+        device: Device of the model.
+        dtype: Dtype of the forward pass, one of options.DTYPES.
+        batch: Sequences a batch.
+        mode: Mode, one of MODES.
+    """
+
+    def __init__(self, model: GPT, device: torch.device, dtype: str, batch: int, mode: str) -> None:
+        self.model, self.device, self.dtype, self.mode = model, device, dtype, mode
+        self.on_gpu = device.type == "cuda"
+        self.tokens = torch.randint(VOCABULARY, (1_000_000,))
+        self.train = TrainingStep(
+            model,
+            device,
+            dtype,
+            torch.optim.AdamW(model.parameters(), lr=1e-4),
+            norm="none",
+            scaled=False,
+            updates=mode == "full-step",
         )
-    ]
-    code = run_sweep(BENCH, configurations, argv, args.resume, args.timeout_s)
-    print(f"\nWith Nsight Systems and an NVIDIA GPU:\n{nsys_command(configurations[-1])}")
-    return code
+        self.shape = (batch, model.config.block_size)
+        self.range: PhaseContext = nullcontext
+        self.x, self.y = self.data()
+        set_attention(model, naive_attention)
+
+    def data(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return random windows of the tokens on the device: x and y, (B, T) each."""
+        B, T = self.shape
+        starts = torch.randint(len(self.tokens) - T, (B, 1))
+        windows = self.tokens[starts + torch.arange(T + 1)]  # (B, T + 1)
+        return windows[:, :-1].to(self.device), windows[:, 1:].to(self.device)
+
+    def __call__(self) -> None:
+        with self.range("step"):
+            if self.mode == "inference":
+                with self.range("forward"), torch.no_grad(), autocast(self.dtype, self.device):
+                    self.model(self.x)
+                return
+            if self.mode == "full-step":
+                with self.range("data"):
+                    self.x, self.y = self.data()
+            self.train(self.x, self.y, self.range)
+
+    def timed(self, timer: StepTimer) -> None:
+        """Run the step as one phase of a timer."""
+        self()
+        timer.end("step")
+
+    def add_ranges(self) -> None:
+        """Name the parts of every later step."""
+        self.range = nvtx_range if self.on_gpu else cpu_range
+        set_attention(self.model, attention_in_parts(self.range))
+        for module in self.model.modules():
+            if type(module) in MODULES:
+                module.forward = inside(self.range, MODULES[type(module)], module.forward)
 
 
-def nsys_command(configuration: dict[str, Any]) -> str:
-    """What has nsys watch one row's steps, whose ranges are NVTX ranges then."""
-    values = configuration | {"device": "cuda", "folder": ".", "nsys": True}
-    command = [
-        *("nsys", "profile", "--trace=cuda,nvtx,cublas", "--output=gpt-lightning-profile"),
-        *("--capture-range=cudaProfilerApi", "--capture-range-end=stop"),
-        *("python", "-m", "gpt_lightning.bench.core.worker", BENCH.measure, json.dumps(values)),
-    ]
-    return shlex.join(command)
+# ---- ranges --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def cpu_range(name: str) -> Iterator[None]:
+    """Open a range of torch.profiler."""
+    with record_function(name):
+        yield
+
+
+@contextmanager
+def nvtx_range(name: str) -> Iterator[None]:
+    """Open a range of torch.profiler and of nsys."""
+    with record_function(name), torch.cuda.nvtx.range(name):
+        yield
+
+
+def inside(range_: PhaseContext, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function in a named range."""
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with range_(name):
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+def set_attention(model: GPT, attention: AttentionFn) -> None:
+    """Replace the attention of every layer."""
+    for module in model.modules():
+        if isinstance(module, CausalSelfAttention):
+            module.attention = attention
+
+
+def attention_in_parts(range_: PhaseContext) -> AttentionFn:
+    """Return `naive_attention`, op for op, with its three parts in ranges."""
+    scores_, softmax_, values_ = PARTS
+
+    def attention(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float
+    ) -> torch.Tensor:
+        T, S = q.size(-2), k.size(-2)
+        with range_(scores_):
+            scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.size(-1))  # (B, nh, T, S)
+            future = torch.ones(T, S, dtype=torch.bool, device=q.device).triu(S - T + 1)
+            scores = scores.masked_fill(future, -math.inf)
+        with range_(softmax_):
+            weights = scores.softmax(dim=-1)
+        with range_(values_):
+            return F.dropout(weights, dropout_p) @ v
+
+    return attention
+
+
+# ---- profiling -----------------------------------------------------------------------------------
+
+
+def profiled(step: Step, steps: int, path: Path) -> list[Work]:
+    """Profile steps after one unrecorded step, and write the trace.
+
+    Raises:
+        RuntimeError: The profiler recorded no kernel.
+    """
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if step.on_gpu else [])]
+    synchronize(step.device)
+    with profile(
+        activities=activities, schedule=schedule(wait=0, warmup=1, active=steps, repeat=1)
+    ) as profiler:
+        for _ in range(1 + steps):
+            step()
+            profiler.step()
+        synchronize(step.device)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    profiler.export_chrome_trace(str(path))
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        works = traces.read_trace(json.load(file), NAMES, step.on_gpu)
+    if not works:
+        raise RuntimeError("torch.profiler recorded no kernel; may this user profile the GPU?")
+    return works
+
+
+def watched(step: Step, steps: int) -> None:
+    """Run steps for nsys, which cannot record together with torch.profiler."""
+    step()
+    synchronize(step.device)
+    torch.cuda.profiler.start()
+    for _ in range(steps):
+        step()
+    synchronize(step.device)
+    torch.cuda.profiler.stop()
+
+
+# ---- TensorBoard ---------------------------------------------------------------------------------
+
+
+def write_tensorboard(folder: Path, result: dict[str, Any]) -> None:
+    """Write the tables as texts, times and shares as scalars: a run for each row."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    setting = {name: value for name, value in result.items() if not isinstance(value, list)}
+    with SummaryWriter(str(folder)) as writer:
+        writer.add_text("profile/step", markdown([make_row(ProfileRow, setting)]))
+        for name, row in BENCH.tables.items():
+            rows = [make_row(row, setting | part) for part in result[name]]
+            writer.add_text(f"profile/{name}", markdown(rows))
+        for name in ("timer_ms", "span_ms", "kernels_ms", "busy"):
+            writer.add_scalar(f"profile/{name}", result[name], 0)
+        for kind in KINDS:
+            writer.add_scalar(f"share/{kind}", result[kind], 0)
+        for part in result["ranges"]:
+            tag = part["range"].replace(" / ", "/").replace(" ", "_")
+            writer.add_scalar(f"kernels_ms/{tag}", part["kernels_ms"], 0)

@@ -1,43 +1,32 @@
-"""`gpt-lightning bench sizes`: forward, backward and optimizer of GPT-2s of several sizes."""
+"""Times of forward, backward and optimizer by size, dtype, compilation, context and batch."""
 
-import itertools
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
-from gpt_lightning.bench.core.options import (
-    DTYPES,
-    add_size_arguments,
-    at_least,
-    check_bounds,
-    chosen_sizes,
-    devices,
-    listed,
-    one_of,
-    switch,
-)
-from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
+import torch
+
+from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core.course_report import NOTE, published_tables
+from gpt_lightning.bench.core.sweep import Bench
+from gpt_lightning.bench.core.timing import SPREAD, StepTimer, measure, phase_columns
 from gpt_lightning.bench.core.training_step import (
-    TrainingOptimizer,
+    TrainingStep,
     autocast,
     checked_graphs,
     compiled_graphs,
     make_model,
     peak_memory_gib,
+    random_batch,
     rates,
     use_dtype,
 )
-from gpt_lightning.bench.published import NOTE as PUBLISHED_NOTE
-from gpt_lightning.bench.published import published_tables
-from gpt_lightning.parsing import OneLineParser, underscored
+from gpt_lightning.model.compilation import compile_in_place
 from gpt_lightning.reports.tables import column
-
-if TYPE_CHECKING:
-    from gpt_lightning.bench.core.timing import StepTimer
 
 
 @dataclass(frozen=True)
 class SizeRow:
-    """A configuration and its times; of each phase the median and the standard deviation."""
+    """Configuration and its times: median and standard deviation of each phase."""
 
     device: str = column("device")
     dtype: str = column("dtype")
@@ -73,6 +62,19 @@ BENCH = Bench(
     title="GPT-2s of several sizes: forward, backward, optimizer",
     row=SizeRow,
     measure="gpt_lightning.bench.sizes:measure_size",
+    options=(
+        options.DEVICE,
+        *options.SIZES,
+        options.contexts("256"),
+        options.batches(),
+        options.dtypes("fp32,bf16"),
+        options.switches("compile", "false", "Compile the model"),
+        replace(
+            options.numbers("warmup", "warmup", "2", "Steps before the measured ones", least=0),
+            alias="warmup_study",
+        ),
+        options.steps(10),
+    ),
     notes=(
         "inference: forward under no_grad in evaluation mode, after the training steps. forward, "
         "backward, optimizer: phases of one training step, each timed inside it, medians; total: "
@@ -84,74 +86,11 @@ BENCH = Bench(
         "has it. MFU: of the published dense peak in the dtype where there is one, of the measured "
         "one elsewhere. Memory: torch.cuda.max_memory_allocated on a GPU; the highest resident "
         "memory of the row's own process on a CPU. Vocabulary 10,000.",
-        PUBLISHED_NOTE,
+        NOTE,
     ),
     beside=published_tables,
-    hidden=(
-        "forward_std_ms",
-        "backward_std_ms",
-        "total_mean_ms",
-        "total_min_ms",
-        "total_p90_ms",
-        "total_max_ms",
-        "matmul_precision",
-        "note",
-    ),
+    hidden=(*SPREAD, "matmul_precision", "note"),
 )
-
-
-def make_parser() -> OneLineParser:
-    """The parser of the command's options."""
-    parser = OneLineParser(
-        prog="gpt-lightning bench sizes", allow_abbrev=False, description=BENCH.title
-    )
-    parser.add_argument("--device", default="auto", help="cpu, mps, cuda or auto; with commas.")
-    add_size_arguments(parser)
-    parser.add_argument("--contexts", default="256", help="Tokens a sequence, with commas.")
-    parser.add_argument("--batches", default="4", help="Sequences, with commas.")
-    parser.add_argument("--dtypes", default="fp32,bf16", help=f"Of {', '.join(DTYPES)}.")
-    parser.add_argument("--compile", default="false", help="true, false, or both with a comma.")
-    parser.add_argument("--steps", type=int, default=10, help="Steps measured a row.")
-    parser.add_argument(
-        "--warmup",
-        "--warmup_study",
-        default="2",
-        help="Steps before, with commas: a study of them.",
-    )
-    add_sweep_arguments(parser)
-    return parser
-
-
-def run(argv: list[str]) -> int:
-    """Runs `bench sizes ...`."""
-    args = make_parser().parse_args(underscored(argv[2:]))
-    check_bounds(args, steps=1)
-    configurations = [
-        {
-            "device": device,
-            "dtype": dtype,
-            "compile": compiled,
-            "size": size,
-            "shape": list(shape),
-            "batch": batch,
-            "context": context,
-            "warmup": warmup,
-            "steps": args.steps,
-        }
-        for device, (size, shape), context, batch, dtype, compiled, warmup in itertools.product(
-            devices(args),
-            chosen_sizes(args).items(),
-            listed(args, "contexts", at_least(1)),
-            listed(args, "batches", at_least(1)),
-            listed(args, "dtypes", one_of(DTYPES)),
-            listed(args, "compile", switch),
-            listed(args, "warmup", at_least(0)),
-        )
-    ]
-    return run_sweep(BENCH, configurations, argv, args.resume, args.timeout_s)
-
-
-# ---- in the row's own process --------------------------------------------------------------------
 
 
 def measure_size(
@@ -165,12 +104,7 @@ def measure_size(
     warmup: int,
     steps: int,
 ) -> dict[str, Any]:
-    """Times inference and training of one configuration."""
-    import torch
-
-    from gpt_lightning.bench.core.timing import measure
-    from gpt_lightning.model.compilation import compile_in_place
-
+    """Time training and inference of one configuration."""
     where = torch.device(device)
     use_dtype(dtype, where)
     graphs = compiled_graphs()
@@ -178,43 +112,25 @@ def measure_size(
     model = make_model(shape, context).to(where)
     if compile:
         compile_in_place(model, where.type)
-    x, y = (torch.randint(model.lm_head.out_features, (batch, context), device=where) for _ in "xy")
-    optimizer = TrainingOptimizer(model, where, dtype)
+    x, y = random_batch(batch, context, where)
+    step = TrainingStep(model, where, dtype)
 
-    def training(timer: "StepTimer") -> None:
-        with autocast(dtype, where):
-            loss = model(x, y)
-        timer.end("forward")
-        optimizer.backward(loss)
-        timer.end("backward")
-        optimizer.step()
-        timer.end("optimizer")
-
-    def inference(timer: "StepTimer") -> None:
+    def infer(timer: StepTimer) -> None:
         with torch.no_grad(), autocast(dtype, where):
             model(x)
         timer.end("inference")
 
-    times, first_step_s = measure(training, where, warmup, steps)
+    times, first_step_s = measure(lambda timer: step(x, y, timer.phase), where, warmup, steps)
     model.eval()
-    inferences, _ = measure(inference, where, max(1, warmup), steps)
-    total = times["total"]
+    inferences, _ = measure(infer, where, max(1, warmup), steps)
+    tokens_per_sec = batch * context / times["total"].steady_mean * 1e3
     return {
+        **phase_columns(times, "forward", "backward"),
         "inference_ms": inferences["inference"].median,
-        "forward_ms": times["forward"].median,
-        "forward_std_ms": times["forward"].std,
-        "backward_ms": times["backward"].median,
-        "backward_std_ms": times["backward"].std,
         "optimizer_ms": times["optimizer"].median,
-        "total_ms": total.median,
-        "total_mean_ms": total.mean,
-        "total_std_ms": total.std,
-        "total_min_ms": total.min,
-        "total_p90_ms": total.p90,
-        "total_max_ms": total.max,
         "first_step_s": first_step_s,
         "graphs": checked_graphs(compile, graphs),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "peak_memory_gib": peak_memory_gib(where),
-        **rates(model, where, dtype, batch * context / total.steady_mean * 1e3, context),
+        **rates(model, where, dtype, tokens_per_sec, context),
     }

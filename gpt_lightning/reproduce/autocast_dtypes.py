@@ -1,17 +1,25 @@
-"""`gpt-lightning bench dtypes`: which dtype each tensor has under autocast."""
+"""Dtype of every parameter, output, loss and gradient under autocast, against a published table."""
 
-import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
-from gpt_lightning.bench.core.options import devices, listed, one_of
-from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
-from gpt_lightning.parsing import OneLineParser, underscored
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core.options import Option, Values
+from gpt_lightning.bench.core.sweep import Bench
+from gpt_lightning.bench.core.worker import SkippedError
+from gpt_lightning.model.gpt import GPT, Block, GPTConfig
 from gpt_lightning.reports.tables import column
 
 AUTOCAST = {"fp16": "float16", "bf16": "bfloat16"}
 MODELS = ("toy", "gpt")
-# CUDA's autocast as the dispatcher has it, asked with tensors that have no data: no GPU is needed
+# device name for the rules of CUDA's autocast, read from the dispatcher without a GPU
 CUDA_RULES = "cuda-rules"
 # the systems course's toy model on CUDA under fp16 autocast
 PUBLISHED = {
@@ -23,11 +31,19 @@ PUBLISHED = {
     "loss": "float32",
     "gradients": "float32",
 }
+KINDS: list[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str]] = [
+    (nn.Embedding, "embedding"),
+    (nn.Linear, "linear"),
+    ((nn.ReLU, nn.GELU), "activation"),
+    (nn.LayerNorm, "layer_norm"),
+    (Block, "residual"),
+]
+Seen = tuple[str, str, str]  # kind, name, dtype
 
 
 @dataclass(frozen=True)
 class DtypeRow:
-    """A model under autocast: the dtype of each kind of tensor."""
+    """Model under autocast: the dtype of each kind of tensor."""
 
     device: str = column("device", width=10)
     autocast: str = column("autocast")
@@ -48,7 +64,7 @@ class DtypeRow:
 
 @dataclass(frozen=True)
 class TensorRow:
-    """One tensor of a model under autocast."""
+    """Tensor of a model under autocast."""
 
     device: str = column("device")
     autocast: str = column("autocast")
@@ -59,11 +75,32 @@ class TensorRow:
     published: str = column("published (CUDA)", default="")
 
 
+def read_devices(args: Any) -> list[Values]:
+    """Return the devices of --device; CUDA_RULES is one."""
+    names = (args.device or f"auto,{CUDA_RULES}").split(",")
+    real = ",".join(name for name in names if name != CUDA_RULES)
+    places = options.devices(SimpleNamespace(device=real)) if real else []
+    places += [CUDA_RULES] * (CUDA_RULES in names)
+    return [{"device": place} for place in places]
+
+
 BENCH = Bench(
     name="dtypes",
     title="dtypes under autocast",
     row=DtypeRow,
     measure="gpt_lightning.reproduce.autocast_dtypes:measure_dtypes",
+    options=(
+        Option(
+            "device",
+            None,
+            f"Any of cpu, mps, cuda, {CUDA_RULES} and auto, with commas; null: auto,{CUDA_RULES}.",
+            read_devices,
+            str | None,
+        ),
+        options.words("autocast", "autocast", AUTOCAST),
+        options.words("models", "model", MODELS),
+    ),
+    timeout_s=120.0,
     notes=(
         "toy: Linear(20, 10) - ReLU - LayerNorm - Linear, without biases; gpt: our GPT, two layers "
         "of width 32. Published is CUDA's fp16 table of the toy model, and only that row can "
@@ -76,47 +113,8 @@ BENCH = Bench(
 )
 
 
-def make_parser() -> OneLineParser:
-    """The parser of the command's options."""
-    parser = OneLineParser(
-        prog="gpt-lightning bench dtypes", allow_abbrev=False, description=BENCH.title
-    )
-    parser.add_argument(
-        "--device",
-        type=str | None,
-        default=None,
-        help=f"cpu, mps, cuda, {CUDA_RULES}, auto, with commas; null: auto, and {CUDA_RULES}.",
-    )
-    parser.add_argument("--autocast", default="fp16,bf16", help=f"Of {', '.join(AUTOCAST)}.")
-    parser.add_argument("--models", default="toy,gpt", help=f"Of {', '.join(MODELS)}.")
-    add_sweep_arguments(parser, timeout_s=120.0)
-    return parser
-
-
-def run(argv: list[str]) -> int:
-    """Runs `bench dtypes ...`."""
-    args = make_parser().parse_args(underscored(argv[2:]))
-    names = (args.device or f"auto,{CUDA_RULES}").split(",")
-    args.device = ",".join(name for name in names if name != CUDA_RULES)
-    places = [*(devices(args) if args.device else []), *([CUDA_RULES] * (CUDA_RULES in names))]
-    configurations = [
-        {"device": device, "autocast": dtype, "model": model}
-        for device, dtype, model in itertools.product(
-            places,
-            listed(args, "autocast", one_of(list(AUTOCAST))),
-            listed(args, "models", one_of(MODELS)),
-        )
-    ]
-    return run_sweep(BENCH, configurations, argv, args.resume, args.timeout_s)
-
-
-# ---- in the row's own process --------------------------------------------------------------------
-
-
 def measure_dtypes(device: str, autocast: str, model: str) -> dict[str, Any]:
-    """Runs a step and notes the dtype of every tensor that a person could ask about."""
-    from gpt_lightning.reproduce.autocast_dtypes_run import Observer
-
+    """Run a step and record the dtype of every tensor."""
     published = PUBLISHED if (autocast, model) == ("fp16", "toy") else {}
     seen = Observer(model, AUTOCAST[autocast], device).observe()
     kinds: dict[str, list[str]] = {}
@@ -124,7 +122,7 @@ def measure_dtypes(device: str, autocast: str, model: str) -> dict[str, Any]:
         kinds.setdefault(kind, []).append(dtype)
     row = {kind: " + ".join(dict.fromkeys(dtypes)) for kind, dtypes in kinds.items()}
     same = verdict(row, published)
-    on_cuda = device in ("cuda", CUDA_RULES)  # which the published table is of
+    on_cuda = device in ("cuda", CUDA_RULES)  # the published table's device
     return {
         **{kind: text for kind, text in row.items() if kind in DtypeRow.__dataclass_fields__},
         "published": same,
@@ -137,10 +135,151 @@ def measure_dtypes(device: str, autocast: str, model: str) -> dict[str, Any]:
 
 
 def verdict(row: dict[str, str], published: dict[str, str]) -> str:
-    """Where a row differs from what was published for it; empty if nothing was."""
+    """Describe how a row differs from the published one; empty if none was published."""
     if not published:
         return ""
     other = [kind for kind, theirs in published.items() if row.get(kind, theirs) != theirs]
     unasked = [f"{kind} not asked" for kind in published if kind not in row]
     differs = [f"{kind} was {published[kind]}" for kind in other]
     return "; ".join([*(differs or ["the same"]), *unasked])
+
+
+class Toy(nn.Module):
+    """Toy model of the systems course, (B, 20) to (B, 5)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(20, 10, bias=False)
+        self.relu = nn.ReLU()
+        self.ln = nn.LayerNorm(10)
+        self.fc2 = nn.Linear(10, 5, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2(self.ln(self.relu(self.fc1(x))))  # type: ignore[no-any-return]
+
+
+class Observer:
+    """Runs a model under autocast and records dtypes.
+
+    Args:
+        model: Model, toy or gpt.
+        autocast: Dtype, float16 or bfloat16.
+        device: Device, cpu, mps, cuda or CUDA_RULES.
+    """
+
+    def __init__(self, model: str, autocast: str, device: str) -> None:
+        self.dtype = getattr(torch, autocast)
+        self.device = device
+        self.model: nn.Module = Toy() if model == "toy" else GPT(GPTConfig(2, 2, 32, 16, 64))
+        self.x = torch.randn(4, 20) if model == "toy" else torch.randint(64, (2, 16))
+        self.y = torch.randint(5, (4,)) if model == "toy" else torch.randint(64, (2, 16))
+        self.seen: list[Seen] = []
+
+    def observe(self) -> list[Seen]:
+        """Return parameters, outputs, logits, loss and gradients, in the order of the step."""
+        for name, parameter in self.model.named_parameters():
+            self.see("parameters", name, parameter)
+        if self.device == CUDA_RULES:
+            with cuda_rules(self.dtype) as fake, torch.no_grad():
+                put(self.model, fake)
+                self.forward(fake(self.x), fake(self.y))
+            return self.seen
+        self.model.to(self.device)
+        with torch.autocast(self.device, self.dtype):
+            loss = self.forward(self.x.to(self.device), self.y.to(self.device))
+        loss.backward()
+        for name, parameter in self.model.named_parameters():
+            assert parameter.grad is not None, name
+            self.see("gradients", name, parameter.grad)
+        return self.seen
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Compute and record the logits, then the loss."""
+        hooks = [
+            module.register_forward_hook(self.hook(name, kind_of(module)))
+            for name, module in self.model.named_modules()
+            if name
+        ]
+        logits = self.model(x)
+        self.see("logits", "logits", logits)
+        for hook in hooks:
+            hook.remove()
+        our_gpt = isinstance(self.model, GPT)  # it computes its loss itself
+        loss = self.model(x, y) if our_gpt else nn.functional.cross_entropy(logits, y)
+        self.see("loss", "loss", loss)
+        return loss
+
+    def see(self, kind: str, name: str, tensor: torch.Tensor) -> None:
+        """Record a tensor."""
+        self.seen.append((kind, name, str(tensor.dtype).removeprefix("torch.")))
+
+    def hook(self, name: str, kind: str) -> Callable[..., None]:
+        """Return a forward hook that records a module's output."""
+
+        def note(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+            self.see(kind, name, output)
+
+        return note
+
+
+def kind_of(module: nn.Module) -> str:
+    """Return the kind of a module's output."""
+    return next((kind for types, kind in KINDS if isinstance(module, types)), "other output")
+
+
+# ---- CUDA's rules without CUDA -------------------------------------------------------------------
+
+
+class Factories(TorchFunctionMode):
+    """Moves tensors that a model creates itself, masks and positions, to fake CUDA tensors."""
+
+    def __init__(self, fake: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.fake = fake
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in (torch.arange, torch.ones):
+            return func(*args, **(kwargs or {}))
+        return self.fake(func(*args, **{**(kwargs or {}), "device": "cpu"}))
+
+
+@contextmanager
+def cuda_rules(dtype: torch.dtype) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+    """Enable CUDA's autocast for tensors that have CUDA's dispatch keys and no data.
+
+    torch.autocast("cuda") disables itself on a machine without a GPU; the switch below it does
+    not, and the casts are in every build of torch. Autograd is not: it needs the device.
+
+    Yields:
+        Function that makes such a tensor of an ordinary one.
+
+    Raises:
+        SkippedError: This torch has no such tensors; they are not public.
+    """
+    try:
+        from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    except ImportError as error:
+        raise SkippedError(f"torch {torch.__version__}: {error}") from error
+    mode = FakeTensorMode()
+    device = torch.device("cuda:0")
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        return FakeTensor(mode, meta, device)
+
+    before = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_dtype("cuda", dtype)
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        with mode, Factories(fake):
+            yield fake
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", before)
+
+
+def put(model: nn.Module, fake: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replace a model's parameters by fake ones."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(fake(parameter), requires_grad=False))

@@ -1,16 +1,17 @@
-"""`gpt-lightning bench accumulation`: a sum of a thousand addends in several precisions."""
+"""Sums of a thousand times 0.01 in float32 and float16, against a published table."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gpt_lightning.bench.core.options import devices
-from gpt_lightning.bench.core.sweep import Bench, add_sweep_arguments, run_sweep
-from gpt_lightning.parsing import OneLineParser, underscored
+import torch
+
+from gpt_lightning.bench.core.options import DEVICE, Values, devices
+from gpt_lightning.bench.core.sweep import Bench
 from gpt_lightning.reports.tables import column
 
 ADDEND, TIMES = 0.01, 1000
-# accumulator, addend, whether the addend is cast to the accumulator's dtype before, and the sum as
-# the systems course's handout prints it
+# accumulator, addend, whether the addend is cast to the accumulator's dtype before, and the sum in
+# the systems course's handout
 PUBLISHED = (
     ("float32", "float32", False, "10.0001"),
     ("float16", "float16", False, "9.9531"),
@@ -21,7 +22,7 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class SumRow:
-    """A sum, and what was published for it."""
+    """Sum, and the published one."""
 
     device: str = column("device")
     accumulator: str = column("accumulator")
@@ -34,33 +35,9 @@ class SumRow:
     note: str = column("note", default="")
 
 
-BENCH = Bench(
-    name="accumulation",
-    title=f"{ADDEND} added {TIMES:,} times",
-    row=SumRow,
-    measure="gpt_lightning.reproduce.float16_sums:measure_sum",
-    notes=(
-        "Status ok: the sum has the published digits, four after the point; mismatch: it has not. "
-        "A float16 accumulator near 8 has steps of 2^-7, so that 0.01 is added as 0.0078 there. "
-        "A float16 addend is 0.010002 whatever it is cast to: the cast comes too late.",
-    ),
-)
-
-
-def make_parser() -> OneLineParser:
-    """The parser of the command's options."""
-    parser = OneLineParser(
-        prog="gpt-lightning bench accumulation", allow_abbrev=False, description=BENCH.title
-    )
-    parser.add_argument("--device", default="auto", help="cpu, mps, cuda or auto; with commas.")
-    add_sweep_arguments(parser, timeout_s=120.0)
-    return parser
-
-
-def run(argv: list[str]) -> int:
-    """Runs `bench accumulation ...`; 1 if a digit differs."""
-    args = make_parser().parse_args(underscored(argv[2:]))
-    configurations = [
+def read_sums(args: Any) -> list[Values]:
+    """Return every published sum on every device."""
+    return [
         {
             "device": device,
             "accumulator": accumulator,
@@ -71,18 +48,27 @@ def run(argv: list[str]) -> int:
         for device in devices(args)
         for accumulator, addend, upcast, published in PUBLISHED
     ]
-    return run_sweep(BENCH, configurations, argv, args.resume, args.timeout_s)
 
 
-# ---- in the row's own process --------------------------------------------------------------------
+BENCH = Bench(
+    name="accumulation",
+    title=f"{ADDEND} added {TIMES:,} times",
+    row=SumRow,
+    measure="gpt_lightning.reproduce.float16_sums:measure_sum",
+    options=(replace(DEVICE, read=read_sums),),
+    timeout_s=120.0,
+    notes=(
+        "Status ok: the sum has the published digits, four after the point; mismatch: it has not. "
+        "A float16 accumulator near 8 has steps of 2^-7, so that 0.01 is added as 0.0078 there. "
+        "A float16 addend is 0.010002 whatever it is cast to: the cast comes too late.",
+    ),
+)
 
 
 def measure_sum(
     device: str, accumulator: str, addend: str, upcast: bool, published: float
 ) -> dict[str, Any]:
-    """Adds, and compares four digits after the point: as many as were published."""
-    import torch
-
+    """Compute the sum and compare four digits after the point, as many as were published."""
     where = torch.device(device)
     total = torch.tensor(0.0, dtype=getattr(torch, accumulator), device=where)
     for _ in range(TIMES):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt_lightning.bench import attention, attention_run
+from gpt_lightning.bench import attention
 from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core import sweep
 from gpt_lightning.bench.core.memory_meter import MIB
@@ -29,12 +29,12 @@ def in_this_process(address: str, configuration: dict, timeout_s: float) -> dict
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(attention_run, "limit_memory", lambda device, gib: None)  # not of pytest
+    monkeypatch.setattr(attention, "limit_memory", lambda device, gib: None)  # not of pytest
     monkeypatch.setattr(sweep, "isolated", in_this_process)
 
 
 def measured(kernel: str, context: int, causal: bool = True, dtype: str = "fp32") -> dict:
-    measure = attention_run.measure_attention
+    measure = attention.measure_attention
     return measure("cpu", dtype, kernel, causal, BATCH, D, context, 1, 3, None)
 
 
@@ -46,12 +46,12 @@ def qkv(context: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("causal", [True, False])
 def test_all_kernels_are_the_same_function(causal: bool) -> None:
     naive, math, flash = (
-        attention_run.make_attention(kernel, causal)(*qkv(32))
+        attention.make_attention(kernel, causal)(*qkv(32))
         for kernel in ("naive", "sdpa-math", "sdpa-flash")
     )
     torch.testing.assert_close(math, naive)
     torch.testing.assert_close(flash, naive)
-    other = attention_run.make_attention("naive", not causal)(*qkv(32))
+    other = attention.make_attention("naive", not causal)(*qkv(32))
     assert not torch.allclose(other, naive)
 
 
@@ -85,20 +85,20 @@ def test_other_errors_are_not_skips() -> None:
         raise RuntimeError("something else")
 
     with pytest.raises(RuntimeError, match="something else"):
-        attention_run.check_kernel("sdpa-flash", broken, lambda: torch.zeros(1))
+        attention.check_kernel("sdpa-flash", broken, lambda: torch.zeros(1))
 
 
 def test_another_kernel_than_asked_for_is_not_measured() -> None:
     def make() -> torch.Tensor:
         return torch.randn(1, 1, 8, D, requires_grad=True)
 
-    math = attention_run.make_attention("sdpa-math", True)
-    attention_run.check_kernel("sdpa-math", math, make)
+    math = attention.make_attention("sdpa-math", True)
+    attention.check_kernel("sdpa-math", math, make)
     with pytest.raises(SkippedError, match=r"another kernel: .*Softmax"):
-        attention_run.check_kernel("sdpa-flash", math, make)
-    flash = attention_run.make_attention("sdpa-flash", True)
+        attention.check_kernel("sdpa-flash", math, make)
+    flash = attention.make_attention("sdpa-flash", True)
     with pytest.raises(SkippedError, match=r"another kernel: .*FlashAttention"):
-        attention_run.check_kernel("sdpa-math", flash, make)
+        attention.check_kernel("sdpa-math", flash, make)
 
 
 def test_the_grid_is_rows_and_a_picture(capsys) -> None:

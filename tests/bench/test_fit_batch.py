@@ -37,9 +37,7 @@ data: {dataset: nowhere, batch_size: 12}
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "gpt_lightning.hardware.machine.machine_record", lambda argv: {"device": "a toy"}
-    )
+    monkeypatch.setattr(sweep, "machine_record", lambda argv, device: {"device": "a toy"})
     Path("run.yaml").write_text(CONFIG)
 
 
@@ -203,9 +201,7 @@ def test_a_configuration_must_be_given(capsys):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_trial_trains(monkeypatch, optimizer):
     monkeypatch.setattr(fit_batch, "limit_trial", lambda device, gib: gib)
-    from gpt_lightning.bench.ladder_run import parse_fit
-
-    config = parse_fit(["--config=run.yaml", f"--model.optimizer={optimizer}"])
+    config = fit_batch.parse_fit(["--config=run.yaml", f"--model.optimizer={optimizer}"])
     step = fit_batch.step_of(config)
     trial = json.loads(json.dumps(fit_batch.trial_of(config, step)))
     found = fit_batch.measure_batch(**trial, batch=3, steps=2, limit_gib=1.5)
@@ -259,9 +255,8 @@ def test_where_the_system_knows_no_limit_the_process_watches_itself(capfd):
 def test_the_limit_is_a_share_of_what_is_free(monkeypatch):
     seen = []
     monkeypatch.setattr(sys, "platform", "linux")
-    meter = "gpt_lightning.bench.core.memory_meter"
-    monkeypatch.setattr(f"{meter}.available_bytes", lambda: 10 * 2**30)
-    monkeypatch.setattr(f"{meter}.limit_memory", lambda device, gib: seen.append(gib))
+    monkeypatch.setattr(fit_batch, "available_bytes", lambda: 10 * 2**30)
+    monkeypatch.setattr(fit_batch, "limit_memory", lambda device, gib: seen.append(gib))
     assert fit_batch.limit_trial("cpu", None) == pytest.approx(8.0)
     assert seen == [pytest.approx(8.0)]
     assert fit_batch.limit_trial("cuda", None) is None

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt_lightning.bench import gpu, gpu_run
+from gpt_lightning.bench import gpu
+from gpt_lightning.bench.core import fit_run, sweep, training_step
 from gpt_lightning.bench.core import results as folders
-from gpt_lightning.bench.core import sweep
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.model import flops
@@ -32,8 +32,8 @@ PUBLISHED = {"124m": "gpt2", "350m": "gpt2-medium", "774m": "gpt2-large", "1558m
 def in_a_folder(tmp_path, monkeypatch):
     """Nothing is left in the checkout, and no peak is measured."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(gpu_run, "measured_peak", lambda *args: Peak(1e12, "of a test", ""))
-    monkeypatch.setattr(gpu_run, "random_dataset", small_dataset(gpu_run.random_dataset))
+    monkeypatch.setattr(training_step, "measured_peak", lambda *args: Peak(1e12, "of a test", ""))
+    monkeypatch.setattr(fit_run, "random_dataset", small_dataset(fit_run.random_dataset))
     before = torch.get_float32_matmul_precision()
     torch._dynamo.reset()  # a row is a process of its own
     yield
@@ -46,14 +46,14 @@ def small_dataset(random_dataset):
 
 def measure(model, **settings):
     arguments = {"device": "cpu", "size": "124m", "steps": 2, "warmup": 1, "fit_options": TINY}
-    return gpu_run.measure_size(model=model, **{**arguments, **settings})
+    return gpu.measure_size(model=model, **{**arguments, **settings})
 
 
 def test_a_row_of_ours_is_fit_with_the_sizes_file(monkeypatch):
     told = []
-    run = gpu_run.training.run
+    run = fit_run.training.run
     monkeypatch.setattr(
-        gpu_run.training, "run", lambda argv, **kwargs: (told.append(argv), run(argv, **kwargs))
+        fit_run.training, "run", lambda argv, **kwargs: (told.append(argv), run(argv, **kwargs))
     )
     row = measure("ours")
     (argv,) = told
@@ -71,10 +71,8 @@ def test_a_row_of_ours_is_fit_with_the_sizes_file(monkeypatch):
 def test_theirs_makes_the_same_step(monkeypatch):
     pytest.importorskip("transformers")
     steps = []
-    original = gpu_run.TrainingOptimizer.step
-    monkeypatch.setattr(
-        gpu_run.TrainingOptimizer, "step", lambda self: (steps.append(1), original(self))
-    )
+    update = gpu.TrainingStep.update
+    monkeypatch.setattr(gpu.TrainingStep, "update", lambda self: (steps.append(1), update(self)))
     row = measure("hf", steps=3)
     assert len(steps) == 4  # with the warm-up
     assert (row["batch"], row["accumulate"], row["context"]) == (2, 2, 32)
@@ -93,7 +91,7 @@ def test_theirs_gets_a_micro_batch_that_fits(monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return 5.0
 
-    monkeypatch.setattr(gpu_run, "time_steps", time_steps)
+    monkeypatch.setattr(gpu, "time_steps", time_steps)
     row = measure("hf", fit_options=[*TINY, "--data.batch_size=4"])
     assert asked == [(4, 2, 32), (2, 4, 32), (1, 8, 32)]
     assert (row["batch"], row["accumulate"]) == (1, 8)
@@ -112,7 +110,7 @@ def test_the_page_lands_beside_the_others(monkeypatch, tmp_path, capsys):
             "target": 0.52,
         },
     )
-    monkeypatch.setattr("gpt_lightning.hardware.peaks.device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(gpu, "device_name", lambda device: "NVIDIA H200")
     arguments = ["--device", "cpu", "--sizes", "350m,774m", "--out", "pages"]
     assert main(["bench", "gpu", *arguments]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "pages/gpu_h200.md"
@@ -148,10 +146,10 @@ def test_mistakes_take_one_line(args, line, capsys):
 
 def test_the_sizes_files_are_the_published_models_at_the_same_tokens_a_step():
     overlays = {name for name in config_names() if name.startswith("gpu/")}
-    assert {name for name, _ in gpu.SIZES.values()} == overlays
-    for size, (overlay, _) in gpu.SIZES.items():
+    assert {name for name, _ in gpu.CONFIGS.values()} == overlays
+    for size, (overlay, _) in gpu.CONFIGS.items():
         configs = ["--config=gpt2_124m", f"--config={overlay}"]
-        parsed = gpu_run.parse_fit([*configs, "--data.seed=1"])
+        parsed = gpu.parse_fit([*configs, "--data.seed=1"])
         config, published = parsed.model.config, SIZES[PUBLISHED[size]]
         for key in ("n_layer", "n_head", "n_embd", "block_size", "bias", "activation"):
             assert config[key] == getattr(published, key), (size, key)

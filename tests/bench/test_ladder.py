@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from gpt_lightning.bench import ladder_run
+from gpt_lightning.bench import ladder
+from gpt_lightning.bench.core import fit_run
 from gpt_lightning.bench.core import results as folders
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import Peak
@@ -23,7 +24,7 @@ TINY = [
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ladder_run, "best_peak", lambda device: Peak(1e11, "a peak", "a test"))
+    monkeypatch.setattr(ladder, "best_peak", lambda device: Peak(1e11, "a peak", "a test"))
 
 
 def results() -> dict:
@@ -56,13 +57,13 @@ def test_every_rung_is_a_row_with_a_rate(capsys):
 
 def test_a_rung_has_the_settings_of_all_before_it(monkeypatch):
     seen = []
-    monkeypatch.setattr(ladder_run.Ladder, "_write", lambda self: None)
+    monkeypatch.setattr(ladder.Ladder, "_write", lambda self: None)
 
     def pretend(argv, callbacks, logger):
         seen.append(dict(s.removeprefix("--").split("=") for s in argv[1:]))
         raise ValueError("nothing is measured here")
 
-    monkeypatch.setattr(ladder_run.training, "run", pretend)
+    monkeypatch.setattr(fit_run.training, "run", pretend)
     assert main(["bench", "ladder", "--rungs", "fp32,bf16,fused-optimizer", *TINY]) == 1
     fp32, bf16, last = seen
     assert fp32["trainer.precision"] == "32-true"

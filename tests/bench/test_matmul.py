@@ -9,11 +9,10 @@ import torch
 from gpt_lightning.bench import matmul
 from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core import sweep
-from gpt_lightning.bench.core.options import SIZES
+from gpt_lightning.bench.core.options import COURSE_SIZES
 from gpt_lightning.bench.core.training_step import make_model
 from gpt_lightning.bench.core.worker import SkippedError, failure
 from gpt_lightning.cli import main
-from gpt_lightning.hardware import peaks
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.model import flops
 
@@ -21,7 +20,9 @@ from gpt_lightning.model import flops
 @pytest.fixture(autouse=True)
 def own_peak(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(peaks, "measured_peak", lambda device, dtype: Peak(2e12, "a", "test", True))
+    monkeypatch.setattr(
+        matmul, "measured_peak", lambda device, dtype: Peak(2e12, "a", "test", True)
+    )
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
@@ -44,13 +45,13 @@ def test_rates_follow_from_times(dtype: str) -> None:
 
 
 def test_shapes_of_the_model_add_up_to_its_flops() -> None:
-    layers, _, width = SIZES["small"]
+    layers, _, width = COURSE_SIZES["small"]
     tokens, context = 4 * 256, 256
     shapes = matmul.model_shapes("small", tokens, width, 10_000)
     times = {name: 1 if name.endswith("head") else layers for name in shapes}
     products = sum(2 * m * k * n * times[name] for name, (m, k, n) in shapes.items())
     with torch.device("meta"):
-        n_params = make_model(list(SIZES["small"]), context).num_params(embeddings=False)
+        n_params = make_model(list(COURSE_SIZES["small"]), context).num_params(embeddings=False)
     per_token = flops.flops_per_token(n_params, layers, width, context)
     attention = 12 * layers * width * context  # q k^T and weights v are no products with weights
     # biases and norms are 0.1% of the parameters

@@ -22,7 +22,7 @@ SHAPE, BATCH, CONTEXT = [3, 2, 64], 2, 64
 @pytest.fixture(autouse=True)
 def no_limit_of_pytest(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(memory_meter, "limit_memory", lambda device, gib: None)
+    monkeypatch.setattr(memory, "limit_memory", lambda device, gib: None)
 
 
 def measured(mode: str = "training", checkpointing: bool = False, dtype: str = "fp32", **more):

@@ -6,8 +6,9 @@ import lightning as L
 import pytest
 import torch
 
-from gpt_lightning.bench import overhead, overhead_run
+from gpt_lightning.bench import overhead
 from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core import sweep
 from gpt_lightning.cli import main
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.training.fit import quiet_lightning
@@ -22,7 +23,7 @@ def work():
     """A module and its batch, as measure_overhead makes them."""
     quiet_lightning()
     torch.manual_seed(0)
-    module = overhead_run.make_module(CONFIG, "fp32", False, CPU)
+    module = overhead.make_module(CONFIG, "fp32", False, CPU)
     x, y = (torch.randint(10_000, (2, 8)) for _ in range(2))
     return module, (x, y)
 
@@ -33,7 +34,7 @@ def test_all_loops_do_the_same_work(work):
         untrained = float(module(*batch))
     losses = {}
     for name in overhead.LOOPS:
-        loop = overhead_run.Loop(name, module, batch, "fp32")
+        loop = overhead.Loop(name, module, batch, "fp32")
         module.load_state_dict(loop._initial)
         assert len(loop.block(warmup=1, steps=3)) == 3
         losses[name] = loop.loss
@@ -43,7 +44,7 @@ def test_all_loops_do_the_same_work(work):
 
 
 def test_blocks_begin_from_the_same_weights(work):
-    loop = overhead_run.Loop("raw", *work, "fp32")
+    loop = overhead.Loop("raw", *work, "fp32")
     losses = [loop.block(warmup=1, steps=1) and loop.loss for _ in range(2)]
     assert losses[0] == losses[1]
     loop.block(warmup=1, steps=4)
@@ -56,9 +57,9 @@ def test_a_slow_callback_is_measured(monkeypatch):
         def on_train_batch_end(self, *args, **kwargs):
             time.sleep(0.05)
 
-    fit_callbacks = overhead_run.fit_callbacks
-    monkeypatch.setattr(overhead_run, "fit_callbacks", lambda: [*fit_callbacks(), Slow()])
-    found = overhead_run.measure_overhead(
+    fit_callbacks = overhead.fit_callbacks
+    monkeypatch.setattr(overhead, "fit_callbacks", lambda: [*fit_callbacks(), Slow()])
+    found = overhead.measure_overhead(
         device="cpu",
         dtype="bf16",
         compile=False,
@@ -81,17 +82,9 @@ def test_a_slow_callback_is_measured(monkeypatch):
     assert found["a_loss"] < 5  # ln 65 is 4.2
 
 
-def test_a_batch_is_timed_from_request_to_request(monkeypatch):
-    now = iter([0.0, 1.0, 3.0, 6.0])
-    monkeypatch.setattr("gpt_lightning.bench.overhead_run.record_event", lambda device: next(now))
-    batches = overhead_run.AskedBatches((torch.zeros(1), torch.zeros(1)), 4)
-    assert len(list(batches)) == len(batches) == 4
-    assert batches.milliseconds() == [1000.0, 2000.0, 3000.0]
-
-
 def test_no_file_is_left(work, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    overhead_run.Loop("callbacks", *work, "fp32").block(warmup=1, steps=1)
+    overhead.Loop("callbacks", *work, "fp32").block(warmup=1, steps=1)
     assert not list(tmp_path.iterdir())
 
 
@@ -111,16 +104,13 @@ def test_mistakes_take_one_line(args, line, tmp_path, monkeypatch, capsys):
     assert not folders.ROOT.exists()
 
 
-def test_a_size_brings_its_own_batch_and_vocabulary(monkeypatch):
-    found = []
-    monkeypatch.setattr(overhead, "run_sweep", lambda bench, rows, *rest: found.extend(rows) or 0)
-    assert main(["bench", "overhead", "--device", "cpu", "--sizes", "char,small"]) == 0
+def test_a_size_brings_its_own_batch_and_vocabulary():
+    _, found = sweep.read_options(overhead.BENCH, ["--device", "cpu", "--sizes", "char,small"])
     assert {(r["size"], r["batch"], r["context"], r["vocab_size"]) for r in found} == {
         ("char", 64, 256, 65),
         ("small", 4, 64, 10_000),
     }
-    found.clear()
     options = ["--sizes", "char", "--batches", "2,4", "--contexts", "8"]
-    assert main(["bench", "overhead", "--device", "cpu", *options]) == 0
+    _, found = sweep.read_options(overhead.BENCH, ["--device", "cpu", *options])
     assert {(r["batch"], r["context"]) for r in found} == {(2, 8), (4, 8)}
     assert {(r["steps"], r["rounds"]) for r in found} == {(3, 5)}

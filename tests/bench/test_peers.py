@@ -5,8 +5,9 @@ import sys
 import pytest
 import torch
 
-from gpt_lightning.bench import peers_run
+from gpt_lightning.bench import peers
 from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core.peer import make_peer
 from gpt_lightning.bench.core.training_step import make_model
 from gpt_lightning.bench.core.worker import SkippedError, failure
 from gpt_lightning.cli import main
@@ -29,9 +30,9 @@ def test_both_train_the_same_model():
     pytest.importorskip("transformers")
     torch.manual_seed(0)
     model = make_model([2, 2, 32], 16)
-    peer = peers_run.make_peer(model)
+    peer = make_peer(model)
     x, y = (torch.randint(10_000, (2, 16)) for _ in range(2))
-    ours, theirs = (peers_run.Contestant(m, False, (x, y), "fp32") for m in (model, peer))
+    ours, theirs = (peers.Contestant(m, False, (x, y), "fp32") for m in (model, peer))
     assert ours.loss == pytest.approx(theirs.loss, abs=1e-5)  # float32 sums in another order
     first = ours.loss
     for _ in range(3):
@@ -46,7 +47,7 @@ def test_both_train_the_same_model():
 
 def test_a_row_agrees_with_itself():
     pytest.importorskip("transformers")
-    row = peers_run.measure_peers(**TINY)
+    row = peers.measure_peers(**TINY)
     assert row["ours_tokens_per_sec"] == pytest.approx(2 * 16 / row["ours_ms"] * 1e3)
     assert row["theirs_tokens_per_sec"] == pytest.approx(2 * 16 / row["theirs_ms"] * 1e3)
     assert row["ratio_min"] <= row["ratio"] <= row["ratio_max"]
@@ -64,7 +65,7 @@ def test_both_are_compiled(monkeypatch):
         torch.nn.Module, "compile", lambda self: compile_module(self, backend="eager")
     )
     torch._dynamo.reset()
-    row = peers_run.measure_peers(**TINY | {"compile": True, "rounds": 1})
+    row = peers.measure_peers(**TINY | {"compile": True, "rounds": 1})
     torch._dynamo.reset()
     assert row["ours_graphs"] >= 1
     assert row["theirs_graphs"] >= 1
@@ -73,7 +74,7 @@ def test_both_are_compiled(monkeypatch):
 def test_without_transformers_the_row_is_skipped(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(SkippedError, match="transformers is not installed") as caught:
-        peers_run.measure_peers(**TINY)
+        peers.measure_peers(**TINY)
     assert failure(caught.value)["status"] == "skipped"
 
 

@@ -4,6 +4,7 @@ import gzip
 import inspect
 import json
 import shlex
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,19 +14,18 @@ from torch.utils.flop_counter import FlopCounterMode
 from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core import sweep
 from gpt_lightning.bench.core.trace import KINDS
+from gpt_lightning.bench.core.trace_tables import attention_flops
 from gpt_lightning.bench.core.training_step import make_model
 from gpt_lightning.bench.core.worker import SkippedError
-from gpt_lightning.bench.profile import MODES
-from gpt_lightning.bench.profile_run import (
+from gpt_lightning.bench.profile import (
+    MODES,
     PARTS,
     Step,
     attention_in_parts,
     measure_profile,
     nvtx_range,
     set_attention,
-    silent,
 )
-from gpt_lightning.bench.profile_tables import attention_flops
 from gpt_lightning.cli import main
 from gpt_lightning.model.attention import naive_attention
 
@@ -128,7 +128,7 @@ def test_attention_in_parts_is_naive_attention():
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 2, 8, 4)
     named = []
-    in_parts = attention_in_parts(lambda name: named.append(name) or silent(name))
+    in_parts = attention_in_parts(lambda name: named.append(name) or nullcontext(name))
     assert torch.equal(in_parts(q, k, v, 0.0), naive_attention(q, k, v, 0.0))
     assert named == list(PARTS)
     assert torch.equal(in_parts(q[:, :, -1:], k, v, 0.0), naive_attention(q[:, :, -1:], k, v, 0.0))
@@ -223,7 +223,9 @@ def test_under_nsys_only_the_steps_are_recorded_and_no_profiler_is_in_the_way(
 
 def test_on_cuda_a_range_is_an_nvtx_range_too(monkeypatch):
     named = []
-    monkeypatch.setattr(torch.cuda.nvtx, "range", lambda name: named.append(name) or silent(name))
+    monkeypatch.setattr(
+        torch.cuda.nvtx, "range", lambda name: named.append(name) or nullcontext(name)
+    )
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profiler, nvtx_range("softmax"):
         torch.ones(4).softmax(0)

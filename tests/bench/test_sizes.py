@@ -13,9 +13,8 @@ from gpt_lightning.bench import sizes
 from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core import sweep
 from gpt_lightning.bench.core import training_step as subject
-from gpt_lightning.bench.core.options import chosen_sizes
+from gpt_lightning.bench.core.course_report import published_tables, read_published
 from gpt_lightning.bench.core.worker import SkippedError, failure
-from gpt_lightning.bench.published import published_tables, read_published
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.model.gpt import GPT
@@ -144,19 +143,19 @@ def test_the_step_is_that_of_fit():
     """Clipped to a norm of 1, with decay on matrices alone; a gradient that is no number stops."""
     torch.manual_seed(0)
     model = subject.make_model([1, 1, 16], 8)
-    optimizer = subject.TrainingOptimizer(model, torch.device("cpu"), "fp32")
+    step = subject.TrainingStep(model, torch.device("cpu"), "fp32")
     norms = []
     for scale in (1e3, 1e6):
-        optimizer.backward(scale * model(*torch.randint(10_000, (2, 2, 8))))
+        step.backward(scale * model(*torch.randint(10_000, (2, 2, 8))))
         gradients = [p.grad for p in model.parameters()]
-        optimizer.step()
+        step.update()
         norms.append(float(torch.nn.utils.get_total_norm(gradients)))
         assert all(p.grad is None for p in model.parameters())
     assert norms == pytest.approx([1.0, 1.0], rel=1e-4)  # clipping divides by the norm + 1e-6
     before = model.lm_head.weight.clone()
-    optimizer.backward(math.nan * model(*torch.randint(10_000, (2, 2, 8))))
+    step.backward(math.nan * model(*torch.randint(10_000, (2, 2, 8))))
     with pytest.raises(RuntimeError, match="norm is nan"):
-        optimizer.step()
+        step.update()
     assert torch.equal(model.lm_head.weight, before)
 
 
@@ -202,8 +201,8 @@ def test_too_large_a_batch_is_a_row(limited_memory, capsys):
 
 def test_rates_are_those_of_the_total(monkeypatch):
     peak = Peak(1e12, "a peak", "a test", measured=True)
-    monkeypatch.setattr("gpt_lightning.hardware.peaks.lookup", lambda name, dtype: None)
-    monkeypatch.setattr("gpt_lightning.hardware.peaks.measured_peak", lambda device, dtype: peak)
+    monkeypatch.setattr(subject, "lookup", lambda name, dtype: None)
+    monkeypatch.setattr(subject, "measured_peak", lambda device, dtype: peak)
     row = sizes.measure_size(**TINY)
     assert row["tokens_per_sec"] == pytest.approx(2 * 16 / row["total_ms"] * 1e3)
     # 6 N + 12 L C T FLOPs a token
@@ -251,12 +250,14 @@ def test_mistakes_take_one_line(args, line, capsys, monkeypatch):
     ],
 )
 def test_sizes_of_ones_own(options, found):
-    assert chosen_sizes(sizes.make_parser().parse_args(options.split())) == found
+    _, rows = sweep.read_options(sizes.BENCH, options.split())
+    assert {row["size"]: tuple(row["shape"]) for row in rows} == found
 
 
 def test_a_warmup_study_is_a_row_each():
-    args = sizes.make_parser().parse_args(["--warmup_study", "0,1,2,5"])
-    assert args.warmup == "0,1,2,5"
+    options = ["--dtypes", "fp32", "--warmup_study", "0,1,2,5"]
+    _, rows = sweep.read_options(sizes.BENCH, options)
+    assert [row["warmup"] for row in rows] == [0, 1, 2, 5]
 
 
 # ---- published rows ------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from gpt_lightning.reproduce.autocast_dtypes import (
     CUDA_RULES,
     MODELS,
     PUBLISHED,
+    Observer,
     measure_dtypes,
 )
-from gpt_lightning.reproduce.autocast_dtypes_run import Observer
 
 
 def test_cuda_has_the_published_table_without_a_gpu():

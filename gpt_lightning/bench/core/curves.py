@@ -16,13 +16,13 @@ PANEL_IN = (4.2, 3.4)  # width and height
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a panel; points without a value are left out.
+    """Line of a panel; points without a value are left out.
 
     Attributes:
-        label: In the legend, which is the first panel's.
+        label: Label in the legend, which is the first panel's.
         points: Size and value.
-        color: A matplotlib color.
-        style: A matplotlib line style.
+        color: Matplotlib color.
+        style: Matplotlib line style.
     """
 
     label: str
@@ -34,13 +34,13 @@ class Line:
 def plot_panels(
     path: Path, title: str, x_name: str, panels: dict[tuple[str, str], Sequence[Line]]
 ) -> None:
-    """A grid of panels with logarithmic axes.
+    """Draw a grid of panels with logarithmic axes.
 
     Args:
-        path: A .png file.
-        title: Of the picture.
-        x_name: What is on the horizontal axes.
-        panels: (quantity with its unit, what a column has in common) -> lines; a row a quantity.
+        path: PNG file.
+        title: Title of the picture.
+        x_name: Label of the horizontal axes.
+        panels: (quantity with its unit, title of the column) -> lines; a row for each quantity.
     """
     quantities = list(dict.fromkeys(quantity for quantity, _ in panels))
     columns = list(dict.fromkeys(column for _, column in panels))
@@ -62,7 +62,7 @@ def plot_panels(
 
 
 def draw_lines(axes: Any, lines: Sequence[Line]) -> None:
-    """Lines into one panel; sizes are powers of two, so their ticks are too."""
+    """Draw lines into one panel; sizes are powers of two, so their ticks are too."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter("{x:.0f}")
@@ -70,18 +70,18 @@ def draw_lines(axes: Any, lines: Sequence[Line]) -> None:
     for line in lines:
         points = sorted((x, y) for x, y in line.points if y is not None and y > 0)
         xs, ys = [x for x, _ in points], [y for _, y in points]
-        label = line.label if points else "_"  # what was not measured is not in the legend
+        label = line.label if points else "_"  # a line without points is not in the legend
         axes.plot(xs, ys, "o" + line.style, ms=3, lw=1, color=line.color, label=label)
     axes.grid(alpha=0.3)
 
 
 def plot_timeline(path: Path, title: str, memory: Memory) -> None:
-    """Memory over the time of a step, its phases shaded.
+    """Draw memory over the time of a step, with its phases shaded.
 
     Args:
-        path: A .png file.
-        title: Of the picture.
-        memory: With a timeline.
+        path: PNG file.
+        title: Title of the picture.
+        memory: Measurement with a timeline.
     """
     figure = Figure(figsize=(10.0, 4.0), dpi=DPI, layout="constrained")
     axes = figure.subplots()
@@ -90,7 +90,7 @@ def plot_timeline(path: Path, title: str, memory: Memory) -> None:
     axes.step(times, [level / MIB for _, level in memory.timeline], where="post", lw=0.8, color="k")
     for index, (name, (first, last)) in enumerate(memory.spans.items()):
         axes.axvspan(first - start, last - start, alpha=0.2, color=f"C{index % 10}", label=name)
-    axes.set(xlabel="ms, with what watching costs", ylabel=f"MiB ({memory.method})", title=title)
+    axes.set(xlabel="ms, with the cost of recording", ylabel=f"MiB ({memory.method})", title=title)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)

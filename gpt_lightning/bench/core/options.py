@@ -1,19 +1,26 @@
-"""Options that benchmarks share: lists with commas, numbers with bounds, devices and sizes.
+"""Options of benchmarks: a bench declares them, and the driver parses and multiplies them.
 
-What is wrong with a value is told in one line that names its option.
+An option fills fields of the configurations that a sweep measures. An option with several values
+is an axis: each value is another configuration. Errors are one line that names the option.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import OneLineParser
+from gpt_lightning.hardware.device import default_device
+from gpt_lightning.hardware.precision import check_accelerator
+from gpt_lightning.parsing import OneLineParser, underscored
 
 Shape = tuple[int, int, int]  # layers, heads, width
+Values = dict[str, Any]  # fields of a configuration
+Read = Callable[[Any], list[Values]]  # parsed arguments -> one mapping for each value
 
 # the systems course's table; the MLP is 4 times as wide
-SIZES: dict[str, Shape] = {
+COURSE_SIZES: dict[str, Shape] = {
     "small": (12, 12, 768),
     "medium": (24, 16, 1024),
     "large": (36, 20, 1280),
@@ -24,24 +31,105 @@ DTYPES = ("fp32", "tf32", "bf16", "fp16")
 HEAD_WIDTH = 64  # GPT-2's
 
 
-def option_of(name: str) -> str:
-    """A name as it stands on the command line."""
-    return "--" + name.replace("_", "-")
+def no_field(args: Any) -> list[Values]:
+    """Fill no field: another option reads the value."""
+    return [{}]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a bench.
+
+    Attributes:
+        name: Name on the command line, with underscores.
+        default: Default value.
+        help: Help text.
+        read: Function from all parsed arguments to the fields that the option fills, one mapping
+            for each value. It raises UserError for a value that cannot be.
+        type: Type of the value; None: the text as it is.
+        alias: Second name on the command line.
+    """
+
+    name: str
+    default: Any
+    help: str
+    read: Read = no_field
+    type: Any = None
+    alias: str = ""
+
+    def add_to(self, parser: OneLineParser) -> None:
+        """Declare the option to a parser."""
+        names = [f"--{name}" for name in (self.name, self.alias) if name]
+        settings = {} if self.type is None else {"type": self.type}
+        parser.add_argument(*names, default=self.default, help=self.help, **settings)
+
+
+def parse(
+    name: str,
+    description: str,
+    options: Iterable[Option],
+    argv: Sequence[str],
+    timeout_s: float | None = None,
+) -> Any:
+    """Parse the options of a bench.
+
+    Args:
+        name: Name of the bench.
+        description: First line of the help.
+        options: Options of the bench.
+        argv: Arguments after the bench's name.
+        timeout_s: Default of --timeout_s; None: a bench that is no sweep, without --timeout_s and
+            --resume.
+
+    Raises:
+        UserError: An option is unknown, or its value has another type.
+    """
+    parser = OneLineParser(
+        prog=f"gpt-lightning bench {name}", allow_abbrev=False, description=description
+    )
+    for option in options:
+        option.add_to(parser)
+    if timeout_s is not None:
+        parser.add_argument(
+            "--resume", action="store_true", help="Continue the newest sweep of the same rows."
+        )
+        Option("timeout_s", timeout_s, "Time limit of a row, in seconds.", type=float).add_to(
+            parser
+        )
+    return parser.parse_args(underscored(list(argv)))
+
+
+def configurations(options: Iterable[Option], args: Any) -> list[Values]:
+    """Return every combination of the options' values, the last option's varying fastest.
+
+    Raises:
+        UserError: A value cannot be.
+    """
+    read = [option.read(args) for option in options]
+    return [
+        {name: value for fields in combination for name, value in fields.items()}
+        for combination in itertools.product(*read)
+    ]
 
 
 # ---- values --------------------------------------------------------------------------------------
 
 
+def option_of(name: str) -> str:
+    """Return a name in the form of the command line."""
+    return "--" + name.replace("_", "-")
+
+
 def listed(args: Any, name: str, kind: Callable[[str], Any]) -> list[Any]:
-    """The values of an option with commas, each one once.
+    """Return the comma-separated values of an option, each value once.
 
     Args:
-        args: What the parser found.
-        name: Of the option, with underscores.
-        kind: Makes a value of a text, or raises ValueError.
+        args: Parsed arguments.
+        name: Name of the option, with underscores.
+        kind: Converter of a text to a value; it raises ValueError.
 
     Raises:
-        UserError: one of them is no such value.
+        UserError: The converter raised ValueError.
     """
     text = getattr(args, name)
     try:
@@ -50,24 +138,25 @@ def listed(args: Any, name: str, kind: Callable[[str], Any]) -> list[Any]:
         raise UserError(f"{option_of(name)} is {text!r}: {error}") from error
 
 
-def one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    """A kind for `listed`: one of a few words."""
+def one_of(choices: Iterable[str]) -> Callable[[str], str]:
+    """Return a converter that accepts a few words."""
+    known = list(choices)
 
     def choice(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"{text!r} is none of {', '.join(choices)}")
+        if text not in known:
+            raise ValueError(f"{text!r} is none of {', '.join(known)}")
         return text
 
     return choice
 
 
 def switch(text: str) -> bool:
-    """A kind for `listed`: true or false."""
+    """Convert true or false."""
     return {"true": True, "false": False}[one_of(("true", "false"))(text)]
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """A kind for `listed`: a whole number with a bound."""
+    """Return a converter to whole numbers that are not below a bound."""
 
     def number(text: str) -> int:
         try:
@@ -82,14 +171,14 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def check_bounds(args: Any, **bounds: int) -> None:
-    """Refuses numbers that are too small.
+    """Raise for a number below its bound; None passes.
 
     Args:
-        args: What the parser found.
-        bounds: The least value of each option, by its name with underscores; None passes.
+        args: Parsed arguments.
+        bounds: Least value of each option, by its name with underscores.
 
     Raises:
-        UserError: names the option, its value and the bound.
+        UserError: The message names the option, its value and the bound.
     """
     for name, least in bounds.items():
         value = getattr(args, name)
@@ -98,10 +187,10 @@ def check_bounds(args: Any, **bounds: int) -> None:
 
 
 def check_positive(args: Any, name: str) -> None:
-    """Refuses a number that is not above 0; None is none.
+    """Raise for a number that is not above 0; None passes.
 
     Raises:
-        UserError: names the option and its value.
+        UserError: The message names the option and its value.
     """
     value = getattr(args, name)
     if value is not None and not (value > 0 and math.isfinite(value)):
@@ -109,57 +198,161 @@ def check_positive(args: Any, name: str) -> None:
 
 
 def devices(args: Any) -> list[str]:
-    """The devices of --device, auto resolved.
+    """Return the devices of --device, with auto resolved.
 
     Raises:
-        UserError: one that is not there.
+        UserError: This machine has no such device.
     """
-    from gpt_lightning.hardware.device import default_device
-    from gpt_lightning.hardware.precision import check_accelerator
-
     names = listed(args, "device", one_of(("auto", "cpu", "mps", "cuda")))
     for name in names:
         check_accelerator(name, "32-true", "--device")
     return list(dict.fromkeys(default_device() if name == "auto" else name for name in names))
 
 
-# ---- sizes of GPT-2s -----------------------------------------------------------------------------
+# ---- options that benchmarks share ---------------------------------------------------------------
 
 
-def add_size_arguments(parser: OneLineParser) -> None:
-    """--sizes, and the three numbers of a size of one's own."""
-    parser.add_argument("--sizes", default="small", help=f"With commas, of {', '.join(SIZES)}.")
-    parser.add_argument(
-        "--n_layer", type=int | None, default=None, help="A size of your own instead: its layers."
-    )
-    parser.add_argument(
-        "--n_head",
-        type=int | None,
-        default=None,
-        help=f"Its heads; null: as many as {HEAD_WIDTH} wide ones make the width.",
-    )
-    parser.add_argument("--d_model", type=int | None, default=None, help="Its width.")
+def axis(name: str, field: str, default: str, kind: Callable[[str], Any], about: str) -> Option:
+    """Declare an option with comma-separated values.
+
+    Args:
+        name: Name of the option.
+        field: Field of a configuration that a value fills.
+        default: Default values.
+        kind: Converter of a text to a value.
+        about: Help text.
+    """
+
+    def read(args: Any) -> list[Values]:
+        return [{field: value} for value in listed(args, name, kind)]
+
+    return Option(name, default, about, read)
 
 
-def chosen_sizes(args: Any) -> dict[str, Shape]:
-    """Name -> shape: those of --sizes, or the one of --n-layer, --n-head and --d-model.
+def words(name: str, field: str, choices: Iterable[str], default: str | None = None) -> Option:
+    """Declare an option with comma-separated words, by default all of them."""
+    known = ",".join(choices)
+    about = f"Any of {known.replace(',', ', ')}."
+    return axis(name, field, known if default is None else default, one_of(choices), about)
 
-    What is not given of the three is as in the size small, heads are GPT-2's.
+
+def numbers(name: str, field: str, default: str, about: str, least: int = 1) -> Option:
+    """Declare an option with comma-separated whole numbers."""
+    return axis(name, field, default, at_least(least), f"{about}, with commas.")
+
+
+def number(name: str, default: int, least: int, about: str) -> Option:
+    """Declare a whole number that all configurations share."""
+
+    def read(args: Any) -> list[Values]:
+        check_bounds(args, **{name: least})
+        return [{name: getattr(args, name)}]
+
+    return Option(name, default, about, read, type=int)
+
+
+def text(name: str, default: str, about: str) -> Option:
+    """Declare a text that all configurations share."""
+    return Option(name, default, about, lambda args: [{name: getattr(args, name)}])
+
+
+def dtypes(default: str, choices: Sequence[str] = DTYPES) -> Option:
+    """Declare --dtypes."""
+    return words("dtypes", "dtype", choices, default)
+
+
+def switches(name: str, default: str, about: str) -> Option:
+    """Declare an option that is true, false, or both."""
+    return axis(name, name, default, switch, f"{about}: true, false, or both with a comma.")
+
+
+def contexts(default: str) -> Option:
+    """Declare --contexts."""
+    return numbers("contexts", "context", default, "Tokens a sequence")
+
+
+def batches(default: str = "4") -> Option:
+    """Declare --batches."""
+    return numbers("batches", "batch", default, "Sequences a batch")
+
+
+def steps(default: int) -> Option:
+    """Declare --steps."""
+    return number("steps", default, 1, "Measured steps of a row.")
+
+
+def warmup(default: int, least: int = 0) -> Option:
+    """Declare --warmup."""
+    return number("warmup", default, least, "Steps before the measured ones.")
+
+
+DEVICE = Option(
+    "device",
+    "auto",
+    "Any of cpu, mps, cuda and auto, with commas.",
+    lambda args: [{"device": device} for device in devices(args)],
+)
+
+
+def read_memory_limit(args: Any) -> list[Values]:
+    """Return the limit of --memory_gib, checked."""
+    check_positive(args, "memory_gib")
+    return [{"memory_gib": args.memory_gib}]
+
+
+MEMORY_LIMIT = Option(
+    "memory_gib",
+    None,
+    "Memory limit of a row on a CPU, in GiB; a row that needs more is out of memory. "
+    "null: the machine's memory.",
+    read_memory_limit,
+    type=float | None,
+)
+
+
+def read_sizes(args: Any, shapes: Mapping[str, tuple[int, ...]]) -> list[Values]:
+    """Return the sizes of --sizes with their shapes."""
+    names = listed(args, "sizes", one_of(shapes))
+    return [{"size": name, "shape": list(shapes[name])} for name in names]
+
+
+def named_sizes(shapes: Mapping[str, tuple[int, ...]], default: str) -> Option:
+    """Declare --sizes, which fills `size` and `shape`."""
+    about = f"Any of {', '.join(shapes)}."
+    return Option("sizes", default, about, lambda args: read_sizes(args, shapes))
+
+
+def course_or_own_size(args: Any) -> list[Values]:
+    """Return the sizes of --sizes, or the one of --n-layer, --n-head and --d-model.
+
+    Missing values of the three default to those of `small`; heads are HEAD_WIDTH wide.
 
     Raises:
-        UserError: a number is too small, or the width is no multiple of the heads.
+        UserError: A number is too small, or the width is no multiple of the heads.
     """
     given = [name for name in ("n_layer", "n_head", "d_model") if getattr(args, name) is not None]
     if not given:
-        return {name: SIZES[name] for name in listed(args, "sizes", one_of(list(SIZES)))}
+        return read_sizes(args, COURSE_SIZES)
     check_bounds(args, **dict.fromkeys(given, 1))
-    n_layer, _, small_width = SIZES["small"]
-    n_layer = args.n_layer or n_layer
-    d_model = args.d_model or small_width
+    small_layers, _, small_width = COURSE_SIZES["small"]
+    n_layer, d_model = args.n_layer or small_layers, args.d_model or small_width
     n_head = args.n_head or max(1, d_model // HEAD_WIDTH)
     if d_model % n_head:
         raise UserError(
             f"--d-model {d_model} is not divisible by {n_head} heads: "
             "give another --n-head or --d-model"
         )
-    return {f"{n_layer}/{n_head}/{d_model}": (n_layer, n_head, d_model)}
+    return [{"size": f"{n_layer}/{n_head}/{d_model}", "shape": [n_layer, n_head, d_model]}]
+
+
+SIZES = (
+    Option("sizes", "small", f"Any of {', '.join(COURSE_SIZES)}.", course_or_own_size),
+    Option("n_layer", None, "Layers of a size of your own, instead of --sizes.", type=int | None),
+    Option(
+        "n_head",
+        None,
+        f"Heads of your own size; null: as many as make each head {HEAD_WIDTH} wide.",
+        type=int | None,
+    ),
+    Option("d_model", None, "Width of your own size.", type=int | None),
+)

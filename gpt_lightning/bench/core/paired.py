@@ -1,31 +1,30 @@
-"""Two ways to do the same work, in short blocks A B A B of one process.
+"""Comparison of two ways to do the same work, in short blocks A B A B of one process.
 
-A machine changes while it is measured: clocks, temperature, other people's work. What two blocks
-that follow each other have in common cancels in their ratio, and the ratios of all rounds say how
-far the result can be trusted.
+A machine changes while it is measured: clocks, temperature, other processes. Changes that both
+blocks of a round see cancel in their ratio, and the spread of the ratios shows the noise.
 """
 
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-Block = Callable[[], list[float]]  # milliseconds of each of its steps
+Block = Callable[[], list[float]]  # returns the milliseconds of each of its steps
 Round = tuple[list[float], list[float]]  # of A and of B
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """B against A.
+    """Times of A and B, and the ratios of B to A.
 
     Attributes:
-        a_ms: A step of A: median over the rounds of a block's mean.
-        b_ms: The same of B.
-        difference_ms: Median over the rounds of B's mean step less A's; noise can make it negative
-            where the two are equal.
+        a_ms: Step of A: median over the rounds of a block's mean.
+        b_ms: Step of B, likewise.
+        difference_ms: Median over the rounds of B's mean step minus A's; noise can make it
+            negative.
         ratio: Median over the rounds of B's mean step over A's.
         ratio_std: Standard deviation of the rounds' ratios; 0 for one round.
-        ratio_min: The smallest of them.
-        ratio_max: The largest of them.
+        ratio_min: Smallest ratio of a round.
+        ratio_max: Largest ratio of a round.
     """
 
     a_ms: float
@@ -37,21 +36,21 @@ class Comparison:
     ratio_max: float
 
     def named(self, a: str, b: str) -> dict[str, float]:
-        """Its numbers as fields of a row: a_ms is A_ms, b_ms is B_ms."""
+        """Return the numbers as fields of a row, with a_ms and b_ms named A_ms and B_ms."""
         names = {"a_ms": f"{a}_ms", "b_ms": f"{b}_ms"}
         return {names.get(name, name): value for name, value in asdict(self).items()}
 
 
 def interleave(a: Block, b: Block, rounds: int) -> list[Round]:
-    """Runs A B A B ..."""
+    """Run A B A B ... and return the times of each round."""
     return [(a(), b()) for _ in range(rounds)]
 
 
 def compare(rounds: Sequence[Round]) -> Comparison:
-    """Statistics of one round or more; every block has one step at least.
+    """Return statistics of at least one round; every block has at least one step.
 
-    A block is its mean: what only every tenth step does, such as logging, counts. A stall spoils
-    its round, which the median over the rounds leaves out.
+    A block counts by its mean, so that work of every tenth step, such as logging, is included. A
+    stall spoils one round, and the median over the rounds ignores it.
     """
     means = [(statistics.fmean(a), statistics.fmean(b)) for a, b in rounds]
     ratios = [b / a for a, b in means]

@@ -1,7 +1,7 @@
-"""Where a sweep's results lie, and how an interrupted one is found again.
+"""Folders of results, and how --resume finds an interrupted sweep.
 
-A sweep has a folder of its own. Its rows are appended to `rows.jsonl` as they come; whatever ended
-the sweep, at most the last line is torn, and the row of a torn line is measured again.
+A sweep has a folder of its own. Its rows are appended to `rows.jsonl` as they come. A sweep that
+was killed leaves at most its last line torn; the row of a torn line is measured again.
 """
 
 import datetime
@@ -19,13 +19,13 @@ Values = dict[str, Any]
 
 
 def make_folder(name: str) -> Path:
-    """Makes a folder for the results of a benchmark; nobody else gets the same one.
+    """Make a folder that no other sweep has.
 
     Args:
-        name: Of the benchmark.
+        name: Name of the benchmark.
 
     Returns:
-        ROOT/NAME/TIME; with -2, -3, ... behind it where other results began in the same second.
+        ROOT/NAME/TIME; with -2, -3, ... appended where other results began in the same second.
     """
     (ROOT / name).mkdir(parents=True, exist_ok=True)
     stamp = datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
@@ -40,12 +40,12 @@ def make_folder(name: str) -> Path:
 
 
 def key(configuration: Values) -> str:
-    """What tells a row from the others."""
+    """Return the identity of a row."""
     return json.dumps(configuration, sort_keys=True)
 
 
 def keep(folder: Path, configuration: Values, measured: Values) -> None:
-    """Appends a row to the sweep's file, below a torn line if the last one is torn."""
+    """Append a row to the sweep's file, on a new line if the last line is torn."""
     line = json.dumps({"configuration": configuration, "measured": measured}) + "\n"
     with (folder / ROWS).open("ab+") as file:
         if file.tell():
@@ -55,26 +55,28 @@ def keep(folder: Path, configuration: Values, measured: Values) -> None:
 
 
 def read_rows(path: Path) -> list[tuple[Values, Values]]:
-    """Configuration and measurement of each row of a sweep's file; torn lines are left out."""
+    """Return configuration and measurement of each row of a sweep's file, without torn lines."""
     rows = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             row = json.loads(line)
             rows.append((row["configuration"], row["measured"]))
-        except (ValueError, TypeError, KeyError):  # whoever wrote it was ended in the middle
+        except (ValueError, TypeError, KeyError):  # the writer was killed in the middle of the line
             continue
     return rows
 
 
 def find_folder(name: str, configurations: Iterable[Values]) -> tuple[Path, dict[str, Values]]:
-    """The newest sweep that has rows of these, and what it measured well, by `key`.
+    """Return the newest sweep with any of these rows, and its finished rows by `key`.
 
     Raises:
-        UserError: there is none.
+        UserError: No sweep has any of them.
     """
     wanted = {key(configuration) for configuration in configurations}
     for path in sorted((ROOT / name).glob(f"*/{ROWS}"), reverse=True):
         done = {key(configuration): measured for configuration, measured in read_rows(path)}
         if wanted & done.keys():
             return path.parent, {k: v for k, v in done.items() if v["status"] in KEPT}
-    raise UserError(f"--resume: no sweep of these rows in {ROOT / name}; leave it out")
+    raise UserError(
+        f"--resume: no sweep of these rows in {ROOT / name}; start one without --resume"
+    )

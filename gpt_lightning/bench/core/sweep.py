@@ -1,8 +1,8 @@
-"""A sweep: configurations in, a table out, whatever happens to single rows.
+"""Sweeps: measure every configuration of a bench in a process of its own and report the rows.
 
-Each row is measured in a process of its own (worker.py) and kept as it comes (folders.py), and the
-report is written again after each: Ctrl-C, a crash or a full disk costs one row. An interrupted
-sweep goes on with --resume.
+A row that fails is still a row. Rows are kept as they come (results.py) and the report is written
+again after each: Ctrl-C, a crash or a full disk costs one row. --resume continues an interrupted
+sweep.
 """
 
 import contextlib
@@ -13,111 +13,178 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
+from gpt_lightning.bench.core.options import Option, Values, configurations, parse
 from gpt_lightning.bench.core.plausible import finite, implausible
 from gpt_lightning.bench.core.results import find_folder, keep, key, make_folder
 from gpt_lightning.bench.core.worker import MARK
 from gpt_lightning.errors import UserError, is_out_of_memory
-from gpt_lightning.parsing import OneLineParser
+from gpt_lightning.hardware.machine import machine_record
+from gpt_lightning.parsing import split_fit_options
 from gpt_lightning.reports.tables import RESULTS, Console, Row, write_report
 
-EARLIER = "earlier"  # a fact of a resumed sweep: what its first rows were measured on
+EARLIER = "earlier"  # machine fact of a resumed sweep: machine of the first rows
 FINE = ("ok", "out of memory", "skipped")  # statuses that are no failure
 Picture = Callable[[Path, Sequence[Row]], list[str]]  # draws into a folder; returns file names
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A benchmark: what its rows are and what measures one.
+    """A benchmark: its options, its rows, and the function that measures a row.
 
     Attributes:
-        name: On the command line.
+        name: Name on the command line.
         title: Heading of the report.
-        row: A dataclass made by `tables.column`, with `status` and `note` among its fields.
-        measure: MODULE:FUNCTION; takes a configuration's fields, returns measured ones.
-        notes: What a reader must know: conventions, units, what is counted.
-        picture: Draws the rows, where a picture says more.
-        hidden: Fields that the console can do without.
-        files: Whether `measure` also takes `folder`, the report's, to leave files in.
-        tables: Further tables of the report: name -> what their rows are. A measurement returns
-            their rows as a list of mappings under that name; fields of the configuration come by
-            themselves.
-        beside: Tables that were not measured here, for the rows so far: name -> rows.
+        row: Dataclass of `tables.column` fields, with `status` and `note` among them.
+        measure: MODULE:FUNCTION. The function takes the fields of a configuration and returns
+            measured fields.
+        options: Options in the order in which rows vary, slowest first.
+        notes: Paragraphs for the reader: conventions, units, definitions.
+        timeout_s: Default time limit of a row.
+        takes_fit_options: Whether options of `fit` are accepted; configurations get them as
+            `fit_options`.
+        picture: Function that draws the rows.
+        hidden: Columns that the console omits.
+        files: Whether `measure` also takes `folder`, the report's folder, to leave files in.
+        tables: Further tables of the report: name -> row dataclass. A measurement returns their
+            rows as a list of mappings under that name; fields of the configuration are added.
+        beside: Function from the rows so far to tables that were not measured here: name -> rows.
+        epilogue: Function from the parsed arguments and the finished sweep to last words.
     """
 
     name: str
     title: str
     row: type[Row]
     measure: str
+    options: tuple[Option, ...] = ()
     notes: tuple[str, ...] = ()
+    timeout_s: float = 600.0
+    takes_fit_options: bool = False
     picture: Picture | None = None
     hidden: tuple[str, ...] = ("note",)
     files: bool = False
-    tables: dict[str, type[Row]] = dataclasses.field(default_factory=dict)
+    tables: dict[str, type[Row]] = field(default_factory=dict)
     beside: Callable[[Sequence[Row]], dict[str, Sequence[Row]]] | None = None
+    epilogue: Callable[[Any, "Sweep"], str] | None = None
 
 
-def add_sweep_arguments(parser: OneLineParser, timeout_s: float = 600.0) -> None:
-    """The options that every sweep has."""
-    parser.add_argument(
-        "--resume", action="store_true", help="Go on with the newest sweep of the same rows."
-    )
-    parser.add_argument("--timeout_s", type=float, default=timeout_s, help="Of a row, in seconds.")
-
-
-def run_sweep(
-    bench: Bench,
-    configurations: list[dict[str, Any]],
-    argv: list[str],
-    resume: bool = False,
-    timeout_s: float = 600.0,
-) -> int:
-    """Measures every configuration and prints a row as it comes.
+def run_bench(bench: Bench, argv: list[str]) -> int:
+    """Run `bench NAME ...`: parse the options, multiply them, and measure every row.
 
     Returns:
-        0: every row was measured, or could not be for want of memory; 1: a row failed otherwise.
+        0: Every row was measured, or could not be for lack of memory; 1: a row failed otherwise.
 
     Raises:
-        UserError: there is nothing to measure.
+        UserError: An option or its value is wrong.
     """
-    if not configurations:
-        raise UserError(f"bench {bench.name}: no configuration is left to measure")
-    if not timeout_s > 0:
-        raise UserError(f"--timeout-s is {timeout_s}; it must be above 0")
-    folder, done = (
-        find_folder(bench.name, configurations) if resume else (make_folder(bench.name), {})
-    )
-    machine = machine_of(configurations, argv)
-    machine |= earlier_machine(folder, machine)
-    console = Console(bench.row, without=bench.hidden)
-    for name, fact in machine.items():
-        print(f"{name:<9} {fact}")
-    print(f"\n{console.header()}", flush=True)
-    rows: list[Row] = []
-    more: dict[str, list[Row]] = {name: [] for name in bench.tables}
-    with termination_as_exit():
-        for configuration in configurations:
-            measured = done.get(key(configuration))
-            if measured is None:
-                measured = measure_row(bench, folder, configuration, timeout_s)
-                keep(folder, configuration, measured)
-            rows.append(make_row(bench.row, configuration | measured))
-            print(console.line(rows[-1]), flush=True)
-            for name, row_type in bench.tables.items():
-                parts = measured.get(name, [])
-                more[name] += [make_row(row_type, configuration | part) for part in parts]
-            report(bench, folder, machine, rows, more)
-    print(f"\n{folder}: results.md, results.json, rows.csv")
-    return int(any(row.status not in FINE for row in rows))
+    args, rows = read_options(bench, argv[2:])
+    sweep = Sweep(bench, rows, argv, args.resume, args.timeout_s)
+    code = sweep.run()
+    if bench.epilogue is not None:
+        print(bench.epilogue(args, sweep))
+    return code
+
+
+def read_options(bench: Bench, argv: list[str]) -> tuple[Any, list[Values]]:
+    """Return the parsed arguments of a bench and the configurations to measure."""
+    description, shared = bench.title, {}
+    if bench.takes_fit_options:
+        argv, fit_options = split_fit_options(argv)
+        description += ". Options of `fit` follow: --data.batch_size 32."
+        shared = {"fit_options": fit_options}
+    args = parse(bench.name, description, bench.options, argv, bench.timeout_s)
+    return args, [row | shared for row in configurations(bench.options, args)]
+
+
+class Sweep:
+    """Measures configurations one by one; keeps, prints and reports each row as it comes.
+
+    Args:
+        bench: The benchmark.
+        configurations: Configurations to measure.
+        argv: The command, for the report.
+        resume: Continue the newest sweep that has one of these configurations.
+        timeout_s: Time limit of a row.
+
+    Raises:
+        UserError: There is nothing to measure, or nothing to resume.
+    """
+
+    def __init__(
+        self,
+        bench: Bench,
+        configurations: list[Values],
+        argv: list[str],
+        resume: bool = False,
+        timeout_s: float = 600.0,
+    ) -> None:
+        if not configurations:
+            raise UserError(f"bench {bench.name}: no configuration is left to measure")
+        if not timeout_s > 0:
+            raise UserError(f"--timeout-s is {timeout_s}; it must be above 0")
+        self.bench, self.configurations, self.timeout_s = bench, configurations, timeout_s
+        self.folder, self._done = (
+            find_folder(bench.name, configurations) if resume else (make_folder(bench.name), {})
+        )
+        machine = machine_of(configurations, argv)
+        self.machine = machine | earlier_machine(self.folder, machine)
+        self.rows: list[Row] = []
+        self._tables: dict[str, list[Row]] = {name: [] for name in bench.tables}
+        self._console = Console(bench.row, without=bench.hidden)
+        for name, fact in self.machine.items():
+            print(f"{name:<9} {fact}")
+        print(f"\n{self._console.header()}", flush=True)
+
+    def run(self) -> int:
+        """Measure every configuration.
+
+        Returns:
+            0: Every row was measured, or could not be for lack of memory; 1: a row failed
+            otherwise.
+        """
+        with termination_as_exit():
+            for configuration in self.configurations:
+                self.measure(configuration)
+        self.print_files()
+        return int(any(row.status not in FINE for row in self.rows))
+
+    def measure(self, configuration: Values) -> Row:
+        """Measure a configuration, or take the row of the resumed sweep, and write the report."""
+        measured = self._done.get(key(configuration))
+        if measured is None:
+            measured = measure_row(self.bench, self.folder, configuration, self.timeout_s)
+            keep(self.folder, configuration, measured)
+        self.rows.append(make_row(self.bench.row, configuration | measured))
+        print(self._console.line(self.rows[-1]), flush=True)
+        for name, row_type in self.bench.tables.items():
+            parts = measured.get(name, [])
+            self._tables[name] += [make_row(row_type, configuration | part) for part in parts]
+        self.report()
+        return self.rows[-1]
+
+    def report(self, findings: Sequence[str] = ()) -> None:
+        """Write the report of the rows so far, with findings below the notes."""
+        tables: dict[str, Sequence[Row]] = {"rows": self.rows, **self._tables}
+        if self.bench.beside is not None:
+            tables |= self.bench.beside(self.rows)
+        notes = (*self.bench.notes, *findings)
+        pictures = draw(self.bench, self.folder, self.rows)
+        write_report(self.folder, self.bench.title, self.machine, tables, notes, pictures)
+
+    def print_files(self) -> None:
+        """Print where the report is."""
+        print(f"\n{self.folder}: results.md, results.json, rows.csv")
 
 
 def measure_row(
-    bench: Bench, folder: Path, configuration: dict[str, Any], timeout_s: float
+    bench: Bench, folder: Path, configuration: Values, timeout_s: float
 ) -> dict[str, Any]:
-    """Measures a configuration; numbers that cannot be are a failure too."""
+    """Measure a configuration; impossible numbers are a failure too."""
     place = {"folder": str(folder)} if bench.files else {}
     measured = isolated(bench.measure, configuration | place, timeout_s)
     wrong = implausible(measured) if measured["status"] == "ok" else ""
@@ -126,12 +193,8 @@ def measure_row(
     return finite(measured) | {"status": "implausible", "note": wrong}
 
 
-def machine_of(configurations: list[dict[str, Any]], argv: list[str]) -> dict[str, str]:
-    """The head of the report, of the devices that are measured."""
-    import torch
-
-    from gpt_lightning.hardware.machine import machine_record
-
+def machine_of(configurations: list[Values], argv: list[str]) -> dict[str, str]:
+    """Return the head of the report, for the devices of the configurations."""
     named = dict.fromkeys(row.get("device") for row in configurations)
     devices = [torch.device(name) for name in named if name in ("cpu", "mps", "cuda")]
     records = [machine_record(argv, device) for device in devices] or [machine_record(argv)]
@@ -144,21 +207,21 @@ def machine_of(configurations: list[dict[str, Any]], argv: list[str]) -> dict[st
 
 
 def earlier_machine(folder: Path, machine: dict[str, str]) -> dict[str, str]:
-    """What the rows of an interrupted sweep were measured on, where that was something else."""
+    """Return facts of the machine of an interrupted sweep's rows, where they differ."""
     path = folder / RESULTS
     if not path.exists():
         return {}
     before: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["machine"]
     facts = ("device", "CPU", "memory", "software", "precision")
     other = [f"{name} {before[name]}" for name in facts if before.get(name) != machine.get(name)]
-    told = [before[EARLIER]] if EARLIER in before else []
-    told += [f"rows of {before.get('date')}: {', '.join(other)}"] if other else []
-    return {EARLIER: "; ".join(told)} if told else {}
+    known = [before[EARLIER]] if EARLIER in before else []
+    known += [f"rows of {before.get('date')}: {', '.join(other)}"] if other else []
+    return {EARLIER: "; ".join(known)} if known else {}
 
 
 @contextlib.contextmanager
 def termination_as_exit() -> Iterator[None]:
-    """A signal to terminate ends the row's process too: it becomes an exception, as Ctrl-C is."""
+    """Turn SIGTERM into SystemExit, as Ctrl-C is an exception: it ends the row's process too."""
 
     def leave(number: int, frame: object) -> NoReturn:
         sys.exit(128 + number)
@@ -173,8 +236,8 @@ def termination_as_exit() -> Iterator[None]:
 # ---- a row's process -----------------------------------------------------------------------------
 
 
-def isolated(address: str, configuration: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """Measures a configuration in a process of its own; what goes wrong is a status."""
+def isolated(address: str, configuration: Values, timeout_s: float) -> dict[str, Any]:
+    """Measure a configuration in a process of its own; a failure is a status."""
     command = [sys.executable, "-m", "gpt_lightning.bench.core.worker", address]
     process = subprocess.Popen(
         [*command, json.dumps(configuration)],
@@ -191,7 +254,7 @@ def isolated(address: str, configuration: dict[str, Any], timeout_s: float) -> d
     except subprocess.TimeoutExpired:
         end(process)
         return {"status": "timed out", "note": f"after {timeout_s:g} s"}
-    except BaseException:  # Ctrl-C: nothing is left behind
+    except BaseException:  # Ctrl-C: no process is left behind
         end(process)
         raise
     for line in reversed(out.splitlines()):
@@ -202,23 +265,23 @@ def isolated(address: str, configuration: dict[str, Any], timeout_s: float) -> d
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Ends a process and those that it has started, which would hold its pipes open."""
+    """Kill a process and its children, which would hold its pipes open."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
 
 def crash(returncode: int, errors: str) -> dict[str, str]:
-    """The row of a process that ended without a result."""
+    """Return the row of a process that ended without a result."""
     if returncode == -signal.SIGKILL:
-        return {"status": "out of memory", "note": "killed, as Linux does for want of memory"}
+        return {"status": "out of memory", "note": "killed, as Linux does when memory runs out"}
     last = " ".join(errors.split())[-160:]
     status = "out of memory" if is_out_of_memory(RuntimeError(last)) else "crashed"
     return {"status": status, "note": f"{ending(returncode)}: {last}"}
 
 
 def ending(returncode: int) -> str:
-    """How a process ended, in words."""
+    """Describe an exit code."""
     if returncode >= 0:
         return f"exit code {returncode}"
     try:
@@ -231,28 +294,13 @@ def ending(returncode: int) -> str:
 
 
 def make_row(row_type: type[Row], values: dict[str, Any]) -> Row:
-    """A row of the fields that there are; the others keep their defaults."""
+    """Make a row of the values that are its fields; other fields keep their defaults."""
     names = {field.name for field in dataclasses.fields(row_type)}
     return row_type(**{name: value for name, value in values.items() if name in names})
 
 
-def report(
-    bench: Bench,
-    folder: Path,
-    machine: dict[str, str],
-    rows: list[Row],
-    more: dict[str, list[Row]] | None = None,
-) -> None:
-    """Writes the report of the rows so far, and of the bench's further tables."""
-    pictures = draw(bench, folder, rows)
-    tables: dict[str, Sequence[Row]] = {"rows": rows, **(more or {})}
-    if bench.beside is not None:
-        tables |= bench.beside(rows)
-    write_report(folder, bench.title, machine, tables, bench.notes, pictures)
-
-
 def draw(bench: Bench, folder: Path, rows: list[Row]) -> list[str]:
-    """Draws the rows, unless this process itself has no memory left for that."""
+    """Draw the rows, unless this process itself has no memory left for a picture."""
     if bench.picture is None:
         return []
     try:

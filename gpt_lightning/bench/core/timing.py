@@ -1,35 +1,46 @@
 """Times of phases inside one step, on the device's own clock.
 
-Every phase of every step is measured where it happens: nothing is a difference of two means, so no
-cell can be negative. Marks cost nothing on a GPU (events), and the device is waited for once, after
-the last step.
+Every phase of every step is measured directly: no time is a difference of two means, so no time
+can be negative. Timestamps cost nothing on a GPU (events), and the host waits for the device once,
+after the last step.
 """
 
 import itertools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
+from gpt_lightning.data.loader import Batch
 from gpt_lightning.hardware.device import Timestamp, elapsed_s, record_event, synchronize
 
 STALL = 10.0  # times the median
+# columns of `phase_columns` that are too many for the console
+SPREAD = (
+    "forward_std_ms",
+    "backward_std_ms",
+    "total_mean_ms",
+    "total_min_ms",
+    "total_p90_ms",
+    "total_max_ms",
+)
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Of the durations of one phase, in milliseconds.
+    """Statistics of the durations of one phase, in milliseconds.
 
     Attributes:
-        median: Half of them are longer.
-        mean: Their average.
+        median: Median.
+        mean: Mean.
         std: Standard deviation of the sample; 0 for one value.
-        min: The shortest.
-        p90: One in ten is longer.
-        max: The longest: an outlier is seen here.
-        steady_mean: Average without stalls, durations of over ten times the median: rates are of
-            it, as SpeedMonitor's are.
+        min: Shortest duration.
+        p90: 90th percentile.
+        max: Longest duration: it shows an outlier.
+        steady_mean: Mean without stalls, durations of over ten times the median. Rates derive from
+            it, as SpeedMonitor's do.
     """
 
     median: float
@@ -42,7 +53,7 @@ class Stats:
 
 
 def stats(milliseconds: list[float]) -> Stats:
-    """Statistics of durations; there must be one at least."""
+    """Return statistics of at least one duration."""
     ordered = sorted(milliseconds)
     median = statistics.median(ordered)
     return Stats(
@@ -56,11 +67,21 @@ def stats(milliseconds: list[float]) -> Stats:
     )
 
 
+def phase_columns(times: dict[str, Stats], *phases: str) -> dict[str, float]:
+    """Return columns of statistics: median and std of each phase, and everything of the total."""
+    found: dict[str, float] = {}
+    for phase in phases:
+        found |= {f"{phase}_ms": times[phase].median, f"{phase}_std_ms": times[phase].std}
+    for name in ("mean", "std", "min", "p90", "max"):
+        found[f"total_{name}_ms"] = getattr(times["total"], name)
+    return found | {"total_ms": times["total"].median}
+
+
 class StepTimer:
-    """Marks the ends of a step's phases.
+    """Records the ends of the phases of each step.
 
     Args:
-        device: That does the work.
+        device: Device that does the work.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -68,15 +89,21 @@ class StepTimer:
         self._marks: list[list[tuple[str, Timestamp]]] = []
 
     def begin(self) -> None:
-        """A step begins now."""
+        """Begin a step."""
         self._marks.append([("", record_event(self.device))])
 
     def end(self, phase: str) -> None:
-        """A phase, which began where the one before it ended, ends now."""
+        """End a phase, which began at the end of the phase before it."""
         self._marks[-1].append((phase, record_event(self.device)))
 
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Surround the work of a phase; return a context that ends it."""
+        yield
+        self.end(name)
+
     def milliseconds(self) -> dict[str, list[float]]:
-        """Durations by phase, a value a step, and of the whole step under `total`."""
+        """Return durations by phase, one for each step, and of the whole step under `total`."""
         synchronize(self.device)
         found: dict[str, list[float]] = {}
         for step in self._marks:
@@ -87,15 +114,15 @@ class StepTimer:
 
 
 def measure(
-    step: Callable[[StepTimer], None], device: torch.device, warmup: int, steps: int
+    step: Callable[[StepTimer], object], device: torch.device, warmup: int, steps: int
 ) -> tuple[dict[str, Stats], float]:
-    """Runs a step `warmup` times without, and `steps` times with the clock.
+    """Run a step `warmup` times without the clock, then `steps` times with it.
 
     Args:
-        step: Calls `timer.end(phase)` at the end of each phase.
-        device: That does the work.
-        warmup: Steps before; with 0 the first step, with compilation, is among those measured.
-        steps: At least 1.
+        step: Step that ends each phase on the timer.
+        device: Device that does the work.
+        warmup: Steps before; with 0 the first step, with compilation, is a measured one.
+        steps: Measured steps, at least 1.
 
     Returns:
         Statistics by phase, and the seconds of the very first step, compilation included.
@@ -115,3 +142,29 @@ def measure(
             first = timer.milliseconds()["total"][0] / 1e3
     assert first is not None, "no step"
     return {phase: stats(values) for phase, values in timer.milliseconds().items()}, first
+
+
+class TimedBatches:
+    """Yields the same batch again and again, and records when each was requested.
+
+    Args:
+        batch: Tokens and targets, int64 (B, T) each, on the device.
+        n: Number of batches.
+    """
+
+    def __init__(self, batch: Batch, n: int) -> None:
+        self.batch, self.n = batch, n
+        self.marks: list[Timestamp] = []
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __iter__(self) -> Iterator[Batch]:
+        for _ in range(self.n):
+            self.marks.append(record_event(self.batch[0].device))
+            yield self.batch
+
+    def milliseconds(self) -> list[float]:
+        """Return the times between requests, n - 1 values."""
+        synchronize(self.batch[0].device)
+        return [elapsed_s(*marks) * 1e3 for marks in itertools.pairwise(self.marks)]

@@ -1,34 +1,37 @@
-"""What the benchmarks of models have in common, in a row's own process."""
+"""One training step for all benchmarks of models, and the facts of a row's own process."""
 
 import resource
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
+import torch
+from torch import nn
+
+from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.hardware.memory import keep_freed_memory
-
-if TYPE_CHECKING:
-    import torch
-
-    from gpt_lightning.model.gpt import GPT
+from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
+from gpt_lightning.model import flops
+from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.training import optim
 
 VOCABULARY = 10_000  # the systems course's
 MAX_NORM = 1.0  # of gradients, as in all files of configs/
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+PhaseContext = Callable[[str], AbstractContextManager[Any]]  # surrounds a named phase of a step
 
 
-def set_products(dtype: str, device: "torch.device") -> None:
-    """Sets the precision of float32 products, and refuses what would silently be something else.
+# ---- precision -----------------------------------------------------------------------------------
 
-    On a CPU the process also keeps its memory, as `fit` does.
+
+def set_products(dtype: str, device: torch.device) -> None:
+    """Set the precision of float32 products; on a CPU also keep freed memory, as `fit` does.
 
     Raises:
-        SkippedError: the device has no such products.
+        SkippedError: The device has no such products and would silently compute others.
     """
-    import torch
-
-    from gpt_lightning.bench.core.worker import SkippedError
-
     if dtype == "tf32" and device.type != "cuda":
         raise SkippedError(f"tf32 is a mode of NVIDIA GPUs, not of {device.type}")
     if dtype == "bf16" and device.type == "cuda" and not has_bf16():
@@ -38,106 +41,162 @@ def set_products(dtype: str, device: "torch.device") -> None:
         keep_freed_memory()
 
 
-def tensor_dtype(dtype: str, device: "torch.device") -> "torch.dtype":
-    """The dtype of tensors whose products are in `dtype`; float32's precision is set.
+def tensor_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """Call `set_products` and return the dtype of tensors whose products are in `dtype`.
 
     Raises:
-        SkippedError: as `set_products`.
+        SkippedError: See `set_products`.
     """
-    import torch
-
     set_products(dtype, device)
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype, torch.float32)
+    return AUTOCAST.get(dtype, torch.float32)
 
 
-def use_dtype(dtype: str, device: "torch.device") -> None:
-    """`set_products` for training under `autocast`.
+def use_dtype(dtype: str, device: torch.device) -> None:
+    """Call `set_products` for training under `autocast`.
 
     Raises:
-        SkippedError: as `set_products`, and for fp16 on a CPU, which `fit` refuses too.
+        SkippedError: See `set_products`; also for fp16 on a CPU, which `fit` does not support.
     """
-    from gpt_lightning.bench.core.worker import SkippedError
-
     if dtype == "fp16" and device.type == "cpu":
         raise SkippedError("fp16 training needs a GPU")
     set_products(dtype, device)
 
 
 def has_bf16() -> bool:
-    """Whether the GPU has bfloat16 units; torch emulates them without a word."""
-    import torch
-
+    """Return whether the GPU has bfloat16 units; torch emulates missing ones silently."""
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
-def make_model(shape: list[int], context: int) -> "GPT":
-    """A GPT-2 of (layers, heads, width) with the course's vocabulary."""
-    from gpt_lightning.model.gpt import GPT, GPTConfig
+def autocast(dtype: str, device: torch.device) -> AbstractContextManager[Any]:
+    """Return the context of a forward pass in a dtype."""
+    return torch.autocast(device.type, AUTOCAST[dtype]) if dtype in AUTOCAST else nullcontext()
 
+
+# ---- the step ------------------------------------------------------------------------------------
+
+
+def make_model(shape: list[int], context: int) -> GPT:
+    """Make a GPT-2 of (layers, heads, width) with the course's vocabulary."""
     n_layer, n_head, n_embd = shape
     return GPT(GPTConfig(n_layer, n_head, n_embd, block_size=context, vocab_size=VOCABULARY))
 
 
-def autocast(dtype: str, device: "torch.device") -> AbstractContextManager[Any]:
-    """The context of a forward pass in a dtype."""
-    import torch
+def random_batch(
+    batch: int, context: int, device: torch.device, vocab_size: int = VOCABULARY
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return random tokens and targets, int64 (B, T) each."""
+    x, y = (torch.randint(vocab_size, (batch, context), device=device) for _ in range(2))
+    return x, y
 
-    names = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    return torch.autocast(device.type, names[dtype]) if dtype in names else nullcontext()
+
+def fit_optimizer(model: nn.Module, device: torch.device, dtype: str) -> torch.optim.AdamW:
+    """Make AdamW as `fit` does: decay on matrices, fused where the device has it."""
+    groups = optim.decay_groups(model.named_parameters(), 0.1, "matrices")
+    fused = device.type in optim.FUSED_ADAMW_DEVICES and dtype != "fp16"  # GradScaler unscales
+    return optim.make_adamw(groups, 1e-4, (0.9, 0.95), fused)
 
 
-class TrainingOptimizer:
-    """What `fit` does with gradients: clipping, AdamW, and a GradScaler for fp16.
+class TrainingStep:
+    """One optimizer step of a model that maps tokens and targets to a loss.
 
     Args:
-        model: On the device.
-        device: That does the work.
-        dtype: One of options.DTYPES.
+        model: Model on the device.
+        device: Device of the model and its batches.
+        dtype: Dtype of the forward pass, one of options.DTYPES.
+        optimizer: Optimizer; None: the one of `fit_optimizer`.
+        norm: clip: clip gradients to MAX_NORM and raise if their norm is not finite, as `fit`
+            does. check: raise only. none: neither.
+        scaled: Whether gradients of fp16 are scaled.
+        updates: Whether the optimizer runs; without, gradients are only freed.
     """
 
-    def __init__(self, model: "GPT", device: "torch.device", dtype: str) -> None:
-        import torch
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        dtype: str,
+        optimizer: torch.optim.Optimizer | None = None,
+        norm: Literal["clip", "check", "none"] = "clip",
+        scaled: bool = True,
+        updates: bool = True,
+    ) -> None:
+        self.model, self.device, self.dtype = model, device, dtype
+        self.optimizer = optimizer or fit_optimizer(model, device, dtype)
+        self.norm, self.updates = norm, updates
+        self.scaler = torch.amp.GradScaler(device.type, enabled=scaled and dtype == "fp16")
 
-        from gpt_lightning.training import optim
+    def __call__(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        phase: PhaseContext = nullcontext,
+        micro_batches: int = 1,
+    ) -> torch.Tensor:
+        """Train on one batch.
 
-        self._model = model
-        self._scaler = torch.amp.GradScaler(device.type, enabled=dtype == "fp16")
-        groups = optim.decay_groups(model.named_parameters(), 0.1, "matrices")
-        fused = device.type in optim.FUSED_ADAMW_DEVICES and not self._scaler.is_enabled()
-        self._adamw = optim.make_adamw(groups, 1e-4, (0.9, 0.95), fused)
+        Args:
+            x: Tokens, int64 (B, T).
+            y: Targets, int64 (B, T).
+            phase: Context of each of the phases forward, backward and optimizer.
+            micro_batches: Forward and backward passes on the batch before the update.
 
-    def backward(self, loss: "torch.Tensor") -> None:
-        """Gradients, scaled for fp16."""
-        self._scaler.scale(loss).backward()
+        Returns:
+            Loss of the last micro-batch, a scalar without a graph.
+        """
+        for _ in range(micro_batches):
+            with phase("forward"), autocast(self.dtype, self.device):
+                loss: torch.Tensor = self.model(x, y)
+            with phase("backward"):
+                self.backward(loss / micro_batches if micro_batches > 1 else loss)
+        with phase("optimizer"):
+            self.update()
+        return loss.detach()
 
-    def step(self) -> None:
-        """Clips to a norm, which must be finite unless the scaler sees to that, and updates."""
-        from gpt_lightning.training import optim
+    def backward(self, loss: torch.Tensor) -> None:
+        """Compute gradients, scaled for fp16."""
+        self.scaler.scale(loss).backward()
 
-        self._scaler.unscale_(self._adamw)
-        norm = optim.clip_gradients(self._model.parameters(), MAX_NORM)
-        if not self._scaler.is_enabled() and not norm.isfinite():
+    def update(self) -> None:
+        """Check and clip gradients, update the weights, and free the gradients.
+
+        Raises:
+            RuntimeError: The norm of the gradients is not finite; with fp16 the scaler skips such
+                a step instead.
+        """
+        if self.updates:
+            if self.norm != "none":
+                self.check_norm()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.optimizer.zero_grad()
+
+    def check_norm(self) -> None:
+        """Clip gradients where asked to, and raise if their norm is not finite."""
+        self.scaler.unscale_(self.optimizer)
+        limit = MAX_NORM if self.norm == "clip" else None
+        norm = optim.clip_gradients(self.model.parameters(), limit)
+        if not self.scaler.is_enabled() and not norm.isfinite():
             raise RuntimeError(f"the gradient's norm is {norm.item()}")
-        self._scaler.step(self._adamw)
-        self._scaler.update()
-        self._adamw.zero_grad()
+
+
+# ---- facts of the process ------------------------------------------------------------------------
 
 
 def compiled_graphs() -> int:
-    """Graphs that torch.compile has made in this process."""
-    dynamo = sys.modules.get("torch._dynamo.utils")  # asked for, it would be imported: 100 MiB
+    """Return the number of graphs that torch.compile has made in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")  # importing it would take 100 MiB
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
 
 
 def checked_graphs(compiled: bool, before: int) -> int:
-    """Graphs that were made since, which there are if and only if the row was to be compiled.
+    """Return the number of graphs made since `before`; only a compiled row may have any.
 
     Args:
-        compiled: What the row says.
-        before: `compiled_graphs` before its first step.
+        compiled: Whether the row is called compiled.
+        before: `compiled_graphs` before the first step.
 
     Raises:
-        RuntimeError: the row is not what it says.
+        RuntimeError: The row is called compiled and has no graph, or the other way round.
     """
     graphs = compiled_graphs() - before
     if compiled != (graphs > 0):
@@ -145,15 +204,13 @@ def checked_graphs(compiled: bool, before: int) -> int:
     return graphs
 
 
-def peak_memory_gib(device: "torch.device") -> float:
-    """The most memory so far: of tensors on a GPU, resident of the process elsewhere."""
-    import torch
-
+def peak_memory_gib(device: torch.device) -> float:
+    """Return the peak memory so far: of tensors on a GPU, resident of the process elsewhere."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     status = Path("/proc/self/status")
     if status.exists():
-        # not ru_maxrss: on Linux that begins at the resident memory of the process that started us
+        # ru_maxrss on Linux begins at the resident memory of the parent process
         (line,) = (s for s in status.read_text().splitlines() if s.startswith("VmHWM:"))
         return int(line.split()[1]) / 2**20  # of KiB
     unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
@@ -161,12 +218,17 @@ def peak_memory_gib(device: "torch.device") -> float:
 
 
 def rates(
-    model: "GPT", device: "torch.device", dtype: str, tokens_per_sec: float, context: int
+    model: GPT, device: torch.device, dtype: str, tokens_per_sec: float, context: int
 ) -> dict[str, float]:
-    """Tokens/s and MFU, as SpeedMonitor has them."""
-    from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
-    from gpt_lightning.model import flops
+    """Return tokens/s and MFU as SpeedMonitor defines them.
 
+    Args:
+        model: Model, also on the meta device.
+        device: Device whose peak counts.
+        dtype: Dtype of the products, one of options.DTYPES.
+        tokens_per_sec: Measured tokens/s.
+        context: Tokens a sequence.
+    """
     per_token = flops.flops_per_token(
         model.num_params(embeddings=False), model.config.n_layer, model.config.n_embd, context
     )

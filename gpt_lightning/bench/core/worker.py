@@ -1,7 +1,7 @@
-"""One row of a sweep in a process of its own: memory starts at nothing, and a crash is a row.
+"""Process of one row of a sweep: memory starts at nothing, and a crash is a row.
 
 `python -m gpt_lightning.bench.core.worker MODULE:FUNCTION '{"argument": value}'` calls the
-function and prints what it returns, a mapping of plain values, as the last line.
+function and prints its result, a mapping of plain values, as the last line.
 """
 
 import importlib
@@ -14,11 +14,11 @@ MARK = "RESULT "
 
 
 class SkippedError(Exception):
-    """What a device cannot do, and why: a row that says so, not a failure."""
+    """A device cannot do this, for the given reason: a row of status `skipped`, not a failure."""
 
 
 def failure(error: BaseException) -> dict[str, str]:
-    """The row of a measurement that did not end: status and reason."""
+    """Return the row of a measurement that raised: status and reason."""
     text = " ".join(str(error).split())
     if type(error).__name__ == SkippedError.__name__:  # this module also runs as __main__
         return {"status": "skipped", "note": text}
@@ -28,12 +28,12 @@ def failure(error: BaseException) -> dict[str, str]:
 
 
 def main(address: str, arguments: str) -> None:
-    """Calls MODULE:FUNCTION and prints the result."""
+    """Call MODULE:FUNCTION and print the result."""
     module, function = address.split(":")
     try:
         measured = getattr(importlib.import_module(module), function)(**json.loads(arguments))
         result = {"status": "ok", "note": "", **measured}
-    except Exception as error:  # whatever it is: it is the row
+    except Exception as error:  # any failure is a row
         result = failure(error)
     print(MARK + json.dumps(result), flush=True)
 

@@ -18,7 +18,7 @@ from gpt_lightning import files
 from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core import sweep
 from gpt_lightning.bench.core.plausible import implausible
-from gpt_lightning.bench.core.sweep import Bench, run_sweep
+from gpt_lightning.bench.core.sweep import Bench, Sweep
 from gpt_lightning.errors import UserError
 from gpt_lightning.reports import tables
 from gpt_lightning.reports.tables import column
@@ -77,12 +77,15 @@ BENCH = Bench("toy", "A toy", ToyRow, "toy_rows:measure")
 @pytest.fixture(autouse=True)
 def toy(tmp_path, monkeypatch):
     (tmp_path / "toy_rows.py").write_text(TOY)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # of the rows' processes
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)  # of the rows
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "gpt_lightning.hardware.machine.machine_record",
-        lambda argv, device="a toy": {"device": str(device)},
+        sweep, "machine_record", lambda argv, device="a toy": {"device": str(device)}
     )
+
+
+def run_sweep(*args, **kwargs):
+    return Sweep(*args, **kwargs).run()
 
 
 def configurations(*kinds):
@@ -241,8 +244,7 @@ def test_an_allocator_that_aborts_is_want_of_memory():
 
 def test_a_signal_to_terminate_ends_the_row_too(tmp_path):
     code = (
-        "from tests_toy import BENCH, configurations\n"
-        "from gpt_lightning.bench.core.sweep import run_sweep\n"
+        "from tests_toy import BENCH, configurations, run_sweep\n"
         "run_sweep(BENCH, configurations('fine', 'hang'), [])"
     )
     (tmp_path / "tests_toy.py").write_text(Path(__file__).read_text())

@@ -114,3 +114,11 @@ def test_what_every_tenth_step_does_counts_and_a_stalled_round_does_not():
     assert found.b_ms == pytest.approx(1.5)
     assert found.ratio == pytest.approx(1.5)
     assert found.ratio_max == 500.0
+
+
+def test_a_batch_is_timed_from_request_to_request(monkeypatch):
+    now = iter([0.0, 1.0, 3.0, 6.0])
+    monkeypatch.setattr(timing, "record_event", lambda device: next(now))
+    batches = timing.TimedBatches((torch.zeros(1), torch.zeros(1)), 4)
+    assert len(list(batches)) == len(batches) == 4
+    assert batches.milliseconds() == [1000.0, 2000.0, 3000.0]

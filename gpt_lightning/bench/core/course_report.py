@@ -1,4 +1,4 @@
-"""A systems course's table beside ours: its rows, its words, and what is wrong with them."""
+"""Published table of a systems course beside ours, with the known defects of each row."""
 
 import csv
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from gpt_lightning.reports.tables import Row, column
 FILE = "end_to_end.csv"
 TABLE = "published"
 NAMES = {"S": "small", "M": "medium", "L": "large", "XL": "xl", "2p7": "2.7B"}
-# how a section's rows were made, where its title says it
+# machine and warm-up steps of a section, from its title
 SECTIONS = {
     "End to End Benchmarks (MBAir)": ("MacBook Air", None),
     "End to End Benchmarks (RTX PRO 6000 WK)": ("RTX PRO 6000 Workstation", None),
@@ -33,7 +33,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A row of the report; times are means over 10 steps."""
+    """Row of the report; times are means over 10 steps."""
 
     machine: str = column("published for", width=24)
     device: str = column("device")
@@ -54,21 +54,21 @@ class PublishedRow:
 
 
 def published_tables(rows: Sequence[Row]) -> dict[str, Sequence[Row]]:
-    """The published rows of the sizes, batches and contexts of ours, if there are any."""
+    """Return the published rows with the sizes, batches and contexts of ours, if any."""
     ours = {(row.size, row.batch, row.context) for row in rows}
     found = [row for row in read_published() if (row.size, row.batch, row.context) in ours]
     return {TABLE: found} if found else {}
 
 
 def read_published() -> list[PublishedRow]:
-    """All rows of the report, in its order."""
+    """Read all rows of the report, in its order."""
     table = resources.files("gpt_lightning") / "reference" / FILE
     with table.open(encoding="utf-8") as file:
         return [published_row(line) for line in csv.DictReader(file)]
 
 
 def published_row(line: dict[str, str]) -> PublishedRow:
-    """A line of the file, in our units."""
+    """Convert a line of the file to our units."""
     machine, warmup = SECTIONS[line["section"]]
     times: dict[str, Any] = {
         f"{ours}_{statistic}ms": float(line[f"{theirs}_{name}_s"]) * 1e3
@@ -92,7 +92,7 @@ def published_row(line: dict[str, str]) -> PublishedRow:
 
 
 def defects(line: dict[str, str]) -> str:
-    """What is known to be wrong with one line."""
+    """Describe the known defects of a line."""
     found = [COMPILED] if line["compile"] == "False" else []
     if (line["device"], line["dtype"]) == ("cuda", "float32"):
         found.append(TF32)

@@ -1,18 +1,14 @@
-"""The tables of `bench profile`, all of one step, and their way into TensorBoard."""
+"""Tables of one profiled step: its times, ranges, attention and kernels."""
 
 import statistics
-from pathlib import Path
 from typing import Any
 
 from gpt_lightning.bench.core import trace as traces
-from gpt_lightning.bench.core.sweep import make_row
-from gpt_lightning.bench.core.trace import KINDS, Work
-from gpt_lightning.bench.profile import BENCH, ProfileRow
-from gpt_lightning.reports.tables import markdown
+from gpt_lightning.bench.core.trace import Work
 
 
 def summary(works: list[Work], steps: int, timer_ms: float, on_gpu: bool) -> dict[str, float]:
-    """The row: times, calls and shares."""
+    """Return the columns of the row: times, calls and shares."""
     spans = [
         traces.span_ms(place, inner, on_gpu)
         for place, inner in traces.by_range(works)[("step",)].items()
@@ -30,7 +26,7 @@ def summary(works: list[Work], steps: int, timer_ms: float, on_gpu: bool) -> dic
 
 
 def ranges_table(works: list[Work], steps: int, on_gpu: bool) -> list[dict[str, Any]]:
-    """A row a range, in the order of the step; what is its own adds up to all kernels."""
+    """Return a row for each range, in the order of the step; own times add up to all kernels."""
     whole = traces.total_ms(works)
     rows = []
     for path, places in traces.by_range(works).items():
@@ -53,7 +49,7 @@ def ranges_table(works: list[Work], steps: int, on_gpu: bool) -> list[dict[str, 
 
 
 def attention_flops(shape: list[int], batch: int, context: int) -> dict[str, int]:
-    """FLOPs of the attention of all layers in one forward pass, by part.
+    """Return the FLOPs of the attention of all layers in one forward pass, by part.
 
     Args:
         shape: Layers, heads, width C.
@@ -61,8 +57,9 @@ def attention_flops(shape: list[int], batch: int, context: int) -> dict[str, int
         context: Tokens T.
 
     Returns:
-        projections: 3 C and C columns from C rows, 2 FLOPs a multiply-add. Scores and values: the
-        full T x T square a head. softmax: maximum, difference, exponential, sum, quotient.
+        Part -> FLOPs. projections: 3 C and C columns from C rows, 2 FLOPs a multiply-add. Scores
+        and values: the full T x T square of each head. softmax: maximum, difference, exponential,
+        sum, quotient.
     """
     n_layer, n_head, C = shape
     square = batch * context**2
@@ -75,7 +72,7 @@ def attention_flops(shape: list[int], batch: int, context: int) -> dict[str, int
 
 
 def attention_table(works: list[Work], steps: int, flops: dict[str, int]) -> list[dict[str, Any]]:
-    """Softmax against matrix products: a row a part, in time and in FLOPs."""
+    """Return a row for each part of the attention: its share of time and of FLOPs."""
     parts: dict[str, list[Work]] = {part: [] for part in flops}
     for work in works:
         path = work.inside[-1].path
@@ -100,7 +97,7 @@ def attention_table(works: list[Work], steps: int, flops: dict[str, int]) -> lis
 
 
 def kernels_table(works: list[Work], steps: int, top: int) -> list[dict[str, Any]]:
-    """A row a kernel, what takes longest first; the last row is the rest."""
+    """Return a row for each kernel, longest time first; the last row sums up the rest."""
     whole = traces.total_ms(works)
     groups = list(traces.by_kernel(works).items())
     rest = [work for _, inner in groups[top:] for work in inner]
@@ -116,25 +113,3 @@ def kernels_table(works: list[Work], steps: int, top: int) -> list[dict[str, Any
         }
         for (kind, kernel, op), inner in shown
     ]
-
-
-# ---- TensorBoard ---------------------------------------------------------------------------------
-
-
-def write_tensorboard(folder: Path, result: dict[str, Any]) -> None:
-    """The tables as texts, times and shares as scalars: a run a row."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    setting = {name: value for name, value in result.items() if not isinstance(value, list)}
-    with SummaryWriter(str(folder)) as writer:
-        writer.add_text("profile/step", markdown([make_row(ProfileRow, setting)]))
-        for name, row in BENCH.tables.items():
-            rows = [make_row(row, setting | part) for part in result[name]]
-            writer.add_text(f"profile/{name}", markdown(rows))
-        for name in ("timer_ms", "span_ms", "kernels_ms", "busy"):
-            writer.add_scalar(f"profile/{name}", result[name], 0)
-        for kind in KINDS:
-            writer.add_scalar(f"share/{kind}", result[kind], 0)
-        for part in result["ranges"]:
-            tag = part["range"].replace(" / ", "/").replace(" ", "_")
-            writer.add_scalar(f"kernels_ms/{tag}", part["kernels_ms"], 0)
