@@ -5,21 +5,20 @@ import socket
 from typing import Any
 
 import torch
-from lightning.fabric.plugins import environments
-from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment
+from lightning.fabric.plugins import environments as envs
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 # environments that Lightning detects itself
 CLUSTERS = (
-    environments.TorchElasticEnvironment,
-    environments.SLURMEnvironment,
-    environments.LSFEnvironment,
-    environments.MPIEnvironment,
+    envs.TorchElasticEnvironment,
+    envs.SLURMEnvironment,
+    envs.LSFEnvironment,
+    envs.MPIEnvironment,
 )
 LOOPBACK = "127.0.0.1"
 
 
-class LoopbackEnvironment(LightningEnvironment):
+class LoopbackEnvironment(envs.LightningEnvironment):
     """Lightning's environment of one machine, with the ranks connected over the loopback address.
 
     PyTorch's own rendezvous, a TCPStore in rank 0, listens on every address of the machine, and
@@ -65,7 +64,7 @@ class LoopbackEnvironment(LightningEnvironment):
                 os.environ.pop(name, None)
 
 
-def environment(num_nodes: int, plugins: list[Any]) -> list[ClusterEnvironment]:
+def environment(num_nodes: int, plugins: list[Any]) -> list[envs.ClusterEnvironment]:
     """Return the plugin for a run whose ranks, if any, this process starts on this machine.
 
     Args:
@@ -76,7 +75,7 @@ def environment(num_nodes: int, plugins: list[Any]) -> list[ClusterEnvironment]:
         An empty list where a cluster or a launcher starts the ranks; Lightning detects that itself.
     """
     managed = any(kind.detect() for kind in CLUSTERS) or "LOCAL_RANK" in os.environ
-    chosen = any(isinstance(plugin, ClusterEnvironment) for plugin in plugins)
+    chosen = any(isinstance(plugin, envs.ClusterEnvironment) for plugin in plugins)
     return [] if num_nodes > 1 or managed or chosen else [LoopbackEnvironment()]
 
 

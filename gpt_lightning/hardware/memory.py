@@ -8,6 +8,7 @@ page before it hands it out again, which can take longer than the computation on
 import ctypes
 import os
 import sys
+from typing import Any
 
 # mallopt's parameters (malloc.h)
 M_TRIM_THRESHOLD = -1  # free bytes at the end of the heap from which on it shrinks
@@ -22,20 +23,19 @@ def keep_freed_memory() -> bool:
     Returns:
         True if glibc accepted both settings; other allocators are left alone.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # another C library
-        return False
-    return bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, -1))  # -1: never
+    mallopt = _libc("mallopt")
+    return bool(mallopt and mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, -1))  # -1: never
 
 
 def hand_back_freed_memory() -> None:
     """Return to the system, once, the memory that this process has freed and kept."""
-    if sys.platform.startswith("linux"):
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+    if trim := _libc("malloc_trim"):
+        trim(0)
+
+
+def _libc(function: str) -> Any:
+    """Return a function of glibc; None on another system or with another C library."""
+    return getattr(ctypes.CDLL(None), function, None) if sys.platform.startswith("linux") else None
 
 
 def memory_gib() -> float:

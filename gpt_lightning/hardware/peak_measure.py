@@ -32,7 +32,7 @@ def measure_peak(device: torch.device, dtype: str, seconds: float = 1.0) -> floa
     Args:
         device: Device to measure.
         dtype: bf16, fp16, tf32, fp32 or fp64.
-        seconds: Time to spend, beside loading the libraries; one size is always measured.
+        seconds: Time to spend, without the time to load libraries; one size is always measured.
 
     Raises:
         UserError: the dtype is unknown, or is tf32 without CUDA.

@@ -140,7 +140,7 @@ def measured_peak(device: torch.device, dtype: str) -> Peak:
 
 
 def resolve_peak(setting: str | float, device: torch.device, dtype: str) -> tuple[Peak | None, str]:
-    """Return the peak that the setting `peak_flops` stands for on a device.
+    """Return the peak that the setting `peak_flops` selects for a device.
 
     Args:
         setting: "auto": the published peak, if there is one. "measure": measured here, cached.

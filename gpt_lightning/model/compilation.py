@@ -56,7 +56,7 @@ def recompute_in_backward() -> None:
 
     Inductor's loops for CPUs hash a mask (cpu_kernels.py) ten times faster than they write and read
     it at one byte per element. `aggressive_recomputation` would draw the seeds of the masks again,
-    too, and give wrong gradients (torch 2.13).
+    too, which makes wrong gradients (torch 2.13).
     """
     torch._functorch.config.ban_recompute_used_far_apart = False
     torch._functorch.config.ban_recompute_long_fusible_chains = False

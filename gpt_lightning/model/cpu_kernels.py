@@ -1,8 +1,8 @@
 """Layers of a GPT that are faster, or deterministic, in code compiled for a CPU.
 
-`install` gives the layers of a model these classes; their parameters and names stay. Each of them
-computes what PyTorch's own layer does (dropout: with another mask of the same distribution), and is
-PyTorch's own layer outside compiled code. Timings: benchmarks/speed.md.
+`install` changes the classes of a model's layers; their parameters and names stay. Each class
+computes the function of PyTorch's own layer (dropout: with another mask of the same distribution)
+and calls PyTorch's own layer outside compiled code. Timings: benchmarks/speed.md.
 """
 
 import math

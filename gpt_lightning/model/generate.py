@@ -129,15 +129,14 @@ def key_value_cache(model: GPT, size: int) -> Iterator[list[CachedAttention]]:
     tokens (B, 1) and the number of tokens before them as `start`.
     """
     layers = [module for module in model.modules() if isinstance(module, CausalSelfAttention)]
-    plain = [layer.attention for layer in layers]
-    caches = [CachedAttention(attention, size) for attention in plain]
+    caches = [CachedAttention(layer.attention, size) for layer in layers]
+    for layer, cache in zip(layers, caches, strict=True):
+        layer.attention = cache
     try:
-        for layer, cache in zip(layers, caches, strict=True):
-            layer.attention = cache
         yield caches
     finally:
-        for layer, attention in zip(layers, plain, strict=True):
-            layer.attention = attention
+        for layer, cache in zip(layers, caches, strict=True):
+            layer.attention = cache.attention
 
 
 # ---- prepacked weights ---------------------------------------------------------------------------
@@ -180,9 +179,9 @@ def can_pack(weight: Tensor, dtype: torch.dtype) -> bool:
         return False
     if not (hasattr(ops, "_linear_pointwise") and hasattr(ops, "_reorder_linear_weight")):
         return False
-    return dtype == torch.float32 or (
-        dtype == torch.bfloat16 and bool(ops._is_mkldnn_bf16_supported())
-    )
+    if dtype == torch.bfloat16:
+        return bool(ops._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
 
 
 def prepack_for_decoding(model: GPT, dtype: torch.dtype | None = None, pack: bool = True) -> GPT:

@@ -96,11 +96,9 @@ class CausalSelfAttention(nn.Module):
         self.attention = ATTENTION[config.attention]
 
     def forward(self, x: Tensor) -> Tensor:
-        B, T, C = x.shape
+        (B, T, C), nh = x.shape, self.n_head
         q, k, v = self.c_attn(x).split(C, dim=2)  # 3 x (B, T, C)
-        q, k, v = (
-            t.view(B, T, self.n_head, -1).transpose(1, 2) for t in (q, k, v)
-        )  # 3 x (B, nh, T, hs)
+        q, k, v = (t.view(B, T, nh, -1).transpose(1, 2) for t in (q, k, v))  # 3 x (B, nh, T, hs)
         p = self.dropout if self.training else 0.0
         y: Tensor = self.attention(q, k, v, p)  # (B, nh, T, hs)
         y = y.transpose(1, 2).reshape(B, T, C)  # the heads side by side
@@ -193,9 +191,7 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         if config.vocab_size is None:
-            raise UserError(
-                "vocab_size is null: give a number, or a dataset whose tokenizer has a known size"
-            )
+            raise UserError("vocab_size is null: set a number, or train on a prepared dataset")
         self.config = config
         self.transformer = Transformer(config)
         Head = NarrowHead if config.n_embd < MIN_COLUMNS else nn.Linear

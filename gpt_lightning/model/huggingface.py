@@ -1,7 +1,7 @@
-"""GPT-2's weights from Hugging Face into our GPT, and back out.
+"""Import of GPT-2's weights from Hugging Face's format, and export to it.
 
-Hugging Face keeps a block's matrices as OpenAI's Conv1D did, (in, out); nn.Linear has (out, in).
-Some files lack the prefix `transformer.`, some have causal masks or the tied head besides. Source:
+Hugging Face stores the matrices of a block like OpenAI's Conv1D, (in, out); nn.Linear has (out,
+in). Some files lack the prefix `transformer.`; some also hold causal masks or a tied head. Source:
 transformers' GPT2LMHeadModel; from_pretrained in https://github.com/karpathy/nanoGPT, model.py.
 """
 
@@ -23,7 +23,7 @@ WTE, WPE, HEAD = "transformer.wte.weight", "transformer.wpe.weight", "lm_head.we
 CONV1D = re.compile(r"\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight$")
 MASK = re.compile(r"\.attn\.(masked_)?bias$")  # h.0.attn.bias, not h.0.attn.c_attn.bias
 SIZE_KEYS = ("n_layer", "n_head", "n_embd")  # what a file in configs/model/ sets
-# What config.json may say without making another function of the weights than GPT computes.
+# Values in config.json under which the weights mean the function that GPT computes.
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu"),
     "layer_norm_epsilon": (1e-5,),
@@ -32,24 +32,25 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
 
 
 def pretrained_state_dict(source: str, config: GPTConfig) -> Weights:
-    """Weights of a trained GPT-2 for `GPT(config).load_state_dict`, on the CPU.
+    """Return the weights of a trained GPT-2 for `GPT(config).load_state_dict`, on the CPU.
 
     Args:
-        source: gpt2, gpt2-medium, gpt2-large or gpt2-xl, fetched once and cached by huggingface_hub
-            (a folder of that name is ./gpt2); a folder with model.safetensors, as transformers'
-            save_pretrained writes; or a .safetensors file.
+        source: gpt2, gpt2-medium, gpt2-large or gpt2-xl, downloaded once and cached by
+            huggingface_hub (write ./gpt2 for a folder of that name); a folder with
+            model.safetensors, written by save_pretrained of transformers; or a .safetensors file.
         config: The model to fill. `block_size` may be smaller than the source's: the first rows of
-            wpe are taken, as nanoGPT's crop_block_size does. The rest of the shape must be the
-            source's; n_head is compared where the source tells it. `activation` is not compared.
+            wpe are taken, as in nanoGPT's crop_block_size. The rest of the shape must equal the
+            source's; n_head is compared if the source records it, `activation` is not compared.
 
     Returns:
         Every key of `GPT(config).state_dict()` in the source's precision: matrices (out, in), wte
         and lm_head (V, C), wpe (block_size, C). Some are views; load_state_dict copies.
 
     Raises:
-        UserError: not found, damaged, no GPT-2, not of config's shape, or a package is missing.
+        UserError: the source is not found, damaged, not a GPT-2 or not of config's shape, or a
+            package is missing.
     """
-    if source in SIZES:  # before gigabytes travel
+    if source in SIZES:  # before a download of gigabytes
         keys = (*SIZE_KEYS, "vocab_size", "bias", "block_size")
         _check_shape(source, config, {key: getattr(SIZES[source], key) for key in keys})
     weights, n_head = _read(source)
@@ -60,13 +61,13 @@ def fit_weights(source: str, weights: Weights, n_head: int | None, config: GPTCo
     """Return weights under our names as `GPT(config).load_state_dict` takes them.
 
     Args:
-        source: Name of their origin, for error messages.
+        source: Origin of the weights, for error messages.
         weights: Tensors under the names of `GPT.state_dict()`; the head may be missing.
         n_head: Number of heads of their model; None if the source does not record it.
         config: The model to fill.
 
     Raises:
-        UserError: the weights are no GPT-2's, or not of config's shape.
+        UserError: the weights are not those of a GPT-2, or not of config's shape.
     """
     with _user_errors(f"{source} is not a GPT-2"):
         shape = _shape_of(weights)
@@ -74,7 +75,7 @@ def fit_weights(source: str, weights: Weights, n_head: int | None, config: GPTCo
     weights[WPE] = weights[WPE][: config.block_size]
     if HEAD not in weights:
         weights[HEAD] = weights[WTE] if config.tie_weights else weights[WTE].clone()
-    with torch.device("meta"):  # names and shapes alone: no memory, no random numbers
+    with torch.device("meta"):  # names and shapes without memory or random numbers
         expected = {k: v.shape for k, v in GPT(config).state_dict().items()}
     if wrong := expected.items() ^ {k: v.shape for k, v in weights.items()}.items():
         raise UserError(
@@ -84,14 +85,14 @@ def fit_weights(source: str, weights: Weights, n_head: int | None, config: GPTCo
 
 
 def state_dict_to_hf(model: GPT) -> Weights:
-    """The weights as transformers' GPT2LMHeadModel saves them: the inverse of the import.
+    """Return the weights in the format of transformers' GPT2LMHeadModel.
 
     Args:
-        model: Any GPT; one without biases gives none, and transformers then starts them at 0.
+        model: The model; for one without biases transformers initializes biases of 0.
 
     Returns:
-        Contiguous tensors for safetensors' save_file, the blocks' matrices (in, out), a tied
-        lm_head left out. Those that are not transposed share the model's memory.
+        Contiguous tensors for safetensors' save_file, the matrices of the blocks (in, out), without
+        a tied lm_head. Tensors that are not transposed share the model's memory.
     """
     weights = _transposed(model.state_dict())
     left_out = HEAD if model.config.tie_weights else None
@@ -100,7 +101,7 @@ def state_dict_to_hf(model: GPT) -> Weights:
 
 @contextmanager
 def _user_errors(problem: str) -> Iterator[None]:
-    """One line for what parsers, HTTP clients and disks raise, which has no common base class."""
+    """Turn errors of parsers, HTTP clients and disks, which share no base class, into one line."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -111,7 +112,7 @@ def _user_errors(problem: str) -> Iterator[None]:
 
 
 def _read(source: str) -> tuple[Weights, int | None]:
-    """The weights under our names, matrices (out, in), and n_head where a file tells it."""
+    """Return weights under our names, matrices (out, in), and n_head if it is recorded."""
     path = Path(source) / "model.safetensors" if Path(source).is_dir() else Path(source)
     if source in SIZES:
         advice = "give a folder with its model.safetensors as model.init_from instead"
@@ -137,7 +138,7 @@ def _transposed(weights: Weights) -> Weights:
 
 
 def _read_n_head(weights_path: Path) -> int | None:
-    """From the config.json that save_pretrained writes beside model.safetensors."""
+    """Return n_head from config.json in the folder of model.safetensors, if there is one."""
     path = weights_path.with_name("config.json")
     if weights_path.name != "model.safetensors" or not path.exists():
         return None
@@ -150,7 +151,7 @@ def _read_n_head(weights_path: Path) -> int | None:
 
 
 def _shape_of(weights: Weights) -> dict[str, Any]:
-    """The keys of GPTConfig that the tensors tell; None where any value fits."""
+    """Return the keys of GPTConfig that follow from the tensors; None where any value fits."""
     (vocab_size, n_embd), head = weights[WTE].shape, weights.get(HEAD, weights[WTE])
     return {
         "n_layer": len({k.split(".")[2] for k in weights if k.startswith("transformer.h.")}),

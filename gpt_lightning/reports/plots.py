@@ -1,4 +1,4 @@
-"""Results as pictures."""
+"""Pictures of results."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,13 +54,13 @@ def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
 def plot_bars(
     path: Path, title: str, labels: Sequence[str], panels: dict[str, Sequence[float | None]]
 ) -> None:
-    """A panel of horizontal bars for each quantity, the first label on top.
+    """Draw a panel of horizontal bars for each quantity, the first label on top.
 
     Args:
         path: A .png file.
-        title: Of the picture.
-        labels: One a bar.
-        panels: What is shown, with its unit -> values; None is an empty row.
+        title: Title of the picture.
+        labels: Names of the bars.
+        panels: Quantities, name with unit -> values; None leaves a row empty.
     """
     figure = Figure(figsize=(WIDTH_IN, 1.5 + 0.4 * len(labels)), dpi=DPI, layout="constrained")
     figure.suptitle(title)
