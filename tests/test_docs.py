@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt_lightning.bench.command import BENCHES
+from gpt_lightning.bench.command import find_benches
 from gpt_lightning.cli import COMMANDS
 from gpt_lightning.parsing import resolve_configs
 from gpt_lightning.reproduce.cases import CASES
@@ -15,7 +15,7 @@ from gpt_lightning.training.fit import training_parser
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "data/*.md", "lightning_logs/README.md")
+    for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "*/README.md")
     for path in ROOT.glob(pattern)
 )
 PROSE = [path for path in PAGES if path.name != "CHANGELOG.md"]
@@ -81,7 +81,7 @@ def test_make_has_the_targets_that_pages_name():
 
 
 def test_commands_on_the_pages_can_be_typed():
-    parser, names = training_parser(), {"bench": BENCHES, "reproduce": CASES}
+    parser, names = training_parser(), {"bench": find_benches(), "reproduce": CASES}
     checked = 0
     for path in PROSE:
         for command, *args in commands(text_of(path)):
@@ -94,3 +94,11 @@ def test_commands_on_the_pages_can_be_typed():
                 parser.parse_args(["fit", *resolve_configs(args)])  # raises for an unknown key
                 checked += 1
     assert checked >= 10
+
+
+def test_the_hooks_before_a_commit_have_the_pinned_versions():
+    pins = set((ROOT / "constraints.txt").read_text().split())
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    shared = re.findall(r"\[((?:ruff|codespell)==[\w.]+)\]", hooks)
+    assert len(shared) == 3
+    assert set(shared) <= pins
