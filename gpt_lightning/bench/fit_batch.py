@@ -18,7 +18,7 @@ import lightning as L
 import torch
 
 from gpt_lightning.bench.core import options
-from gpt_lightning.bench.core.fit_run import device_kind, parse_fit
+from gpt_lightning.bench.core.fit_run import parse_fit
 from gpt_lightning.bench.core.memory_meter import available_bytes, limit_memory
 from gpt_lightning.bench.core.options import Option
 from gpt_lightning.bench.core.sweep import Bench, Sweep, read_options
@@ -26,8 +26,8 @@ from gpt_lightning.bench.core.timing import TimedBatches
 from gpt_lightning.bench.core.training_step import peak_memory_gib, random_batch
 from gpt_lightning.bench.core.worker import MARK
 from gpt_lightning.errors import UserError
+from gpt_lightning.hardware.device import device_kind
 from gpt_lightning.hardware.memory import memory_gib
-from gpt_lightning.hardware.precision import check_accelerator
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.reports.tables import Row, column
 from gpt_lightning.training.datamodule import TokenDataModule
@@ -150,8 +150,6 @@ def step_of(config: Any) -> StepShape:
         UserError: The machine has no such device, or no such step is possible.
     """
     trainer, data = config.trainer, config.data
-    precision = str(trainer.precision or "32-true")
-    check_accelerator(str(trainer.accelerator), precision, "--trainer.accelerator")
     probe = L.Trainer(
         accelerator=trainer.accelerator,
         devices=trainer.devices,

@@ -10,7 +10,6 @@ import torch
 
 from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core.fit_run import (
-    device_kind,
     parse_fit,
     random_token_options,
     stall_note,
@@ -19,7 +18,7 @@ from gpt_lightning.bench.core.fit_run import (
 from gpt_lightning.bench.core.options import Option
 from gpt_lightning.bench.core.results import keep, make_folder
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.device import free_memory
+from gpt_lightning.hardware.device import device_kind, free_memory
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.hardware.peaks import Peak, device_name, lookup, measured_peak
 from gpt_lightning.parsing import nearest, split_fit_options

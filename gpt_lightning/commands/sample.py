@@ -40,7 +40,7 @@ def sample(
     import torch  # after the checks: --help must not wait for it
 
     from gpt_lightning.data.tokenizers import start_tokens
-    from gpt_lightning.hardware.device import default_device
+    from gpt_lightning.hardware.device import device_kind
     from gpt_lightning.hardware.precision import check_accelerator, fastest_precision
     from gpt_lightning.model.generate import (
         PACKED_FROM,
@@ -51,8 +51,8 @@ def sample(
     from gpt_lightning.runs.checkpoint import find_checkpoint, load_model
 
     check_sampling(temperature, top_k, prefix="--")
-    check_accelerator(device, "32-true", "--device")
-    torch_device = default_device() if device == "auto" else device
+    check_accelerator(device, "--device")
+    torch_device = device_kind(device)
     checkpoint = find_checkpoint(Path(path))
     model, tokenizer = load_model(checkpoint)
     why = "as set"

@@ -54,8 +54,10 @@ def elapsed_s(start: Timestamp, end: Timestamp) -> float:
     return seconds
 
 
-def default_device() -> str:
-    """Return the best device of this machine: cuda, else mps, else cpu."""
+def device_kind(accelerator: str = "auto") -> str:
+    """Return cuda, mps or cpu for a Trainer's accelerator; auto and gpu: the machine's best."""
+    if accelerator not in ("auto", "gpu"):
+        return accelerator
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"

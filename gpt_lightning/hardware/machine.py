@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from gpt_lightning import __version__
-from gpt_lightning.hardware.device import default_device
+from gpt_lightning.hardware.device import device_kind
 from gpt_lightning.hardware.memory import memory_gib
 from gpt_lightning.hardware.peaks import device_name
 
@@ -23,7 +23,7 @@ def machine_record(argv: list[str], device: torch.device | None = None) -> dict[
         argv: Arguments of the command, without the name of the program.
         device: Device that was measured; None: the machine's best.
     """
-    device = device or torch.device(default_device())
+    device = device or torch.device(device_kind())
     facts = {
         "command": shlex.join(["gpt-lightning", *argv]),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),

@@ -6,15 +6,14 @@ from typing import Any
 import torch
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.device import default_device
+from gpt_lightning.hardware.device import device_kind
 
 
-def check_accelerator(accelerator: str, precision: str, flag: str) -> None:
-    """Raise an error for an accelerator that is missing or that does not support a precision.
+def check_accelerator(accelerator: str, flag: str) -> None:
+    """Raise an error for an accelerator that this machine lacks.
 
     Args:
         accelerator: Accelerator of the Trainer: auto, cpu, gpu, cuda or mps.
-        precision: Precision of the Trainer, e.g. bf16-mixed.
         flag: Option that set the accelerator, e.g. --trainer.accelerator.
 
     Raises:
@@ -32,8 +31,6 @@ def check_accelerator(accelerator: str, precision: str, flag: str) -> None:
             f"{flag} {accelerator}: this machine has no such device "
             f"(it has: {names}); use {flag} auto"
         )
-    kind = default_device() if accelerator in ("auto", "gpu") else accelerator
-    _check_precision(kind, precision)
 
 
 def _check_precision(kind: str, precision: str) -> None:
@@ -59,7 +56,7 @@ def fastest_precision(accelerator: str) -> tuple[str, str]:
     Args:
         accelerator: Accelerator of the Trainer.
     """
-    kind = default_device() if accelerator in ("auto", "gpu") else accelerator
+    kind = device_kind(accelerator)
     if kind == "cuda":
         if _cuda_has_bf16():
             return "bf16-mixed", "this GPU multiplies bfloat16"
@@ -74,17 +71,23 @@ def fastest_precision(accelerator: str) -> tuple[str, str]:
 
 
 def resolve_precision(trainer: Any) -> None:
-    """Replace `precision: auto` in the settings of a Trainer, and print the choice.
+    """Check accelerator and precision in the settings of a Trainer; replace `precision: auto`.
 
     Every rank resolves for its own device; only the process that starts the others prints.
 
     Args:
-        trainer: Parsed settings with `precision` and `accelerator`.
+        trainer: Parsed settings with `accelerator` and `precision`.
+
+    Raises:
+        UserError: This machine lacks the accelerator, or the accelerator lacks the precision.
     """
+    accelerator = str(trainer.accelerator)
+    check_accelerator(accelerator, "--trainer.accelerator")
     if trainer.precision == "auto":
-        trainer.precision, why = fastest_precision(str(trainer.accelerator))
+        trainer.precision, why = fastest_precision(accelerator)
         if "LOCAL_RANK" not in os.environ:
             print(f"precision   auto: {trainer.precision}, {why}")
+    _check_precision(device_kind(accelerator), str(trainer.precision or "32-true"))
 
 
 def product_dtype(precision: str, matmul_precision: str, device: torch.device) -> str:

@@ -15,7 +15,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 from gpt_lightning.errors import MemoryExhaustedError, UserError, is_out_of_memory
 from gpt_lightning.hardware import distributed as ranks
-from gpt_lightning.hardware.precision import check_accelerator, resolve_precision
+from gpt_lightning.hardware.precision import resolve_precision
 from gpt_lightning.parsing import OneLine, config_paths, resolve_configs
 from gpt_lightning.runs.checkpoint import (
     Checkpoint,
@@ -126,13 +126,7 @@ class GPTCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         config = self.config[str(self.subcommand)]
         config.run_name = self.run_name()  # in config.yaml, for whoever runs it again
-        check_accelerator(str(config.trainer.accelerator), "32-true", "--trainer.accelerator")
         resolve_precision(config.trainer)
-        check_accelerator(
-            str(config.trainer.accelerator),
-            str(config.trainer.precision or "32-true"),
-            "--trainer.accelerator",
-        )
         check_accumulation(
             config.trainer.accumulate_grad_batches, config.trainer.val_check_interval
         )

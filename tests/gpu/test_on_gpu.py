@@ -8,7 +8,7 @@ import torch
 
 from gpt_lightning.bench.core.memory_meter import MIB, measure_memory
 from gpt_lightning.cli import main
-from gpt_lightning.hardware.device import default_device
+from gpt_lightning.hardware.device import device_kind
 
 pytestmark = pytest.mark.gpu
 TINY = [
@@ -28,10 +28,10 @@ TINY = [
 
 @pytest.fixture
 def device(tmp_path, monkeypatch) -> str:
-    if default_device() == "cpu":
+    if device_kind() == "cpu":
         pytest.skip("this machine has no CUDA or MPS device")
     monkeypatch.chdir(tmp_path)
-    return default_device()
+    return device_kind()
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def test_a_cpu_takes_bfloat16_where_it_multiplies_it(capabilities, expected, mon
 
 @pytest.mark.parametrize(("has_bf16", "expected"), [(True, "bf16-mixed"), (False, "16-mixed")])
 def test_a_gpu_takes_the_half_precision_that_it_has(has_bf16, expected, monkeypatch):
-    monkeypatch.setattr(precisions, "default_device", lambda: "cuda")
+    monkeypatch.setattr(precisions, "device_kind", lambda accelerator: "cuda")
     monkeypatch.setattr(precisions, "_cuda_has_bf16", lambda: has_bf16)
     assert fastest_precision("gpu")[0] == fastest_precision("auto")[0] == expected
 

@@ -5,7 +5,6 @@ from typing import Any
 
 from gpt_lightning.data.synthetic import random_dataset
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.device import default_device
 from gpt_lightning.hardware.precision import resolve_precision
 from gpt_lightning.parsing import resolve_configs
 from gpt_lightning.runs.logger import RunLogger
@@ -20,11 +19,6 @@ def parse_fit(options: list[str]) -> Any:
     config = training.training_parser().parse_args(["fit", *options]).fit
     resolve_precision(config.trainer)
     return config
-
-
-def device_kind(accelerator: str) -> str:
-    """Return cuda, mps or cpu for a Trainer's accelerator."""
-    return default_device() if accelerator in ("auto", "gpu") else accelerator
 
 
 def random_token_options(bench: str, vocab_size: int | None, steps: int, warmup: int) -> list[str]:

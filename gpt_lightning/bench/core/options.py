@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.device import default_device
+from gpt_lightning.hardware.device import device_kind
 from gpt_lightning.hardware.precision import check_accelerator
 from gpt_lightning.parsing import OneLineParser, underscored
 
@@ -205,8 +205,8 @@ def devices(args: Any) -> list[str]:
     """
     names = listed(args, "device", one_of(("auto", "cpu", "mps", "cuda")))
     for name in names:
-        check_accelerator(name, "32-true", "--device")
-    return list(dict.fromkeys(default_device() if name == "auto" else name for name in names))
+        check_accelerator(name, "--device")
+    return list(dict.fromkeys(device_kind(name) for name in names))
 
 
 # ---- options that benchmarks share ---------------------------------------------------------------
