@@ -1,4 +1,4 @@
-"""Ranks agree a step later, and nothing waits for a device."""
+"""Ranks read their maximum one call later, and nothing waits for a device."""
 
 import torch
 
@@ -6,7 +6,7 @@ from gpt_lightning.hardware.distributed import DelayedMax
 
 
 def test_all_ranks_read_the_largest_number_at_the_next_call(monkeypatch):
-    """Two ranks in one process: each number is reduced with what the other hands in."""
+    """Simulate two ranks in one process: each number is reduced with one of the other rank."""
     handed = {"a": [0, 15, 15, 15], "b": [0, 0, 2, 2]}
     read = {}
     for rank, other in (("a", "b"), ("b", "a")):
@@ -22,7 +22,7 @@ def test_all_ranks_read_the_largest_number_at_the_next_call(monkeypatch):
 
 
 def test_only_the_hosts_copy_is_read(monkeypatch):
-    """The vote itself is never read: on a GPU that would wait for all of its work."""
+    """Nothing reads the vote on the device: on a GPU that would wait for all of its work."""
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda vote, op: None)
     agreement = DelayedMax(torch.device("meta"))  # whose tensors cannot be read at all
     agreement._host.copy_ = lambda vote, non_blocking: None

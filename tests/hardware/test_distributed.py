@@ -1,4 +1,4 @@
-"""Two processes train what one would: real ranks over gloo."""
+"""Two processes, real ranks over gloo, train the same model as one."""
 
 import json
 import subprocess

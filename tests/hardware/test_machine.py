@@ -1,4 +1,4 @@
-"""The head of a report."""
+"""Facts about the machine at the head of a report."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Memory that a process has freed stays with it."""
+"""A process keeps the memory that it has freed."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from gpt_lightning.hardware.memory import keep_freed_memory
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
 def test_freed_memory_is_kept():
-    """After its first steps, training needs no page that the system would have to clear."""
+    """After its first steps, training takes no new pages, which the system would clear."""
     code = (
         "import resource, sys, torch\n"
         "from gpt_lightning.hardware.memory import keep_freed_memory\n"
@@ -37,7 +37,7 @@ def test_freed_memory_is_kept():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
 def test_blocks_of_more_than_2_gib_are_kept_too():
-    """The heap's end, before and after a block of 2.5 GiB that is never touched."""
+    """Compare the end of the heap before and after an untouched block of 2.5 GiB."""
     code = (
         "import ctypes\n"
         "from gpt_lightning.hardware.memory import hand_back_freed_memory, keep_freed_memory\n"

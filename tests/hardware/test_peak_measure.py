@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def high_precision() -> Iterator[None]:
-    """A run's setting that is neither PyTorch's default nor what fp32 is measured at."""
+    """Setting of a run that differs from PyTorch's default and from the one for measuring fp32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     yield
@@ -51,7 +51,7 @@ def cache_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the coming measurements will find, first to last."""
+    """Rates that the next measurements return, in order."""
     coming: list[float] = []
     monkeypatch.setattr(peaks, "measure_peak", lambda *_, **__: coming.pop(0))
     return coming

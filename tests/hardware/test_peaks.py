@@ -1,4 +1,4 @@
-"""The peak table by real device names, the names themselves, and the setting."""
+"""Peak table looked up by real device names, the names, and the setting `peak_flops`."""
 
 import json
 import subprocess

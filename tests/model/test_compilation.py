@@ -1,4 +1,4 @@
-"""On which devices a model is compiled by itself."""
+"""Devices and precisions for which compilation is on by default."""
 
 import pytest
 

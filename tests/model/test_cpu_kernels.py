@@ -35,7 +35,7 @@ CONFIG = GPTConfig(2, 2, 16, block_size=8, vocab_size=11, attention="auto")
 
 
 class Graphs:
-    """A backend that runs eagerly and keeps what was traced: text, and shapes of the products."""
+    """Compiler backend that runs eagerly and keeps each traced graph and its products' shapes."""
 
     def __init__(self) -> None:
         torch.compiler.reset()
@@ -130,7 +130,7 @@ def test_compiled_it_is_the_same_model(activation, bf16, vocab_size, rtol, atol)
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_with_hashed_dropout_the_gradient_is_the_derivative(backend):
-    """By differences: a backward with other masks than the forward's is far off."""
+    """Compare with finite differences: a backward with other masks would be far off."""
     torch.compiler.reset()
     recompute_in_backward()
     torch.manual_seed(0)

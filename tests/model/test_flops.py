@@ -26,7 +26,7 @@ def test_mfu_is_shared_by_devices() -> None:
 
 
 def _counted_per_token(config: GPTConfig, batch_size: int, block_size: int) -> tuple[int, float]:
-    """N and PyTorch's count of forward and backward; the meta device computes nothing."""
+    """Return N, and PyTorch's FLOPs of forward and backward, counted on the meta device."""
     with torch.device("meta"):
         model = GPT(config)
         idx = torch.zeros(batch_size, block_size, dtype=torch.int64)

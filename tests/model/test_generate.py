@@ -77,7 +77,7 @@ def test_temperature_sharpens():
 
 
 def naive_loop(model, idx, n, temperature, top_k, generator=None):
-    """nanoGPT's: the whole window for each token."""
+    """Return the tokens of nanoGPT's loop, which computes the whole window for each."""
     model.eval()
     for _ in range(n):
         with torch.no_grad():
@@ -98,7 +98,7 @@ def test_tokens_are_the_naive_loops(temperature, top_k, packed_from, model, monk
 
 @pytest.mark.parametrize("packed_from", [0, 1000])
 def test_a_token_costs_one_position_of_the_body_and_of_the_head(model, packed_from, monkeypatch):
-    """Counted, not timed. The naive loop would have 3, 4, 5, 6, 7, 8, 8."""
+    """Count positions; the naive loop would compute 3, 4, 5, 6, 7, 8, 8 in both."""
     monkeypatch.setattr("gpt_lightning.model.generate.PACKED_FROM", packed_from)
     positions = {"body": [], "head": []}
     weights = {
@@ -135,7 +135,7 @@ def test_the_cache_is_one_buffer_of_the_size_that_is_needed(model):
 
 
 def test_a_model_forgets_its_cache(model):
-    """Also a packed copy, which the sample command uses for all its texts."""
+    """A packed copy does so, too: the sample command uses one for all its texts."""
     prompt = torch.tensor([[1, 2, 3]])
     plain = model.transformer.h[0].attn.attention
     twin = prepack_for_decoding(model, torch.bfloat16, pack=False)

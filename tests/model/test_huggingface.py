@@ -68,7 +68,7 @@ def assert_same_logits(model, theirs, tokens):
 
 
 def refusal(source, config=TINY):
-    """The message, which must be one line."""
+    """Return the error message, which must be one line."""
     with pytest.raises(UserError) as caught:
         initial_weights(str(source), config)
     assert "\n" not in str(caught.value)
@@ -104,7 +104,7 @@ def test_import_after_export_is_the_identity_without_biases(tmp_path):
 
 
 def published_form(weights):
-    """As in openai-community's files: no prefix, no head, the causal masks besides."""
+    """Return weights as in openai-community's files: no prefix, no head, with causal masks."""
     masks = {f"h.{n}.attn.bias": torch.ones(1, 1, 64, 64).tril() for n in range(2)}
     masks |= {f"h.{n}.attn.masked_bias": torch.tensor(-1e4) for n in range(2)}
     return masks | {k.removeprefix("transformer."): v for k, v in weights.items()}

@@ -1,4 +1,4 @@
-"""The head and loss in chunks, beside the plain version: logits whole, then F.cross_entropy."""
+"""Head and loss in chunks against the plain version: whole logits, then F.cross_entropy."""
 
 import dataclasses
 import inspect
@@ -33,7 +33,7 @@ def operands(ignored: int = 5, dtype=torch.float32):
 
 
 def with_gradients(function, x, weight, targets, chunk_tokens, bf16=False):
-    """Loss and both gradients; the loss is scaled, as a GradScaler would."""
+    """Return the loss and both gradients; the loss is scaled, as by a GradScaler."""
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         loss = function(x, weight, targets, chunk_tokens)
     assert loss.dtype == torch.float32
@@ -65,7 +65,7 @@ def test_chunks_under_autocast_are_as_exact_as_the_plain_version(chunk_tokens):
 
 
 def test_the_gradient_of_the_weight_is_summed_in_float32():
-    """Of 4,096 equal chunks: a sum in bfloat16 would stop growing at 256 times a term."""
+    """A bfloat16 sum of 4,096 equal chunks would stop growing at 256 times a term."""
     n = 4096
     x = torch.full((1, n, 16), 1.0)
     weight = torch.zeros(2, 16, requires_grad=True)
@@ -117,7 +117,7 @@ def test_evaluation_gives_the_same_loss_and_computes_no_gradient(mode):
 
 
 class Sizes(TorchDispatchMode):
-    """The largest tensor that any operation makes, and how many matrix products there are."""
+    """Record the size of the largest tensor of any operation, and the number of products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def test_the_logits_are_never_held_whole(bf16):
 
 
 def test_memory_does_not_grow_with_the_batch_but_for_activations():
-    """All that lives at the peak: the gradients, and a chunk's log-probabilities and logits."""
+    """At the peak live the gradients, and the log-probabilities and logits of one chunk."""
     from gpt_lightning.bench.core.memory_meter import profiled_memory
 
     rows, wide, n = 512, 5_000, 32

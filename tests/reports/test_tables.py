@@ -1,4 +1,4 @@
-"""Rows as text."""
+"""Tables as text."""
 
 import csv
 import io
