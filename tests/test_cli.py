@@ -231,7 +231,7 @@ def test_a_split_of_no_validation_trains_and_keeps_the_last_model(workdir, capsy
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
 def test_random_weights_are_not_measured(workdir, capsys, command):
     line = fails(capsys, command, "--config", "tiny.yaml")
-    assert f"{command} of what? give --ckpt_path" in line
+    assert f"{command} has no model: give --ckpt_path" in line
 
 
 def test_test_needs_a_test_split(run_folder, workdir, capsys):

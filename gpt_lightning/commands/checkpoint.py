@@ -80,24 +80,24 @@ def inspect(files: list[Path]) -> int:
 
 def describe(checkpoint: "Checkpoint") -> dict[str, str]:
     """What a checkpoint says of itself, for people."""
-    config = checkpoint.config
+    record, config = checkpoint.record, checkpoint.record.config
     names = [name for name in checkpoint.weights if not is_tied(name, checkpoint)]
     n_params = sum(checkpoint.weights[name].numel() for name in names)
     return {
         "step": f"{checkpoint.step:,}",
         "model": f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} wide, block "
         f"{config.block_size}, vocabulary {config.vocab_size}: {n_params:,} parameters",
-        "tokenizer": str((checkpoint.tokenizer or {}).get("name", "not named")),
-        "data": listed(checkpoint.facts.get("position", {})),
-        "settings": listed({k: v for k, v in checkpoint.hyperparameters.items() if k != "config"}),
-        "machine": listed(checkpoint.facts.get("machine", {})),
-        "written by": f"gpt_lightning {checkpoint.facts.get('version', 'of an unknown version')}",
+        "tokenizer": str((record.tokenizer or {}).get("name", "not named")),
+        "data": listed(record.data_position),
+        "settings": listed(record.settings.hyperparameters()),
+        "machine": listed(record.environment),
+        "written by": f"gpt_lightning {record.version}",
     }
 
 
 def is_tied(name: str, checkpoint: "Checkpoint") -> bool:
     """Whether a tensor is another one's, so that it counts once."""
-    return name == "lm_head.weight" and checkpoint.config.tie_weights
+    return name == "lm_head.weight" and checkpoint.record.config.tie_weights
 
 
 def listed(facts: dict[str, Any]) -> str:

@@ -58,7 +58,6 @@ class TrainLoader:
         world: number of processes that share the order.
         num_workers: processes that read ahead; 0 reads in the training process.
         pin_memory: page-locked batches, for CUDA.
-        allow_changes: go on from a checkpoint of another order or number of sequences a step.
     """
 
     def __init__(
@@ -70,9 +69,7 @@ class TrainLoader:
         world: int = 1,
         num_workers: int = 0,
         pin_memory: bool = False,
-        allow_changes: bool = False,
     ) -> None:
-        self.allow_changes = allow_changes
         self.source, self.batch_size = source, batch_size
         self.accumulate, self.rank, self.world = accumulate, rank, world
         self.num_workers, self.pin_memory = num_workers, pin_memory
@@ -111,46 +108,29 @@ class TrainLoader:
         return self.position * self.batch_size * self.world
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "epoch": self.epoch,
-            "window": self.window,
-            "order": self._identity(),
-            "shards": self.source.stamps(),
-        }
+        return {"epoch": self.epoch, "window": self.window}
 
-    def _identity(self) -> dict[str, Any]:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "window" not in state:
+            raise UserError("the checkpoint was trained with data.order nanogpt: use that")
+        rows = self.batch_size * self.world  # what another batch size has half read, it reads again
+        self.epoch, self.position = state["epoch"], state["window"] // rows
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides the order of the batches; equal ones read equal batches."""
         return {
             "sequences a micro-batch": self.batch_size * self.world,
             "micro-batches a step": self.accumulate,
             **self.source.identity(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "window" not in state:
-            raise UserError("the checkpoint was trained with data.order nanogpt: use that")
-        if not self.allow_changes:
-            check_same_order(state.get("order"), self._identity())
-            self.source.check_stamps(state.get("shards", {}))
-        rows = self.batch_size * self.world  # what another batch size has half read, it reads again
-        self.epoch, self.position = state["epoch"], state["window"] // rows
+    def stamps(self) -> dict[str, list[int]]:
+        """Return file -> size, inode and times of the shards."""
+        return self.source.stamps()
 
-
-def check_same_order(theirs: dict[str, Any] | None, ours: dict[str, Any]) -> None:
-    """Refuses to go on in another order of other data; None is a checkpoint that does not tell.
-
-    Raises:
-        UserError: names the first setting that differs, and both values.
-    """
-    if theirs is None:
-        return
-    for key in sorted({*theirs, *ours}):
-        if theirs.get(key) != ours.get(key):
-            what = "another dataset" if key == "dataset" else f"{key} {theirs.get(key)}"
-            this = "" if key == "dataset" else f", this run has {ours.get(key)}"
-            raise UserError(
-                f"the checkpoint has {what}{this}: go on with what it was trained on, or allow "
-                "another order with --data.allow_changes true"
-            )
+    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
+        """Raise a UserError if a shard was replaced since its stamp was taken."""
+        self.source.check_stamps(stamps)
 
 
 class EvalBatches(Dataset[Batch]):

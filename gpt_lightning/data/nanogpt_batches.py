@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset
 
 from gpt_lightning.data.dataset import TokenDataset
-from gpt_lightning.data.loader import Batch, check_same_order, split_windows
+from gpt_lightning.data.loader import Batch, split_windows
 from gpt_lightning.data.readers import Place, Reader
 from gpt_lightning.data.settings import DataSettings
 from gpt_lightning.data.shards import TokenStream
@@ -109,10 +109,8 @@ class NanoGPTLoader:
     There are no epochs in these draws; the length is what a pass over the split would take.
     """
 
-    def __init__(
-        self, draws: NanoGPTDraws, accumulate: int = 1, allow_changes: bool = False
-    ) -> None:
-        self.draws, self.accumulate, self.allow_changes = draws, accumulate, allow_changes
+    def __init__(self, draws: NanoGPTDraws, accumulate: int = 1) -> None:
+        self.draws, self.accumulate = draws, accumulate
         self.wait_s = 0.0  # that the loop has waited for batches
 
     def __len__(self) -> int:
@@ -127,18 +125,23 @@ class NanoGPTLoader:
             self.wait_s += time.perf_counter() - began
             yield batch
 
-    def _identity(self) -> dict[str, Any]:
-        return {"micro-batches a step": self.accumulate, **self.draws.identity()}
-
     def state_dict(self) -> dict[str, Any]:
-        stamps = self.draws.streams["train"].stamps()
-        return {**self.draws.state_dict(), "order": self._identity(), "shards": stamps}
+        return self.draws.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if not self.allow_changes:
-            check_same_order(state.get("order"), self._identity())
-            self.draws.streams["train"].check_stamps(state.get("shards", {}))
         self.draws.load_state_dict(state)
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides the batches, besides the seed."""
+        return {"micro-batches a step": self.accumulate, **self.draws.identity()}
+
+    def stamps(self) -> dict[str, list[int]]:
+        """Return file -> size, inode and times of the shards."""
+        return self.draws.streams["train"].stamps()
+
+    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
+        """Raise a UserError if a shard was replaced since its stamp was taken."""
+        self.draws.streams["train"].check_stamps(stamps)
 
 
 class NanoGPTEvalBatches(Dataset[Batch]):
@@ -174,7 +177,7 @@ class NanoGPTReader(Reader):
 
     @functools.cached_property
     def train_loader(self) -> NanoGPTLoader:
-        return NanoGPTLoader(self.draws, self.place.accumulate, self.settings.allow_changes)
+        return NanoGPTLoader(self.draws, self.place.accumulate)
 
     def samples(self, split: str) -> Dataset[Batch]:
         """Return the batches of one evaluation of a split; reading them draws them."""

@@ -34,11 +34,23 @@ class TrainingLoader(Protocol):
     def __iter__(self) -> Iterator[Batch]: ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, and what identifies the data and its order."""
+        """Return the position in the data."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at a position; raise UserError if the data or its order is another."""
+        """Continue at a position."""
+        ...
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides the order of the batches; equal ones read equal batches."""
+        ...
+
+    def stamps(self) -> dict[str, list[int]]:
+        """Return file -> size, inode and times of the shards, which change when it is replaced."""
+        ...
+
+    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
+        """Raise a UserError if a shard was replaced since its stamp was taken."""
         ...
 
 
@@ -140,7 +152,6 @@ class WindowReader(Reader):
             B,
             **dataclasses.asdict(place),
             num_workers=self.settings.num_workers,
-            allow_changes=self.settings.allow_changes,
         )
         if len(loader) == 0:
             raise UserError(

@@ -1,14 +1,40 @@
-"""Reading checkpoints of `gpt-lightning fit` without running anything that they name."""
+"""Checkpoints of `gpt-lightning fit`: their names, their content, and reading them safely.
+
+A file holds Lightning's dict of tensors, numbers and words: `state_dict`, `optimizer_states`,
+`loops`, `callbacks`, `global_step`. `loops` has the state of the training loader, which is the
+position in the data: `{"epoch", "window"}`, or `{"generator", "next"}` for nanoGPT's draws. Two
+keys are written from RunRecord:
+
+`hyper_parameters`: arguments of GPTModule: `config`, a dict of GPTConfig's fields, and the fields
+of Settings.
+
+`gpt_lightning`, with "schema": 2:
+
+| key | value |
+| --- | --- |
+| schema | number of this table; files of schema 1 have none |
+| version | version of gpt_lightning that wrote the file |
+| tokenizer | spec of the tokenizer of the data, for tokenizer_from_spec |
+| data_position | epoch and windows of it that are done, for people |
+| data_identity | digests and settings that decide the order of the batches |
+| shards | file -> size, inode and times, to detect replaced shards |
+| run_identity | settings of the Trainer that decide the numbers, and the seed |
+| environment | versions, device, threads, ranks: equal for a bit-exact resume |
+
+Schema 1 had `position`, `run` and `machine` for data_position, run_identity and environment; its
+data_identity and shards were part of the loader's state, as `order` and `shards`.
+"""
 
 import dataclasses
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from gpt_lightning import __version__
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, GPTConfig
@@ -16,15 +42,16 @@ from gpt_lightning.model.huggingface import fit_weights, pretrained_state_dict
 from gpt_lightning.runs.checkpoint_io import check_digest, read_sidecar
 from gpt_lightning.runs.settings import Settings
 
-# GPTModule's arguments as a checkpoint has them. Lightning acts on some other names, such as
-# _instantiator, which says what to import; a file that has any is refused.
-HYPERPARAMETERS = frozenset(("config", *(field.name for field in dataclasses.fields(Settings))))
+SCHEMA = 2
 NAME = re.compile(r"step-(\d+)(?:-loss-(\d+\.\d+))?\.ckpt")  # RunCheckpoint's files
+
+
+# ---- names ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint file by its name: after which step, and the validation loss there."""
+    """Checkpoint file, and the step and validation loss in its name."""
 
     path: Path
     step: int
@@ -32,12 +59,12 @@ class Saved:
 
 
 def checkpoint_name(step: int, loss: float | None) -> str:
-    """The file of a step; the name is what files are chosen by, never their time."""
+    """Return the file name of a step; files are chosen by name, never by time."""
     return f"step-{step:07d}{'' if loss is None else f'-loss-{loss:.4f}'}.ckpt"
 
 
 def saved_checkpoints(folder: Path) -> list[Saved]:
-    """The checkpoints in a folder, those of the highest step first."""
+    """Return the checkpoints in a folder, the highest step first."""
     found = [
         Saved(path, int(match[1]), None if match[2] is None else float(match[2]))
         for path in folder.glob("*.ckpt")
@@ -47,18 +74,18 @@ def saved_checkpoints(folder: Path) -> list[Saved]:
 
 
 def run_folders(path: Path) -> list[Path]:
-    """A run folder itself, and the runs `version_N` in it, the highest N first."""
+    """Return a run folder itself, and the runs `version_N` in it, the highest N first."""
     runs = [p for p in path.glob("version_*") if re.fullmatch(r"version_\d+", p.name)]
     return [path, *sorted(runs, key=lambda p: -int(p.name.removeprefix("version_")))]
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that a path means, for whoever wants the best model.
+    """Return the checkpoint of the best model in a folder.
 
     Args:
-        path: a file, which is taken as it is; a run folder, of which the checkpoint of the lowest
-            validation loss is taken, else the newest; or a folder of runs `version_N`, of which
-            the highest N that has a checkpoint is taken.
+        path: A file, which is returned; a run folder, whose checkpoint of the lowest validation
+            loss is returned, else the newest; or a folder of runs `version_N`: the highest N that
+            has a checkpoint.
 
     Raises:
         UserError: there is none.
@@ -80,97 +107,138 @@ def find_checkpoint(path: Path) -> Path:
     )
 
 
-def newest_run(path: Path) -> Path:
-    """The run folder that a path means: itself, or the newest of the runs `version_N` in it."""
-    runs = run_folders(path)[1:]
-    return runs[0] if runs else path
-
-
 def newest_checkpoint(run: Path) -> Path | None:
-    """The checkpoint that a run goes on from: the highest step that is whole.
+    """Return the whole checkpoint of the highest step of a run folder, or None.
 
-    A damaged file is named on standard error and passed over.
-
-    Args:
-        run: its folder.
-
-    Returns:
-        None if there is none.
+    A damaged file is skipped with a warning on standard error.
     """
     for saved in saved_checkpoints(run / "checkpoints"):
         try:
             check_digest(saved.path)
         except UserError as error:
-            print(f"warning: {error}; passed over", file=sys.stderr)
+            print(f"warning: {error}; skipped", file=sys.stderr)
         else:
             return saved.path
     return None
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """What a file says of a model.
+# ---- content -------------------------------------------------------------------------------------
 
-    Args:
-        config: its shape.
-        weights: under the names of `GPT.state_dict()`, on the CPU, mapped from the file.
-        tokenizer: the spec of its data's tokenizer; None if it was trained without our data.
-        optimizer: adamw or muon.
-        step: optimizer steps done.
-        tokens: trained on; None if the run did not count them.
-        hyperparameters: the module's arguments.
-        facts: what else the run said of itself: tokens, position in the data, versions.
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """Description of a run in its checkpoints: what two sessions of a run must share.
+
+    Attributes:
+        config: Shape of the model.
+        settings: Training arguments.
+        version: Version of gpt_lightning.
+        tokenizer: Spec of the data's tokenizer; None without a TokenDataModule.
+        data_position: Epoch and windows of it that are done.
+        data_identity: Digests and settings that decide the order of the batches; empty if the file
+            does not have them.
+        shards: File -> size, inode and times.
+        run_identity: Settings of the Trainer that decide the numbers, and the seed.
+        environment: Versions, device, threads, ranks.
     """
 
     config: GPTConfig
+    settings: Settings
+    version: str = __version__
+    tokenizer: dict[str, Any] | None = None
+    data_position: dict[str, int] = field(default_factory=dict)
+    data_identity: dict[str, Any] = field(default_factory=dict)
+    shards: dict[str, list[int]] = field(default_factory=dict)
+    run_identity: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the arguments of GPTModule as plain values."""
+        return {"config": dataclasses.asdict(self.config), **self.settings.hyperparameters()}
+
+    def write(self, checkpoint: dict[str, Any]) -> None:
+        """Write the record into Lightning's dict of a checkpoint."""
+        facts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)[2:]}
+        checkpoint["hyper_parameters"] = self.hyperparameters()
+        checkpoint["gpt_lightning"] = {"schema": SCHEMA, **facts}
+
+    @classmethod
+    def read(cls, checkpoint: dict[str, Any]) -> "RunRecord":
+        """Return the record in Lightning's dict of a checkpoint, of any schema."""
+        arguments = dict(checkpoint["hyper_parameters"])
+        config = GPTConfig(**arguments.pop("config"))
+        facts = dict(checkpoint.get("gpt_lightning", {}))
+        schema = facts.pop("schema", 1)
+        if schema > SCHEMA:
+            raise ValueError(f"schema {schema} of a later gpt_lightning, this one reads {SCHEMA}")
+        if schema == 1:
+            loop = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
+            loader: dict[str, Any] = next(iter(loop.get("combined_loader", [])), {})
+            facts = {
+                "version": facts.get("version", "of an unknown version"),
+                "tokenizer": facts.get("tokenizer"),
+                "data_position": facts.get("position", {}),
+                "data_identity": loader.get("order", {}),
+                "shards": loader.get("shards", {}),
+                "run_identity": facts.get("run", {}),
+                "environment": facts.get("machine", {}),
+            }
+        return cls(config=config, settings=Settings(**arguments), **facts)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Content of a checkpoint file.
+
+    Args:
+        record: Description of the run.
+        weights: Tensors by their name in `GPT.state_dict()`, on the CPU, mapped from the file.
+        step: Optimizer steps done.
+        tokens: Tokens trained on; None if the run did not count them.
+    """
+
+    record: RunRecord
     weights: dict[str, torch.Tensor]
-    tokenizer: dict[str, Any] | None
-    optimizer: str
     step: int
     tokens: int | None
-    hyperparameters: dict[str, Any]
-    facts: dict[str, Any]
 
-    def check_fits(self, config: GPTConfig, optimizer: str, decay: str) -> None:
-        """Refuses to go on with another model or optimizer.
+    @classmethod
+    def of(cls, raw: dict[str, Any], path: Path) -> "Checkpoint":
+        """Return the content of Lightning's dict.
+
+        Args:
+            raw: Dict that was loaded.
+            path: File that it was loaded from.
 
         Raises:
-            UserError: names each key that differs, with both values.
+            UserError: the dict is not one of gpt-lightning.
         """
-        ours = dataclasses.asdict(config) | {"optimizer": optimizer, "decay": decay}
-        theirs = dataclasses.asdict(self.config) | {
-            "optimizer": self.optimizer,
-            "decay": self.hyperparameters.get("decay", decay),
-        }
-        if ours["vocab_size"] is None:  # the data's own
-            ours["vocab_size"] = theirs["vocab_size"]
-        shape = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "tie_weights")
-        differ = [
-            f"{'model.config.' if key in shape else 'model.'}{key} is {ours[key]}, "
-            f"the checkpoint's {theirs[key]}"
-            for key in (*shape, "optimizer", "decay")
-            if ours[key] != theirs[key]
-        ]
-        if differ:
-            raise UserError(f"cannot go on from the checkpoint: {'; '.join(differ)}")
+        try:
+            return cls(
+                record=RunRecord.read(raw),
+                weights={
+                    name.removeprefix("model."): tensor
+                    for name, tensor in raw["state_dict"].items()
+                    if name.startswith("model.")
+                },
+                step=int(raw.get("global_step", 0)),
+                tokens=raw.get("callbacks", {}).get("SpeedMonitor", {}).get("tokens"),
+            )
+        except Exception as error:  # any content may raise any error
+            raise not_ours(path, error) from error
 
 
-def differences(theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "") -> list[str]:
-    """What two mappings say differently: `key theirs -> ours`, nested keys with dots.
-
-    Not config.vocab_size, which the data may fill in later, and check_fits looks at.
-    """
-    lines = []
-    for key in ours:
-        if isinstance(ours[key], dict) and isinstance(theirs.get(key), dict):
-            lines += differences(theirs[key], ours[key], f"{prefix}{key}.")
-        elif key in theirs and theirs[key] != ours[key] and f"{prefix}{key}" != "config.vocab_size":
-            lines.append(f"{prefix}{key} {theirs[key]} -> {ours[key]}")
-    return lines
+def not_ours(path: Path, error: Exception) -> UserError:
+    """Return the error for a file that is damaged or not a checkpoint of ours."""
+    reason = str(error).splitlines()[0] if str(error) else ""
+    return UserError(
+        f"{path} is not a checkpoint of gpt-lightning fit, or is damaged "
+        f"({type(error).__name__}: {reason})"
+    )
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Reads tensors, numbers and words, and nothing that could run code.
+    """Read tensors, numbers and words; nothing in the file is run or imported.
 
     Raises:
         UserError: the file is missing, damaged, would run code, or is not one of ours.
@@ -179,29 +247,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
         check_digest(path)
     try:
         raw = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        unknown = raw["hyper_parameters"].keys() - HYPERPARAMETERS
-        if unknown:
-            raise ValueError(f"unknown hyper_parameters: {', '.join(sorted(unknown))}")
-        return Checkpoint(
-            config=GPTConfig(**raw["hyper_parameters"]["config"]),
-            weights={
-                name.removeprefix("model."): tensor
-                for name, tensor in raw["state_dict"].items()
-                if name.startswith("model.")
-            },
-            tokenizer=raw.get("gpt_lightning", {}).get("tokenizer"),
-            optimizer=raw["hyper_parameters"].get("optimizer", "adamw"),
-            step=int(raw.get("global_step", 0)),
-            tokens=raw.get("callbacks", {}).get("SpeedMonitor", {}).get("tokens"),
-            hyperparameters=raw["hyper_parameters"],
-            facts=raw.get("gpt_lightning", {}),
-        )
     except Exception as error:  # torch.load raises whatever the bytes lead it to
-        reason = str(error).splitlines()[0] if str(error) else ""
-        raise UserError(
-            f"{path} is not a checkpoint of gpt-lightning fit, or is damaged "
-            f"({type(error).__name__}: {reason})"
-        ) from error
+        raise not_ours(path, error) from error
+    return Checkpoint.of(raw, path)
 
 
 def load_model(path: str | Path) -> tuple[GPT, Tokenizer]:
@@ -214,19 +262,20 @@ def load_model(path: str | Path) -> tuple[GPT, Tokenizer]:
         UserError: as find_checkpoint and read_checkpoint, or the file names no tokenizer.
     """
     checkpoint = read_checkpoint(find_checkpoint(Path(path)))
-    if checkpoint.tokenizer is None:
+    record = checkpoint.record
+    if record.tokenizer is None:
         raise UserError(f"{path} names no tokenizer: it was not trained on a TokenDataModule")
-    model = GPT(checkpoint.config)
+    model = GPT(record.config)
     model.load_state_dict(checkpoint.weights)
-    return model.eval(), tokenizer_from_spec(checkpoint.tokenizer)
+    return model.eval(), tokenizer_from_spec(record.tokenizer)
 
 
 def initial_weights(source: str, config: GPTConfig) -> dict[str, torch.Tensor]:
     """Return the weights of `model.init_from` for `GPT(config).load_state_dict`, on the CPU.
 
     Args:
-        source: A .ckpt of `gpt-lightning fit`, or what `pretrained_state_dict` takes.
-        config: The model to fill.
+        source: A .ckpt of `gpt-lightning fit`, or a source of `pretrained_state_dict`.
+        config: Shape of the model to fill.
 
     Raises:
         UserError: as read_checkpoint and pretrained_state_dict.
@@ -235,4 +284,4 @@ def initial_weights(source: str, config: GPTConfig) -> dict[str, torch.Tensor]:
     if path.suffix != ".ckpt" or not path.is_file():
         return pretrained_state_dict(source, config)
     checkpoint = read_checkpoint(path)
-    return fit_weights(source, checkpoint.weights, checkpoint.config.n_head, config)
+    return fit_weights(source, checkpoint.weights, checkpoint.record.config.n_head, config)

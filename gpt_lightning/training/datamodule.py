@@ -228,9 +228,18 @@ class TokenDataModule(L.LightningDataModule):
         """Seconds that training has waited for batches, in this process."""
         return self.reader.train_loader.wait_s
 
-    def position(self) -> dict[str, int]:
-        """Return the position of training in the data: epoch, and windows of it that are done."""
-        return self.reader.position()
+    def record(self) -> dict[str, Any]:
+        """Return the fields of a checkpoint's RunRecord that describe the data."""
+        assert self.trainer is not None
+        facts: dict[str, Any] = {"tokenizer": self.tokenizer.spec()}
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            return facts
+        loader = self.reader.train_loader
+        return facts | {
+            "data_position": self.reader.position(),
+            "data_identity": loader.identity(),
+            "shards": loader.stamps(),
+        }
 
     def shares(self) -> dict[str, float]:
         """Return each dataset's share of the samples so far, by name; empty without a mixture."""

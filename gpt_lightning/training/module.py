@@ -1,6 +1,7 @@
 """LightningModule that trains a GPT: build, step, evaluate, update."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -9,7 +10,6 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import Optimizer
 from torchmetrics import MeanMetric
 
-from gpt_lightning import __version__
 from gpt_lightning.data.loader import IGNORE_INDEX, Batch
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import seed_device
@@ -17,10 +17,10 @@ from gpt_lightning.hardware.memory import keep_freed_memory
 from gpt_lightning.model import flops
 from gpt_lightning.model.compilation import compile_in_place, should_compile
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.runs.checkpoint import differences, initial_weights
+from gpt_lightning.runs import resume
+from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, initial_weights
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import optim, optimizers
-from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.gradient_guard import NonFiniteGuard
 from gpt_lightning.training.trainer_state import at_log_step, is_fitting, token_data
 
@@ -153,70 +153,48 @@ class GPTModule(L.LightningModule):
 
         Without `init_from`, whose weights are in the checkpoint.
         """
-        return {"config": dataclasses.asdict(self.config), **self.settings.hyperparameters()}
+        return RunRecord(config=self.config, settings=self.settings).hyperparameters()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._guard.check()  # no checkpoint of steps that were skipped
-        checkpoint[self.CHECKPOINT_HYPER_PARAMS_KEY] = self.hyperparameters()
-        data = token_data(self.trainer)
-        if data is not None:  # enough to sample from the file alone
-            checkpoint["gpt_lightning"] = {
-                "version": __version__,
-                "tokenizer": data.tokenizer.spec(),
-                "position": data.position(),
-                "machine": self.circumstances(),
-                "run": self.run_settings(),
-            }
-
-    def run_settings(self) -> dict[str, Any]:
-        """Settings outside the module that decide its numbers."""
-        return {
-            "seed_everything": self._seed,
-            "gradient_clip_val": self.trainer.gradient_clip_val,
-            "gradient_clip_algorithm": self.trainer.gradient_clip_algorithm,
-            "decay_steps": self._decay_steps,
-        }
-
-    def circumstances(self) -> dict[str, Any]:
-        """What a bit-exact continuation has in common beside the configuration."""
-        return {
-            "torch": str(torch.__version__),
-            "device": self.trainer.strategy.root_device.type,
-            "threads": torch.get_num_threads(),
-            "ranks": self.trainer.world_size,
-            "precision": str(self.trainer.precision),
-            "compile": self.compiles[0],
-        }
+        self.record().write(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        data = None if self._trainer is None else token_data(self.trainer)
-        theirs = checkpoint.get("gpt_lightning", {}).get("tokenizer")
-        if data is not None and theirs is not None and theirs != data.tokenizer.spec():
-            raise UserError(
-                f"the checkpoint was trained on other tokens than those of {data.address} "
-                f"({theirs['name']} and {data.tokenizer.name}, or other characters): "
-                "use the data that it was trained on"
-            )
-        if self._trainer is not None and is_fitting(self.trainer):
-            self._compare_run(checkpoint.get("gpt_lightning", {}), data)
-
-    def _compare_run(self, facts: dict[str, Any], data: TokenDataModule | None) -> None:
-        """Says what makes the continuation another run, and refuses another seed."""
+        if self._trainer is None:  # load_from_checkpoint: no run to compare with
+            return
         self._seed = torch.initial_seed()
-        ours = self.run_settings()
-        theirs = facts.get("run", ours)
-        allowed = data is not None and data.settings.allow_changes
-        if theirs.get("seed_everything") != ours["seed_everything"] and not allowed:
-            raise UserError(
-                f"the checkpoint has seed_everything {theirs.get('seed_everything')}, this run has "
-                f"{ours['seed_everything']}: set it to that, or --data.settings.allow_changes true"
-            )
-        inexact = differences(facts.get("machine", {}), self.circumstances())
-        lines = differences(theirs, ours)
-        masks = ", with other dropout masks" if self.config.dropout > 0 else ""
-        lines += [f"{line}: equal to rounding errors{masks}, not bit for bit" for line in inexact]
+        path, data = Path(str(self.trainer.ckpt_path)), token_data(self.trainer)
+        theirs, fitting = Checkpoint.of(checkpoint, path), is_fitting(self.trainer)
+        allow_changes = data is not None and data.settings.allow_changes
+        address = "this run's data" if data is None else data.address
+        changed = resume.check(theirs.record, self.record(), address, fitting, allow_changes)
+        if fitting and data is not None and not allow_changes:
+            data.reader.train_loader.check_stamps(theirs.record.shards)
         if self.trainer.is_global_zero:
-            print(*(f"changed     {line}" for line in lines), sep="\n", end="\n" if lines else "")
+            print(resume.resumption(path, theirs, changed))
+
+    def record(self) -> RunRecord:
+        """Return the description of this run that its checkpoints hold."""
+        trainer, data = self.trainer, token_data(self.trainer)
+        return RunRecord(
+            config=self.config,
+            settings=self.settings,
+            run_identity={
+                "seed_everything": self._seed,
+                "gradient_clip_val": trainer.gradient_clip_val,
+                "gradient_clip_algorithm": trainer.gradient_clip_algorithm,
+                "decay_steps": self._decay_steps,
+            },
+            environment={
+                "torch": str(torch.__version__),
+                "device": trainer.strategy.root_device.type,
+                "threads": torch.get_num_threads(),
+                "ranks": trainer.world_size,
+                "precision": str(trainer.precision),
+                "compile": self.compiles[0],
+            },
+            **({} if data is None else data.record()),
+        )
 
     # ---- step ----------------------------------------------------------------------------------
 

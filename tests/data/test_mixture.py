@@ -7,6 +7,10 @@ from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.data.mixture import BLOCK, DatasetWindows, Mixture, quotas
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.errors import UserError
+from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.runs.checkpoint import RunRecord
+from gpt_lightning.runs.resume import check_order
+from gpt_lightning.runs.settings import Settings
 
 T = 10
 SHARDS = (10_003, 5_001, 7_777, 12_000, 500)
@@ -158,12 +162,16 @@ def test_another_order_or_dataset_is_refused_on_resume():
             DatasetWindows(Numbers(sum(SHARDS)), shuffled(seed, windows)), batch_size=4
         )
 
-    state = loader().state_dict()
+    def record(loader: TrainLoader) -> RunRecord:
+        return RunRecord(config=GPTConfig(), settings=Settings(), data_identity=loader.identity())
+
+    saved = record(loader())
+    check_order(saved, record(loader()))
     with pytest.raises(UserError, match=r"data\.seed 1, this run has 2: "):
-        loader(seed=2).load_state_dict(state)
+        check_order(saved, record(loader(seed=2)))
     with pytest.raises(UserError, match=r"data\.shuffle_windows 200, this run has 300: "):
-        loader(windows=300).load_state_dict(state)
+        check_order(saved, record(loader(windows=300)))
     other = loader()
     other.source.stream.digest = "letters"
     with pytest.raises(UserError, match="the checkpoint has another dataset"):
-        other.load_state_dict(state)
+        check_order(saved, record(other))

@@ -71,9 +71,11 @@ def test_another_dataset_is_refused_on_resume(text_file, capsys):
     text_file.write_text(text_file.read_text()[:-500])
     prepare_text(text_file, Path("data/other"), "byte", shard_tokens=5_000)
     assert resume("--data.dataset=other") == 2
-    assert "the checkpoint has another dataset: go on with" in capsys.readouterr().err
+    assert "the checkpoint has another dataset: resume with" in capsys.readouterr().err
     assert resume("--data.seed=7") == 2
-    assert "the checkpoint has data.seed 1337, this run has 7: go on" in capsys.readouterr().err
+    assert (
+        "the checkpoint has data.seed 1337, this run has 7: resume with" in capsys.readouterr().err
+    )
 
 
 def test_resuming_goes_on_with_the_same_dataset_in_another_place(capsys):

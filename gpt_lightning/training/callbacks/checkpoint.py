@@ -31,6 +31,7 @@ from gpt_lightning.runs.checkpoint_io import (
     sweep,
 )
 from gpt_lightning.training.callbacks.speed import phase
+from gpt_lightning.training.step_shape import check_accumulation
 from gpt_lightning.training.trainer_state import (
     at_step_boundary,
     count_steps_once,
@@ -109,7 +110,8 @@ class RunCheckpoint(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._listen()
-        check_whole_steps(trainer)
+        # an interval that was a fraction of an epoch is a number of micro-batches by now
+        check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_batch)
         self._saved_step = trainer.global_step  # what a run begins with is never written again
         if trainer.is_global_zero and self._writes(trainer):
             set_aside(self.folder(trainer), trainer.global_step)
@@ -243,17 +245,3 @@ def set_aside(folder: Path, step: int) -> None:
             for path in (saved.path, sidecar(saved.path)):
                 if path.exists():
                     path.replace(path.with_name(f"{path.name}.old"))
-
-
-def check_whole_steps(trainer: L.Trainer) -> None:
-    """Refuses a validation, and with it a checkpoint, in the middle of an optimizer step.
-
-    Raises:
-        UserError: the interval, of which a fraction of an epoch is one too, is no multiple.
-    """
-    interval, accumulate = trainer.val_check_batch, trainer.accumulate_grad_batches
-    if interval is not None and math.isfinite(interval) and int(interval) % accumulate:
-        raise UserError(
-            f"trainer.val_check_interval comes to {int(interval)} micro-batches, no multiple of "
-            f"trainer.accumulate_grad_batches {accumulate}: give a whole number that is one"
-        )

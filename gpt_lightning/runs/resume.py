@@ -1,0 +1,161 @@
+"""Resume: which checkpoint a run continues, whether it may, and what has changed since.
+
+`find` resolves `--resume` before anything is built. `check` compares the record in the checkpoint
+with the record of this run, after the data and the model are known and before any state is
+restored: it raises where the result would silently be another run, and returns a line for each
+setting that this command changes. docs/resume.md states what a resumed run guarantees.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.runs.checkpoint import (
+    Checkpoint,
+    RunRecord,
+    newest_checkpoint,
+    run_folders,
+    saved_checkpoints,
+)
+from gpt_lightning.runs.checkpoint_io import check_digest
+
+# fields of GPTConfig that decide which tensors there are, or what they mean
+SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "tie_weights")
+
+
+def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
+    """Return the checkpoint that `--resume` continues, and its run folder.
+
+    Args:
+        resume: `auto`, a run folder, a folder of runs, or a checkpoint in its run folder.
+        run_name_folder: Folder of the runs of this name, for `auto`.
+
+    Returns:
+        Neither if there is no run, the folder alone if the run has not saved anything.
+
+    Raises:
+        UserError: there is no whole checkpoint where one was named, or none is left of a run.
+    """
+    auto = resume == "auto"
+    path = run_name_folder if auto else Path(resume)
+    if path.is_file():
+        check_digest(path)
+        if path.resolve().parent.name != "checkpoints":
+            raise UserError(
+                f"--resume {path} is in no run's folder checkpoints/: begin a new run from it with "
+                "--ckpt_path"
+            )
+        return path, path.resolve().parent.parent
+    run = (run_folders(path)[1:] or [path])[0]  # the newest version_N, or the folder itself
+    found = newest_checkpoint(run)
+    if found is not None:
+        return found, run
+    if not auto:
+        raise UserError(
+            f"--resume {path}: no whole checkpoint there; give a checkpoint, a run folder, or auto"
+        )
+    if saved_checkpoints(run / "checkpoints"):
+        raise UserError(
+            f"--resume auto: no checkpoint of {run} is whole: restore one, or begin a new run "
+            "with --resume never"
+        )
+    print(f"resume      no checkpoint in {run}: starting at step 0")
+    return None, run if run != path else None
+
+
+def check(
+    theirs: RunRecord, ours: RunRecord, address: str, fitting: bool, allow_changes: bool
+) -> list[str]:
+    """Compare the record of a checkpoint with the record of this run.
+
+    Args:
+        theirs: Record in the checkpoint.
+        ours: Record of this run.
+        address: Name of this run's data, for errors.
+        fitting: Whether training continues; an evaluation needs the model and the tokens alone.
+        allow_changes: Whether other data, another order and another seed are allowed.
+
+    Returns:
+        A line for each setting that differs: `key theirs -> ours`.
+
+    Raises:
+        UserError: names what differs, with both values.
+    """
+    check_tokens(theirs.tokenizer, ours.tokenizer, address)
+    check_model(theirs, ours)
+    changed = differences(theirs.hyperparameters(), ours.hyperparameters(), "model.")
+    if not fitting:
+        precision = {"precision": ours.environment.get("precision")}
+        return changed + differences(theirs.environment, precision)
+    if not allow_changes:
+        check_order(theirs, ours)
+    changed += differences(theirs.run_identity, ours.run_identity)
+    masks = ", with other dropout masks" if ours.config.dropout > 0 else ""
+    inexact = differences(theirs.environment, ours.environment)
+    return changed + [f"{d}: equal to rounding errors{masks}, not bit for bit" for d in inexact]
+
+
+def check_tokens(theirs: dict[str, Any] | None, ours: dict[str, Any] | None, address: str) -> None:
+    """Raise if two tokenizers differ; None: a run without a TokenDataModule."""
+    if theirs is not None and ours is not None and theirs != ours:
+        raise UserError(
+            f"the checkpoint was trained on other tokens than those of {address} "
+            f"({theirs['name']} and {ours['name']}, or other characters): use the data that it was "
+            "trained on"
+        )
+
+
+def check_model(theirs: RunRecord, ours: RunRecord) -> None:
+    """Raise if the weights or the optimizer's state would not fit."""
+    differ = [
+        f"{prefix}{key} is {getattr(b, key)}, the checkpoint's {getattr(a, key)}"
+        for prefix, a, b, keys in (
+            ("model.config.", theirs.config, ours.config, SHAPE),
+            ("model.", theirs.settings, ours.settings, ("optimizer", "decay")),
+        )
+        for key in keys
+        if getattr(a, key) != getattr(b, key)
+    ]
+    if differ:
+        raise UserError(f"cannot resume from the checkpoint: {'; '.join(differ)}")
+
+
+def check_order(theirs: RunRecord, ours: RunRecord) -> None:
+    """Raise if the seed or the coming batches differ; what one of the two lacks is not compared."""
+    a, b = (
+        {"seed_everything": record.run_identity.get("seed_everything")} | record.data_identity
+        for record in (theirs, ours)
+    )
+    shared = {"seed_everything"} if "seed_everything" in theirs.run_identity else set()
+    if theirs.data_identity and ours.data_identity:
+        shared |= theirs.data_identity.keys() | ours.data_identity.keys()
+    first = ("data.order", "seed_everything")  # other settings follow from these
+    for key in sorted(shared, key=lambda key: (key not in first, key)):
+        if a.get(key) != b.get(key):
+            what = "another dataset" if key == "dataset" else f"{key} {a.get(key)}"
+            this = "" if key == "dataset" else f", this run has {b.get(key)}"
+            raise UserError(
+                f"the checkpoint has {what}{this}: resume with what it was trained on, or allow "
+                "the change with --data.allow_changes true"
+            )
+
+
+def differences(theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "") -> list[str]:
+    """Return `key theirs -> ours` for each key of both with another value, nested with dots."""
+    lines = []
+    for key in filter(theirs.__contains__, ours):
+        a, b = theirs[key], ours[key]
+        if isinstance(a, dict) and isinstance(b, dict):
+            lines += differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            lines.append(f"{prefix}{key} {a} -> {b}")
+    return lines
+
+
+def resumption(path: Path, checkpoint: Checkpoint, changed: list[str]) -> str:
+    """Return the lines that a resumed run prints: where it continues, and what has changed."""
+    where = [f"step {checkpoint.step:,}"]
+    where += [] if checkpoint.tokens is None else [f"{checkpoint.tokens:,} tokens"]
+    where += [f"{key} {value:,}" for key, value in checkpoint.record.data_position.items()]
+    lines = [f"resume      {path}: {', '.join(where)}"]
+    return "\n".join(lines + [f"changed     {line}" for line in changed])
