@@ -206,7 +206,7 @@ def test_ctrl_c_ends_with_130_and_one_line(workdir):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     last = errors.splitlines()[-1]
-    stopped = re.fullmatch(r"SIGINT: stopped after step (\d+); --resume auto goes on", last)
+    stopped = re.fullmatch(r"SIGINT: stopped after step (\d+); --resume auto continues", last)
     checkpoints = workdir / "lightning_logs" / "tiny" / "version_0" / "checkpoints"
     assert list(checkpoints.glob(f"step-{int(stopped[1]):07d}*.ckpt"))
 

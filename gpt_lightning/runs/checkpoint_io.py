@@ -1,9 +1,9 @@
-"""Files that survive whatever happens while they are written, and that prove what they hold.
+"""CheckpointIO that writes checkpoints atomically, with a SHA-256 that is checked at each read.
 
-A checkpoint is written to a temporary file beside its place, synced to the disk, and renamed: at
-every moment its name means a complete file or none. Its SHA-256 stands in a second file,
-`NAME.sha256`, which is renamed first and lists the digest of the old content as well, so that a
-crash between the two renames leaves a pair that agrees.
+A checkpoint is written to a temporary file in its folder, synced to the disk, and renamed: at every
+moment its name means a complete file or none. Its SHA-256 is in a second file, `NAME.sha256`, which
+is renamed first and lists the digest of the old content as well, so that the two files agree after
+a crash between the two renames.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import lives, locked, sync_folder
+from gpt_lightning.files import lives, locked, sync_folder, write_durable
 
 SIDECAR = ".sha256"
 SPARE_BYTES = 2**20
 
 
 class DurableCheckpointIO(CheckpointIO):
-    """Writes checkpoints atomically and checks their digests when they are read."""
+    """Write checkpoints atomically and check their digests when they are read."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
@@ -35,7 +35,7 @@ class DurableCheckpointIO(CheckpointIO):
         self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         check_digest(Path(path))
-        # whatever the caller or the environment says: a checkpoint runs no code
+        # ignores the caller and the environment: a checkpoint runs no code
         loaded: dict[str, Any] = torch.load(
             path, map_location=map_location or "cpu", weights_only=True
         )
@@ -47,7 +47,7 @@ class DurableCheckpointIO(CheckpointIO):
 
 
 class Hashing:
-    """A file that knows the SHA-256 of what has been written to it."""
+    """File with the SHA-256 of the bytes written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -61,15 +61,15 @@ class Hashing:
         self._file.flush()
 
     def hexdigest(self) -> str:
-        """Of everything so far."""
+        """Return the SHA-256 of all bytes so far."""
         return self._digest.hexdigest()
 
 
 def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
-    """Writes a checkpoint and its digest.
+    """Write a checkpoint and its digest.
 
     Raises:
-        UserError: the disk is full or the folder cannot be written; what was there is untouched.
+        UserError: the disk is full or the folder cannot be written; older files are untouched.
     """
     temporary = temporary_of(path)
     try:
@@ -94,32 +94,30 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def write_sidecar(path: Path, digest: str) -> None:
-    """Lists the digest of the file that is coming, and of the one that is there.
+    """Write the digests of the new file and of the file that it replaces.
 
     Raises:
         OSError: it cannot be written.
     """
     known = [digest, *read_sidecar(path)[:1]] if path.exists() else [digest]
     temporary = temporary_of(sidecar(path))
-    with temporary.open("w", encoding="ascii") as file:
-        file.writelines(f"{known_digest}  {path.name}\n" for known_digest in known)
-        file.flush()
-        os.fsync(file.fileno())
+    lines = "".join(f"{known_digest}  {path.name}\n" for known_digest in known)
+    write_durable(temporary, lines.encode("ascii"))
     os.replace(temporary, sidecar(path))
 
 
 def sidecar(path: Path) -> Path:
-    """Where the digest of a file stands."""
+    """Return the path of a file's digest."""
     return path.with_name(path.name + SIDECAR)
 
 
 def temporary_of(path: Path) -> Path:
-    """Where a file is written before it gets its name."""
+    """Return the path at which a file is written before it gets its name."""
     return path.with_name(f".{path.name}.tmp.{os.getpid()}")
 
 
 def read_sidecar(path: Path) -> list[str]:
-    """The digests that a file may have, the newest first; empty if there is no list."""
+    """Return the digests that a file may have, the newest first; empty if there is no list."""
     try:
         text = sidecar(path).read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):
@@ -128,7 +126,7 @@ def read_sidecar(path: Path) -> list[str]:
 
 
 def check_digest(path: Path) -> None:
-    """Refuses a file that is not, byte for byte, what was written.
+    """Check that a file is, byte for byte, what was written.
 
     Raises:
         UserError: it differs, it cannot be read, or its digest is missing.
@@ -136,8 +134,8 @@ def check_digest(path: Path) -> None:
     known = read_sidecar(path)
     if not known:
         raise UserError(
-            f"{path} has no digest in {sidecar(path).name} beside it, so nothing says that it is "
-            "whole: copy that file too, or take another checkpoint"
+            f"{path} has no digest in {sidecar(path).name} beside it, so it cannot be checked: "
+            "copy that file too, or take another checkpoint"
         )
     try:
         with path.open("rb") as file:
@@ -152,7 +150,7 @@ def check_digest(path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Removes temporaries that dead processes have left, and digests without a file."""
+    """Remove temporary files of dead processes, and digests without a file."""
     for path in folder.glob(".*.tmp.*"):
         pid = path.name.rpartition(".")[2]
         if pid.isdigit() and not lives(int(pid)):
@@ -163,11 +161,11 @@ def sweep(folder: Path) -> None:
 
 
 def check_writable(folder: Path, needed_bytes: int) -> None:
-    """Refuses a folder that checkpoints cannot be written to, before the first step.
+    """Check before the first step that checkpoints can be written to a folder.
 
     Args:
-        folder: Made if need be.
-        needed_bytes: Of one checkpoint; the new one must fit beside those that are kept.
+        folder: Folder, which is made if it is missing.
+        needed_bytes: Size of one checkpoint; a new one must fit beside those that are kept.
 
     Raises:
         UserError: it cannot be written, or the disk has no room.
@@ -181,7 +179,7 @@ def check_writable(folder: Path, needed_bytes: int) -> None:
     except OSError as error:
         raise UserError(
             f"cannot write to {folder}: {error.strerror}; choose another folder with "
-            "--trainer.default_root_dir, or mend its permissions"
+            "--trainer.default_root_dir, or change its permissions"
         ) from error
     if free < needed_bytes + SPARE_BYTES:
         raise UserError(

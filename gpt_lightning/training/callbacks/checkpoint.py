@@ -1,10 +1,9 @@
-"""RunCheckpoint: when a run is saved, which files are kept, and how a signal ends it.
+"""RunCheckpoint: saves a run, deletes old checkpoints, and ends the run on a signal.
 
 Everything happens between two micro-batches, when nothing is in flight: the last step's update is
-done, its metrics are in the files, its validation is over, and the next batch has not been asked
-for. BetweenSteps, around the training loader, calls `between_batches` at that moment. What a
-checkpoint holds is then exactly the run after `step` steps, and going on from it is going on with
-the run.
+done, its metrics are in the files, its validation is over, and the next batch has not been
+requested. BetweenSteps, around the training loader, calls `between_batches` at that moment. A
+checkpoint therefore holds exactly the run after `step` steps.
 """
 
 import contextlib
@@ -17,10 +16,10 @@ from typing import Any
 
 import lightning as L
 import torch
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 
-from gpt_lightning.data.loader import Batch
-from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.distributed import DelayedMax
+from gpt_lightning.parsing import check_arguments
 from gpt_lightning.runs.checkpoint import checkpoint_name, saved_checkpoints
 from gpt_lightning.runs.checkpoint_io import (
     DurableCheckpointIO,
@@ -43,42 +42,40 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class RunCheckpoint(L.Callback):
-    """Saves after each validation, at the end, every so many steps, and on SIGTERM and SIGINT.
+    """Save after each validation, at the end, every N steps, and on SIGTERM and SIGINT.
 
-    Files are `checkpoints/step-0000250-loss-1.2345.ckpt`, with the validation loss where there was
-    one, each with its SHA-256 beside it. A signal lets the step under way and its validation
-    finish, saves, and ends the program with 128 + its number.
+    Files are `checkpoints/step-0000250-loss-1.2345.ckpt`, with the loss if the step was validated,
+    each with its SHA-256 beside it. On a signal the current step and its validation finish, the run
+    is saved, and the program ends with 128 + the signal's number.
 
     Args:
-        every_n_steps: Saves every so many optimizer steps too; null: after validations alone.
-        keep_last: How many of the newest are kept.
-        keep_best: How many of the best by validation loss are kept.
-        keep_every_n_steps: Keeps those of every so many steps for good; null: none.
-        enabled: False saves nothing; signals still end the run at a step's end.
+        every_n_steps: Steps between two saves, in addition to validations; null: validations alone.
+        keep_last: Number of the newest files to keep.
+        keep_best: Number of files with the lowest validation loss to keep.
+        keep_every_n_steps: Steps between two files that are never deleted; null: none.
+        enabled: False saves nothing; signals still end the run at the end of a step.
     """
 
     def __init__(
         self,
-        every_n_steps: int | None = None,
-        keep_last: int = 2,
-        keep_best: int = 1,
-        keep_every_n_steps: int | None = None,
+        every_n_steps: PositiveInt | None = None,
+        keep_last: PositiveInt = 2,
+        keep_best: NonNegativeInt = 1,
+        keep_every_n_steps: PositiveInt | None = None,
         enabled: bool = True,
     ) -> None:
-        bounds = {
-            "every_n_steps": (every_n_steps, 1),
-            "keep_last": (keep_last, 1),
-            "keep_best": (keep_best, 0),
-            "keep_every_n_steps": (keep_every_n_steps, 1),
+        numbers = {
+            "every_n_steps": every_n_steps,
+            "keep_last": keep_last,
+            "keep_best": keep_best,
+            "keep_every_n_steps": keep_every_n_steps,
         }
-        for key, (value, least) in bounds.items():
-            if value is not None and value < least:
-                raise UserError(f"checkpoint.{key} is {value}; it must be at least {least}")
+        check_arguments(RunCheckpoint, "checkpoint", numbers)
         self.every_n_steps, self.keep_last = every_n_steps, keep_last
         self.keep_best, self.keep_every_n_steps = keep_best, keep_every_n_steps
         self.enabled = enabled
-        self.best_loss = math.inf  # of this session's validations
-        self._loss: float | None = None  # of the validation at the current step
+        self.best_loss = math.inf  # lowest validation loss of this session
+        self._loss: float | None = None  # validation loss at the current step
         self._due = False
         self._saved_step = -1
         self._signal = 0
@@ -86,7 +83,7 @@ class RunCheckpoint(L.Callback):
         self._handlers: dict[int, Any] = {}
         self._lock: contextlib.ExitStack | None = None
 
-    # ---- when ----------------------------------------------------------------------------------
+    # ---- the moments to save ---------------------------------------------------------------------
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.is_global_zero and self._writes(trainer):
@@ -100,7 +97,7 @@ class RunCheckpoint(L.Callback):
         return self.enabled and not is_trial(trainer)
 
     def _listen(self) -> None:
-        """Takes the signals, from Lightning's own handlers too, which end a run with exit 0."""
+        """Handle the signals, also in place of Lightning, which ends a run with exit code 0."""
         for number in STOP_SIGNALS:
             before = signal.signal(number, self._on_signal)
             self._handlers.setdefault(number, before)
@@ -112,7 +109,7 @@ class RunCheckpoint(L.Callback):
         self._listen()
         # an interval that was a fraction of an epoch is a number of micro-batches by now
         check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_batch)
-        self._saved_step = trainer.global_step  # what a run begins with is never written again
+        self._saved_step = trainer.global_step  # the state that a run starts from is on disk
         if trainer.is_global_zero and self._writes(trainer):
             set_aside(self.folder(trainer), trainer.global_step)
 
@@ -121,19 +118,10 @@ class RunCheckpoint(L.Callback):
             raise KeyboardInterrupt
         self._signal = number
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         count_steps_once(trainer)
 
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         every = self.every_n_steps
         if at_step_boundary(trainer):
             self._loss = None
@@ -148,7 +136,7 @@ class RunCheckpoint(L.Callback):
         self._due = True
 
     def between_batches(self, trainer: L.Trainer) -> None:
-        """Saves and stops if it is time to; called between two micro-batches."""
+        """Save or stop if it is time to; BetweenSteps calls this between two micro-batches."""
         if not at_step_boundary(trainer):
             return
         stop = self._agreed_signal(trainer)
@@ -159,11 +147,11 @@ class RunCheckpoint(L.Callback):
             if not trainer.is_global_zero:
                 raise SystemExit(0)  # Lightning kills rank 0 when another ends with anything else
             text = f"{signal.Signals(stop).name}: stopped after step {trainer.global_step}"
-            print(text + ("; --resume auto goes on" if self.enabled else ""), file=sys.stderr)
+            print(text + ("; --resume auto continues" if self.enabled else ""), file=sys.stderr)
             raise SystemExit(128 + stop)
 
     def _agreed_signal(self, trainer: L.Trainer) -> int:
-        """The signal that any rank has received; all ranks stop at the same step."""
+        """Return the signal that any rank has received, so that all ranks stop at one step."""
         if trainer.world_size == 1:
             return self._signal
         device = trainer.strategy.root_device
@@ -178,16 +166,14 @@ class RunCheckpoint(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.save(trainer)
 
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        self._let_go()
+    def on_exception(self, *args: Any, **kwargs: Any) -> None:
+        self._release()
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._let_go()
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
+        self._release()
 
-    def _let_go(self) -> None:
-        """Gives back the signals and the folder."""
+    def _release(self) -> None:
+        """Restore the signal handlers and unlock the folder."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers.clear()
@@ -195,19 +181,19 @@ class RunCheckpoint(L.Callback):
             self._lock.close()
             self._lock = None
 
-    # ---- what ----------------------------------------------------------------------------------
+    # ---- the files -------------------------------------------------------------------------------
 
     def folder(self, trainer: L.Trainer) -> Path:
-        """Where the run's checkpoints are."""
+        """Return the folder of the run's checkpoints."""
         logger = trainer.logger
         run = logger.log_dir if logger is not None and logger.log_dir else trainer.default_root_dir
         return Path(run) / "checkpoints"
 
     def save(self, trainer: L.Trainer) -> None:
-        """Writes the run as it is now, reads it back, and drops what is no longer kept.
+        """Write the run as it is now, read it back, and delete files that are no longer kept.
 
         Raises:
-            UserError: it cannot be written; the files before it are untouched.
+            UserError: it cannot be written; older files are untouched.
         """
         self._due = False
         if self._saved_step == trainer.global_step or not self._writes(trainer):
@@ -234,10 +220,10 @@ class RunCheckpoint(L.Callback):
 
 
 def set_aside(folder: Path, step: int) -> None:
-    """Renames the checkpoints of later steps, which a run that goes on from `step` overtakes.
+    """Rename the checkpoints of later steps when a run continues from `step`.
 
-    They are of another branch of the run, or damaged; left where they are, the next resume would
-    take them for the newest.
+    They belong to another branch of the run, or are damaged; under their names the next resume
+    would take them for the newest.
     """
     for saved in saved_checkpoints(folder):
         if saved.step > step:

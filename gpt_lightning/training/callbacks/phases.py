@@ -1,4 +1,4 @@
-"""Where the wall time of a run goes."""
+"""PhaseClock: wall time of a run by phase."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 
 class PhaseClock:
-    """Gives every moment to exactly one phase, so that the phases add up to the wall time.
+    """Assign every moment to exactly one phase, so that the phases add up to the wall time.
 
     Args:
-        phase: the phase that begins now.
-        now: seconds on a monotonic clock.
+        phase: Phase that begins now.
+        now: Clock, in seconds, monotonic.
     """
 
     def __init__(self, phase: str, now: Callable[[], float] = time.perf_counter) -> None:
@@ -20,14 +20,14 @@ class PhaseClock:
         self._seconds: dict[str, float] = {}
 
     def switch(self, phase: str) -> None:
-        """Ends the current phase and begins another (or goes on with it)."""
+        """End the current phase and begin another, or continue one."""
         now = self._now()
         self._seconds[self.current] = self._seconds.get(self.current, 0.0) + now - self._since
         self._since, self.current = now, phase
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A phase within another, which goes on afterwards."""
+        """Interrupt the current phase by another, and continue it afterwards."""
         outer = self.current
         self.switch(name)
         try:
@@ -36,6 +36,6 @@ class PhaseClock:
             self.switch(outer)
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by phase, the current one up to now, in order of first appearance."""
+        """Return seconds by phase, the current one up to now, in order of first appearance."""
         self.switch(self.current)
         return dict(self._seconds)

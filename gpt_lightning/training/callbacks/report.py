@@ -1,21 +1,23 @@
-"""RunReport: what a run is before it starts, and what came of it."""
+"""RunReport: banner at the start of a run, summary at its end."""
 
 import math
-import sys
+import shlex
 from typing import Any
 
 import lightning as L
 import torch
 
 from gpt_lightning.hardware.peaks import device_name
+from gpt_lightning.parsing import program
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.step_shape import StepShape
 from gpt_lightning.training.trainer_state import find_callback, token_data
 
 
 class RunReport(L.Callback):
-    """Prints a banner at the start and a summary at the end, and logs the hyperparameters."""
+    """Print a banner at the start and a summary at the end, and log the hyperparameters."""
 
     def __init__(self) -> None:
         self.trained = False  # in this session
@@ -25,20 +27,14 @@ class RunReport(L.Callback):
         if trainer.logger is not None:
             trainer.logger.log_hyperparams(run_hyperparameters(trainer, pl_module))
         if trainer.is_global_zero:
-            print("\n".join(self._banner(trainer, pl_module)))
-            sys.stdout.flush()
+            print("\n".join(self._banner(trainer, pl_module)), flush=True)
 
     def _banner(self, trainer: L.Trainer, module: GPTModule) -> list[str]:
         config, settings, data = module.config, module.settings, token_data(trainer)
         assert module.model is not None
         assert data is not None
         compiled, why = module.compiles
-        B, T, k, W = (
-            data.settings.batch_size,
-            data.block_size,
-            trainer.accumulate_grad_batches,
-            trainer.world_size,
-        )
+        k, W = trainer.accumulate_grad_batches, trainer.world_size
         products = torch.get_float32_matmul_precision()
         waits = "; the first step takes as long as compiling does" if compiled else ""
         facts = {
@@ -51,8 +47,7 @@ class RunReport(L.Callback):
             f"({settings.schedule})",
             "data": f"{data.address}: {data.training_tokens():,} training tokens, "
             f"{data.settings.order} order",
-            "step": f"{B * T * k * W:,} tokens = {B} sequences x {T} tokens "
-            f"x {k} accumulated x {W} ranks",
+            "step": str(StepShape(data.settings.batch_size, data.block_size, k, W)),
             "run folder": run_folder(trainer),
         }
         speed = find_callback(trainer, SpeedMonitor)
@@ -71,8 +66,7 @@ class RunReport(L.Callback):
                 f"trainer.max_steps is {trainer.max_steps:,}"
             )
         elif trainer.is_global_zero:
-            print("\n".join(self._summary(trainer, pl_module)))
-            sys.stdout.flush()
+            print("\n".join(self._summary(trainer, pl_module)), flush=True)
 
     def _summary(self, trainer: L.Trainer, module: GPTModule) -> list[str]:
         metrics = trainer.callback_metrics
@@ -88,21 +82,22 @@ class RunReport(L.Callback):
         lines = ["", f"loss        {', '.join(losses)} after {trainer.global_step:,} steps"]
         if speed is not None:
             lines += speed.report(trainer, module)
-        if checkpoint is not None:
-            lines.append(f"sample      gpt-lightning sample {run_folder(trainer)}")
+        if checkpoint is not None and checkpoint.enabled:
+            lines.append(f"sample      {program()} sample {shlex.quote(run_folder(trainer))}")
         if trainer.logger is not None:
-            lines.append(f"look        tensorboard --logdir {trainer.logger.save_dir}")
+            folder = shlex.quote(str(trainer.logger.save_dir))
+            lines.append(f"look        {program('tensorboard')} --logdir {folder}")
         return lines
 
 
 def run_folder(trainer: L.Trainer) -> str:
-    """Where the run lands, asked of this rank alone: Trainer.log_dir waits for all of them."""
+    """Return the run folder of this rank; Trainer.log_dir would wait for all ranks."""
     logger = trainer.logger
     return str(logger.log_dir if logger is not None and logger.log_dir else "none")
 
 
 def run_hyperparameters(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]:
-    """What TensorBoard tells runs apart by: the module's arguments and what shapes the step."""
+    """Return the arguments by which TensorBoard compares runs: the module's and the step's."""
     data = token_data(trainer)
     assert data is not None
     hyperparameters = module.hyperparameters()

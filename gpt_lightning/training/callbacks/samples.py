@@ -1,4 +1,4 @@
-"""SampleText: what the model writes, at every validation."""
+"""SampleText: generated text at every validation."""
 
 import textwrap
 
@@ -13,18 +13,18 @@ from gpt_lightning.training.callbacks.speed import phase
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.trainer_state import is_fitting, token_data
 
-PRODUCTS = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # of training's precisions
+PRODUCTS = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # by precision
 
 
 class SampleText(L.Callback):
-    """Writes generated text to the console and to TensorBoard's TEXT tab after each validation.
+    """Write generated text to the console and to TensorBoard's TEXT tab after each validation.
 
     Args:
-        max_new_tokens: Tokens a sample; 0 turns it off.
-        prompt: What the text begins with; empty: the tokenizer's start of a text.
+        max_new_tokens: Tokens a sample; 0 turns samples off.
+        prompt: Beginning of the text; empty: the tokenizer's start of a text.
         temperature: Divides the logits; 0 takes the most likely token.
         top_k: Samples among the k most likely tokens only; null: among all.
-        seed: Of the draws: the same at each validation, so that samples differ by the weights
+        seed: Seed of the draws, equal at each validation, so that samples differ by the weights
             alone.
     """
 
@@ -42,7 +42,7 @@ class SampleText(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._active(trainer):
-            start_tokens(self._tokenizer(trainer), self.prompt)  # a bad prompt ends the run here
+            start_tokens(self._tokenizer(trainer), self.prompt)  # raises for a bad prompt
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.sanity_checking or not self._active(trainer):
@@ -50,8 +50,8 @@ class SampleText(L.Callback):
         assert isinstance(pl_module, GPTModule)
         with phase(trainer, "samples"):
             text = self._sample(trainer, pl_module)
-        # four spaces set it off on the console; TensorBoard reads Markdown, where they keep the
-        # lines apart
+        # four spaces indent the text on the console, and keep its lines apart in TensorBoard, which
+        # reads Markdown
         block = textwrap.indent(text, "    ")
         bar = trainer.progress_bar_callback
         show = print if bar is None else bar.print

@@ -1,4 +1,4 @@
-"""TokenLosses: what `gpt-lightning predict` leaves behind."""
+"""TokenLosses: the file that `gpt-lightning predict` writes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ LOSSES_FILE = "token_losses.npy"
 
 
 class TokenLosses(BasePredictionWriter):
-    """Writes each token's loss on the validation split to the run folder's `token_losses.npy`.
+    """Write each token's loss on the validation split to the run folder's `token_losses.npy`.
 
     Entry i, float32 in nats, is the negative log-likelihood of the split's token i + 1 given those
     before it in its window; a split of n tokens has n - 1 entries, and their mean is `val/loss`.
