@@ -1,8 +1,8 @@
-"""The command `gpt-lightning doctor --resume`: is a killed run the same run on this machine?
+"""The command `gpt-lightning doctor --resume`: check on this machine that resume is bit-exact.
 
-Two short runs of one's own configuration: one is left alone; the other is killed at random moments
-and started again with `--resume auto` each time. Weights, optimizer, metrics and position in the
-data must be equal, byte for byte.
+Two short runs of one configuration are made: one without interruption; the other is killed at
+random moments and started again with `--resume auto` each time. Weights, optimizer, metrics and
+position in the data must be equal, byte for byte.
 """
 
 import json
@@ -22,7 +22,7 @@ import yaml
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, config_paths, resolve_configs, split_fit_options
 
-# rows say these of a session, not of the run
+# metrics of a session, which differ between two equal runs
 OF_THE_SESSION = {
     "time",
     "perf/step_ms",
@@ -30,29 +30,34 @@ OF_THE_SESSION = {
     "perf/mfu",
     "perf/data_wait_ms",
 }
-QUIET_S = 300.0  # a run that logs nothing for so long is stuck
+QUIET_S = 300.0  # a run without a new row for this long is stuck
 
 
 def make_parser() -> OneLineParser:
-    """The parser of the command's own options."""
+    """Return the parser of the command's own options."""
     parser = OneLineParser(
         prog="gpt-lightning doctor",
         allow_abbrev=False,
         description="Kill a run of your own configuration, resume it, and compare it by bytes with "
-        "one that was left alone. Options of `fit` follow: --model.config.dropout 0.1.",
+        "an uninterrupted run. Options of `fit` follow: --model.config.dropout 0.1.",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="Check that a killed run is the same."
+        "--resume", action="store_true", help="Check that a killed run resumes bit-exactly."
     )
     parser.add_argument("--config", type=str | None, default=None, help="A configuration of `fit`.")
     parser.add_argument("--steps", type=int, default=20, help="Optimizer steps of each run.")
-    parser.add_argument("--kills", type=int, default=3, help="How often the second run is killed.")
-    parser.add_argument("--seed", type=int | None, default=None, help="Of the moments; null: new.")
+    parser.add_argument("--kills", type=int, default=3, help="Number of kills of the second run.")
+    parser.add_argument(
+        "--seed",
+        type=int | None,
+        default=None,
+        help="Seed of the moments of the kills; null: a new one.",
+    )
     return parser
 
 
 def run(argv: list[str]) -> int:
-    """Runs `doctor --resume ...`.
+    """Run `doctor --resume ...`.
 
     Returns:
         0: the runs are equal; 1: they differ.
@@ -80,7 +85,7 @@ def run(argv: list[str]) -> int:
 
 
 def fit_command(config: str, steps: int, folder: Path, options: list[str]) -> list[str]:
-    """`fit` as the user has it, but short, quiet, and saving often."""
+    """Return the command of a short `fit` without samples that saves often."""
     every = max(1, steps // 6)
     return [
         *(sys.executable, "-m", "gpt_lightning", "fit", "--config", config),
@@ -95,7 +100,7 @@ def fit_command(config: str, steps: int, folder: Path, options: list[str]) -> li
 
 
 def whole_schedule(config: str) -> list[str]:
-    """The option that keeps the learning rates of the whole run, where its end sets them.
+    """Return the option that keeps the learning rates of the whole run, if its end sets them.
 
     Raises:
         UserError: the configuration cannot be read.
@@ -109,7 +114,7 @@ def whole_schedule(config: str) -> list[str]:
 
 
 def start(command: list[str], name: str) -> "subprocess.Popen[str]":
-    """A process of its own for a run of a name."""
+    """Start a run in a process of its own."""
     return subprocess.Popen(
         [*command, "--run_name", name],
         stdout=subprocess.DEVNULL,
@@ -120,10 +125,10 @@ def start(command: list[str], name: str) -> "subprocess.Popen[str]":
 
 
 def finish(process: "subprocess.Popen[str]") -> None:
-    """Waits for a run to end well.
+    """Wait until a run ends.
 
     Raises:
-        UserError: it did not; its own last line follows.
+        UserError: the exit code is not 0; has the last line of the run.
     """
     _, errors = process.communicate()
     if process.returncode != 0:
@@ -134,7 +139,7 @@ def finish(process: "subprocess.Popen[str]") -> None:
 def kill_once(
     command: list[str], folder: Path, rng: random.Random, steps: int, number: int
 ) -> None:
-    """Starts or resumes the second run, and kills it some steps further on."""
+    """Start or resume the second run, and kill it some steps later."""
     metrics = folder / "lightning_logs" / "killed" / "version_0" / "metrics.jsonl"
     process = start([*command, "--resume", "auto"], "killed")
     target = last_step(metrics) + rng.randint(1, max(1, steps // 3))
@@ -157,13 +162,13 @@ def kill_once(
 
 
 def last_step(metrics: Path) -> int:
-    """The highest step that has been logged; 0 if none."""
+    """Return the highest step that has been logged; 0 if none."""
     rows = metrics_rows(metrics) if metrics.exists() else []
     return max((row["step"] or 0 for row in rows), default=0)
 
 
 def metrics_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file, but for a last one that is being written."""
+    """Return the rows of a metrics file, without an incomplete last line."""
     lines = path.read_bytes().splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
@@ -172,7 +177,7 @@ def metrics_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def report(folder: Path) -> int:
-    """Prints what is equal and what is not; returns the exit code."""
+    """Print which parts of the runs are equal; return the exit code."""
     found = compare(
         *(folder / "lightning_logs" / name / "version_0" for name in ("alone", "killed"))
     )
@@ -184,7 +189,7 @@ def report(folder: Path) -> int:
 
 
 def compare(first: Path, second: Path) -> dict[str, bool]:
-    """What two finished runs have in common."""
+    """Return which parts of two finished runs are equal, by name."""
     a, b = (final_checkpoint(run) for run in (first, second))
     rows = [
         [{k: v for k, v in row.items() if k not in OF_THE_SESSION} for row in metrics_rows(path)]
@@ -199,7 +204,7 @@ def compare(first: Path, second: Path) -> dict[str, bool]:
 
 
 def final_checkpoint(run: Path) -> dict[str, Any]:
-    """The content of a run's last checkpoint."""
+    """Return the content of a run's last checkpoint."""
     from gpt_lightning.runs.checkpoint import newest_checkpoint
     from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 
@@ -210,7 +215,7 @@ def final_checkpoint(run: Path) -> dict[str, Any]:
 
 
 def same_bytes(a: Any, b: Any) -> bool:
-    """Whether two nests of tensors and numbers are equal to the last bit (-0.0 is not 0.0)."""
+    """Return whether nested tensors and numbers are equal to the last bit (-0.0 is not 0.0)."""
     import torch
 
     if isinstance(a, torch.Tensor):

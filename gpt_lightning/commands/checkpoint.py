@@ -1,4 +1,4 @@
-"""The command `gpt-lightning checkpoint`: what a file holds, and whether it is whole."""
+"""The command `gpt-lightning checkpoint`: print the content of checkpoints, or verify them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,27 +11,27 @@ if TYPE_CHECKING:
 
 
 def make_parser() -> OneLineParser:
-    """The parser of the command's options."""
+    """Return the parser of the command's options."""
     parser = OneLineParser(
         prog="gpt-lightning checkpoint",
         allow_abbrev=False,
-        description="inspect: what a checkpoint holds. verify: whether it is, byte for byte, what "
-        "was written. Nothing in a file is run.",
+        description="inspect: print the content of checkpoints. verify: compare each file with its "
+        "SHA-256. Nothing in a file is run.",
     )
-    parser.add_argument("action", choices=["inspect", "verify"], help="What to do.")
+    parser.add_argument("action", choices=["inspect", "verify"], help="Action.")
     parser.add_argument("path", help="A checkpoint, a run folder, or a folder of runs.")
     return parser
 
 
 def run(argv: list[str]) -> int:
-    """Runs `checkpoint inspect PATH` or `checkpoint verify PATH`; returns the exit code."""
+    """Run `checkpoint inspect PATH` or `checkpoint verify PATH`; return the exit code."""
     args = make_parser().parse_args(argv[1:])
     files = checkpoint_files(Path(args.path))
     return verify(files) if args.action == "verify" else inspect(files)
 
 
 def checkpoint_files(path: Path) -> list[Path]:
-    """The checkpoints that a path means, in order of runs and steps.
+    """Return the checkpoints of a file, a run folder or a folder of runs, by run and step.
 
     Raises:
         UserError: there are none.
@@ -48,10 +48,10 @@ def checkpoint_files(path: Path) -> list[Path]:
 
 
 def verify(files: list[Path]) -> int:
-    """Prints a line a file.
+    """Print a line for each whole file.
 
     Raises:
-        UserError: a file is damaged; all of them are named.
+        UserError: names every damaged file.
     """
     from gpt_lightning.runs.checkpoint_io import check_digest
 
@@ -69,7 +69,7 @@ def verify(files: list[Path]) -> int:
 
 
 def inspect(files: list[Path]) -> int:
-    """Prints what each file holds."""
+    """Print the content of each file."""
     from gpt_lightning.runs.checkpoint import read_checkpoint
 
     for file in files:
@@ -79,7 +79,7 @@ def inspect(files: list[Path]) -> int:
 
 
 def describe(checkpoint: "Checkpoint") -> dict[str, str]:
-    """What a checkpoint says of itself, for people."""
+    """Return the content of a checkpoint as text, by name."""
     record, config = checkpoint.record, checkpoint.record.config
     names = [name for name in checkpoint.weights if not is_tied(name, checkpoint)]
     n_params = sum(checkpoint.weights[name].numel() for name in names)
@@ -96,10 +96,10 @@ def describe(checkpoint: "Checkpoint") -> dict[str, str]:
 
 
 def is_tied(name: str, checkpoint: "Checkpoint") -> bool:
-    """Whether a tensor is another one's, so that it counts once."""
+    """Return whether a tensor is shared with another, so that it counts once."""
     return name == "lm_head.weight" and checkpoint.record.config.tie_weights
 
 
 def listed(facts: dict[str, Any]) -> str:
-    """Facts on one line."""
+    """Return facts as one line."""
     return ", ".join(f"{key} {value}" for key, value in facts.items()) or "not named"

@@ -1,1 +1,1 @@
-"""What a run leaves behind: its settings, checkpoints, resume and log."""
+"""Settings of a run, and the files that it leaves: checkpoints, logs, and resuming from them."""

@@ -16,23 +16,23 @@ from gpt_lightning.files import explained, write_atomic
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS = "events.out.*"  # TensorBoard's files
-# what TensorBoard's HPARAMS tab compares runs by: the last value of each of these curves
+# curves whose last values TensorBoard's HPARAMS tab compares
 COMPARED_METRICS = ("val/loss", "train/loss", "perf/tokens_per_sec", "perf/mfu")
 
 
 class RunLogger(TensorBoardLogger):
-    """Writes TensorBoard's events and `metrics.jsonl` to `save_dir/name/version_N/`.
+    """Write TensorBoard's events and `metrics.jsonl` to `save_dir/name/version_N/`.
 
-    A row of the file is one JSON object, flushed as it is written: `step` (1 is the first optimizer
-    step; a training loss precedes its step's update, a validation loss follows it), `time` (seconds
-    since the epoch) and the metrics that were logged together.
+    A row of the file is one JSON object, flushed at once: `step` (1 is the first optimizer step; a
+    training loss precedes its step's update, a validation loss follows it), `time` (seconds since
+    the epoch) and the metrics that were logged together.
 
     Args:
         save_dir: Folder of all runs.
-        name: Of the experiment.
-        version: Of the run; None takes the next number.
-        resume_step: The run goes on after this step: what was logged of later ones, by a session
-            that was killed, is dropped.
+        name: Name of the experiment.
+        version: Number of the run; None takes the next number.
+        resume_step: Step after which a resumed run continues; rows of later steps, logged by a
+            session that was killed, are deleted. None: a new run.
     """
 
     def __init__(
@@ -59,19 +59,18 @@ class RunLogger(TensorBoardLogger):
             super().finalize(status)
         if status == "failed" and self._is_new:
             self._remove_if_nothing_happened()
-        elif not self._is_new and not self._has_logged:  # a resume that was refused, or had nothing
-            for path in (
-                set(Path(self.log_dir).glob(EVENTS)) - self._found
-            ):  # to do, changes nothing
+        elif not self._is_new and not self._has_logged:
+            # a resume with an error, or with nothing to do, leaves the folder as it was
+            for path in set(Path(self.log_dir).glob(EVENTS)) - self._found:
                 path.unlink(missing_ok=True)
 
     def _remove_if_nothing_happened(self) -> None:
-        # Lightning opens the events file before it looks at the settings
+        # Lightning opens the events file before it checks the settings
         run = Path(self.log_dir)
         if all(path.name.startswith("events.out.") for path in run.glob("*")):
             shutil.rmtree(run, ignore_errors=True)
             for parent in (run.parent, run.parent.parent):
-                with contextlib.suppress(OSError):  # other runs are in it
+                with contextlib.suppress(OSError):  # not empty: other runs are in it
                     parent.rmdir()
 
     @rank_zero_only
@@ -91,10 +90,10 @@ class RunLogger(TensorBoardLogger):
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """Writes the hyperparameters so that TensorBoard compares runs by their curves.
+        """Write the hyperparameters so that TensorBoard compares runs by their curves.
 
-        Lightning's way needs a metric's value at the start and invents one, `hp_metric`; naming the
-        curves is enough.
+        Lightning needs a metric's value at the start and invents one, `hp_metric`; the names of the
+        curves are enough.
         """
         self.hparams.update(params)  # for hparams.yaml
         scalars = {k: v if isinstance(v, (bool, int, float)) else str(v) for k, v in params.items()}
@@ -105,11 +104,11 @@ class RunLogger(TensorBoardLogger):
 
 
 def drop_rows_after(path: Path, step: int) -> None:
-    """Rewrites a metrics file without the rows of later steps, and without a last line torn off.
+    """Rewrite a metrics file without the rows of later steps and without an incomplete last line.
 
     Args:
-        path: Of a file with a JSON object a line; a missing one stays missing.
-        step: Rows up to it are kept, byte for byte.
+        path: File with a JSON object a line; a missing file stays missing.
+        step: Last step whose rows are kept, byte for byte.
     """
     if not path.exists():
         return
@@ -118,7 +117,7 @@ def drop_rows_after(path: Path, step: int) -> None:
 
 
 def is_row(line: bytes, step: int) -> bool:
-    """Whether a line is a whole row of a step up to `step`."""
+    """Return whether a line is a complete row of a step up to `step`."""
     try:
         return line.endswith(b"\n") and (json.loads(line)["step"] or 0) <= step
     except (ValueError, KeyError, TypeError):

@@ -72,8 +72,8 @@ def check(
         theirs: Record in the checkpoint.
         ours: Record of this run.
         address: Name of this run's data, for errors.
-        fitting: Whether training continues; an evaluation needs the model and the tokens alone.
-        allow_changes: Whether other data, another order and another seed are allowed.
+        fitting: True if training continues; an evaluation needs the model and the tokens alone.
+        allow_changes: True if other data, another order and another seed are allowed.
 
     Returns:
         A line for each setting that differs: `key theirs -> ours`.

@@ -1,8 +1,9 @@
-"""What to change when memory runs out: less at a time, the same optimizer step."""
+"""Options that need less memory for the same optimizer step, for the out-of-memory error."""
 
 import lightning as L
 
 from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.parsing import program
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.step_shape import StepShape, largest_divisor, options_for
@@ -11,13 +12,13 @@ from gpt_lightning.training.step_shape import StepShape, largest_divisor, option
 def out_of_memory_line(
     command: str, trainer: L.Trainer, module: GPTModule, data: TokenDataModule
 ) -> str:
-    """What happened and which options need less memory.
+    """Return the error message: where memory ran out, and options that need less.
 
     Args:
         command: fit, validate, test or predict.
-        trainer: Of the run that ended.
-        module: Its model.
-        data: Its data.
+        trainer: Trainer of the run that ended.
+        module: Module of the run.
+        data: Data of the run.
     """
     if command != "fit":
         batch = data.eval_batch_size
@@ -40,7 +41,7 @@ def out_of_memory_line(
         options = memory_options(module.config, step.block_size)
     if trainer.global_step and options:
         options.append("--resume auto")
-    if trainer.global_step and step.batch_size > 1:  # the checkpoint is of other micro-batches
+    if trainer.global_step and step.batch_size > 1:  # the checkpoint has other micro-batches
         options.append("--data.allow_changes true")
     way_out = (
         f"the same {step.tokens:,} tokens a step with {' '.join(options)}"
@@ -49,17 +50,18 @@ def out_of_memory_line(
     )
     return (
         f"out of memory in step {trainer.global_step + 1} with {step.batch_size} x "
-        f"{step.block_size} tokens a micro-batch: {way_out}; bench fit-batch finds what fits"
+        f"{step.block_size} tokens a micro-batch: {way_out}; "
+        f"{program()} bench fit-batch finds what fits"
     )
 
 
 def smaller_batch(batch_size: int) -> int:
-    """Half the sequences, or the largest divisor below; 1 stays."""
+    """Return half the sequences, or the largest divisor below; 1 for 1."""
     return largest_divisor(batch_size, max(1, batch_size // 2))
 
 
 def memory_options(config: GPTConfig, block_size: int) -> list[str]:
-    """Switches that take less memory for a sequence, of those that are off."""
+    """Return the switches that need less memory a sequence and are off."""
     options = []
     if config.loss_chunk is None:
         options.append(f"--model.config.loss_chunk {max(1, block_size // 4)}")
@@ -69,7 +71,7 @@ def memory_options(config: GPTConfig, block_size: int) -> list[str]:
 
 
 def for_evaluation(data: TokenDataModule) -> str:
-    """What an evaluation can do without."""
+    """Return the option that needs less memory in an evaluation."""
     if data.eval_batch_size == 1:
         return "take a shorter --data.block_size"
     return f"set --data.eval_batch_size {data.eval_batch_size // 2}"

@@ -123,7 +123,7 @@ class GPTModule(L.LightningModule):
 
     @property
     def compiles(self) -> tuple[bool, str]:
-        """Whether the model is compiled on this device, and the reason."""
+        """True if the model is compiled on this device, and the reason."""
         if self.settings.compile != "auto":
             return self.settings.compile, "as set"
         precision = "32-true" if self._trainer is None else str(self.trainer.precision)
@@ -131,7 +131,7 @@ class GPTModule(L.LightningModule):
 
     @property
     def evaluates_compiled(self) -> bool:
-        """Whether evaluations are compiled too: on a CPU that takes longer than it saves."""
+        """True if evaluations are compiled too: on a CPU that takes longer than it saves."""
         return self.compiles[0] and self._device_type != "cpu"
 
     @property

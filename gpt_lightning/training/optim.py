@@ -85,7 +85,7 @@ def make_adamw(
         groups: Parameter groups with their weight decay.
         lr: Peak of the learning rate, which the schedule scales.
         betas: Averaging coefficients.
-        fused: Whether an update is one kernel per dtype and device.
+        fused: True if an update is one kernel per dtype and device.
     """
     groups = [{**group, "peak_lr": lr} for group in groups]
     # None, not False: PyTorch's default loops over chunks of tensors, False over single tensors

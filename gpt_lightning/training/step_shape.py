@@ -1,8 +1,8 @@
-"""How the tokens of an optimizer step come together, and the same step of other micro-batches.
+"""StepShape: the tokens of an optimizer step as micro-batches, and equal steps of other batches.
 
-B sequences x T tokens x k micro-batches x W ranks. With `data.tokens_per_step` the product is what
-is set, and k follows: a batch that fits another machine's memory changes nothing that the optimizer
-sees. 524,288 tokens a step at T = 1,024 are k = 16 for B = 32 on one device, 2 on eight.
+A step has B sequences x T tokens x k micro-batches x W ranks. `data.tokens_per_step` sets the
+product, and k follows: with a batch size that fits another machine's memory the optimizer sees the
+same step. 524,288 tokens a step at T = 1,024 are k = 16 for B = 32 on one device, 2 on eight.
 """
 
 import dataclasses
@@ -14,13 +14,13 @@ from gpt_lightning.errors import UserError
 
 @dataclass(frozen=True)
 class StepShape:
-    """An optimizer step.
+    """Sizes of an optimizer step.
 
     Attributes:
         batch_size: Sequences B a micro-batch and rank.
         block_size: Tokens T a sequence.
         accumulate: Micro-batches k a step.
-        ranks: W.
+        ranks: Processes W.
     """
 
     batch_size: int
@@ -30,16 +30,16 @@ class StepShape:
 
     @property
     def tokens(self) -> int:
-        """Of a step, B T k W."""
+        """Tokens a step, B T k W."""
         return self.sequences * self.block_size * self.ranks
 
     @property
     def sequences(self) -> int:
-        """Of a step and rank, B k."""
+        """Sequences a step and rank, B k."""
         return self.batch_size * self.accumulate
 
     def with_batch_size(self, batch_size: int) -> "StepShape":
-        """The same tokens in other micro-batches; `batch_size` must divide `sequences`."""
+        """Return a step of as many tokens; batch_size must divide `sequences`."""
         assert self.sequences % batch_size == 0
         return dataclasses.replace(
             self, batch_size=batch_size, accumulate=self.sequences // batch_size
@@ -53,15 +53,21 @@ class StepShape:
 
 
 def largest_divisor(n: int, most: int) -> int:
-    """The largest divisor of n that is at most `most`."""
+    """Return the largest divisor of n that is at most `most`."""
     return next(d for d in range(min(n, most), 0, -1) if n % d == 0)
 
 
 def accumulation(tokens_per_step: int, batch_size: int, block_size: int, ranks: int) -> int:
-    """Micro-batches of a step of so many tokens.
+    """Return the micro-batches k of a step.
+
+    Args:
+        tokens_per_step: Tokens a step, B T k W.
+        batch_size: Sequences B a micro-batch and rank.
+        block_size: Tokens T a sequence.
+        ranks: Processes W.
 
     Raises:
-        UserError: it is no whole number; names the nearest values that would do.
+        UserError: k is no whole number; names the nearest valid values.
     """
     micro_batch = batch_size * block_size * ranks
     if tokens_per_step % micro_batch == 0:
@@ -78,14 +84,17 @@ def accumulation(tokens_per_step: int, batch_size: int, block_size: int, ranks: 
 
 
 def check_accumulation(accumulate: int, interval: Any) -> None:
-    """Refuses a validation, and with it a checkpoint, in the middle of an optimizer step.
+    """Check that no validation, and no checkpoint, falls into the middle of an optimizer step.
 
-    Gradients of the micro-batches so far would be lost with the checkpoint, and their time with
-    the validation's.
+    The checkpoint would lose the gradients of the micro-batches so far, and their time would count
+    as validation.
 
     Args:
         accumulate: Micro-batches a step.
-        interval: Trainer's val_check_interval; an int counts micro-batches.
+        interval: Trainer's val_check_interval (an int counts micro-batches) or val_check_batch.
+
+    Raises:
+        UserError: names the nearest multiple.
     """
     if accumulate < 1:
         raise UserError(f"trainer.accumulate_grad_batches is {accumulate}; it must be at least 1")
@@ -106,18 +115,18 @@ def options_for(
     val_check_interval: Any = None,
     limit_val_batches: Any = None,
 ) -> list[str]:
-    """Options of `fit` that change the micro-batch and nothing else.
+    """Return the options of `fit` that change the micro-batch and nothing else.
 
     Args:
-        old: The step as it is set.
-        batch_size: The new one, a divisor of `old.sequences`.
-        follows: Whether data.tokens_per_step is set, so that the accumulation follows.
-        eval_batch_size: As it is set; the new one is no larger than `batch_size`.
-        val_check_interval: Trainer's; an int counts micro-batches.
-        limit_val_batches: Trainer's; an int counts batches.
+        old: Current step.
+        batch_size: New batch size, a divisor of `old.sequences`.
+        follows: True if data.tokens_per_step is set, so that the accumulation follows.
+        eval_batch_size: Current value; the new one is no larger than `batch_size`.
+        val_check_interval: Setting of the Trainer; an int counts micro-batches.
+        limit_val_batches: Setting of the Trainer; an int counts batches.
     """
     new = old.with_batch_size(batch_size)
-    own_eval = eval_batch_size != old.batch_size  # else it is data.batch_size's
+    own_eval = eval_batch_size != old.batch_size  # else it equals data.batch_size
     new_eval = min(eval_batch_size, batch_size) if own_eval else batch_size
     found = {"data.batch_size": batch_size}
     if not follows:

@@ -55,7 +55,9 @@ def the_line(capsys) -> str:
 
 def proposed(line: str) -> list[str]:
     """The options of the line, to be used as they stand."""
-    return shlex.split(re.search(r"tokens a step with (.*); bench fit-batch", line)[1])
+    return shlex.split(
+        re.search(r"tokens a step with (.*); \S*gpt-lightning bench fit-batch", line)[1]
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A progress bar by optimizer step, and plain lines where there is no terminal."""
+"""StepProgress: a progress bar by optimizer step, and plain lines without a terminal."""
 
 import math
 import sys
@@ -6,10 +6,11 @@ import time
 from typing import Any
 
 import lightning as L
+from jsonargparse.typing import PositiveInt
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
-from gpt_lightning.errors import UserError
+from gpt_lightning.parsing import check_arguments
 from gpt_lightning.training.trainer_state import (
     at_log_step,
     is_fitting,
@@ -17,40 +18,38 @@ from gpt_lightning.training.trainer_state import (
     total_steps,
 )
 
-QUIET_S = 30.0  # an evaluation that takes longer says how far it is
+QUIET_S = 30.0  # interval of the lines that a long evaluation prints
 
 
 class StepProgress(ProgressBar):
-    """Shows optimizer steps, loss, tokens/s, MFU and the time that is left.
+    """Show optimizer steps, loss, tokens/s, MFU and the remaining time.
 
-    Lightning's bars count micro-batches and epochs. On a terminal this is one bar; elsewhere (a log
-    file, a pipe) it is a line every `plain_every_n_steps` steps. Either way a line is left for
-    every validation, and for every half minute of a long one.
+    Lightning's bars count micro-batches and epochs. On a terminal this is one bar; in a log file or
+    a pipe it is a line every `plain_every_n_steps` steps. Both print a line for every validation,
+    and for every half minute of a long one.
 
     Args:
-        plain_every_n_steps: null: twenty lines a run, at log steps.
+        plain_every_n_steps: Steps between two lines; null: twenty lines a run, at log steps.
     """
 
-    def __init__(self, plain_every_n_steps: int | None = None) -> None:
+    def __init__(self, plain_every_n_steps: PositiveInt | None = None) -> None:
         super().__init__()
-        if plain_every_n_steps is not None and plain_every_n_steps < 1:
-            raise UserError(
-                f"progress.plain_every_n_steps is {plain_every_n_steps}; it must be at least 1"
-            )
-        self.plain_every_n_steps = plain_every_n_steps
+        numbers = {"plain_every_n_steps": plain_every_n_steps}
+        checked = check_arguments(StepProgress, "progress", numbers)
+        self.plain_every_n_steps: int | None = checked["plain_every_n_steps"]
         self.enabled = True
         self._bar: tqdm[Any] | None = None
         self._total = 0
         self._step = 0
-        self._start: tuple[int, float] | None = None  # the session's first step and its end
-        self._evaluation = 0.0  # when the evaluation under way began
-        self._told = 0.0  # when it was last heard of
+        self._start: tuple[int, float] | None = None  # first step of the session, and its end
+        self._evaluation = 0.0  # start of the current evaluation
+        self._printed = 0.0  # time of its last line
 
     def disable(self) -> None:
         self.enabled = False
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Prints a line above the bar."""
+        """Print a line above the bar."""
         tqdm.write(" ".join(str(a) for a in args), file=sys.stdout)
         sys.stdout.flush()
 
@@ -75,19 +74,12 @@ class StepProgress(ProgressBar):
             log_every = max(1, log_every_n_steps(trainer))
             self.plain_every_n_steps = log_every * max(1, self._total // 20 // log_every)
 
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if trainer.global_step == self._step or not self.enabled or not trainer.is_global_zero:
             return
         done = trainer.global_step - self._step
         self._step = trainer.global_step
-        if self._start is None:  # the first step, which compiles, says nothing of the others
+        if self._start is None:  # the first step compiles: its time does not count
             self._start = (self._step, time.monotonic())
         if self._bar is not None:
             if at_log_step(trainer, self._step):
@@ -98,7 +90,7 @@ class StepProgress(ProgressBar):
             self.print(f"{self._position()} | {metrics} | {self._time_left()}")
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._evaluation = self._told = time.monotonic()
+        self._evaluation = self._printed = time.monotonic()
 
     def on_validation_batch_end(
         self,
@@ -110,9 +102,9 @@ class StepProgress(ProgressBar):
         dataloader_idx: int = 0,
     ) -> None:
         now = time.monotonic()
-        if not self.enabled or not trainer.is_global_zero or now - self._told < QUIET_S:
+        if not self.enabled or not trainer.is_global_zero or now - self._printed < QUIET_S:
             return
-        self._told = now
+        self._printed = now
         sizes = (
             trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
         )
@@ -123,7 +115,7 @@ class StepProgress(ProgressBar):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         metrics = trainer.callback_metrics
-        # a sanity check of everything is an evaluation of step 0
+        # a sanity check of the whole split is an evaluation of step 0
         partial = trainer.sanity_checking and trainer.num_sanity_val_steps != math.inf
         if partial or not self.enabled or not trainer.is_global_zero or "val/loss" not in metrics:
             return
@@ -134,9 +126,7 @@ class StepProgress(ProgressBar):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._close()
 
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, *args: Any, **kwargs: Any) -> None:
         self._close()
 
     def _close(self) -> None:
@@ -160,7 +150,7 @@ class StepProgress(ProgressBar):
 
 
 def format_metrics(metrics: dict[str, Any]) -> str:
-    """Loss, rate and MFU for people; what is not there yet is left out."""
+    """Return loss, rate and MFU as text, without the metrics that are not logged yet."""
     formats = {
         "train/loss": "loss {:.4f}",
         "perf/step_ms": "{:.1f} ms/step",

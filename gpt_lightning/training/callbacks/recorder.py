@@ -1,4 +1,4 @@
-"""Callbacks that hand each number of a run on as it comes: losses, step times, evaluations."""
+"""RunRecorder: each loss, step time and evaluation of a run, as it comes."""
 
 import time
 from collections.abc import Callable
@@ -23,15 +23,15 @@ from gpt_lightning.training.trainer_state import find_callback
 
 @dataclass(frozen=True)
 class Observation:
-    """One number of our run: a loss in nats, and what the step took.
+    """One loss of a run, and the time of its step.
 
     Attributes:
-        device: Where it was computed.
+        device: Device that computed it.
         step: Optimizer steps before it: 0 is the untrained model.
         split: `batch`, the loss of a training step; `train` or `val`, an evaluation.
-        loss: In nats.
-        seconds: Of the step; None for an evaluation.
-        tokens: Of the step.
+        loss: Loss in nats.
+        seconds: Time of the step; None for an evaluation.
+        tokens: Tokens of the step.
     """
 
     device: torch.device
@@ -44,18 +44,18 @@ class Observation:
 
 @dataclass
 class RunTimings:
-    """What a run measured of itself.
+    """Speed of a run, measured by itself.
 
     Attributes:
-        device: Of the run.
-        max_steps: That it was to make.
+        device: Device of the run.
+        max_steps: Optimizer steps that were configured.
         seconds: Wall time by phase.
-        first_step_ms: With compilation.
-        step_ms: Median of the others, stalls left out.
-        tokens_per_sec: Of the others, stalls left out.
-        mfu: A fraction; None where there is no peak.
-        peak_flops: That MFU is a fraction of.
-        stalls: Steps of over ten times the median.
+        first_step_ms: Time of the first step, with compilation.
+        step_ms: Median of the other steps, without stalls.
+        tokens_per_sec: Rate of the other steps, without stalls.
+        mfu: Model FLOPs utilization, a fraction; None without a known peak.
+        peak_flops: Peak FLOP/s that MFU is a fraction of.
+        stalls: Number of steps of over ten times the median.
     """
 
     device: torch.device
@@ -70,13 +70,13 @@ class RunTimings:
 
 
 class RunRecorder(L.Callback):
-    """Tells `show` of every number.
+    """Call a function with every number of a run.
 
     Args:
-        show: Called with each number as it comes.
-        each_step: Waits for the device after every optimizer step and times it, from the batch on
-            the device to the end of the update, as the published ladders did; otherwise
-            SpeedMonitor's times are taken, which hold nothing up.
+        show: Function that is called with each number as it comes.
+        each_step: True: every optimizer step is synchronized and timed, from the batch on the
+            device to the end of the update, as the published ladders did. False: SpeedMonitor's
+            times, which need no synchronization.
     """
 
     def __init__(self, show: Callable[[Observation], None], each_step: bool) -> None:
@@ -86,9 +86,7 @@ class RunRecorder(L.Callback):
         self._begin = 0.0
         self._tokens = 0
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if self.each_step and self._tokens == 0:
             synchronize(trainer.strategy.root_device)
             self._begin = time.perf_counter()

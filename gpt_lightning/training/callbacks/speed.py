@@ -1,4 +1,4 @@
-"""SpeedMonitor: tokens/s, step time, MFU and where the time went."""
+"""SpeedMonitor: tokens/s, step time, MFU and wall time by phase."""
 
 import math
 import statistics
@@ -19,23 +19,23 @@ from gpt_lightning.training.trainer_state import at_log_step, find_callback, tok
 
 
 class SpeedMonitor(L.Callback):
-    """Measures optimizer steps on the device's clock and logs them at log steps.
+    """Measure optimizer steps on the device's clock and log them at log steps.
 
-    `perf/tokens_per_sec` over the window since the last log, all ranks together; `perf/step_ms`,
-    the window's median; `perf/mfu`, a fraction, where the device's peak is known; `perf/tokens`,
-    all that the run has trained on; `perf/data_wait_ms`, the mean a step that this process waited
-    for batches; `data/share/NAME`, a mixture's realized proportions.
+    `perf/tokens_per_sec`: tokens of all ranks over the time since the last log. `perf/step_ms`:
+    median of the same steps. `perf/mfu`: a fraction, if the device's peak is known. `perf/tokens`:
+    all tokens that the run has trained on. `perf/data_wait_ms`: mean wait of this process for
+    batches, per step. `data/share/NAME`: realized proportions of a mixture.
 
-    A step lasts from the end of the one before it, so the wait for its data counts; validation,
-    checkpoints and samples do not, and the first steps (compilation, memory pools, caches) are kept
-    apart, and so is a stall, a step of more than ten times the median: a laptop that slept, a disk
-    that hung. The device is waited for at log steps and between phases only.
+    A step lasts from the end of the previous step, so it includes the wait for its data, and
+    excludes validation, checkpoints and samples. The first steps (compilation, memory pools,
+    caches) are kept apart, and so are stalls: steps of more than ten times the median, such as a
+    laptop that slept. The device is synchronized at log steps and between phases only.
 
     Args:
-        peak_flops: Peak FLOP/s of one device that MFU is a fraction of. auto: the published dense
-            peak in the run's dtype, if there is one. measure: the best matrix product measured on
-            this device, cached. a100: 312e12, nanoGPT's convention. Or a number.
-        warmup_steps: Optimizer steps at the start that the rates leave out.
+        peak_flops: Peak FLOP/s of one device for MFU. auto: the published dense peak in the run's
+            dtype, if there is one. measure: the best matrix product measured on this device,
+            cached. a100: 312e12, nanoGPT's convention. Or a number.
+        warmup_steps: Optimizer steps at the start that the rates exclude.
     """
 
     def __init__(self, peak_flops: str | float = "auto", warmup_steps: int = 5) -> None:
@@ -44,13 +44,13 @@ class SpeedMonitor(L.Callback):
         self.clock = PhaseClock("start-up")
         self.peak: Peak | None = None
         self.peak_line = ""
-        self.tokens = 0  # trained on, over all ranks and all sessions of the run
-        self._step_tokens = 0  # of the step under way
-        self._begin: Timestamp | None = None  # when the step under way began
+        self.tokens = 0  # of all ranks and all sessions of the run
+        self._step_tokens = 0  # of the current step
+        self._begin: Timestamp | None = None  # start of the current step
         self._step = 0
         self._waited = (0.0, 0)  # seconds waited for data, and steps, at the last log
         self._measured_steps = 0  # done in this session
-        # steps past warm-up: begin, end and tokens until they are logged, then seconds and tokens
+        # steps after warm-up: begin, end and tokens until they are logged, then seconds and tokens
         self._window: list[tuple[Timestamp, Timestamp, int]] = []
         self._measured: list[tuple[float, int]] = []
         self._interrupted = self.clock.current  # the phase that validation interrupted
@@ -76,15 +76,7 @@ class SpeedMonitor(L.Callback):
         compiling = pl_module.evaluates_compiled and "validation" not in self.clock.seconds()
         self._switch(trainer, "compile and warm-up" if compiling else "validation")
 
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if self.clock.current != "validation":  # the first batch has compiled the evaluation
             self._switch(trainer, "validation")
 
@@ -102,9 +94,7 @@ class SpeedMonitor(L.Callback):
 
     # ---- steps ---------------------------------------------------------------------------------
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if self._begin is None:
             self._begin = record_event(trainer.strategy.root_device)
 
@@ -149,7 +139,7 @@ class SpeedMonitor(L.Callback):
             module.log("perf/mfu", self._mfu(window, trainer, module))
 
     def _drain_window(self) -> list[tuple[float, int]]:
-        """Seconds and tokens of the steps since the last log, which the device has finished."""
+        """Return seconds and tokens of the steps since the last log, which are synchronized."""
         window = [(elapsed_s(begin, end), tokens) for begin, end, tokens in self._window]
         self._measured += window
         self._window.clear()
@@ -174,7 +164,7 @@ class SpeedMonitor(L.Callback):
     # ---- the report ----------------------------------------------------------------------------
 
     def report(self, trainer: L.Trainer, module: GPTModule) -> list[str]:
-        """The run's speed and the wall seconds by phase, a line each."""
+        """Return a line with the run's speed and a line with the wall seconds by phase."""
         seconds = self.seconds()
         parts = ", ".join(f"{phase} {s:.1f}" for phase, s in seconds.items())
         lines = [f"time        {sum(seconds.values()):.1f} s: {parts}"]
@@ -191,11 +181,11 @@ class SpeedMonitor(L.Callback):
         return lines
 
     def steps(self) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
-        """Seconds and tokens of the steps past warm-up, and of the stalls among them."""
+        """Return seconds and tokens of the steps after warm-up, stalls apart."""
         return without_stalls(self._measured, median_s(self._measured))
 
     def seconds(self) -> dict[str, float]:
-        """Wall seconds by phase, stalls apart from training."""
+        """Return wall seconds by phase, stalls apart from training."""
         seconds = self.clock.seconds()
         stalled = sum(s for s, _ in self.steps()[1])
         if stalled:
@@ -212,7 +202,7 @@ class SpeedMonitor(L.Callback):
 
 @contextmanager
 def phase(trainer: L.Trainer, name: str) -> Iterator[None]:
-    """Gives the time inside to `name` in the run's report, where the run has a SpeedMonitor."""
+    """Count the time inside as the phase `name`, if the run has a SpeedMonitor."""
     monitor = find_callback(trainer, SpeedMonitor)
     if monitor is None:
         yield
@@ -223,14 +213,14 @@ def phase(trainer: L.Trainer, name: str) -> Iterator[None]:
 
 
 def median_s(steps: list[tuple[float, int]]) -> float:
-    """Median seconds of (seconds, tokens) pairs; infinite if there are none."""
+    """Return the median seconds of (seconds, tokens) pairs; infinite if there are none."""
     return statistics.median([seconds for seconds, _ in steps] or [math.inf])
 
 
 def without_stalls(
     steps: list[tuple[float, int]], median_s: float
 ) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
-    """Splits (seconds, tokens) pairs into steps and stalls: those of over ten times the median."""
+    """Split (seconds, tokens) pairs into steps and stalls, of over ten times the median."""
     stalled = [s > 10 * median_s for s, _ in steps]
     return (
         [step for step, stall in zip(steps, stalled, strict=True) if not stall],
@@ -239,5 +229,5 @@ def without_stalls(
 
 
 def tokens_per_sec(steps: list[tuple[float, int]]) -> float:
-    """Tokens over seconds of (seconds, tokens) pairs: a mean over time, not of rates."""
+    """Return tokens over seconds of (seconds, tokens) pairs: a mean over time, not of rates."""
     return sum(tokens for _, tokens in steps) / sum(seconds for seconds, _ in steps)

@@ -42,7 +42,7 @@ def build(model: GPT, settings: Settings, fused: bool) -> Optimizer:
     Args:
         model: Model whose parameters are optimized.
         settings: Training arguments; `settings.optimizer` names the file.
-        fused: Whether AdamW runs in one kernel.
+        fused: True if AdamW runs in one kernel.
     """
     optimizer: Optimizer = _file(settings.optimizer).build(model, settings, fused)
     return optimizer

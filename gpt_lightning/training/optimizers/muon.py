@@ -32,7 +32,7 @@ class MuonAdamW(Optimizer):
     Args:
         model: Model; tensors of two dimensions in `transformer.h.*` go to Muon.
         settings: Learning rates, betas, momentum and weight decay.
-        fused: Whether AdamW runs in one kernel.
+        fused: True if AdamW runs in one kernel.
     """
 
     def __init__(self, model: GPT, settings: Settings, fused: bool) -> None:
