@@ -68,19 +68,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         values = check_arguments(type(self), "model", dataclasses.asdict(self))
+        if values["min_learning_rate"] is None:
+            values["min_learning_rate"] = values["learning_rate"] / 10
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    @property
-    def final_learning_rate(self) -> float:
-        """Learning rate at which the cosine ends."""
-        minimum = self.min_learning_rate
-        return self.learning_rate / 10 if minimum is None else float(minimum)
-
     def hyperparameters(self) -> dict[str, Any]:
-        """Return the fields as a checkpoint has them, min_learning_rate with its default filled in.
-
-        The betas are a list: checkpoints have always had one, and a resume compares by `==`.
-        """
-        filled_in = {"min_learning_rate": self.final_learning_rate, "betas": list(self.betas)}
-        return dataclasses.asdict(self) | filled_in
+        """Return the fields as a checkpoint has them: the betas are a list, compared by `==`."""
+        return dataclasses.asdict(self) | {"betas": list(self.betas)}

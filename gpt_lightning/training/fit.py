@@ -67,16 +67,9 @@ class SaveConfig(SaveConfigCallback):
         pass
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        super().setup(trainer, pl_module, "fit")
+        super().setup(trainer, pl_module, str(trainer.state.fn))
 
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        super().setup(trainer, pl_module, "validate")
-
-    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        super().setup(trainer, pl_module, "test")
-
-    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        super().setup(trainer, pl_module, "predict")
+    on_validation_start = on_test_start = on_predict_start = on_train_start
 
 
 class GPTCLI(LightningCLI):

@@ -306,10 +306,11 @@ class GPTModule(L.LightningModule):
     def _learning_rate(self, peak: float) -> float:
         """Return the coming step's rate of a group: one schedule, scaled to the group's peak."""
         settings = self.settings
+        assert settings.min_learning_rate is not None  # Settings fills in the default
         return optim.learning_rate(
             self.trainer.global_step,
             peak=peak,
-            minimum=settings.final_learning_rate * (peak / settings.learning_rate),
+            minimum=settings.min_learning_rate * (peak / settings.learning_rate),
             warmup_steps=settings.warmup_steps,
             decay_steps=self._decay_steps,
             schedule=settings.schedule,

@@ -80,8 +80,8 @@ class RunCheckpoint(L.Callback):
         self._saved_step = -1
         self._signal = 0
         self._agreement: DelayedMax | None = None
-        self._handlers: dict[int, Any] = {}
-        self._lock: contextlib.ExitStack | None = None
+        self._handlers: dict[int, Any] = {}  # the program's own, to restore
+        self._lock = contextlib.ExitStack()
 
     # ---- the moments to save ---------------------------------------------------------------------
 
@@ -177,9 +177,7 @@ class RunCheckpoint(L.Callback):
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers.clear()
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._lock.close()
 
     # ---- the files -------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ import torch
 
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.hardware.device import synchronize
-from gpt_lightning.model import flops
 from gpt_lightning.training.callbacks.speed import (
     SpeedMonitor,
     median_s,
@@ -134,9 +133,4 @@ class RunRecorder(L.Callback):
             self.speed.tokens_per_sec = tokens_per_sec(steps)
             if monitor.peak is not None:
                 self.speed.peak_flops = monitor.peak.flops
-                self.speed.mfu = flops.mfu(
-                    self.speed.tokens_per_sec,
-                    pl_module.flops_per_token,
-                    monitor.peak.flops,
-                    trainer.world_size,
-                )
+                self.speed.mfu = monitor.mfu(steps, trainer, pl_module)

@@ -136,7 +136,7 @@ class SpeedMonitor(L.Callback):
         module.log("perf/step_ms", median_s(window) * 1e3)
         module.log("perf/tokens_per_sec", tokens_per_sec(window))
         if self.peak is not None:
-            module.log("perf/mfu", self._mfu(window, trainer, module))
+            module.log("perf/mfu", self.mfu(window, trainer, module))
 
     def _drain_window(self) -> list[tuple[float, int]]:
         """Return seconds and tokens of the steps since the last log, which are synchronized."""
@@ -155,7 +155,8 @@ class SpeedMonitor(L.Callback):
         for address, share in data.shares().items():
             module.log(f"data/share/{address}", share)
 
-    def _mfu(self, steps: list[tuple[float, int]], trainer: L.Trainer, module: GPTModule) -> float:
+    def mfu(self, steps: list[tuple[float, int]], trainer: L.Trainer, module: GPTModule) -> float:
+        """Return the MFU of (seconds, tokens) pairs, a fraction of the known peak."""
         assert self.peak is not None
         return flops.mfu(
             tokens_per_sec(steps), module.flops_per_token, self.peak.flops, trainer.world_size
@@ -173,7 +174,7 @@ class SpeedMonitor(L.Callback):
             median_ms = median_s(steps) * 1e3
             speed = f"{tokens_per_sec(steps):,.0f} tokens/s, median step {median_ms:.1f} ms"
             if self.peak is not None:
-                speed += f", MFU {self._mfu(steps, trainer, module):.1%} of {self.peak.label}"
+                speed += f", MFU {self.mfu(steps, trainer, module):.1%} of {self.peak.label}"
             if stalls:
                 longest = max(s for s, _ in stalls)
                 speed += f"; {len(stalls)} stalls left out, the longest of {longest:.1f} s"

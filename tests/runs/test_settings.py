@@ -1,0 +1,72 @@
+"""A training argument is declared once: everything else follows from the fields of Settings."""
+
+import dataclasses
+
+import pytest
+from jsonargparse import ArgumentParser
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.runs.checkpoint import RunRecord
+from gpt_lightning.runs.settings import Settings
+from gpt_lightning.training.fit import training_parser
+from gpt_lightning.training.module import GPTModule
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class More(Settings):
+    momentum: float = 0.5
+    """Momentum of an optimizer to come."""
+
+
+class Module:
+    def __init__(self, **settings) -> None:
+        self.settings = More(**settings)
+
+
+def test_every_field_is_a_key_with_its_default_and_help():
+    parser = training_parser()
+    (fit,) = (a.choices["fit"] for a in parser._actions if isinstance(a.choices, dict))
+    actions = {action.dest: action for action in fit._actions}
+    for field in dataclasses.fields(Settings):
+        action = actions[f"model.{field.name}"]
+        assert action.default == field.default
+        assert action.help, field.name
+
+
+def test_a_new_field_is_one_place():
+    """A field that is added to Settings reaches the parser, the module and the record."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Module, "model")
+    arguments = parser.parse_args(["--model.momentum=0.25"]).model
+    settings = Module(**arguments).settings
+    assert settings.momentum == 0.25
+    assert settings.hyperparameters()["momentum"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"learning_rate": 0}, "model.learning_rate is 0; it must be above 0"),
+        ({"min_learning_rate": -1.0}, "model.min_learning_rate is -1.0; it must be at least 0"),
+        ({"betas": [0.9, 1.0]}, "model.betas is 1.0; it must be at least 0 and below 1"),
+        ({"schedule": "linear"}, "model.schedule is 'linear'; expected cosine, constant"),
+        ({"warmup_steps": 1.5}, "model.warmup_steps is '1.5'; expected int"),
+    ],
+)
+def test_bounds_hold_in_python(settings, message):
+    with pytest.raises(UserError) as error:
+        GPTModule(**settings)
+    assert str(error.value) == message
+
+
+def test_a_record_comes_back_from_a_checkpoint():
+    record = RunRecord(
+        config=GPTConfig(n_layer=2, vocab_size=100),
+        settings=Settings(learning_rate=1, betas=(0.5, 0.6)),
+        data_position={"epoch": 1, "window": 8},
+    )
+    checkpoint: dict = {}
+    record.write(checkpoint)
+    assert RunRecord.read(checkpoint) == record
+    assert type(record.settings.learning_rate) is float  # a plain number, no class to import

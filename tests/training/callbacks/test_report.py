@@ -1,0 +1,47 @@
+"""The summary of a run prints commands that work."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from gpt_lightning.cli import main
+from gpt_lightning.parsing import program
+
+TINY = [
+    "--model.config.n_layer=1",
+    "--model.config.n_head=1",
+    "--model.config.n_embd=8",
+    "--model.config.block_size=16",
+    "--model.config.vocab_size=null",
+    "--data.text_file=text.txt",
+    "--data.tokenizer=char",
+    "--data.batch_size=4",
+    "--trainer.accelerator=cpu",
+    "--trainer.limit_val_batches=1",
+    "--trainer.max_steps=2",
+    "--samples.max_new_tokens=0",
+    "--run_name=a run",
+]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, text_file, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_command_to_sample_works_as_it_is_printed(capsys):
+    assert main(["fit", *TINY]) == 0
+    printed = re.search(r"^sample +(.*)$", capsys.readouterr().out, re.M)[1]
+    name, *arguments = shlex.split(printed)
+    assert name == program()
+    assert main([*arguments, "--max_new_tokens=3"]) == 0
+    assert Path("lightning_logs/a run/version_0/config.yaml").is_file()
+
+
+def test_without_checkpoints_there_is_nothing_to_sample_from(capsys):
+    assert main(["fit", *TINY, "--trainer.enable_checkpointing=false"]) == 0
+    out = capsys.readouterr().out
+    assert "\nlook        " in out
+    assert "\nsample" not in out
