@@ -247,7 +247,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         check_digest(path)
     try:
         raw = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # torch.load raises whatever the bytes lead it to
+    except Exception as error:  # torch.load raises many kinds of errors
         raise not_ours(path, error) from error
     return Checkpoint.of(raw, path)
 

@@ -134,7 +134,7 @@ def check_digest(path: Path) -> None:
     known = read_sidecar(path)
     if not known:
         raise UserError(
-            f"{path} has no digest in {sidecar(path).name} beside it, so it cannot be checked: "
+            f"{path} has no digest in {sidecar(path).name}, so it cannot be checked: "
             "copy that file too, or take another checkpoint"
         )
     try:
@@ -165,7 +165,7 @@ def check_writable(folder: Path, needed_bytes: int) -> None:
 
     Args:
         folder: Folder, which is made if it is missing.
-        needed_bytes: Size of one checkpoint; a new one must fit beside those that are kept.
+        needed_bytes: Size of one checkpoint; a new one must fit in addition to those that are kept.
 
     Raises:
         UserError: it cannot be written, or the disk has no room.

@@ -75,9 +75,9 @@ class SaveConfig(SaveConfigCallback):
 class GPTCLI(LightningCLI):
     """LightningCLI with our classes, the callbacks of every run, and a run folder by name.
 
-    The methods stand in the order in which LightningCLI calls them:
+    The methods are in the order in which LightningCLI calls them:
 
-    1. add_arguments_to_parser: our own keys beside those of the classes;
+    1. add_arguments_to_parser: keys in addition to those of the classes;
     2. parse_arguments, then _parse_ckpt_path: files and flags become `self.config`;
     3. before_instantiate_classes: `auto`, `--resume` and `--ckpt_path` are resolved;
     4. instantiate_trainer, with the logger, plugins and callbacks of the run;
@@ -122,8 +122,8 @@ class GPTCLI(LightningCLI):
             raise UserError(f"--seed_everything is {seed}; it must be at least 0")
 
     def _parse_ckpt_path(self) -> None:
-        # Lightning's lets a checkpoint's hyperparameters win over the command line and imports
-        # classes that the file names (PL#21455). Here configuration comes from files and flags
+        # In Lightning a checkpoint's hyperparameters override the command line, and classes that
+        # the file names are imported (PL#21455). Here configuration comes from files and flags
         # alone.
         pass
 
@@ -177,7 +177,7 @@ class GPTCLI(LightningCLI):
             callback_keys.remove("progress")
         if config.trainer.enable_checkpointing is False:  # its signals are still answered
             config.checkpoint.enabled = False
-        kwargs["enable_checkpointing"] = False  # Lightning's own, beside ours
+        kwargs["enable_checkpointing"] = False  # Lightning's own, in addition to ours
         try:
             return super().instantiate_trainer(**kwargs)
         except (ValueError, ZeroDivisionError) as error:  # Trainer's own checks of its arguments
@@ -254,8 +254,8 @@ def make_cli(
         save_config_kwargs={"overwrite": True},
         trainer_defaults={
             "num_sanity_val_steps": 0,
-            "use_distributed_sampler": False,  # TrainLoader knows its rank
-            "enable_model_summary": False,  # the banner says it
+            "use_distributed_sampler": False,  # TrainLoader reads its rank's share
+            "enable_model_summary": False,  # the banner has it
             "log_every_n_steps": 10,
             "callbacks": [RunReport(), TokenLosses()] if callbacks is None else list(callbacks),
         },

@@ -45,8 +45,8 @@ class RunCheckpoint(L.Callback):
     """Save after each validation, at the end, every N steps, and on SIGTERM and SIGINT.
 
     Files are `checkpoints/step-0000250-loss-1.2345.ckpt`, with the loss if the step was validated,
-    each with its SHA-256 beside it. On a signal the current step and its validation finish, the run
-    is saved, and the program ends with 128 + the signal's number.
+    each with its SHA-256 in a second file. On a signal the current step and its validation finish,
+    the run is saved, and the program ends with 128 + the signal's number.
 
     Args:
         every_n_steps: Steps between two saves, in addition to validations; null: validations alone.
