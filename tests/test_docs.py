@@ -22,6 +22,7 @@ PROSE = [path for path in PAGES if path.name != "CHANGELOG.md"]
 FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # --config FILE, --config my.yaml, and what ends before it would run
 PLACEHOLDER = re.compile(r"\.\.\.|\b[A-Z]{2,}\b|my\.yaml|--help|--print_config")
+NANOGPTS = {"train.py", "config/train_shakespeare_char.py"}
 
 
 def text_of(path: Path) -> str:
@@ -67,6 +68,14 @@ def test_links_lead_somewhere(path):
 def test_lines_wrap_at_100_characters(path):
     lines = enumerate(text_of(path).splitlines(), 1)
     assert [n for n, line in lines if len(line) > 100 and line[:1] not in "|!"] == []
+
+
+@pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_modules_that_a_page_names_exist(path):
+    modules = {file.relative_to(ROOT).as_posix() for file in ROOT.glob("[!.]*/**/*.py")}
+    for name in re.findall(r"\w[\w/]*\.py\b", text_of(path)):
+        if not PLACEHOLDER.search(name) and name not in NANOGPTS:
+            assert any(f"/{module}".endswith(f"/{name}") for module in modules), name
 
 
 def test_the_readme_is_short():
