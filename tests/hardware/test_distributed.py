@@ -3,8 +3,11 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from gpt_lightning.cli import main
 
 CONFIG = """
 trainer: {accelerator: cpu, max_steps: 10, val_check_interval: 10, check_val_every_n_epoch: null}
@@ -17,26 +20,22 @@ speed: {warmup_steps: 0}
 """
 
 
-def rows(folder, name, *args):
-    command = [sys.executable, "-m", "gpt_lightning", "fit", "--config", "run.yaml"]
-    done = subprocess.run(
-        [*command, "--run_name", name, *args],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    file = folder / "lightning_logs" / name / "version_0" / "metrics.jsonl"
+def rows(name):
+    file = Path("lightning_logs", name, "version_0", "metrics.jsonl")
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_two_ranks_train_on_the_batches_of_one(text_file):
-    folder = text_file.parent
-    (folder / "run.yaml").write_text(CONFIG)
-    one = rows(folder, "one", "--trainer.devices", "1", "--data.batch_size", "8")
-    ddp = ["--trainer.devices", "2", "--trainer.strategy", "ddp", "--data.batch_size", "4"]
-    two = rows(folder, "two", *ddp)
+def test_two_ranks_train_on_the_batches_of_one(text_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(CONFIG)
+    fit = ["fit", "--config", "run.yaml"]
+    one = ["--run_name=one", "--trainer.devices=1", "--data.batch_size=8"]
+    assert main([*fit, *one]) == 0
+    two = ["--run_name=two", "--trainer.devices=2", "--data.batch_size=4"]
+    command = [sys.executable, "-m", "gpt_lightning", *fit, *two, "--trainer.strategy=ddp"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    one, two = rows("one"), rows("two")
     assert len(one) == len(two) == 2
     for a, b in zip(one, two, strict=True):
         # the same rows, their gradients averaged in another order
