@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpt_lightning.bench.core.options import listed, one_of
 from gpt_lightning.bench.core.results import ROWS, make_folder, read_rows
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import OneLineParser, nearest, underscored
+from gpt_lightning.parsing import OneLineParser
 from gpt_lightning.reports.tables import RESULTS, Console, column, write_report
 
 NO_TABLES = ("title", "machine", "notes", "published")  # in a report; published rows never differ
@@ -82,9 +83,7 @@ def make_parser() -> OneLineParser:
     parser.add_argument("a", help=f"Folder of a report, or its {RESULTS}.")
     parser.add_argument("b", help="Another report of the same benchmark.")
     parser.add_argument(
-        "--ignore",
-        default="",
-        help="Configured fields that may differ, separated by commas: device for two machines.",
+        "--ignore", default="", help="Configured fields that may differ, such as device,batch."
     )
     parser.add_argument(
         "--quantities", default="", help="Numbers to compare, separated by commas; empty: all."
@@ -99,7 +98,7 @@ def run(argv: list[str]) -> int:
         UserError: A file is missing or no report, or the two reports are of different benchmarks
             or have no configuration in common.
     """
-    args = make_parser().parse_args(underscored(argv[2:]))
+    args = make_parser().parse_args(argv[2:])
     a, b = (read_report(Path(path)) for path in (args.a, args.b))
     if a.title != b.title:
         raise UserError(
@@ -107,8 +106,8 @@ def run(argv: list[str]) -> int:
         )
     keys = [name for name in a.keys if name in b.keys]
     numbers = list(dict.fromkeys([*a.numbers(), *b.numbers()]))
-    ignored = chosen("--ignore", args.ignore, keys)
-    quantities = chosen("--quantities", args.quantities, numbers) or numbers
+    ignored = listed(args, "ignore", one_of(keys)) if args.ignore else []
+    quantities = listed(args, "quantities", one_of(numbers)) if args.quantities else numbers
     rows = list(side_by_side(a, b, [key for key in keys if key not in ignored], quantities))
     if all(row.note.startswith(ALONE) for row in rows):
         raise UserError(
@@ -117,19 +116,6 @@ def run(argv: list[str]) -> int:
         )
     publish(a, b, rows, argv)
     return 0
-
-
-def chosen(option: str, text: str, known: list[str]) -> list[str]:
-    """Return the names that an option lists; none for an empty text.
-
-    Raises:
-        UserError: A name is unknown.
-    """
-    names = [name.strip() for name in text.split(",")] if text else []
-    for name in names:
-        if name not in known:
-            raise UserError(f"{option} {name}: no such field{nearest(name, known)}")
-    return names
 
 
 def read_report(path: Path) -> Report:

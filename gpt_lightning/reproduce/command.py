@@ -27,30 +27,14 @@ def make_parser() -> OneLineParser:
     )
     parser.add_argument("case", nargs="?", help=f"One of {', '.join(CASES)}.")
     parser.add_argument(
-        "--list",
-        action="store_true",
-        help="List the rungs, what they need, and which can run here.",
+        "--list", action="store_true", help="List the rungs, their needs, and which can run here."
     )
-    parser.add_argument(
-        "--rungs",
-        "--variant",
-        type=str | None,
-        default=None,
-        help="Names, separated by commas; null: all that can run here, or the best variant.",
-    )
-    parser.add_argument(
-        "--steps",
-        "--max-steps",
-        type=int | None,
-        default=None,
-        help="Optimizer steps; 0: evaluate only. null: as many as were published.",
-    )
-    parser.add_argument(
-        "--accelerator",
-        type=str | None,
-        default=None,
-        help="cpu, mps, gpu or auto; null: that of each rung's configuration.",
-    )
+    names = "Names, separated by commas; null: all that can run here, or the best variant."
+    parser.add_argument("--rungs", "--variant", type=str | None, help=names)
+    steps = "Optimizer steps; 0: evaluate only. null: as many as were published."
+    parser.add_argument("--steps", "--max-steps", type=int | None, help=steps)
+    accelerator = "cpu, mps, gpu or auto; null: that of each rung's configuration."
+    parser.add_argument("--accelerator", type=str | None, help=accelerator)
     return parser
 
 

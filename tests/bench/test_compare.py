@@ -146,8 +146,13 @@ def test_mistakes_take_one_line(tmp_path, capsys):
         (a, alone): "rows.jsonl: No such file or directory; give a folder of `bench`",
         (a, "broken.json"): "is no report of `bench`",
         (a, "list.json"): "is no report of `bench`",
-        (a, a, "--ignore", "devise"): "no such field: did you mean 'device'",
-        (a, a, "--quantities", "step_s"): "no such field: did you mean 'step_ms'",
+        (a, a, "--ignore", "devise"): "--ignore is 'devise': 'devise' is none of device, compile",
+        (
+            a,
+            a,
+            "--quantities",
+            "step_s",
+        ): "--quantities is 'step_s': 'step_s' is none of step_ms, graphs",
     }
     for args, text in cases.items():
         assert main(["bench", "compare", *args]) == 2, args
