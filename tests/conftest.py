@@ -1,5 +1,6 @@
 """Fixtures of all tests, and the folder of the texts: no test fetches one."""
 
+import functools
 import os
 import random
 import resource
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import docstring_parser
 import pytest
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -14,6 +16,9 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 # Set here and not in a fixture, so that the processes that tests start inherit it. One thread: the
 # models are tiny, and two threads on a busy machine wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Every `fit` reads the help texts from the source of some forty classes, three quarters of the time
+# until its arguments are parsed. They are the same for all tests.
+docstring_parser.parse_from_object = functools.cache(docstring_parser.parse_from_object)
 if SHARED_DATA.is_dir():
     os.environ.setdefault("GPT_LIGHTNING_DATA", str(SHARED_DATA))
 
