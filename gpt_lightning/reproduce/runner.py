@@ -42,7 +42,7 @@ class CaseRun:
     """
 
     def __init__(self, case: Case, options: Options, folder: Path, argv: list[str]) -> None:
-        self.case, self.options, self.folder, self.argv = case, options, folder, argv
+        self.case, self.options, self.folder = case, options, folder
         self.losses: list[LossRow] = []
         self.rungs: list[RungRow] = []
         self.phases: list[PhaseRow] = []
@@ -103,9 +103,7 @@ class CaseRun:
 
     def _arguments(self, rung: Rung) -> list[str]:
         quiet = ["--samples.max_new_tokens=0"]
-        if (
-            self.case.kind == "steps"
-        ):  # a line for each step is printed anyway, and nobody resumes these
+        if self.case.kind == "steps":  # each step prints a line, and nobody resumes these runs
             quiet += [
                 "--trainer.log_every_n_steps=1",
                 "--trainer.enable_progress_bar=false",
@@ -166,9 +164,6 @@ class CaseRun:
 
     def write(self) -> None:
         """Write the tables and the picture of all rungs so far."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if self.losses:
-            plot_losses(self.folder / PICTURE, self.case.title, self.losses)
         write_report(
             self.folder,
             title=self.case.title,
@@ -177,6 +172,8 @@ class CaseRun:
             notes=[f"Theirs: {self.case.source}."],
             pictures=[PICTURE] if self.losses else [],
         )
+        if self.losses:
+            plot_losses(self.folder / PICTURE, self.case.title, self.losses)
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
