@@ -1,4 +1,4 @@
-"""`gpt-lightning bench compare A B`: print two reports of one benchmark side by side.
+"""Ratios between two reports of one benchmark, row by row: compare A B.
 
 The configuration of a row is what the benchmark's rows.jsonl stores as such, and in the further
 tables of a report also every text, such as the name of a kernel. All other numbers were measured.
