@@ -1,4 +1,15 @@
-"""Attention alone: the written-out definition, compiled, and each fused kernel, by size."""
+"""Attention alone: the written-out definition, compiled, and each fused kernel, by size.
+
+One head, q, k and v of (batch, 1, context, d). naive: softmax(q k^T / sqrt(d)) v written out;
+compiled: the same through torch.compile (graphs: how many it made; replaced: how often it
+recognized attention and called a fused kernel instead: then the row is that kernel's); sdpa-*:
+F.scaled_dot_product_attention held to one backend. Forward and backward are phases of one step,
+each timed inside it, medians.
+
+held: memory between forward and backward less that before the forward, in a step of its own; peak:
+the most in that step, q, k and v included. By the allocator on CUDA, the profiler's record of
+tensors on a CPU, samples on MPS.
+"""
 
 import itertools
 import warnings
@@ -22,7 +33,7 @@ from gpt_lightning.bench.core.memory_meter import (
     limit_memory,
     measure_memory,
 )
-from gpt_lightning.bench.core.sweep import Bench
+from gpt_lightning.bench.core.sweep import Bench, paragraphs
 from gpt_lightning.bench.core.timing import SPREAD, StepTimer, measure, phase_columns
 from gpt_lightning.bench.core.training_step import checked_graphs, compiled_graphs, tensor_dtype
 from gpt_lightning.bench.core.worker import SkippedError
@@ -121,16 +132,7 @@ BENCH = Bench(
         options.steps(10),
         options.MEMORY_LIMIT,
     ),
-    notes=(
-        "One head, q, k and v of (batch, 1, context, d). naive: softmax(q k^T / sqrt(d)) v written "
-        "out; compiled: the same through torch.compile (graphs: how many it made; replaced: how "
-        "often it recognized attention and called a fused kernel instead: then the row is that "
-        "kernel's); sdpa-*: F.scaled_dot_product_attention held to one backend. Forward and "
-        "backward are phases of one step, each timed inside it, medians.",
-        "held: memory between forward and backward less that before the forward, in a step of its "
-        "own; peak: the most in that step, q, k and v included. By the allocator on CUDA, the "
-        "profiler's record of tensors on a CPU, samples on MPS.",
-    ),
+    notes=paragraphs(__doc__),
     picture=picture,
     hidden=(*SPREAD, "matmul_precision", "note"),
 )

@@ -1,4 +1,16 @@
-"""Data loader: tokens/s by order, block size, batch and workers, beside the floor."""
+"""Data loader: tokens/s by order, block size, batch and workers, beside the floor.
+
+Random tokens of two bytes, from files that were just read or written: this is the loader, not the
+disk. A loop takes batches and does nothing with them. tokens/s is a mean over time, so a stall
+counts; batch is the median. first batch: with the order's permutation and the start of workers.
+
+A token is written as int64 three times: in the window of T + 1 tokens, as input and as target, 24
+bytes and a little. The floor is the median time of what no loader can do without: a plain loop over
+the mapped file that writes inputs and targets, 16 bytes a token, in one process, which several
+workers can beat.
+
+mixture: two datasets of equal size, shuffled, 0.7 and 0.3.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +22,7 @@ import torch
 
 from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core.options import Option, Values, listed
-from gpt_lightning.bench.core.sweep import Bench
+from gpt_lightning.bench.core.sweep import Bench, paragraphs
 from gpt_lightning.bench.core.timing import StepTimer, measure, stats
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.loader import Batch, TrainLoader
@@ -80,17 +92,7 @@ BENCH = Bench(
         options.warmup(20, least=1),
         options.text("data_dir", "data", "Folder of the random datasets."),
     ),
-    notes=(
-        "Random tokens of two bytes, from files that were just read or written: this is the "
-        "loader, not the disk. A loop takes batches and does nothing with them. tokens/s is a mean "
-        "over time, so a stall counts; batch is the median. first batch: with the order's "
-        "permutation and the start of workers.",
-        "A token is written as int64 three times: in the window of T + 1 tokens, as input and as "
-        "target, 24 bytes and a little. The floor is the median time of what no loader can do "
-        "without: a plain loop over the mapped file that writes inputs and targets, 16 bytes a "
-        "token, in one process, which several workers can beat.",
-        f"mixture: two datasets of equal size, shuffled, {WEIGHTS[0]} and {WEIGHTS[1]}.",
-    ),
+    notes=paragraphs(__doc__),
     hidden=(
         "batch_std_ms",
         "batch_max_ms",

@@ -1,8 +1,15 @@
 """The largest micro-batch of a configuration that fits into memory, with the same tokens a step.
 
-A trial is what `fit` does: GPTModule under a Trainer in the run's precision, with its optimizer,
-clipping, compilation and accumulation, on random tokens. It has a process of its own, so that
-running out of memory ends the trial alone.
+batch: sequences a micro-batch and rank. A trial is optimizer steps of `fit` on random tokens, of
+two micro-batches where the configuration accumulates, because gradients are there then while the
+next activations are made. One device: what several devices add, such as DDP's buckets of the
+gradients' size, is not in it.
+
+memory: torch.cuda.max_memory_allocated on a GPU; the highest resident memory of the trial's own
+process on a CPU. limit: what a trial on a CPU may take.
+
+Powers of two, then halves of the gap until it is an eighth; the settings have the tokens a step of
+the configuration, so their batch divides its sequences a step.
 """
 
 import json
@@ -21,7 +28,7 @@ from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core.fit_run import parse_fit
 from gpt_lightning.bench.core.memory_meter import available_bytes, limit_memory
 from gpt_lightning.bench.core.options import Option
-from gpt_lightning.bench.core.sweep import Bench, Sweep, read_options
+from gpt_lightning.bench.core.sweep import Bench, Sweep, paragraphs, read_options
 from gpt_lightning.bench.core.timing import TimedBatches
 from gpt_lightning.bench.core.training_step import peak_memory_gib, random_batch
 from gpt_lightning.bench.core.worker import MARK
@@ -73,16 +80,7 @@ BENCH = Bench(
         Option("steps", 2, "Measured steps of a trial, after the first.", type=int),
     ),
     takes_fit_options=True,
-    notes=(
-        "batch: sequences a micro-batch and rank. A trial is optimizer steps of `fit` on random "
-        "tokens, of two micro-batches where the configuration accumulates, because gradients are "
-        "there then while the next activations are made. One device: what several devices add, "
-        "such as DDP's buckets of the gradients' size, is not in it.",
-        "memory: torch.cuda.max_memory_allocated on a GPU; the highest resident memory of the "
-        "trial's own process on a CPU. limit: what a trial on a CPU may take.",
-        "Powers of two, then halves of the gap until it is an eighth; the settings have the tokens "
-        "a step of the configuration, so their batch divides its sequences a step.",
-    ),
+    notes=paragraphs(__doc__),
     hidden=("limit_gib", "note"),
 )
 

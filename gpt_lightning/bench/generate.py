@@ -1,4 +1,14 @@
-"""Sampling: tokens/s with a cache of keys and values against the whole window for each token."""
+"""Sampling: tokens/s with a cache of keys and values against the whole window for each token.
+
+naive: nanoGPT's loop, in the weights' float32: the whole window through the model for each token,
+the head at its last position alone; timed at every so many of the lengths that it passes. cached:
+generate, from the prompt to the last token, with whatever it prepares. In blocks naive, cached,
+naive, ... of one process, one sequence, temperature 0.8, top-k 200; ms a token. ratio: naive over
+cached, median over the rounds.
+
+dtype: of cached's products. agreement: of the greedy tokens at those lengths, the share that the
+naive loop would have taken too. Weights are random.
+"""
 
 import time
 from dataclasses import dataclass
@@ -9,7 +19,7 @@ import torch
 from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core.options import Option, Values
 from gpt_lightning.bench.core.paired import compare, interleave
-from gpt_lightning.bench.core.sweep import Bench
+from gpt_lightning.bench.core.sweep import Bench, paragraphs
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.model.generate import generate, sample_token
@@ -71,15 +81,7 @@ BENCH = Bench(
         ),
         options.number("rounds", 5, 1, "Blocks of each way."),
     ),
-    notes=(
-        "naive: nanoGPT's loop, in the weights' float32: the whole window through the model for "
-        "each token, the head at its last position alone; timed at every so many of the lengths "
-        "that it passes. cached: generate, from the prompt to the last token, with whatever it "
-        "prepares. In blocks naive, cached, naive, ... of one process, one sequence, temperature "
-        "0.8, top-k 200; ms a token. ratio: naive over cached, median over the rounds.",
-        "dtype: of cached's products. agreement: of the greedy tokens at those lengths, the share "
-        "that the naive loop would have taken too. Weights are random.",
-    ),
+    notes=paragraphs(__doc__),
 )
 
 

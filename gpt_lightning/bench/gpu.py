@@ -1,7 +1,13 @@
 """GPT-2 in four sizes on a GPU through `fit` beside transformers'; writes benchmarks/gpu_CHIP.md.
 
-Every row is a process of its own. Ours is `fit` with the size's file in configs/gpu, on random
-tokens. Theirs is a plain loop over the same step: micro-batches, clipping, fused AdamW.
+ours: fit, as configured; hf: transformers' GPT2LMHeadModel, eager; hf-compiled: the same through
+torch.compile. The same tokens a step, bf16 autocast, float32 products in TF32, no dropout. ours:
+Trainer.fit with the callbacks of every run. Where theirs does not fit into memory its micro-batch
+is halved.
+
+step: a whole optimizer step, the median of `steps` after the warm-up. tokens/s: of that step. MFU:
+6 N + 12 n_layer n_embd T FLOPs a token (flops.py) over the published dense bf16 peak, or a measured
+one where none is published. target: ours, on one H200. memory: torch.cuda.max_memory_allocated.
 """
 
 import re
@@ -17,7 +23,7 @@ from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core.fit_run import parse_fit, random_token_options, stall_note, timed_fit
 from gpt_lightning.bench.core.options import Option, Values, devices, listed
 from gpt_lightning.bench.core.peer import make_peer
-from gpt_lightning.bench.core.sweep import Bench, Sweep
+from gpt_lightning.bench.core.sweep import Bench, Sweep, paragraphs
 from gpt_lightning.bench.core.timing import StepTimer
 from gpt_lightning.bench.core.training_step import (
     TrainingStep,
@@ -116,15 +122,7 @@ BENCH = Bench(
     ),
     timeout_s=3600.0,
     takes_fit_options=True,
-    notes=(
-        "; ".join(f"{name}: {what}" for name, what in MODELS.items()) + ". The same tokens a step, "
-        "bf16 autocast, float32 products in TF32, no dropout. ours: Trainer.fit with the callbacks "
-        "of every run. Where theirs does not fit into memory its micro-batch is halved.",
-        "step: a whole optimizer step, the median of `steps` after the warm-up. tokens/s: of that "
-        "step. MFU: 6 N + 12 n_layer n_embd T FLOPs a token (flops.py) over the published dense "
-        "bf16 peak, or a measured one where none is published. target: ours, on one H200. memory: "
-        "torch.cuda.max_memory_allocated.",
-    ),
+    notes=paragraphs(__doc__),
     epilogue=publish,
 )
 

@@ -1,4 +1,13 @@
-"""Rates of matrix products: squares and the model's own shapes, beside the measured peak."""
+"""Rates of matrix products: squares and the model's own shapes, beside the measured peak.
+
+(m, k) @ (k, n), 2 m k n FLOPs; backward: the gradients of both factors, 4 m k n. Times are of one
+product, medians; a timed round has `calls` of them. Model shapes: m = batch x context; the weight
+lies as nn.Linear keeps it, (n, k).
+
+measured peak: what SpeedMonitor divides by with peak_flops: measure, the best rate of torch.mm of
+squares ever seen on this device. Shares are of it, and above 100% where a shape does better.
+published peak: dense, empty if the table has none.
+"""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +18,7 @@ import torch.nn.functional as F
 
 from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core.options import COURSE_SIZES, Option, Values, listed
-from gpt_lightning.bench.core.sweep import Bench
+from gpt_lightning.bench.core.sweep import Bench, paragraphs
 from gpt_lightning.bench.core.timing import StepTimer, measure
 from gpt_lightning.bench.core.training_step import VOCABULARY, tensor_dtype
 from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
@@ -91,14 +100,7 @@ BENCH = Bench(
         options.warmup(2),
         options.steps(10),
     ),
-    notes=(
-        "(m, k) @ (k, n), 2 m k n FLOPs; backward: the gradients of both factors, 4 m k n. Times "
-        "are of one product, medians; a timed round has `calls` of them. Model shapes: m = batch x "
-        "context; the weight lies as nn.Linear keeps it, (n, k).",
-        "measured peak: what SpeedMonitor divides by with peak_flops: measure, the best rate of "
-        "torch.mm of squares ever seen on this device. Shares are of it, and above 100% where a "
-        "shape does better. published peak: dense, empty if the table has none.",
-    ),
+    notes=paragraphs(__doc__),
     hidden=(
         "forward_std_ms",
         "forward_min_ms",

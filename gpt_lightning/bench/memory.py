@@ -1,4 +1,17 @@
-"""Peak memory of the phases of a step by context, dtype and checkpointing, with timelines."""
+"""Peak memory of the phases of a step by context, dtype and checkpointing, with timelines.
+
+start: weights, and in training the optimizer's state, before the forward. forward, backward,
+optimizer: peaks of the phases of one step after the warm-up; peak: the highest of them. held: from
+the end of the forward, less the start. largest: single allocation. inference: forward under
+no_grad. checkpointing: blocks are computed again in the backward (model.config.checkpointing).
+
+memory by: allocator (torch.cuda.max_memory_allocated), profiler (CPU: all tensors, without the
+libraries' workspaces), samples (MPS). resident: the highest of the process on a CPU, with torch
+itself and the profiler's records.
+
+residual: B T d 4 / 2^20 MiB, one activation of the residual stream in float32; measured: the first
+block's output; held/residual: how many of them the forward leaves behind.
+"""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -18,7 +31,7 @@ from gpt_lightning.bench.core.memory_meter import (
     measure_memory,
 )
 from gpt_lightning.bench.core.options import Option, Values, listed
-from gpt_lightning.bench.core.sweep import Bench
+from gpt_lightning.bench.core.sweep import Bench, paragraphs
 from gpt_lightning.bench.core.training_step import (
     TrainingStep,
     autocast,
@@ -111,18 +124,7 @@ BENCH = Bench(
         options.warmup(1),
         options.MEMORY_LIMIT,
     ),
-    notes=(
-        "start: weights, and in training the optimizer's state, before the forward. forward, "
-        "backward, optimizer: peaks of the phases of one step after the warm-up; peak: the highest "
-        "of them. held: from the end of the forward, less the start. largest: single allocation. "
-        "inference: forward under no_grad. checkpointing: blocks are computed again in the "
-        "backward (model.config.checkpointing).",
-        "memory by: allocator (torch.cuda.max_memory_allocated), profiler (CPU: all tensors, "
-        "without the libraries' workspaces), samples (MPS). resident: the highest of the process "
-        "on a CPU, with torch itself and the profiler's records.",
-        "residual: B T d 4 / 2^20 MiB, one activation of the residual stream in float32; measured: "
-        "the first block's output; held/residual: how many of them the forward leaves behind.",
-    ),
+    notes=paragraphs(__doc__),
     picture=picture,
     hidden=("residual_measured_mib", "files", "note"),
     files=True,

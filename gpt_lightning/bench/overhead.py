@@ -1,4 +1,17 @@
-"""Costs of Lightning's Trainer and our callbacks against a raw PyTorch loop."""
+"""Costs of Lightning's Trainer and our callbacks against a raw PyTorch loop.
+
+The same model, batch and optimizer in one process, in blocks A B A B. A step lasts from the moment
+its batch is asked for to the next such moment, in every loop; ms: median over the rounds of a
+block's mean step, so that what happens at every tenth step, as logging, counts. B - A and B/A:
+medians over the rounds; raw against raw is the noise.
+
+raw: forward, backward, AdamW, nothing else; norm: raw, and the gradient's norm, checked to be
+finite, as GPTModule does each step; trainer: Trainer and GPTModule, no callback, no logger;
+callbacks: the same with the callbacks of `fit`. Callbacks: SpeedMonitor, StepProgress, SampleText
+and RunCheckpoint between two validations: nothing is sampled or saved.
+
+loss: after a block, every block from the same weights: equal losses mean equal work.
+"""
 
 import itertools
 import tempfile
@@ -11,7 +24,7 @@ import torch
 from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core.options import COURSE_SIZES, Option, Values, listed
 from gpt_lightning.bench.core.paired import compare, interleave
-from gpt_lightning.bench.core.sweep import Bench
+from gpt_lightning.bench.core.sweep import Bench, paragraphs
 from gpt_lightning.bench.core.timing import TimedBatches
 from gpt_lightning.bench.core.training_step import (
     VOCABULARY,
@@ -140,16 +153,7 @@ BENCH = Bench(
         options.warmup(2, least=1),
         Option("rounds", None, "Blocks of each loop; null: 20, for char 5.", type=int | None),
     ),
-    notes=(
-        "The same model, batch and optimizer in one process, in blocks A B A B. A step lasts from "
-        "the moment its batch is asked for to the next such moment, in every loop; ms: median over "
-        "the rounds of a block's mean step, so that what happens at every tenth step, as logging, "
-        "counts. B - A and B/A: medians over the rounds; raw against raw is the noise.",
-        "; ".join(f"{name}: {what}" for name, what in LOOPS.items()) + ". Callbacks: SpeedMonitor, "
-        "StepProgress, SampleText and RunCheckpoint between two validations: nothing is sampled "
-        "or saved.",
-        "loss: after a block, every block from the same weights: equal losses mean equal work.",
-    ),
+    notes=paragraphs(__doc__),
 )
 
 

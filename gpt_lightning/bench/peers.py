@@ -1,4 +1,13 @@
-"""Training speed of our GPT-2 and transformers' GPT-2, with the same weights and batch."""
+"""Training speed of our GPT-2 and transformers' GPT-2, with the same weights and batch.
+
+Both models have the same weights, batch, loss function and AdamW and no dropout; theirs keeps no
+cache of keys and values. Training steps in blocks of ours, theirs, ours, ... in one process; ms:
+median over the rounds of a block's mean step, of forward and backward the median of all steps.
+theirs/ours: median over the rounds, with its spread; above 1 ours is faster.
+
+loss: of the first step, before any update: equal losses mean equal models. first: the first step,
+with compilation. graphs: compiled by torch.compile.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +18,7 @@ from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core.options import COURSE_SIZES
 from gpt_lightning.bench.core.paired import compare, interleave
 from gpt_lightning.bench.core.peer import make_peer
-from gpt_lightning.bench.core.sweep import Bench
+from gpt_lightning.bench.core.sweep import Bench, paragraphs
 from gpt_lightning.bench.core.timing import StepTimer, stats
 from gpt_lightning.bench.core.training_step import (
     TrainingStep,
@@ -76,15 +85,7 @@ BENCH = Bench(
         options.number("rounds", 5, 1, "Blocks of each model."),
     ),
     timeout_s=1200.0,
-    notes=(
-        "Both models have the same weights, batch, loss function and AdamW and no dropout; theirs "
-        "keeps no cache of keys and values. Training steps in blocks of ours, theirs, ours, ... in "
-        "one process; ms: median over the rounds of a block's mean step, of forward and backward "
-        "the median of all steps. theirs/ours: median over the rounds, with its spread; above 1 "
-        "ours is faster.",
-        "loss: of the first step, before any update: equal losses mean equal models. first: the "
-        "first step, with compilation. graphs: compiled by torch.compile.",
-    ),
+    notes=paragraphs(__doc__),
     hidden=(
         "ours_forward_ms",
         "theirs_forward_ms",

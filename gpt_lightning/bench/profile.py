@@ -1,4 +1,29 @@
-"""Time of a step kernel by kernel: named ranges, shares by kind, traces, TensorBoard."""
+"""Time of a step kernel by kernel: named ranges, shares by kind, traces, TensorBoard.
+
+inference: forward under no_grad. training: forward and backward. full-step: data, forward,
+backward, optimizer (AdamW). Attention is written out, so that its parts have kernels of their own.
+Everything is of one step, the mean of those profiled.
+
+timer: the step without profiler and ranges, median. span: with the profiler, from the first
+kernel's begin to the last one's end on a GPU, the range `step` on a CPU. kernels: their durations
+together; on a CPU ops, each without the ops that it calls. busy: kernels of span. What is of its
+own in `forward` are the embeddings, the head and the loss.
+
+products: matrix products. softmax: the loss's too. reductions: layer norms, sums, the loss. other:
+lookups, copies between devices, allocation, views and their dispatch. Kinds go by the op that
+launched a kernel.
+
+attention: FLOPs are 2 a multiply-add and 5 an element of the softmax (maximum, difference,
+exponential, sum, quotient); scores includes scaling and masking, whose FLOPs are not counted and
+whose time is what products lack.
+
+Published for 4 layers, d_model 512, context 256, batch 4 in fp32 on an A100: matrix products over
+70% of the forward in 30 calls and in the low 50s of the full step, the optimizer 3 ms of kernels in
+a span of 16 ms, softmax about 25% of the attention's time.
+
+The traces open in chrome://tracing and in https://ui.perfetto.dev; `tensorboard --logdir` on this
+folder shows the tables under TEXT and the times under SCALARS.
+"""
 
 import gzip
 import json
@@ -17,7 +42,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core import trace as traces
-from gpt_lightning.bench.core.sweep import Bench, Sweep, make_row
+from gpt_lightning.bench.core.sweep import Bench, Sweep, make_row, paragraphs
 from gpt_lightning.bench.core.timing import StepTimer, measure
 from gpt_lightning.bench.core.trace import KINDS, Work
 from gpt_lightning.bench.core.trace_tables import (
@@ -154,27 +179,7 @@ BENCH = Bench(
         options.warmup(2),
         options.number("top", 20, 1, "Kernels in the table of a row."),
     ),
-    notes=(
-        "inference: forward under no_grad. training: forward and backward. full-step: data, "
-        "forward, backward, optimizer (AdamW). Attention is written out, so that its parts have "
-        "kernels of their own. Everything is of one step, the mean of those profiled.",
-        "timer: the step without profiler and ranges, median. span: with the profiler, from the "
-        "first kernel's begin to the last one's end on a GPU, the range `step` on a CPU. kernels: "
-        "their durations together; on a CPU ops, each without the ops that it calls. busy: "
-        "kernels of span. What is of its own in `forward` are the embeddings, the head and the "
-        "loss.",
-        "products: matrix products. softmax: the loss's too. reductions: layer norms, sums, the "
-        "loss. other: lookups, copies between devices, allocation, views and their dispatch. Kinds "
-        "go by the op that launched a kernel.",
-        "attention: FLOPs are 2 a multiply-add and 5 an element of the softmax (maximum, "
-        "difference, exponential, sum, quotient); scores includes scaling and masking, whose FLOPs "
-        "are not counted and whose time is what products lack.",
-        "Published for 4 layers, d_model 512, context 256, batch 4 in fp32 on an A100: matrix "
-        "products over 70% of the forward in 30 calls and in the low 50s of the full step, the "
-        "optimizer 3 ms of kernels in a span of 16 ms, softmax about 25% of the attention's time.",
-        "The traces open in chrome://tracing and in https://ui.perfetto.dev; `tensorboard --logdir`"
-        " on this folder shows the tables under TEXT and the times under SCALARS.",
-    ),
+    notes=paragraphs(__doc__),
     hidden=("kernel_calls", "trace", "note"),
     files=True,
     tables={"ranges": RangeRow, "attention": AttentionRow, "kernels": KernelRow},

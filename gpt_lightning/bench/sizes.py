@@ -1,4 +1,17 @@
-"""Times of forward, backward and optimizer by size, dtype, compilation, context and batch."""
+"""Times of forward, backward and optimizer by size, dtype, compilation, context and batch.
+
+inference: forward under no_grad in evaluation mode, after the training steps. forward, backward,
+optimizer: phases of one training step, each timed inside it, medians; total: the whole step. The
+phases of each step add up to its total; medians do so but for noise. optimizer: clipping to a norm
+of 1, AdamW and zero_grad, as in `fit`. first step: with compilation. graphs: compiled by
+torch.compile; a row without graphs that should have some, or with graphs that should have none, is
+an error.
+
+tokens/s: of the mean step, without stalls of over ten times the median, as SpeedMonitor has it.
+MFU: of the published dense peak in the dtype where there is one, of the measured one elsewhere.
+Memory: torch.cuda.max_memory_allocated on a GPU; the highest resident memory of the row's own
+process on a CPU. Vocabulary 10,000.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,7 +20,7 @@ import torch
 
 from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core.course_report import NOTE, published_tables
-from gpt_lightning.bench.core.sweep import Bench
+from gpt_lightning.bench.core.sweep import Bench, paragraphs
 from gpt_lightning.bench.core.timing import SPREAD, StepTimer, measure, phase_columns
 from gpt_lightning.bench.core.training_step import (
     TrainingStep,
@@ -75,19 +88,7 @@ BENCH = Bench(
         ),
         options.steps(10),
     ),
-    notes=(
-        "inference: forward under no_grad in evaluation mode, after the training steps. forward, "
-        "backward, optimizer: phases of one training step, each timed inside it, medians; total: "
-        "the whole step. The phases of each step add up to its total; medians do so but for noise. "
-        "optimizer: clipping to a norm of 1, AdamW and zero_grad, as in `fit`. first step: with "
-        "compilation. graphs: compiled by torch.compile; a row without graphs that should have "
-        "some, or with graphs that should have none, is an error.",
-        "tokens/s: of the mean step, without stalls of over ten times the median, as SpeedMonitor "
-        "has it. MFU: of the published dense peak in the dtype where there is one, of the measured "
-        "one elsewhere. Memory: torch.cuda.max_memory_allocated on a GPU; the highest resident "
-        "memory of the row's own process on a CPU. Vocabulary 10,000.",
-        NOTE,
-    ),
+    notes=(*paragraphs(__doc__), NOTE),
     beside=published_tables,
     hidden=(*SPREAD, "matmul_precision", "note"),
 )

@@ -1,4 +1,12 @@
-"""Dtype of every parameter, output, loss and gradient under autocast, against a published table."""
+"""Dtype of every parameter, output, loss and gradient under autocast, against a published table.
+
+toy: Linear(20, 10) - ReLU - LayerNorm - Linear, without biases; gpt: our GPT, two layers of width
+32. Published is CUDA's fp16 table of the toy model, and only that row can differ from it.
+
+cuda-rules: CUDA's autocast asked through the dispatcher with tensors that have a shape and no data,
+forward only; it needs no GPU. Autocast on a CPU has rules of its own: layer norm is not among the
+operations that it lifts to float32.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core.options import Option, Values
-from gpt_lightning.bench.core.sweep import Bench
+from gpt_lightning.bench.core.sweep import Bench, paragraphs
 from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.model.gpt import GPT, Block, GPTConfig
 from gpt_lightning.reports.tables import column
@@ -101,14 +109,7 @@ BENCH = Bench(
         options.words("models", "model", MODELS),
     ),
     timeout_s=120.0,
-    notes=(
-        "toy: Linear(20, 10) - ReLU - LayerNorm - Linear, without biases; gpt: our GPT, two layers "
-        "of width 32. Published is CUDA's fp16 table of the toy model, and only that row can "
-        "differ from it.",
-        f"{CUDA_RULES}: CUDA's autocast asked through the dispatcher with tensors that have a "
-        "shape and no data, forward only; it needs no GPU. Autocast on a CPU has rules of its own: "
-        "layer norm is not among the operations that it lifts to float32.",
-    ),
+    notes=paragraphs(__doc__),
     tables={"tensors": TensorRow},
 )
 

@@ -1,4 +1,9 @@
-"""Sums of a thousand times 0.01 in float32 and float16, against a published table."""
+"""Sums of a thousand times 0.01 in float32 and float16, against a published table.
+
+Status ok: the sum has the published digits, four after the point; mismatch: it has not. A float16
+accumulator near 8 has steps of 2^-7, so that 0.01 is added as 0.0078 there. A float16 addend is
+0.010002 whatever it is cast to: the cast comes too late.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -6,7 +11,7 @@ from typing import Any
 import torch
 
 from gpt_lightning.bench.core.options import DEVICE, Values, devices
-from gpt_lightning.bench.core.sweep import Bench
+from gpt_lightning.bench.core.sweep import Bench, paragraphs
 from gpt_lightning.reports.tables import column
 
 ADDEND, TIMES = 0.01, 1000
@@ -57,11 +62,7 @@ BENCH = Bench(
     measure="gpt_lightning.reproduce.float16_sums:measure_sum",
     options=(replace(DEVICE, read=read_sums),),
     timeout_s=120.0,
-    notes=(
-        "Status ok: the sum has the published digits, four after the point; mismatch: it has not. "
-        "A float16 accumulator near 8 has steps of 2^-7, so that 0.01 is added as 0.0078 there. "
-        "A float16 addend is 0.010002 whatever it is cast to: the cast comes too late.",
-    ),
+    notes=paragraphs(__doc__),
 )
 
 

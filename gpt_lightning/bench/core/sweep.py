@@ -73,6 +73,12 @@ class Bench:
     epilogue: Callable[[Any, "Sweep"], str] | None = None
 
 
+def paragraphs(docstring: str | None) -> tuple[str, ...]:
+    """Return the paragraphs of a module's docstring after its first line, each in one line."""
+    _, _, rest = (docstring or "").partition("\n\n")
+    return tuple(" ".join(part.split()) for part in rest.split("\n\n") if part.strip())
+
+
 def run_bench(bench: Bench, argv: list[str]) -> int:
     """Run `bench NAME ...`: parse the options, multiply them, and measure every row.
 
