@@ -14,7 +14,6 @@ tensors on a CPU, samples on MPS.
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,18 +23,11 @@ import torch.nn.functional as F
 from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core import memory_meter, options, training_step
 from gpt_lightning.bench.core.curves import Line, plot_panels
-from gpt_lightning.bench.core.memory_meter import (
-    MIB,
-    Memory,
-    PhaseContext,
-    limit_memory,
-    measure_memory,
-)
-from gpt_lightning.bench.core.sweep import Bench, paragraphs
-from gpt_lightning.bench.core.timing import SPREAD, StepTimer, measure, phase_columns
-from gpt_lightning.bench.core.training_step import checked_graphs, compiled_graphs, tensor_dtype
+from gpt_lightning.bench.core.memory_meter import MIB, Memory, PhaseContext
+from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
+from gpt_lightning.bench.core.timing import StepTimer, measure, phase_columns
 from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.model.attention import naive_attention
 from gpt_lightning.reports.tables import column
@@ -54,7 +46,7 @@ KERNELS: dict[str, tuple[str, str] | None] = {
 }
 
 
-@dataclass(frozen=True)
+@sweep_row
 class AttentionRow:
     """Kernel at one size: median and standard deviation of each phase."""
 
@@ -67,24 +59,22 @@ class AttentionRow:
     context: int = column("context", "d")
     warmup: int = column("warm-up", "d")
     forward_ms: float | None = column("forward ms", ",.3f")
-    forward_std_ms: float | None = column("std", ",.3f", 6)
+    forward_std_ms: float | None = column("std", ",.3f", 6, console=False)
     backward_ms: float | None = column("backward ms", ",.3f")
-    backward_std_ms: float | None = column("std", ",.3f", 6)
+    backward_std_ms: float | None = column("std", ",.3f", 6, console=False)
     total_ms: float | None = column("total ms", ",.3f", 9)
-    total_mean_ms: float | None = column("mean ms", ",.3f", 9)
+    total_mean_ms: float | None = column("mean ms", ",.3f", 9, console=False)
     total_std_ms: float | None = column("std", ",.3f", 6)
-    total_min_ms: float | None = column("min ms", ",.3f", 9)
-    total_p90_ms: float | None = column("p90 ms", ",.3f", 9)
-    total_max_ms: float | None = column("max ms", ",.3f", 9)
+    total_min_ms: float | None = column("min ms", ",.3f", 9, console=False)
+    total_p90_ms: float | None = column("p90 ms", ",.3f", 9, console=False)
+    total_max_ms: float | None = column("max ms", ",.3f", 9, console=False)
     held_mib: float | None = column("held MiB", ",.1f", 9)
     peak_mib: float | None = column("peak MiB", ",.1f", 9)
     memory_method: str = column("memory by", width=9, default="")
     first_step_s: float | None = column("first step s", ",.2f")
     graphs: int | None = column("graphs", "d")
     replaced: int | None = column("replaced", "d")
-    matmul_precision: str = column("matmul", default="")
-    status: str = column("status", default="")
-    note: str = column("note", default="")
+    matmul_precision: str = column("matmul", default="", console=False)
 
 
 def picture(folder: Path, rows: Sequence[AttentionRow]) -> list[str]:
@@ -134,7 +124,6 @@ BENCH = Bench(
     ),
     notes=paragraphs(__doc__),
     picture=picture,
-    hidden=(*SPREAD, "matmul_precision", "note"),
 )
 
 
@@ -152,9 +141,9 @@ def measure_attention(
 ) -> dict[str, Any]:
     """Time forward and backward of one kernel and measure the memory held in between."""
     where = torch.device(device)
-    kind = tensor_dtype(dtype, where)
-    limit_memory(where, memory_gib)
-    graphs = compiled_graphs()
+    kind = training_step.tensor_dtype(dtype, where)
+    memory_meter.limit_memory(where, memory_gib)
+    graphs = training_step.compiled_graphs()
     torch.manual_seed(0)
     attention = make_attention(kernel, causal)
     make = partial(torch.randn, batch, 1, context, d, device=where, dtype=kind, requires_grad=True)
@@ -163,7 +152,7 @@ def measure_attention(
     return {
         **times,
         **memory_of(held_memory(attention, make, where)),
-        "graphs": checked_graphs(kernel == "compiled", graphs),
+        "graphs": training_step.checked_graphs(kernel == "compiled", graphs),
         "replaced": replaced_patterns(),
         "matmul_precision": torch.get_float32_matmul_precision(),
     }
@@ -262,7 +251,7 @@ def held_memory(
         with phase("backward"):
             torch.autograd.grad(out, (q, k, v), gradient)
 
-    return measure_memory(step, device)
+    return memory_meter.measure_memory(step, device)
 
 
 def memory_of(memory: Memory) -> dict[str, Any]:

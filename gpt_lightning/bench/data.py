@@ -13,7 +13,6 @@ mixture: two datasets of equal size, shuffled, 0.7 and 0.3.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import torch
 
 from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core.options import Option, Values, listed
-from gpt_lightning.bench.core.sweep import Bench, paragraphs
+from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
 from gpt_lightning.bench.core.timing import StepTimer, measure, stats
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.loader import Batch, TrainLoader
@@ -39,7 +38,7 @@ WEIGHTS = (0.7, 0.3)  # of the mixture's two datasets
 SEED = 1337
 
 
-@dataclass(frozen=True)
+@sweep_row
 class DataRow:
     """Way to read, and its rate."""
 
@@ -51,18 +50,16 @@ class DataRow:
     n_tokens: int = column("tokens in all", ",d", 11)
     first_batch_ms: float | None = column("first batch ms", ",.1f")
     batch_ms: float | None = column("batch ms", ",.3f")
-    batch_std_ms: float | None = column("std", ",.3f", 6)
+    batch_std_ms: float | None = column("std", ",.3f", 6, console=False)
     batch_p90_ms: float | None = column("p90 ms", ",.3f")
-    batch_max_ms: float | None = column("max ms", ",.3f")
+    batch_max_ms: float | None = column("max ms", ",.3f", console=False)
     copy_ms: float | None = column("to device ms", ",.3f")
     tokens_per_sec: float | None = column("tokens/s", ",.0f", 12)
-    bytes_written_per_token: float | None = column("B written/token", ".2f")
+    bytes_written_per_token: float | None = column("B written/token", ".2f", console=False)
     written_gb_per_sec: float | None = column("written GB/s", ".2f")
-    floor_ms: float | None = column("floor ms", ",.3f")
+    floor_ms: float | None = column("floor ms", ",.3f", console=False)
     floor_tokens_per_sec: float | None = column("floor tokens/s", ",.0f")
     floor_share: float | None = column("of the floor", ".2f")
-    status: str = column("status", default="")
-    note: str = column("note", default="")
 
 
 def read_n_tokens(args: Any) -> list[Values]:
@@ -93,13 +90,6 @@ BENCH = Bench(
         options.text("data_dir", "data", "Folder of the random datasets."),
     ),
     notes=paragraphs(__doc__),
-    hidden=(
-        "batch_std_ms",
-        "batch_max_ms",
-        "bytes_written_per_token",
-        "floor_ms",
-        "note",
-    ),
 )
 
 

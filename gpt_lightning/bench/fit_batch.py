@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
@@ -28,7 +27,7 @@ from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core.fit_run import parse_fit
 from gpt_lightning.bench.core.memory_meter import available_bytes, limit_memory
 from gpt_lightning.bench.core.options import Option
-from gpt_lightning.bench.core.sweep import Bench, Sweep, paragraphs, read_options
+from gpt_lightning.bench.core.sweep import Bench, Sweep, paragraphs, read_options, sweep_row
 from gpt_lightning.bench.core.timing import TimedBatches
 from gpt_lightning.bench.core.training_step import peak_memory_gib, random_batch
 from gpt_lightning.bench.core.worker import MARK
@@ -46,7 +45,7 @@ from gpt_lightning.training.step_shape import StepShape, accumulation, largest_d
 SHARE = 0.8  # default limit of a trial: share of the machine's available memory
 
 
-@dataclass(frozen=True)
+@sweep_row
 class FitBatchRow:
     """Micro-batch, its memory and speed."""
 
@@ -56,11 +55,9 @@ class FitBatchRow:
     context: int = column("context", "d")
     accumulate: int = column("accumulated", "d")
     peak_memory_gib: float | None = column("memory GiB", ",.2f")
-    limit_gib: float | None = column("limit GiB", ",.2f")
+    limit_gib: float | None = column("limit GiB", ",.2f", console=False)
     micro_batch_ms: float | None = column("micro-batch ms", ",.1f")
     tokens_per_sec: float | None = column("tokens/s", ",.0f", 9)
-    status: str = column("status", width=13, default="")
-    note: str = column("note", default="")
 
 
 BENCH = Bench(
@@ -81,7 +78,6 @@ BENCH = Bench(
     ),
     takes_fit_options=True,
     notes=paragraphs(__doc__),
-    hidden=("limit_gib", "note"),
 )
 
 

@@ -11,7 +11,6 @@ naive loop would have taken too. Weights are random.
 """
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ import torch
 from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core.options import Option, Values
 from gpt_lightning.bench.core.paired import compare, interleave
-from gpt_lightning.bench.core.sweep import Bench, paragraphs
+from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.model.generate import generate, sample_token
@@ -35,7 +34,7 @@ MODELS = {
 }
 
 
-@dataclass(frozen=True)
+@sweep_row
 class GenerateRow:
     """Model, and the time of a token both ways."""
 
@@ -53,8 +52,6 @@ class GenerateRow:
     ratio_min: float | None = column("min", ".2f", 6)
     ratio_max: float | None = column("max", ".2f", 6)
     agreement: float | None = column("agreement", ".1%")
-    status: str = column("status", default="")
-    note: str = column("note", default="")
 
 
 def read_every(args: Any) -> list[Values]:

@@ -13,26 +13,17 @@ one where none is published. target: ours, on one H200. memory: torch.cuda.max_m
 import re
 import shutil
 import statistics
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gpt_lightning.bench.core import options
-from gpt_lightning.bench.core.fit_run import parse_fit, random_token_options, stall_note, timed_fit
+from gpt_lightning.bench.core import fit_run, options, training_step
 from gpt_lightning.bench.core.options import Option, Values, devices, listed
 from gpt_lightning.bench.core.peer import make_peer
-from gpt_lightning.bench.core.sweep import Bench, Sweep, paragraphs
+from gpt_lightning.bench.core.sweep import Bench, Sweep, paragraphs, sweep_row
 from gpt_lightning.bench.core.timing import StepTimer
-from gpt_lightning.bench.core.training_step import (
-    TrainingStep,
-    checked_graphs,
-    compiled_graphs,
-    peak_memory_gib,
-    random_batch,
-    rates,
-)
+from gpt_lightning.bench.core.training_step import TrainingStep
 from gpt_lightning.errors import UserError, is_out_of_memory
 from gpt_lightning.hardware.device import free_memory
 from gpt_lightning.hardware.peaks import device_name
@@ -53,7 +44,7 @@ MODELS = {
 }
 
 
-@dataclass(frozen=True)
+@sweep_row
 class GPURow:
     """Size and model of a run, and its speed."""
 
@@ -70,8 +61,6 @@ class GPURow:
     target: float | None = column("target", ".0%", 6)
     peak_memory_gib: float | None = column("memory GiB", ",.1f")
     graphs: int | None = column("graphs", "d")
-    status: str = column("status", default="")
-    note: str = column("note", default="")
 
 
 def read_device(args: Any) -> list[Values]:
@@ -140,23 +129,23 @@ def measure_size(
         f"--trainer.accelerator={device}",
         "--trainer.devices=1",
     ]
-    parsed = parse_fit([*arguments, "--data.seed=1"])
+    parsed = fit_run.parse_fit([*arguments, "--data.seed=1"])
     config = GPTConfig(**parsed.model.config.as_dict())
     context = parsed.data.block_size or config.block_size
     batch, accumulate = parsed.data.batch_size, parsed.trainer.accumulate_grad_batches or 1
     torch.set_float32_matmul_precision(parsed.model.matmul_precision)
-    graphs = compiled_graphs()
+    graphs = training_step.compiled_graphs()
     if model == "ours":
-        arguments += random_token_options("gpu", config.vocab_size, steps, warmup)
-        speed = timed_fit([*arguments, "--trainer.logger=false", "--model.warmup_steps=0"])
-        measured = {"step_ms": speed.step_ms, "note": stall_note(speed)}
-        measured["graphs"] = compiled_graphs() - graphs
+        arguments += fit_run.random_token_options("gpu", config.vocab_size, steps, warmup)
+        speed = fit_run.timed_fit([*arguments, "--trainer.logger=false", "--model.warmup_steps=0"])
+        measured = {"step_ms": speed.step_ms, "note": fit_run.stall_note(speed)}
+        measured["graphs"] = training_step.compiled_graphs() - graphs
     else:
         sequences, compiled = batch * accumulate, model == "hf-compiled"
         step_ms, batch = measure_theirs(
             config, where, compiled, (batch, accumulate, context), steps, warmup
         )
-        measured = {"step_ms": step_ms, "graphs": checked_graphs(compiled, graphs)}
+        measured = {"step_ms": step_ms, "graphs": training_step.checked_graphs(compiled, graphs)}
         accumulate = sequences // batch
     with torch.device("meta"):
         shape = GPT(config)
@@ -166,10 +155,10 @@ def measure_size(
         "accumulate": accumulate,
         "context": context,
         "target": target if model == "ours" else None,
-        "peak_memory_gib": peak_memory_gib(where),
+        "peak_memory_gib": training_step.peak_memory_gib(where),
         "parameters": shape.num_params(),
         **measured,
-        **rates(shape, where, "bf16", rate, context),
+        **training_step.rates(shape, where, "bf16", rate, context),
     }
 
 
@@ -215,7 +204,7 @@ def time_steps(
 ) -> float:
     """Return the median milliseconds of an optimizer step of transformers' model."""
     batch, accumulate, context = step
-    x, y = random_batch(batch, context, device, model.model.config.vocab_size)
+    x, y = training_step.random_batch(batch, context, device, model.model.config.vocab_size)
     train, timer = TrainingStep(model, device, "bf16"), StepTimer(device)
     for _ in range(warmup + steps):
         timer.begin()

@@ -8,13 +8,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from gpt_lightning.bench.core import options
-from gpt_lightning.bench.core.fit_run import (
-    parse_fit,
-    random_token_options,
-    stall_note,
-    timed_fit,
-)
+from gpt_lightning.bench.core import fit_run, options
 from gpt_lightning.bench.core.options import Option
 from gpt_lightning.bench.core.results import keep, make_folder
 from gpt_lightning.errors import UserError
@@ -160,13 +154,13 @@ class Ladder:
         self.rows: list[LadderRow] = []
         self._settings: list[str] = []  # of the rungs so far
         base = [f"--config={config or 'bench_ladder'}"]
-        parsed = parse_fit([*base, *fit_options])
+        parsed = fit_run.parse_fit([*base, *fit_options])
         kind = device_kind(str(parsed.trainer.accelerator))
         if config is None:
             base += BATCHES[kind]
         self.device = torch.device(kind)
         self.vocab_size = parsed.model.config.vocab_size
-        random_tokens = random_token_options("ladder", self.vocab_size, steps, WARMUP_STEPS)
+        random_tokens = fit_run.random_token_options("ladder", self.vocab_size, steps, WARMUP_STEPS)
         self.peak = best_peak(self.device)
         self._arguments = [
             *base,
@@ -207,7 +201,7 @@ class Ladder:
         logger = RunLogger(str(self.folder.parent), self.folder.name, version=rung.name)
         try:
             # the last of two equal options wins: a rung's
-            speed = timed_fit([*self._arguments, *self._settings], logger)
+            speed = fit_run.timed_fit([*self._arguments, *self._settings], logger)
         except UserError:
             raise
         except Exception as error:  # out of memory, no compiler: a row, and the ladder continues
@@ -226,7 +220,7 @@ class Ladder:
             speed.tokens_per_sec / rates[-1] if rates else None,
             speed.tokens_per_sec / rates[0] if rates else None,
             speed.seconds.get("compile and warm-up"),
-            stall_note(speed),
+            fit_run.stall_note(speed),
         )
 
     def _write(self) -> None:

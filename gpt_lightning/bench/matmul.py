@@ -10,7 +10,6 @@ published peak: dense, empty if the table has none.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 
 from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core.options import COURSE_SIZES, Option, Values, listed
-from gpt_lightning.bench.core.sweep import Bench, paragraphs
+from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
 from gpt_lightning.bench.core.timing import StepTimer, measure
 from gpt_lightning.bench.core.training_step import VOCABULARY, tensor_dtype
 from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
@@ -27,7 +26,7 @@ from gpt_lightning.reports.tables import column
 ROUND_MS = 2.0  # least duration of a phase, so that launches of kernels hide behind it
 
 
-@dataclass(frozen=True)
+@sweep_row
 class MatmulRow:
     """Product (m, k) @ (k, n) and its gradients: medians, and the best round."""
 
@@ -39,20 +38,18 @@ class MatmulRow:
     n: int = column("n", "d", 6)
     calls: int | None = column("calls", "d")
     forward_ms: float | None = column("forward ms", ",.3f")
-    forward_std_ms: float | None = column("std", ",.3f", 6)
-    forward_min_ms: float | None = column("min ms", ",.3f")
+    forward_std_ms: float | None = column("std", ",.3f", 6, console=False)
+    forward_min_ms: float | None = column("min ms", ",.3f", console=False)
     backward_ms: float | None = column("backward ms", ",.3f")
-    backward_std_ms: float | None = column("std", ",.3f", 6)
-    backward_min_ms: float | None = column("min ms", ",.3f")
+    backward_std_ms: float | None = column("std", ",.3f", 6, console=False)
+    backward_min_ms: float | None = column("min ms", ",.3f", console=False)
     forward_tflops_per_sec: float | None = column("forward TFLOP/s", ",.3f")
     backward_tflops_per_sec: float | None = column("backward TFLOP/s", ",.3f")
     measured_peak_tflops_per_sec: float | None = column("measured peak", ",.3f")
     published_peak_tflops_per_sec: float | None = column("published peak", ",.1f")
     forward_of_measured: float | None = column("forward share", ".1%")
     backward_of_measured: float | None = column("backward share", ".1%")
-    matmul_precision: str = column("matmul", default="")
-    status: str = column("status", default="")
-    note: str = column("note", default="")
+    matmul_precision: str = column("matmul", default="", console=False)
 
 
 def read_shapes(args: Any) -> list[Values]:
@@ -101,14 +98,6 @@ BENCH = Bench(
         options.steps(10),
     ),
     notes=paragraphs(__doc__),
-    hidden=(
-        "forward_std_ms",
-        "forward_min_ms",
-        "backward_std_ms",
-        "backward_min_ms",
-        "matmul_precision",
-        "note",
-    ),
 )
 
 

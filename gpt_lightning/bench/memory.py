@@ -16,37 +16,23 @@ block's output; held/residual: how many of them the forward leaves behind.
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gpt_lightning.bench.core import options
-from gpt_lightning.bench.core.memory_meter import (
-    MIB,
-    Memory,
-    PhaseContext,
-    limit_memory,
-    measure_memory,
-)
+from gpt_lightning.bench.core import memory_meter, options, training_step
+from gpt_lightning.bench.core.memory_meter import MIB, Memory, PhaseContext
 from gpt_lightning.bench.core.options import Option, Values, listed
-from gpt_lightning.bench.core.sweep import Bench, paragraphs
-from gpt_lightning.bench.core.training_step import (
-    TrainingStep,
-    autocast,
-    make_model,
-    peak_memory_gib,
-    random_batch,
-    use_dtype,
-)
+from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
+from gpt_lightning.bench.core.training_step import TrainingStep
 from gpt_lightning.model.gpt import GPT
-from gpt_lightning.reports.tables import column
+from gpt_lightning.reports.tables import Row, column
 
 MODES = ("inference", "training")
 
 
-@dataclass(frozen=True)
+@sweep_row
 class MemoryRow:
     """Configuration, and the memory of its phases."""
 
@@ -66,15 +52,13 @@ class MemoryRow:
     peak_mib: float | None = column("peak MiB", ",.1f", 9)
     largest_mib: float | None = column("largest MiB", ",.1f")
     residual_mib: float | None = column("residual MiB", ",.3f")
-    residual_measured_mib: float | None = column("measured MiB", ",.3f")
+    residual_measured_mib: float | None = column("measured MiB", ",.3f", console=False)
     held_residuals: float | None = column("held/residual", ",.1f")
     resident_gib: float | None = column("resident GiB", ",.2f")
-    files: str = column("files", default="")
-    status: str = column("status", default="")
-    note: str = column("note", default="")
+    files: str = column("files", default="", console=False)
 
 
-def picture(folder: Path, rows: Sequence[MemoryRow]) -> list[str]:
+def picture(folder: Path, rows: Sequence[Row]) -> list[str]:
     """Return the timelines of the rows, and draw the peak over the context if it varies."""
     drawn = [name for row in rows for name in row.files.split() if name.endswith(".png")]
     if len({row.context for row in rows if row.status == "ok"}) < 2:
@@ -126,7 +110,6 @@ BENCH = Bench(
     ),
     notes=paragraphs(__doc__),
     picture=picture,
-    hidden=("residual_measured_mib", "files", "note"),
     files=True,
 )
 
@@ -146,8 +129,8 @@ def measure_row(
 ) -> dict[str, Any]:
     """Measure one step; write a timeline and, on CUDA, a snapshot into the folder."""
     where = torch.device(device)
-    use_dtype(dtype, where)
-    limit_memory(where, memory_gib)
+    training_step.use_dtype(dtype, where)
+    memory_meter.limit_memory(where, memory_gib)
     torch.manual_seed(0)
     stem = name_of(device, dtype, size, mode, checkpointing, batch, context)
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -156,7 +139,7 @@ def measure_row(
 
     def work(phase: PhaseContext) -> None:
         with phase("setup"):
-            model = make_model(shape, context).to(where)
+            model = training_step.make_model(shape, context).to(where)
             model.transformer.h[0].register_forward_hook(
                 lambda *call: outputs.append(call[2].nbytes)
             )
@@ -167,10 +150,10 @@ def measure_row(
                 step(nullcontext)
         step(phase)
 
-    memory = measure_memory(work, where, snapshot)
+    memory = memory_meter.measure_memory(work, where, snapshot)
     found = columns(memory, batch * context * shape[2] * 4, outputs[-1])
     if where.type == "cpu":
-        found["resident_gib"] = peak_memory_gib(where)
+        found["resident_gib"] = training_step.peak_memory_gib(where)
     return {**found, "files": draw(memory, Path(folder), stem, snapshot)}
 
 
@@ -186,12 +169,12 @@ def make_step(
 ) -> Callable[[PhaseContext], None]:
     """Return a step of inference or training that calls its phases."""
     device = model.lm_head.weight.device
-    x, y = random_batch(batch, context, device)
+    x, y = training_step.random_batch(batch, context, device)
     if mode == "inference":
         model.eval()
 
         def infer(phase: PhaseContext) -> None:
-            with phase("forward"), torch.no_grad(), autocast(dtype, device):
+            with phase("forward"), torch.no_grad(), training_step.autocast(dtype, device):
                 logits = model(x)
             del logits  # held until the phase has ended
 

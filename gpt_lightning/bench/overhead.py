@@ -21,20 +21,12 @@ from typing import Any
 import lightning as L
 import torch
 
-from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core import options, training_step
 from gpt_lightning.bench.core.options import COURSE_SIZES, Option, Values, listed
 from gpt_lightning.bench.core.paired import compare, interleave
-from gpt_lightning.bench.core.sweep import Bench, paragraphs
+from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
 from gpt_lightning.bench.core.timing import TimedBatches
-from gpt_lightning.bench.core.training_step import (
-    VOCABULARY,
-    TrainingStep,
-    autocast,
-    checked_graphs,
-    compiled_graphs,
-    random_batch,
-    use_dtype,
-)
+from gpt_lightning.bench.core.training_step import VOCABULARY, TrainingStep
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.reports.tables import column
@@ -79,7 +71,7 @@ LOOPS = {
 PAIRS = ("raw:raw", "raw:trainer", "norm:trainer", "trainer:callbacks")
 
 
-@dataclass(frozen=True)
+@sweep_row
 class OverheadRow:
     """Two loops over the same steps, B against A."""
 
@@ -101,8 +93,6 @@ class OverheadRow:
     graphs: int | None = column("graphs", "d")
     a_loss: float | None = column("A loss", ".5f", 8)
     b_loss: float | None = column("B loss", ".5f", 8)
-    status: str = column("status", default="")
-    note: str = column("note", default="")
 
 
 def read_workloads(args: Any) -> list[Values]:
@@ -175,21 +165,25 @@ def measure_overhead(
     """Run two loops in turns."""
     quiet_lightning()
     where = torch.device(device)
-    use_dtype(dtype, where)
-    graphs = compiled_graphs()
+    training_step.use_dtype(dtype, where)
+    graphs = training_step.compiled_graphs()
     torch.manual_seed(0)
     n_layer, n_head, n_embd = shape
     config = GPTConfig(n_layer, n_head, n_embd, block_size=context, vocab_size=vocab_size)
     module = make_module(config, dtype, compile, where)
-    data = random_batch(batch, context, where, vocab_size)
+    data = training_step.random_batch(batch, context, where, vocab_size)
     first, second = (Loop(name, module, data, dtype) for name in (a, b))
     for loop in (first, second):
         loop.block(warmup=1, steps=1)  # compiles, and triggers Trainer's late imports
     found = compare(
         interleave(lambda: first.block(warmup, steps), lambda: second.block(warmup, steps), rounds)
     )
-    losses = {"a_loss": first.loss, "b_loss": second.loss}
-    return {**found.named("a", "b"), "graphs": checked_graphs(compile, graphs), **losses}
+    return {
+        **found.named("a", "b"),
+        "graphs": training_step.checked_graphs(compile, graphs),
+        "a_loss": first.loss,
+        "b_loss": second.loss,
+    }
 
 
 def make_module(
@@ -237,7 +231,7 @@ class Loop:
         else:
             self._train_with_trainer(batches)
         self.module.to(self.device)  # Trainer has left it on the CPU
-        with torch.no_grad(), autocast(self.dtype, self.device):
+        with torch.no_grad(), training_step.autocast(self.dtype, self.device):
             self.loss = float(self.module(*self.batch))
         return batches.milliseconds()[warmup:]
 

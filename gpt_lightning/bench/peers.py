@@ -9,32 +9,24 @@ loss: of the first step, before any update: equal losses mean equal models. firs
 with compilation. graphs: compiled by torch.compile.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core import options, training_step
 from gpt_lightning.bench.core.options import COURSE_SIZES
 from gpt_lightning.bench.core.paired import compare, interleave
 from gpt_lightning.bench.core.peer import make_peer
-from gpt_lightning.bench.core.sweep import Bench, paragraphs
+from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
 from gpt_lightning.bench.core.timing import StepTimer, stats
-from gpt_lightning.bench.core.training_step import (
-    TrainingStep,
-    checked_graphs,
-    compiled_graphs,
-    make_model,
-    random_batch,
-    use_dtype,
-)
+from gpt_lightning.bench.core.training_step import TrainingStep
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.model.compilation import compile_in_place
 from gpt_lightning.reports.tables import column
 
 
-@dataclass(frozen=True)
+@sweep_row
 class PeerRow:
     """Configuration, and the steps of both models."""
 
@@ -46,26 +38,24 @@ class PeerRow:
     context: int = column("context", "d")
     ours_ms: float | None = column("ours ms", ",.2f", 9)
     theirs_ms: float | None = column("theirs ms", ",.2f", 9)
-    ours_forward_ms: float | None = column("ours forward ms", ",.2f")
-    theirs_forward_ms: float | None = column("theirs forward ms", ",.2f")
-    ours_backward_ms: float | None = column("ours backward ms", ",.2f")
-    theirs_backward_ms: float | None = column("theirs backward ms", ",.2f")
+    ours_forward_ms: float | None = column("ours forward ms", ",.2f", console=False)
+    theirs_forward_ms: float | None = column("theirs forward ms", ",.2f", console=False)
+    ours_backward_ms: float | None = column("ours backward ms", ",.2f", console=False)
+    theirs_backward_ms: float | None = column("theirs backward ms", ",.2f", console=False)
     ours_tokens_per_sec: float | None = column("ours tokens/s", ",.0f")
     theirs_tokens_per_sec: float | None = column("theirs tokens/s", ",.0f")
     ratio: float | None = column("theirs/ours", ".3f")
     ratio_std: float | None = column("std", ".3f", 6)
-    ratio_min: float | None = column("min", ".3f", 6)
-    ratio_max: float | None = column("max", ".3f", 6)
-    ours_first_step_s: float | None = column("ours first s", ",.1f")
-    theirs_first_step_s: float | None = column("theirs first s", ",.1f")
+    ratio_min: float | None = column("min", ".3f", 6, console=False)
+    ratio_max: float | None = column("max", ".3f", 6, console=False)
+    ours_first_step_s: float | None = column("ours first s", ",.1f", console=False)
+    theirs_first_step_s: float | None = column("theirs first s", ",.1f", console=False)
     ours_graphs: int | None = column("our graphs", "d")
     theirs_graphs: int | None = column("their graphs", "d")
     ours_loss: float | None = column("our loss", ".5f")
     theirs_loss: float | None = column("their loss", ".5f")
-    attention: str = column("their attention", default="")
-    transformers: str = column("transformers", default="")
-    status: str = column("status", default="")
-    note: str = column("note", default="")
+    attention: str = column("their attention", default="", console=False)
+    transformers: str = column("transformers", default="", console=False)
 
 
 BENCH = Bench(
@@ -86,19 +76,6 @@ BENCH = Bench(
     ),
     timeout_s=1200.0,
     notes=paragraphs(__doc__),
-    hidden=(
-        "ours_forward_ms",
-        "theirs_forward_ms",
-        "ours_backward_ms",
-        "theirs_backward_ms",
-        "ratio_min",
-        "ratio_max",
-        "ours_first_step_s",
-        "theirs_first_step_s",
-        "attention",
-        "transformers",
-        "note",
-    ),
 )
 
 
@@ -116,11 +93,11 @@ def measure_peers(
 ) -> dict[str, Any]:
     """Train both models in turns."""
     where = torch.device(device)
-    use_dtype(dtype, where)
+    training_step.use_dtype(dtype, where)
     torch.manual_seed(0)
-    model = make_model(shape, context)
+    model = training_step.make_model(shape, context)
     peer = make_peer(model)  # before compilation renames anything
-    data = random_batch(batch, context, where)
+    data = training_step.random_batch(batch, context, where)
     ours = Contestant(model.to(where), compile, data, dtype)
     theirs = Contestant(peer.to(where), compile, data, dtype)
     found = compare(
@@ -155,12 +132,12 @@ class Contestant:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         self.step = TrainingStep(model, self.device, dtype, optimizer, norm="none")
         self.phases: dict[str, list[float]] = {}
-        graphs, timer = compiled_graphs(), StepTimer(self.device)
+        graphs, timer = training_step.compiled_graphs(), StepTimer(self.device)
         synchronize(self.device)
         timer.begin()
         self.loss = float(self.step(*batch, timer.phase))
         self.first_step_s = timer.milliseconds()["total"][0] / 1e3
-        self.graphs = checked_graphs(compiled, graphs)
+        self.graphs = training_step.checked_graphs(compiled, graphs)
 
     def block(self, warmup: int, steps: int) -> list[float]:
         """Return the milliseconds of each of `steps` steps, after `warmup` others."""

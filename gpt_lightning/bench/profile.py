@@ -40,26 +40,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core import options, trace_tables, training_step
 from gpt_lightning.bench.core import trace as traces
-from gpt_lightning.bench.core.sweep import Bench, Sweep, make_row, paragraphs
+from gpt_lightning.bench.core.sweep import Bench, Sweep, make_row, paragraphs, sweep_row
 from gpt_lightning.bench.core.timing import StepTimer, measure
 from gpt_lightning.bench.core.trace import KINDS, Work
-from gpt_lightning.bench.core.trace_tables import (
-    attention_flops,
-    attention_table,
-    kernels_table,
-    ranges_table,
-    summary,
-)
-from gpt_lightning.bench.core.training_step import (
-    VOCABULARY,
-    PhaseContext,
-    TrainingStep,
-    autocast,
-    make_model,
-    use_dtype,
-)
+from gpt_lightning.bench.core.training_step import VOCABULARY, PhaseContext, TrainingStep
 from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.model.attention import AttentionFn, naive_attention
@@ -89,7 +75,7 @@ class Setting:
     mode: str = column("mode", width=9)
 
 
-@dataclass(frozen=True)
+@sweep_row
 class ProfileRow(Setting):
     """Times of a step, and the shares of the kernels' time by kind."""
 
@@ -97,16 +83,14 @@ class ProfileRow(Setting):
     span_ms: float | None = column("span ms", ",.2f", 9)
     kernels_ms: float | None = column("kernels ms", ",.2f")
     busy: float | None = column("busy", ".1%", 6)
-    kernel_calls: float | None = column("calls", ",.0f", 6)
+    kernel_calls: float | None = column("calls", ",.0f", 6, console=False)
     products_calls: float | None = column("products' calls", ",.0f")
     products: float | None = column("products", ".1%")
     softmax: float | None = column("softmax", ".1%")
     elementwise: float | None = column("elementwise", ".1%")
     reductions: float | None = column("reductions", ".1%")
     other: float | None = column("other", ".1%", 6)
-    trace: str = column("trace", default="")
-    status: str = column("status", default="")
-    note: str = column("note", default="")
+    trace: str = column("trace", default="", console=False)
 
 
 @dataclass(frozen=True)
@@ -180,7 +164,6 @@ BENCH = Bench(
         options.number("top", 20, 1, "Kernels in the table of a row."),
     ),
     notes=paragraphs(__doc__),
-    hidden=("kernel_calls", "trace", "note"),
     files=True,
     tables={"ranges": RangeRow, "attention": AttentionRow, "kernels": KernelRow},
     epilogue=print_nsys,
@@ -207,11 +190,11 @@ def measure_profile(
         SkippedError: torch.profiler does not support the device.
     """
     where = torch.device(device)
-    use_dtype(dtype, where)
+    training_step.use_dtype(dtype, where)
     if where.type == "mps":
         raise SkippedError("torch.profiler sees no kernels of MPS")
     torch.manual_seed(0)
-    step = Step(make_model(shape, context).to(where), where, dtype, batch, mode)
+    step = Step(training_step.make_model(shape, context).to(where), where, dtype, batch, mode)
     times, _ = measure(step.timed, where, warmup, steps)
     step.add_ranges()
     if nsys:
@@ -219,12 +202,13 @@ def measure_profile(
         return {"timer_ms": times["total"].median}
     label = f"{device}-{dtype}-{size}-{batch}x{context}-{mode}".replace("/", "-")
     works = profiled(step, steps, Path(folder) / f"trace-{label}.json.gz")
+    flops = trace_tables.attention_flops(shape, batch, context)
     result = {
         "trace": f"trace-{label}.json.gz",
-        **summary(works, steps, times["total"].median, step.on_gpu),
-        "ranges": ranges_table(works, steps, step.on_gpu),
-        "attention": attention_table(works, steps, attention_flops(shape, batch, context)),
-        "kernels": kernels_table(works, steps, top),
+        **trace_tables.summary(works, steps, times["total"].median, step.on_gpu),
+        "ranges": trace_tables.ranges_table(works, steps, step.on_gpu),
+        "attention": trace_tables.attention_table(works, steps, flops),
+        "kernels": trace_tables.kernels_table(works, steps, top),
     }
     shown = ProfileRow(device, dtype, size, batch, context, mode)
     write_tensorboard(Path(folder) / "tensorboard" / label, vars(shown) | result)
@@ -270,7 +254,8 @@ class Step:
     def __call__(self) -> None:
         with self.range("step"):
             if self.mode == "inference":
-                with self.range("forward"), torch.no_grad(), autocast(self.dtype, self.device):
+                autocast = training_step.autocast(self.dtype, self.device)
+                with self.range("forward"), torch.no_grad(), autocast:
                     self.model(self.x)
                 return
             if self.mode == "full-step":

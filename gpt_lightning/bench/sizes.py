@@ -13,31 +13,21 @@ Memory: torch.cuda.max_memory_allocated on a GPU; the highest resident memory of
 process on a CPU. Vocabulary 10,000.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core import options, training_step
 from gpt_lightning.bench.core.course_report import NOTE, published_tables
-from gpt_lightning.bench.core.sweep import Bench, paragraphs
-from gpt_lightning.bench.core.timing import SPREAD, StepTimer, measure, phase_columns
-from gpt_lightning.bench.core.training_step import (
-    TrainingStep,
-    autocast,
-    checked_graphs,
-    compiled_graphs,
-    make_model,
-    peak_memory_gib,
-    random_batch,
-    rates,
-    use_dtype,
-)
+from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
+from gpt_lightning.bench.core.timing import StepTimer, measure, phase_columns
+from gpt_lightning.bench.core.training_step import TrainingStep
 from gpt_lightning.model.compilation import compile_in_place
 from gpt_lightning.reports.tables import column
 
 
-@dataclass(frozen=True)
+@sweep_row
 class SizeRow:
     """Configuration and its times: median and standard deviation of each phase."""
 
@@ -50,24 +40,22 @@ class SizeRow:
     warmup: int = column("warm-up", "d")
     inference_ms: float | None = column("inference ms", ",.1f")
     forward_ms: float | None = column("forward ms", ",.1f")
-    forward_std_ms: float | None = column("std", ",.2f", 6)
+    forward_std_ms: float | None = column("std", ",.2f", 6, console=False)
     backward_ms: float | None = column("backward ms", ",.1f")
-    backward_std_ms: float | None = column("std", ",.2f", 6)
+    backward_std_ms: float | None = column("std", ",.2f", 6, console=False)
     optimizer_ms: float | None = column("optimizer ms", ",.1f")
     total_ms: float | None = column("total ms", ",.1f", 9)
-    total_mean_ms: float | None = column("mean ms", ",.1f", 9)
+    total_mean_ms: float | None = column("mean ms", ",.1f", 9, console=False)
     total_std_ms: float | None = column("std", ",.2f", 6)
-    total_min_ms: float | None = column("min ms", ",.1f", 9)
-    total_p90_ms: float | None = column("p90 ms", ",.1f", 9)
-    total_max_ms: float | None = column("max ms", ",.1f", 9)
+    total_min_ms: float | None = column("min ms", ",.1f", 9, console=False)
+    total_p90_ms: float | None = column("p90 ms", ",.1f", 9, console=False)
+    total_max_ms: float | None = column("max ms", ",.1f", 9, console=False)
     first_step_s: float | None = column("first step s", ",.1f")
     graphs: int | None = column("graphs", "d")
     tokens_per_sec: float | None = column("tokens/s", ",.0f", 9)
     mfu: float | None = column("MFU", ".1%", 6)
     peak_memory_gib: float | None = column("memory GiB", ",.2f")
-    matmul_precision: str = column("matmul", default="")
-    status: str = column("status", default="")
-    note: str = column("note", default="")
+    matmul_precision: str = column("matmul", default="", console=False)
 
 
 BENCH = Bench(
@@ -90,7 +78,6 @@ BENCH = Bench(
     ),
     notes=(*paragraphs(__doc__), NOTE),
     beside=published_tables,
-    hidden=(*SPREAD, "matmul_precision", "note"),
 )
 
 
@@ -107,17 +94,17 @@ def measure_size(
 ) -> dict[str, Any]:
     """Time training and inference of one configuration."""
     where = torch.device(device)
-    use_dtype(dtype, where)
-    graphs = compiled_graphs()
+    training_step.use_dtype(dtype, where)
+    graphs = training_step.compiled_graphs()
     torch.manual_seed(0)
-    model = make_model(shape, context).to(where)
+    model = training_step.make_model(shape, context).to(where)
     if compile:
         compile_in_place(model, where.type)
-    x, y = random_batch(batch, context, where)
+    x, y = training_step.random_batch(batch, context, where)
     step = TrainingStep(model, where, dtype)
 
     def infer(timer: StepTimer) -> None:
-        with torch.no_grad(), autocast(dtype, where):
+        with torch.no_grad(), training_step.autocast(dtype, where):
             model(x)
         timer.end("inference")
 
@@ -130,8 +117,8 @@ def measure_size(
         "inference_ms": inferences["inference"].median,
         "optimizer_ms": times["optimizer"].median,
         "first_step_s": first_step_s,
-        "graphs": checked_graphs(compile, graphs),
+        "graphs": training_step.checked_graphs(compile, graphs),
         "matmul_precision": torch.get_float32_matmul_precision(),
-        "peak_memory_gib": peak_memory_gib(where),
-        **rates(model, where, dtype, tokens_per_sec, context),
+        "peak_memory_gib": training_step.peak_memory_gib(where),
+        **training_step.rates(model, where, dtype, tokens_per_sec, context),
     }

@@ -18,7 +18,9 @@ RESULTS = "results.json"
 Row = Any  # an instance of a dataclass whose fields are made by `column`
 
 
-def column(title: str, spec: str = "", width: int = 0, default: Any = None) -> Any:
+def column(
+    title: str, spec: str = "", width: int = 0, default: Any = None, console: bool = True
+) -> Any:
     """Return a dataclass field that is a column of a table.
 
     Args:
@@ -26,9 +28,10 @@ def column(title: str, spec: str = "", width: int = 0, default: Any = None) -> A
         spec: Format of its values, such as .4f; None is an empty cell.
         width: Width on the console in characters, at least that of the title.
         default: Default value of the field.
+        console: Whether the console shows the column.
     """
     padding = f"{'>' if spec else '<'}{max(width, len(title))}"  # numbers to the right
-    metadata = {"title": title, "spec": spec, "padding": padding}
+    metadata = {"title": title, "spec": spec, "padding": padding, "console": console}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -52,7 +55,8 @@ class Console:
     """
 
     def __init__(self, row_type: type[Row], without: Sequence[str] = ()) -> None:
-        self.fields = [f for f in dataclasses.fields(row_type) if f.name not in without]
+        shown = (f for f in dataclasses.fields(row_type) if f.metadata["console"])
+        self.fields = [field for field in shown if field.name not in without]
 
     def header(self) -> str:
         """Return the line of titles."""

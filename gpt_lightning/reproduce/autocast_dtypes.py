@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core.options import Option, Values
-from gpt_lightning.bench.core.sweep import Bench, paragraphs
+from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
 from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.model.gpt import GPT, Block, GPTConfig
 from gpt_lightning.reports.tables import column
@@ -49,7 +49,7 @@ KINDS: list[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str]] = [
 Seen = tuple[str, str, str]  # kind, name, dtype
 
 
-@dataclass(frozen=True)
+@sweep_row
 class DtypeRow:
     """Model under autocast: the dtype of each kind of tensor."""
 
@@ -66,8 +66,6 @@ class DtypeRow:
     loss: str = column("loss", width=8, default="")
     gradients: str = column("gradients", default="")
     published: str = column("against the published", default="")
-    status: str = column("status", default="")
-    note: str = column("note", default="")
 
 
 @dataclass(frozen=True)

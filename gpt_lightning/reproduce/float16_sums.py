@@ -5,13 +5,13 @@ accumulator near 8 has steps of 2^-7, so that 0.01 is added as 0.0078 there. A f
 0.010002 whatever it is cast to: the cast comes too late.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from gpt_lightning.bench.core.options import DEVICE, Values, devices
-from gpt_lightning.bench.core.sweep import Bench, paragraphs
+from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
 from gpt_lightning.reports.tables import column
 
 ADDEND, TIMES = 0.01, 1000
@@ -25,7 +25,7 @@ PUBLISHED = (
 )
 
 
-@dataclass(frozen=True)
+@sweep_row
 class SumRow:
     """Sum, and the published one."""
 
@@ -36,8 +36,6 @@ class SumRow:
     sum: float | None = column("sum", ".4f", 9)
     published: float | None = column("published", ".4f")
     error: float | None = column("off 10 by", "+.2e", 10)
-    status: str = column("status", default="")
-    note: str = column("note", default="")
 
 
 def read_sums(args: Any) -> list[Values]:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gpt_lightning.bench import attention
+from gpt_lightning.bench.core import memory_meter, sweep
 from gpt_lightning.bench.core import results as folders
-from gpt_lightning.bench.core import sweep
 from gpt_lightning.bench.core.memory_meter import MIB
 from gpt_lightning.bench.core.worker import SkippedError, failure
 from gpt_lightning.cli import main
@@ -29,7 +29,7 @@ def in_this_process(address: str, configuration: dict, timeout_s: float) -> dict
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(attention, "limit_memory", lambda device, gib: None)  # not of pytest
+    monkeypatch.setattr(memory_meter, "limit_memory", lambda device, gib: None)  # not of pytest
     monkeypatch.setattr(sweep, "isolated", in_this_process)
 
 

@@ -149,7 +149,7 @@ def test_the_sizes_files_are_the_published_models_at_the_same_tokens_a_step():
     assert {name for name, _ in gpu.CONFIGS.values()} == overlays
     for size, (overlay, _) in gpu.CONFIGS.items():
         configs = ["--config=gpt2_124m", f"--config={overlay}"]
-        parsed = gpu.parse_fit([*configs, "--data.seed=1"])
+        parsed = fit_run.parse_fit([*configs, "--data.seed=1"])
         config, published = parsed.model.config, SIZES[PUBLISHED[size]]
         for key in ("n_layer", "n_head", "n_embd", "block_size", "bias", "activation"):
             assert config[key] == getattr(published, key), (size, key)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpt_lightning.bench import memory
-from gpt_lightning.bench.core import memory_meter, sweep
+from gpt_lightning.bench.core import memory_meter, sweep, training_step
 from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core.memory_meter import MIB, PhaseMemory
 from gpt_lightning.cli import main
@@ -22,7 +22,7 @@ SHAPE, BATCH, CONTEXT = [3, 2, 64], 2, 64
 @pytest.fixture(autouse=True)
 def no_limit_of_pytest(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(memory, "limit_memory", lambda device, gib: None)
+    monkeypatch.setattr(memory_meter, "limit_memory", lambda device, gib: None)
 
 
 def measured(mode: str = "training", checkpointing: bool = False, dtype: str = "fp32", **more):
@@ -127,7 +127,7 @@ def test_cuda_leaves_a_snapshot_even_if_memory_ends(monkeypatch) -> None:
 
 def test_memory_is_what_arithmetic_says() -> None:
     row = measured()
-    n = memory.make_model(SHAPE, CONTEXT).num_params()
+    n = training_step.make_model(SHAPE, CONTEXT).num_params()
     # weights and AdamW's two moments, float32; and buffers of a few KiB: inputs, step counters
     assert row["start_mib"] == pytest.approx(3 * n * 4 / MIB, rel=0.01)
     # while the optimizer works there are the gradients as well
@@ -156,7 +156,7 @@ def test_inference_keeps_nothing_but_the_logits() -> None:
 
 
 def test_a_step_without_a_meter_is_a_step() -> None:
-    model = memory.make_model(SHAPE, 8)
+    model = training_step.make_model(SHAPE, 8)
     before = model.lm_head.weight.clone()
     memory.make_step(model, "training", nullcontext, 1, 8)(lambda name: nullcontext())
     assert not torch.equal(model.lm_head.weight, before)

@@ -40,7 +40,7 @@ def own_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def no_rates(monkeypatch):
     """A peak takes a second to measure."""
-    monkeypatch.setattr(sizes, "rates", lambda *args: {})
+    monkeypatch.setattr(subject, "rates", lambda *args: {})
 
 
 def test_phases_add_up_to_the_total(no_rates):

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, dataclass_transform
 
 import torch
 
@@ -26,11 +26,20 @@ from gpt_lightning.bench.core.worker import MARK
 from gpt_lightning.errors import UserError, is_out_of_memory
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.parsing import split_fit_options
-from gpt_lightning.reports.tables import RESULTS, Console, Row, write_report
+from gpt_lightning.reports.tables import RESULTS, Console, Row, column, write_report
 
 EARLIER = "earlier"  # machine fact of a resumed sweep: machine of the first rows
 FINE = ("ok", "out of memory", "skipped")  # statuses that are no failure
 Picture = Callable[[Path, Sequence[Row]], list[str]]  # draws into a folder; returns file names
+
+
+@dataclass_transform(frozen_default=True)
+def sweep_row(row: type[Row]) -> type[Row]:
+    """Make a frozen dataclass of `tables.column` fields, with `status` and `note` as the last."""
+    base = dataclass(frozen=True)(row)
+    status, note = column("status", default=""), column("note", default="", console=False)
+    last = [("status", str, status), ("note", str, note)]
+    return dataclasses.make_dataclass(row.__name__, last, bases=(base,), frozen=True)
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,7 @@ class Bench:
     Attributes:
         name: Name on the command line.
         title: Heading of the report.
-        row: Dataclass of `tables.column` fields, with `status` and `note` among them.
+        row: Class of the rows, made by `sweep_row`.
         measure: MODULE:FUNCTION. The function takes the fields of a configuration and returns
             measured fields.
         options: Options in the order in which rows vary, slowest first.
@@ -49,7 +58,6 @@ class Bench:
         takes_fit_options: Whether options of `fit` are accepted; configurations get them as
             `fit_options`.
         picture: Function that draws the rows.
-        hidden: Columns that the console omits.
         files: Whether `measure` also takes `folder`, the report's folder, to leave files in.
         tables: Further tables of the report: name -> row dataclass. A measurement returns their
             rows as a list of mappings under that name; fields of the configuration are added.
@@ -66,7 +74,6 @@ class Bench:
     timeout_s: float = 600.0
     takes_fit_options: bool = False
     picture: Picture | None = None
-    hidden: tuple[str, ...] = ("note",)
     files: bool = False
     tables: dict[str, type[Row]] = field(default_factory=dict)
     beside: Callable[[Sequence[Row]], dict[str, Sequence[Row]]] | None = None
@@ -141,7 +148,7 @@ class Sweep:
         self.machine = machine | earlier_machine(self.folder, machine)
         self.rows: list[Row] = []
         self._tables: dict[str, list[Row]] = {name: [] for name in bench.tables}
-        self._console = Console(bench.row, without=bench.hidden)
+        self._console = Console(bench.row)
         for name, fact in self.machine.items():
             print(f"{name:<9} {fact}")
         print(f"\n{self._console.header()}", flush=True)

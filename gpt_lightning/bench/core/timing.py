@@ -17,15 +17,6 @@ from gpt_lightning.data.loader import Batch
 from gpt_lightning.hardware.device import Timestamp, elapsed_s, record_event, synchronize
 
 STALL = 10.0  # times the median
-# columns of `phase_columns` that are too many for the console
-SPREAD = (
-    "forward_std_ms",
-    "backward_std_ms",
-    "total_mean_ms",
-    "total_min_ms",
-    "total_p90_ms",
-    "total_max_ms",
-)
 
 
 @dataclass(frozen=True)
