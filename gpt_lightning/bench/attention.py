@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jsonargparse.typing import PositiveInt
 from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -117,7 +118,7 @@ BENCH = Bench(
         options.numbers("d", "d", "16,32,64,128", "Head widths"),
         options.contexts("256,1024,4096,8192,16384"),
         options.words("kernels", "kernel", KERNELS),
-        options.number("batch", 8, 1, "Sequences a batch."),
+        options.shared("batch", 8, "Sequences a batch.", PositiveInt),
         options.warmup(2),
         options.steps(10),
         options.MEMORY_LIMIT,

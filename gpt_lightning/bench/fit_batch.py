@@ -22,6 +22,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core.fit_run import parse_fit
@@ -71,10 +72,10 @@ BENCH = Bench(
             "limit_gib",
             None,
             f"Memory limit of a trial on a CPU, in GiB; null: {SHARE:.0%} of the free memory.",
-            type=float | None,
+            type=options.PositiveFinite | None,
         ),
-        Option("max_batch", None, "null: the sequences of a step.", type=int | None),
-        Option("steps", 2, "Measured steps of a trial, after the first.", type=int),
+        Option("max_batch", None, "null: the sequences of a step.", type=PositiveInt | None),
+        Option("steps", 2, "Measured steps of a trial, after the first.", type=PositiveInt),
     ),
     takes_fit_options=True,
     notes=paragraphs(__doc__),
@@ -93,9 +94,6 @@ def run(argv: list[str]) -> int:
     args, (given,) = read_options(BENCH, argv[2:])
     if args.config is None:
         raise UserError("give bench fit-batch --config FILE: the configuration to fit")
-    options.check_bounds(args, steps=1)
-    for name in ("max_batch", "limit_gib", "timeout_s"):
-        options.check_positive(args, name)
     config = parse_fit([f"--config={args.config}", *given["fit_options"]])
     step = step_of(config)
     trial = trial_of(config, step) | {"steps": args.steps, "limit_gib": args.limit_gib}

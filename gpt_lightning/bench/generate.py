@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 import torch
+from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core.options import Option, Values
@@ -56,7 +57,6 @@ class GenerateRow:
 
 def read_every(args: Any) -> list[Values]:
     """Return --every, which must not exceed --tokens."""
-    options.check_bounds(args, every=1)
     if args.every > args.tokens:
         raise UserError(f"--every {args.every} is more than --tokens {args.tokens}")
     return [{"every": args.every}]
@@ -72,11 +72,9 @@ BENCH = Bench(
         options.named_sizes(MODELS, "baby,small"),
         options.numbers("prompts", "prompt", "1", "Tokens of the prompt"),
         options.dtypes("fp32,bf16", ("fp32", "bf16")),
-        options.number("tokens", 256, 1, "New tokens."),
-        Option(
-            "every", 16, "Stride of the lengths at which the naive loop is timed.", read_every, int
-        ),
-        options.number("rounds", 5, 1, "Blocks of each way."),
+        options.shared("tokens", 256, "New tokens.", PositiveInt),
+        Option("every", 16, "Stride of the naive loop's lengths.", read_every, PositiveInt),
+        options.shared("rounds", 5, "Blocks of each way.", PositiveInt),
     ),
     notes=paragraphs(__doc__),
 )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench.core import fit_run, options, training_step
 from gpt_lightning.bench.core.options import Option, Values, devices, listed
@@ -79,7 +80,6 @@ def read_device(args: Any) -> list[Values]:
 
 def read_models(args: Any) -> list[Values]:
     """Return the models with their steps."""
-    options.check_bounds(args, steps=1, peer_steps=1)
     return [
         {"model": model, "steps": args.steps if model == "ours" else args.peer_steps}
         for model in listed(args, "models", options.one_of(MODELS))
@@ -104,9 +104,9 @@ BENCH = Bench(
         Option("device", "cuda", "cuda; another device tries the command out.", read_device),
         options.words("sizes", "size", CONFIGS),
         Option("models", ",".join(MODELS), f"Any of {', '.join(MODELS)}.", read_models),
-        Option("steps", 50, "Measured steps of ours.", type=int),
-        Option("peer_steps", 10, "Measured steps of theirs.", type=int),
-        options.warmup(5, least=1),
+        Option("steps", 50, "Measured steps of ours.", type=PositiveInt),
+        Option("peer_steps", 10, "Measured steps of theirs.", type=PositiveInt),
+        options.warmup(5, PositiveInt),
         Option("out", "benchmarks", "Folder of the page gpu_CHIP.md."),
     ),
     timeout_s=3600.0,

@@ -7,6 +7,7 @@ SpeedMonitor's, so that nothing synchronizes the device between steps.
 from dataclasses import asdict, dataclass
 
 import torch
+from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench.core import fit_run, options
 from gpt_lightning.bench.core.options import Option
@@ -87,7 +88,7 @@ OPTIONS = (
         "Configuration of `fit` whose model is measured; null: GPT-2 124M.",
         type=str | None,
     ),
-    Option("steps", 10, "Measured optimizer steps of a rung.", type=int),
+    Option("steps", 10, "Measured optimizer steps of a rung.", type=PositiveInt),
     Option(
         "rungs",
         None,
@@ -110,7 +111,6 @@ def run(argv: list[str]) -> int:
         "Options of `fit` (--data.batch_size 8) change all rungs."
     )
     args = options.parse("ladder", description, OPTIONS, own)
-    options.check_bounds(args, steps=1)
     chosen = choose(args.rungs)
     ladder = Ladder(args.config, args.steps, fit_options, argv)
     console = Console(LadderRow)

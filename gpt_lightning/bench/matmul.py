@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core.options import COURSE_SIZES, Option, Values, listed
@@ -54,7 +55,6 @@ class MatmulRow:
 
 def read_shapes(args: Any) -> list[Values]:
     """Return the shapes of --squares and of the weights of --sizes."""
-    options.check_bounds(args, batch=1, context=1, vocab_size=1)
     squares = [] if args.squares == "none" else listed(args, "squares", options.at_least(1))
     sizes = [] if args.sizes == "none" else listed(args, "sizes", options.one_of(COURSE_SIZES))
     shapes = {f"square {n}": (n, n, n) for n in squares}
@@ -91,9 +91,9 @@ BENCH = Bench(
         options.dtypes("fp32,bf16"),
         Option("squares", "512,1024,2048,4096", "Widths with commas, or none.", read_shapes),
         Option("sizes", "small", f"Any of {', '.join(COURSE_SIZES)}; or none."),
-        Option("batch", 4, "Sequences a batch, for the model's shapes.", type=int),
-        Option("context", 256, "Tokens a sequence.", type=int),
-        Option("vocab_size", VOCABULARY, "Columns of the head.", type=int),
+        Option("batch", 4, "Sequences a batch, for the model's shapes.", type=PositiveInt),
+        Option("context", 256, "Tokens a sequence.", type=PositiveInt),
+        Option("vocab_size", VOCABULARY, "Columns of the head.", type=PositiveInt),
         options.warmup(2),
         options.steps(10),
     ),

@@ -20,13 +20,14 @@ from typing import Any
 
 import lightning as L
 import torch
+from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench.core import options, training_step
 from gpt_lightning.bench.core.options import COURSE_SIZES, Option, Values, listed
 from gpt_lightning.bench.core.paired import compare, interleave
 from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
 from gpt_lightning.bench.core.timing import TimedBatches
-from gpt_lightning.bench.core.training_step import VOCABULARY, TrainingStep
+from gpt_lightning.bench.core.training_step import VOCABULARY, ModelRow, TrainingStep
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.reports.tables import column
@@ -72,15 +73,9 @@ PAIRS = ("raw:raw", "raw:trainer", "norm:trainer", "trainer:callbacks")
 
 
 @sweep_row
-class OverheadRow:
+class OverheadRow(ModelRow):
     """Two loops over the same steps, B against A."""
 
-    device: str = column("device")
-    dtype: str = column("dtype")
-    compile: bool = column("compile")
-    size: str = column("size", width=8)
-    batch: int = column("batch", "d")
-    context: int = column("context", "d")
     a: str = column("A", width=9)
     b: str = column("B", width=9)
     a_ms: float | None = column("A ms", ",.3f", 9)
@@ -97,7 +92,6 @@ class OverheadRow:
 
 def read_workloads(args: Any) -> list[Values]:
     """Return the workloads of --sizes, with the numbers of the other options where given."""
-    options.check_bounds(args, steps=1, rounds=1)
     contexts, batches = (
         [None] if getattr(args, name) is None else listed(args, name, options.at_least(1))
         for name in ("contexts", "batches")
@@ -139,9 +133,16 @@ BENCH = Bench(
         options.dtypes("fp32", DTYPES),
         options.switches("compile", "false", "Compile the model"),
         Option("pairs", ",".join(PAIRS), f"A:B with commas, of {', '.join(LOOPS)}.", read_pairs),
-        Option("steps", None, "Measured steps of a block; null: 10, for char 3.", type=int | None),
-        options.warmup(2, least=1),
-        Option("rounds", None, "Blocks of each loop; null: 20, for char 5.", type=int | None),
+        Option(
+            "steps",
+            None,
+            "Steps of a block; null: 10, for char 3.",
+            type=PositiveInt | None,
+        ),
+        options.warmup(2, PositiveInt),
+        Option(
+            "rounds", None, "Blocks of each loop; null: 20, for char 5.", type=PositiveInt | None
+        ),
     ),
     notes=paragraphs(__doc__),
 )

@@ -12,6 +12,7 @@ with compilation. graphs: compiled by torch.compile.
 from typing import Any
 
 import torch
+from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench.core import options, training_step
 from gpt_lightning.bench.core.options import COURSE_SIZES
@@ -19,7 +20,7 @@ from gpt_lightning.bench.core.paired import compare, interleave
 from gpt_lightning.bench.core.peer import make_peer
 from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
 from gpt_lightning.bench.core.timing import StepTimer, stats
-from gpt_lightning.bench.core.training_step import TrainingStep
+from gpt_lightning.bench.core.training_step import ModelRow, TrainingStep
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.model.compilation import compile_in_place
@@ -27,15 +28,9 @@ from gpt_lightning.reports.tables import column
 
 
 @sweep_row
-class PeerRow:
+class PeerRow(ModelRow):
     """Configuration, and the steps of both models."""
 
-    device: str = column("device")
-    dtype: str = column("dtype")
-    compile: bool = column("compile")
-    size: str = column("size", width=8)
-    batch: int = column("batch", "d")
-    context: int = column("context", "d")
     ours_ms: float | None = column("ours ms", ",.2f", 9)
     theirs_ms: float | None = column("theirs ms", ",.2f", 9)
     ours_forward_ms: float | None = column("ours forward ms", ",.2f", console=False)
@@ -72,7 +67,7 @@ BENCH = Bench(
         options.switches("compile", "false,true", "Compile both models"),
         options.steps(3),
         options.warmup(1),
-        options.number("rounds", 5, 1, "Blocks of each model."),
+        options.shared("rounds", 5, "Blocks of each model.", PositiveInt),
     ),
     timeout_s=1200.0,
     notes=paragraphs(__doc__),

@@ -37,6 +37,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jsonargparse.typing import PositiveInt
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
@@ -131,20 +132,15 @@ class KernelRow(Setting):
     share: float | None = column("share", ".1%")
 
 
-def nsys_command(configuration: dict[str, Any]) -> str:
-    """Return a command that records a row's steps with nsys, whose ranges are NVTX ranges then."""
-    values = configuration | {"device": "cuda", "folder": ".", "nsys": True}
+def nsys_command(args: Any, sweep: Sweep) -> str:
+    """Return a command that records the last row's steps with nsys, with NVTX ranges."""
+    values = sweep.configurations[-1] | {"device": "cuda", "folder": ".", "nsys": True}
     command = [
         *("nsys", "profile", "--trace=cuda,nvtx,cublas", "--output=gpt-lightning-profile"),
         *("--capture-range=cudaProfilerApi", "--capture-range-end=stop"),
         *("python", "-m", "gpt_lightning.bench.core.worker", BENCH.measure, json.dumps(values)),
     ]
-    return shlex.join(command)
-
-
-def print_nsys(args: Any, sweep: Sweep) -> str:
-    """Return the nsys command of the last configuration."""
-    return f"\nWith Nsight Systems and an NVIDIA GPU:\n{nsys_command(sweep.configurations[-1])}"
+    return f"\nWith Nsight Systems and an NVIDIA GPU:\n{shlex.join(command)}"
 
 
 BENCH = Bench(
@@ -161,12 +157,12 @@ BENCH = Bench(
         options.words("modes", "mode", MODES),
         options.steps(3),
         options.warmup(2),
-        options.number("top", 20, 1, "Kernels in the table of a row."),
+        options.shared("top", 20, "Kernels in the table of a row.", PositiveInt),
     ),
     notes=paragraphs(__doc__),
     files=True,
     tables={"ranges": RangeRow, "attention": AttentionRow, "kernels": KernelRow},
-    epilogue=print_nsys,
+    epilogue=nsys_command,
 )
 
 
@@ -195,7 +191,12 @@ def measure_profile(
         raise SkippedError("torch.profiler sees no kernels of MPS")
     torch.manual_seed(0)
     step = Step(training_step.make_model(shape, context).to(where), where, dtype, batch, mode)
-    times, _ = measure(step.timed, where, warmup, steps)
+
+    def timed(timer: StepTimer) -> None:
+        step()
+        timer.end("step")
+
+    times, _ = measure(timed, where, warmup, steps)
     step.add_ranges()
     if nsys:
         watched(step, steps)
@@ -240,7 +241,7 @@ class Step:
             updates=mode == "full-step",
         )
         self.shape = (batch, model.config.block_size)
-        self.range: PhaseContext = nullcontext
+        self.range: Callable[[str], Any] = nullcontext  # contexts that are decorators too
         self.x, self.y = self.data()
         set_attention(model, naive_attention)
 
@@ -263,28 +264,16 @@ class Step:
                     self.x, self.y = self.data()
             self.train(self.x, self.y, self.range)
 
-    def timed(self, timer: StepTimer) -> None:
-        """Run the step as one phase of a timer."""
-        self()
-        timer.end("step")
-
     def add_ranges(self) -> None:
         """Name the parts of every later step."""
-        self.range = nvtx_range if self.on_gpu else cpu_range
+        self.range = nvtx_range if self.on_gpu else record_function
         set_attention(self.model, attention_in_parts(self.range))
         for module in self.model.modules():
             if type(module) in MODULES:
-                module.forward = inside(self.range, MODULES[type(module)], module.forward)
+                module.forward = self.range(MODULES[type(module)])(module.forward)
 
 
 # ---- ranges --------------------------------------------------------------------------------------
-
-
-@contextmanager
-def cpu_range(name: str) -> Iterator[None]:
-    """Open a range of torch.profiler."""
-    with record_function(name):
-        yield
 
 
 @contextmanager
@@ -292,16 +281,6 @@ def nvtx_range(name: str) -> Iterator[None]:
     """Open a range of torch.profiler and of nsys."""
     with record_function(name), torch.cuda.nvtx.range(name):
         yield
-
-
-def inside(range_: PhaseContext, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function in a named range."""
-
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        with range_(name):
-            return function(*args, **kwargs)
-
-    return wrapped
 
 
 def set_attention(model: GPT, attention: AttentionFn) -> None:

@@ -22,21 +22,15 @@ from gpt_lightning.bench.core import options, training_step
 from gpt_lightning.bench.core.course_report import NOTE, published_tables
 from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
 from gpt_lightning.bench.core.timing import StepTimer, measure, phase_columns
-from gpt_lightning.bench.core.training_step import TrainingStep
+from gpt_lightning.bench.core.training_step import ModelRow, TrainingStep
 from gpt_lightning.model.compilation import compile_in_place
 from gpt_lightning.reports.tables import column
 
 
 @sweep_row
-class SizeRow:
+class SizeRow(ModelRow):
     """Configuration and its times: median and standard deviation of each phase."""
 
-    device: str = column("device")
-    dtype: str = column("dtype")
-    compile: bool = column("compile")
-    size: str = column("size", width=8)
-    batch: int = column("batch", "d")
-    context: int = column("context", "d")
     warmup: int = column("warm-up", "d")
     inference_ms: float | None = column("inference ms", ",.1f")
     forward_ms: float | None = column("forward ms", ",.1f")

@@ -64,7 +64,7 @@ def spread(self, residual_std):
     ("args", "line"),
     [
         (["--sizes", "huge"], "error: --sizes is 'huge'"),
-        (["--rounds", "0"], "error: --rounds is 0; it must be at least 1"),
+        (["--rounds", "0"], "error: rounds is 0; it must be at least 1"),
         (["--prompts", "0"], "error: --prompts is '0': 0 is below 1"),
         (["--tokens", "8"], "error: --every 16 is more than --tokens 8"),
     ],

@@ -82,7 +82,7 @@ def test_the_command_writes_a_table(tmp_path, monkeypatch, capsys):
     [
         (["--orders", "backwards"], "error: --orders is 'backwards'"),
         (["--workers", "-1"], "error: --workers is '-1': -1 is below 0"),
-        (["--batches", "0"], "error: --batches is 0; it must be at least 1"),
+        (["--batches", "0"], "error: batches is 0; it must be at least 1"),
         (["--n_tokens", "100"], "error: --n-tokens is 100; the largest batch takes 32,770"),
     ],
 )

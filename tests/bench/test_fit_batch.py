@@ -177,8 +177,8 @@ def test_the_vocabulary_may_be_the_datas(machine, text_file):
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["--steps=0"], "--steps is 0; it must be at least 1"),
-        (["--max-batch=-1"], "--max-batch is -1; it must be above 0"),
+        (["--steps=0"], "steps is 0; it must be at least 1"),
+        (["--max-batch=-1"], "max_batch is -1; it must be at least 1"),
         (["--data.tokens_per_step=1000"], "set it to 768 or 1152"),
         (["--model.config.n_head=3"], "n_embd 16 is not divisible by n_head 3"),
     ],

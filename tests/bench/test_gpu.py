@@ -136,7 +136,7 @@ def test_without_a_gpu_it_says_so_in_a_line(capsys):
     [
         (["--device", "cpu", "--sizes", "125m"], "error: --sizes is '125m'"),
         (["--device", "cpu", "--models", "theirs"], "error: --models is 'theirs'"),
-        (["--device", "cpu", "--steps", "0"], "error: --steps is 0; it must be at least 1"),
+        (["--device", "cpu", "--steps", "0"], "error: steps is 0; it must be at least 1"),
     ],
 )
 def test_mistakes_take_one_line(args, line, capsys):

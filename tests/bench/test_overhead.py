@@ -93,7 +93,7 @@ def test_no_file_is_left(work, tmp_path, monkeypatch):
     [
         (["--pairs", "raw"], "error: --pairs is 'raw': 'raw' is no pair such as raw:trainer"),
         (["--pairs", "raw:fast"], "error: --pairs is 'raw:fast': 'fast' is none of raw, norm"),
-        (["--rounds", "0"], "error: --rounds is 0; it must be at least 1"),
+        (["--rounds", "0"], "error: rounds is 0; it must be at least 1"),
         (["--dtypes", "fp16"], "error: --dtypes is 'fp16'"),
     ],
 )

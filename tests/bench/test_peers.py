@@ -82,7 +82,7 @@ def test_without_transformers_the_row_is_skipped(monkeypatch):
     ("args", "line"),
     [
         (["--sizes", "huge"], "error: --sizes is 'huge'"),
-        (["--rounds", "0"], "error: --rounds is 0; it must be at least 1"),
+        (["--rounds", "0"], "error: rounds is 0; it must be at least 1"),
     ],
 )
 def test_mistakes_take_one_line(args, line, tmp_path, monkeypatch, capsys):

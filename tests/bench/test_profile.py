@@ -193,9 +193,9 @@ def test_a_planted_crash_is_a_row_and_the_others_have_their_tables(own_process, 
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["--steps", "0"], "error: --steps is 0; it must be at least 1"),
+        (["--steps", "0"], "error: steps is 0; it must be at least 1"),
         (["--modes", "trainig"], "error: --modes is 'trainig': 'trainig' is none of inference"),
-        (["--top", "0"], "error: --top is 0; it must be at least 1"),
+        (["--top", "0"], "error: top is 0; it must be at least 1"),
     ],
 )
 def test_mistakes_take_one_line(args, line, capsys):

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
+
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import device_kind
 from gpt_lightning.hardware.precision import check_accelerator
@@ -18,6 +20,8 @@ from gpt_lightning.parsing import OneLineParser, underscored
 Shape = tuple[int, int, int]  # layers, heads, width
 Values = dict[str, Any]  # fields of a configuration
 Read = Callable[[Any], list[Values]]  # parsed arguments -> one mapping for each value
+
+PositiveFinite = restricted_number_type("PositiveFinite", float, [(">", 0), ("<", math.inf)])
 
 # the systems course's table; the MLP is 4 times as wide
 COURSE_SIZES: dict[str, Shape] = {
@@ -93,9 +97,10 @@ def parse(
         parser.add_argument(
             "--resume", action="store_true", help="Continue the newest sweep of the same rows."
         )
-        Option("timeout_s", timeout_s, "Time limit of a row, in seconds.", type=float).add_to(
-            parser
+        limit = Option(
+            "timeout_s", timeout_s, "Time limit of a row, in seconds.", type=PositiveFinite
         )
+        limit.add_to(parser)
     return parser.parse_args(underscored(list(argv)))
 
 
@@ -170,33 +175,6 @@ def at_least(least: int) -> Callable[[str], int]:
     return number
 
 
-def check_bounds(args: Any, **bounds: int) -> None:
-    """Raise for a number below its bound; None passes.
-
-    Args:
-        args: Parsed arguments.
-        bounds: Least value of each option, by its name with underscores.
-
-    Raises:
-        UserError: The message names the option, its value and the bound.
-    """
-    for name, least in bounds.items():
-        value = getattr(args, name)
-        if value is not None and value < least:
-            raise UserError(f"{option_of(name)} is {value}; it must be at least {least}")
-
-
-def check_positive(args: Any, name: str) -> None:
-    """Raise for a number that is not above 0; None passes.
-
-    Raises:
-        UserError: The message names the option and its value.
-    """
-    value = getattr(args, name)
-    if value is not None and not (value > 0 and math.isfinite(value)):
-        raise UserError(f"{option_of(name)} is {value}; it must be above 0")
-
-
 def devices(args: Any) -> list[str]:
     """Return the devices of --device, with auto resolved.
 
@@ -241,19 +219,9 @@ def numbers(name: str, field: str, default: str, about: str, least: int = 1) -> 
     return axis(name, field, default, at_least(least), f"{about}, with commas.")
 
 
-def number(name: str, default: int, least: int, about: str) -> Option:
-    """Declare a whole number that all configurations share."""
-
-    def read(args: Any) -> list[Values]:
-        check_bounds(args, **{name: least})
-        return [{name: getattr(args, name)}]
-
-    return Option(name, default, about, read, type=int)
-
-
-def text(name: str, default: str, about: str) -> Option:
-    """Declare a text that all configurations share."""
-    return Option(name, default, about, lambda args: [{name: getattr(args, name)}])
+def shared(name: str, default: Any, about: str, type: Any = None) -> Option:  # noqa: A002
+    """Declare an option whose one value all configurations share."""
+    return Option(name, default, about, lambda args: [{name: getattr(args, name)}], type)
 
 
 def dtypes(default: str, choices: Sequence[str] = DTYPES) -> Option:
@@ -278,12 +246,12 @@ def batches(default: str = "4") -> Option:
 
 def steps(default: int) -> Option:
     """Declare --steps."""
-    return number("steps", default, 1, "Measured steps of a row.")
+    return shared("steps", default, "Measured steps of a row.", PositiveInt)
 
 
-def warmup(default: int, least: int = 0) -> Option:
+def warmup(default: int, type: Any = NonNegativeInt) -> Option:  # noqa: A002 - Option's word
     """Declare --warmup."""
-    return number("warmup", default, least, "Steps before the measured ones.")
+    return shared("warmup", default, "Steps before the measured ones.", type)
 
 
 DEVICE = Option(
@@ -294,19 +262,12 @@ DEVICE = Option(
 )
 
 
-def read_memory_limit(args: Any) -> list[Values]:
-    """Return the limit of --memory_gib, checked."""
-    check_positive(args, "memory_gib")
-    return [{"memory_gib": args.memory_gib}]
-
-
-MEMORY_LIMIT = Option(
+MEMORY_LIMIT = shared(
     "memory_gib",
     None,
     "Memory limit of a row on a CPU, in GiB; a row that needs more is out of memory. "
     "null: the machine's memory.",
-    read_memory_limit,
-    type=float | None,
+    PositiveFinite | None,
 )
 
 
@@ -328,12 +289,11 @@ def course_or_own_size(args: Any) -> list[Values]:
     Missing values of the three default to those of `small`; heads are HEAD_WIDTH wide.
 
     Raises:
-        UserError: A number is too small, or the width is no multiple of the heads.
+        UserError: The width is no multiple of the heads.
     """
     given = [name for name in ("n_layer", "n_head", "d_model") if getattr(args, name) is not None]
     if not given:
         return read_sizes(args, COURSE_SIZES)
-    check_bounds(args, **dict.fromkeys(given, 1))
     small_layers, _, small_width = COURSE_SIZES["small"]
     n_layer, d_model = args.n_layer or small_layers, args.d_model or small_width
     n_head = args.n_head or max(1, d_model // HEAD_WIDTH)
@@ -347,12 +307,17 @@ def course_or_own_size(args: Any) -> list[Values]:
 
 SIZES = (
     Option("sizes", "small", f"Any of {', '.join(COURSE_SIZES)}.", course_or_own_size),
-    Option("n_layer", None, "Layers of a size of your own, instead of --sizes.", type=int | None),
+    Option(
+        "n_layer",
+        None,
+        "Layers of a size of your own, instead of --sizes.",
+        type=PositiveInt | None,
+    ),
     Option(
         "n_head",
         None,
         f"Heads of your own size; null: as many as make each head {HEAD_WIDTH} wide.",
-        type=int | None,
+        type=PositiveInt | None,
     ),
-    Option("d_model", None, "Width of your own size.", type=int | None),
+    Option("d_model", None, "Width of your own size.", type=PositiveInt | None),
 )

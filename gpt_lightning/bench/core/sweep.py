@@ -138,8 +138,6 @@ class Sweep:
     ) -> None:
         if not configurations:
             raise UserError(f"bench {bench.name}: no configuration is left to measure")
-        if not timeout_s > 0:
-            raise UserError(f"--timeout-s is {timeout_s}; it must be above 0")
         self.bench, self.configurations, self.timeout_s = bench, configurations, timeout_s
         self.folder, self._done = (
             find_folder(bench.name, configurations) if resume else (make_folder(bench.name), {})
@@ -290,17 +288,8 @@ def crash(returncode: int, errors: str) -> dict[str, str]:
         return {"status": "out of memory", "note": "killed, as Linux does when memory runs out"}
     last = " ".join(errors.split())[-160:]
     status = "out of memory" if is_out_of_memory(RuntimeError(last)) else "crashed"
-    return {"status": status, "note": f"{ending(returncode)}: {last}"}
-
-
-def ending(returncode: int) -> str:
-    """Describe an exit code."""
-    if returncode >= 0:
-        return f"exit code {returncode}"
-    try:
-        return f"exit code {returncode} ({signal.Signals(-returncode).name})"
-    except ValueError:  # a real-time signal has no name
-        return f"exit code {returncode}"
+    names = {-number: f" ({number.name})" for number in signal.Signals}
+    return {"status": status, "note": f"exit code {returncode}{names.get(returncode, '')}: {last}"}
 
 
 # ---- the report ----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import resource
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,12 +16,25 @@ from gpt_lightning.hardware.memory import keep_freed_memory
 from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
 from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.reports.tables import column
 from gpt_lightning.training import optim
 
 VOCABULARY = 10_000  # the systems course's
 MAX_NORM = 1.0  # of gradients, as in all files of configs/
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PhaseContext = Callable[[str], AbstractContextManager[Any]]  # surrounds a named phase of a step
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """First columns of a row about the training of a GPT-2."""
+
+    device: str = column("device")
+    dtype: str = column("dtype")
+    compile: bool = column("compile")
+    size: str = column("size", width=8)
+    batch: int = column("batch", "d")
+    context: int = column("context", "d")
 
 
 # ---- precision -----------------------------------------------------------------------------------

@@ -335,12 +335,6 @@ def test_a_report_is_the_old_one_or_the_new_one(tmp_path, monkeypatch):
     assert b"old" in before[tmp_path / "results.json"]
 
 
-def test_a_timeout_must_be_positive():
-    with pytest.raises(UserError, match=r"--timeout-s is -1.*above 0"):
-        run_sweep(BENCH, configurations("fine"), [], timeout_s=-1)
-    assert not folders.ROOT.exists()
-
-
 def test_resume_of_nothing_takes_one_line():
     with pytest.raises(UserError, match="no sweep of these rows"):
         run_sweep(BENCH, configurations("fine"), [], resume=True)
