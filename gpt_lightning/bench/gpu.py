@@ -38,11 +38,7 @@ CONFIGS = {
     "774m": ("gpu/gpt2_774m", 0.52),
     "1558m": ("gpu/gpt2_1558m", 0.55),
 }
-MODELS = {
-    "ours": "fit, as configured",
-    "hf": "transformers' GPT2LMHeadModel, eager",
-    "hf-compiled": "the same through torch.compile",
-}
+MODELS = ("ours", "hf", "hf-compiled")
 
 
 @sweep_row

@@ -63,12 +63,7 @@ WORKLOADS = {
     "char-cpu": Workload((4, 4, 128), batch=12, context=64, vocab_size=65),
 } | {name: Workload(shape) for name, shape in COURSE_SIZES.items()}
 DTYPES = ("fp32", "tf32", "bf16")  # fp16 needs a GradScaler, which is another loop
-LOOPS = {
-    "raw": "forward, backward, AdamW, nothing else",
-    "norm": "raw, and the gradient's norm, checked to be finite, as GPTModule does each step",
-    "trainer": "Trainer and GPTModule, no callback, no logger",
-    "callbacks": "the same with the callbacks of `fit`",
-}
+LOOPS = ("raw", "norm", "trainer", "callbacks")
 PAIRS = ("raw:raw", "raw:trainer", "norm:trainer", "trainer:callbacks")
 
 

@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from gpt_lightning.bench.core import options, training_step
-from gpt_lightning.bench.core.course_report import NOTE, published_tables
+from gpt_lightning.bench.core import course_report, options, training_step
 from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
 from gpt_lightning.bench.core.timing import StepTimer, measure, phase_columns
 from gpt_lightning.bench.core.training_step import ModelRow, TrainingStep
@@ -70,8 +69,8 @@ BENCH = Bench(
         ),
         options.steps(10),
     ),
-    notes=(*paragraphs(__doc__), NOTE),
-    beside=published_tables,
+    notes=(*paragraphs(__doc__), *paragraphs(course_report.__doc__)),
+    beside=course_report.published_tables,
 )
 
 

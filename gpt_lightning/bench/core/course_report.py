@@ -1,4 +1,12 @@
-"""Published table of a systems course beside ours, with the known defects of each row."""
+"""Published table of a systems course beside ours, with the known defects of each row.
+
+Published: a systems course's report, on other machines than this one; nothing in that table was
+measured here. Its defects: backward is the difference of two means, of the whole step and of the
+forward, so that a row has a negative one; rows called eager and rows called compiled were both
+compiled (--compile was ignored, every row was compiled); on GPUs 'float32' ran as TF32; forward ran
+with autograd on; means over 10 steps, outliers included; no optimizer. total is forward and
+backward; tokens/s is batch x context over it.
+"""
 
 import csv
 from collections.abc import Sequence
@@ -21,14 +29,6 @@ SECTIONS = {
 }
 COMPILED = "--compile was ignored, every row was compiled"
 TF32 = "'float32' ran as TF32"
-NOTE = (
-    "Published: a systems course's report, on other machines than this one; nothing in that table "
-    "was measured here. Its defects: backward is the difference of two means, of the whole step "
-    "and of the forward, so that a row has a negative one; rows called eager and rows called "
-    f"compiled were both compiled ({COMPILED}); on GPUs {TF32}; forward ran with autograd on; "
-    "means over 10 steps, outliers included; no optimizer. total is forward and backward; tokens/s "
-    "is batch x context over it."
-)
 
 
 @dataclass(frozen=True)
