@@ -7,8 +7,10 @@ A bench is a file of this folder. The first line of its docstring is its help li
 import ast
 import importlib
 import importlib.util
+import pkgutil
 from pathlib import Path
 
+from gpt_lightning import bench
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, nearest
 
@@ -21,8 +23,8 @@ REPRODUCTIONS = {
 
 def find_benches() -> dict[str, str]:
     """Return name -> module of all benches, without importing any."""
-    files = [path.stem for path in Path(__file__).parent.glob("*.py")]
-    names = [name for name in files if name not in ("__init__", "command")]
+    files = [found.name for found in pkgutil.iter_modules(bench.__path__) if not found.ispkg]
+    names = [name for name in files if name != "command"]
     here = {name.replace("_", "-"): f"{__package__}.{name}" for name in names}
     return dict(sorted((here | REPRODUCTIONS).items()))
 

@@ -118,8 +118,6 @@ def run(argv: list[str]) -> int:
     for rung in RUNGS:
         if rung.name in chosen:
             print(console.line(ladder.measure(rung)), flush=True)
-        else:
-            ladder.pass_over(rung)
     print(f"\n{ladder.folder}: results.md, results.json, ladder.csv, ladder.png")
     return int(any(row.status == "failed" for row in ladder.rows))
 
@@ -152,7 +150,6 @@ class Ladder:
         self, config: str | None, steps: int, fit_options: list[str], argv: list[str]
     ) -> None:
         self.rows: list[LadderRow] = []
-        self._settings: list[str] = []  # of the rungs so far
         base = [f"--config={config or 'bench_ladder'}"]
         parsed = fit_run.parse_fit([*base, *fit_options])
         kind = device_kind(str(parsed.trainer.accelerator))
@@ -179,18 +176,17 @@ class Ladder:
         }
         return [f"{name:<9} {fact}" for name, fact in facts.items()]
 
-    def pass_over(self, rung: LadderRung) -> None:
-        """Apply the settings of a rung without measuring it."""
-        if self.device.type in rung.devices:
-            padded = -(-self.vocab_size // 128) * 128
-            self._settings += [setting.format(padded=padded) for setting in rung.settings]
+    def settings(self, rung: LadderRung) -> list[str]:
+        """Return the settings of a rung and of all rungs before it that this device has."""
+        padded = -(-self.vocab_size // 128) * 128
+        rungs = [r for r in RUNGS[: RUNGS.index(rung) + 1] if self.device.type in r.devices]
+        return [setting.format(padded=padded) for r in rungs for setting in r.settings]
 
     def measure(self, rung: LadderRung) -> LadderRow:
         """Measure a rung; a failure is a row too."""
         if self.device.type not in rung.devices:
             row = LadderRow(rung.name, "skipped", note=f"no effect on {self.device.type}")
         else:
-            self.pass_over(rung)
             row = self._measured(rung)
         self.rows.append(row)
         keep(self.folder, {"rung": row.rung}, asdict(row))
@@ -201,7 +197,7 @@ class Ladder:
         logger = RunLogger(str(self.folder.parent), self.folder.name, version=rung.name)
         try:
             # the last of two equal options wins: a rung's
-            speed = fit_run.timed_fit([*self._arguments, *self._settings], logger)
+            speed = fit_run.timed_fit([*self._arguments, *self.settings(rung)], logger)
         except UserError:
             raise
         except Exception as error:  # out of memory, no compiler: a row, and the ladder continues

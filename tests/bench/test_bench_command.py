@@ -1,0 +1,81 @@
+"""`gpt-lightning bench`: a bench is one file, found and explained without being imported."""
+
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gpt_lightning import bench
+from gpt_lightning.bench import command
+from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core import sweep
+from gpt_lightning.cli import main
+
+NEW = '''"""Times of nothing at all.
+
+Every row is a guess.
+"""
+
+from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
+from gpt_lightning.reports.tables import column
+
+
+@sweep_row
+class Row:
+    device: str = column("device")
+    batch: int = column("batch", "d")
+    total_ms: float | None = column("total ms", ".1f")
+
+
+BENCH = Bench(
+    name="no-op",
+    title="Nothing",
+    row=Row,
+    measure="gpt_lightning.bench.no_op:measure",
+    options=(options.DEVICE, options.batches("1,2")),
+    notes=paragraphs(__doc__),
+)
+
+
+def measure(device, batch):
+    return {"total_ms": 1.5 * batch}
+'''
+
+
+@pytest.mark.parametrize("name", command.find_benches())
+def test_a_bench_has_its_files_name_and_a_line_of_help(name):
+    module = command.find_benches()[name]
+    assert 20 < len(command.help_line(module)) <= 100
+    found = importlib.import_module(module)
+    assert callable(found.run) if hasattr(found, "run") else found.BENCH.name == name
+
+
+def test_a_new_bench_is_one_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "no_op.py").write_text(NEW)
+    monkeypatch.setattr(bench, "__path__", [*bench.__path__, str(tmp_path)])
+    assert main(["bench"]) == 0
+    assert "  no-op         Times of nothing at all\n" in capsys.readouterr().out
+    assert "no-op" in command.make_parser().format_help()
+    measure = importlib.import_module("gpt_lightning.bench.no_op").measure
+    monkeypatch.setattr(
+        sweep, "isolated", lambda address, row, timeout_s: {"status": "ok", **measure(**row)}
+    )
+    assert main(["bench", "no-op", "--device", "cpu", "--batches", "2,4"]) == 0
+    (path,) = folders.ROOT.glob("no-op/*/results.json")
+    report = json.loads(path.read_text())
+    assert [(row["batch"], row["total_ms"]) for row in report["rows"]] == [(2, 3.0), (4, 6.0)]
+    assert report["notes"] == ["Every row is a guess."]
+
+
+@pytest.mark.parametrize("argv", [["bench"], ["bench", "--help"], ["bench", "lader"]])
+def test_the_list_imports_no_bench_and_no_torch(argv):
+    code = (
+        "import sys; from gpt_lightning.cli import main; main(sys.argv[1:]);"
+        "print([m for m in sys.modules if m == 'torch' or m.startswith('gpt_lightning.bench.c')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True)
+    assert found.stdout.splitlines()[-1] == "['gpt_lightning.bench.command']", found.stderr
