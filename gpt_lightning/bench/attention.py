@@ -1,14 +1,14 @@
 """Attention alone: the written-out definition, compiled, and each fused kernel, by size.
 
-One head, q, k and v of (batch, 1, context, d). naive: softmax(q k^T / sqrt(d)) v written out;
-compiled: the same through torch.compile (graphs: how many it made; replaced: how often it
-recognized attention and called a fused kernel instead: then the row is that kernel's); sdpa-*:
-F.scaled_dot_product_attention held to one backend. Forward and backward are phases of one step,
-each timed inside it, medians.
+One head with q, k and v of (batch, 1, context, d). naive: softmax(q k^T / sqrt(d)) v, written out.
+compiled: naive through torch.compile; graphs counts the graphs that it made, and replaced the
+attentions for which it called a fused kernel instead, so that the row measures that kernel. sdpa-*:
+F.scaled_dot_product_attention restricted to one backend. Forward and backward are phases of one
+step, each timed inside it; times are medians.
 
-held: memory between forward and backward less that before the forward, in a step of its own; peak:
-the most in that step, q, k and v included. By the allocator on CUDA, the profiler's record of
-tensors on a CPU, samples on MPS.
+held: memory at the end of the forward minus memory before it, in a step that is not timed. peak:
+highest memory in that step, with q, k and v. Memory comes from the allocator on CUDA, from the
+profiler's record of tensors on a CPU, and from samples on MPS.
 """
 
 import itertools

@@ -1,15 +1,16 @@
 """Data loader: tokens/s by order, block size, batch and workers, beside the floor.
 
-Random tokens of two bytes, from files that were just read or written: this is the loader, not the
-disk. A loop takes batches and does nothing with them. tokens/s is a mean over time, so a stall
-counts; batch is the median. first batch: with the order's permutation and the start of workers.
+Random tokens of two bytes from files that were just read or written, so that the loader is measured
+and not the disk. A loop takes batches and does nothing with them. tokens/s is a mean over time,
+which includes stalls; the batch time is a median. The first batch includes the order's permutation
+and the start of the workers.
 
-A token is written as int64 three times: in the window of T + 1 tokens, as input and as target, 24
-bytes and a little. The floor is the median time of what no loader can do without: a plain loop over
-the mapped file that writes inputs and targets, 16 bytes a token, in one process, which several
-workers can beat.
+A token is written as int64 three times, in the window of T + 1 tokens, as input and as target: a
+little more than 24 bytes. The floor is the median time of the work that every loader must do: a
+plain loop over the mapped file that writes inputs and targets, 16 bytes a token, in one process.
+Several workers can beat it.
 
-mixture: two datasets of equal size, shuffled, 0.7 and 0.3.
+mixture: two datasets of equal size, shuffled, with weights 0.7 and 0.3.
 """
 
 from collections.abc import Iterator

@@ -1,15 +1,15 @@
 """The largest micro-batch of a configuration that fits into memory, with the same tokens a step.
 
-batch: sequences a micro-batch and rank. A trial is optimizer steps of `fit` on random tokens, of
-two micro-batches where the configuration accumulates, because gradients are there then while the
-next activations are made. One device: what several devices add, such as DDP's buckets of the
-gradients' size, is not in it.
+batch: sequences of a micro-batch on one rank. A trial runs optimizer steps of `fit` on random
+tokens. Where the configuration accumulates, a step has two micro-batches, because the gradients of
+the first exist while the second makes its activations. Trials use one device: memory that several
+devices add, such as DDP's buckets of the gradients' size, is not included.
 
-memory: torch.cuda.max_memory_allocated on a GPU; the highest resident memory of the trial's own
-process on a CPU. limit: what a trial on a CPU may take.
+memory: torch.cuda.max_memory_allocated on a GPU, highest resident memory of the trial's own process
+on a CPU. limit: memory limit of a trial on a CPU.
 
-Powers of two, then halves of the gap until it is an eighth; the settings have the tokens a step of
-the configuration, so their batch divides its sequences a step.
+The search tries powers of two, then halves the gap until it is an eighth. The settings keep the
+configuration's tokens a step, so that their batch divides the sequences of a step.
 """
 
 import json

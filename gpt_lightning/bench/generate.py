@@ -1,13 +1,13 @@
 """Sampling: tokens/s with a cache of keys and values against the whole window for each token.
 
-naive: nanoGPT's loop, in the weights' float32: the whole window through the model for each token,
-the head at its last position alone; timed at every so many of the lengths that it passes. cached:
-generate, from the prompt to the last token, with whatever it prepares. In blocks naive, cached,
-naive, ... of one process, one sequence, temperature 0.8, top-k 200; ms a token. ratio: naive over
-cached, median over the rounds.
+naive: nanoGPT's loop in the float32 of the weights. Each token takes the whole window through the
+model, with the head at the last position alone; every n-th of the lengths is timed (--every).
+cached: `generate`, from the prompt to the last token, with its preparations. One process runs
+blocks of naive, cached, naive, ... on one sequence at temperature 0.8 and top-k 200; times are ms a
+token. ratio: naive over cached, median over the rounds.
 
-dtype: of cached's products. agreement: of the greedy tokens at those lengths, the share that the
-naive loop would have taken too. Weights are random.
+dtype: dtype of the products of cached. agreement: share of the greedy tokens at the timed lengths
+that naive would have taken too. Weights are random.
 """
 
 import time

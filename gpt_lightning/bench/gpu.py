@@ -1,13 +1,14 @@
 """GPT-2 in four sizes on a GPU through `fit` beside transformers'; writes benchmarks/gpu_CHIP.md.
 
-ours: fit, as configured; hf: transformers' GPT2LMHeadModel, eager; hf-compiled: the same through
-torch.compile. The same tokens a step, bf16 autocast, float32 products in TF32, no dropout. ours:
-Trainer.fit with the callbacks of every run. Where theirs does not fit into memory its micro-batch
-is halved.
+ours: `fit` as configured, with the callbacks of every run. hf: transformers' GPT2LMHeadModel,
+eager. hf-compiled: hf through torch.compile. All have the same tokens a step, bf16 autocast,
+float32 products in TF32, and no dropout. Where theirs does not fit into memory, its micro-batch is
+halved.
 
-step: a whole optimizer step, the median of `steps` after the warm-up. tokens/s: of that step. MFU:
-6 N + 12 n_layer n_embd T FLOPs a token (flops.py) over the published dense bf16 peak, or a measured
-one where none is published. target: ours, on one H200. memory: torch.cuda.max_memory_allocated.
+step: a whole optimizer step, median of `steps` after the warm-up. tokens/s: rate of that step. MFU:
+6 N + 12 n_layer n_embd T FLOPs a token (flops.py) over the published dense bf16 peak, or over a
+measured one where none is published. target: our target on one H200. memory:
+torch.cuda.max_memory_allocated.
 """
 
 import re

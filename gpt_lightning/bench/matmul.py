@@ -1,12 +1,12 @@
 """Rates of matrix products: squares and the model's own shapes, beside the measured peak.
 
-(m, k) @ (k, n), 2 m k n FLOPs; backward: the gradients of both factors, 4 m k n. Times are of one
-product, medians; a timed round has `calls` of them. Model shapes: m = batch x context; the weight
-lies as nn.Linear keeps it, (n, k).
+(m, k) @ (k, n) has 2 m k n FLOPs; backward, the gradients of both factors, has 4 m k n. Times are
+medians of one product; a timed round has `calls` products. Model shapes: m = batch x context; the
+weight has nn.Linear's layout, (n, k).
 
-measured peak: what SpeedMonitor divides by with peak_flops: measure, the best rate of torch.mm of
-squares ever seen on this device. Shares are of it, and above 100% where a shape does better.
-published peak: dense, empty if the table has none.
+measured peak: best rate of torch.mm of squares ever measured on this device, which SpeedMonitor
+uses for peak_flops: measure. Shares are fractions of it; a faster shape exceeds 100%. published
+peak: dense peak, empty if the table has none.
 """
 
 import math

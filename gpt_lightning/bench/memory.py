@@ -1,16 +1,16 @@
 """Peak memory of the phases of a step by context, dtype and checkpointing, with timelines.
 
 start: weights, and in training the optimizer's state, before the forward. forward, backward,
-optimizer: peaks of the phases of one step after the warm-up; peak: the highest of them. held: from
-the end of the forward, less the start. largest: single allocation. inference: forward under
-no_grad. checkpointing: blocks are computed again in the backward (model.config.checkpointing).
+optimizer: peaks of the phases of one step after the warm-up. peak: highest of them. held: memory at
+the end of the forward minus start. largest: largest single allocation. inference: forward under
+no_grad. checkpointing: the backward recomputes the blocks (model.config.checkpointing).
 
-memory by: allocator (torch.cuda.max_memory_allocated), profiler (CPU: all tensors, without the
-libraries' workspaces), samples (MPS). resident: the highest of the process on a CPU, with torch
-itself and the profiler's records.
+memory by: allocator (torch.cuda.max_memory_allocated), profiler (all tensors on a CPU, without the
+workspaces of libraries) or samples (MPS). resident: highest resident memory of the process on a
+CPU, with torch itself and the profiler's records.
 
-residual: B T d 4 / 2^20 MiB, one activation of the residual stream in float32; measured: the first
-block's output; held/residual: how many of them the forward leaves behind.
+residual: B T d 4 / 2^20 MiB, one activation of the residual stream in float32. measured: output of
+the first block. held/residual: held in units of residual.
 """
 
 import itertools

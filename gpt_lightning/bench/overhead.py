@@ -1,16 +1,17 @@
 """Costs of Lightning's Trainer and our callbacks against a raw PyTorch loop.
 
-The same model, batch and optimizer in one process, in blocks A B A B. A step lasts from the moment
-its batch is asked for to the next such moment, in every loop; ms: median over the rounds of a
-block's mean step, so that what happens at every tenth step, as logging, counts. B - A and B/A:
-medians over the rounds; raw against raw is the noise.
+Two loops train the same model on the same batch with the same optimizer, in one process, in blocks
+A B A B. A step lasts from one request for a batch to the next, in every loop. ms: median over the
+rounds of a block's mean step, so that work of every tenth step, such as logging, is included. B - A
+and B/A: medians over the rounds. raw against raw shows the noise.
 
-raw: forward, backward, AdamW, nothing else; norm: raw, and the gradient's norm, checked to be
-finite, as GPTModule does each step; trainer: Trainer and GPTModule, no callback, no logger;
-callbacks: the same with the callbacks of `fit`. Callbacks: SpeedMonitor, StepProgress, SampleText
-and RunCheckpoint between two validations: nothing is sampled or saved.
+raw: forward, backward and AdamW, nothing else. norm: raw with the norm of the gradients, checked to
+be finite as GPTModule does each step. trainer: Trainer and GPTModule without callbacks and logger.
+callbacks: trainer with the callbacks of `fit` (SpeedMonitor, StepProgress, SampleText,
+RunCheckpoint) between two validations, where none samples or saves.
 
-loss: after a block, every block from the same weights: equal losses mean equal work.
+loss: loss after a block. Every block starts from the same weights, so that equal losses mean equal
+work.
 """
 
 import itertools

@@ -1,12 +1,12 @@
 """Training speed of our GPT-2 and transformers' GPT-2, with the same weights and batch.
 
-Both models have the same weights, batch, loss function and AdamW and no dropout; theirs keeps no
-cache of keys and values. Training steps in blocks of ours, theirs, ours, ... in one process; ms:
-median over the rounds of a block's mean step, of forward and backward the median of all steps.
-theirs/ours: median over the rounds, with its spread; above 1 ours is faster.
+Both models have the same weights, batch, loss function and AdamW, and no dropout; theirs keeps no
+cache of keys and values. One process runs blocks of training steps of ours, theirs, ours, ... ms:
+median over the rounds of a block's mean step; for forward and backward the median of all steps.
+theirs/ours: median over the rounds, with its spread; ours is faster where it is above 1.
 
-loss: of the first step, before any update: equal losses mean equal models. first: the first step,
-with compilation. graphs: compiled by torch.compile.
+loss: loss of the first step, before any update, so that equal losses mean equal models. first:
+first step, with compilation. graphs: graphs that torch.compile made.
 """
 
 from typing import Any

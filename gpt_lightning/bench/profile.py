@@ -2,24 +2,24 @@
 
 inference: forward under no_grad. training: forward and backward. full-step: data, forward,
 backward, optimizer (AdamW). Attention is written out, so that its parts have kernels of their own.
-Everything is of one step, the mean of those profiled.
+All numbers are for one step, the mean of the profiled ones.
 
-timer: the step without profiler and ranges, median. span: with the profiler, from the first
-kernel's begin to the last one's end on a GPU, the range `step` on a CPU. kernels: their durations
-together; on a CPU ops, each without the ops that it calls. busy: kernels of span. What is of its
-own in `forward` are the embeddings, the head and the loss.
+timer: median step without profiler and ranges. span: step with the profiler, from the begin of the
+first kernel to the end of the last one on a GPU, the range `step` on a CPU. kernels: sum of their
+durations; on a CPU of ops, each without the ops that it calls. busy: kernels over span. The own
+time of `forward` is that of the embeddings, the head and the loss.
 
-products: matrix products. softmax: the loss's too. reductions: layer norms, sums, the loss. other:
-lookups, copies between devices, allocation, views and their dispatch. Kinds go by the op that
-launched a kernel.
+products: matrix products. softmax: also that of the loss. reductions: layer norms, sums, the loss.
+other: lookups, copies between devices, allocation, views and their dispatch. The op that launched a
+kernel decides its kind.
 
-attention: FLOPs are 2 a multiply-add and 5 an element of the softmax (maximum, difference,
-exponential, sum, quotient); scores includes scaling and masking, whose FLOPs are not counted and
-whose time is what products lack.
+attention: FLOPs are 2 for a multiply-add and 5 for an element of the softmax (maximum, difference,
+exponential, sum, quotient). Scores include scaling and masking: their FLOPs are not counted, and
+their time is the difference between kernels and products.
 
-Published for 4 layers, d_model 512, context 256, batch 4 in fp32 on an A100: matrix products over
-70% of the forward in 30 calls and in the low 50s of the full step, the optimizer 3 ms of kernels in
-a span of 16 ms, softmax about 25% of the attention's time.
+Published for 4 layers, d_model 512, context 256, batch 4 in fp32 on an A100: matrix products take
+over 70% of the forward in 30 calls and slightly over 50% of the full step, the kernels of the
+optimizer 3 ms in a span of 16 ms, and softmax about 25% of the attention's time.
 
 The traces open in chrome://tracing and in https://ui.perfetto.dev; `tensorboard --logdir` on this
 folder shows the tables under TEXT and the times under SCALARS.

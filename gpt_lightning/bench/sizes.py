@@ -1,16 +1,16 @@
 """Times of forward, backward and optimizer by size, dtype, compilation, context and batch.
 
 inference: forward under no_grad in evaluation mode, after the training steps. forward, backward,
-optimizer: phases of one training step, each timed inside it, medians; total: the whole step. The
-phases of each step add up to its total; medians do so but for noise. optimizer: clipping to a norm
-of 1, AdamW and zero_grad, as in `fit`. first step: with compilation. graphs: compiled by
-torch.compile; a row without graphs that should have some, or with graphs that should have none, is
-an error.
+optimizer: phases of one training step, each timed inside it; total: the whole step. Times are
+medians: the phases of each step add up to its total, and their medians do so up to noise.
+optimizer: clipping to a norm of 1, AdamW and zero_grad, as in `fit`. first step: with compilation.
+graphs: graphs that torch.compile made; a compiled row without graphs, or an eager row with graphs,
+is an error.
 
-tokens/s: of the mean step, without stalls of over ten times the median, as SpeedMonitor has it.
-MFU: of the published dense peak in the dtype where there is one, of the measured one elsewhere.
-Memory: torch.cuda.max_memory_allocated on a GPU; the highest resident memory of the row's own
-process on a CPU. Vocabulary 10,000.
+tokens/s: rate of the mean step without stalls of over ten times the median, as SpeedMonitor
+computes it. MFU: fraction of the published dense peak in the dtype, or of the measured one where
+none is published. Memory: torch.cuda.max_memory_allocated on a GPU, highest resident memory of the
+row's own process on a CPU. The vocabulary has 10,000 tokens.
 """
 
 from dataclasses import replace

@@ -1,11 +1,12 @@
 """Dtype of every parameter, output, loss and gradient under autocast, against a published table.
 
-toy: Linear(20, 10) - ReLU - LayerNorm - Linear, without biases; gpt: our GPT, two layers of width
-32. Published is CUDA's fp16 table of the toy model, and only that row can differ from it.
+toy: Linear(20, 10) - ReLU - LayerNorm - Linear, without biases. gpt: our GPT with two layers of
+width 32. The published table is CUDA's fp16 table of the toy model, so that only this row can
+differ from it.
 
-cuda-rules: CUDA's autocast asked through the dispatcher with tensors that have a shape and no data,
-forward only; it needs no GPU. Autocast on a CPU has rules of its own: layer norm is not among the
-operations that it lifts to float32.
+cuda-rules: rules of CUDA's autocast, read through the dispatcher with tensors that have a shape and
+no data, for the forward only; no GPU is needed. Autocast on a CPU has other rules: layer norm is
+not among the operations that it lifts to float32.
 """
 
 from collections.abc import Callable, Iterator

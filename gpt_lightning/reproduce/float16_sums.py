@@ -1,8 +1,8 @@
 """Sums of a thousand times 0.01 in float32 and float16, against a published table.
 
-Status ok: the sum has the published digits, four after the point; mismatch: it has not. A float16
+Status ok: the sum has the published four digits after the point; mismatch: it has not. A float16
 accumulator near 8 has steps of 2^-7, so that 0.01 is added as 0.0078 there. A float16 addend is
-0.010002 whatever it is cast to: the cast comes too late.
+0.010002, also after a cast to float32: the cast comes too late.
 """
 
 from dataclasses import replace

@@ -1,11 +1,11 @@
 """Published table of a systems course beside ours, with the known defects of each row.
 
-Published: a systems course's report, on other machines than this one; nothing in that table was
-measured here. Its defects: backward is the difference of two means, of the whole step and of the
-forward, so that a row has a negative one; rows called eager and rows called compiled were both
+Published: report of a systems course, measured on other machines than this one; nothing in that
+table was measured here. Its defects: backward is the difference of two means, of the whole step and
+of the forward, so that one row is negative; rows called eager and rows called compiled were both
 compiled (--compile was ignored, every row was compiled); on GPUs 'float32' ran as TF32; forward ran
-with autograd on; means over 10 steps, outliers included; no optimizer. total is forward and
-backward; tokens/s is batch x context over it.
+with autograd on; times are means over 10 steps, outliers included; there is no optimizer. total is
+forward and backward; tokens/s is batch x context over total.
 """
 
 import csv

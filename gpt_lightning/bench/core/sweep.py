@@ -55,10 +55,10 @@ class Bench:
         options: Options in the order in which rows vary, slowest first.
         notes: Paragraphs for the reader: conventions, units, definitions.
         timeout_s: Default time limit of a row.
-        takes_fit_options: Whether options of `fit` are accepted; configurations get them as
+        takes_fit_options: Accept options of `fit` and put them into configurations as
             `fit_options`.
         picture: Function that draws the rows.
-        files: Whether `measure` also takes `folder`, the report's folder, to leave files in.
+        files: Pass `measure` the report's folder as `folder`, for files of a row.
         tables: Further tables of the report: name -> row dataclass. A measurement returns their
             rows as a list of mappings under that name; fields of the configuration are added.
         beside: Function from the rows so far to tables that were not measured here: name -> rows.

@@ -120,8 +120,8 @@ class TrainingStep:
         optimizer: Optimizer; None: the one of `fit_optimizer`.
         norm: clip: clip gradients to MAX_NORM and raise if their norm is not finite, as `fit`
             does. check: raise only. none: neither.
-        scaled: Whether gradients of fp16 are scaled.
-        updates: Whether the optimizer runs; without, gradients are only freed.
+        scaled: Scale gradients of fp16.
+        updates: Run the optimizer; False: only free the gradients.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ def checked_graphs(compiled: bool, before: int) -> int:
     """Return the number of graphs made since `before`; only a compiled row may have any.
 
     Args:
-        compiled: Whether the row is called compiled.
+        compiled: The row is called compiled.
         before: `compiled_graphs` before the first step.
 
     Raises:
