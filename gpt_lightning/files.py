@@ -1,4 +1,4 @@
-"""Files and folders that appear complete or not at all."""
+"""Files and folders that appear complete or not at all, and locks."""
 
 import contextlib
 import errno
@@ -18,13 +18,13 @@ from gpt_lightning.errors import UserError
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-# errors by which a file system says that it has no locks (flock)
+# errors of flock on a file system without locks
 WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
 @contextlib.contextmanager
 def explained(action: str, path: Path) -> Iterator[None]:
-    """Turns an OSError (full disk, no permission) into a line: action, path, reason."""
+    """Turn an OSError (full disk, no permission) into a UserError: action, path, reason."""
     try:
         yield
     except OSError as error:
@@ -35,10 +35,10 @@ def explained(action: str, path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Writes a file so that at every moment it is absent, the old one, or complete.
+    """Write a file that at every moment is absent, the old one, or complete.
 
     Raises:
-        UserError: the folder cannot be written or the disk is full.
+        UserError: The folder cannot be written or the disk is full.
     """
     with explained("write", path):
         temporary = _temporary(path)
@@ -51,7 +51,7 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder, not only the files' contents, survive a power cut."""
+    """Sync the names in a folder to the disk, not only the files' contents."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -60,10 +60,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_durable(path: Path, *parts: bytes | memoryview) -> None:
-    """Writes a file and waits until the disk has it.
+    """Write a file and sync it to the disk.
 
     Raises:
-        OSError: it cannot be written; a part of it may be left.
+        OSError: The file cannot be written; a part of it may be left.
     """
     with open(path, "wb") as file:
         for part in parts:
@@ -74,25 +74,25 @@ def write_durable(path: Path, *parts: bytes | memoryview) -> None:
 
 @contextlib.contextmanager
 def workspace(out: Path) -> Iterator[Path]:
-    """A folder beside `out`, so that a rename leads from one to the other; gone afterwards."""
+    """Yield a temporary folder beside `out`, on the same file system."""
     folder = _temporary(out)
     folder.mkdir()
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)  # what is left, the next run sweeps
+        shutil.rmtree(folder, ignore_errors=True)  # the next run deletes any rest
 
 
 def _temporary(path: Path) -> Path:
-    """A free name beside `path`, after removing what dead processes left under such names.
+    """Return a free name beside `path`, after deleting the temporaries of dead processes.
 
-    The name carries host and process, by which a later run knows that its maker is dead.
+    Host and process are part of the name, so that a later run recognizes a dead process.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     mark = f".{path.name}.tmp.{socket.gethostname()}."
     for old in path.parent.glob(f"{glob.escape(mark)}*"):
         pid = old.name.removeprefix(mark)
-        # Our own number on an old file is a dead process's that had it before us.
+        # An old file with our own number is from an earlier process of that number.
         if pid.isdigit() and (int(pid) == os.getpid() or not lives(int(pid))):
             if old.is_dir():
                 shutil.rmtree(old, ignore_errors=True)
@@ -102,30 +102,30 @@ def _temporary(path: Path) -> Path:
 
 
 def lives(pid: int) -> bool:
-    """Whether a process exists."""
+    """Return whether a process exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # another user's
+        return True  # of another user
     return True
 
 
 def move_into_place(folder: Path, out: Path, overwrite: bool) -> bool:
-    """Renames the workspace's folder `new` to `out`.
+    """Rename the workspace's folder `new` to `out`.
 
     Args:
-        folder: the workspace of `out`, with a folder `new` in it.
-        out: where `new` goes.
-        overwrite: whether what is in `out` makes room first.
+        folder: Workspace of `out`, with a folder `new` in it.
+        out: New path of the folder.
+        overwrite: True to move the present `out` away first.
 
     Returns:
-        False where another process has put something into `out` meanwhile.
+        False if another process has written `out` meanwhile.
     """
     if overwrite:
         with contextlib.suppress(FileNotFoundError):
-            os.rename(out, folder / "old")  # and is deleted with the workspace
+            os.rename(out, folder / "old")  # deleted with the workspace
     try:
         os.rename(folder / "new", out)
     except OSError as error:
@@ -137,7 +137,7 @@ def move_into_place(folder: Path, out: Path, overwrite: bool) -> bool:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal, read in chunks."""
+    """Return the SHA-256 of a file, in hexadecimal, read in chunks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

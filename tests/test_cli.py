@@ -272,7 +272,7 @@ def test_test_needs_a_test_split(run_folder, workdir, capsys):
         (["--data.batch_size", "9000"], "lower data.batch_size"),
         (["--data.batch_size", "0"], "data.batch_size is 0; it must be at least 1"),
         (["--data.corpus", "tinyshakespeare"], "set exactly one of data.dataset, data.mixture"),
-        (["--data.text_file=", "--data.dataset=books"], "data/books is no prepared dataset"),
+        (["--data.text_file=", "--data.dataset=books"], "data/books is not a prepared dataset"),
         (["--data.text_file", "tekst.txt"], "tekst.txt: no such file"),
         (["--data.tokenizer", "gpt5"], "gpt5"),
         (["--model.config.vocab_size", "3"], "vocab_size is 3, but data/text-char has"),

@@ -1,18 +1,20 @@
-"""`gpt-lightning data inspect`: what is in a dataset."""
+"""`gpt-lightning data inspect`: contents of a dataset."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from jsonargparse.typing import NonNegativeInt
 
 from gpt_lightning.data.dataset import load_manifest
+from gpt_lightning.data.lengths import Lengths, document_lengths, plot_lengths
+from gpt_lightning.data.manifest import Manifest
+from gpt_lightning.data.progress import Progress
+from gpt_lightning.data.shards import TokenStream
+from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, nearest
 from gpt_lightning.reports.tables import Console, column
-
-if TYPE_CHECKING:  # --help must not wait for numpy
-    from gpt_lightning.data.lengths import Lengths
-    from gpt_lightning.data.manifest import Manifest
-    from gpt_lightning.data.tokenizers import Tokenizer
 
 ROOT = Path("lightning_logs") / "inspect"
 MAX_SHARD_ROWS = 20
@@ -25,7 +27,7 @@ gpt-lightning data inspect --help explains it."""
 
 @dataclass(frozen=True)
 class SplitRow:
-    """A split; lengths of documents are in tokens."""
+    """Row of a split; lengths of documents are in tokens."""
 
     split: str = column("split", width=5)
     shards: int = column("shards", ",d")
@@ -38,7 +40,7 @@ class SplitRow:
 
 @dataclass(frozen=True)
 class ShardRow:
-    """A shard."""
+    """Row of a shard."""
 
     file: str = column("file", width=24)
     tokens: int = column("tokens", ",d", 13)
@@ -46,7 +48,7 @@ class ShardRow:
 
 
 def make_parser() -> OneLineParser:
-    """What a completion script knows of the command."""
+    """Return the parser of the command, for the completion script."""
     parser = OneLineParser(description="Look into a dataset.")
     parser.add_argument("name", choices=["inspect"], help="What to do.")
     parser.add_function_arguments(inspect, as_group=False, as_positional=True)
@@ -54,14 +56,14 @@ def make_parser() -> OneLineParser:
 
 
 def run(argv: list[str]) -> int:
-    """Runs `data inspect ...`; returns the exit code."""
+    """Run `data inspect ...`; return the exit code."""
     if len(argv) < 2 or argv[1] in ("-h", "--help"):
         print(USAGE)
         return 0
     if argv[1] != "inspect":
         raise UserError(
             f"no command data {argv[1]!r}{nearest(argv[1], ['inspect'])}; "
-            "gpt-lightning data --help lists what there is"
+            "gpt-lightning data --help lists the commands"
         )
     from gpt_lightning.cli import run_function
 
@@ -72,20 +74,20 @@ def run(argv: list[str]) -> int:
 def inspect(
     folder: str,
     offset: int = 0,
-    length: int = 200,
+    length: NonNegativeInt = 200,
     split: str | None = None,
     out: str | None = None,
 ) -> None:
-    """Show what is in a dataset: tokens, documents, digests, a decoded peek, document lengths.
+    """Show the contents of a dataset: tokens, documents, digests, a decoded peek, lengths.
 
-    Memory is bounded, whatever the size of the dataset.
+    Memory is bounded for datasets of any size.
 
     Args:
-        folder: A dataset that `gpt-lightning prepare` or another program made.
-        offset: Position in the split, in tokens, from which the peek is decoded.
+        folder: Folder of a dataset that `gpt-lightning prepare` or another program made.
+        offset: Position in the split, in tokens, at which the peek starts.
         length: Tokens of the peek; 0: none.
-        split: Of the peek; null: the first one.
-        out: A .png file for the histogram of document lengths; null:
+        split: Split of the peek; null: the first one.
+        out: Path of a .png file for the histogram of document lengths; null:
             lightning_logs/inspect/<folder>/documents.png.
     """
     path = Path(folder)
@@ -100,19 +102,17 @@ def inspect(
     if length:
         print_peek(path, manifest, tokenizer, chosen, offset, length)
     if lengths:
-        from gpt_lightning.data.lengths import plot_lengths
-
         name = path.resolve().name
         picture = Path(out) if out else ROOT / name / "documents.png"
         plot_lengths(picture, f"Documents of {name}", lengths)
         print(f"\npicture: {picture}")
 
 
-def check_peek(folder: Path, manifest: "Manifest", split: str, offset: int, length: int) -> None:
-    """Refuses a peek at what is not there.
+def check_peek(folder: Path, manifest: Manifest, split: str, offset: int, length: int) -> None:
+    """Check the arguments of the peek.
 
     Raises:
-        UserError: an unknown split, or an offset outside of it.
+        UserError: The split is unknown, or the offset is outside of it.
     """
     if split not in manifest.splits:
         raise UserError(
@@ -122,14 +122,12 @@ def check_peek(folder: Path, manifest: "Manifest", split: str, offset: int, leng
     if not 0 <= offset < n_tokens:
         raise UserError(
             f"--offset is {offset:,}, and the {split} split of {folder} has {n_tokens:,} tokens: "
-            "choose one from 0 to one less"
+            f"choose one from 0 to {n_tokens - 1:,}"
         )
-    if length < 0:
-        raise UserError(f"--length is {length}; it must be at least 0")
 
 
-def print_facts(folder: Path, manifest: "Manifest") -> None:
-    """What holds for the whole dataset."""
+def print_facts(folder: Path, manifest: Manifest) -> None:
+    """Print the facts of the whole dataset."""
     facts = {
         "folder": folder,
         "format": manifest.format,
@@ -142,25 +140,21 @@ def print_facts(folder: Path, manifest: "Manifest") -> None:
         print(f"{name:<10} {fact}".rstrip())
 
 
-def print_splits(manifest: "Manifest", lengths: "dict[str, Lengths]") -> None:
-    """A row a split."""
+def print_splits(manifest: Manifest, lengths: dict[str, Lengths]) -> None:
+    """Print a row a split; the columns of its documents are empty if they are unknown."""
     console = Console(SplitRow)
     print(f"\n{console.header()}")
     for split, shards in manifest.splits.items():
-        print(console.line(split_row(split, len(shards), manifest.tokens(split), lengths)))
+        row = SplitRow(split, len(shards), manifest.tokens(split))
+        if split in lengths:
+            found = lengths[split]
+            n, mean, median, longest = len(found), found.mean(), *map(found.quantile, (0.5, 1.0))
+            row = replace(row, documents=n, mean=mean, median=median, longest=longest)
+        print(console.line(row))
 
 
-def split_row(split: str, n_shards: int, n_tokens: int, lengths: "dict[str, Lengths]") -> SplitRow:
-    """A split's numbers; those of its documents are empty where they are unknown."""
-    if split not in lengths:
-        return SplitRow(split, n_shards, n_tokens)
-    counted = lengths[split]
-    median, longest = counted.quantile(0.5), counted.quantile(1.0)
-    return SplitRow(split, n_shards, n_tokens, len(counted), counted.mean(), median, longest)
-
-
-def print_shards(manifest: "Manifest") -> None:
-    """A row a shard, and a line for those beyond the first twenty."""
+def print_shards(manifest: Manifest) -> None:
+    """Print a row for each of the first twenty shards, and the number of the others."""
     console = Console(ShardRow)
     print(f"\n{console.header()}")
     shards = manifest.shards()
@@ -170,10 +164,8 @@ def print_shards(manifest: "Manifest") -> None:
         print(f"and {len(shards) - MAX_SHARD_ROWS:,} more")
 
 
-def _tokenizer(manifest: "Manifest") -> "Tokenizer | None":
-    """The tokenizer, or None after saying why there is none: tokens can be shown without."""
-    from gpt_lightning.data.tokenizers import tokenizer_from_spec
-
+def _tokenizer(manifest: Manifest) -> Tokenizer | None:
+    """Return the tokenizer, or None after a line with the reason; tokens can be shown without."""
     try:
         return tokenizer_from_spec(manifest.tokenizer)
     except UserError as error:
@@ -181,13 +173,8 @@ def _tokenizer(manifest: "Manifest") -> "Tokenizer | None":
         return None
 
 
-def _lengths(
-    folder: Path, manifest: "Manifest", tokenizer: "Tokenizer | None"
-) -> "dict[str, Lengths]":
-    """Lengths of the documents of each split that has any; nothing without an end-of-text token."""
-    from gpt_lightning.data.lengths import document_lengths
-    from gpt_lightning.data.progress import Progress
-
+def _lengths(folder: Path, manifest: Manifest, tokenizer: Tokenizer | None) -> dict[str, Lengths]:
+    """Return the document lengths by split; empty without an end-of-text token."""
     if tokenizer is None:
         return {}
     if tokenizer.eot_token is None:
@@ -203,17 +190,13 @@ def _lengths(
 
 def print_peek(
     folder: Path,
-    manifest: "Manifest",
-    tokenizer: "Tokenizer | None",
+    manifest: Manifest,
+    tokenizer: Tokenizer | None,
     split: str,
     offset: int,
     length: int,
 ) -> None:
-    """The text of some tokens, or the tokens themselves where there is no tokenizer."""
-    import numpy as np
-
-    from gpt_lightning.data.shards import TokenStream
-
+    """Print the text of some tokens, or the tokens themselves without a tokenizer."""
     stream = TokenStream(folder, manifest, split)
     length = min(length, len(stream) - offset)
     tokens = stream.windows(np.array([offset]), length)[0]
@@ -222,5 +205,5 @@ def print_peek(
 
 
 def visible(text: str) -> str:
-    """The text with control characters as escapes: a terminal must not obey a dataset."""
+    """Return the text with control characters escaped, so that they cannot control a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)

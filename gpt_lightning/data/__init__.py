@@ -1,1 +1,1 @@
-"""Text, tokens, shards and batches. Knows no model."""
+"""Text, tokens, shards and batches; without Lightning and without a model."""

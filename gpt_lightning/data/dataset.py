@@ -1,4 +1,4 @@
-"""Datasets by address: a folder of this machine, or a URL."""
+"""Datasets by address: a local folder or a URL."""
 
 import hashlib
 from pathlib import Path
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 
 class TokenDataset:
-    """Shards of tokens with a manifest, wherever they lie.
+    """Shards of tokens with a manifest, local or behind a URL.
 
     Args:
-        address: A folder, its name under data_dir, or a URL that fsspec knows (s3://, gs://, hf://,
+        address: Folder, its name under data_dir, or a URL for fsspec (s3://, gs://, hf://,
             https://, file://).
-        data_dir: Where prepared datasets lie; shards from a URL are kept in its folder cache/.
-        cache_limit_gb: Of the shards kept from a URL, in 1e9 bytes.
+        data_dir: Folder of prepared datasets; shards from a URL are kept in its folder cache/.
+        cache_limit_gb: Size limit of the shards kept from a URL, in 1e9 bytes.
 
     Raises:
-        UserError: there is no dataset, or a damaged one.
+        UserError: There is no dataset, or it is damaged.
     """
 
     def __init__(self, address: str, data_dir: Path, cache_limit_gb: float) -> None:
         self.address = address
         self._cache: ShardCache | None = None
         if is_remote(address):
-            from gpt_lightning.data import remote  # needs fsspec, which a local folder does not
+            from gpt_lightning.data import remote  # needs fsspec, a local folder does not
 
             name = f"{hashlib.sha256(address.encode()).hexdigest()[:12]}"
             limit = int(cache_limit_gb * 1e9)
@@ -47,10 +47,10 @@ class TokenDataset:
             self.manifest = load_manifest(self.folder)
 
     def stream(self, split: str, block_size: int) -> TokenStream:
-        """The tokens of a split.
+        """Return the tokens of a split.
 
         Raises:
-            UserError: there is no such split, or it is shorter than a window.
+            UserError: There is no such split, or it is shorter than a window.
         """
         if split not in self.manifest.splits:
             raise UserError(
@@ -72,12 +72,12 @@ class TokenDataset:
 
 
 def is_remote(address: str) -> bool:
-    """Whether a dataset's address is a URL to fetch from (file:// is a folder)."""
+    """Return whether a dataset's address is a URL to fetch from (file:// is a folder)."""
     return "://" in address and not address.startswith("file://")
 
 
 def local_folder(address: str, data_dir: Path) -> Path:
-    """The folder of an address that is no URL."""
+    """Return the folder of an address that is no URL."""
     path = Path(address.removeprefix("file://"))
     return data_dir / path if path.name == address and not path.exists() else path
 
@@ -86,13 +86,13 @@ def read_manifest(folder: Path) -> Manifest:
     """Return the contents of manifest.json, or a manifest made from another program's files.
 
     Raises:
-        UserError: no dataset, a broken manifest, or a type that its vocabulary does not take.
+        UserError: There is no dataset, or its manifest is broken.
     """
     path = folder / MANIFEST
     try:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        from gpt_lightning.data.external import detect_dataset  # not for folders of our own
+        from gpt_lightning.data.external import detect_dataset  # not for our own folders
 
         return detect_dataset(folder)
     except OSError as error:
@@ -101,14 +101,14 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def load_manifest(folder: Path) -> Manifest:
-    """Read and check a dataset: header, size and count of every shard, and no shard besides.
+    """Read and check a dataset: header, size and count of every shard, and no unlisted shard.
 
-    Up to 1 GiB every token is checked, so that one beyond the vocabulary is found here and never in
-    the middle of training. Above that `gpt-lightning verify` finds it.
+    Up to 1 GiB every token is checked, so that one outside the vocabulary is found here and not in
+    the middle of training. In larger datasets `gpt-lightning verify` finds it.
 
     Raises:
-        UserError: no manifest, a broken one, or shards that differ from it; the message names the
-            file, what was expected, what was found and the command that repairs it.
+        UserError: There is no manifest, it is broken, or shards differ from it. The message names
+            the file, what was expected, what was found and the command that repairs it.
     """
     manifest = read_manifest(folder)
     for shard in manifest.shards():
@@ -116,8 +116,8 @@ def load_manifest(folder: Path) -> Manifest:
     unlisted = unlisted_files(folder, manifest)
     if unlisted:
         raise UserError(
-            f"{folder / unlisted[0]}: expected {len(manifest.shards())} shards, found this one "
-            f"besides, which the manifest does not list; remove it, or {repair_hint(folder)}"
+            f"{folder / unlisted[0]}: expected {len(manifest.shards())} shards, found this one, "
+            f"which the manifest does not list; remove it, or {repair_hint(folder)}"
         )
     if manifest.n_bytes() <= SCAN_BYTES:
         manifest.check_tokens(folder)

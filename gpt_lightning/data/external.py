@@ -1,4 +1,4 @@
-"""Folders that other programs prepared: nanoGPT, llm.c, modded-nanogpt, build-nanogpt."""
+"""Datasets of other programs: nanoGPT, llm.c, modded-nanogpt, build-nanogpt."""
 
 import itertools
 import re
@@ -30,13 +30,13 @@ _NAME = re.compile(r"(?:(.+)_)?(train|val|test)(?:_(\d+))?\.(bin|npy)", re.ASCII
 
 @dataclass(frozen=True)
 class _File:
-    """A file that its name makes a shard.
+    """File whose name is that of a shard.
 
     Attributes:
-        path: of the file.
-        prefix: name of the data set, "" for none.
+        path: Path of the file.
+        prefix: Name of the data set, "" for none.
         split: train, val or test.
-        index: number of the shard; None for a split in one file.
+        index: Number of the shard; None for a split in one file.
     """
 
     path: Path
@@ -46,14 +46,14 @@ class _File:
 
 
 def detect_dataset(folder: Path) -> Manifest:
-    """The manifest of a folder that has none; its shards have no digests.
+    """Return a manifest for a folder that has none; its shards have no digests.
 
     nanoGPT's train.bin and val.bin, with meta.pkl for characters; llm.c's and modded-nanogpt's
     *_train_*.bin and *_val_*.bin; build-nanogpt's *_train_*.npy and *_val_*.npy. Without meta.pkl
     the tokens are GPT-2's. Headers, sizes and counts are checked, tokens are not.
 
     Raises:
-        UserError: nothing of that kind, files of two kinds, a gap in the shards' numbers, or a
+        UserError: There are no such files, files of two kinds, a gap in the shards' numbers, or a
             damaged file.
     """
     files = _files(folder)
@@ -71,7 +71,7 @@ def detect_dataset(folder: Path) -> Manifest:
         if chosen:
             splits[split] = tuple(shards[file.path.name] for file in chosen)
     n_bytes = sum(file.path.stat().st_size for file in files)
-    # not the folder's name: a dataset that was moved is still the one a checkpoint was trained on
+    # without the folder's name: a moved dataset is still the one a checkpoint was trained on
     source = TextOrigin(files[0].prefix or file_format, n_bytes, "")
     return Manifest(tokenizer, vocab_size, dtype, source, {}, splits, file_format)
 
@@ -86,7 +86,7 @@ def _files(folder: Path) -> list[_File]:
     files, others = [], []
     for path in paths:
         match = _NAME.fullmatch(path.name)
-        # train_00000.npy, with nothing before it, is ours, and the manifest beside it is lost
+        # train_00000.npy without a prefix is our own shard, whose manifest is lost
         if match is None or (match[4] == "npy" and not (match[1] and match[3])):
             others.append(path)
             continue
@@ -94,19 +94,19 @@ def _files(folder: Path) -> list[_File]:
         files.append(_File(path, match[1] or "", match[2], index))
     if not files:
         raise UserError(
-            f"{folder} is no prepared dataset, it has no {MANIFEST} and no shards of nanoGPT, "
+            f"{folder} is not a prepared dataset, it has no {MANIFEST} and no shards of nanoGPT, "
             f"llm.c or build-nanogpt: make it with `gpt-lightning prepare SOURCE --out {folder}`"
         )
     if others:
         raise UserError(
-            f"{others[0]}: expected shards such as {files[0].path.name}, found this file "
-            "besides, whose name is no shard's: move it away"
+            f"{others[0]}: expected shards such as {files[0].path.name}, found this file, "
+            "whose name is not that of a shard: move it away"
         )
     return files
 
 
 def _one_kind(folder: Path, files: Sequence[_File]) -> str:
-    """The format of all files, which must be of one data set."""
+    """Return the format of the files, which must belong to one data set."""
     first = files[0]
     first_format = _format(first)
     for file in files[1:]:
@@ -122,7 +122,7 @@ def _one_kind(folder: Path, files: Sequence[_File]) -> str:
 def _format(file: _File) -> str:
     if file.path.suffix == ".npy":
         return "npy"
-    # Bare tokens have no mark of their own, so that a damaged header must not pass for tokens.
+    # Bare tokens have no magic number: a damaged header must not be taken for tokens.
     is_bare = not file.prefix and file.index is None
     try:
         with explained("read", file.path):
@@ -140,25 +140,25 @@ def _format(file: _File) -> str:
             return "nanogpt"
         found = f"{magic}, {OTHER_MAGICS.get(magic, 'which is unknown')}"
     raise UserError(
-        f"{file.path}: expected llm.c's magic number {LLMC_MAGIC}, found {found}; get the file "
-        f"again, or call it {file.split}.bin if it is nanoGPT's, tokens and nothing else"
+        f"{file.path}: expected llm.c's magic number {LLMC_MAGIC}, found {found}; download the "
+        f"file again, or rename it to {file.split}.bin if it is nanoGPT's, tokens without a header"
     )
 
 
 def _in_order(folder: Path, files: Sequence[_File]) -> list[_File]:
-    """A split's files by number; no number may be missing between the first and the last."""
+    """Return a split's files by number; no number between the first and the last may be missing."""
     ordered = sorted(files, key=lambda file: -1 if file.index is None else file.index)
     for before, after in itertools.pairwise(ordered):
         if before.index is None or after.index != before.index + 1:
             raise UserError(
                 f"{folder}: expected the shard after {before.path.name}, found "
-                f"{after.path.name}; get the missing shard, or move the others away"
+                f"{after.path.name}; download the missing shard, or move the others away"
             )
     return ordered
 
 
 def _shards(folder: Path, files: Sequence[_File], dtype: str, file_format: str) -> dict[str, Shard]:
-    """File name -> shard; the complaint names all damaged files, not only the first."""
+    """Return file name -> shard; an error names all damaged files, not only the first."""
     shards, faults = {}, []
     for name in (file.path.name for file in files):
         try:

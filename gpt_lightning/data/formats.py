@@ -1,17 +1,22 @@
-"""How tokens lie in files: .npy, nanoGPT's bare .bin, and llm.c's .bin with a header.
+"""File formats of tokens: .npy, nanoGPT's bare .bin, and llm.c's .bin with a header.
 
-npy: ours and build-nanogpt's, one dimension of uint16 or uint32. nanogpt: uint16 and nothing else,
-one file a split, with the characters of the vocabulary in meta.pkl. llmc: llm.c's and
+npy: our own and build-nanogpt's, one dimension of uint16 or uint32. nanogpt: uint16 without a
+header, one file a split, with the characters of the vocabulary in meta.pkl. llmc: llm.c's and
 modded-nanogpt's, 256 int32 (magic, version, number of tokens, zeros), then uint16. All are
 little-endian. Sources: data/*/prepare.py in https://github.com/karpathy/nanoGPT,
 dev/data/data_common.py in https://github.com/karpathy/llm.c, fineweb.py in
 https://github.com/karpathy/build-nanogpt.
+
+A new format changes this file alone: its name in Format, the names and headers of its files, a
+function that maps one, and the files besides the shards. external.py recognizes the folders of
+other programs, which have no manifest.
 """
 
 import io
 import pickle
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -19,11 +24,14 @@ from gpt_lightning.data.tokenizers import Tokenizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, write_atomic
 
-FORMATS = ("npy", "nanogpt", "llmc")
+Format = Literal["npy", "nanogpt", "llmc"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+# names from file_name, and of the files besides the shards
+SHARD_FILE = re.compile(r".*\.npy|meta\.pkl|(train|val|test)\.bin|shard_(train|val|test)_\d+\.bin")
 LLMC_MAGIC, LLMC_VERSION = 20240520, 1
 LLMC_HEADER_BYTES = 1024
 LLMC_MAX_TOKENS = 2**31 - 1  # the header counts in int32
-# llm.c's other files; as tokens of a bare .bin they would be 308 after one beyond GPT-2's 50,257.
+# llm.c's other files; as bare tokens their magic is 308 after a token outside GPT-2's 50,257.
 OTHER_MAGICS = {
     20240326: "a model of llm.c",
     20240328: "a tokenizer of llm.c",
@@ -31,21 +39,21 @@ OTHER_MAGICS = {
     20240801: "tokens of Llama 3 in uint32, which this program does not read",
 }
 META = "meta.pkl"
-META_MAX_BYTES = 2**26  # Unicode's 1.1 million characters take less
+META_MAX_BYTES = 2**26  # more than Unicode's 1.1 million characters take
 
 
 class ShardError(Exception):
-    """A file does not hold the tokens that it should; the message is what was found."""
+    """A file does not hold the expected tokens; the message names what was found."""
 
 
 # ---- names and headers -------------------------------------------------------------------------
 
 
 def file_name(file_format: str, split: str, index: int) -> str:
-    """The name of a split's shard, as the programs of that format call it.
+    """Return the name of a split's shard, as the programs of that format name it.
 
     Raises:
-        UserError: a second file of a split where nanoGPT has one.
+        UserError: A second file of a split, of which nanoGPT has one.
     """
     if file_format == "nanogpt":
         if index:
@@ -59,11 +67,26 @@ def file_name(file_format: str, split: str, index: int) -> str:
     ]
 
 
-def file_header(file_format: str, dtype: str, n_tokens: int) -> bytes:
-    """What stands before n_tokens tokens: 128 bytes for npy, 0 for nanogpt, 1,024 for llmc.
+def capacity(file_format: str, shard_tokens: int) -> int:
+    """Return the maximum number of tokens a file; nanogpt has one file a split, without a bound."""
+    return 2**62 if file_format == "nanogpt" else shard_tokens
+
+
+def write_extras(file_format: str, folder: Path, tokenizer: Tokenizer) -> None:
+    """Write the files that a format needs besides the shards: nanogpt's meta.pkl.
 
     Raises:
-        UserError: a type or number of tokens that the format cannot hold.
+        UserError: The format does not know the tokenizer, or a file cannot be written.
+    """
+    if file_format == "nanogpt":
+        write_meta(folder, tokenizer)
+
+
+def file_header(file_format: str, dtype: str, n_tokens: int) -> bytes:
+    """Return the header before n_tokens tokens: 128 bytes for npy, 0 for nanogpt, 1,024 for llmc.
+
+    Raises:
+        UserError: The format cannot hold this type or number of tokens.
     """
     if file_format == "npy":
         header = io.BytesIO()
@@ -73,7 +96,7 @@ def file_header(file_format: str, dtype: str, n_tokens: int) -> bytes:
         return header.getvalue()
     if dtype != "uint16":
         raise UserError(
-            f"the format {file_format} holds tokens of uint16, and this vocabulary takes {dtype}: "
+            f"the format {file_format} holds tokens of uint16, but this vocabulary needs {dtype}: "
             "choose the format npy, or a vocabulary of at most 65,536"
         )
     if file_format == "nanogpt":
@@ -107,16 +130,16 @@ def mapped(path: Path, dtype: str, file_format: str) -> np.ndarray:
         raise ShardError(f"an array of shape {array.shape} of {array.dtype.name}")
     if size != promised:
         raise ShardError(f"{size:,} bytes for a header that promises {promised:,}")
-    return array.view(np.ndarray)  # slices of the plain type cost a quarter of a memmap's
+    return array.view(np.ndarray)  # slicing an ndarray costs a quarter of slicing a memmap
 
 
 def _map_npy(path: Path) -> np.memmap[Any, np.dtype[Any]]:
     try:
-        return np.lib.format.open_memmap(path, mode="r")  # unlike np.load, it knows no pickles
+        return np.lib.format.open_memmap(path, mode="r")  # unlike np.load, it reads no pickles
     except OSError:
         raise
-    # Not a .npy file, objects, too short for its header: ValueError. But numpy reads the header as
-    # Python's source, and a flipped bit in it raises what tokenize raises, and more.
+    # Another format, objects or a short header raise ValueError. But numpy parses the header as
+    # Python source, and a flipped bit in it raises the errors of tokenize, and others.
     except Exception as error:
         raise ShardError(" ".join(str(error).split()) or type(error).__name__) from error
 
@@ -131,8 +154,8 @@ def _map_bare(path: Path) -> np.memmap[Any, np.dtype[Any]]:
 def _map_llmc(path: Path) -> np.memmap[Any, np.dtype[Any]]:
     magic, version, count = llmc_header(path)
     if magic != LLMC_MAGIC:
-        said = f", {OTHER_MAGICS[magic]}" if magic in OTHER_MAGICS else ""
-        raise ShardError(f"the magic number {magic}{said}, not {LLMC_MAGIC}")
+        meaning = f", {OTHER_MAGICS[magic]}" if magic in OTHER_MAGICS else ""
+        raise ShardError(f"the magic number {magic}{meaning}, not {LLMC_MAGIC}")
     if version != LLMC_VERSION:
         raise ShardError(f"version {version}, not {LLMC_VERSION}")
     size, promised = path.stat().st_size, LLMC_HEADER_BYTES + 2 * count
@@ -142,11 +165,11 @@ def _map_llmc(path: Path) -> np.memmap[Any, np.dtype[Any]]:
 
 
 def llmc_header(path: Path) -> tuple[int, int, int]:
-    """The first three numbers of a file, in llm.c's: magic, version, number of tokens.
+    """Return the first three numbers of a file; in llm.c's: magic, version, number of tokens.
 
     Raises:
-        OSError: it cannot be read.
-        ShardError: it is shorter than llm.c's header.
+        OSError: The file cannot be read.
+        ShardError: The file is shorter than llm.c's header.
     """
     with open(path, "rb") as file:
         header = np.frombuffer(file.read(LLMC_HEADER_BYTES), np.uint8)
@@ -162,19 +185,19 @@ def llmc_header(path: Path) -> tuple[int, int, int]:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Numbers, strings and containers only: a pickle that names a class or function is refused."""
+    """Unpickler of numbers, strings and containers; a pickle that names a class raises an error."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(
-            f"it asks for {module}.{name}, and a pickle that asks for anything may run a program"
+            f"it names {module}.{name}, and a pickle that names a class or function can run code"
         )
 
 
 def read_meta(path: Path) -> str:
-    """The characters of nanoGPT's meta.pkl in the order of their ids. Nothing in it is run.
+    """Return the characters of nanoGPT's meta.pkl in the order of their ids; no code in it runs.
 
     Raises:
-        UserError: the file names a class or function, is damaged, or its vocabulary is not one of
+        UserError: The file names a class or function, is damaged, or its vocabulary is not one of
             sorted, distinct characters.
     """
     with explained("read", path):
@@ -183,7 +206,7 @@ def read_meta(path: Path) -> str:
         if len(content) > META_MAX_BYTES:
             raise pickle.UnpicklingError(f"it has {len(content):,} bytes")
         return _characters(_PlainUnpickler(io.BytesIO(content)).load())
-    except Exception as error:  # a damaged pickle can raise any of them, says Python's manual
+    except Exception as error:  # by Python's manual a damaged pickle can raise anything
         raise UserError(
             f"{path}: expected nanoGPT's vocabulary (vocab_size, stoi, itos of sorted, distinct "
             f"characters), found: {' '.join(str(error).split()) or type(error).__name__}; make it "
@@ -208,16 +231,16 @@ def _characters(meta: Any) -> str:
 
 
 def write_meta(folder: Path, tokenizer: Tokenizer) -> None:
-    """Writes the meta.pkl by which nanoGPT knows a vocabulary of characters; gpt2 needs none.
+    """Write the meta.pkl with nanoGPT's vocabulary of characters; gpt2 needs none.
 
     Raises:
-        UserError: a tokenizer that nanoGPT does not know, or a disk that does not take the file.
+        UserError: nanoGPT does not know the tokenizer, or the file cannot be written.
     """
     if tokenizer.name == "gpt2":
         return
     if tokenizer.name != "char":
         raise UserError(
-            f"nanoGPT knows the tokenizers char and gpt2, not {tokenizer.name}: choose one of "
+            f"nanoGPT has the tokenizers char and gpt2, not {tokenizer.name}: choose one of "
             "them, or the format npy"
         )
     characters = tokenizer.spec()["characters"]

@@ -1,4 +1,4 @@
-"""How long the documents of a dataset are."""
+"""Lengths of the documents in a dataset."""
 
 from pathlib import Path
 
@@ -16,10 +16,10 @@ N_BINS = 60
 
 
 class Lengths:
-    """Lengths of documents in tokens, all of them exactly and in bounded memory.
+    """Exact lengths of documents in tokens, in bounded memory.
 
-    Up to 2^20 tokens a counter a length, 8 MiB in all; longer documents one by one, which are at
-    most one for each 2^20 tokens read.
+    Lengths below 2^20 tokens have a counter each, 8 MiB in all. Longer documents are listed one by
+    one; there is at most one for each 2^20 tokens read.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Lengths:
         self._long: list[int] = []
 
     def add(self, lengths: np.ndarray) -> None:
-        """Counts documents, (n,) of their lengths; those of no token are none."""
+        """Count documents by their lengths, (n,); a length of 0 is no document."""
         lengths = lengths[lengths > 0]
         short = lengths[lengths < COUNTED]
         counts = np.bincount(short)
@@ -35,7 +35,7 @@ class Lengths:
         self._long += lengths[lengths >= COUNTED].tolist()
 
     def table(self) -> tuple[np.ndarray, np.ndarray]:
-        """The lengths that occur, ascending, and how many documents have each; int64, (n,) both."""
+        """Return the lengths that occur, ascending, and their numbers of documents; int64, (n,)."""
         short = np.flatnonzero(self._counts)
         longer, counts = np.unique(np.array(self._long, np.int64), return_counts=True)
         return np.concatenate([short, longer]), np.concatenate([self._counts[short], counts])
@@ -44,12 +44,12 @@ class Lengths:
         return int(self._counts.sum()) + len(self._long)
 
     def quantile(self, q: float) -> int:
-        """The shortest length that at least a share q of the documents do not exceed."""
+        """Return the shortest length that a share q of the documents do not exceed."""
         lengths, counts = self.table()
         return int(lengths[np.searchsorted(np.cumsum(counts), q * len(self))])
 
     def mean(self) -> float:
-        """Tokens a document."""
+        """Return the mean number of tokens a document."""
         lengths, counts = self.table()
         return float(lengths @ counts) / len(self)
 
@@ -57,16 +57,16 @@ class Lengths:
 def document_lengths(
     folder: Path, manifest: Manifest, split: str, eot_token: int, progress: Progress
 ) -> Lengths:
-    """The documents of a split: what stands between end-of-text tokens, which do not count.
+    """Count the documents of a split, which end-of-text tokens separate and do not belong to.
 
-    It makes no difference whether these stand before the documents, as llm.c's and ours do, or
-    after them, as nanoGPT's do. Shards and pieces are no borders.
+    The end-of-text token may come before a document, as in llm.c's and our shards, or after it, as
+    in nanoGPT's. Shards and pieces are no borders.
 
     Raises:
-        UserError: a shard cannot be read.
+        UserError: A shard cannot be read.
     """
     lengths = Lengths()
-    begun = 0  # tokens of the document that is being read
+    begun = 0  # tokens of the unfinished document
     for shard in manifest.splits[split]:
         path = folder / shard.file
         try:
@@ -81,25 +81,25 @@ def document_lengths(
 
 
 def _add_piece(lengths: Lengths, tokens: np.ndarray, eot_token: int, begun: int) -> int:
-    """Counts the documents that end in tokens, (n,); returns the length of the unfinished one."""
+    """Count the documents that end in tokens, (n,); return the length of the unfinished one."""
     borders = np.flatnonzero(tokens == eot_token)
     if not len(borders):
         return begun + len(tokens)
-    # before the first border lies also what earlier pieces began: its place is at -1 - begun
+    # the document before the first border began in earlier pieces, at -1 - begun
     lengths.add(np.diff(borders, prepend=-1 - begun) - 1)
     return len(tokens) - 1 - int(borders[-1])
 
 
 def plot_lengths(path: Path, title: str, splits: dict[str, Lengths]) -> None:
-    """A histogram of document lengths: below, what share of the tokens the documents hold.
+    """Draw two histograms over document lengths: share of documents, and share of tokens.
 
     Args:
-        path: A .png file; its folder is made if need be.
-        title: Of the picture.
+        path: Path of a .png file; its folder is made if need be.
+        title: Title of the picture.
         splits: Name -> lengths, at least one document each.
 
     Raises:
-        UserError: the file cannot be written.
+        UserError: The file cannot be written.
     """
     from matplotlib.figure import Figure  # not pyplot: no global state, no window
 

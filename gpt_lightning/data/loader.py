@@ -18,17 +18,17 @@ IGNORE_INDEX = -100  # target of a padded position: F.cross_entropy skips it by 
 
 
 def split_windows(windows: np.ndarray) -> Batch:
-    """Inputs and targets of (B, T + 1) windows: the same tokens, one apart, (B, T) each."""
+    """Return inputs and targets of (B, T + 1) windows, (B, T) each; targets are one token later."""
     tokens = torch.from_numpy(windows)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
 class TrainBatches(Dataset[Batch]):
-    """One epoch's micro-batches of one rank, by index.
+    """Micro-batches of one rank in one epoch, by index.
 
-    Global micro-batch m is made of the windows m B W .. (m + 1) B W - 1 of the order, for B
+    Global micro-batch m consists of the windows m B W .. (m + 1) B W - 1 of the order, for B
     sequences a rank and W ranks; rank r takes every W-th of them from r on. The union over ranks is
-    thus the same for every W.
+    therefore the same for every W.
     """
 
     def __init__(
@@ -44,20 +44,20 @@ class TrainBatches(Dataset[Batch]):
 
 
 class TrainLoader:
-    """Endless epochs of training batches; Lightning sees a sized, stateful iterable.
+    """Endless epochs of training batches, a sized and stateful iterable for Lightning.
 
-    The position counts batches handed to the loop, not batches that workers have read ahead. It is
-    saved in windows of the global order, so that it means the same to another number of ranks. An
-    epoch is a multiple of the accumulation: no optimizer step straddles two.
+    The position counts batches handed to the loop, not batches that workers have prefetched. It is
+    saved in windows of the global order, so that it is valid for another number of ranks. An epoch
+    is a multiple of the accumulation: no optimizer step reaches into the next epoch.
 
     Args:
-        source: the windows.
-        batch_size: sequences a micro-batch and rank.
-        accumulate: micro-batches an optimizer step.
-        rank: of this process, of `world`.
-        world: number of processes that share the order.
-        num_workers: processes that read ahead; 0 reads in the training process.
-        pin_memory: page-locked batches, for CUDA.
+        source: Windows in their global order.
+        batch_size: Sequences a micro-batch and rank.
+        accumulate: Micro-batches an optimizer step.
+        rank: Rank of this process, of `world`.
+        world: Number of processes that share the order.
+        num_workers: Processes that prefetch; 0 reads in the training process.
+        pin_memory: True for page-locked batches, for CUDA.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class TrainLoader:
         self.num_workers, self.pin_memory = num_workers, pin_memory
         self.epoch = 0
         self.position = 0
-        self.wait_s = 0.0  # that the loop has waited for batches
+        self.wait_s = 0.0  # waited for batches
         steps = source.n_windows // (batch_size * world * accumulate)
         self._length = steps * accumulate
 
@@ -92,7 +92,7 @@ class TrainLoader:
             sampler=range(self.position, len(self)),
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
-            generator=torch.Generator(),  # its own, or it would draw from the run's at every epoch
+            generator=torch.Generator(),  # else it draws from the run's generator at every epoch
         )
         batches_read = iter(loader)
         while self.position < len(self):
@@ -104,7 +104,7 @@ class TrainLoader:
 
     @property
     def window(self) -> int:
-        """Windows of the epoch that have been handed out, over all ranks."""
+        """Windows of the epoch that were handed out, over all ranks."""
         return self.position * self.batch_size * self.world
 
     def state_dict(self) -> dict[str, Any]:
@@ -112,8 +112,8 @@ class TrainLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "window" not in state:
-            raise UserError("the checkpoint was trained with data.order nanogpt: use that")
-        rows = self.batch_size * self.world  # what another batch size has half read, it reads again
+            raise UserError("the checkpoint was trained with data.order nanogpt: set it here too")
+        rows = self.batch_size * self.world  # a batch that was read in part is read again
         self.epoch, self.position = state["epoch"], state["window"] // rows
 
     def identity(self) -> dict[str, Any]:
@@ -134,9 +134,9 @@ class TrainLoader:
 
 
 class EvalBatches(Dataset[Batch]):
-    """A whole split, each of its n - 1 predictions exactly once, in batches of one shape.
+    """Whole split in batches of one shape: each of its n - 1 predictions exactly once.
 
-    The last window and the last batch are filled up with positions whose target is IGNORE_INDEX.
+    The last window and the last batch are padded with positions whose target is IGNORE_INDEX.
     """
 
     def __init__(

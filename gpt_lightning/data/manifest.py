@@ -1,4 +1,4 @@
-"""What a prepared folder holds, and whether it does: manifest.json and the files it lists."""
+"""manifest.json: contents of a prepared folder, and checks of the files that it lists."""
 
 import dataclasses
 import json
@@ -17,16 +17,16 @@ from gpt_lightning.files import write_atomic
 
 MANIFEST = "manifest.json"
 VERSION = 1
-SCAN_BYTES = 2**30  # up to here all tokens are looked at before training
+SCAN_BYTES = 2**30  # up to this size every token is checked before training
 T = TypeVar("T")
 _DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of tokens: its name in the folder, number of tokens, digest of the file.
+    """One file of tokens: its name in the folder, its number of tokens, its digest.
 
-    The digest is "" where another program made the dataset and gave none.
+    The digest is "" if another program made the dataset.
     """
 
     file: str
@@ -36,7 +36,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class TextOrigin:
-    """The text that a dataset was made from: file or corpus name, size, digest."""
+    """Text that a dataset was made from: file or corpus name, size, digest."""
 
     name: str
     bytes: int
@@ -45,17 +45,17 @@ class TextOrigin:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a prepared folder holds; manifest.json is its only form on disk.
+    """Contents of a prepared folder; manifest.json is its only form on disk.
 
     Attributes:
-        tokenizer: spec that tokenizer_from_spec takes.
-        vocab_size: number of token ids; every token is below it.
-        dtype: of all shards, uint16 or uint32.
-        source: the text.
-        settings: what else decided the bytes, such as val_fraction.
-        splits: split name -> its shards in the order of the text.
-        format: of all shard files: npy, nanogpt or llmc.
-        version: of the manifest.
+        tokenizer: Spec for tokenizer_from_spec.
+        vocab_size: Number of token ids; every token is below it.
+        dtype: Type of the tokens in all shards, uint16 or uint32.
+        source: Text that the dataset was made from.
+        settings: Further settings that decided the bytes, such as val_fraction.
+        splits: Split name -> its shards in the order of the text.
+        format: Format of all shard files: npy, nanogpt or llmc.
+        version: Version of the manifest's format.
     """
 
     tokenizer: dict[str, Any]
@@ -68,24 +68,24 @@ class Manifest:
     version: int = VERSION
 
     def tokens(self, split: str) -> int:
-        """Number of tokens of a split."""
+        """Return the number of tokens of a split."""
         return sum(shard.tokens for shard in self.splits[split])
 
     def save(self, folder: Path) -> None:
-        """Writes manifest.json atomically; no time stamp, so the same data gives the same bytes."""
+        """Write manifest.json atomically, without a time stamp: equal data give equal bytes."""
         text = json.dumps(dataclasses.asdict(self), indent=2) + "\n"
         write_atomic(folder / MANIFEST, text.encode())
 
     @classmethod
     def parse(cls, content: bytes, where: str) -> "Manifest":
-        """The manifest in the bytes of a manifest.json.
+        """Return the manifest in the bytes of a manifest.json.
 
         Args:
-            content: of the file.
-            where: its path or address, for complaints.
+            content: Bytes of the file.
+            where: Path or address of the file, for error messages.
 
         Raises:
-            UserError: it is broken, or its type is not the one that its vocabulary takes.
+            UserError: The file is broken, or its dtype is not that of its vocabulary.
         """
         try:
             raw = json.loads(content)
@@ -102,10 +102,10 @@ class Manifest:
         return manifest
 
     def check_tokens(self, folder: Path) -> None:
-        """Looks at every token.
+        """Check that every token is inside the vocabulary.
 
         Raises:
-            UserError: a token is beyond the vocabulary, or a shard cannot be read.
+            UserError: A token is outside the vocabulary, or a shard cannot be read.
         """
         for shard in self.shards():
             path = folder / shard.file
@@ -115,11 +115,11 @@ class Manifest:
                 raise UserError(f"{path}: {error}; {repair_hint(folder)}") from error
 
     def shards(self) -> list[Shard]:
-        """The shards of all splits."""
+        """Return the shards of all splits."""
         return [shard for shards in self.splits.values() for shard in shards]
 
     def n_bytes(self) -> int:
-        """Bytes of all tokens."""
+        """Return the bytes of all tokens."""
         return sum(shard.tokens for shard in self.shards()) * np.dtype(self.dtype).itemsize
 
 
@@ -127,10 +127,10 @@ class Manifest:
 
 
 def open_shard(folder: Path, shard: Shard, dtype: str, file_format: str) -> np.ndarray:
-    """The tokens of a shard, (shard.tokens,), memory-mapped read-only.
+    """Map the tokens of a shard read-only, (shard.tokens,).
 
     Raises:
-        UserError: the file is missing, is not of its format, or differs in type, count or size.
+        UserError: The file is missing, has another format, or differs in type, count or size.
     """
     try:
         return checked_shard(folder, shard, dtype, file_format)
@@ -139,10 +139,10 @@ def open_shard(folder: Path, shard: Shard, dtype: str, file_format: str) -> np.n
 
 
 def checked_shard(folder: Path, shard: Shard, dtype: str, file_format: str) -> np.ndarray:
-    """As open_shard, for callers who look at all shards before they speak.
+    """Map a shard as open_shard does, for callers that collect the faults of all shards.
 
     Raises:
-        ShardError: what was expected and what was found.
+        ShardError: The file is not the shard; the message names what was expected and found.
     """
     expected = f"expected {shard.tokens:,} tokens of {dtype}"
     try:
@@ -155,16 +155,16 @@ def checked_shard(folder: Path, shard: Shard, dtype: str, file_format: str) -> n
 
 
 def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
-    """Names of files that look like shards of the dataset and are not listed in its manifest."""
+    """Return files that are named as shards of the dataset but are not in its manifest."""
     listed = {shard.file for shard in manifest.shards()}
     suffix = Path(file_name(manifest.format, "train", 0)).suffix
     return sorted({path.name for path in folder.glob(f"*{suffix}")} - listed)
 
 
 def repair_hint(folder: Path) -> str:
-    """The last words of a complaint: how a damaged dataset becomes a good one."""
+    """Return the repair hint at the end of an error message about a dataset."""
     if not (folder / MANIFEST).is_file():
-        return "get the file again from where it came, or make it again with the program that did"
+        return "download the file again, or make it again with the program that made it"
     return f"make it again: `gpt-lightning prepare SOURCE --out {folder} --overwrite true`"
 
 
@@ -201,7 +201,7 @@ def _parsed(raw: Any, where: str) -> Manifest:
 
 
 def _parsed_format(raw: dict[str, Any], where: str) -> str:
-    if "format" not in raw:  # manifests of before there was another
+    if "format" not in raw:  # in manifests from before other formats existed
         return "npy"
     found = _take(raw, "format", str, where)
     if found not in FORMATS:
@@ -220,9 +220,9 @@ def _parsed_shards(splits: dict[str, Any], split: str, where: str) -> tuple[Shar
     )
     for shard in shards:
         if Path(shard.file).name != shard.file:  # a manifest must not reach outside its folder
-            raise _bad(where, f"{shard.file!r} is no plain file name")
+            raise _bad(where, f"{shard.file!r} is not a plain file name")
         if not _DIGEST.fullmatch(shard.sha256):  # it names files in the cache of remote datasets
-            raise _bad(where, f"sha256 of {shard.file} is {shard.sha256!r}, no SHA-256")
+            raise _bad(where, f"sha256 of {shard.file} is {shard.sha256!r}, not a SHA-256")
     return shards
 
 

@@ -1,12 +1,12 @@
-"""What training reads windows from: one dataset, or several mixed by weight.
+"""Sources of training windows: one dataset, or several mixed by weight.
 
-A source answers with the windows `first .. first + count - 1` of an epoch's global order. The
-answer depends on nothing but (seed, epoch, index).
+A source returns the windows `first .. first + count - 1` of an epoch's global order, as a pure
+function of (seed, epoch, index).
 """
 
 import functools
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -14,70 +14,43 @@ from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
 
-BLOCK = 1_000  # samples after which a mixture has its weights to 1 in 1,000
-
-
-class WindowSource(Protocol):
-    """Windows of T + 1 tokens in a global order."""
-
-    @property
-    def n_windows(self) -> int:
-        """Windows of an epoch."""
-        ...
-
-    @property
-    def block_size(self) -> int:
-        """T."""
-        ...
-
-    def read(self, epoch: int, first: int, count: int, rank: int, world: int) -> np.ndarray:
-        """Every `world`-th of the windows first .. first + count - 1, from the rank-th on.
-
-        Returns:
-            int64, (count / world, T + 1).
-        """
-        ...
-
-    def identity(self) -> dict[str, Any]:
-        """What decides the order; fit for JSON. Two equal ones read the same windows."""
-        ...
-
-    def stamps(self) -> dict[str, list[int]]:
-        """By which a shard that was replaced is known: file -> size and times."""
-        ...
-
-    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
-        """Refuses shards that were replaced since their stamps were taken."""
-        ...
+BLOCK = 1_000  # samples in which a mixture realizes its weights to 1 in 1,000
 
 
 class DatasetWindows:
     """One split of one dataset in one order.
 
     Args:
-        stream: the split's tokens.
-        order: of its windows.
+        stream: Tokens of the split.
+        order: Order of its windows.
     """
 
     def __init__(self, stream: TokenStream, order: WindowOrder) -> None:
         self.stream, self.order = stream, order
-        self._looked_ahead = (-1, -1)  # epoch and window up to which shards are on their way
+        self._looked_ahead = (-1, -1)  # epoch and window up to which shards were announced
 
     @property
     def n_windows(self) -> int:
+        """Windows of an epoch."""
         return self.order.n_windows
 
     @property
     def block_size(self) -> int:
+        """Tokens T a sequence; a window has T + 1."""
         return self.order.block_size
 
     def read(self, epoch: int, first: int, count: int, rank: int, world: int) -> np.ndarray:
+        """Read every `world`-th of the windows first .. first + count - 1, from the rank-th on.
+
+        Returns:
+            int64, (count / world, T + 1).
+        """
         starts = self.order.starts(epoch, first, count)[rank::world]
         self.look_ahead(epoch, first)
         return self.stream.windows(starts, self.block_size + 1)
 
     def look_ahead(self, epoch: int, first: int) -> None:
-        """Names the shards of the windows to come to a stream that has to fetch them."""
+        """Announce the coming windows to a stream that has to fetch their shards."""
         horizon = self.stream.horizon(self.block_size)
         if not horizon or self.order.name == "random":
             return
@@ -89,6 +62,7 @@ class DatasetWindows:
         self.stream.expect(self.order.starts(epoch, first, count), self.block_size + 1)
 
     def identity(self) -> dict[str, Any]:
+        """Return the settings that decide the order, as JSON types."""
         order = self.order
         return {
             "dataset": self.stream.digest,
@@ -99,27 +73,29 @@ class DatasetWindows:
         }
 
     def stamps(self) -> dict[str, list[int]]:
+        """Return file identities (size, inode, times) that detect replaced shards."""
         return self.stream.stamps()
 
     def check_stamps(self, stamps: dict[str, list[int]]) -> None:
+        """Raise UserError if a shard was replaced since its stamp was taken."""
         self.stream.check_stamps(stamps)
 
 
 class Mixture:
     """Several datasets by weight.
 
-    Of every thousand samples each dataset gives its share, rounded, at places drawn from (seed,
+    Of every thousand samples each dataset provides its share, rounded, at places drawn from (seed,
     block): after any number of samples the realized proportions are off by less than one block. A
-    dataset that is used up begins its next epoch. An epoch of the mixture is as many windows as all
-    datasets have together.
+    dataset that is used up begins its next epoch. An epoch of the mixture has as many windows as
+    all datasets together.
 
     Args:
-        corpora: name -> dataset, all with the same block size.
-        weights: name -> weight, above 0; their sum is normalized.
-        seed: of the places.
+        corpora: Name -> dataset, all with the same block size.
+        weights: Name -> weight, above 0; their sum is normalized.
+        seed: Seed of the places.
 
     Raises:
-        UserError: a weight that is not above 0, or too small to be seen in a thousand samples.
+        UserError: A weight is not above 0, or is less than one in a thousand.
     """
 
     def __init__(
@@ -139,13 +115,13 @@ class Mixture:
         return next(iter(self.corpora.values())).block_size
 
     def counts(self, samples: int) -> np.ndarray:
-        """How many of the first `samples` samples come from each dataset, int64 (datasets,)."""
+        """Return the number of the first `samples` samples from each dataset, int64 (datasets,)."""
         blocks, rest = divmod(samples, BLOCK)
         inside = np.bincount(self._block(blocks)[:rest], minlength=len(self.quotas))
         return np.asarray(blocks * self.quotas + inside)
 
     def _block(self, block: int) -> np.ndarray:
-        """Which dataset each sample of a block comes from, (BLOCK,)."""
+        """Return the dataset number of each sample of a block, (BLOCK,)."""
         return _shuffled_block((self.seed, block), tuple(self.quotas.tolist()))
 
     def read(self, epoch: int, first: int, count: int, rank: int, world: int) -> np.ndarray:
@@ -179,8 +155,11 @@ class Mixture:
             corpus.check_stamps(own)
 
 
+WindowSource = DatasetWindows | Mixture  # the two have the same methods
+
+
 def _read_on(corpus: DatasetWindows, first: int, wanted: np.ndarray) -> np.ndarray:
-    """Windows first, first + 1, ... of a dataset's endless epochs, those that are wanted."""
+    """Read the wanted ones of windows first, first + 1, ... of a dataset's endless epochs."""
     parts, done = [np.empty((0, corpus.block_size + 1), dtype=np.int64)], 0
     while done < len(wanted):
         epoch, begin = divmod(first + done, corpus.n_windows)
@@ -193,13 +172,13 @@ def _read_on(corpus: DatasetWindows, first: int, wanted: np.ndarray) -> np.ndarr
 
 
 def quotas(weights: list[float], names: list[str]) -> np.ndarray:
-    """Samples of each dataset in a block of a thousand, by the largest remainders.
+    """Return the samples of each dataset in a block of a thousand, by the largest remainders.
 
     Returns:
         int64, (datasets,), of sum BLOCK.
 
     Raises:
-        UserError: as Mixture.
+        UserError: A weight is not above 0, or is less than one in a thousand.
     """
     for name, weight in zip(names, weights, strict=True):
         if not (0 < weight < math.inf):

@@ -1,4 +1,4 @@
-"""nanoGPT's batches, draw by draw.
+"""Batches of nanoGPT's program, draw by draw.
 
 nanoGPT's program has one generator of random numbers on the CPU, seeded once. The weights are drawn
 first, then the first training batch, then, at step 0 and at every evaluation after it, batches of
@@ -23,49 +23,53 @@ from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
 
 
-class NanoGPTDraws:
-    """The one stream of draws that training and evaluation share.
+class NanoGPTLoader:
+    """Training and evaluation batches from one stream of draws, a sized, stateful iterable.
 
-    The generator takes over where the model's initialization has left PyTorch's default one, and is
-    a copy: dropout, which in nanoGPT's program on a CPU draws in between, does not move it here, so
-    that the batches are the same on every device (and those of nanoGPT on a GPU).
+    The generator continues from the state in which the model's initialization left PyTorch's
+    default generator, as a copy: dropout, which in nanoGPT's program on a CPU draws in between,
+    does not move it here. The batches are therefore equal on every device (and equal to those of
+    nanoGPT on a GPU). The draws have no epochs; the length is that of a pass over the split.
 
     Args:
-        streams: the splits `train` and `val`.
-        block_size: T.
-        batch_size: B.
-        eval_batches: batches of each split at an evaluation.
+        streams: Tokens of the splits `train` and `val`.
+        settings: Data arguments, with block_size set.
+        accumulate: Micro-batches an optimizer step.
     """
 
     def __init__(
-        self, streams: dict[str, TokenStream], block_size: int, batch_size: int, eval_batches: int
+        self, streams: dict[str, TokenStream], settings: DataSettings, accumulate: int = 1
     ) -> None:
-        self.streams, self.block_size = streams, block_size
-        self.batch_size, self.eval_batches = batch_size, eval_batches
+        assert settings.block_size is not None
+        self.streams, self.accumulate = streams, accumulate
+        self.block_size: int = settings.block_size
+        self.batch_size: int = settings.batch_size
+        self.eval_batches = settings.eval_batches or 0
+        self.wait_s = 0.0  # waited for batches
         self._generator: torch.Generator | None = None
         self._next: torch.Tensor | None = None  # starts of the coming training batch
         self._evaluation: dict[str, list[torch.Tensor]] = {}
 
-    def _draw(self, split: str) -> torch.Tensor:
-        if self._generator is None:
-            self._generator = torch.Generator()
-            self._generator.set_state(torch.get_rng_state())
-        last = len(self.streams[split]) - self.block_size
-        return torch.randint(last, (self.batch_size,), generator=self._generator)
+    def __len__(self) -> int:
+        windows = (len(self.streams["train"]) - 1) // self.block_size
+        steps = windows // (self.batch_size * self.accumulate)
+        return max(1, steps) * self.accumulate
 
-    def _hold_next(self) -> torch.Tensor:
-        if self._next is None:
-            self._next = self._draw("train")
-        return self._next
+    def __iter__(self) -> Iterator[Batch]:
+        for _ in range(len(self)):
+            began = time.perf_counter()
+            batch = self.training_batch()
+            self.wait_s += time.perf_counter() - began
+            yield batch
 
     def training_batch(self) -> Batch:
-        """The coming training batch, (B, T) each."""
+        """Return the next training batch, (B, T) each."""
         starts = self._hold_next()
         self._next = None
         return self._batch("train", starts)
 
     def evaluation_batch(self, split: str, index: int) -> Batch:
-        """Batch `index` of an evaluation, (B, T) each; index 0 of `val` begins a new evaluation."""
+        """Return batch `index` of an evaluation, (B, T) each; index 0 of `val` begins a new one."""
         if (split, index) == ("val", 0):
             self._hold_next()
             self._evaluation = {
@@ -74,18 +78,20 @@ class NanoGPTDraws:
             }
         return self._batch(split, self._evaluation[split][index])
 
+    def _hold_next(self) -> torch.Tensor:
+        if self._next is None:
+            self._next = self._draw("train")
+        return self._next
+
+    def _draw(self, split: str) -> torch.Tensor:
+        if self._generator is None:
+            self._generator = torch.Generator()
+            self._generator.set_state(torch.get_rng_state())
+        last = len(self.streams[split]) - self.block_size
+        return torch.randint(last, (self.batch_size,), generator=self._generator)
+
     def _batch(self, split: str, starts: torch.Tensor) -> Batch:
         return split_windows(self.streams[split].windows(starts.numpy(), self.block_size + 1))
-
-    def identity(self) -> dict[str, Any]:
-        """What decides the batches, beside the seed."""
-        return {
-            "dataset": self.streams["train"].digest,
-            "data.order": "nanogpt",
-            "data.block_size": self.block_size,
-            "data.batch_size": self.batch_size,
-            "data.eval_batches": self.eval_batches,
-        }
 
     def state_dict(self) -> dict[str, Any]:
         generator = None if self._generator is None else self._generator.get_state()
@@ -94,7 +100,7 @@ class NanoGPTDraws:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "generator" not in state:
             raise UserError(
-                "the checkpoint was trained with another data.order than nanogpt: use its own"
+                "the checkpoint was trained with another data.order than nanogpt: set that order"
             )
         self._next = state["next"]
         self._generator = None
@@ -102,56 +108,34 @@ class NanoGPTDraws:
             self._generator = torch.Generator()
             self._generator.set_state(state["generator"])
 
-
-class NanoGPTLoader:
-    """Training batches as nanoGPT draws them; Lightning sees a sized, stateful iterable.
-
-    There are no epochs in these draws; the length is what a pass over the split would take.
-    """
-
-    def __init__(self, draws: NanoGPTDraws, accumulate: int = 1) -> None:
-        self.draws, self.accumulate = draws, accumulate
-        self.wait_s = 0.0  # that the loop has waited for batches
-
-    def __len__(self) -> int:
-        windows = (len(self.draws.streams["train"]) - 1) // self.draws.block_size
-        steps = windows // (self.draws.batch_size * self.accumulate)
-        return max(1, steps) * self.accumulate
-
-    def __iter__(self) -> Iterator[Batch]:
-        for _ in range(len(self)):
-            began = time.perf_counter()
-            batch = self.draws.training_batch()
-            self.wait_s += time.perf_counter() - began
-            yield batch
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.draws.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.draws.load_state_dict(state)
-
     def identity(self) -> dict[str, Any]:
-        """Return what decides the batches, besides the seed."""
-        return {"micro-batches a step": self.accumulate, **self.draws.identity()}
+        """Return the settings that decide the batches, except the seed."""
+        return {
+            "micro-batches a step": self.accumulate,
+            "dataset": self.streams["train"].digest,
+            "data.order": "nanogpt",
+            "data.block_size": self.block_size,
+            "data.batch_size": self.batch_size,
+            "data.eval_batches": self.eval_batches,
+        }
 
     def stamps(self) -> dict[str, list[int]]:
         """Return file -> size, inode and times of the shards."""
-        return self.draws.streams["train"].stamps()
+        return self.streams["train"].stamps()
 
     def check_stamps(self, stamps: dict[str, list[int]]) -> None:
-        """Raise a UserError if a shard was replaced since its stamp was taken."""
-        self.draws.streams["train"].check_stamps(stamps)
+        """Raise UserError if a shard was replaced since its stamp was taken."""
+        self.streams["train"].check_stamps(stamps)
 
 
 class NanoGPTEvalBatches(Dataset[Batch]):
-    """The batches of one evaluation of a split, by index."""
+    """Batches of one evaluation of a split, by index."""
 
-    def __init__(self, draws: NanoGPTDraws, split: str) -> None:
-        self.draws, self.split = draws, split
+    def __init__(self, loader: NanoGPTLoader, split: str) -> None:
+        self.loader, self.split = loader, split
 
     def __getitem__(self, index: int) -> Batch:
-        return self.draws.evaluation_batch(self.split, index)
+        return self.loader.evaluation_batch(self.split, index)
 
 
 class NanoGPTReader(Reader):
@@ -169,16 +153,10 @@ class NanoGPTReader(Reader):
             raise UserError("data.order nanogpt is one process's: use --data.order random")
 
     @functools.cached_property
-    def draws(self) -> NanoGPTDraws:
-        """The one stream of draws that training and evaluation share."""
-        streams = {split: self.stream(split) for split in ("train", "val")}
-        n_eval = self.settings.eval_batches or 0
-        return NanoGPTDraws(streams, self.block_size, self.batch_size, n_eval)
-
-    @functools.cached_property
     def train_loader(self) -> NanoGPTLoader:
-        return NanoGPTLoader(self.draws, self.place.accumulate)
+        streams = {split: self.stream(split) for split in ("train", "val")}
+        return NanoGPTLoader(streams, self.settings, self.place.accumulate)
 
     def samples(self, split: str) -> Dataset[Batch]:
         """Return the batches of one evaluation of a split; reading them draws them."""
-        return NanoGPTEvalBatches(self.draws, split)
+        return NanoGPTEvalBatches(self.train_loader, split)

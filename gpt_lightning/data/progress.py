@@ -1,4 +1,4 @@
-"""How far a preparation is: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a preparation: a bar on a terminal, else a line every ten seconds."""
 
 import sys
 import time
@@ -9,18 +9,18 @@ LINE_S = 10.0  # between two lines
 
 
 class Progress:
-    """Shows MB/s of input and the number of tokens.
+    """Progress display with MB/s of input and the number of tokens.
 
     Args:
-        n_bytes: of the whole input.
-        done_bytes: that an earlier run has done.
+        n_bytes: Bytes of the whole input.
+        done_bytes: Bytes that an earlier run has done.
     """
 
     def __init__(self, n_bytes: int, done_bytes: int) -> None:
         self._n_bytes = n_bytes
         self._bytes = self._begun_bytes = done_bytes
         self._tokens = 0
-        self._begun_s = self._said_s = time.monotonic()
+        self._begun_s = self._printed_s = time.monotonic()
         self._bar: Any = None
 
     def __enter__(self) -> Self:
@@ -42,22 +42,22 @@ class Progress:
             self._bar.close()
 
     def add(self, n_bytes: int, n_tokens: int) -> None:
-        """Counts a unit."""
+        """Count a unit."""
         self._bytes += n_bytes
         self._tokens += n_tokens
         if self._bar is not None:
             self._bar.set_postfix_str(f"{self._tokens:,} tokens", refresh=False)
             self._bar.update(n_bytes)
-        elif time.monotonic() - self._said_s >= LINE_S:
-            self._said_s = time.monotonic()
+        elif time.monotonic() - self._printed_s >= LINE_S:
+            self._printed_s = time.monotonic()
             print(self.line(), flush=True)
 
     def reach(self, n_bytes: int, n_tokens: int) -> None:
-        """Counts tokens, and all of the input up to n_bytes."""
+        """Count tokens, and the input up to n_bytes."""
         self.add(n_bytes - self._bytes, n_tokens)
 
     def line(self) -> str:
-        """What a log says."""
+        """Return the line of a log."""
         seconds = max(time.monotonic() - self._begun_s, 1e-9)
         rate = (self._bytes - self._begun_bytes) / 1e6 / seconds
         percent = 100 * self._bytes / max(self._n_bytes, 1)

@@ -27,7 +27,7 @@ from gpt_lightning.errors import UserError
 class TrainingLoader(Protocol):
     """Sized, stateful iterable of training batches, which counts what it has handed out."""
 
-    wait_s: float  # that the loop has waited for batches
+    wait_s: float  # waited for batches
 
     def __len__(self) -> int: ...
 
@@ -62,7 +62,7 @@ class Place:
         accumulate: Micro-batches an optimizer step.
         rank: Number of this process.
         world: Number of processes that share the order.
-        pin_memory: Whether batches are page-locked, for CUDA.
+        pin_memory: True for page-locked batches, for CUDA.
     """
 
     accumulate: int
@@ -86,9 +86,10 @@ class Reader(abc.ABC):
         assert settings.block_size is not None
         assert settings.seed is not None
         self.datasets, self.settings, self.place = datasets, settings, place
-        self.block_size, self.batch_size = settings.block_size, settings.batch_size
-        self.eval_batch_size = settings.eval_batch_size or settings.batch_size
-        self.seed = settings.seed
+        self.block_size: int = settings.block_size
+        self.batch_size: int = settings.batch_size
+        self.eval_batch_size: int = settings.eval_batch_size or settings.batch_size
+        self.seed: int = settings.seed
 
     @property
     @abc.abstractmethod

@@ -1,8 +1,8 @@
-"""Datasets at an address: shards are fetched ahead of need into a local cache of bounded size.
+"""Datasets behind a URL: shards are prefetched into a local cache of bounded size.
 
-A file in the cache is named by its SHA-256, appears complete and checked or not at all, and so is
+A file in the cache is named by its SHA-256 and appears complete and checked or not at all, so it is
 never stale. Processes (ranks, loader workers) share the cache: one fetches a shard, the others wait
-for it at a lock. A file that is deleted while it is mapped stays readable where it is.
+for it at a lock. A file that is deleted while it is mapped stays readable to the mapping process.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,17 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, file_sha256, locked, sync_folder
 
 ATTEMPTS = 6
-BACKOFF_S = 0.5  # doubles with every attempt: 15 s in all
-SILENCE_S = 60.0  # a connection that says nothing for so long is lost
+BACKOFF_S = 0.5  # doubles with every attempt, 15 s in all
+SILENCE_S = 60.0  # timeout of a connection that sends nothing
 
 
 class ShardCache:
-    """The shards of one address on this machine.
+    """Local copies of the shards of one URL.
 
     Args:
-        url: Of the dataset's folder, for any file system that fsspec knows.
-        folder: Where shards are kept.
-        limit_bytes: Of all files in the folder. The oldest-used go first.
+        url: URL of the dataset's folder, on any file system of fsspec.
+        folder: Folder that keeps the shards.
+        limit_bytes: Size limit of all files in the folder; the least recently used are deleted.
     """
 
     def __init__(self, url: str, folder: Path, limit_bytes: int) -> None:
@@ -53,14 +54,14 @@ class ShardCache:
         self._reset()
 
     def stream(self, manifest: Manifest, split: str) -> "RemoteStream":
-        """Return the tokens of a split, whose shards are fetched when they are needed."""
+        """Return the tokens of a split; its shards are fetched when they are needed."""
         return RemoteStream(self, manifest, split)
 
     def manifest(self) -> Manifest:
-        """The dataset's manifest, fetched at every start.
+        """Fetch the dataset's manifest.
 
         Raises:
-            UserError: the address does not answer or has no manifest.
+            UserError: The URL does not answer or has no manifest.
         """
         if self.folder.exists():
             self._evict()
@@ -68,14 +69,14 @@ class ShardCache:
         return Manifest.parse(fetch_bytes(url), url)
 
     def path(self, shard: Shard) -> Path:
-        """Where a shard is kept."""
+        """Return the path of a shard in the cache."""
         return self.folder / f"{shard.sha256}{Path(shard.file).suffix}"
 
     def get(self, shard: Shard) -> Path:
-        """The shard's file, fetched if need be.
+        """Return the shard's file, fetched if need be.
 
         Raises:
-            UserError: it cannot be fetched, or is not what the manifest promises.
+            UserError: The shard cannot be fetched, or differs from the manifest.
         """
         path = self.path(shard)
         with explained("write", self.folder):
@@ -85,16 +86,16 @@ class ShardCache:
                     fetch_file(f"{self.url}/{shard.file}", path, shard.sha256)
                     self._evict(keep=path)
             with contextlib.suppress(FileNotFoundError):  # another process may evict it at once
-                os.utime(path)  # used now
+                os.utime(path)  # most recently used
         return path
 
     def expect(self, shards: list[Shard]) -> None:
-        """Fetches shards in the background, in their order."""
+        """Fetch shards in the background, in their order."""
         if self._pid != os.getpid():  # threads do not survive a fork
             self._reset()
         if self._expected is None:
             self._expected = queue.SimpleQueue()
-            # a daemon: the end of a run does not wait for what nobody will read
+            # a daemon thread: the end of a run does not wait for unused shards
             threading.Thread(
                 target=self._fetch_expected, args=(self._expected,), daemon=True
             ).start()
@@ -106,13 +107,13 @@ class ShardCache:
     def _fetch_expected(self, expected: "queue.SimpleQueue[Shard]") -> None:
         while True:
             shard = expected.get()
-            # whoever needs the shard tries again, and says what is wrong
+            # the reader of the shard tries again and raises the error
             with contextlib.suppress(UserError):
                 self.get(shard)
             self._coming.discard(shard.sha256)
 
     def _evict(self, keep: Path | None = None) -> None:
-        """Deletes the files that were used longest ago until the cache is within its limit."""
+        """Delete the least recently used files until the cache is within its limit."""
         files = []
         for path in self.folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -128,15 +129,15 @@ class ShardCache:
 
 
 class RemoteStream(TokenStream):
-    """A split whose shards come from an address when they are needed, or a little before.
+    """Split whose shards are fetched from a URL when they are needed, or shortly before.
 
     Args:
-        cache: Of the address.
-        manifest: The dataset's.
+        cache: Cache of the URL.
+        manifest: Manifest of the dataset.
         split: train, val or test.
 
     Raises:
-        UserError: a shard without a digest, or larger than the cache.
+        UserError: A shard has no digest, or is larger than the cache.
     """
 
     def __init__(self, cache: ShardCache, manifest: Manifest, split: str) -> None:
@@ -160,7 +161,7 @@ class RemoteStream(TokenStream):
         first = np.searchsorted(self._ends, starts, side="right")
         _, places = np.unique(first, return_index=True)
         ahead: list[Shard] = []
-        room = self._cache.limit_bytes // 2  # the other half is for what is being read
+        room = self._cache.limit_bytes // 2  # the other half is for the shards being read
         for index in first[np.sort(places)].tolist():
             room -= self._shards[index].tokens * self._item_bytes
             if room < 0 and ahead:
@@ -176,7 +177,7 @@ class RemoteStream(TokenStream):
 
     def _tokens(self, index: int) -> np.ndarray:
         if index in self._maps:
-            self._maps[index] = self._maps.pop(index)  # used now: the last to go
+            self._maps[index] = self._maps.pop(index)  # most recently used
             return self._maps[index][0]
         tokens = self._opened(self._shards[index])
         self._maps[index] = tokens, tokens.nbytes
@@ -185,7 +186,7 @@ class RemoteStream(TokenStream):
         return tokens
 
     def _opened(self, shard: Shard) -> np.ndarray:
-        """A shard's tokens, mapped from a file that has been read through in this process."""
+        """Map a shard's tokens from a file whose digest was checked in this process."""
         while True:
             path = self._cache.get(shard)
             try:
@@ -194,7 +195,7 @@ class RemoteStream(TokenStream):
                     return open_shard(path.parent, kept, self._dtype, self._format)
                 path.unlink(missing_ok=True)  # damaged in the cache: fetched again
             except (FileNotFoundError, UserError):
-                if path.exists():  # else another process has evicted it in between
+                if path.exists():  # else another process evicted it meanwhile
                     raise
 
 
@@ -202,26 +203,26 @@ class RemoteStream(TokenStream):
 
 
 def fetch_bytes(url: str) -> bytes:
-    """A small file's content.
+    """Return the content of a small file.
 
     Raises:
-        UserError: it does not come after all attempts.
+        UserError: All attempts failed.
     """
-    content: bytes = attempts(url, lambda: file_system(url).cat_file(bare(url)))
+    content: bytes = attempts(url, lambda system, path: system.cat_file(path))
     return content
 
 
 def fetch_file(url: str, path: Path, sha256: str) -> None:
-    """Fetches a file, which appears at `path` complete and checked or not at all.
+    """Fetch a file, which appears at `path` complete and checked or not at all.
 
     Raises:
-        UserError: it does not come after all attempts, or is another file than promised.
-        OSError: it cannot be written.
+        UserError: All attempts failed, or the digest differs.
+        OSError: The file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.tmp")  # one at a time: the caller holds the lock
 
-    def fetch() -> None:
-        file_system(url).get_file(bare(url), str(temporary))
+    def fetch(system: Any, remote_path: str) -> None:
+        system.get_file(remote_path, str(temporary))
         found = file_sha256(temporary)
         if found != sha256:
             raise ValueError(f"expected SHA-256 {sha256}, found {found}")
@@ -236,43 +237,38 @@ def fetch_file(url: str, path: Path, sha256: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def attempts(url: str, fetch: Any) -> Any:
-    """Calls until it succeeds, with growing pauses.
+def attempts(url: str, fetch: Callable[[Any, str], Any]) -> Any:
+    """Call a function with a URL's file system and path until it succeeds, with growing pauses.
 
     Raises:
-        UserError: after the last attempt, or at once for what is not there.
+        UserError: The last attempt failed, or the file does not exist.
     """
     for attempt in range(ATTEMPTS):
         if attempt:
             time.sleep(BACKOFF_S * 2 ** (attempt - 1))
         try:
-            return fetch()
+            return fetch(*on_file_system(url))
         except (FileNotFoundError, PermissionError) as error:
             reason = type(error).__name__
-            raise UserError(f"{url} is not there ({reason}): check the address") from error
+            raise UserError(f"{url} does not exist ({reason}): check the address") from error
         except ImportError as error:
             raise UserError(f"{url}: {error}") from error
-        except Exception as error:  # each file system has its own for a lost connection
+        except Exception as error:  # each file system has its own for lost connections
             reason = " ".join(str(error).split()) or type(error).__name__
             last: Exception = error
     raise UserError(
         f"cannot fetch {url} after {ATTEMPTS} attempts ({reason}): check the connection and the "
-        "file; a run goes on from its last checkpoint with --resume auto"
+        "file; --resume auto continues a run from its last checkpoint"
     ) from last
 
 
-def file_system(url: str) -> Any:
-    """fsspec's file system of a URL, one a process and thread loop."""
+def on_file_system(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system of a URL, one a process and thread loop, and the path on it."""
     options: dict[str, Any] = {}
     if url.startswith(("http://", "https://")):
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
         options["client_kwargs"] = {"timeout": timeout}
-    return fsspec.core.url_to_fs(url, **options)[0]
-
-
-def bare(url: str) -> str:
-    """The path that the file system knows a URL by."""
-    path: str = fsspec.core.url_to_fs(url)[1]
-    return path
+    system, path = fsspec.core.url_to_fs(url, **options)
+    return system, path

@@ -1,4 +1,4 @@
-"""Reading whole shards from front to back in bounded memory."""
+"""Reads of whole shards from front to back, in bounded memory."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,18 +11,18 @@ PIECE_BYTES = 2**22  # a whole number of tokens of either type
 
 
 def pieces(path: Path, token_bytes: int) -> Iterator[memoryview]:
-    """A shard's bytes: first what stands before the tokens, then the tokens in pieces.
+    """Yield a shard's bytes: first the header before the tokens, then the tokens in pieces.
 
-    The pieces share one buffer of 4 MiB: each holds until the next one is asked for. The file is
-    read, not mapped, so that a truncation meanwhile is an error and no signal.
+    The pieces share one buffer of 4 MiB: each is valid until the next is requested. The file is
+    read, not mapped, so that a truncation meanwhile raises an error instead of a signal.
 
     Args:
-        path: of the shard.
-        token_bytes: of its tokens, which are the end of the file.
+        path: Path of the shard.
+        token_bytes: Bytes of its tokens, which are the end of the file.
 
     Raises:
-        OSError: it cannot be read.
-        ShardError: it became shorter.
+        OSError: The file cannot be read.
+        ShardError: The file became shorter.
     """
     buffer = memoryview(bytearray(PIECE_BYTES))
     with open(path, "rb") as file:
@@ -41,11 +41,11 @@ def pieces(path: Path, token_bytes: int) -> Iterator[memoryview]:
 
 
 def token_pieces(path: Path, n_tokens: int, dtype: str) -> Iterator[np.ndarray]:
-    """A shard's tokens in pieces, (n,) each; each holds until the next one is asked for.
+    """Yield a shard's tokens in pieces, (n,) each; a piece is valid until the next is requested.
 
     Raises:
-        OSError: it cannot be read.
-        ShardError: it became shorter.
+        OSError: The file cannot be read.
+        ShardError: The file became shorter.
     """
     kind = np.dtype(dtype).newbyteorder("<")
     stream = pieces(path, n_tokens * kind.itemsize)
@@ -55,12 +55,12 @@ def token_pieces(path: Path, n_tokens: int, dtype: str) -> Iterator[np.ndarray]:
 
 
 def out_of_vocab(tokens: np.ndarray, vocab_size: int, position: int) -> str | None:
-    """What was expected and found if a token is not below vocab_size.
+    """Return an error text (expected and found) if a token is outside the vocabulary, else None.
 
     Args:
-        tokens: (n,).
-        vocab_size: of the tokenizer.
-        position: of the first of these tokens in its shard.
+        tokens: Tokens, (n,).
+        vocab_size: Number of token ids of the tokenizer.
+        position: Position of the first of these tokens in its shard.
     """
     if int(tokens.max(initial=0)) < vocab_size:
         return None
@@ -72,11 +72,11 @@ def out_of_vocab(tokens: np.ndarray, vocab_size: int, position: int) -> str | No
 
 
 def check_tokens(path: Path, n_tokens: int, dtype: str, vocab_size: int) -> None:
-    """Looks at every token of a shard.
+    """Check that every token of a shard is inside the vocabulary.
 
     Raises:
-        OSError: it cannot be read.
-        ShardError: a token is not below vocab_size, or the file became shorter.
+        OSError: The file cannot be read.
+        ShardError: A token is not below vocab_size, or the file became shorter.
     """
     position = 0
     for tokens in token_pieces(path, n_tokens, dtype):

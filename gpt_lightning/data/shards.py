@@ -1,4 +1,4 @@
-"""Tokens on disk: shards written, and windows out of them."""
+"""Tokens on disk: write a shard, read windows from a split's shards."""
 
 import dataclasses
 import hashlib
@@ -10,33 +10,16 @@ from typing import Any
 import numpy as np
 
 from gpt_lightning.data.formats import file_header
-from gpt_lightning.data.manifest import (
-    MANIFEST,
-    Manifest,
-    Shard,
-    TextOrigin,
-    open_shard,
-    repair_hint,
-)
+from gpt_lightning.data.manifest import Manifest, Shard, open_shard, repair_hint
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import file_sha256, write_durable
 
-__all__ = [
-    "MANIFEST",
-    "Manifest",
-    "Shard",
-    "TextOrigin",
-    "TokenStream",
-    "open_shard",
-    "write_shard",
-]
-
 
 def write_shard(path: Path, tokens: np.ndarray) -> Shard:
-    """Writes tokens, (n,) of uint16 or uint32, as a little-endian .npy file, synced to the disk.
+    """Write tokens, (n,) of uint16 or uint32, as a little-endian .npy file, synced to the disk.
 
     Raises:
-        OSError: the disk is full; a part of the file may be left.
+        OSError: The disk is full; a part of the file may be left.
     """
     assert tokens.ndim == 1, tokens.shape
     assert tokens.dtype in (np.uint16, np.uint32), tokens.dtype
@@ -53,14 +36,14 @@ def write_shard(path: Path, tokens: np.ndarray) -> Shard:
 
 
 class TokenStream:
-    """One split's shards as one sequence of tokens.
+    """Shards of one split as one sequence of tokens.
 
-    Shards are mapped when they are first read, in the process that reads them: a pickled stream
-    (a loader worker under spawn) carries names, not the mapped tokens.
+    A shard is mapped at its first read, in the process that reads it: a pickled stream (in a loader
+    worker under spawn) carries file names, not the mapped tokens.
 
     Args:
-        folder: the prepared dataset.
-        manifest: of that folder.
+        folder: Folder of the dataset.
+        manifest: Manifest of the folder.
         split: train, val or test.
     """
 
@@ -87,23 +70,23 @@ class TokenStream:
         return tuple(shard.tokens for shard in self._shards)
 
     def horizon(self, block_size: int) -> int:
-        """How many windows ahead it wants to know what will be read; 0: it does not care."""
+        """Return the prefetch horizon in windows; 0 if the stream is local."""
         return 0
 
     def expect(self, starts: np.ndarray, length: int) -> None:
-        """Takes note of windows that will be read, in their order."""
+        """Announce windows that will be read, in their order, so that shards can be prefetched."""
 
     def stamps(self) -> dict[str, list[int]]:
-        """Size, inode and times of each shard's file: they change when it is replaced."""
+        """Return size, inode and times of each shard's file, which change when it is replaced."""
         return {shard.file: stamp(self._folder / shard.file) for shard in self._shards}
 
     def check_stamps(self, stamps: dict[str, list[int]]) -> None:
-        """Looks whether shards whose stamp has changed are still those of the manifest.
+        """Compare shards whose stamp has changed with the manifest's digests.
 
-        A dataset that was copied elsewhere has other stamps, and is read once.
+        A dataset that was copied has other stamps; its shards are read once.
 
         Raises:
-            UserError: a shard has been replaced.
+            UserError: A shard has been replaced.
         """
         for shard in self._shards:
             path = self._folder / shard.file
@@ -112,8 +95,8 @@ class TokenStream:
             if not shard.sha256:
                 if shard.file in stamps:
                     raise UserError(
-                        f"{path} has changed since the checkpoint was saved, and nothing tells "
-                        "whether its tokens have: go on with --data.allow_changes true"
+                        f"{path} has changed since the checkpoint was saved, and without a digest "
+                        "its tokens cannot be compared: resume with --data.allow_changes true"
                     )
                 continue
             found = file_sha256(path)
@@ -124,30 +107,30 @@ class TokenStream:
                 )
 
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """Windows of tokens, which may cross from one shard into the next.
+        """Read windows of tokens, which may cross from one shard into the next.
 
         Args:
-            starts: position of each window's first token in the split, integers, (n,).
-            length: tokens a window.
+            starts: Position of each window's first token in the split, integers, (n,).
+            length: Tokens a window.
 
         Returns:
             int64, (n, length).
 
         Raises:
-            IndexError: a window reaches out of the split.
-            UserError: a shard changed since it was opened, or holds a token beyond the vocabulary.
+            IndexError: A window reaches beyond the split.
+            UserError: A shard changed since it was opened, or holds a token outside the vocabulary.
         """
         starts = np.asarray(starts, dtype=np.int64)
         if len(starts) and (starts.min() < 0 or starts.max() + length > len(self)):
             raise IndexError(
                 f"windows of {length} tokens from {starts.min()} to {starts.max()} "
-                f"reach out of the {len(self)} tokens of the split"
+                f"reach beyond the {len(self)} tokens of the split"
             )
         out = np.empty((len(starts), length), dtype=np.int64)
         shards = np.searchsorted(self._ends, starts, side="right")
         for row, start, shard in zip(out, starts.tolist(), shards.tolist(), strict=True):
             self._fill(row, start, shard)
-        # A flipped bit leaves type and size as they were, and would reach the embedding.
+        # A flipped bit changes neither type nor size, and would reach the embedding.
         if out.max(initial=0) >= self._vocab_size:
             raise UserError(
                 f"{self._folder} holds token {out.max()}, expected only tokens below its "
@@ -171,13 +154,13 @@ class TokenStream:
             tokens = open_shard(self._folder, self._shards[index], self._dtype, self._format)
             self._maps[index] = tokens, path.stat().st_size
         tokens, size = self._maps[index]
-        # Reading a mapped page that a truncation took away would kill the process (SIGBUS).
+        # Reading a mapped page beyond a truncated file's end kills the process (SIGBUS).
         if os.stat(path).st_size != size:
             raise UserError(f"{path} changed while it was read; {repair_hint(self._folder)}")
         return tokens
 
 
 def stamp(path: Path) -> list[int]:
-    """What changes when a file is replaced, even by one of the same size and time."""
+    """Return facts of a file that change when it is replaced, even at equal size and mtime."""
     found = path.stat()
     return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]

@@ -1,23 +1,24 @@
-"""Random tokens, for measurements that any machine can make."""
+"""Datasets of random tokens, for measurements without a corpus."""
 
 from pathlib import Path
 
 import numpy as np
 
-from gpt_lightning.data.shards import Manifest, TextOrigin, write_shard
+from gpt_lightning.data.manifest import Manifest, TextOrigin
+from gpt_lightning.data.shards import write_shard
 from gpt_lightning.data.tokenizers import token_dtype
 
 
 def random_dataset(data_dir: Path, vocab_size: int, n_tokens: int = 2_000_000) -> Path:
-    """A dataset of uniformly random tokens, written once; it has a training split and no tokenizer.
+    """Write a dataset of uniformly random tokens once; it has a train split and no tokenizer.
 
     Args:
-        data_dir: Where datasets lie.
-        vocab_size: Tokens are below it.
-        n_tokens: Of the one shard.
+        data_dir: Folder of datasets.
+        vocab_size: Number of token ids.
+        n_tokens: Tokens of the one shard.
 
     Returns:
-        Its folder, data_dir/random-VOCAB_SIZE.
+        Folder of the dataset, data_dir/random-VOCAB_SIZE.
     """
     folder = data_dir / f"random-{vocab_size}"
     if (folder / "manifest.json").exists():

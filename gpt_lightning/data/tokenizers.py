@@ -1,4 +1,4 @@
-"""Text to token ids and back: characters, bytes, or any encoding of tiktoken."""
+"""Tokenizers: characters, bytes, or any encoding of tiktoken."""
 
 import contextlib
 import functools
@@ -17,8 +17,8 @@ from gpt_lightning.parsing import most_similar
 if TYPE_CHECKING:
     import tiktoken
 
-# GPT-2's vocabulary as its authors published it: the merges and the token table. The digests are
-# those by which tiktoken knows the two files.
+# GPT-2's vocabulary as published: the merges and the token table. The digests are those in
+# tiktoken's source.
 GPT2_FILES = {
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
@@ -29,12 +29,12 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 class Tokenizer(Protocol):
-    """What every tokenizer offers.
+    """Interface of a tokenizer.
 
     Attributes:
         name: char, byte, or the encoding's name in tiktoken.
-        vocab_size: number of token ids, 0 .. vocab_size - 1.
-        eot_token: the id that separates documents, or None where the vocabulary has none.
+        vocab_size: Number of token ids, 0 .. vocab_size - 1.
+        eot_token: Id that separates documents, or None if the vocabulary has none.
     """
 
     name: str
@@ -42,32 +42,32 @@ class Tokenizer(Protocol):
     eot_token: int | None
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids of the tokens, (n,), of token_dtype(vocab_size); special tokens are plain text."""
+        """Return token ids, (n,), of token_dtype(vocab_size); special tokens are plain text."""
         ...
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """The text of a sequence of ids, (n,)."""
+        """Return the text of a sequence of ids, (n,)."""
         ...
 
     def spec(self) -> dict[str, Any]:
-        """What tokenizer_from_spec needs to build it again; fit for JSON."""
+        """Return the spec from which tokenizer_from_spec builds it again, as JSON types."""
         ...
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The smallest type of a shard that holds every id: uint16 up to 65,536 tokens, else uint32."""
+    """Return the smallest type that holds every id: uint16 up to 65,536 tokens, else uint32."""
     return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
 
 
 def build_tokenizer(name: str, text: str | None = None) -> Tokenizer:
-    """The tokenizer of a name.
+    """Return the tokenizer of a name.
 
     Args:
         name: char, byte, or an encoding of tiktoken, such as gpt2.
-        text: for char only: the whole text, whose characters become the vocabulary.
+        text: Whole text, whose characters become the vocabulary of char.
 
     Raises:
-        UserError: unknown name, or an encoding that is neither installed nor to be fetched.
+        UserError: The name is unknown, or its vocabulary is not installed and cannot be fetched.
     """
     if name == "char":
         assert text is not None, "char takes its vocabulary from the text"
@@ -76,10 +76,10 @@ def build_tokenizer(name: str, text: str | None = None) -> Tokenizer:
 
 
 def tokenizer_from_spec(spec: dict[str, Any]) -> Tokenizer:
-    """The inverse of Tokenizer.spec().
+    """Return the tokenizer of a spec, the inverse of Tokenizer.spec().
 
     Raises:
-        UserError: the spec lacks a key, or names a tokenizer that does not exist.
+        UserError: The spec lacks a key, or names a tokenizer that does not exist.
     """
     needed = {"name", "characters"} if spec.get("name") == "char" else {"name"}
     for key in sorted(needed):
@@ -92,13 +92,13 @@ def tokenizer_from_spec(spec: dict[str, Any]) -> Tokenizer:
 
 
 class CharTokenizer:
-    """A token a character, numbered in sorted order as nanoGPT's shakespeare_char does.
+    """One token a character, numbered in sorted order as in nanoGPT's shakespeare_char.
 
     Args:
-        characters: the vocabulary, sorted, each character once.
+        characters: Vocabulary, sorted, each character once.
 
     Raises:
-        UserError: the characters are not sorted or not distinct.
+        UserError: The characters are not sorted or not distinct.
     """
 
     eot_token: int | None = None
@@ -110,15 +110,15 @@ class CharTokenizer:
         self.vocab_size = len(characters)
         self._characters = characters
         self._codes = _code_points(characters)
-        # From code point to id; -1 is no member. The last entry stands for all higher code points.
+        # From code point to id, or -1. The last entry is for all higher code points.
         self._ids = np.full(int(self._codes.max(initial=0)) + 2, -1, np.int32)
         self._ids[self._codes] = np.arange(self.vocab_size)
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids of the characters, (len(text),).
+        """Return the ids of the characters, (len(text),).
 
         Raises:
-            UserError: a character outside the vocabulary.
+            UserError: A character is outside the vocabulary.
         """
         codes = np.minimum(_code_points(text), len(self._ids) - 1)
         ids = self._ids[codes]
@@ -126,7 +126,7 @@ class CharTokenizer:
             at = int(np.argmax(ids < 0))
             raise UserError(
                 f"character {text[at]!r} at position {at:,} is not among the {self.vocab_size} "
-                "characters of the vocabulary: leave it out, or prepare with --tokenizer byte"
+                "characters of the vocabulary: remove it, or prepare with --tokenizer byte"
             )
         found: np.ndarray = ids.astype(token_dtype(self.vocab_size))
         return found
@@ -140,7 +140,7 @@ class CharTokenizer:
 
 
 class ByteTokenizer:
-    """The 256 bytes of UTF-8: no text is outside its vocabulary."""
+    """The 256 bytes of UTF-8; every text is inside this vocabulary."""
 
     eot_token: int | None = None
 
@@ -152,7 +152,7 @@ class ByteTokenizer:
         return np.frombuffer(_utf8(text), np.uint8).astype(token_dtype(self.vocab_size))
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        # a model may well stop in the middle of a character
+        # a model may stop in the middle of a character
         return bytes(_checked_ids(tokens, self).astype(np.uint8)).decode(errors="replace")
 
     def spec(self) -> dict[str, Any]:
@@ -160,10 +160,10 @@ class ByteTokenizer:
 
 
 class TiktokenTokenizer:
-    """An encoding of tiktoken, by its name.
+    """Encoding of tiktoken, by its name.
 
     Raises:
-        UserError: unknown name, or an encoding that is neither installed nor to be fetched.
+        UserError: The name is unknown, or its vocabulary is not installed and cannot be fetched.
     """
 
     def __init__(self, name: str) -> None:
@@ -174,14 +174,14 @@ class TiktokenTokenizer:
         self.eot_token = self._encoding.eot_token if has_eot else None
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids of the tokens, (n,); what looks like a special token is text.
+        """Return token ids, (n,); text that looks like a special token is plain text.
 
         Raises:
-            UserError: a lone surrogate, or a run of white space beyond tiktoken's regex (about
-                100,000 characters).
+            UserError: The text has a lone surrogate, or a run of white space that is too long for
+                tiktoken's regex (about 100,000 characters).
         """
-        _utf8(text)  # tiktoken itself would replace a lone surrogate without a word
-        try:  # as encode_ordinary, but without a Python list of 36 bytes a token
+        _utf8(text)  # tiktoken would replace a lone surrogate silently
+        try:  # encode_ordinary would build a Python list, 36 bytes a token
             ids = self._encoding.encode_to_numpy(text, disallowed_special=())
         except ValueError as error:
             raise UserError(
@@ -241,12 +241,12 @@ def _encoding(name: str) -> "tiktoken.Encoding":
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise UserError(
             f"could not fetch the vocabulary of tiktoken's {name} ({reason}): connect to the "
-            f"internet once{package_hint}, or let TIKTOKEN_CACHE_DIR name a folder that holds it"
+            f"internet once{package_hint}, or set TIKTOKEN_CACHE_DIR to a folder that holds it"
         ) from error
 
 
 def _gpt2_package() -> Path | None:
-    found = importlib.util.find_spec(GPT2_PACKAGE)  # of a top-level package: found, not imported
+    found = importlib.util.find_spec(GPT2_PACKAGE)  # does not import a top-level package
     if found is None or not found.submodule_search_locations:
         return None
     return Path(found.submodule_search_locations[0]) / "data"
@@ -274,13 +274,13 @@ def _gpt2(folder: Path) -> "tiktoken.Encoding":
 
 @contextlib.contextmanager
 def _without_tiktoken_cache() -> Iterator[None]:
-    """Keeps tiktoken from copying local files into its cache, where it may not be able to write.
+    """Keep tiktoken from copying local files into its cache, which may not be writable.
 
-    It checks digests only on their way through the cache, so that whoever uses this checks them.
+    tiktoken checks digests only of cached files, so the caller checks them.
     """
     key = "TIKTOKEN_CACHE_DIR"
     before = os.environ.get(key)
-    os.environ[key] = ""  # tiktoken's word for no cache
+    os.environ[key] = ""  # tiktoken uses no cache then
     try:
         yield
     finally:
@@ -291,10 +291,10 @@ def _without_tiktoken_cache() -> Iterator[None]:
 
 
 def start_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """What a sample begins with: the prompt's tokens.
+    """Return the tokens that a sample begins with: those of the prompt.
 
-    Without a prompt it is what stands before a text in the training data: the end-of-text token,
-    where there is one, else a new line, else the first token.
+    Without a prompt it is the token before a text in the training data: the end-of-text token if
+    the vocabulary has one, else a newline, else the first token.
     """
     if prompt:
         return [int(token) for token in tokenizer.encode(prompt)]
@@ -302,5 +302,5 @@ def start_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
         return [tokenizer.eot_token]
     try:
         return [int(tokenizer.encode("\n")[0])]
-    except UserError:  # a vocabulary of characters without one
+    except UserError:  # a vocabulary of characters without a newline
         return [0]

@@ -1,28 +1,32 @@
-"""`gpt-lightning verify`: every byte of a dataset against its manifest."""
+"""`gpt-lightning verify`: compare every byte of a dataset with its manifest."""
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from gpt_lightning.data.dataset import read_manifest
+from gpt_lightning.data.formats import ShardError
+from gpt_lightning.data.manifest import (
+    Manifest,
+    Shard,
+    checked_shard,
+    repair_hint,
+    unlisted_files,
+)
+from gpt_lightning.data.progress import Progress
+from gpt_lightning.data.scan import out_of_vocab, pieces
 from gpt_lightning.errors import UserError
-
-if TYPE_CHECKING:
-    from gpt_lightning.data.manifest import Manifest, Shard
-    from gpt_lightning.data.progress import Progress
 
 
 def verify(folder: str) -> None:
-    """Read every byte of a dataset: digests against the manifest, tokens against the vocabulary.
+    """Read every byte of a dataset; compare digests with the manifest, tokens with the vocabulary.
 
-    Memory is bounded by one piece of 4 MiB, whatever the size of the dataset.
+    Memory is bounded by one piece of 4 MiB.
 
     Args:
-        folder: A dataset that `gpt-lightning prepare` or another program made.
+        folder: Folder of a dataset that `gpt-lightning prepare` or another program made.
     """
-    from gpt_lightning.data.manifest import repair_hint
-    from gpt_lightning.data.progress import Progress
-
     path = Path(folder)
     manifest = read_manifest(path)
     n_shards = len(manifest.shards())
@@ -34,23 +38,16 @@ def verify(folder: str) -> None:
             f"{folder}: {len(faults)} fault{'s' * (len(faults) > 1)} in {n_shards} shards: "
             f"{'; '.join(faults)}; {repair_hint(path)}"
         )
+    n_tokens = sum(shard.tokens for shard in manifest.shards())
     without = "" if all(shard.sha256 for shard in manifest.shards()) else ", which have no digests"
     print(
-        f"{folder} is whole: {n_shards} shards{without}, {tokens_of(manifest):,} tokens, "
+        f"{folder} is whole: {n_shards} shards{without}, {n_tokens:,} tokens, "
         f"all below the vocabulary of {manifest.vocab_size:,}"
     )
 
 
-def tokens_of(manifest: "Manifest") -> int:
-    """Tokens of all splits."""
-    return sum(shard.tokens for shard in manifest.shards())
-
-
-def damage(folder: Path, manifest: "Manifest", progress: "Progress") -> list[str]:
-    """A line for every shard that is damaged, missing, or not listed in the manifest."""
-    from gpt_lightning.data.formats import ShardError
-    from gpt_lightning.data.manifest import unlisted_files
-
+def damage(folder: Path, manifest: Manifest, progress: Progress) -> list[str]:
+    """Return a line for every shard that is damaged, missing, or not listed in the manifest."""
     faults = []
     for shard in manifest.shards():
         try:
@@ -60,24 +57,18 @@ def damage(folder: Path, manifest: "Manifest", progress: "Progress") -> list[str
         except OSError as error:
             faults.append(f"{shard.file}: {error.strerror or error}")
     return faults + [
-        f"{name}: expected only shards that the manifest lists, found this one besides"
+        f"{name}: found this shard, which the manifest does not list"
         for name in unlisted_files(folder, manifest)
     ]
 
 
-def check_shard(folder: Path, shard: "Shard", manifest: "Manifest", progress: "Progress") -> None:
-    """Reads a shard once: its header, digest and tokens.
+def check_shard(folder: Path, shard: Shard, manifest: Manifest, progress: Progress) -> None:
+    """Read a shard once, and check its header, digest and tokens.
 
     Raises:
-        OSError: it cannot be read.
-        ShardError: what was expected and what was found.
+        OSError: The file cannot be read.
+        ShardError: The file is not the shard; the message names what was expected and found.
     """
-    import numpy as np
-
-    from gpt_lightning.data.formats import ShardError
-    from gpt_lightning.data.manifest import checked_shard
-    from gpt_lightning.data.scan import out_of_vocab, pieces
-
     tokens = checked_shard(folder, shard, manifest.dtype, manifest.format)
     stream = pieces(folder / shard.file, tokens.nbytes)
     digest = hashlib.sha256(next(stream))

@@ -1,4 +1,4 @@
-"""Tokens to shards: a split is written as a stream, and parts are put together in their order."""
+"""Tokens to shards: write a split as a stream, and assemble parts in their order."""
 
 import hashlib
 import os
@@ -8,8 +8,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from gpt_lightning.data.formats import file_header, file_name, write_meta
-from gpt_lightning.data.shards import Shard
+from gpt_lightning.data.formats import capacity, file_header, file_name, write_extras
+from gpt_lightning.data.manifest import Shard
 from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.parts import Block, Part, read_blocks
@@ -19,28 +19,27 @@ READ_BYTES = 2**22
 
 
 def begin_dataset(folder: Path, tokenizer: Tokenizer, settings: Settings) -> None:
-    """Makes the folder of a new dataset, with what its format needs beside the shards.
+    """Make the folder of a new dataset, with the files that its format needs besides the shards.
 
     Raises:
-        UserError: the format does not know the tokenizer, or cannot hold its tokens.
+        UserError: The format does not know the tokenizer, or cannot hold its tokens.
     """
     file_header(settings.format, token_dtype(tokenizer.vocab_size).name, 0)
     folder.mkdir()
-    if settings.format == "nanogpt":
-        write_meta(folder, tokenizer)
+    write_extras(settings.format, folder, tokenizer)
 
 
 class SplitWriter:
-    """Writes a split's tokens, as they come, into shards of settings.shard_tokens.
+    """Writer of a split's tokens into shards of settings.shard_tokens.
 
-    Memory: what is appended at a time. Digests are computed while writing. Only the last shard of
-    a split is read once more: its header was written for a full one.
+    Memory: the tokens of one append. Digests are computed while writing. Only the last shard of a
+    split is read again, because its header was written for a full one.
 
     Args:
-        folder: of the dataset, where nothing of that split is yet.
+        folder: Folder of the dataset, without files of that split.
         split: train, val or test.
-        dtype: of the tokens.
-        settings: format and shard_tokens; nanogpt puts a split into one file.
+        dtype: Type of the tokens.
+        settings: Settings with format and shard_tokens; nanogpt has one file a split.
     """
 
     def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], settings: Settings) -> None:
@@ -48,8 +47,7 @@ class SplitWriter:
         self._split = split
         self._dtype = dtype.newbyteorder("<")
         self._format = settings.format
-        # The number in nanogpt's absent header does not matter, any bound will do.
-        self._capacity = 2**62 if settings.format == "nanogpt" else settings.shard_tokens
+        self._capacity = capacity(settings.format, settings.shard_tokens)
         self._shards: list[Shard] = []
         self._file: BinaryIO | None = None
         self._digest = hashlib.sha256()
@@ -57,11 +55,11 @@ class SplitWriter:
         self.n_tokens = 0
 
     def append(self, tokens: np.ndarray) -> None:
-        """Adds tokens, (n,).
+        """Append tokens, (n,).
 
         Raises:
-            OSError: the disk is full.
-            UserError: the format cannot hold such shards.
+            OSError: The disk is full.
+            UserError: The format cannot hold such shards.
         """
         while len(tokens):
             file = self._file or self._open()
@@ -76,7 +74,7 @@ class SplitWriter:
                 self._close()
 
     def close(self) -> tuple[Shard, ...]:
-        """Completes the last shard; the split's shards in order."""
+        """Complete the last shard; return the split's shards in order."""
         if self._file:
             self._close()
         return tuple(self._shards)
@@ -120,23 +118,23 @@ def _digest(file: BinaryIO) -> "hashlib._Hash":
 def assemble(
     parts: Sequence[tuple[Path, Part]], folder: Path, dtype: np.dtype[Any], settings: Settings
 ) -> tuple[dict[str, tuple[Shard, ...]], str]:
-    """Streams parts, in their order, into the shards of each split.
+    """Stream parts, in their order, into the shards of each split.
 
     Memory: a block of a part, 1 Mi tokens or one longer document, a few times.
 
     Args:
-        parts: file and description of each.
-        folder: of the new dataset.
-        dtype: of the tokens.
-        settings: how documents are held out, and what the shards are like.
+        parts: File and description of each part.
+        folder: Folder of the new dataset.
+        dtype: Type of the tokens.
+        settings: Settings of the splits and the shards.
 
     Returns:
-        Split name -> shards, and the SHA-256 of all documents' SHA-256: the same for the same
-        texts in the same order, in whatever files they come.
+        Split name -> shards, and the SHA-256 of all documents' SHA-256, which is equal for equal
+        texts in equal order, independent of their files.
 
     Raises:
-        UserError: a part is damaged, or a split has less than two tokens.
-        OSError: the disk is full.
+        UserError: A part is damaged, or a split has fewer than two tokens.
+        OSError: The disk is full.
     """
     names = settings.wanted_splits()
     writers = {name: SplitWriter(folder, name, dtype, settings) for name in names}
@@ -161,10 +159,10 @@ def assemble(
 
 
 def _split_of(block: Block, position: int, n_tokens: int, settings: Settings) -> np.ndarray:
-    """The number in SPLITS of each document's split, (documents,)."""
+    """Return the number in SPLITS of each document's split, (documents,)."""
     if settings.split_by != "fraction":
         return split_of(block.digests, settings.val_fraction, settings.test_fraction)
-    # A document belongs where its first token falls: it stays whole, and never leaves a split.
+    # A document belongs to the split of its first token: it is not cut.
     starts = position + np.cumsum(block.lengths) - block.lengths
     borders = split_borders(n_tokens, settings.val_fraction, settings.test_fraction)
     found = np.zeros(len(starts), np.uint8)
@@ -174,15 +172,15 @@ def _split_of(block: Block, position: int, n_tokens: int, settings: Settings) ->
 
 
 def split_of(digests: np.ndarray, val_fraction: float, test_fraction: float) -> np.ndarray:
-    """The number in SPLITS of each document's split by the hash of its text.
+    """Return the number in SPLITS of each document's split, by the hash of its text.
 
-    Equal documents come into the same split, wherever they stand: validation text that is also
-    trained on would flatter the model.
+    Equal documents get the same split: validation text that is also trained on would lower the
+    validation loss.
 
     Args:
         digests: SHA-256 of the texts, uint8, (documents, 32).
-        val_fraction: share held out for validation.
-        test_fraction: share held out for testing.
+        val_fraction: Share held out for validation.
+        test_fraction: Share held out for testing.
 
     Returns:
         uint8, (documents,).

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def open_parquet(file: BinaryIO, entry: Input) -> "pyarrow.parquet.ParquetFile":
-    """A Parquet file, of which the footer is read.
+    """Open a Parquet file and read its footer.
 
     Raises:
-        UserError: pyarrow is not installed, or the file is no Parquet.
+        UserError: pyarrow is not installed, or the file is not Parquet.
     """
     try:
         import pyarrow as pa
@@ -30,10 +30,10 @@ def open_parquet(file: BinaryIO, entry: Input) -> "pyarrow.parquet.ParquetFile":
 
 
 def column_sizes(file: BinaryIO, entry: Input, text_field: str) -> list[int]:
-    """Bytes of the text in each row group, decompressed.
+    """Return the bytes of the text in each row group, decompressed.
 
     Raises:
-        UserError: the file is no Parquet, or has no such column of strings.
+        UserError: The file is not Parquet, or has no such column of strings.
     """
     table = open_parquet(file, entry)
     schema = table.schema_arrow
@@ -62,7 +62,7 @@ def _holds_strings(kind: Any) -> bool:
 
 
 def bytes_of(column: Any) -> Any:
-    """A column's strings as bytes: pyarrow does not check that they are UTF-8, we do."""
+    """Return a column's strings as bytes: pyarrow does not check that they are UTF-8."""
     import pyarrow as pa
 
     return column.cast(pa.large_string()).cast(pa.large_binary())

@@ -1,13 +1,15 @@
-"""`gpt-lightning prepare`: texts become a folder of shards and a manifest, or nothing at all."""
+"""`gpt-lightning prepare`: choose the route of a source, and print a summary."""
 
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from gpt_lightning.data.shards import Manifest
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+
+from gpt_lightning.data.manifest import Manifest
 from gpt_lightning.data.texts import CORPORA, corpus_file
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, workspace
@@ -21,7 +23,7 @@ from gpt_lightning.prepare.inputs import (
     source_name,
 )
 from gpt_lightning.prepare.pipeline import prepare_documents
-from gpt_lightning.prepare.settings import Errors, Format, Settings, SplitBy
+from gpt_lightning.prepare.settings import Settings
 from gpt_lightning.prepare.spool import is_one_text, spool
 from gpt_lightning.prepare.text import prepare_one_text
 
@@ -31,21 +33,15 @@ def prepare(
     tokenizer: str = "gpt2",
     out: str | None = None,
     data_dir: str = "data",
-    val_fraction: float = 0.1,
-    test_fraction: float = 0.0,
-    shard_tokens: int = 100_000_000,
     overwrite: bool = False,
-    text_field: str = "text",
-    split_by: SplitBy | None = None,
-    errors: Errors = "strict",
-    format: Format = "npy",  # noqa: A002 - the word of the command line
-    workers: int | None = None,
+    workers: PositiveInt | None = None,
     executor: Literal["process", "ray"] = "process",
-    shard_index: int | None = None,
-    shard_count: int | None = None,
+    shard_index: NonNegativeInt | None = None,
+    shard_count: PositiveInt | None = None,
     merge: bool = False,
+    **settings: Any,
 ) -> None:
-    """Turns text into a dataset: shards of tokens and a manifest.
+    """Turn text into a dataset: shards of tokens and a manifest.
 
     Args:
         source: One UTF-8 text file or a corpus (tinyshakespeare, shakespeare-plays,
@@ -53,41 +49,24 @@ def prepare(
             Parquet file, a folder or a glob of these and of .txt files, a URL of one (https://,
             s3://, hf://), a dataset of the Hugging Face hub (hf:NAME[:CONFIG][:SPLIT]); or - for
             standard input, JSONL or one text.
-        tokenizer: char, byte, or an encoding of tiktoken such as gpt2. Documents need one with an
-            end-of-text token, which stands before each of them.
+        tokenizer: char, byte, or an encoding of tiktoken such as gpt2. Documents need an encoding
+            with an end-of-text token, which is written before each document.
         out: Folder of the dataset; null: <data_dir>/<corpus or file's stem>-<tokenizer>.
-        data_dir: Where corpora and datasets lie.
-        val_fraction: Share that is held out for validation: of one text's characters, at the end;
-            of documents as split_by says.
-        test_fraction: Share that is held out for testing, after the one for validation.
-        shard_tokens: Most tokens that a file holds.
+        data_dir: Folder of corpora and datasets.
         overwrite: Replace a dataset that was made from another text or with other settings.
-        text_field: Field of a JSON object, or column of a Parquet file, that holds the text.
-        split_by: Which documents are held out: hash, by a hash of their text, or fraction, the last
-            ones. null: hash.
-        errors: A damaged document: strict refuses it, skip leaves it out and counts it, replace
-            puts U+FFFD where bytes are not UTF-8.
-        format: npy; nanogpt for nanoGPT's train.bin and val.bin; llmc for llm.c's .bin.
         workers: Processes; null: one a core.
         executor: process, or ray for an existing Ray cluster (RAY_ADDRESS).
-        shard_index: This job's number in an array of jobs, from 0; it makes its share of the parts.
+        shard_index: Number of this job in an array of jobs, from 0; it makes its share of the
+            parts.
         shard_count: Number of jobs in the array.
-        merge: Put the parts of all jobs together.
+        merge: Assemble the parts of all jobs.
+        settings: Further settings of the dataset, the fields of prepare.settings.Settings.
     """
-    settings = Settings(
-        tokenizer,
-        val_fraction,
-        test_fraction,
-        shard_tokens,
-        text_field,
-        split_by,
-        errors,
-        format,
-    )
+    chosen = Settings(tokenizer, **settings)
     execution = Execution(workers, executor, shard_index, shard_count, merge)
-    folder = Path(out) if out else dataset_folder(source, tokenizer, data_dir, val_fraction)
+    folder = Path(out) if out else dataset_folder(source, tokenizer, data_dir, chosen.val_fraction)
     begun_s = time.perf_counter()
-    manifest, made = _prepare(source, Path(data_dir), folder, settings, execution, overwrite)
+    manifest, made = _prepare(source, Path(data_dir), folder, chosen, execution, overwrite)
     if manifest is None:
         return
     if not made:
@@ -100,27 +79,25 @@ def prepare_source(
     tokenizer: str = "gpt2",
     data_dir: str | Path = "data",
     val_fraction: float = 0.1,
-    test_fraction: float = 0.0,
-    shard_tokens: int = 100_000_000,
 ) -> Manifest:
-    """As `prepare`, into dataset_folder(source, tokenizer, data_dir); prints no table.
+    """Prepare a source in dataset_folder(source, tokenizer, data_dir), without printing a summary.
 
     Raises:
         UserError: There is no file and no corpus of that name, or the text makes no dataset.
     """
-    settings = Settings(tokenizer, val_fraction, test_fraction, shard_tokens)
+    settings = Settings(tokenizer, val_fraction)
     folder = dataset_folder(source, tokenizer, data_dir, val_fraction)
     manifest, _ = _prepare(source, Path(data_dir), folder, settings, Execution(), overwrite=False)
-    assert manifest is not None  # that is for one job of many
+    assert manifest is not None  # None is for one job of an array
     return manifest
 
 
 def dataset_folder(
     source: str, tokenizer: str, data_dir: str | Path = "data", val_fraction: float = 0.1
 ) -> Path:
-    """Where a corpus, a text or documents lie when they are prepared and no folder is named.
+    """Return the folder of a prepared corpus, text or set of documents if none is named.
 
-    Another share than a tenth for validation is another folder, `...-val0` for none.
+    A val_fraction other than a tenth is part of the name, `...-val0` for none.
     """
     split = "" if val_fraction == 0.1 else f"-val{val_fraction:g}"
     name = source_name(source)
@@ -137,7 +114,7 @@ def _prepare(
     execution: Execution,
     overwrite: bool,
 ) -> tuple[Manifest | None, bool]:
-    """The dataset in `out`, and whether it was made now; None for one job of many."""
+    """Return the dataset in `out`, and whether it was made now; None for one job of an array."""
     if source in CORPORA:
         return _one_text(corpus_file(source, data_dir), source, out, settings, execution, overwrite)
     if source == "-" or is_one_text(source):
@@ -167,7 +144,7 @@ def _one_text(
 
 
 def _refuse_array(execution: Execution, source: str) -> None:
-    """One text is one job: its splits are borders in the whole of it."""
+    """Raise if one text is to be spread over jobs: its splits are borders in the whole text."""
     if execution.shard_count is not None or execution.merge or execution.executor != "process":
         raise UserError(
             f"{source} is read as a whole by one process: leave out shard_index, shard_count, "
@@ -177,7 +154,7 @@ def _refuse_array(execution: Execution, source: str) -> None:
 
 @contextmanager
 def _spooled(source: str, out: Path) -> Iterator[Input]:
-    """What can be read only once, as a file beside `out`, where its tokens must find room too."""
+    """Copy a source that can be read only once to a file beside `out`."""
     if source == "-" and sys.stdin.isatty():
         print("reading the text from the terminal; Ctrl-D ends it", flush=True)
     place = out.resolve().with_name(f"{out.resolve().name}.spool")
@@ -185,7 +162,7 @@ def _spooled(source: str, out: Path) -> Iterator[Input]:
         entry = spool(source, folder)
         try:
             yield entry
-        except UserError as error:  # the file's name would tell nobody anything
+        except UserError as error:  # name the source instead of the copy
             label = "standard input" if source == "-" else source
             raise UserError(str(error).replace(entry.path, label)) from error
 

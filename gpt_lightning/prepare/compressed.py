@@ -1,4 +1,4 @@
-"""Compressed files as streams of bytes, which end where the file is whole and nowhere else."""
+"""Compressed files as streams of bytes; a file that was cut off raises an error."""
 
 import gzip
 import io
@@ -13,18 +13,18 @@ CHUNK_BYTES = 2**16  # decompressed at a time
 
 
 def decompressed(file: BinaryIO, entry: Input) -> io.RawIOBase:
-    """The bytes of a compressed file."""
+    """Return the bytes of a compressed file as a stream."""
     if entry.compression == ".gz":
-        # GzipFile is no RawIOBase, but offers readinto, which is all that BufferedReader asks for.
+        # GzipFile is no RawIOBase, but has readinto, all that BufferedReader uses.
         return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
     return ZstdReader(file)
 
 
 def intact(reader: BinaryIO, entry: Input) -> Iterator[bytes]:
-    """The lines of a compressed file.
+    """Yield the lines of a compressed file.
 
     Raises:
-        UserError: the file is damaged or was cut off.
+        UserError: The file is damaged or was cut off.
     """
     try:
         yield from reader
@@ -36,16 +36,16 @@ def intact(reader: BinaryIO, entry: Input) -> Iterator[bytes]:
 
 
 class ZstdDamage(Exception):
-    """A .zst file is damaged or ends too early."""
+    """A .zst file is damaged or was cut off."""
 
 
 class ZstdReader(io.RawIOBase):
-    """A .zst file as a stream of bytes, frame after frame.
+    """Stream of the bytes of a .zst file, frame after frame.
 
-    The package's own stream_reader takes a file that was cut off in a frame for a complete one.
+    The package's stream_reader accepts a file that was cut off within a frame.
 
     Args:
-        file: the compressed bytes.
+        file: Compressed bytes.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -66,7 +66,7 @@ class ZstdReader(io.RawIOBase):
         return n_bytes
 
     def _more(self) -> bool:
-        """Decompresses one chunk more; False at the end."""
+        """Decompress one more chunk; return False at the end."""
         ended = self._frame is not None and self._frame.eof
         chunk = self._frame.unused_data if ended else b""
         chunk = chunk or self._file.read(CHUNK_BYTES)

@@ -1,4 +1,4 @@
-"""Documents out of files: each with its text, and a way to say where it stood."""
+"""Documents in files: the text of each, and its place for error messages."""
 
 import functools
 import io
@@ -20,25 +20,25 @@ BATCH_ROWS = 64  # of Parquet, held at a time
 
 
 class BadDocument(Exception):
-    """A document that is none; the message is what was expected and found."""
+    """A document is damaged; the message names what was expected and found."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text, and where it stood: a function, as finding a line's number may take a while."""
+    """Text and a function that returns its place, since finding a line's number takes time."""
 
     text: str
     where: Callable[[], str]
 
 
 class Documents:
-    """Reads documents and counts what it had to leave out or mend.
+    """Reader of documents that counts skipped documents and replaced bytes.
 
     Memory: the longest document a few times, and of a Parquet file the pages of a row group.
 
     Args:
-        text_field: field of a JSON object, column of a Parquet file.
-        errors: strict: a damaged document ends the reading. skip: it is left out and counted.
+        text_field: Field of a JSON object, column of a Parquet file.
+        errors: strict: a damaged document raises an error. skip: it is omitted and counted.
             replace: bytes that are not UTF-8 and halves of surrogate pairs become U+FFFD, counted.
     """
 
@@ -49,15 +49,15 @@ class Documents:
         self.replaced = 0
 
     def read(self, entry: Input, start: int, stop: int | None) -> Iterator[Document]:
-        """The documents of a part of a file, in order.
+        """Yield the documents of a part of a file, in order.
 
         Args:
-            entry: the file.
-            start: jsonl: first byte, parquet: first row group, whose documents are wanted.
-            stop: the first that is not; None: the end.
+            entry: File to read.
+            start: First byte (jsonl) or row group (parquet) of the part.
+            stop: First byte or row group after the part; None: the end of the file.
 
         Raises:
-            UserError: the file cannot be read, or a document is damaged and errors is strict.
+            UserError: The file cannot be read, or a document is damaged and errors is strict.
         """
         if entry.kind == "text":
             yield from self._whole(entry)
@@ -68,15 +68,17 @@ class Documents:
         else:
             yield from self._lines(entry, start, stop)
 
-    def refuse(self, where: Callable[[], str], reason: str) -> None:
-        """Counts a damaged document, or ends the reading.
+    def count_damaged(self, where: Callable[[], str], reason: str) -> None:
+        """Count a damaged document, or raise.
 
         Raises:
-            UserError: errors is not skip.
+            UserError: The setting errors is not skip.
         """
         if self._errors != "skip":
-            hint = "" if self._errors == "replace" else ", or leave such out with --errors skip"
-            raise UserError(f"{where()}: {reason}; mend it{hint}")
+            hint = (
+                "" if self._errors == "replace" else ", or omit such documents with --errors skip"
+            )
+            raise UserError(f"{where()}: {reason}; repair it{hint}")
         self.skipped += 1
 
     # ---- one text a file -------------------------------------------------------------------------
@@ -84,11 +86,18 @@ class Documents:
     def _whole(self, entry: Input) -> Iterator[Document]:
         with open_input(entry) as file:
             content = file.read()
-        where = functools.partial(str, entry.label)
+        yield from self._document(self._decoded, content, functools.partial(str, entry.label))
+
+    def _document(
+        self, read: Callable[[Any], str], content: Any, where: Callable[[], str]
+    ) -> Iterator[Document]:
+        """Yield the document in some content, or count it if it is damaged."""
         try:
-            yield Document(self._decoded(content), where)
+            text = read(content)
         except BadDocument as error:
-            self.refuse(where, str(error))
+            self.count_damaged(where, str(error))
+        else:
+            yield Document(text, where)
 
     def _decoded(self, content: bytes) -> str:
         try:
@@ -113,7 +122,7 @@ class Documents:
                 if not line:
                     break
                 where = functools.partial(_line_at, entry, offset)
-                yield from self._document(line if offset else line.removeprefix(BOM), where)
+                yield from self._line(line if offset else line.removeprefix(BOM), where)
                 offset += len(line)
 
     def _compressed_lines(self, entry: Input) -> Iterator[Document]:
@@ -121,17 +130,11 @@ class Documents:
             reader = io.BufferedReader(decompressed(file, entry), CHUNK_BYTES)
             for number, line in enumerate(intact(reader, entry), 1):
                 where = functools.partial("{}, line {:,}".format, entry.label, number)
-                yield from self._document(line if number > 1 else line.removeprefix(BOM), where)
+                yield from self._line(line if number > 1 else line.removeprefix(BOM), where)
 
-    def _document(self, line: bytes, where: Callable[[], str]) -> Iterator[Document]:
-        if not line.strip():
-            return
-        try:
-            text = self._text_of(line)
-        except BadDocument as error:
-            self.refuse(where, str(error))
-        else:
-            yield Document(text, where)
+    def _line(self, line: bytes, where: Callable[[], str]) -> Iterator[Document]:
+        if line.strip():
+            yield from self._document(self._text_of, line, where)
 
     def _text_of(self, line: bytes) -> str:
         try:
@@ -185,22 +188,17 @@ class Documents:
                     for content in bytes_of(batch.column(0)):
                         row += 1
                         where = functools.partial("{}, row {:,}".format, entry.label, row)
-                        yield from self._row(content.as_py(), where)
+                        yield from self._document(self._cell, content.as_py(), where)
             except (pa.ArrowException, OSError) as error:
                 reason = " ".join(str(error).split())
                 raise UserError(
                     f"{entry.label}: expected Parquet, found damage ({reason}); get the file again"
                 ) from error
 
-    def _row(self, content: bytes | None, where: Callable[[], str]) -> Iterator[Document]:
-        try:
-            if content is None:
-                raise BadDocument(f"expected a string in the column {self._field!r}, found null")
-            text = self._decoded(content)
-        except BadDocument as error:
-            self.refuse(where, str(error))
-        else:
-            yield Document(text, where)
+    def _cell(self, content: bytes | None) -> str:
+        if content is None:
+            raise BadDocument(f"expected a string in the column {self._field!r}, found null")
+        return self._decoded(content)
 
 
 def _called(found: Any) -> str:
@@ -212,9 +210,9 @@ def _called(found: Any) -> str:
 
 
 def _first_line(file: BinaryIO, start: int, stop: int | None) -> int:
-    """Goes to the first line that begins at or after `start`; returns where that is.
+    """Seek the first line that begins at or after `start`; return its offset.
 
-    Gives up at `stop`: within a line of many gigabytes it would read for nothing.
+    The search ends at `stop`, as a line may have many gigabytes.
     """
     offset = start - 1  # if that byte is a newline, a line begins at `start`
     file.seek(offset)
@@ -227,7 +225,7 @@ def _first_line(file: BinaryIO, start: int, stop: int | None) -> int:
 
 
 def _line_at(entry: Input, offset: int) -> str:
-    """File and number of the line that begins at an offset; reads all before it."""
+    """Return file and number of the line at an offset; this reads the file up to there."""
     number = 1
     with open_input(entry) as file:
         while offset > 0 and (chunk := file.read(min(CHUNK_BYTES, offset))):

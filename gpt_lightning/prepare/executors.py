@@ -1,5 +1,6 @@
-"""Who runs the units: this process, processes of this machine, or an existing Ray cluster."""
+"""Execution of units: in this process, in processes of this machine, or on a Ray cluster."""
 
+import dataclasses
 import functools
 import multiprocessing
 import multiprocessing.connection
@@ -12,7 +13,10 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+
 from gpt_lightning.errors import UserError
+from gpt_lightning.parsing import check_arguments
 
 RAY_ADDRESS = "RAY_ADDRESS"
 RAY_AHEAD = 2  # units waiting for each CPU of the cluster
@@ -22,58 +26,55 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Execution:
-    """Where and by whom the work is done; it decides no byte of the result.
+    """Distribution of the work; it decides no byte of the result.
 
     Attributes:
-        workers: processes of this machine; None: one a core.
+        workers: Processes of this machine; None: one a core.
         executor: process or ray.
-        shard_index: number of this job in an array of jobs; None: no array.
-        shard_count: number of jobs in the array.
-        merge: whether parts of an array's jobs are only put together.
+        shard_index: Number of this job in an array of jobs; None: no array.
+        shard_count: Number of jobs in the array.
+        merge: True to assemble the parts of an array's jobs.
 
     Raises:
-        UserError: numbers that make no sense.
+        UserError: A number is out of bounds, or two arguments contradict each other.
     """
 
-    workers: int | None = None
+    workers: PositiveInt | None = None
     executor: Literal["process", "ray"] = "process"
-    shard_index: int | None = None
-    shard_count: int | None = None
+    shard_index: NonNegativeInt | None = None
+    shard_count: PositiveInt | None = None
     merge: bool = False
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise UserError(f"workers is {self.workers}: it must be at least 1, or null")
-        if self.shard_count is not None and self.shard_count < 1:
-            raise UserError(f"shard_count is {self.shard_count}: it must be at least 1")
+        check_arguments(type(self), "", dataclasses.asdict(self))
         if self.shard_index is None:
             return
         if self.merge:
             raise UserError("shard_index and merge were given: merge comes after all jobs, alone")
-        if self.shard_count is None or not 0 <= self.shard_index < self.shard_count:
+        if self.shard_count is None or self.shard_index >= self.shard_count:
             raise UserError(
                 f"shard_index is {self.shard_index} and shard_count {self.shard_count}: expected "
                 "0 <= shard_index < shard_count"
             )
 
     def own(self, index: int) -> bool:
-        """Whether a unit is for this job."""
+        """Return whether a unit is for this job."""
         return self.shard_index is None or index % (self.shard_count or 1) == self.shard_index
 
 
 def run_all(
     function: Callable[[T], R], units: Sequence[T], execution: Execution
 ) -> Iterator[tuple[T, R]]:
-    """Runs a pure, picklable function on all units; yields unit and result as they come.
+    """Run a pure, picklable function on all units; yield units and results as they complete.
 
     Raises:
-        UserError: what the function raised, a killed worker, or no Ray.
+        UserError: The function raised it, a worker was killed, or there is no Ray.
     """
     if execution.executor == "ray":
         yield from _ray(function, units)
         return
     workers = min(execution.workers or n_cores(), len(units))
-    if workers <= 1:  # no other process: nothing to start, nothing to be left behind
+    if workers <= 1:  # without another process
         for unit in units:
             yield unit, function(unit)
     else:
@@ -81,7 +82,7 @@ def run_all(
 
 
 def n_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -93,7 +94,7 @@ def n_cores() -> int:
 def _processes(
     function: Callable[[T], R], units: Sequence[T], workers: int
 ) -> Iterator[tuple[T, R]]:
-    # spawn: a fork would copy threads' locks in whatever state they are.
+    # spawn: a fork would copy the locks of threads in any state.
     context = multiprocessing.get_context("spawn")
     others = multiprocessing.active_children()
     pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker)
@@ -104,10 +105,10 @@ def _processes(
     except BrokenProcessPool as error:
         raise UserError(
             f"one of {workers} worker processes was killed, perhaps for lack of memory: run the "
-            "same command again with fewer --workers, it goes on where it was"
+            "same command again with fewer --workers, it continues from the completed parts"
         ) from error
     except BaseException:
-        # A unit may take minutes, and a part that is not complete does not exist.
+        # Do not wait: a unit may take minutes, and an incomplete part is not used.
         for child in multiprocessing.active_children():
             if child not in others:
                 child.terminate()
@@ -117,8 +118,8 @@ def _processes(
 
 
 def _begin_worker() -> None:
-    """Ends this worker with its parent: one that is killed can no longer end it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C goes to all: end without a traceback
+    """Make this worker end with its parent, also if the parent is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: end without a traceback
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -133,7 +134,7 @@ def _begin_worker() -> None:
 
 
 def _ray(function: Callable[[T], R], units: Sequence[T]) -> Iterator[tuple[T, R]]:
-    """Runs units as tasks of one CPU each; all machines must see the same files."""
+    """Run units as tasks of one CPU each; all machines must see the same files."""
     ray = _cluster()
     task = ray.remote(num_cpus=1, max_retries=3)(_caught).options(name="gpt_lightning.prepare")
     ahead = RAY_AHEAD * max(int(ray.cluster_resources().get("CPU", 1)), 1)
@@ -154,7 +155,7 @@ def _ray(function: Callable[[T], R], units: Sequence[T]) -> Iterator[tuple[T, R]
 
 
 def _caught(function: Callable[[T], R], unit: T) -> tuple[R | None, str | None]:
-    """Ray would wrap a UserError into an error of its own, with a remote traceback in its text."""
+    """Return the result or a UserError's text: Ray would add a remote traceback to the error."""
     try:
         return function(unit), None
     except UserError as error:
@@ -168,7 +169,7 @@ def _got(ray: Any, reference: Any) -> tuple[Any, str | None]:
         reason = (str(error).strip().splitlines() or ["no reason"])[-1]
         raise UserError(
             f"Ray lost a unit of work: {type(error).__name__}: {reason}; run the same command "
-            "again, it goes on where it was"
+            "again, it continues from the completed parts"
         ) from error
     return found
 
@@ -187,6 +188,6 @@ def _cluster() -> Any:
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UserError(
             f"no Ray cluster answers at {address!r} ({(str(error).splitlines() or [''])[0]}): "
-            f"start one with `ray start --head`, or let {RAY_ADDRESS} name one"
+            f"start one with `ray start --head`, or set {RAY_ADDRESS} to one"
         ) from error
     return ray

@@ -1,4 +1,4 @@
-"""What SOURCE names: files of documents here or behind a URL, or one text."""
+"""Files behind SOURCE: documents, local or behind a URL, or one text."""
 
 import contextlib
 import glob
@@ -20,22 +20,22 @@ COMPRESSIONS = (".gz", ".zst")
 HUB = "hf:"
 HUB_ADDRESS = "hf://datasets/{name}@refs/convert/parquet/{config}"
 DATA_EXTRA = "pip install 'gpt-lightning[data]'"
-# By which of these a store tells that a file changed; no store has all.
+# Facts that change with a file; no store has all of them.
 STAMPS = ("ETag", "etag", "sha256", "blob_id", "md5", "md5Hash", "checksum", "mtime", "created")
 
 
 @dataclass(frozen=True)
 class Input:
-    """A file of documents.
+    """File of documents.
 
     Attributes:
-        path: to open it: a local path or a URL.
-        name: as it is called in SOURCE; the same wherever the folder lies.
+        path: Local path or URL.
+        name: Name in SOURCE, independent of the folder's place.
         kind: text (one document), jsonl or parquet.
         compression: .gz, .zst or "" (jsonl only).
-        size: bytes, None where the store does not say.
-        stamp: changes with the content: time of the last change, or a digest.
-        seekable: whether it can be read from somewhere in the middle.
+        size: Bytes, None if the store does not return them.
+        stamp: Time of the last change, or a digest; it changes with the content.
+        seekable: True if the file can be read from the middle.
     """
 
     path: str
@@ -48,12 +48,12 @@ class Input:
 
     @property
     def label(self) -> str:
-        """What a message calls it."""
+        """Name in messages."""
         return "standard input" if self.name == "stdin" else self.path
 
 
 def kind_of(path: str) -> tuple[Kind, str] | None:
-    """Kind and compression by a file's name; None: no documents."""
+    """Return kind and compression by a file's name; None for files without documents."""
     name = PurePosixPath(_without_host(path)).name.lower()
     compression = next((end for end in COMPRESSIONS if name.endswith(end)), "")
     kind = KINDS.get(PurePosixPath(name.removesuffix(compression)).suffix)
@@ -63,19 +63,19 @@ def kind_of(path: str) -> tuple[Kind, str] | None:
 
 
 def is_url(source: str) -> bool:
-    """Whether fsspec opens it and not the operating system."""
+    """Return whether fsspec opens the source, not the operating system."""
     return "://" in source
 
 
 def _without_host(source: str) -> str:
-    """The part of a URL that names a file. Only http has queries; elsewhere a ? is a glob's."""
+    """Return the part of a URL that names a file. Only http has queries; else a ? is a glob's."""
     if source.startswith(("http://", "https://")):
         return urlsplit(source).path
     return source.split("://", 1)[-1]
 
 
 def source_name(source: str) -> str:
-    """What a dataset made of SOURCE is called: file, folder or dataset, without its endings."""
+    """Return a dataset's name by its SOURCE: file, folder or dataset, without endings."""
     if source == "-":
         return "stdin"
     if source.startswith(HUB) and not is_url(source):
@@ -89,7 +89,7 @@ def source_name(source: str) -> str:
 
 
 def has_documents(source: str) -> bool:
-    """Whether a SOURCE that is neither a corpus nor standard input is for find_inputs."""
+    """Return whether find_inputs takes a SOURCE that is neither a corpus nor standard input."""
     if is_url(source) or source.startswith(HUB):
         return True
     if Path(source).is_dir():
@@ -101,13 +101,13 @@ def has_documents(source: str) -> bool:
 
 
 def find_inputs(source: str) -> list[Input]:
-    """The files of documents that SOURCE names, sorted by name.
+    """Return the files of documents that SOURCE names, sorted by name.
 
     Args:
-        source: a JSONL or Parquet file, a folder, a glob, a URL of these, or hf:NAME.
+        source: JSONL or Parquet file, folder, glob, URL of these, or hf:NAME.
 
     Raises:
-        UserError: nothing is there, or nothing that holds documents.
+        UserError: There is no file, or none that holds documents.
     """
     if source.startswith(HUB) and not is_url(source):
         inputs = _hub(source)
@@ -124,7 +124,7 @@ def find_inputs(source: str) -> list[Input]:
 
 
 def fingerprint(inputs: Sequence[Input]) -> str:
-    """A digest of the inputs' names, sizes and stamps."""
+    """Return a digest of the inputs' names, sizes and stamps."""
     entries = [[entry.name, entry.size, entry.stamp] for entry in inputs]
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
@@ -147,7 +147,7 @@ def _local(source: str) -> list[Input]:
         names = {path: path.relative_to(common).as_posix() for path in paths}
     files = {path: name for path, name in names.items() if path.is_file()}
     known = {path: name for path, name in files.items() if kind_of(str(path))}
-    _say_left_out(sorted(files[path] for path in files if path not in known))
+    _print_skipped(sorted(files[path] for path in files if path not in known))
     return [_local_input(path, name) for path, name in known.items()]
 
 
@@ -155,10 +155,10 @@ def _is_open(path: Path) -> bool:
     return not any(part.startswith(".") for part in path.parts)
 
 
-def _say_left_out(names: list[str]) -> None:
+def _print_skipped(names: list[str]) -> None:
     if names:
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        print(f"left out, being neither JSONL nor Parquet nor .txt: {shown}", flush=True)
+        print(f"skipped, neither JSONL nor Parquet nor .txt: {shown}", flush=True)
 
 
 def _local_input(path: Path, name: str) -> Input:
@@ -173,18 +173,18 @@ def _local_input(path: Path, name: str) -> Input:
 
 @contextlib.contextmanager
 def explained_url(url: str) -> Iterator[None]:
-    """Turns what a store raises into a line. Each store has errors of its own, so it is any."""
+    """Turn any exception of a store into a UserError of one line."""
     try:
         yield
     except UserError:
         raise
-    except ImportError as error:  # fsspec's text says what to install
+    except ImportError as error:  # fsspec's text names the package to install
         raise UserError(f"cannot open {url}: {error}") from error
     except Exception as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"cannot read {url}: {type(error).__name__}: {reason}; check the address and the "
-            "connection, and run the same command again, which goes on where it was"
+            "connection, and run the same command again: it continues from the completed parts"
         ) from error
 
 
@@ -210,13 +210,13 @@ def _remote_input(system: Any, path: str, source: str) -> Input:
     found = kind_of(url)
     assert found, url
     size = info.get("size")
-    # Not every server of http answers for a range of bytes.
+    # Not every http server returns ranges of bytes.
     seekable = size is not None and (not url.startswith("http") or bool(info.get("partial")))
     return Input(url, url, *found, int(size) if size is not None else None, stamp, seekable)
 
 
 def _hub(source: str) -> list[Input]:
-    """The Parquet files that the hub makes of every public dataset."""
+    """Return the Parquet files that the hub makes of every public dataset."""
     name, *rest = source.removeprefix(HUB).split(":")
     if not name or len(rest) > 2:
         raise UserError(f"{source}: expected hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
@@ -225,7 +225,7 @@ def _hub(source: str) -> list[Input]:
     inputs = _remote(f"{folder}/{split}/*.parquet")
     if inputs:
         return inputs
-    # Of a large dataset the hub converts the beginning only, and calls it so.
+    # The hub converts only the beginning of a large dataset, as partial-SPLIT.
     if _remote(f"{folder}/partial-{split}/*.parquet"):
         raise UserError(
             f"{source}: the hub's Parquet files hold only the beginning of {split}: give the "
@@ -238,10 +238,10 @@ def _hub(source: str) -> list[Input]:
 
 
 def open_input(entry: Input) -> BinaryIO:
-    """Opens an input's bytes as they lie there, seekable where its size is known.
+    """Open the bytes of an input, seekable if its size is known.
 
     Raises:
-        UserError: it is gone, or cannot be read.
+        UserError: The input is gone, or cannot be read.
     """
     if not is_url(entry.path):
         try:

@@ -1,8 +1,8 @@
-"""A part: the tokens of one unit of work, in one file that is there as a whole or not at all.
+"""Parts: the tokens of one unit of work, in one file that is complete or absent.
 
-Its blocks follow each other, each with the number of documents and of tokens (uint64), the
-documents' lengths in tokens (uint64), the SHA-256 of their texts (32 bytes each) and the tokens;
-then the description of the whole as JSON, and that one's length (uint64).
+A part is a sequence of blocks, each with the number of documents and of tokens (uint64), the
+documents' lengths in tokens (uint64), the SHA-256 of their texts (32 bytes each) and the tokens.
+The description of the part as JSON follows, and the length of this description (uint64).
 """
 
 import contextlib
@@ -29,15 +29,15 @@ BLOCK_DOCUMENTS = 2**16
 
 @dataclass(frozen=True)
 class Part:
-    """What a part holds.
+    """Description of a part.
 
     Attributes:
-        documents: number of documents.
-        tokens: number of tokens, with an end-of-text token for each document.
-        text_bytes: of the documents in UTF-8.
-        skipped: documents left out because they were damaged (errors skip).
-        replaced: characters that stand for damaged bytes (errors replace).
-        sha256: digest of the blocks.
+        documents: Number of documents.
+        tokens: Number of tokens, with an end-of-text token for each document.
+        text_bytes: Bytes of the documents in UTF-8.
+        skipped: Damaged documents that were omitted (errors skip).
+        replaced: Characters that replace damaged bytes (errors replace).
+        sha256: Digest of the blocks.
     """
 
     documents: int
@@ -50,12 +50,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Block:
-    """Some documents.
+    """Block of documents.
 
     Attributes:
-        lengths: in tokens, (documents,).
+        lengths: Tokens of each document, (documents,).
         digests: SHA-256 of the texts, uint8, (documents, 32).
-        tokens: of all, one after the other, (sum of lengths,).
+        tokens: Tokens of all documents in order, (sum of lengths,).
     """
 
     lengths: np.ndarray
@@ -64,13 +64,13 @@ class Block:
 
 
 class PartWriter:
-    """Writes one part under a temporary name; `complete` gives it its own.
+    """Writer of one part under a temporary name, which `complete` replaces.
 
     Memory: a block of about 1 Mi tokens, or one longer document.
 
     Args:
-        path: of the part.
-        dtype: of the tokens.
+        path: Path of the part.
+        dtype: Type of the tokens.
     """
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
@@ -86,7 +86,7 @@ class PartWriter:
         self._file = open(self._temporary, "wb")  # noqa: SIM115 - closed by complete or abandon
 
     def add(self, text: bytes, tokens: np.ndarray) -> None:
-        """Adds a document: its text in UTF-8 and its tokens, (n,)."""
+        """Add a document: its text in UTF-8 and its tokens, (n,)."""
         self._digests.append(hashlib.sha256(text).digest())
         self._n_bytes += len(text)
         self._documents.append(tokens)
@@ -95,7 +95,7 @@ class PartWriter:
             self._flush()
 
     def complete(self, skipped: int, replaced: int) -> Part:
-        """Writes what is left, waits for the disk, and gives the part its name."""
+        """Write the last block, sync the file, and rename it."""
         self._flush()
         part = Part(
             documents=self._n_documents,
@@ -115,7 +115,7 @@ class PartWriter:
         return part
 
     def abandon(self) -> None:
-        """Leaves nothing behind; does nothing after `complete`."""
+        """Delete the temporary file; after `complete` there is none."""
         with contextlib.suppress(OSError):  # closing flushes, and the disk may be full
             self._file.close()
         self._temporary.unlink(missing_ok=True)
@@ -137,11 +137,11 @@ class PartWriter:
 
 
 def read_part(path: Path) -> Part | None:
-    """The description of a part; None where there is no complete one of that name."""
+    """Return the description of a part; None if there is no complete part of that name."""
     try:
         with open(path, "rb") as file:
             return _description(file)
-    except (OSError, ValueError, TypeError):  # absent, or no part: then it is made again
+    except (OSError, ValueError, TypeError):  # absent or damaged: it is made again
         return None
 
 
@@ -153,10 +153,10 @@ def _description(file: BinaryIO) -> Part:
 
 
 def read_blocks(path: Path, part: Part, dtype: np.dtype[Any]) -> Iterator[Block]:
-    """The blocks of a part in order; its digest is checked on the way, before the end is reached.
+    """Yield the blocks of a part in order, and check its digest before the end.
 
     Raises:
-        UserError: the part is not what it was when it was written.
+        UserError: The part is damaged.
     """
     digest, documents, tokens = hashlib.sha256(), 0, 0
     with open(path, "rb") as file:
@@ -180,7 +180,7 @@ def _read_block(
         return np.frombuffer(content, kind)
 
     n_documents, n_tokens = read(2, COUNT).tolist()
-    # A flipped bit must not become a request for an exabyte.
+    # A flipped bit must not allocate an exabyte.
     if not 0 < n_documents <= part.documents or n_tokens > part.tokens:
         raise _damaged(path)
     lengths = read(n_documents, COUNT).astype(np.int64)
@@ -193,6 +193,6 @@ def _read_block(
 def _damaged(path: Path) -> UserError:
     path.unlink(missing_ok=True)  # so that the next run makes it again
     return UserError(
-        f"{path} is damaged, expected the bytes of its SHA-256, found others; it was removed: run "
-        "the same command again, which makes this part anew"
+        f"{path} is damaged, its bytes differ from its SHA-256; it was removed: run the same "
+        "command again, which makes this part again"
     )

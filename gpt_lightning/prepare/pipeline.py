@@ -1,4 +1,4 @@
-"""Documents to a dataset: plan units, make their parts, put the parts together."""
+"""Documents to a dataset: plan units, make their parts, assemble the parts."""
 
 import shutil
 from collections.abc import Sequence
@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from gpt_lightning.data.formats import file_header
+from gpt_lightning.data.manifest import Manifest, TextOrigin
 from gpt_lightning.data.progress import Progress
-from gpt_lightning.data.shards import Manifest, TextOrigin
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, sync_folder, workspace
@@ -45,14 +45,14 @@ def prepare_documents(
     execution: Execution,
     overwrite: bool,
 ) -> tuple[Manifest | None, bool]:
-    """The dataset of documents in `out`, and whether it was made now; None for one job of many.
+    """Return the dataset of documents in `out`, and whether it was made now; None for one job.
 
-    Parts of the work lie in `.NAME.parts` beside `out` until the dataset is there: killed at any
-    moment and run again, it goes on where it was and gives the same bytes.
+    Parts of the work are in `.NAME.parts` beside `out` until the dataset is complete. A run that
+    was killed at any moment continues from the complete parts, with the same bytes as a result.
 
     Raises:
-        UserError: inputs or settings that make no dataset, a folder that holds something else, a
-            disk that does not take it, or parts that are missing when they are merged.
+        UserError: The inputs or settings make no dataset, the folder holds something else, the disk
+            is full, or parts are missing for a merge.
     """
     _tokenizer_of_documents(settings)
     wanted = {"inputs": fingerprint(inputs), "format": settings.format, **settings.of_documents()}
@@ -62,11 +62,11 @@ def prepare_documents(
         return None, True
     if there is None:
         with exclusive_lock(out.resolve()), explained("write", out):
-            # Perhaps the process that we waited for has made it.
+            # The process that held the lock may have made it.
             there = existing(out, wanted, overwrite)
             if there is None:
                 return _make(inputs, name, out, settings, execution, overwrite)
-    # What a process left that was killed just after the dataset had got its name.
+    # Parts that a process left that was killed just after it renamed the dataset.
     discard_parts(Job(_parts_of(out), settings), fingerprint(inputs))
     sweep_lock(out)
     return there, False
@@ -96,23 +96,21 @@ def _parts_of(out: Path) -> Path:
 
 
 def _run_job(inputs: Sequence[Input], out: Path, settings: Settings, execution: Execution) -> None:
-    """One job of an array: makes the parts that are its own."""
+    """Make the parts of one job of an array."""
     units = plan_units(inputs, settings.text_field)
     job = Job(_parts_of(out), settings)
-    with exclusive_lock(
-        out.resolve()
-    ):  # the other jobs open the folder too; then all work in it at once
+    with exclusive_lock(out.resolve()):  # only to open the folder; then all jobs work in it
         open_parts(job, fingerprint(inputs), len(units))
     _make_parts(job, [unit for unit in units if execution.own(unit.index)], execution)
     missing = _missing(job, units)
-    told = (
-        f"missing are {_said(missing, execution)}"
+    rest = (
+        f"missing are {_described(missing, execution)}"
         if missing
         else "none is missing: add --merge true"
     )
     print(
         f"job {execution.shard_index} of {execution.shard_count} is done, "
-        f"{len(units) - len(missing)} of {len(units)} parts are there, {told}",
+        f"{len(units) - len(missing)} of {len(units)} parts are complete, {rest}",
         flush=True,
     )
 
@@ -121,7 +119,7 @@ def _make_parts(job: Job, units: Sequence[Unit], execution: Execution) -> None:
     done = job.done(units)
     todo = [unit for unit in units if unit.index not in done]
     if done and todo:
-        print(f"going on: {len(done)} of {len(units)} parts are there", flush=True)
+        print(f"continuing: {len(done)} of {len(units)} parts are complete", flush=True)
     n_bytes = sum(unit.size for unit in units)
     done_bytes = n_bytes - sum(unit.size for unit in todo)
     with Progress(n_bytes, done_bytes) as progress:
@@ -134,7 +132,7 @@ def _missing(job: Job, units: Sequence[Unit]) -> list[int]:
     return [unit.index for unit in units if unit.index not in done]
 
 
-def _said(missing: Sequence[int], execution: Execution) -> str:
+def _described(missing: Sequence[int], execution: Execution) -> str:
     units = f"units {describe_units(missing)}"
     if execution.shard_count is None:
         return units
@@ -164,12 +162,12 @@ def _make(
         if missing:
             raise UserError(
                 f"{job.parts} lacks {len(missing)} of {len(units)} parts, "
-                f"{_said(missing, execution)}: run these jobs, then merge again"
+                f"{_described(missing, execution)}: run these jobs, then merge again"
             )
         manifest, there = _put_together(job, units, inputs, name, out, overwrite)
     finally:
         if not begun and not job.done(units):
-            shutil.rmtree(job.parts, ignore_errors=True)  # nothing in it is worth keeping
+            shutil.rmtree(job.parts, ignore_errors=True)  # it holds no complete part
     delete_parts(job.parts)
     return there or manifest, there is None
 
@@ -177,7 +175,7 @@ def _make(
 def _put_together(
     job: Job, units: Sequence[Unit], inputs: Sequence[Input], name: str, out: Path, overwrite: bool
 ) -> tuple[Manifest, Manifest | None]:
-    """The manifest of what was made, and that of another process if it was faster."""
+    """Return the manifest that was made, and that of another process if it was faster."""
     done, settings = job.done(units), job.settings
     parts = [(job.part(unit), done[unit.index]) for unit in units]
     found = fingerprint(inputs)
@@ -187,7 +185,7 @@ def _put_together(
         save_inputs(folder / "new", found)
         sync_folder(folder / "new")
         there = replace(folder, out.resolve(), overwrite, wanted)
-    _say_damage([part for _, part in parts], settings)
+    _print_damage([part for _, part in parts], settings)
     return manifest, there
 
 
@@ -219,7 +217,7 @@ def _write(
     return manifest
 
 
-def _say_damage(parts: Sequence[Part], settings: Settings) -> None:
+def _print_damage(parts: Sequence[Part], settings: Settings) -> None:
     documents = sum(part.documents for part in parts)
     skipped, replaced = sum(part.skipped for part in parts), sum(part.replaced for part in parts)
     if skipped:

@@ -1,14 +1,18 @@
-"""What decides the bytes of a dataset beside its text, and where the splits begin and end."""
+"""Settings that decide the bytes of a dataset besides its text, and the borders of its splits."""
 
+import dataclasses
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
+from jsonargparse.typing import ClosedUnitInterval, PositiveInt
+
+from gpt_lightning.data.formats import Format
 from gpt_lightning.errors import UserError
+from gpt_lightning.parsing import check_arguments
 
 SplitBy = Literal["hash", "fraction"]
 Errors = Literal["strict", "skip", "replace"]
-Format = Literal["npy", "nanogpt", "llmc"]
 
 SPLITS = ("train", "val", "test")
 MIN_TOKENS = 2  # one to read and one to predict
@@ -16,84 +20,76 @@ MIN_TOKENS = 2  # one to read and one to predict
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one dataset.
+    """Settings of one dataset.
 
     Attributes:
         tokenizer: char, byte, or an encoding of tiktoken.
-        val_fraction: share of the text that is held out for validation.
-        test_fraction: share of the text that is held out for testing.
-        shard_tokens: most tokens that a file holds; nanogpt has one file a split.
-        text_field: field of a JSON object or column of a Parquet file that holds the text.
-        split_by: hash or fraction; None: hash for documents. One text has no documents to hash.
-        errors: strict, skip or replace: what to do about text that is none.
-        format: of the shards: npy, nanogpt or llmc.
+        val_fraction: Share held out for validation: of one text, the last characters; of documents,
+            those that split_by selects.
+        test_fraction: Share held out for testing, after the validation share.
+        shard_tokens: Maximum number of tokens a file; nanogpt has one file a split.
+        text_field: Field of a JSON object, or column of a Parquet file, that holds the text.
+        split_by: Selection of the held-out documents: hash, by a hash of their text, or fraction,
+            the last ones. null: hash.
+        errors: Treatment of a damaged document: strict ends with an error, skip omits and counts
+            it, replace writes U+FFFD where bytes are not UTF-8.
+        format: npy; nanogpt for nanoGPT's train.bin and val.bin; llmc for llm.c's .bin.
 
     Raises:
-        UserError: fractions that leave no training text, or shards of no token.
+        UserError: The fractions leave no training text, or a shard holds no token.
     """
 
     tokenizer: str
-    val_fraction: float = 0.1
-    test_fraction: float = 0.0
-    shard_tokens: int = 100_000_000
+    val_fraction: ClosedUnitInterval = 0.1
+    test_fraction: ClosedUnitInterval = 0.0
+    shard_tokens: PositiveInt = 100_000_000
     text_field: str = "text"
     split_by: SplitBy | None = None
     errors: Errors = "strict"
     format: Format = "npy"
 
     def __post_init__(self) -> None:
-        for key in ("val_fraction", "test_fraction"):
-            if not 0 <= getattr(self, key) < 1:  # also refuses nan
-                raise UserError(f"{key} is {getattr(self, key)}: it must be at least 0 and below 1")
+        for name, value in check_arguments(type(self), "", dataclasses.asdict(self)).items():
+            object.__setattr__(self, name, value)
         if exact(self.val_fraction) + exact(self.test_fraction) >= 1:
             raise UserError(
                 f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction} leave "
                 "nothing to train on: their sum must be below 1"
             )
-        if self.shard_tokens < 1:
-            raise UserError(f"shard_tokens is {self.shard_tokens}: it must be at least 1")
 
     def of_text(self) -> dict[str, Any]:
-        """What the manifest of one text records."""
+        """Return the settings in the manifest of one text."""
         keys = ("tokenizer", "val_fraction", "test_fraction", "shard_tokens")
-        strict = self.errors == "strict"  # the key is younger than the first datasets
-        return {key: getattr(self, key) for key in (keys if strict else (*keys, "errors"))}
+        # manifests of the first datasets have no key `errors`
+        return self._chosen(*keys, *(() if self.errors == "strict" else ("errors",)))
 
     def of_documents(self) -> dict[str, Any]:
-        """What the manifest of documents records."""
-        return {
-            "tokenizer": self.tokenizer,
-            "val_fraction": self.val_fraction,
-            "test_fraction": self.test_fraction,
-            "shard_tokens": self.shard_tokens,
-            "text_field": self.text_field,
-            "split_by": self.split_by or "hash",
-            "errors": self.errors,
-        }
+        """Return the settings in the manifest of documents."""
+        every = dataclasses.asdict(self) | {"split_by": self.split_by or "hash"}
+        return {key: value for key, value in every.items() if key != "format"}
 
     def of_parts(self) -> dict[str, Any]:
-        """What decides the bytes of the parts: all but how they are put together."""
-        return {
-            "tokenizer": self.tokenizer,
-            "text_field": self.text_field,
-            "errors": self.errors,
-        }
+        """Return the settings that decide the bytes of the parts."""
+        return self._chosen("tokenizer", "text_field", "errors")
+
+    def _chosen(self, *keys: str) -> dict[str, Any]:
+        return {key: getattr(self, key) for key in keys}
 
     def wanted_splits(self) -> list[str]:
-        """train, and those of val and test that have a share."""
+        """Return train, and those of val and test that have a share."""
         return list(split_borders(1, self.val_fraction, self.test_fraction))
 
 
 def exact(fraction: float) -> Fraction:
-    """The decimal that was written, so that no rounding moves a border."""
+    """Return the decimal as it was written, so that no rounding moves a border."""
     return Fraction(str(fraction))
 
 
 def split_borders(n: int, val_fraction: float, test_fraction: float) -> dict[str, tuple[int, int]]:
-    """First and last + 1 character (of documents: token) of each split that n of them fall into.
+    """Return the first and the last + 1 of n characters (of documents: tokens) of each split.
 
-    The fractions are taken as the decimals that were written, so that no rounding moves a border:
-    nanoGPT's int(n * 0.9) comes out, and 1 - 0.9 of ten characters is one.
+    The fractions are exact decimals, so that no rounding moves a border: the result is nanoGPT's
+    int(n * 0.9), and 1 - 0.9 of ten characters is one.
     """
     val, test = exact(val_fraction), exact(test_fraction)
     train_end, val_end = int(n * (1 - val - test)), int(n * (1 - test))
@@ -103,6 +99,6 @@ def split_borders(n: int, val_fraction: float, test_fraction: float) -> dict[str
 
 
 def hash_borders(val_fraction: float, test_fraction: float) -> tuple[int, int]:
-    """A document whose hash, below 2**64, is below the first is val, below the second test."""
+    """Return the borders for hashes below 2**64: below the first is val, below the second test."""
     val, test = exact(val_fraction), exact(test_fraction)
     return int(val * 2**64), int((val + test) * 2**64)

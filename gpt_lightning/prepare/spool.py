@@ -1,4 +1,4 @@
-"""Texts that can be read only once, from standard input or a URL: copied to a file first."""
+"""Copies of texts that can be read only once, from standard input or a URL."""
 
 import contextlib
 import hashlib
@@ -14,22 +14,22 @@ COPY_BYTES = 2**20
 
 
 def is_one_text(source: str) -> bool:
-    """Whether a URL leads to one text."""
+    """Return whether a URL is that of one text."""
     found = kind_of(source)
     plain = not any(character in source for character in "*[")
     return is_url(source) and plain and found is not None and found[0] == "text"
 
 
 def spool(source: str, folder: Path) -> Input:
-    """Copies standard input, or a text behind a URL, to a file; tells JSONL from one text.
+    """Copy standard input, or a text behind a URL, to a file; distinguish JSONL from one text.
 
     Args:
         source: - or a URL.
-        folder: where the file goes.
+        folder: Folder of the copy.
 
     Raises:
-        UserError: the URL cannot be read.
-        OSError: the disk is full.
+        UserError: The URL cannot be read.
+        OSError: The disk is full.
     """
     path, digest = folder / "text", hashlib.sha256()
     with open(path, "wb") as file, _stream(source) as stream:
@@ -54,11 +54,11 @@ def _stream(source: str) -> Iterator[BinaryIO]:
 
 
 def begins_with_object(path: Path) -> bool:
-    """Whether the first line of a file is a JSON object."""
+    """Return whether the first line of a file is a JSON object."""
     with open(path, "rb") as file:
         file.seek(3 if file.read(3) == b"\xef\xbb\xbf" else 0)  # a byte order mark
         start = file.tell()
-        if not file.read(64).lstrip().startswith(b"{"):  # a line may be long, better not read it
+        if not file.read(64).lstrip().startswith(b"{"):  # do not read a long line for nothing
             return False
         file.seek(start)
         line = next((line for line in file if line.strip()), b"")

@@ -1,39 +1,35 @@
-"""The folder that prepare writes: what is there already, and whose turn it is."""
+"""Output folder of prepare: its present contents, and the lock on it."""
 
 import contextlib
 import glob
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gpt_lightning.data.dataset import load_manifest
-from gpt_lightning.data.shards import MANIFEST, Manifest
+from gpt_lightning.data.formats import SHARD_FILE
+from gpt_lightning.data.manifest import MANIFEST, Manifest
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, locked, move_into_place
 
-# Beside the manifest and not in it: it holds the inputs' time stamps, and the same text shall give
-# the same manifest wherever and whenever it was copied.
+# Not in the manifest, because it holds the inputs' time stamps: equal texts give equal manifests,
+# wherever and whenever they were copied.
 INPUTS = ".inputs.json"
-OURS = re.compile(
-    r"manifest\.json|meta\.pkl|\.inputs\.json|.*\.npy"
-    r"|(train|val|test)\.bin|shard_(train|val|test)_\d+\.bin"
-)
 
 
 def existing(out: Path, wanted: dict[str, Any], overwrite: bool) -> Manifest | None:
-    """The dataset in `out` if it is the wanted one, None if one may be put there.
+    """Return the dataset in `out` if it is the wanted one, None if it may be written there.
 
     Args:
-        out: the dataset's folder.
-        wanted: what decides its bytes: as recorded() gives it.
-        overwrite: whether another dataset may be replaced.
+        out: Folder of the dataset.
+        wanted: Facts that decide its bytes, with the keys of recorded().
+        overwrite: True to replace another dataset.
 
     Raises:
-        UserError: something else is there, or a damaged dataset.
+        UserError: The folder holds something else, or a damaged dataset.
     """
     if not out.exists():
         return None
@@ -60,25 +56,25 @@ def existing(out: Path, wanted: dict[str, Any], overwrite: bool) -> Manifest | N
             f"replace it with `gpt-lightning prepare SOURCE --out {out} --overwrite true`, "
             "or choose another folder"
         )
-    _refuse_foreign(out, entries)
+    _check_deletable(out, entries)
     return None
 
 
 def recorded(out: Path, manifest: Manifest) -> dict[str, Any]:
-    """What decided the bytes of a dataset, as its files tell it."""
+    """Return the facts that decided the bytes of a dataset, from its files."""
     found = {"SHA-256 of the text": manifest.source.sha256, "format": manifest.format}
     return {**found, "inputs": _inputs(out / INPUTS), **manifest.settings}
 
 
 def save_inputs(folder: Path, fingerprint: str) -> None:
-    """Records the inputs' names, sizes and times, by which a later run knows them again."""
+    """Write the fingerprint of the inputs, by which a later run recognizes them."""
     (folder / INPUTS).write_text(json.dumps({"inputs": fingerprint}) + "\n")
 
 
 def _inputs(path: Path) -> str | None:
     try:
         found = json.loads(path.read_bytes())
-    except (OSError, ValueError):  # then nobody can tell: it differs from every fingerprint
+    except (OSError, ValueError):  # None differs from every fingerprint
         return None
     return found.get("inputs") if isinstance(found, dict) else None
 
@@ -93,17 +89,21 @@ def _differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     ]
 
 
-def _refuse_foreign(out: Path, entries: list[str]) -> None:
-    """What `prepare` did not make, it does not delete."""
-    foreign = [name for name in entries if not OURS.fullmatch(name)]
+def _check_deletable(out: Path, entries: list[str]) -> None:
+    """Raise if the folder holds files that `prepare` did not write and must not delete."""
+    foreign = [
+        name
+        for name in entries
+        if name not in (MANIFEST, INPUTS) and not SHARD_FILE.fullmatch(name)
+    ]
     if foreign:
         raise UserError(
-            f"{out / foreign[0]} is no part of a dataset and would be deleted with {out}: "
+            f"{out / foreign[0]} is not part of a dataset and would be deleted with {out}: "
             "move it away, or choose another --out"
         )
 
 
-# ---- whose turn it is ----------------------------------------------------------------------------
+# ---- the lock ------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -143,11 +143,11 @@ def _lock_of(out: Path) -> Path:
 
 
 def replace(folder: Path, out: Path, overwrite: bool, wanted: dict[str, Any]) -> Manifest | None:
-    """Moves the workspace's folder `new` to `out`.
+    """Move the workspace's folder `new` to `out`.
 
     Returns:
-        None; where another process was faster, on a file system without locks, its dataset, which
-        must be the one that we made.
+        None; or, if another process was faster on a file system without locks, its dataset, which
+        must equal ours.
     """
     if move_into_place(folder, out, overwrite):
         return None
@@ -157,9 +157,9 @@ def replace(folder: Path, out: Path, overwrite: bool, wanted: dict[str, Any]) ->
 
 
 def delete_parts(parts: Path) -> None:
-    """Deletes a folder of parts, first its name, so that no half of it is ever taken for one."""
+    """Delete a folder of parts; rename it first, so that no half of it is taken for a whole."""
     with contextlib.suppress(FileNotFoundError):
         os.rename(parts, parts.with_name(f"{parts.name}.old.{os.getpid()}"))
-    # Also what a process left that was killed while it deleted.
+    # including those of a process that was killed here
     for dying in parts.parent.glob(f"{glob.escape(parts.name)}.old.*"):
         shutil.rmtree(dying, ignore_errors=True)

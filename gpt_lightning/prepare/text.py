@@ -1,4 +1,4 @@
-"""One text, however long: read twice, in pieces, and cut into splits by characters."""
+"""One text of any length: read twice, in pieces, and cut into splits by characters."""
 
 import codecs
 import contextlib
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
 from gpt_lightning.data.progress import Progress
-from gpt_lightning.data.shards import Manifest, Shard, TextOrigin
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, sync_folder, workspace
@@ -23,15 +23,15 @@ REPLACEMENT = "\ufffd"
 
 @dataclass
 class Survey:
-    """What one pass over a text finds.
+    """Findings of one pass over a text.
 
     Attributes:
-        n_bytes: of the file.
-        n_characters: of the text.
-        replaced: bytes, or runs of them, that were no UTF-8 and became U+FFFD.
-        blank: whether there is white space only.
-        characters: the distinct ones, where they were asked for.
-        sha256: of the file.
+        n_bytes: Bytes of the file.
+        n_characters: Characters of the text.
+        replaced: Bytes, or runs of them, that were not UTF-8 and became U+FFFD.
+        blank: True if there is only white space.
+        characters: Distinct characters, for the tokenizer char.
+        sha256: Digest of the file.
     """
 
     n_bytes: int = 0
@@ -43,10 +43,10 @@ class Survey:
 
 
 def decoded(path: Path, errors: Errors, survey: Survey) -> Iterator[str]:
-    """The text of a file in chunks, decoded from UTF-8; counts in `survey` what it passes.
+    """Yield the text of a file in chunks, decoded from UTF-8; count them in `survey`.
 
     Raises:
-        UserError: the file cannot be read, or is not UTF-8 and errors is not replace.
+        UserError: The file cannot be read, or is not UTF-8 and errors is not replace.
     """
     digest, rest, final = hashlib.sha256(), b"", False
     with _readable(path), open(path, "rb") as file:
@@ -86,12 +86,21 @@ def _decode(path: Path, data: bytes, offset: int, errors: Errors, final: bool) -
 
 
 def survey_text(path: Path, settings: Settings) -> Survey:
-    """Reads a text once, as a whole but in chunks.
+    """Read a text once, in chunks.
 
     Raises:
-        UserError: it cannot be read, is not UTF-8, empty or blank, or settings are for documents.
+        UserError: The file cannot be read, is not UTF-8, is empty or blank, or the settings are for
+            documents.
     """
-    _refuse_settings_of_documents(path, settings)
+    wrong = {
+        "split_by hash": settings.split_by == "hash",
+        "errors skip": settings.errors == "skip",
+    }
+    for setting in (setting for setting, found in wrong.items() if found):
+        raise UserError(
+            f"{path} is one text, and {setting} is for documents: leave it out, or give JSONL, "
+            "Parquet or a folder of texts"
+        )
     survey = Survey()
     for text in decoded(path, settings.errors, survey):
         if settings.tokenizer == "char":
@@ -102,23 +111,11 @@ def survey_text(path: Path, settings: Settings) -> Survey:
     return survey
 
 
-def _refuse_settings_of_documents(path: Path, settings: Settings) -> None:
-    wrong = {
-        "split_by hash": settings.split_by == "hash",
-        "errors skip": settings.errors == "skip",
-    }
-    for setting in (setting for setting, found in wrong.items() if found):
-        raise UserError(
-            f"{path} is one text, and {setting} is for documents: leave it out, or give JSONL, "
-            "Parquet or a folder of texts"
-        )
-
-
 class Characters:
-    """Hands out a text that comes in chunks by numbers of characters.
+    """Text in chunks, handed out by numbers of characters.
 
     Args:
-        chunks: the text.
+        chunks: Chunks of the text.
     """
 
     def __init__(self, chunks: Iterator[str]) -> None:
@@ -126,7 +123,7 @@ class Characters:
         self._rest = ""
 
     def take(self, n: int) -> Iterator[str]:
-        """The next n characters; fewer where the text ends."""
+        """Yield the next n characters; fewer at the end of the text."""
         while n:
             self._rest = self._rest or next(self._chunks, "")
             head, self._rest = self._rest[:n], self._rest[n:]
@@ -136,10 +133,10 @@ class Characters:
 
 
 def pieces(chunks: Iterator[str], limit: int = PIECE_CHARACTERS) -> Iterator[str]:
-    """Cuts a text after the last newline of each `limit` characters, else before a space.
+    """Cut a text after the last newline of each `limit` characters, else before a space.
 
-    The borders depend on the text alone, not on how it came. A token never crosses one: a text of
-    up to `limit` characters has none.
+    The borders depend on the text alone, not on its chunks. No token crosses a border; a text of up
+    to `limit` characters has no border.
     """
     held = ""
     for chunk in chunks:
@@ -148,7 +145,7 @@ def pieces(chunks: Iterator[str], limit: int = PIECE_CHARACTERS) -> Iterator[str
             end = held.rfind("\n", 0, limit) + 1 or max(held.rfind(" ", 1, limit), 0) or limit
             piece, held = held[:end], held[end:]
             yield piece
-            piece = ""  # up to 64 MB, which the next one needs
+            piece = ""  # free up to 64 MB for the next one
     if held:
         yield held
 
@@ -163,8 +160,8 @@ def prepare_one_text(
 
     The text is read as bytes and kept as it is: no newline is translated, a byte order mark is a
     character, and text that looks like a special token is text. It is read twice, in pieces of at
-    most 16 Mi characters that end at a newline, so that memory stays below 400 MB beside the
-    interpreter however long the text is.
+    most 16 Mi characters that end at a newline, so that memory stays below 400 MB besides the
+    interpreter for a text of any length.
 
     Borders of the splits are counted in characters, as nanoGPT does: training text first, then
     validation, then test. A folder that was made from the same text with the same settings is left
@@ -175,7 +172,7 @@ def prepare_one_text(
         name: Name of the text in the manifest.
         out: Folder of the dataset.
         settings: Tokenizer, splits and format.
-        overwrite: Whether another dataset in `out` is replaced.
+        overwrite: True to replace another dataset in `out`.
 
     Returns:
         The manifest, and whether the dataset was made now.
@@ -202,13 +199,9 @@ def prepare_one_text(
         with workspace(out.resolve()) as folder:
             manifest = _write(folder / "new", source, survey, origin, settings)
             there = replace(folder, out.resolve(), overwrite, wanted)
-    _say_replaced(source, survey)
-    return there or manifest, there is None
-
-
-def _say_replaced(source: Path, survey: Survey) -> None:
     if survey.replaced:
         print(f"{source}: {survey.replaced:,} times bytes that are not UTF-8 became U+FFFD")
+    return there or manifest, there is None
 
 
 def _write(
@@ -258,7 +251,7 @@ def _write_splits(
                 f"needs {MIN_TOKENS}: give more text or change val_fraction and test_fraction"
             )
         splits[split] = writer.close()
-    for _ in chunks:  # the last, empty one: then the digest is there
+    for _ in chunks:  # the last, empty chunk completes the digest
         pass
     if again.sha256 != survey.sha256:
         raise UserError("the file changed while it was read: run prepare again")

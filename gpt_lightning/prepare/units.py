@@ -1,7 +1,7 @@
-"""Units of work: a pure function of the inputs, and each one becomes a part.
+"""Units of work: a pure function of the inputs. Each becomes a part.
 
-Neither the number of workers nor anything that happened before decides where a unit begins, so that
-the parts, and what is made of them, are the same however often the work was interrupted.
+Neither the number of workers nor earlier runs decide the borders of units, so that the parts, and
+the dataset, are the same however often the work was interrupted.
 """
 
 import json
@@ -30,14 +30,14 @@ PLAN_VERSION = 1  # of the parts' format and of how units are cut
 
 @dataclass(frozen=True)
 class Unit:
-    """A piece of work: some whole files, or a piece of one file.
+    """Piece of work: some whole files, or a piece of one file.
 
     Attributes:
-        index: its place in the order of all units.
-        files: that it reads.
-        start: first byte (jsonl) or row group (parquet) of the only file.
-        stop: the first that is not read; None: to the end.
-        size: bytes that it reads, about, for the progress.
+        index: Place in the order of all units.
+        files: Files to read.
+        start: First byte (jsonl) or row group (parquet) of the only file.
+        stop: First byte or row group that is not read; None: the end.
+        size: Approximate bytes to read, for the progress display.
     """
 
     index: int
@@ -50,13 +50,13 @@ class Unit:
 def plan_units(
     inputs: Sequence[Input], text_field: str, unit_bytes: int = UNIT_BYTES
 ) -> list[Unit]:
-    """Cuts the inputs into units of about unit_bytes, in the order of the inputs.
+    """Cut the inputs into units of about unit_bytes, in the order of the inputs.
 
-    They are byte ranges of JSONL, row groups of Parquet, whole compressed files, and texts
-    together.
+    Units are byte ranges of JSONL, row groups of Parquet, whole compressed files, and groups of
+    texts.
 
     Raises:
-        UserError: a Parquet file is damaged or has no such column.
+        UserError: A Parquet file is damaged or has no such column.
     """
     units: list[Unit] = []
     for files in _together(inputs, unit_bytes):
@@ -70,7 +70,7 @@ def plan_units(
 
 
 def _together(inputs: Sequence[Input], unit_bytes: int) -> Iterator[tuple[Input, ...]]:
-    """Neighbouring texts up to unit_bytes, all other files alone."""
+    """Yield groups of neighbouring texts up to unit_bytes, and all other files alone."""
     texts: list[Input] = []
     held = 0
     for entry in inputs:
@@ -89,7 +89,7 @@ def _together(inputs: Sequence[Input], unit_bytes: int) -> Iterator[tuple[Input,
 def _ranges(
     entry: Input, text_field: str, unit_bytes: int
 ) -> Iterator[tuple[int, int | None, int]]:
-    """First and last + 1 byte or row group of each piece of a file, and its size in bytes."""
+    """Yield the first and last + 1 byte or row group of each piece of a file, and its bytes."""
     if entry.kind == "parquet":
         with _explained(entry), open_input(entry) as file:
             sizes = column_sizes(file, entry, text_field)
@@ -120,42 +120,42 @@ def _explained(entry: Input) -> Any:
 
 @dataclass(frozen=True)
 class Job:
-    """What all units of a dataset have in common.
+    """Facts that all units of a dataset share.
 
     Attributes:
-        parts: the folder of parts.
-        settings: of the dataset.
+        parts: Folder of the parts.
+        settings: Settings of the dataset.
     """
 
     parts: Path
     settings: Settings
 
     def part(self, unit: Unit) -> Path:
-        """Where a unit's part lies."""
+        """Return the path of a unit's part."""
         return self.parts / f"{unit.index:08d}.part"
 
     def done(self, units: Sequence[Unit]) -> dict[int, Part]:
-        """Index -> description of the units whose parts are there."""
+        """Return index -> description of the units whose parts are complete."""
         found = {unit.index: read_part(self.part(unit)) for unit in units}
         return {index: part for index, part in found.items() if part}
 
 
 def open_parts(job: Job, inputs: str, n_units: int) -> None:
-    """Makes the folder of parts, or takes the one that is there if it is of the same work.
+    """Make the folder of parts, or continue with an existing one of the same work.
 
     Args:
-        job: the work.
-        inputs: fingerprint of the inputs.
-        n_units: number of units.
+        job: Facts of the work.
+        inputs: Fingerprint of the inputs.
+        n_units: Number of units.
 
     Raises:
-        UserError: the folder cannot be written.
+        UserError: The folder cannot be written.
     """
     content = (json.dumps({**_plan(job, inputs), "units": n_units}, indent=2) + "\n").encode()
     path = job.parts / PLAN
     with explained("write", job.parts):
         if job.parts.exists() and (not path.exists() or path.read_bytes() != content):
-            print(f"{job.parts} is of other inputs or settings: starting afresh", flush=True)
+            print(f"{job.parts} is of other inputs or settings: starting again", flush=True)
             delete_parts(job.parts)
         job.parts.mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -163,10 +163,10 @@ def open_parts(job: Job, inputs: str, n_units: int) -> None:
 
 
 def discard_parts(job: Job, inputs: str) -> None:
-    """Deletes the folder of parts if it is of this work; another process may be at other work."""
+    """Delete the folder of parts if it is of this work, not of another process's work."""
     try:
         plan = json.loads((job.parts / PLAN).read_bytes())
-    except (OSError, ValueError):  # none there, or none of ours
+    except (OSError, ValueError):  # no folder, or not ours
         return
     if {**plan, **_plan(job, inputs)} == plan:
         delete_parts(job.parts)
@@ -180,14 +180,14 @@ def _plan(job: Job, inputs: str) -> dict[str, Any]:
 
 
 def run_unit(job: Job, unit: Unit) -> Part:
-    """Tokenizes a unit's documents into its part, whatever else runs anywhere.
+    """Tokenize a unit's documents into its part, independently of all other units.
 
-    Each document begins with the end-of-text token. Memory (measured): 20 MB beside the interpreter
-    and the tokenizer, and for the longest document 4 bytes a byte; 40 where it is a single word, as
-    Chinese is to GPT-2's pattern.
+    Each document begins with the end-of-text token. Memory (measured): 20 MB besides the
+    interpreter and the tokenizer, and for the longest document 4 bytes a byte; 40 if it is a single
+    word, as Chinese is to GPT-2's pattern.
 
     Raises:
-        UserError: an input cannot be read or is damaged, or the disk is full.
+        UserError: An input cannot be read or is damaged, or the disk is full.
     """
     tokenizer = build_tokenizer(job.settings.tokenizer)
     reader = Documents(job.settings.text_field, job.settings.errors)
@@ -205,11 +205,11 @@ def _documents(reader: Documents, unit: Unit) -> Iterator[Document]:
     for entry in unit.files:
         with _explained(entry):
             yield from reader.read(entry, unit.start, unit.stop)
-        _refuse_change(entry)
+        _check_unchanged(entry)
 
 
-def _refuse_change(entry: Input) -> None:
-    """A part must be of the text that the plan is of."""
+def _check_unchanged(entry: Input) -> None:
+    """Raise if an input changed since the plan was made."""
     if is_url(entry.path) or not entry.stamp.isdigit():
         return
     stat = Path(entry.path).stat()
@@ -220,8 +220,8 @@ def _refuse_change(entry: Input) -> None:
 def _add(writer: PartWriter, reader: Documents, document: Document, tokenizer: Tokenizer) -> None:
     try:
         tokens = tokenizer.encode(document.text)
-    except UserError as error:  # tiktoken has limits, such as on runs of white space
-        reader.refuse(document.where, str(error))
+    except UserError as error:  # tiktoken limits runs of white space
+        reader.count_damaged(document.where, str(error))
         return
     assert int(tokens.max(initial=0)) < tokenizer.vocab_size, tokenizer.name
     with_border = np.empty(len(tokens) + 1, tokens.dtype)
@@ -230,12 +230,12 @@ def _add(writer: PartWriter, reader: Documents, document: Document, tokenizer: T
 
 
 def describe_units(indices: Sequence[int]) -> str:
-    """Numbers in few words: 0-3, 7."""
+    """Return numbers as ranges: 0-3, 7."""
     runs: list[list[int]] = []
     for index in sorted(indices):
         if runs and runs[-1][1] == index - 1:
             runs[-1][1] = index
         else:
             runs.append([index, index])
-    said = [f"{first}-{last}" if last > first else f"{first}" for first, last in runs]
-    return ", ".join(said[:20]) + (", ..." if len(said) > 20 else "")
+    ranges = [f"{first}-{last}" if last > first else f"{first}" for first, last in runs]
+    return ", ".join(ranges[:20]) + (", ..." if len(ranges) > 20 else "")

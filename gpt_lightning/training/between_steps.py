@@ -18,7 +18,7 @@ batch. docs/resume.md states the law.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import lightning as L
 
@@ -57,17 +57,9 @@ class BetweenSteps:
         self.loader.load_state_dict(state)
 
 
-@runtime_checkable
-class ActsBetweenSteps(Protocol):
-    """Callback that acts between two micro-batches, and so between two steps."""
-
-    def between_batches(self, trainer: L.Trainer) -> None:
-        """Act while nothing is in flight."""
-        ...
-
-
 def call_between_batches(trainer: L.Trainer) -> None:
     """Call `between_batches` of every callback that has it, in the order of the callbacks."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by a connector
-        if isinstance(callback, ActsBetweenSteps):
-            callback.between_batches(trainer)
+        act = getattr(callback, "between_batches", None)
+        if act is not None:
+            act(trainer)

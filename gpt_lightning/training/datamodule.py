@@ -62,9 +62,9 @@ class TokenDataModule(L.LightningDataModule):
     @property
     def block_size(self) -> int:
         """Tokens T a sequence."""
-        if self.settings.block_size is None:
-            raise UserError("data.block_size is not set")
-        return int(self.settings.block_size)
+        if self._reader is not None:
+            return self._reader.block_size
+        return block_size_of(self.settings)
 
     @property
     def eval_batch_size(self) -> int:
@@ -124,12 +124,12 @@ class TokenDataModule(L.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         # every mistake in the data raises here, before anything is built or written
-        self._take_defaults()
+        settings = self._with_defaults()
         if stage == "fit":
-            self._set_accumulation()
-        self._reader = reader = self._open_reader(stage)
+            self._set_accumulation(settings)
+        self._reader = reader = self._open_reader(settings, stage)
         if stage == "fit":
-            len(reader.train_loader)
+            reader.train_loader  # noqa: B018 - opens the train split
             if "val" in self.manifest.splits:
                 reader.stream("val")
         else:
@@ -162,8 +162,8 @@ class TokenDataModule(L.LightningDataModule):
         assert self._reader is not None, "setup opens the reader"
         return self._reader
 
-    def _take_defaults(self) -> None:
-        """Use the model's context length and the run's seed where none are set.
+    def _with_defaults(self) -> DataSettings:
+        """Return the settings, with the model's context length and the run's seed by default.
 
         Raises:
             UserError: The sequences are longer than the model's context.
@@ -175,36 +175,37 @@ class TokenDataModule(L.LightningDataModule):
         if seed is None:  # seed_everything leaves its number here, for all ranks
             seed = int(os.environ.get("PL_GLOBAL_SEED", DEFAULT_SEED))
         block_size = self.settings.block_size or longest
-        self.settings = dataclasses.replace(self.settings, block_size=block_size, seed=seed)
-        if longest is not None and self.block_size > longest:
+        settings = dataclasses.replace(self.settings, block_size=block_size, seed=seed)
+        if longest is not None and block_size_of(settings) > longest:
             raise UserError(
                 f"data.block_size is {block_size}, but model.config.block_size is {longest}: "
                 "lower the first or raise the second"
             )
+        return settings
 
-    def _set_accumulation(self) -> None:
+    def _set_accumulation(self, settings: DataSettings) -> None:
         """Set the Trainer's accumulation from tokens_per_step and its number of ranks.
 
         Raises:
             UserError: There is no whole number of micro-batches, the Trainer has another
                 accumulation, or a validation would fall into the middle of a step.
         """
-        trainer, tokens, B = self.trainer, self.settings.tokens_per_step, self.settings.batch_size
+        trainer, tokens, B = self.trainer, settings.tokens_per_step, settings.batch_size
         assert trainer is not None
         if tokens is not None:
-            ranks = trainer.num_devices * trainer.num_nodes
-            accumulate = accumulation(tokens, B, self.block_size, ranks)
+            T, ranks = block_size_of(settings), trainer.num_devices * trainer.num_nodes
+            accumulate = accumulation(tokens, B, T, ranks)
             if trainer.accumulate_grad_batches not in (1, accumulate):  # 1 is its default
                 raise UserError(
                     f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but "
                     f"data.tokens_per_step {tokens} means {accumulate} "
-                    f"({B} sequences x {self.block_size} tokens x {ranks} ranks): "
+                    f"({B} sequences x {T} tokens x {ranks} ranks): "
                     "leave one of the two out"
                 )
             trainer.accumulate_grad_batches = accumulate
         check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_interval)
 
-    def _open_reader(self, stage: str) -> Reader:
+    def _open_reader(self, settings: DataSettings, stage: str) -> Reader:
         trainer = self.trainer
         assert trainer is not None
         addresses = self.addresses if stage == "fit" else self.addresses[:1]
@@ -215,18 +216,11 @@ class TokenDataModule(L.LightningDataModule):
             world=trainer.world_size,
             pin_memory=trainer.strategy.root_device.type == "cuda",
         )
-        if self.settings.order == "nanogpt":
+        if settings.order == "nanogpt":
             from gpt_lightning.data.nanogpt_batches import NanoGPTReader
 
-            return NanoGPTReader(datasets, self.settings, place)
-        return WindowReader(datasets, self.settings, place)
-
-    # ---- measurements of the training loader ---------------------------------------------------
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds that training has waited for batches, in this process."""
-        return self.reader.train_loader.wait_s
+            return NanoGPTReader(datasets, settings, place)
+        return WindowReader(datasets, settings, place)
 
     def record(self) -> dict[str, Any]:
         """Return the fields of a checkpoint's RunRecord that describe the data."""
@@ -241,6 +235,9 @@ class TokenDataModule(L.LightningDataModule):
             "shards": loader.stamps(),
         }
 
-    def shares(self) -> dict[str, float]:
-        """Return each dataset's share of the samples so far, by name; empty without a mixture."""
-        return self.reader.shares()
+
+def block_size_of(settings: DataSettings) -> int:
+    """Return data.block_size; raise UserError if neither it nor a model's context is known."""
+    if settings.block_size is None:
+        raise UserError("data.block_size is not set: give the tokens a sequence")
+    return int(settings.block_size)

@@ -11,8 +11,9 @@ from gpt_lightning.commands.inspect_data import inspect, visible
 from gpt_lightning.data import lengths as lengths_module
 from gpt_lightning.data import scan
 from gpt_lightning.data.lengths import Lengths, document_lengths
+from gpt_lightning.data.manifest import Manifest, TextOrigin
 from gpt_lightning.data.progress import Progress
-from gpt_lightning.data.shards import Manifest, TextOrigin, write_shard
+from gpt_lightning.data.shards import write_shard
 from gpt_lightning.data.tokenizers import CharTokenizer, build_tokenizer
 
 EOT = 50256
@@ -135,7 +136,7 @@ def test_many_shards_are_cut_short(tmp_path: Path, capsys: pytest.CaptureFixture
     [
         (["--offset", "90"], "--offset is 90, and the train split of"),
         (["--offset", "-1"], "--offset is -1"),
-        (["--length", "-1"], "--length is -1"),
+        (["--length", "-1"], "length is -1"),
         (["--split", "valid"], "--split is 'valid'"),
         (["--ofset", "1"], "unknown key 'ofset': did you mean 'offset'?"),
         (["--out", "/dev/null/x.png"], "cannot write /dev/null/x.png"),

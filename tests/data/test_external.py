@@ -150,7 +150,7 @@ LLMC_DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "negative count": (swap(T2, llmc_bytes(some(50), count=-1)), "header that promises 1,022"),
     "missing": (lambda folder: (folder / T2).unlink(), r"after \S*000001\.bin, found \S*000003"),
     "twice": (swap("fineweb_train_2.bin", GOOD), "expected the shard after"),
-    "extra": (swap("model.bin", GOOD), r"model\.bin.*no shard's"),
+    "extra": (swap("model.bin", GOOD), r"model\.bin.*not that of a shard"),
     "raw": (swap("train.bin", some(50).tobytes()), "one data set and one format"),
     "npy": (lambda folder: np.save(folder / "fineweb_train_000004", some(9)), "one format"),
     "another set": (rename(T3, "books_train_000003.bin"), "one data set"),
@@ -221,7 +221,7 @@ def test_build_nanogpts_shards_of_another_type(array: np.ndarray, tmp_path: Path
 def test_our_shards_without_their_manifest_are_no_dataset(tmp_path: Path) -> None:
     for name in ("train-00000.npy", "train_00000.npy"):
         np.save(tmp_path / name, some(9))
-        with pytest.raises(UserError, match=r"no prepared dataset, it has no manifest\.json"):
+        with pytest.raises(UserError, match=r"not a prepared dataset, it has no manifest\.json"):
             load_manifest(tmp_path)
 
 

@@ -19,7 +19,8 @@ from gpt_lightning.data.formats import (
     read_meta,
     write_meta,
 )
-from gpt_lightning.data.shards import Manifest, Shard, TextOrigin, TokenStream
+from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
+from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import ByteTokenizer, CharTokenizer
 from gpt_lightning.errors import UserError
 
@@ -140,14 +141,14 @@ class Runs:
 
 
 PICKLES: dict[str, tuple[Callable[[Path], bytes], str]] = {
-    "os.system": (lambda p: pickle.dumps(Runs(os.system, f"touch {p}")), "asks for posix.system"),
+    "os.system": (lambda p: pickle.dumps(Runs(os.system, f"touch {p}")), "names posix.system"),
     "eval": (
         lambda p: pickle.dumps(meta_of("ab") | {"x": Runs(builtins.eval, f"open({str(p)!r},'w')")}),
-        r"asks for builtins\.eval",
+        r"names builtins\.eval",
     ),
     "numpy": (
         lambda p: pickle.dumps(meta_of("ab") | {"vocab_size": np.int64(2)}),
-        "asks for numpy",
+        "names numpy",
     ),
     "old protocol": (lambda p: pickle.dumps(Runs(os.mkdir, str(p)), protocol=0), "posix.mkdir"),
     "empty": (lambda p: b"", "Ran out of input"),

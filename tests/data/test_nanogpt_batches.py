@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpt_lightning.data.dataset import TokenDataset
-from gpt_lightning.data.nanogpt_batches import NanoGPTDraws, NanoGPTLoader
+from gpt_lightning.data.nanogpt_batches import NanoGPTLoader
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, GPTConfig
@@ -120,18 +120,18 @@ def test_the_state_goes_on_where_it_was(text_file, tmp_path):
     data = datamodule(text_file, tmp_path)
     data.prepare_data()
     torch.manual_seed(1)
-    draws = NanoGPTDraws(streams(data), T, B, EVALS)
+    draws = NanoGPTLoader(streams(data), data.settings)
     draws.training_batch()
     draws.evaluation_batch("val", 0)
-    state = NanoGPTLoader(draws).state_dict()
+    state = draws.state_dict()
     expected = [draws.training_batch()[0] for _ in range(3)]
     torch.manual_seed(2)
-    resumed = NanoGPTDraws(streams(data), T, B, EVALS)
-    NanoGPTLoader(resumed).load_state_dict(state)
+    resumed = NanoGPTLoader(streams(data), data.settings)
+    resumed.load_state_dict(state)
     for batch in expected:
         assert torch.equal(resumed.training_batch()[0], batch)
     with pytest.raises(UserError, match=r"another data.order than nanogpt"):
-        NanoGPTLoader(resumed).load_state_dict({"epoch": 0, "window": 4})
+        resumed.load_state_dict({"epoch": 0, "window": 4})
 
 
 def test_other_orders_evaluate_on_the_same_batches_each_time(text_file, tmp_path):

@@ -192,7 +192,7 @@ def test_processes_share_the_cache(server, tmp_path):
 
 
 def test_what_is_not_there_is_said_at_once(server, tmp_path):
-    with pytest.raises(UserError, match=r"/nowhere/manifest\.json is not there"):
+    with pytest.raises(UserError, match=r"/nowhere/manifest\.json does not exist"):
         TokenDataset(f"{server.url}/nowhere", tmp_path, 1.0)
     with pytest.raises(UserError, match="s3"):
         TokenDataset("s3://bucket/name", tmp_path, 1.0)  # needs a package that is not installed

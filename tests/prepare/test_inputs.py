@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_and_a_glob(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["b.jsonl", "c.parquet", "d.TXT", "sub/a.jsonl.gz"]
     assert [entry.name for entry in find_inputs(str(folder))] == names
-    assert "left out" in (said := capsys.readouterr().out)
+    assert "skipped" in (said := capsys.readouterr().out)
     assert "README.md" in said
     assert "f.gz" in said
     assert [entry.name for entry in find_inputs(f"{folder}/**/*.jsonl*")] == [

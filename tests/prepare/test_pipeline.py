@@ -343,7 +343,7 @@ def test_goes_on_where_it_was(
         with pytest.raises(UserError, match="enough"):
             prepare(str(source), out=str(out), shard_tokens=500, workers=1)
     assert list(kept.values()) == stamps
-    assert f"going on: {len(parts)} of" in capsys.readouterr().out
+    assert f"continuing: {len(parts)} of" in capsys.readouterr().out
 
 
 def test_a_damaged_part_is_made_again(source: Path, tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_foreign_files_are_never_deleted(source: Path, tmp_path: Path) -> None:
     prepare_text(source, out, "char")  # an empty folder is as good as none
     (tmp_path / "thesis.tex").rename(out / "thesis.tex")
     prepare_text(source, out, "char")  # does no harm beside the same dataset
-    with pytest.raises(UserError, match=r"thesis\.tex is no part of a dataset"):
+    with pytest.raises(UserError, match=r"thesis\.tex is not part of a dataset"):
         prepare_text(source, out, "byte", overwrite=True)
     assert (out / "thesis.tex").read_text() == "years of work"
 
@@ -231,7 +231,7 @@ def test_one_token(tmp_path: Path) -> None:
     [
         ({"val_fraction": -0.1}, "val_fraction is -0.1"),
         ({"val_fraction": float("nan")}, "val_fraction is nan"),
-        ({"test_fraction": 1.0}, "test_fraction is 1.0"),
+        ({"test_fraction": 1.0}, "test_fraction 1.0 leave nothing"),
         ({"val_fraction": 0.7, "test_fraction": 0.3}, "leave nothing to train on"),
         ({"val_fraction": 1e-9}, "the val split has 1 characters"),
         ({"val_fraction": 1e-9, "test_fraction": 3e-4}, "the val split has 0 characters"),

@@ -199,7 +199,7 @@ def test_the_folder_of_parts_is_of_one_work(
         capsys.readouterr()
         mark.touch()
         open_parts(Job(job.parts, settings), inputs, count)
-        assert "is of other inputs or settings: starting afresh" in capsys.readouterr().out
+        assert "is of other inputs or settings: starting again" in capsys.readouterr().out
         assert not mark.exists()
     discard_parts(job, "inputs")  # the folder is of the last one's work
     assert job.parts.exists()

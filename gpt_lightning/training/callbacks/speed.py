@@ -150,9 +150,10 @@ class SpeedMonitor(L.Callback):
         if data is None:
             return
         waited_s, steps = self._waited
-        self._waited = data.wait_s, self._step
-        module.log("perf/data_wait_ms", (data.wait_s - waited_s) / (self._step - steps) * 1e3)
-        for address, share in data.shares().items():
+        wait_s = data.reader.train_loader.wait_s
+        self._waited = wait_s, self._step
+        module.log("perf/data_wait_ms", (wait_s - waited_s) / (self._step - steps) * 1e3)
+        for address, share in data.reader.shares().items():
             module.log(f"data/share/{address}", share)
 
     def mfu(self, steps: list[tuple[float, int]], trainer: L.Trainer, module: GPTModule) -> float:
