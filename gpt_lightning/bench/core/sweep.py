@@ -158,9 +158,8 @@ class Sweep:
             0: Every row was measured, or could not be for lack of memory; 1: a row failed
             otherwise.
         """
-        with termination_as_exit():
-            for configuration in self.configurations:
-                self.measure(configuration)
+        for configuration in self.configurations:
+            self.measure(configuration)
         self.print_files()
         return int(any(row.status not in FINE for row in self.rows))
 
@@ -168,7 +167,8 @@ class Sweep:
         """Measure a configuration, or take the row of the resumed sweep, and write the report."""
         measured = self._done.get(key(configuration))
         if measured is None:
-            measured = measure_row(self.bench, self.folder, configuration, self.timeout_s)
+            with termination_as_exit():
+                measured = measure_row(self.bench, self.folder, configuration, self.timeout_s)
             keep(self.folder, configuration, measured)
         self.rows.append(make_row(self.bench.row, configuration | measured))
         print(self._console.line(self.rows[-1]), flush=True)
