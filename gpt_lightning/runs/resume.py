@@ -9,6 +9,9 @@ setting that this command changes. docs/resume.md states what a resumed run guar
 from pathlib import Path
 from typing import Any
 
+import lightning as L
+import torch
+
 from gpt_lightning.errors import UserError
 from gpt_lightning.runs.checkpoint import (
     Checkpoint,
@@ -93,6 +96,28 @@ def check(
     masks = ", with other dropout masks" if ours.config.dropout > 0 else ""
     inexact = differences(theirs.environment, ours.environment)
     return changed + [f"{d}: equal to rounding errors{masks}, not bit for bit" for d in inexact]
+
+
+def run_identity(trainer: L.Trainer, seed: int, decay_steps: int) -> dict[str, Any]:
+    """Return the settings outside of the module that decide the numbers of a run."""
+    return {
+        "seed_everything": seed,
+        "gradient_clip_val": trainer.gradient_clip_val,
+        "gradient_clip_algorithm": trainer.gradient_clip_algorithm,
+        "decay_steps": decay_steps,
+    }
+
+
+def environment(trainer: L.Trainer, compiled: bool) -> dict[str, Any]:
+    """Return versions, device, threads and ranks, which must match for a bit-exact resume."""
+    return {
+        "torch": str(torch.__version__),
+        "device": trainer.strategy.root_device.type,
+        "threads": torch.get_num_threads(),
+        "ranks": trainer.world_size,
+        "precision": str(trainer.precision),
+        "compile": compiled,
+    }
 
 
 def check_tokens(theirs: dict[str, Any] | None, ours: dict[str, Any] | None, address: str) -> None:

@@ -175,24 +175,12 @@ class GPTModule(L.LightningModule):
 
     def record(self) -> RunRecord:
         """Return the description of this run that its checkpoints hold."""
-        trainer, data = self.trainer, token_data(self.trainer)
+        data = token_data(self.trainer)
         return RunRecord(
             config=self.config,
             settings=self.settings,
-            run_identity={
-                "seed_everything": self._seed,
-                "gradient_clip_val": trainer.gradient_clip_val,
-                "gradient_clip_algorithm": trainer.gradient_clip_algorithm,
-                "decay_steps": self._decay_steps,
-            },
-            environment={
-                "torch": str(torch.__version__),
-                "device": trainer.strategy.root_device.type,
-                "threads": torch.get_num_threads(),
-                "ranks": trainer.world_size,
-                "precision": str(trainer.precision),
-                "compile": self.compiles[0],
-            },
+            run_identity=resume.run_identity(self.trainer, self._seed, self._decay_steps),
+            environment=resume.environment(self.trainer, self.compiles[0]),
             **({} if data is None else data.record()),
         )
 
@@ -259,8 +247,7 @@ class GPTModule(L.LightningModule):
         for index in range(len(self.eval_losses)):
             self._mean(index).set_dtype(torch.float32)  # bf16-true casts: a sum of two digits
 
-    def on_test_epoch_start(self) -> None:
-        self.on_validation_epoch_start()
+    on_test_epoch_start = on_validation_epoch_start
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluation("val")
