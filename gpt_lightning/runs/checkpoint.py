@@ -39,6 +39,7 @@ from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.huggingface import fit_weights, pretrained_state_dict
+from gpt_lightning.parsing import program
 from gpt_lightning.runs.checkpoint_io import check_digest, read_sidecar
 from gpt_lightning.runs.settings import Settings
 
@@ -103,7 +104,8 @@ def find_checkpoint(path: Path) -> Path:
             best = [file for file in saved if file.loss is not None]
             return min(best, key=lambda file: file.loss or 0.0).path if best else saved[0].path
     raise UserError(
-        f"{path} has no checkpoints/*.ckpt: give a checkpoint, or train one with gpt-lightning fit"
+        f"{path} has no checkpoints/*.ckpt: give a checkpoint, or train one with "
+        f"`{program()} fit --config quickstart`"
     )
 
 
