@@ -7,17 +7,14 @@ always drawn before an evaluation. Kept in this order, the seed 1337 gives its p
 step 0 digit by digit. Source: train.py in https://github.com/karpathy/nanoGPT.
 """
 
-import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
-from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.data.loader import Batch, split_windows
-from gpt_lightning.data.readers import Place, Reader
 from gpt_lightning.data.settings import DataSettings
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
@@ -136,27 +133,3 @@ class NanoGPTEvalBatches(Dataset[Batch]):
 
     def __getitem__(self, index: int) -> Batch:
         return self.loader.evaluation_batch(self.split, index)
-
-
-class NanoGPTReader(Reader):
-    """Batches that nanoGPT's program would draw, in training and evaluation.
-
-    Raises:
-        UserError: There are several processes.
-    """
-
-    def __init__(
-        self, datasets: Mapping[str, TokenDataset], settings: DataSettings, place: Place
-    ) -> None:
-        super().__init__(datasets, settings, place)
-        if place.world > 1:
-            raise UserError("data.order nanogpt is one process's: use --data.order random")
-
-    @functools.cached_property
-    def train_loader(self) -> NanoGPTLoader:
-        streams = {split: self.stream(split) for split in ("train", "val")}
-        return NanoGPTLoader(streams, self.settings, self.place.accumulate)
-
-    def samples(self, split: str) -> Dataset[Batch]:
-        """Return the batches of one evaluation of a split; reading them draws them."""
-        return NanoGPTEvalBatches(self.train_loader, split)

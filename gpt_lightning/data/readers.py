@@ -1,16 +1,16 @@
 """Readers: opened datasets become the batches of one rank.
 
 WindowReader reads windows in an order that is a pure function of (seed, epoch, index);
-nanogpt_batches.NanoGPTReader draws them from one generator, in nanoGPT's sequence of draws.
+NanoGPTReader draws them from one generator, in nanoGPT's sequence of draws.
 TokenDataModule chooses one of the two.
 """
 
 import abc
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -23,35 +23,8 @@ from gpt_lightning.data.settings import DataSettings
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
 
-
-class TrainingLoader(Protocol):
-    """Sized, stateful iterable of training batches, which counts what it has handed out."""
-
-    wait_s: float  # waited for batches
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Batch]: ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position in the data."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at a position."""
-        ...
-
-    def identity(self) -> dict[str, Any]:
-        """Return what decides the order of the batches; equal ones read equal batches."""
-        ...
-
-    def stamps(self) -> dict[str, list[int]]:
-        """Return file -> size, inode and times of the shards, which change when it is replaced."""
-        ...
-
-    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
-        """Raise a UserError if a shard was replaced since its stamp was taken."""
-        ...
+if TYPE_CHECKING:
+    from gpt_lightning.data.nanogpt_batches import NanoGPTLoader
 
 
 @dataclass(frozen=True)
@@ -93,7 +66,7 @@ class Reader(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def train_loader(self) -> TrainingLoader:
+    def train_loader(self) -> "TrainLoader | NanoGPTLoader":
         """Endless training batches, whose position a checkpoint holds; one object a reader."""
 
     @abc.abstractmethod
@@ -192,3 +165,31 @@ class WindowReader(Reader):
         samples = loader.epoch * mixture.n_windows + loader.window
         counts = mixture.counts(samples)
         return dict(zip(mixture.names, (counts / max(1, samples)).tolist(), strict=True))
+
+
+class NanoGPTReader(Reader):
+    """Batches that nanoGPT's program would draw, in training and evaluation.
+
+    Raises:
+        UserError: There are several processes.
+    """
+
+    def __init__(
+        self, datasets: Mapping[str, TokenDataset], settings: DataSettings, place: Place
+    ) -> None:
+        super().__init__(datasets, settings, place)
+        if place.world > 1:
+            raise UserError("data.order nanogpt is one process's: use --data.order random")
+
+    @functools.cached_property
+    def train_loader(self) -> "NanoGPTLoader":
+        from gpt_lightning.data.nanogpt_batches import NanoGPTLoader  # not for other orders
+
+        streams = {split: self.stream(split) for split in ("train", "val")}
+        return NanoGPTLoader(streams, self.settings, self.place.accumulate)
+
+    def samples(self, split: str) -> Dataset[Batch]:
+        """Return the batches of one evaluation of a split; reading them draws them."""
+        from gpt_lightning.data.nanogpt_batches import NanoGPTEvalBatches
+
+        return NanoGPTEvalBatches(self.train_loader, split)

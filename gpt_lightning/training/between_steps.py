@@ -18,12 +18,14 @@ batch. docs/resume.md states the law.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
-from gpt_lightning.data.loader import Batch
-from gpt_lightning.data.readers import TrainingLoader
+from gpt_lightning.data.loader import Batch, TrainLoader
+
+if TYPE_CHECKING:
+    from gpt_lightning.data.nanogpt_batches import NanoGPTLoader
 
 
 class BetweenSteps:
@@ -37,7 +39,7 @@ class BetweenSteps:
         hook: Function to call before each batch is read.
     """
 
-    def __init__(self, loader: TrainingLoader, hook: Callable[[], None]) -> None:
+    def __init__(self, loader: "TrainLoader | NanoGPTLoader", hook: Callable[[], None]) -> None:
         self.loader, self.hook = loader, hook
 
     def __len__(self) -> int:

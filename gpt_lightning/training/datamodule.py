@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.data.manifest import Manifest
-from gpt_lightning.data.readers import Place, Reader, WindowReader
+from gpt_lightning.data.readers import NanoGPTReader, Place, Reader, WindowReader
 from gpt_lightning.data.settings import DataSettings
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
@@ -216,11 +216,8 @@ class TokenDataModule(L.LightningDataModule):
             world=trainer.world_size,
             pin_memory=trainer.strategy.root_device.type == "cuda",
         )
-        if settings.order == "nanogpt":
-            from gpt_lightning.data.nanogpt_batches import NanoGPTReader
-
-            return NanoGPTReader(datasets, settings, place)
-        return WindowReader(datasets, settings, place)
+        kind = NanoGPTReader if settings.order == "nanogpt" else WindowReader
+        return kind(datasets, settings, place)
 
     def record(self) -> dict[str, Any]:
         """Return the fields of a checkpoint's RunRecord that describe the data."""
