@@ -300,7 +300,7 @@ def test_test_needs_a_test_split(run_folder, workdir, capsys):
             ["sample", ".", "--num_samples", "0"],
             "num_samples is 0; it must be at least 1",
         ),
-        (["sample", ".", "--temperature", "-1"], "--temperature is -1.0; it must not be negative"),
+        (["sample", ".", "--temperature", "-1"], "temperature is -1; it must be at least 0"),
         (["sample", ".", "--prompt", "FILE:gone.txt"], "cannot read gone.txt"),
         (["sample"], "the following arguments are required: path"),
         (["prepare", "gone.txt"], "gone.txt: no such file"),

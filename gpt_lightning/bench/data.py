@@ -27,9 +27,9 @@ from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
 from gpt_lightning.bench.core.timing import StepTimer, measure, stats
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.loader import Batch, TrainLoader
-from gpt_lightning.data.mixture import DatasetWindows, Mixture, WindowSource
+from gpt_lightning.data.mixture import Mixture, WindowSource
 from gpt_lightning.data.order import WindowOrder
-from gpt_lightning.data.shards import TokenStream
+from gpt_lightning.data.shards import DatasetWindows, TokenStream
 from gpt_lightning.data.synthetic import random_dataset
 from gpt_lightning.errors import UserError
 from gpt_lightning.reports.tables import column

@@ -41,7 +41,7 @@ from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.fit import quiet_lightning
 from gpt_lightning.training.memory_advice import memory_options
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.step_shape import StepShape, accumulation, largest_divisor, options_for
+from gpt_lightning.training.steps import StepShape, accumulation, largest_divisor, options_for
 
 SHARE = 0.8  # default limit of a trial: share of the machine's available memory
 

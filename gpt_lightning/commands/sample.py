@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from jsonargparse.typing import PositiveInt
+from jsonargparse.typing import NonNegativeFloat, PositiveInt
 
 from gpt_lightning.errors import UserError
 
@@ -13,8 +13,8 @@ def sample(
     prompt: str = "",
     num_samples: PositiveInt = 1,
     max_new_tokens: PositiveInt = 500,
-    temperature: float = 0.8,
-    top_k: int | None = 200,
+    temperature: NonNegativeFloat = 0.8,
+    top_k: PositiveInt | None = 200,
     seed: int = 1337,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     dtype: Literal["auto", "fp32", "bf16"] = "auto",
@@ -42,15 +42,9 @@ def sample(
     from gpt_lightning.data.tokenizers import start_tokens
     from gpt_lightning.hardware.device import device_kind
     from gpt_lightning.hardware.precision import check_accelerator, fastest_precision
-    from gpt_lightning.model.generate import (
-        PACKED_FROM,
-        check_sampling,
-        generate,
-        prepack_for_decoding,
-    )
+    from gpt_lightning.model.generate import PACKED_FROM, generate, prepack_for_decoding
     from gpt_lightning.runs.checkpoint import find_checkpoint, load_model
 
-    check_sampling(temperature, top_k, prefix="--")
     check_accelerator(device, "--device")
     torch_device = device_kind(device)
     checkpoint = find_checkpoint(Path(path))

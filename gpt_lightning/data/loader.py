@@ -2,15 +2,17 @@
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from gpt_lightning.data.mixture import WindowSource
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
+
+if TYPE_CHECKING:
+    from gpt_lightning.data.mixture import WindowSource
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # tokens and the tokens that follow, int64 (B, T) each
 EVALUATION = 2**64 - 1  # an epoch that training does not reach
@@ -32,7 +34,7 @@ class TrainBatches(Dataset[Batch]):
     """
 
     def __init__(
-        self, source: WindowSource, epoch: int, batch_size: int, rank: int, world: int
+        self, source: "WindowSource", epoch: int, batch_size: int, rank: int, world: int
     ) -> None:
         self.source, self.epoch = source, epoch
         self.batch_size, self.rank, self.world = batch_size, rank, world
@@ -62,7 +64,7 @@ class TrainLoader:
 
     def __init__(
         self,
-        source: WindowSource,
+        source: "WindowSource",
         batch_size: int,
         accumulate: int = 1,
         rank: int = 0,

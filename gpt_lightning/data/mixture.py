@@ -1,7 +1,7 @@
-"""Sources of training windows: one dataset, or several mixed by weight.
+"""Several datasets mixed by weight, read like one.
 
-A source returns the windows `first .. first + count - 1` of an epoch's global order, as a pure
-function of (seed, epoch, index).
+A mixture, like DatasetWindows, returns the windows `first .. first + count - 1` of an epoch's
+global order, as a pure function of (seed, epoch, index).
 """
 
 import functools
@@ -10,75 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from gpt_lightning.data.order import WindowOrder
-from gpt_lightning.data.shards import TokenStream
+from gpt_lightning.data.shards import DatasetWindows
 from gpt_lightning.errors import UserError
 
 BLOCK = 1_000  # samples in which a mixture realizes its weights to 1 in 1,000
-
-
-class DatasetWindows:
-    """One split of one dataset in one order.
-
-    Args:
-        stream: Tokens of the split.
-        order: Order of its windows.
-    """
-
-    def __init__(self, stream: TokenStream, order: WindowOrder) -> None:
-        self.stream, self.order = stream, order
-        self._looked_ahead = (-1, -1)  # epoch and window up to which shards were announced
-
-    @property
-    def n_windows(self) -> int:
-        """Windows of an epoch."""
-        return self.order.n_windows
-
-    @property
-    def block_size(self) -> int:
-        """Tokens T a sequence; a window has T + 1."""
-        return self.order.block_size
-
-    def read(self, epoch: int, first: int, count: int, rank: int, world: int) -> np.ndarray:
-        """Read every `world`-th of the windows first .. first + count - 1, from the rank-th on.
-
-        Returns:
-            int64, (count / world, T + 1).
-        """
-        starts = self.order.starts(epoch, first, count)[rank::world]
-        self.look_ahead(epoch, first)
-        return self.stream.windows(starts, self.block_size + 1)
-
-    def look_ahead(self, epoch: int, first: int) -> None:
-        """Announce the coming windows to a stream that has to fetch their shards."""
-        horizon = self.stream.horizon(self.block_size)
-        if not horizon or self.order.name == "random":
-            return
-        last_epoch, last = self._looked_ahead
-        if epoch == last_epoch and last - horizon <= first < last - horizon // 2:
-            return
-        self._looked_ahead = (epoch, first + horizon)
-        count = min(horizon, self.n_windows - first)
-        self.stream.expect(self.order.starts(epoch, first, count), self.block_size + 1)
-
-    def identity(self) -> dict[str, Any]:
-        """Return the settings that decide the order, as JSON types."""
-        order = self.order
-        return {
-            "dataset": self.stream.digest,
-            "data.order": order.name,
-            "data.seed": order.seed,
-            "data.block_size": order.block_size,
-            "data.shuffle_windows": order.shuffle_windows,
-        }
-
-    def stamps(self) -> dict[str, list[int]]:
-        """Return file identities (size, inode, times) that detect replaced shards."""
-        return self.stream.stamps()
-
-    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
-        """Raise UserError if a shard was replaced since its stamp was taken."""
-        self.stream.check_stamps(stamps)
 
 
 class Mixture:
@@ -113,6 +48,12 @@ class Mixture:
     @property
     def block_size(self) -> int:
         return next(iter(self.corpora.values())).block_size
+
+    def shares(self, epoch: int, window: int) -> dict[str, float]:
+        """Return each dataset's share of the samples up to a window of an epoch, by name."""
+        samples = epoch * self.n_windows + window
+        counts = self.counts(samples)
+        return dict(zip(self.names, (counts / max(1, samples)).tolist(), strict=True))
 
     def counts(self, samples: int) -> np.ndarray:
         """Return the number of the first `samples` samples from each dataset, int64 (datasets,)."""

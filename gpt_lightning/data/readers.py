@@ -17,13 +17,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.data.loader import EVALUATION, Batch, EvalBatches, TrainBatches, TrainLoader
-from gpt_lightning.data.mixture import DatasetWindows, Mixture, WindowSource
 from gpt_lightning.data.order import OrderName, WindowOrder
 from gpt_lightning.data.settings import DataSettings
-from gpt_lightning.data.shards import TokenStream
+from gpt_lightning.data.shards import DatasetWindows, TokenStream
 from gpt_lightning.errors import UserError
 
 if TYPE_CHECKING:
+    from gpt_lightning.data.mixture import WindowSource
     from gpt_lightning.data.nanogpt_batches import NanoGPTLoader
 
 
@@ -135,14 +135,18 @@ class WindowReader(Reader):
             )
         return loader
 
-    def _training_source(self) -> WindowSource:
+    def _training_source(self) -> "WindowSource":
         order, weights = self.settings.order, self.settings.mixture
         assert order != "nanogpt"
         windows = {
             address: self._windows(dataset.stream("train", self.block_size), order)
             for address, dataset in self.datasets.items()
         }
-        return Mixture(windows, weights, self.seed) if weights else next(iter(windows.values()))
+        if not weights:
+            return next(iter(windows.values()))
+        from gpt_lightning.data.mixture import Mixture  # one dataset needs none
+
+        return Mixture(windows, weights, self.seed)
 
     def _windows(self, stream: TokenStream, name: OrderName) -> DatasetWindows:
         shards, shuffle = stream.shard_tokens, self.settings.shuffle_windows
@@ -159,12 +163,8 @@ class WindowReader(Reader):
         return {"epoch": self.train_loader.epoch, "window": self.train_loader.window}
 
     def shares(self) -> dict[str, float]:
-        loader, mixture = self.train_loader, self.train_loader.source
-        if not isinstance(mixture, Mixture):
-            return {}
-        samples = loader.epoch * mixture.n_windows + loader.window
-        counts = mixture.counts(samples)
-        return dict(zip(mixture.names, (counts / max(1, samples)).tolist(), strict=True))
+        loader = self.train_loader
+        return loader.source.shares(loader.epoch, loader.window)
 
 
 class NanoGPTReader(Reader):

@@ -1,4 +1,4 @@
-"""Tokens on disk: write a shard, read windows from a split's shards."""
+"""Tokens on disk: write a shard, read windows from a split's shards, in an order."""
 
 import dataclasses
 import hashlib
@@ -11,6 +11,7 @@ import numpy as np
 
 from gpt_lightning.data.formats import file_header
 from gpt_lightning.data.manifest import Manifest, Shard, open_shard, repair_hint
+from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import file_sha256, write_durable
 
@@ -158,6 +159,74 @@ class TokenStream:
         if os.stat(path).st_size != size:
             raise UserError(f"{path} changed while it was read; {repair_hint(self._folder)}")
         return tokens
+
+
+class DatasetWindows:
+    """One split of one dataset in one order.
+
+    Args:
+        stream: Tokens of the split.
+        order: Order of its windows.
+    """
+
+    def __init__(self, stream: TokenStream, order: WindowOrder) -> None:
+        self.stream, self.order = stream, order
+        self._looked_ahead = (-1, -1)  # epoch and window up to which shards were announced
+
+    @property
+    def n_windows(self) -> int:
+        """Windows of an epoch."""
+        return self.order.n_windows
+
+    @property
+    def block_size(self) -> int:
+        """Tokens T a sequence; a window has T + 1."""
+        return self.order.block_size
+
+    def read(self, epoch: int, first: int, count: int, rank: int, world: int) -> np.ndarray:
+        """Read every `world`-th of the windows first .. first + count - 1, from the rank-th on.
+
+        Returns:
+            int64, (count / world, T + 1).
+        """
+        starts = self.order.starts(epoch, first, count)[rank::world]
+        self.look_ahead(epoch, first)
+        return self.stream.windows(starts, self.block_size + 1)
+
+    def shares(self, epoch: int, window: int) -> dict[str, float]:
+        """Return an empty dict: shares are a mixture's."""
+        return {}
+
+    def look_ahead(self, epoch: int, first: int) -> None:
+        """Announce the coming windows to a stream that has to fetch their shards."""
+        horizon = self.stream.horizon(self.block_size)
+        if not horizon or self.order.name == "random":
+            return
+        last_epoch, last = self._looked_ahead
+        if epoch == last_epoch and last - horizon <= first < last - horizon // 2:
+            return
+        self._looked_ahead = (epoch, first + horizon)
+        count = min(horizon, self.n_windows - first)
+        self.stream.expect(self.order.starts(epoch, first, count), self.block_size + 1)
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that decide the order, as JSON types."""
+        order = self.order
+        return {
+            "dataset": self.stream.digest,
+            "data.order": order.name,
+            "data.seed": order.seed,
+            "data.block_size": order.block_size,
+            "data.shuffle_windows": order.shuffle_windows,
+        }
+
+    def stamps(self) -> dict[str, list[int]]:
+        """Return file identities (size, inode, times) that detect replaced shards."""
+        return self.stream.stamps()
+
+    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
+        """Raise UserError if a shard was replaced since its stamp was taken."""
+        self.stream.check_stamps(stamps)
 
 
 def stamp(path: Path) -> list[int]:

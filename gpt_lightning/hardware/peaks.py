@@ -16,7 +16,6 @@ import platformdirs
 import torch
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.peak_measure import measure_peak, read_rates, write_rates
 from gpt_lightning.hardware.peak_table import A100_BF16_PEAK_FLOPS, APPLE_GPU_MHZ, CHIPS
 
 
@@ -127,14 +126,16 @@ def measured_peak(device: torch.device, dtype: str) -> Peak:
     Raises:
         UserError: the dtype is unknown, or is tf32 without CUDA.
     """
+    from gpt_lightning.hardware import peak_measure  # for `peak_flops: measure` alone
+
     name = device_name(device)
     key = f"{name} | {dtype} | torch {torch.__version__}"
     path = Path(platformdirs.user_cache_dir("gpt-lightning")) / "peaks.json"
-    rates = read_rates(path)
-    rate = measure_peak(device, dtype, seconds=0.3 if key in rates else 1.0)
+    rates = peak_measure.read_rates(path)
+    rate = peak_measure.measure_peak(device, dtype, seconds=0.3 if key in rates else 1.0)
     if rate > rates.get(key, 0.0):
         rates[key] = rate
-        write_rates(path, rates)
+        peak_measure.write_rates(path, rates)
     label = f"measured {dtype} matrix-product peak of {name}"
     return Peak(rates[key], label, f"torch.mm, torch {torch.__version__}", measured=True)
 

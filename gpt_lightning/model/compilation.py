@@ -10,7 +10,6 @@ import torch
 import torch._functorch.config
 from torch import nn
 
-from gpt_lightning.model import cpu_kernels
 from gpt_lightning.model.gpt import GPT
 
 
@@ -47,6 +46,8 @@ def compile_in_place(model: nn.Module, device: str) -> None:
     if device == "cpu":
         recompute_in_backward()
         if isinstance(model, GPT):
+            from gpt_lightning.model import cpu_kernels  # for compiled CPU models alone
+
             cpu_kernels.install(model)
     model.compile()
 

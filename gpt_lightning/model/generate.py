@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt_lightning.errors import UserError
 from gpt_lightning.model.attention import AttentionFn
 from gpt_lightning.model.gpt import GPT, CausalSelfAttention
 
@@ -84,17 +83,6 @@ def filter_top_k(logits: Tensor, top_k: int | None) -> Tensor:
         return logits
     kth = logits.topk(top_k, dim=-1).values[:, -1:]  # (B, 1)
     return logits.masked_fill(logits < kth, -torch.inf)
-
-
-def check_sampling(temperature: float, top_k: int | None, prefix: str) -> None:
-    """Raise a UserError for impossible values; `prefix` begins the names of the user's keys."""
-    if temperature < 0:
-        raise UserError(f"{prefix}temperature is {temperature}; it must not be negative")
-    if top_k is not None and top_k < 1:
-        raise UserError(f"{prefix}top_k is {top_k}; it must be at least 1 (null: all tokens)")
-
-
-# ---- key-value cache -----------------------------------------------------------------------------
 
 
 class CachedAttention:

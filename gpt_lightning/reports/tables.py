@@ -28,7 +28,7 @@ def column(
         spec: Format of its values, such as .4f; None is an empty cell.
         width: Width on the console in characters, at least that of the title.
         default: Default value of the field.
-        console: Whether the console shows the column.
+        console: True if the console shows the column.
     """
     padding = f"{'>' if spec else '<'}{max(width, len(title))}"  # numbers to the right
     metadata = {"title": title, "spec": spec, "padding": padding, "console": console}

@@ -38,7 +38,6 @@ from gpt_lightning import __version__
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.model.huggingface import fit_weights, pretrained_state_dict
 from gpt_lightning.parsing import program
 from gpt_lightning.runs.checkpoint_io import check_digest, read_sidecar
 from gpt_lightning.runs.settings import Settings
@@ -282,6 +281,8 @@ def initial_weights(source: str, config: GPTConfig) -> dict[str, torch.Tensor]:
     Raises:
         UserError: as read_checkpoint and pretrained_state_dict.
     """
+    from gpt_lightning.model.huggingface import fit_weights, pretrained_state_dict  # not for resume
+
     path = Path(source)
     if path.suffix != ".ckpt" or not path.is_file():
         return pretrained_state_dict(source, config)

@@ -11,7 +11,7 @@ from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import run_folder
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, tokens_per_sec
 from gpt_lightning.training.fit import run_cli
-from gpt_lightning.training.trainer_state import find_callback
+from gpt_lightning.training.steps import find_callback
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,12 @@ from gpt_lightning.data.readers import NanoGPTReader, Place, Reader, WindowReade
 from gpt_lightning.data.settings import DataSettings
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
-from gpt_lightning.training.between_steps import BetweenSteps, call_between_batches
-from gpt_lightning.training.step_shape import accumulation, check_accumulation
+from gpt_lightning.training.steps import (
+    BetweenSteps,
+    accumulation,
+    call_between_batches,
+    check_accumulation,
+)
 
 DEFAULT_SEED = 1337
 
@@ -238,3 +242,9 @@ def block_size_of(settings: DataSettings) -> int:
     if settings.block_size is None:
         raise UserError("data.block_size is not set: give the tokens a sequence")
     return int(settings.block_size)
+
+
+def token_data(trainer: L.Trainer) -> TokenDataModule | None:
+    """Return the run's TokenDataModule; None for data of another class."""
+    data = getattr(trainer, "datamodule", None)
+    return data if isinstance(data, TokenDataModule) else None

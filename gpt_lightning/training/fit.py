@@ -26,11 +26,9 @@ from gpt_lightning.training.callbacks.progress import StepProgress
 from gpt_lightning.training.callbacks.report import RunReport
 from gpt_lightning.training.callbacks.samples import SampleText
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
-from gpt_lightning.training.callbacks.token_losses import TokenLosses
 from gpt_lightning.training.datamodule import DEFAULT_SEED, TokenDataModule
-from gpt_lightning.training.memory_advice import out_of_memory_line
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.step_shape import check_accumulation
+from gpt_lightning.training.steps import check_accumulation
 
 # callbacks of every run; their arguments are keys of their own
 FORCED_CALLBACKS: dict[str, type[L.Callback]] = {
@@ -144,8 +142,10 @@ class GPTCLI(LightningCLI):
         elif config.ckpt_path:
             config.ckpt_path = str(find_checkpoint(Path(config.ckpt_path)))
         elif self.subcommand != "fit" and config.model.init_from is None:
-            raise UserError(f"{self.subcommand} has no model: give --ckpt_path with a checkpoint "
-                            "or a run folder")  # fmt: skip
+            raise UserError(
+                f"{self.subcommand} has no model: give --ckpt_path with a checkpoint or a run "
+                "folder"
+            )
         if config.ckpt_path:
             self.start_step = read_checkpoint(Path(config.ckpt_path)).step
 
@@ -204,6 +204,8 @@ class GPTCLI(LightningCLI):
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
+            from gpt_lightning.training.memory_advice import out_of_memory_line
+
             line = out_of_memory_line(subcommand, self.trainer, self.model, self.datamodule)
             raise MemoryExhaustedError(line) from error
 
@@ -257,7 +259,7 @@ def make_cli(
             "use_distributed_sampler": False,  # TrainLoader reads its rank's share
             "enable_model_summary": False,  # the banner has it
             "log_every_n_steps": 10,
-            "callbacks": [RunReport(), TokenLosses()] if callbacks is None else list(callbacks),
+            "callbacks": default_callbacks(argv[0]) if callbacks is None else list(callbacks),
         },
         seed_everything_default=DEFAULT_SEED,
         parser_class=TrainingParser,
@@ -265,6 +267,15 @@ def make_cli(
         | {name: {"allow_abbrev": False} for name in LightningCLI.subcommands()},
         auto_configure_optimizers=False,
     )
+
+
+def default_callbacks(subcommand: str) -> list[L.Callback]:
+    """Return the banner and summary, and for predict the file of losses."""
+    if subcommand != "predict":
+        return [RunReport()]
+    from gpt_lightning.training.callbacks.token_losses import TokenLosses
+
+    return [RunReport(), TokenLosses()]
 
 
 def training_parser() -> LightningArgumentParser:

@@ -6,7 +6,7 @@ from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.parsing import program
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.step_shape import StepShape, largest_divisor, options_for
+from gpt_lightning.training.steps import StepShape, largest_divisor, options_for
 
 
 def out_of_memory_line(

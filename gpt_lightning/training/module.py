@@ -21,8 +21,8 @@ from gpt_lightning.runs import resume
 from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, initial_weights
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import optim, optimizers
-from gpt_lightning.training.gradient_guard import NonFiniteGuard
-from gpt_lightning.training.trainer_state import at_log_step, is_fitting, token_data
+from gpt_lightning.training.datamodule import token_data
+from gpt_lightning.training.steps import at_log_step, is_fitting
 
 
 class GPTModule(L.LightningModule):
@@ -63,7 +63,7 @@ class GPTModule(L.LightningModule):
         self._seed = 0  # of the run
         self._group_options: list[dict[str, Any]] = []  # of our optimizer's parameter groups
         self._trained: list[torch.nn.Parameter] = []  # listed once, not at each step
-        self._guard = NonFiniteGuard()
+        self._guard = optim.NonFiniteGuard()
 
     # ---- build ---------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class GPTModule(L.LightningModule):
     def on_train_start(self) -> None:
         self._loss_sum, self.micro_batches = None, 0
         self._trained = list(self.parameters())
-        self._guard = NonFiniteGuard()
+        self._guard = optim.NonFiniteGuard()
         self._seed = torch.initial_seed()
         # A resumed optimizer has the checkpoint's state and the settings of this run. Groups of an
         # optimizer that is not ours have no options here.

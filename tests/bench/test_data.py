@@ -40,7 +40,7 @@ def test_rates_agree_with_each_other(order, tmp_path):
 def test_a_slow_source_is_seen(tmp_path, monkeypatch):
     import time
 
-    from gpt_lightning.data.mixture import DatasetWindows
+    from gpt_lightning.data.shards import DatasetWindows
 
     read = DatasetWindows.read
     monkeypatch.setattr(

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from gpt_lightning.data.loader import IGNORE_INDEX, EvalBatches, TrainLoader
-from gpt_lightning.data.mixture import DatasetWindows
 from gpt_lightning.data.order import WindowOrder
+from gpt_lightning.data.shards import DatasetWindows
 
 
 class Counting:

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from gpt_lightning.data.loader import TrainLoader
-from gpt_lightning.data.mixture import BLOCK, DatasetWindows, Mixture, quotas
+from gpt_lightning.data.mixture import BLOCK, Mixture, quotas
 from gpt_lightning.data.order import WindowOrder
+from gpt_lightning.data.shards import DatasetWindows
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint import RunRecord

@@ -14,9 +14,9 @@ from gpt_lightning.cli import main
 from gpt_lightning.data import remote
 from gpt_lightning.data.dataset import TokenDataset, is_remote
 from gpt_lightning.data.loader import TrainLoader
-from gpt_lightning.data.mixture import DatasetWindows
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.data.remote import ShardCache
+from gpt_lightning.data.shards import DatasetWindows
 from gpt_lightning.errors import UserError
 
 SHARD = 1_000  # tokens: 2,128 bytes

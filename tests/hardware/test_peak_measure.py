@@ -12,7 +12,7 @@ import torch
 
 from gpt_lightning import files
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware import peaks
+from gpt_lightning.hardware import peak_measure
 from gpt_lightning.hardware.peak_measure import measure_peak
 from gpt_lightning.hardware.peaks import device_name, measured_peak, resolve_peak
 
@@ -53,13 +53,15 @@ def cache_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Rates that the next measurements return, in order."""
     coming: list[float] = []
-    monkeypatch.setattr(peaks, "measure_peak", lambda *_, **__: coming.pop(0))
+    monkeypatch.setattr(peak_measure, "measure_peak", lambda *_, **__: coming.pop(0))
     return coming
 
 
 def test_measured_peak_is_real(cache_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        peaks, "measure_peak", lambda device, dtype, seconds: measure_peak(device, dtype, 0.05)
+        peak_measure,
+        "measure_peak",
+        lambda device, dtype, seconds: measure_peak(device, dtype, 0.05),
     )
     peak, line = resolve_peak("measure", CPU, "fp32")
     assert peak is not None

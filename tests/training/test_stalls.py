@@ -17,8 +17,8 @@ from gpt_lightning.training.callbacks.progress import StepProgress
 from gpt_lightning.training.callbacks.samples import SampleText
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.datamodule import TokenDataModule
-from gpt_lightning.training.gradient_guard import NonFiniteGuard
 from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.optim import NonFiniteGuard
 
 PACKAGE = Path(gpt_lightning.__file__).parent
 TINY = GPTConfig(n_layer=1, n_head=1, n_embd=16, block_size=16, vocab_size=None)
@@ -256,7 +256,7 @@ def test_samples_are_drawn_in_the_precision_of_training(text_file, monkeypatch):
         asked.append((dtype, model.training))
         return prompt
 
-    monkeypatch.setattr("gpt_lightning.training.callbacks.samples.generate", generate)
+    monkeypatch.setattr("gpt_lightning.model.generate.generate", generate)
     for precision in ("bf16-mixed", "32-true"):
         module = GPTModule(TINY, schedule="constant", compile=False)
         settings = {"max_steps": 2, "val_check_interval": 2, "precision": precision}

@@ -10,7 +10,7 @@ from tiny_fit import TINY_RUN
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
 from gpt_lightning.training.datamodule import TokenDataModule
-from gpt_lightning.training.step_shape import StepShape, accumulation, largest_divisor, options_for
+from gpt_lightning.training.steps import StepShape, accumulation, largest_divisor, options_for
 
 TINY = [
     *TINY_RUN,

@@ -30,9 +30,9 @@ from gpt_lightning.runs.checkpoint_io import (
     sweep,
 )
 from gpt_lightning.training.callbacks.speed import phase
-from gpt_lightning.training.step_shape import check_accumulation
-from gpt_lightning.training.trainer_state import (
+from gpt_lightning.training.steps import (
     at_step_boundary,
+    check_accumulation,
     count_steps_once,
     is_fitting,
     is_trial,

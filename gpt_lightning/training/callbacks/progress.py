@@ -11,12 +11,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
 from gpt_lightning.parsing import check_arguments
-from gpt_lightning.training.trainer_state import (
-    at_log_step,
-    is_fitting,
-    log_every_n_steps,
-    total_steps,
-)
+from gpt_lightning.training.steps import at_log_step, is_fitting, log_every_n_steps, total_steps
 
 QUIET_S = 30.0  # interval of the lines that a long evaluation prints
 

@@ -17,7 +17,7 @@ from gpt_lightning.training.callbacks.speed import (
     without_stalls,
 )
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.trainer_state import find_callback
+from gpt_lightning.training.steps import find_callback
 
 
 @dataclass(frozen=True)

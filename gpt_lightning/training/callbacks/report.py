@@ -11,9 +11,9 @@ from gpt_lightning.hardware.peaks import device_name
 from gpt_lightning.parsing import program
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
+from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.step_shape import StepShape
-from gpt_lightning.training.trainer_state import find_callback, token_data
+from gpt_lightning.training.steps import StepShape, find_callback
 
 
 class RunReport(L.Callback):

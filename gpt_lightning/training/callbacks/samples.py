@@ -4,14 +4,16 @@ import textwrap
 
 import lightning as L
 import torch
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from gpt_lightning.data.tokenizers import Tokenizer, start_tokens
 from gpt_lightning.errors import UserError
-from gpt_lightning.model.generate import check_sampling, generate
+from gpt_lightning.parsing import check_arguments
 from gpt_lightning.training.callbacks.speed import phase
+from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.trainer_state import is_fitting, token_data
+from gpt_lightning.training.steps import is_fitting
 
 PRODUCTS = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # by precision
 
@@ -30,13 +32,14 @@ class SampleText(L.Callback):
 
     def __init__(
         self,
-        max_new_tokens: int = 200,
+        max_new_tokens: NonNegativeInt = 200,
         prompt: str = "",
-        temperature: float = 0.8,
-        top_k: int | None = 200,
+        temperature: NonNegativeFloat = 0.8,
+        top_k: PositiveInt | None = 200,
         seed: int = 1337,
     ) -> None:
-        check_sampling(temperature, top_k, prefix="samples.")
+        numbers = {"temperature": temperature, "top_k": top_k, "max_new_tokens": max_new_tokens}
+        check_arguments(SampleText, "samples", numbers)
         self.max_new_tokens, self.prompt = max_new_tokens, prompt
         self.temperature, self.top_k, self.seed = temperature, top_k, seed
 
@@ -70,6 +73,8 @@ class SampleText(L.Callback):
 
     def _sample(self, trainer: L.Trainer, module: GPTModule) -> str:
         assert module.model is not None
+        from gpt_lightning.model.generate import generate  # not for runs without samples
+
         tokenizer = self._tokenizer(trainer)
         prompt = torch.tensor([start_tokens(tokenizer, self.prompt)], device=module.device)
         tokens = generate(

@@ -2,7 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,9 +14,9 @@ from gpt_lightning.hardware.device import Timestamp, elapsed_s, record_event, sy
 from gpt_lightning.hardware.peaks import Peak, resolve_peak
 from gpt_lightning.hardware.precision import product_dtype
 from gpt_lightning.model import flops
-from gpt_lightning.training.callbacks.phases import PhaseClock
+from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.trainer_state import at_log_step, find_callback, token_data
+from gpt_lightning.training.steps import at_log_step, find_callback
 
 
 class SpeedMonitor(L.Callback):
@@ -200,6 +201,42 @@ class SpeedMonitor(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.tokens = state_dict["tokens"]
+
+
+class PhaseClock:
+    """Assign every moment to exactly one phase, so that the phases add up to the wall time.
+
+    Args:
+        phase: Phase that begins now.
+        now: Clock, in seconds, monotonic.
+    """
+
+    def __init__(self, phase: str, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._since = now()
+        self.current = phase
+        self._seconds: dict[str, float] = {}
+
+    def switch(self, phase: str) -> None:
+        """End the current phase and begin another, or continue one."""
+        now = self._now()
+        self._seconds[self.current] = self._seconds.get(self.current, 0.0) + now - self._since
+        self._since, self.current = now, phase
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Interrupt the current phase by another, and continue it afterwards."""
+        outer = self.current
+        self.switch(name)
+        try:
+            yield
+        finally:
+            self.switch(outer)
+
+    def seconds(self) -> dict[str, float]:
+        """Return seconds by phase, the current one up to now, in order of first appearance."""
+        self.switch(self.current)
+        return dict(self._seconds)
 
 
 @contextmanager

@@ -9,8 +9,12 @@ import torch
 from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.training.callbacks import speed
-from gpt_lightning.training.callbacks.phases import PhaseClock
-from gpt_lightning.training.callbacks.speed import SpeedMonitor, median_s, without_stalls
+from gpt_lightning.training.callbacks.speed import (
+    PhaseClock,
+    SpeedMonitor,
+    median_s,
+    without_stalls,
+)
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 

@@ -1,6 +1,6 @@
 import pytest
 
-from gpt_lightning.training.callbacks.phases import PhaseClock
+from gpt_lightning.training.callbacks.speed import PhaseClock
 
 
 class FakeTime:

@@ -1,0 +1,268 @@
+"""Optimizer steps: their shape, the moment between two of them, and accessors of the Trainer.
+
+A step has B sequences x T tokens x k micro-batches x W ranks. `data.tokens_per_step` sets the
+product, and k follows: with a batch size that fits another machine's memory the optimizer sees the
+same step. 524,288 tokens a step at T = 1,024 are k = 16 for B = 32 on one device, 2 on eight.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
+
+from gpt_lightning.data.loader import Batch, TrainLoader
+from gpt_lightning.errors import UserError
+
+if TYPE_CHECKING:
+    from gpt_lightning.data.nanogpt_batches import NanoGPTLoader
+
+CallbackT = TypeVar("CallbackT", bound=L.Callback)
+
+
+# ---- the shape of a step ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """Sizes of an optimizer step.
+
+    Attributes:
+        batch_size: Sequences B a micro-batch and rank.
+        block_size: Tokens T a sequence.
+        accumulate: Micro-batches k a step.
+        ranks: Processes W.
+    """
+
+    batch_size: int
+    block_size: int
+    accumulate: int
+    ranks: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens a step, B T k W."""
+        return self.sequences * self.block_size * self.ranks
+
+    @property
+    def sequences(self) -> int:
+        """Sequences a step and rank, B k."""
+        return self.batch_size * self.accumulate
+
+    def with_batch_size(self, batch_size: int) -> "StepShape":
+        """Return a step of as many tokens; batch_size must divide `sequences`."""
+        assert self.sequences % batch_size == 0
+        return dataclasses.replace(
+            self, batch_size=batch_size, accumulate=self.sequences // batch_size
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tokens:,} tokens = {self.batch_size} sequences x {self.block_size} tokens "
+            f"x {self.accumulate} accumulated x {self.ranks} ranks"
+        )
+
+
+def largest_divisor(n: int, most: int) -> int:
+    """Return the largest divisor of n that is at most `most`."""
+    return next(d for d in range(min(n, most), 0, -1) if n % d == 0)
+
+
+def accumulation(tokens_per_step: int, batch_size: int, block_size: int, ranks: int) -> int:
+    """Return the micro-batches k of a step.
+
+    Args:
+        tokens_per_step: Tokens a step, B T k W.
+        batch_size: Sequences B a micro-batch and rank.
+        block_size: Tokens T a sequence.
+        ranks: Processes W.
+
+    Raises:
+        UserError: k is no whole number; names the nearest valid values.
+    """
+    micro_batch = batch_size * block_size * ranks
+    if tokens_per_step % micro_batch == 0:
+        return tokens_per_step // micro_batch
+    whole = tokens_per_step // micro_batch
+    valid = " or ".join(str(k * micro_batch) for k in (whole, whole + 1) if k)
+    sequences, rest = divmod(tokens_per_step, block_size * ranks)
+    divisor = "" if rest else f", or data.batch_size to {largest_divisor(sequences, batch_size)}"
+    raise UserError(
+        f"data.tokens_per_step {tokens_per_step} is no multiple of the {micro_batch} tokens of a "
+        f"micro-batch ({batch_size} sequences x {block_size} tokens x {ranks} ranks): "
+        f"set it to {valid}{divisor}"
+    )
+
+
+def check_accumulation(accumulate: int, interval: Any) -> None:
+    """Check that no validation, and no checkpoint, falls into the middle of an optimizer step.
+
+    The checkpoint would lose the gradients of the micro-batches so far, and their time would count
+    as validation.
+
+    Args:
+        accumulate: Micro-batches a step.
+        interval: Trainer's val_check_interval (an int counts micro-batches) or val_check_batch.
+
+    Raises:
+        UserError: names the nearest multiple.
+    """
+    if accumulate < 1:
+        raise UserError(f"trainer.accumulate_grad_batches is {accumulate}; it must be at least 1")
+    if isinstance(interval, int) and interval % accumulate:
+        raise UserError(
+            f"trainer.val_check_interval {interval} counts micro-batches and is no multiple of "
+            f"trainer.accumulate_grad_batches {accumulate}: "
+            f"set it to {max(1, round(interval / accumulate)) * accumulate}"
+        )
+
+
+def options_for(
+    old: StepShape,
+    batch_size: int,
+    *,
+    follows: bool,
+    eval_batch_size: int,
+    val_check_interval: Any = None,
+    limit_val_batches: Any = None,
+) -> list[str]:
+    """Return the options of `fit` that change the micro-batch and nothing else.
+
+    Args:
+        old: Current step.
+        batch_size: New batch size, a divisor of `old.sequences`.
+        follows: True if data.tokens_per_step is set, so that the accumulation follows.
+        eval_batch_size: Current value; the new one is no larger than `batch_size`.
+        val_check_interval: Setting of the Trainer; an int counts micro-batches.
+        limit_val_batches: Setting of the Trainer; an int counts batches.
+    """
+    new = old.with_batch_size(batch_size)
+    own_eval = eval_batch_size != old.batch_size  # else it equals data.batch_size
+    new_eval = min(eval_batch_size, batch_size) if own_eval else batch_size
+    found = {"data.batch_size": batch_size}
+    if not follows:
+        found["trainer.accumulate_grad_batches"] = new.accumulate
+    if own_eval and new_eval != eval_batch_size:
+        found["data.eval_batch_size"] = new_eval
+    if type(val_check_interval) is int and new.accumulate != old.accumulate:
+        found["trainer.val_check_interval"] = val_check_interval * new.accumulate // old.accumulate
+    if type(limit_val_batches) is int and limit_val_batches and new_eval != eval_batch_size:
+        found["trainer.limit_val_batches"] = -(-limit_val_batches * eval_batch_size // new_eval)
+    return [f"--{key} {value}" for key, value in found.items()]
+
+
+# ---- between two steps --------------------------------------------------------------------------
+
+
+class BetweenSteps:
+    """Training loader that calls a function before it reads each batch.
+
+    Lightning asks the loader for a batch only when all work on the last one is done, and it has no
+    hook at that moment: its own hooks run before the update, before the validation or before the
+    metrics are written. The sequence of one micro-batch is
+
+        next(loader)             -> hook(): RunCheckpoint saves or stops here, if it is time to
+          inner loader              reads the batch; its position moves by one batch
+        on_train_batch_start
+        training_step, backward     and the optimizer's step at the last micro-batch of a step
+        on_train_batch_end          metrics are logged and written
+        validation, if it is due    on_validation_end: the loss for the checkpoint's file name
+        next(loader)             -> hook(): nothing is in flight, no further batch has been read
+
+    A checkpoint that is saved in hook() is therefore the run after `step` whole steps: the position
+    of the loader, the weights, the optimizer and the metrics files agree, and a resume reads the
+    very next batch. docs/resume.md states the law.
+
+    Lightning needs `__len__` (a resume through a loader without a length skips a batch) and the two
+    state_dict methods (checkpoints hold what they return); they are those of the inner loader.
+
+    Args:
+        loader: Loader of training batches.
+        hook: Function to call before each batch is read.
+    """
+
+    def __init__(self, loader: "TrainLoader | NanoGPTLoader", hook: Callable[[], None]) -> None:
+        self.loader, self.hook = loader, hook
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        batches = iter(self.loader)
+        self.hook()
+        while (batch := next(batches, None)) is not None:
+            yield batch
+            self.hook()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loader.load_state_dict(state)
+
+
+def call_between_batches(trainer: L.Trainer) -> None:
+    """Call `between_batches` of every callback that has it, in the order of the callbacks."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by a connector
+        act = getattr(callback, "between_batches", None)
+        if act is not None:
+            act(trainer)
+
+
+# ---- accessors for Trainer attributes that Lightning leaves untyped ----------------------------
+
+
+def log_every_n_steps(trainer: L.Trainer) -> int:
+    """Return the optimizer steps from one log to the next; 0 logs nothing."""
+    return int(trainer.log_every_n_steps)  # type: ignore[attr-defined]
+
+
+def at_log_step(trainer: L.Trainer, step: int) -> bool:
+    """Return whether an optimizer step is logged (1 is the first)."""
+    every = log_every_n_steps(trainer)
+    return every > 0 and step % every == 0
+
+
+def at_step_boundary(trainer: L.Trainer) -> bool:
+    """Return whether the optimizer has used all micro-batches so far."""
+    return not getattr(trainer.lightning_module, "micro_batches", 0)
+
+
+def find_callback(trainer: L.Trainer, kind: type[CallbackT]) -> CallbackT | None:
+    """Return the run's first callback of a class, or None."""
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return next((c for c in callbacks if isinstance(c, kind)), None)
+
+
+def count_steps_once(trainer: L.Trainer) -> None:
+    """Make Lightning's loggers count the steps of global_step.
+
+    They have their own counter, which is one too high after a resume from the end of a run, so that
+    rows would be logged a step early (training_epoch_loop.py, reset).
+    """
+    if at_step_boundary(trainer):
+        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
+
+
+def is_trial(trainer: L.Trainer) -> bool:
+    """Return whether this is Trainer's fast_dev_run, which leaves no files."""
+    return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+
+
+def is_fitting(trainer: L.Trainer) -> bool:
+    """Return whether the command is `fit`, also while it validates."""
+    return trainer.state.fn == TrainerFn.FITTING
+
+
+def total_steps(trainer: L.Trainer) -> int:
+    """Return the optimizer steps of the whole run; 0 if it has no end.
+
+    Trainer.estimated_stepping_batches drops the loader's state on a resume with max_epochs.
+    """
+    ends = [trainer.max_steps] if trainer.max_steps >= 0 else []
+    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+        steps_per_epoch = int(trainer.num_training_batches) // trainer.accumulate_grad_batches
+        ends.append(trainer.max_epochs * steps_per_epoch)
+    return min(ends, default=0)
