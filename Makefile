@@ -21,8 +21,8 @@ DEV := $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test faults check check-format check-lint check-types check-imports check-spelling \
-  format bench-gpu tensorboard clean
+.PHONY: help setup train test test-slow faults format bench-gpu tensorboard clean \
+  check check-format check-lint check-types check-imports check-spelling
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -38,10 +38,13 @@ train: $(BASE) ## Train on Shakespeare's plays (configs/quickstart.yaml)
 test: $(DEV) ## Run the test suite
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
 
+test-slow: $(DEV) ## Run the tests that the suite leaves out because they are slow (minutes)
+	$(BIN)/python -m pytest -m slow --numprocesses auto --maxprocesses 4
+
 faults: $(DEV) ## Kill and damage real runs, print each case's result (about ten minutes)
 	$(BIN)/python -m pytest tests/faults -m "" --numprocesses auto --maxprocesses 2
 
-check: check-format check-lint check-types check-imports check-spelling ## Check format, lint, types, imports and spelling
+check: check-format check-lint check-types check-imports check-spelling ## Check format, lint, types, imports, spelling
 
 check-format: $(DEV)
 	$(BIN)/ruff format --check .
