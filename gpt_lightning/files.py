@@ -18,20 +18,18 @@ from gpt_lightning.errors import UserError
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+CHECK_DISK = "check the disk's space and permissions, or choose another folder"
 # errors of flock on a file system without locks
 WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
 @contextlib.contextmanager
-def explained(action: str, path: Path) -> Iterator[None]:
-    """Turn an OSError (full disk, no permission) into a UserError: action, path, reason."""
+def explained(action: str, path: Path | str, fix: str = CHECK_DISK) -> Iterator[None]:
+    """Turn an OSError (full disk, no permission) into a UserError: action, path, reason, fix."""
     try:
         yield
     except OSError as error:
-        raise UserError(
-            f"cannot {action} {path}: {error.strerror or error}; "
-            "check the disk's space and permissions, or choose another folder"
-        ) from error
+        raise UserError(f"cannot {action} {path}: {error.strerror or error}; {fix}") from error
 
 
 def write_atomic(path: Path, content: bytes) -> None:

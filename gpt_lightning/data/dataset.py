@@ -14,6 +14,7 @@ from gpt_lightning.data.manifest import (
 )
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import explained
 
 if TYPE_CHECKING:
     from gpt_lightning.data.remote import ShardCache
@@ -89,15 +90,12 @@ def read_manifest(folder: Path) -> Manifest:
         UserError: There is no dataset, or its manifest is broken.
     """
     path = folder / MANIFEST
-    try:
-        content = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        from gpt_lightning.data.external import detect_dataset  # not for our own folders
+    with explained("read", path, "check its permissions"):
+        if path.exists():
+            return Manifest.parse(path.read_bytes(), str(path))
+    from gpt_lightning.data.external import detect_dataset  # not for our own folders
 
-        return detect_dataset(folder)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; check its permissions") from error
-    return Manifest.parse(content, str(path))
+    return detect_dataset(folder)
 
 
 def load_manifest(folder: Path) -> Manifest:

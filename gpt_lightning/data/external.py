@@ -65,11 +65,11 @@ def detect_dataset(folder: Path) -> Manifest:
         tokenizer, vocab_size = {"name": "char", "characters": characters}, len(characters)
     dtype = token_dtype(vocab_size).name
     shards = _shards(folder, files, dtype, file_format)
-    splits = {}
-    for split in SPLITS:
-        chosen = _in_order(folder, [file for file in files if file.split == split])
-        if chosen:
-            splits[split] = tuple(shards[file.path.name] for file in chosen)
+    splits = {
+        split: tuple(shards[file.path.name] for file in _in_order(folder, files, split))
+        for split in SPLITS
+        if any(file.split == split for file in files)
+    }
     n_bytes = sum(file.path.stat().st_size for file in files)
     # without the folder's name: a moved dataset is still the one a checkpoint was trained on
     source = TextOrigin(files[0].prefix or file_format, n_bytes, "")
@@ -77,21 +77,17 @@ def detect_dataset(folder: Path) -> Manifest:
 
 
 def _files(folder: Path) -> list[_File]:
-    try:
-        paths = sorted(path for path in folder.iterdir() if path.suffix in (".bin", ".npy"))
-    except (FileNotFoundError, NotADirectoryError):
-        paths = []
-    except OSError as error:
-        raise UserError(f"cannot read {folder}: {error.strerror}; check its permissions") from error
+    with explained("read", folder, "check its permissions"):
+        entries = sorted(folder.iterdir()) if folder.is_dir() else []
     files, others = [], []
-    for path in paths:
+    for path in entries:
         match = _NAME.fullmatch(path.name)
         # train_00000.npy without a prefix is our own shard, whose manifest is lost
-        if match is None or (match[4] == "npy" and not (match[1] and match[3])):
+        if match and (match[4] == "bin" or (match[1] and match[3])):
+            index = None if match[3] is None else int(match[3])
+            files.append(_File(path, match[1] or "", match[2], index))
+        elif path.suffix in (".bin", ".npy"):
             others.append(path)
-            continue
-        index = None if match[3] is None else int(match[3])
-        files.append(_File(path, match[1] or "", match[2], index))
     if not files:
         raise UserError(
             f"{folder} is not a prepared dataset, it has no {MANIFEST} and no shards of nanoGPT, "
@@ -110,8 +106,7 @@ def _one_kind(folder: Path, files: Sequence[_File]) -> str:
     first = files[0]
     first_format = _format(first)
     for file in files[1:]:
-        found = _format(file)
-        if (found, file.prefix) != (first_format, first.prefix):
+        if (found := _format(file), file.prefix) != (first_format, first.prefix):
             raise UserError(
                 f"{folder} holds {first.path.name} ({first_format}) and {file.path.name} "
                 f"({found}), expected shards of one data set and one format: move the others away"
@@ -145,9 +140,10 @@ def _format(file: _File) -> str:
     )
 
 
-def _in_order(folder: Path, files: Sequence[_File]) -> list[_File]:
+def _in_order(folder: Path, files: Sequence[_File], split: str) -> list[_File]:
     """Return a split's files by number; no number between the first and the last may be missing."""
-    ordered = sorted(files, key=lambda file: -1 if file.index is None else file.index)
+    chosen = [file for file in files if file.split == split]
+    ordered = sorted(chosen, key=lambda file: -1 if file.index is None else file.index)
     for before, after in itertools.pairwise(ordered):
         if before.index is None or after.index != before.index + 1:
             raise UserError(

@@ -15,6 +15,7 @@ other programs, which have no manifest.
 import io
 import pickle
 import re
+import struct
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -62,24 +63,12 @@ def file_name(file_format: str, split: str, index: int) -> str:
                 f"{index + 1}: raise shard_tokens, or choose the format npy or llmc"
             )
         return f"{split}.bin"
-    return {"npy": f"{split}-{index:05d}.npy", "llmc": f"shard_{split}_{index:06d}.bin"}[
-        file_format
-    ]
+    return f"{split}-{index:05d}.npy" if file_format == "npy" else f"shard_{split}_{index:06d}.bin"
 
 
 def capacity(file_format: str, shard_tokens: int) -> int:
     """Return the maximum number of tokens a file; nanogpt has one file a split, without a bound."""
     return 2**62 if file_format == "nanogpt" else shard_tokens
-
-
-def write_extras(file_format: str, folder: Path, tokenizer: Tokenizer) -> None:
-    """Write the files that a format needs besides the shards: nanogpt's meta.pkl.
-
-    Raises:
-        UserError: The format does not know the tokenizer, or a file cannot be written.
-    """
-    if file_format == "nanogpt":
-        write_meta(folder, tokenizer)
 
 
 def file_header(file_format: str, dtype: str, n_tokens: int) -> bytes:
@@ -172,13 +161,12 @@ def llmc_header(path: Path) -> tuple[int, int, int]:
         ShardError: The file is shorter than llm.c's header.
     """
     with open(path, "rb") as file:
-        header = np.frombuffer(file.read(LLMC_HEADER_BYTES), np.uint8)
+        header = file.read(LLMC_HEADER_BYTES)
     if len(header) < LLMC_HEADER_BYTES:
         raise ShardError(
             f"{len(header):,} bytes, fewer than the {LLMC_HEADER_BYTES:,} of the header"
         )
-    magic, version, count = header.view("<i4")[:3].tolist()
-    return magic, version, count
+    return struct.unpack("<3i", header[:12])
 
 
 # ---- nanoGPT's vocabulary of characters --------------------------------------------------------
@@ -230,24 +218,22 @@ def _characters(meta: Any) -> str:
     return "".join(characters)
 
 
-def write_meta(folder: Path, tokenizer: Tokenizer) -> None:
-    """Write the meta.pkl with nanoGPT's vocabulary of characters; gpt2 needs none.
+def write_extras(file_format: str, folder: Path, tokenizer: Tokenizer) -> None:
+    """Write the files that a format needs besides the shards: nanogpt's meta.pkl.
+
+    It holds the vocabulary of characters; the tokenizer gpt2 needs none.
 
     Raises:
-        UserError: nanoGPT does not know the tokenizer, or the file cannot be written.
+        UserError: The format does not know the tokenizer, or a file cannot be written.
     """
-    if tokenizer.name == "gpt2":
+    if file_format != "nanogpt" or tokenizer.name == "gpt2":
         return
     if tokenizer.name != "char":
         raise UserError(
             f"nanoGPT has the tokenizers char and gpt2, not {tokenizer.name}: choose one of "
             "them, or the format npy"
         )
-    characters = tokenizer.spec()["characters"]
-    itos = dict(enumerate(characters))
-    meta = {
-        "vocab_size": len(characters),
-        "itos": itos,
-        "stoi": {character: index for index, character in itos.items()},
-    }
+    itos = dict(enumerate(tokenizer.spec()["characters"]))
+    stoi = {character: index for index, character in itos.items()}
+    meta = {"vocab_size": len(itos), "itos": itos, "stoi": stoi}
     write_atomic(folder / META, pickle.dumps(meta, protocol=4))

@@ -1,9 +1,9 @@
 """Progress of a preparation: a bar on a terminal, else a line every ten seconds."""
 
-import sys
 import time
-from types import TracebackType
-from typing import Any, Self
+from typing import Self
+
+from tqdm import tqdm
 
 LINE_S = 10.0  # between two lines
 
@@ -21,34 +21,24 @@ class Progress:
         self._bytes = self._begun_bytes = done_bytes
         self._tokens = 0
         self._begun_s = self._printed_s = time.monotonic()
-        self._bar: Any = None
+        # disable=None: no bar where stderr is not a terminal
+        self._bar = tqdm(
+            total=n_bytes, initial=done_bytes, unit="B", unit_scale=True, leave=False, disable=None
+        )
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
-            from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
-
-            self._bar = tqdm(
-                total=self._n_bytes, initial=self._bytes, unit="B", unit_scale=True, leave=False
-            )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.close()
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
 
     def add(self, n_bytes: int, n_tokens: int) -> None:
         """Count a unit."""
         self._bytes += n_bytes
         self._tokens += n_tokens
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"{self._tokens:,} tokens", refresh=False)
-            self._bar.update(n_bytes)
-        elif time.monotonic() - self._printed_s >= LINE_S:
+        self._bar.set_postfix_str(f"{self._tokens:,} tokens", refresh=False)
+        self._bar.update(n_bytes)
+        if self._bar.disable and time.monotonic() - self._printed_s >= LINE_S:
             self._printed_s = time.monotonic()
             print(self.line(), flush=True)
 

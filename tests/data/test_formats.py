@@ -17,7 +17,7 @@ from gpt_lightning.data.formats import (
     file_name,
     mapped,
     read_meta,
-    write_meta,
+    write_extras,
 )
 from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
 from gpt_lightning.data.shards import TokenStream
@@ -90,12 +90,12 @@ def test_limits_of_the_formats() -> None:
 
 def test_meta_is_nanogpts(tmp_path: Path) -> None:
     characters = "".join(sorted(set(TEXT + "\n\u00e9\U0001f600")))
-    write_meta(tmp_path, CharTokenizer(characters))
+    write_extras("nanogpt", tmp_path, CharTokenizer(characters))
     with open(tmp_path / "meta.pkl", "rb") as file:
         assert pickle.load(file) == meta_of(characters)
     assert read_meta(tmp_path / "meta.pkl") == characters
     with pytest.raises(UserError, match="char and gpt2, not byte"):
-        write_meta(tmp_path, ByteTokenizer())
+        write_extras("nanogpt", tmp_path, ByteTokenizer())
 
 
 # ---- other formats with our manifest -----------------------------------------------------------
