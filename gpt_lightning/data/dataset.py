@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpt_lightning.data.formats import ShardError
 from gpt_lightning.data.manifest import (
     MANIFEST,
     SCAN_BYTES,
@@ -12,6 +13,7 @@ from gpt_lightning.data.manifest import (
     repair_hint,
     unlisted_files,
 )
+from gpt_lightning.data.scan import check_tokens
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained
@@ -117,6 +119,10 @@ def load_manifest(folder: Path) -> Manifest:
             f"{folder / unlisted[0]}: expected {len(manifest.shards())} shards, found this one, "
             f"which the manifest does not list; remove it, or {repair_hint(folder)}"
         )
-    if manifest.n_bytes() <= SCAN_BYTES:
-        manifest.check_tokens(folder)
+    for shard in manifest.shards() if manifest.n_bytes() <= SCAN_BYTES else []:
+        try:
+            check_tokens(folder, shard, manifest)
+        except (OSError, ShardError) as error:
+            path = folder / shard.file
+            raise UserError(f"{path}: {error}; {repair_hint(folder)}") from error
     return manifest

@@ -3,14 +3,13 @@
 import dataclasses
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 import numpy as np
 
 from gpt_lightning.data.formats import FORMATS, ShardError, file_name, mapped
-from gpt_lightning.data.scan import check_tokens
 from gpt_lightning.data.tokenizers import token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import write_atomic
@@ -101,19 +100,6 @@ class Manifest:
             )
         return manifest
 
-    def check_tokens(self, folder: Path) -> None:
-        """Check that every token is inside the vocabulary.
-
-        Raises:
-            UserError: A token is outside the vocabulary, or a shard cannot be read.
-        """
-        for shard in self.shards():
-            path = folder / shard.file
-            try:
-                check_tokens(path, shard.tokens, self.dtype, self.vocab_size)
-            except (OSError, ShardError) as error:
-                raise UserError(f"{path}: {error}; {repair_hint(folder)}") from error
-
     def shards(self) -> list[Shard]:
         """Return the shards of all splits."""
         return [shard for shards in self.splits.values() for shard in shards]
@@ -181,42 +167,27 @@ def _parsed(raw: Any, where: str) -> Manifest:
     version = _take(raw, "version", int, where)
     if version != VERSION:
         raise _bad(where, f"format version {version}, this program reads {VERSION}")
-    source = _take(raw, "source", dict, where)
-    splits = _take(raw, "splits", dict, where)
-    if not splits:
+    # manifests from before other formats existed have no format
+    values = _fields(Manifest, {"format": "npy", **raw}, where)
+    if not values["splits"]:
         raise _bad(where, "splits is empty, expected at least one")
-    return Manifest(
-        tokenizer=_take(raw, "tokenizer", dict, where),
-        vocab_size=_take(raw, "vocab_size", int, where),
-        dtype=_take(raw, "dtype", str, where),
-        source=TextOrigin(
-            _take(source, "name", str, where),
-            _take(source, "bytes", int, where),
-            _take(source, "sha256", str, where),
-        ),
-        settings=_take(raw, "settings", dict, where),
-        splits={split: _parsed_shards(splits, split, where) for split in splits},
-        format=_parsed_format(raw, where),
-    )
+    if values["format"] not in FORMATS:
+        raise _bad(where, f"format is {values['format']!r}, expected one of {', '.join(FORMATS)}")
+    source = TextOrigin(**_fields(TextOrigin, values["source"], where))
+    splits = {split: _parsed_shards(values["splits"], split, where) for split in values["splits"]}
+    return Manifest(**values | {"source": source, "splits": splits})
 
 
-def _parsed_format(raw: dict[str, Any], where: str) -> str:
-    if "format" not in raw:  # in manifests from before other formats existed
-        return "npy"
-    found = _take(raw, "format", str, where)
-    if found not in FORMATS:
-        raise _bad(where, f"format is {found!r}, expected one of {', '.join(FORMATS)}")
-    return found
+def _fields(kind: type, raw: Any, where: str) -> dict[str, Any]:
+    """Return the values of a dataclass's fields in a JSON object, each of its field's type."""
+    hints = {key: get_origin(hint) or hint for key, hint in get_type_hints(kind).items()}
+    types = {key: dict if is_dataclass(hint) else hint for key, hint in hints.items()}
+    return {key: _take(raw, key, of, where) for key, of in types.items()}
 
 
 def _parsed_shards(splits: dict[str, Any], split: str, where: str) -> tuple[Shard, ...]:
     shards = tuple(
-        Shard(
-            _take(entry, "file", str, where),
-            _take(entry, "tokens", int, where),
-            _take(entry, "sha256", str, where),
-        )
-        for entry in _take(splits, split, list, where)
+        Shard(**_fields(Shard, entry, where)) for entry in _take(splits, split, list, where)
     )
     for shard in shards:
         if Path(shard.file).name != shard.file:  # a manifest must not reach outside its folder

@@ -82,8 +82,7 @@ class NanoGPTLoader:
 
     def _draw(self, split: str) -> torch.Tensor:
         if self._generator is None:
-            self._generator = torch.Generator()
-            self._generator.set_state(torch.get_rng_state())
+            self._generator = torch.default_generator.clone_state()
         last = len(self.streams[split]) - self.block_size
         return torch.randint(last, (self.batch_size,), generator=self._generator)
 

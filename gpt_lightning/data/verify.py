@@ -1,21 +1,17 @@
 """`gpt-lightning verify`: compare every byte of a dataset with its manifest."""
 
-import hashlib
 from pathlib import Path
-
-import numpy as np
 
 from gpt_lightning.data.dataset import read_manifest
 from gpt_lightning.data.formats import ShardError
 from gpt_lightning.data.manifest import (
     Manifest,
-    Shard,
     checked_shard,
     repair_hint,
     unlisted_files,
 )
 from gpt_lightning.data.progress import Progress
-from gpt_lightning.data.scan import out_of_vocab, pieces
+from gpt_lightning.data.scan import check_tokens
 from gpt_lightning.errors import UserError
 
 
@@ -51,7 +47,8 @@ def damage(folder: Path, manifest: Manifest, progress: Progress) -> list[str]:
     faults = []
     for shard in manifest.shards():
         try:
-            check_shard(folder, shard, manifest, progress)
+            checked_shard(folder, shard, manifest.dtype, manifest.format)
+            check_tokens(folder, shard, manifest, progress)
         except ShardError as fault:
             faults.append(f"{shard.file}: {fault}")
         except OSError as error:
@@ -60,26 +57,3 @@ def damage(folder: Path, manifest: Manifest, progress: Progress) -> list[str]:
         f"{name}: found this shard, which the manifest does not list"
         for name in unlisted_files(folder, manifest)
     ]
-
-
-def check_shard(folder: Path, shard: Shard, manifest: Manifest, progress: Progress) -> None:
-    """Read a shard once, and check its header, digest and tokens.
-
-    Raises:
-        OSError: The file cannot be read.
-        ShardError: The file is not the shard; the message names what was expected and found.
-    """
-    tokens = checked_shard(folder, shard, manifest.dtype, manifest.format)
-    stream = pieces(folder / shard.file, tokens.nbytes)
-    digest = hashlib.sha256(next(stream))
-    position, wrong = 0, None
-    for piece in stream:
-        digest.update(piece)
-        part = np.frombuffer(piece, tokens.dtype)
-        wrong = wrong or out_of_vocab(part, manifest.vocab_size, position)
-        position += len(part)
-        progress.add(len(piece), len(part))
-    if wrong:
-        raise ShardError(wrong)
-    if shard.sha256 and digest.hexdigest() != shard.sha256:
-        raise ShardError(f"expected SHA-256 {shard.sha256}, found {digest.hexdigest()}")
