@@ -3,8 +3,6 @@
 import time
 from typing import Self
 
-from tqdm import tqdm
-
 LINE_S = 10.0  # between two lines
 
 
@@ -21,6 +19,8 @@ class Progress:
         self._bytes = self._begun_bytes = done_bytes
         self._tokens = 0
         self._begun_s = self._printed_s = time.monotonic()
+        from tqdm import tqdm  # a command's --help does not need it
+
         # disable=None: no bar where stderr is not a terminal
         self._bar = tqdm(
             total=n_bytes, initial=done_bytes, unit="B", unit_scale=True, leave=False, disable=None

@@ -3,19 +3,40 @@
 import hashlib
 import os
 from collections.abc import Sequence
+from io import BufferedRandom
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from gpt_lightning.data.formats import capacity, file_header, file_name, write_extras
-from gpt_lightning.data.manifest import Shard
+from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
 from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.parts import Block, Part, read_blocks
-from gpt_lightning.prepare.settings import MIN_TOKENS, SPLITS, Settings, hash_borders, split_borders
+from gpt_lightning.prepare.settings import MIN_TOKENS, SPLITS, Settings, exact, split_borders
 
-READ_BYTES = 2**22
+
+def finish_dataset(
+    folder: Path,
+    tokenizer: Tokenizer,
+    settings: Settings,
+    source: TextOrigin,
+    recorded: dict[str, Any],
+    splits: dict[str, tuple[Shard, ...]],
+) -> Manifest:
+    """Write the manifest of a dataset whose shards are complete, and return it."""
+    manifest = Manifest(
+        tokenizer=tokenizer.spec(),
+        vocab_size=tokenizer.vocab_size,
+        dtype=token_dtype(tokenizer.vocab_size).name,
+        source=source,
+        settings=recorded,
+        splits=splits,
+        format=settings.format,
+    )
+    manifest.save(folder)
+    return manifest
 
 
 def begin_dataset(folder: Path, tokenizer: Tokenizer, settings: Settings) -> None:
@@ -49,7 +70,7 @@ class SplitWriter:
         self._format = settings.format
         self._capacity = capacity(settings.format, settings.shard_tokens)
         self._shards: list[Shard] = []
-        self._file: BinaryIO | None = None
+        self._file: BufferedRandom | None = None
         self._digest = hashlib.sha256()
         self._count = 0  # tokens in the open file
         self.n_tokens = 0
@@ -73,13 +94,25 @@ class SplitWriter:
             if self._count == self._capacity:
                 self._close()
 
-    def close(self) -> tuple[Shard, ...]:
-        """Complete the last shard; return the split's shards in order."""
+    def close(self, content: str) -> tuple[Shard, ...]:
+        """Complete the last shard; return the split's shards in order.
+
+        Args:
+            content: Content of the split, such as "3 documents", for the error message.
+
+        Raises:
+            UserError: The split has fewer than two tokens.
+        """
+        if self.n_tokens < MIN_TOKENS:
+            raise UserError(
+                f"the {self._split} split has {content}, {self.n_tokens} tokens, and needs "
+                f"{MIN_TOKENS}: give more text or change val_fraction and test_fraction"
+            )
         if self._file:
             self._close()
         return tuple(self._shards)
 
-    def _open(self) -> BinaryIO:
+    def _open(self) -> BufferedRandom:
         name = file_name(self._format, self._split, len(self._shards))
         header = file_header(self._format, self._dtype.name, self._capacity)
         self._file = file = open(self._folder / name, "w+b")  # noqa: SIM115 - closed by _close
@@ -98,18 +131,11 @@ class SplitWriter:
                 file.seek(0)
                 file.write(header)
                 file.seek(0)
-                self._digest = _digest(file)
+                self._digest = hashlib.file_digest(file, "sha256")
             file.flush()
             os.fsync(file.fileno())
         self._shards.append(Shard(name, self._count, self._digest.hexdigest()))
         self._file = None
-
-
-def _digest(file: BinaryIO) -> "hashlib._Hash":
-    digest = hashlib.sha256()
-    while chunk := file.read(READ_BYTES):
-        digest.update(chunk)
-    return digest
 
 
 # ---- parts to shards -----------------------------------------------------------------------------
@@ -136,35 +162,35 @@ def assemble(
         UserError: A part is damaged, or a split has fewer than two tokens.
         OSError: The disk is full.
     """
-    names = settings.wanted_splits()
-    writers = {name: SplitWriter(folder, name, dtype, settings) for name in names}
-    documents, texts = dict.fromkeys(writers, 0), hashlib.sha256()
     n_tokens, position = sum(part.tokens for _, part in parts), 0
+    borders = split_borders(n_tokens, settings.val_fraction, settings.test_fraction)
+    writers = {name: SplitWriter(folder, name, dtype, settings) for name in borders}
+    documents, texts = dict.fromkeys(writers, 0), hashlib.sha256()
     for path, part in parts:
         for block in read_blocks(path, part, dtype):
-            split_of = _split_of(block, position, n_tokens, settings)
+            if settings.split_by == "fraction":
+                numbers = _split_at(block, position, borders)
+            else:
+                numbers = split_of(block.digests, settings.val_fraction, settings.test_fraction)
             position += len(block.tokens)
             texts.update(block.digests.data)
             for name, writer in writers.items():
-                chosen = split_of == SPLITS.index(name)
+                chosen = numbers == SPLITS.index(name)
                 documents[name] += int(chosen.sum())
-                writer.append(_of_documents(block, chosen))
-    for name, writer in writers.items():
-        if writer.n_tokens < MIN_TOKENS:
-            raise UserError(
-                f"the {name} split has {documents[name]} documents, {writer.n_tokens} tokens, and "
-                f"needs {MIN_TOKENS}: give more text or change val_fraction and test_fraction"
-            )
-    return {name: writer.close() for name, writer in writers.items()}, texts.hexdigest()
+                mask = np.repeat(chosen, block.lengths)
+                writer.append(block.tokens if chosen.all() else block.tokens[mask])
+    splits = {
+        name: writer.close(f"{documents[name]} documents") for name, writer in writers.items()
+    }
+    return splits, texts.hexdigest()
 
 
-def _split_of(block: Block, position: int, n_tokens: int, settings: Settings) -> np.ndarray:
-    """Return the number in SPLITS of each document's split, (documents,)."""
-    if settings.split_by != "fraction":
-        return split_of(block.digests, settings.val_fraction, settings.test_fraction)
-    # A document belongs to the split of its first token: it is not cut.
+def _split_at(block: Block, position: int, borders: dict[str, tuple[int, int]]) -> np.ndarray:
+    """Return the number in SPLITS of the split in which each document begins, (documents,).
+
+    A document is not cut.
+    """
     starts = position + np.cumsum(block.lengths) - block.lengths
-    borders = split_borders(n_tokens, settings.val_fraction, settings.test_fraction)
     found = np.zeros(len(starts), np.uint8)
     for name, (first, last) in borders.items():
         found[(starts >= first) & (starts < last)] = SPLITS.index(name)
@@ -186,12 +212,7 @@ def split_of(digests: np.ndarray, val_fraction: float, test_fraction: float) -> 
         uint8, (documents,).
     """
     hashes = np.ascontiguousarray(digests[:, :8]).view("<u8")[:, 0]
-    val, test = (np.uint64(border) for border in hash_borders(val_fraction, test_fraction))
+    # hashes below 2**64: below the first border is val, below the second test
+    shares = exact(val_fraction), exact(val_fraction) + exact(test_fraction)
+    val, test = (np.uint64(int(share * 2**64)) for share in shares)
     return np.where(hashes < val, 1, np.where(hashes < test, 2, 0)).astype(np.uint8)
-
-
-def _of_documents(block: Block, chosen: np.ndarray) -> np.ndarray:
-    if chosen.all():
-        return block.tokens
-    found: np.ndarray = block.tokens[np.repeat(chosen, block.lengths)]
-    return found

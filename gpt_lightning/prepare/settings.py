@@ -59,25 +59,20 @@ class Settings:
 
     def of_text(self) -> dict[str, Any]:
         """Return the settings in the manifest of one text."""
-        keys = ("tokenizer", "val_fraction", "test_fraction", "shard_tokens")
-        # manifests of the first datasets have no key `errors`
-        return self._chosen(*keys, *(() if self.errors == "strict" else ("errors",)))
+        keys = ["tokenizer", "val_fraction", "test_fraction", "shard_tokens"]
+        if self.errors != "strict":  # manifests of the first datasets have no key `errors`
+            keys.append("errors")
+        return {key: getattr(self, key) for key in keys}
 
     def of_documents(self) -> dict[str, Any]:
         """Return the settings in the manifest of documents."""
-        every = dataclasses.asdict(self) | {"split_by": self.split_by or "hash"}
-        return {key: value for key, value in every.items() if key != "format"}
+        found = dataclasses.asdict(self) | {"split_by": self.split_by or "hash"}
+        del found["format"]
+        return found
 
     def of_parts(self) -> dict[str, Any]:
         """Return the settings that decide the bytes of the parts."""
-        return self._chosen("tokenizer", "text_field", "errors")
-
-    def _chosen(self, *keys: str) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in keys}
-
-    def wanted_splits(self) -> list[str]:
-        """Return train, and those of val and test that have a share."""
-        return list(split_borders(1, self.val_fraction, self.test_fraction))
+        return {key: getattr(self, key) for key in ("tokenizer", "text_field", "errors")}
 
 
 def exact(fraction: float) -> Fraction:
@@ -93,12 +88,9 @@ def split_borders(n: int, val_fraction: float, test_fraction: float) -> dict[str
     """
     val, test = exact(val_fraction), exact(test_fraction)
     train_end, val_end = int(n * (1 - val - test)), int(n * (1 - test))
-    borders = {"train": (0, train_end), "val": (train_end, val_end), "test": (val_end, n)}
-    wanted = {"train": True, "val": val > 0, "test": test > 0}
-    return {split: border for split, border in borders.items() if wanted[split]}
-
-
-def hash_borders(val_fraction: float, test_fraction: float) -> tuple[int, int]:
-    """Return the borders for hashes below 2**64: below the first is val, below the second test."""
-    val, test = exact(val_fraction), exact(test_fraction)
-    return int(val * 2**64), int((val + test) * 2**64)
+    borders = {"train": (0, train_end)}
+    if val:
+        borders["val"] = (train_end, val_end)
+    if test:
+        borders["test"] = (val_end, n)
+    return borders

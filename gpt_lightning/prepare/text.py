@@ -1,20 +1,20 @@
 """One text of any length: read twice, in pieces, and cut into splits by characters."""
 
 import codecs
-import contextlib
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
 from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, sync_folder, workspace
-from gpt_lightning.prepare.assemble import SplitWriter, begin_dataset
-from gpt_lightning.prepare.settings import MIN_TOKENS, Errors, Settings, split_borders
-from gpt_lightning.prepare.target import exclusive_lock, existing, replace, sweep_lock
+from gpt_lightning.files import explained
+from gpt_lightning.prepare.assemble import SplitWriter, begin_dataset, finish_dataset
+from gpt_lightning.prepare.settings import Errors, Settings, split_borders
+from gpt_lightning.prepare.target import Target
 
 CHUNK_BYTES = 2**22
 PIECE_CHARACTERS = 2**24  # a text of up to 16 Mi characters is tokenized as a whole
@@ -49,7 +49,7 @@ def decoded(path: Path, errors: Errors, survey: Survey) -> Iterator[str]:
         UserError: The file cannot be read, or is not UTF-8 and errors is not replace.
     """
     digest, rest, final = hashlib.sha256(), b"", False
-    with _readable(path), open(path, "rb") as file:
+    with explained("read", path, "give the path of a text file"), open(path, "rb") as file:
         while not final:
             chunk = file.read(CHUNK_BYTES)
             digest.update(chunk)
@@ -62,16 +62,6 @@ def decoded(path: Path, errors: Errors, survey: Survey) -> Iterator[str]:
             rest = data[used:]
             yield text
     survey.sha256 = digest.hexdigest()
-
-
-@contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"cannot read {path}: {error.strerror}; give the path of a text file"
-        ) from error
 
 
 def _decode(path: Path, data: bytes, offset: int, errors: Errors, final: bool) -> tuple[str, int]:
@@ -183,29 +173,17 @@ def prepare_one_text(
     """
     survey = survey_text(source, settings)
     origin = TextOrigin(name, survey.n_bytes, survey.sha256)
-    wanted = {
-        "SHA-256 of the text": origin.sha256,
-        "format": settings.format,
-        **settings.of_text(),
-    }
-    there = existing(out, wanted, overwrite)
-    if there is not None:
-        sweep_lock(out)
-        return there, False
-    with exclusive_lock(out.resolve()), explained("write", out):
-        there = existing(out, wanted, overwrite)
-        if there is not None:
-            return there, False
-        with workspace(out.resolve()) as folder:
-            manifest = _write(folder / "new", source, survey, origin, settings)
-            there = replace(folder, out.resolve(), overwrite, wanted)
-    if survey.replaced:
+    wanted = {"SHA-256 of the text": survey.sha256, "format": settings.format, **settings.of_text()}
+    target = Target(out, wanted, overwrite)
+    write = partial(_write, source, survey, origin, settings)
+    manifest, made = target.make_once(partial(target.publish, write))
+    if made and survey.replaced:
         print(f"{source}: {survey.replaced:,} times bytes that are not UTF-8 became U+FFFD")
-    return there or manifest, there is None
+    return manifest, made
 
 
 def _write(
-    folder: Path, source: Path, survey: Survey, origin: TextOrigin, settings: Settings
+    source: Path, survey: Survey, origin: TextOrigin, settings: Settings, folder: Path
 ) -> Manifest:
     tokenizer = build_tokenizer(settings.tokenizer, "".join(survey.characters))
     if tokenizer.vocab_size < 2:
@@ -218,18 +196,7 @@ def _write(
         splits = _write_splits(folder, source, survey, tokenizer, settings)
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
-    manifest = Manifest(
-        tokenizer=tokenizer.spec(),
-        vocab_size=tokenizer.vocab_size,
-        dtype=token_dtype(tokenizer.vocab_size).name,
-        source=origin,
-        settings=settings.of_text(),
-        splits=splits,
-        format=settings.format,
-    )
-    manifest.save(folder)
-    sync_folder(folder)
-    return manifest
+    return finish_dataset(folder, tokenizer, settings, origin, settings.of_text(), splits)
 
 
 def _write_splits(
@@ -245,12 +212,7 @@ def _write_splits(
             for tokens in map(tokenizer.encode, pieces(text.take(last - first))):
                 writer.append(tokens)
                 progress.reach(again.n_bytes, len(tokens))
-        if writer.n_tokens < MIN_TOKENS:
-            raise UserError(
-                f"the {split} split has {last - first} characters, {writer.n_tokens} tokens, and "
-                f"needs {MIN_TOKENS}: give more text or change val_fraction and test_fraction"
-            )
-        splits[split] = writer.close()
+        splits[split] = writer.close(f"{last - first} characters")
     for _ in chunks:  # the last, empty chunk completes the digest
         pass
     if again.sha256 != survey.sha256:

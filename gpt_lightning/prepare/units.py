@@ -60,11 +60,7 @@ def plan_units(
     """
     units: list[Unit] = []
     for files in _together(inputs, unit_bytes):
-        if files[0].kind == "text":
-            size = sum(entry.size or 0 for entry in files)
-            units.append(Unit(len(units), files, 0, None, size))
-            continue
-        for start, stop, size in _ranges(files[0], text_field, unit_bytes):
+        for start, stop, size in _ranges(files, text_field, unit_bytes):
             units.append(Unit(len(units), files, start, stop, size))
     return units
 
@@ -87,15 +83,16 @@ def _together(inputs: Sequence[Input], unit_bytes: int) -> Iterator[tuple[Input,
 
 
 def _ranges(
-    entry: Input, text_field: str, unit_bytes: int
+    files: Sequence[Input], text_field: str, unit_bytes: int
 ) -> Iterator[tuple[int, int | None, int]]:
-    """Yield the first and last + 1 byte or row group of each piece of a file, and its bytes."""
+    """Yield the first and last + 1 byte or row group of each piece, and its bytes."""
+    entry = files[0]  # the only one, unless all are texts
     if entry.kind == "parquet":
         with _explained(entry), open_input(entry) as file:
             sizes = column_sizes(file, entry, text_field)
         yield from _groups(sizes, unit_bytes)
-    elif entry.compression or not entry.seekable or entry.size is None:
-        yield 0, None, entry.size or 0
+    elif entry.kind == "text" or entry.compression or not entry.seekable or entry.size is None:
+        yield 0, None, sum(file.size or 0 for file in files)
     else:
         for start in range(0, entry.size, unit_bytes):
             stop = min(start + unit_bytes, entry.size)
@@ -125,10 +122,12 @@ class Job:
     Attributes:
         parts: Folder of the parts.
         settings: Settings of the dataset.
+        inputs: Fingerprint of the inputs.
     """
 
     parts: Path
     settings: Settings
+    inputs: str
 
     def part(self, unit: Unit) -> Path:
         """Return the path of a unit's part."""
@@ -139,19 +138,22 @@ class Job:
         found = {unit.index: read_part(self.part(unit)) for unit in units}
         return {index: part for index, part in found.items() if part}
 
+    def plan(self) -> dict[str, Any]:
+        """Return the facts that decide the bytes of the parts, besides the number of units."""
+        return {"version": PLAN_VERSION, **self.settings.of_parts(), "inputs": self.inputs}
 
-def open_parts(job: Job, inputs: str, n_units: int) -> None:
+
+def open_parts(job: Job, n_units: int) -> None:
     """Make the folder of parts, or continue with an existing one of the same work.
 
     Args:
         job: Facts of the work.
-        inputs: Fingerprint of the inputs.
         n_units: Number of units.
 
     Raises:
         UserError: The folder cannot be written.
     """
-    content = (json.dumps({**_plan(job, inputs), "units": n_units}, indent=2) + "\n").encode()
+    content = (json.dumps({**job.plan(), "units": n_units}, indent=2) + "\n").encode()
     path = job.parts / PLAN
     with explained("write", job.parts):
         if job.parts.exists() and (not path.exists() or path.read_bytes() != content):
@@ -162,18 +164,14 @@ def open_parts(job: Job, inputs: str, n_units: int) -> None:
             write_atomic(path, content)
 
 
-def discard_parts(job: Job, inputs: str) -> None:
+def discard_parts(job: Job) -> None:
     """Delete the folder of parts if it is of this work, not of another process's work."""
     try:
         plan = json.loads((job.parts / PLAN).read_bytes())
     except (OSError, ValueError):  # no folder, or not ours
         return
-    if {**plan, **_plan(job, inputs)} == plan:
+    if {**plan, **job.plan()} == plan:
         delete_parts(job.parts)
-
-
-def _plan(job: Job, inputs: str) -> dict[str, Any]:
-    return {"version": PLAN_VERSION, **job.settings.of_parts(), "inputs": inputs}
 
 
 # ---- from a unit to its part ---------------------------------------------------------------------

@@ -33,7 +33,7 @@ def test_shards_tile_what_was_appended(
     writer = SplitWriter(tmp_path, "train", np.dtype(dtype), settings)
     for first, last in ((0, 0), (0, 1), (1, 30), (30, 95), (95, 100)):
         writer.append(tokens[first:last])
-    shards = writer.close()
+    shards = writer.close("")
     found = [mapped(tmp_path / shard.file, np.dtype(dtype).name, file_format) for shard in shards]
     assert np.concatenate(found).tolist() == tokens.tolist()
     assert [len(array) for array in found] == [shard.tokens for shard in shards]
@@ -50,7 +50,7 @@ def test_a_streamed_shard_is_a_written_one(tmp_path: Path) -> None:
     tokens = np.arange(1000, dtype=np.uint16)
     writer = SplitWriter(tmp_path / "streamed", "val", UINT16, Settings("gpt2"))
     writer.append(tokens)
-    (streamed,) = writer.close()
+    (streamed,) = writer.close("")
     assert streamed == write_shard(tmp_path / "val-00000.npy", tokens)
     assert (tmp_path / "streamed" / "val-00000.npy").read_bytes() == (
         tmp_path / "val-00000.npy"

@@ -73,7 +73,7 @@ def test_a_file_of_unknown_size_is_one_unit() -> None:
 
 
 def job_of(tmp_path: Path, **settings: object) -> Job:
-    job = Job(tmp_path / "parts", Settings("gpt2", **settings))  # type: ignore[arg-type]
+    job = Job(tmp_path / "parts", Settings("gpt2", **settings), "inputs")  # type: ignore[arg-type]
     job.parts.mkdir(exist_ok=True)
     return job
 
@@ -178,13 +178,13 @@ def test_text_that_tiktoken_refuses_is_a_damaged_document(tmp_path: Path) -> Non
 def test_the_folder_of_parts_is_of_one_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = Job(tmp_path / "parts", Settings("gpt2"))
-    open_parts(job, "inputs", 3)
+    job = Job(tmp_path / "parts", Settings("gpt2"), "inputs")
+    open_parts(job, 3)
     mark = job.parts / "mark"
     mark.touch()
-    open_parts(job, "inputs", 3)
+    open_parts(job, 3)
     # How parts are put together is no matter of theirs.
-    open_parts(Job(job.parts, Settings("gpt2", 0.3, 0.2, 7, format="llmc")), "inputs", 3)
+    open_parts(Job(job.parts, Settings("gpt2", 0.3, 0.2, 7, format="llmc"), "inputs"), 3)
     assert mark.exists()
     assert not capsys.readouterr().out
     others = [
@@ -195,15 +195,15 @@ def test_the_folder_of_parts_is_of_one_work(
         (Settings("gpt2", text_field="body"), "inputs", 3),
     ]
     for settings, inputs, count in others:
-        open_parts(job, "inputs", 3)
+        open_parts(job, 3)
         capsys.readouterr()
         mark.touch()
-        open_parts(Job(job.parts, settings), inputs, count)
+        open_parts(Job(job.parts, settings, inputs), count)
         assert "is of other inputs or settings: starting again" in capsys.readouterr().out
         assert not mark.exists()
-    discard_parts(job, "inputs")  # the folder is of the last one's work
+    discard_parts(job)  # the folder is of the last one's work
     assert job.parts.exists()
-    discard_parts(Job(job.parts, others[-1][0]), "inputs")
+    discard_parts(Job(job.parts, others[-1][0], "inputs"))
     assert not list(tmp_path.iterdir())
 
 
