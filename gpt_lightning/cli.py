@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "reproduce": ("reproduce.command:run", "repeat published results, compare by row: --list"),
     "bench": ("bench.command:run", "measure this machine: bench --help"),
     "configs": ("commands.configs:configs", "list the configurations of --config"),
-    "checkpoint": ("commands.checkpoint:run", "inspect or verify checkpoints: checkpoint --help"),
+    "checkpoint": ("commands.checkpoint:checkpoint", "inspect or verify checkpoints: checkpoint --help"),
     "doctor": ("commands.check_resume:run", "check a resume: doctor --resume --config FILE"),
     "completion": ("commands.completion:completion", "print a completion script for your shell"),
 }
@@ -153,5 +153,4 @@ def run_function(name: str, function: Callable[..., None], args: list[str]) -> N
         args=resolve_configs(underscored(args)),
         parser_class=OneLineParser,
         prog=f"gpt-lightning {name}",
-        allow_abbrev=False,
     )

@@ -43,15 +43,14 @@ def most_similar(word: str, candidates: Iterable[str]) -> list[str]:
     return sorted(candidates, key=lambda known: -difflib.SequenceMatcher(None, word, known).ratio())
 
 
-class OneLine(ArgumentParser):
-    """Mixin for parsers whose errors are UserErrors of one line."""
+class OneLineParser(ArgumentParser):
+    """Parser without abbreviations, whose errors are UserErrors of one line."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, allow_abbrev=False)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise UserError(explain(message, known_keys(self))) from ex
-
-
-class OneLineParser(OneLine):
-    """Parser of the arguments of a plain function."""
 
 
 def known_keys(parser: argparse.ArgumentParser) -> list[str]:

@@ -76,7 +76,6 @@ def make_parser() -> OneLineParser:
     """Return the parser of the command's options."""
     parser = OneLineParser(
         prog="gpt-lightning bench compare",
-        allow_abbrev=False,
         description="Print two reports of one benchmark side by side: rows of the same "
         "configuration, and the ratios of their numbers.",
     )

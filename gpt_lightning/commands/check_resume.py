@@ -37,7 +37,6 @@ def make_parser() -> OneLineParser:
     """Return the parser of the command's own options."""
     parser = OneLineParser(
         prog="gpt-lightning doctor",
-        allow_abbrev=False,
         description="Kill a run of your own configuration, resume it, and compare it by bytes with "
         "an uninterrupted run. Options of `fit` follow: --model.config.dropout 0.1.",
     )

@@ -1,33 +1,27 @@
 """The command `gpt-lightning checkpoint`: print the content of checkpoints, or verify them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import OneLineParser
 
 if TYPE_CHECKING:
     from gpt_lightning.runs.checkpoint import Checkpoint
 
 
-def make_parser() -> OneLineParser:
-    """Return the parser of the command's options."""
-    parser = OneLineParser(
-        prog="gpt-lightning checkpoint",
-        allow_abbrev=False,
-        description="inspect: print the content of checkpoints. verify: compare each file with its "
-        "SHA-256. Nothing in a file is run.",
-    )
-    parser.add_argument("action", choices=["inspect", "verify"], help="Action.")
-    parser.add_argument("path", help="A checkpoint, a run folder, or a folder of runs.")
-    return parser
+def checkpoint(action: Literal["inspect", "verify"], path: str) -> None:
+    """Print the content of checkpoints, or verify them. Nothing in a file is run.
 
-
-def run(argv: list[str]) -> int:
-    """Run `checkpoint inspect PATH` or `checkpoint verify PATH`; return the exit code."""
-    args = make_parser().parse_args(argv[1:])
-    files = checkpoint_files(Path(args.path))
-    return verify(files) if args.action == "verify" else inspect(files)
+    Args:
+        action: inspect: print the content of checkpoints. verify: compare each file with its
+            SHA-256.
+        path: A checkpoint, a run folder, or a folder of runs.
+    """
+    files = checkpoint_files(Path(path))
+    if action == "verify":
+        verify(files)
+    else:
+        inspect(files)
 
 
 def checkpoint_files(path: Path) -> list[Path]:
@@ -47,7 +41,7 @@ def checkpoint_files(path: Path) -> list[Path]:
     return files
 
 
-def verify(files: list[Path]) -> int:
+def verify(files: list[Path]) -> None:
     """Print a line for each whole file.
 
     Raises:
@@ -65,17 +59,15 @@ def verify(files: list[Path]) -> int:
             print(f"ok          {file}: {file.stat().st_size:,} bytes")
     if damaged:
         raise UserError("; ".join(damaged))
-    return 0
 
 
-def inspect(files: list[Path]) -> int:
+def inspect(files: list[Path]) -> None:
     """Print the content of each file."""
     from gpt_lightning.runs.checkpoint import read_checkpoint
 
     for file in files:
         facts = {"checkpoint": str(file)} | describe(read_checkpoint(file))
         print("\n".join(f"{name:<12}{fact}" for name, fact in facts.items()))
-    return 0
 
 
 def describe(checkpoint: "Checkpoint") -> dict[str, str]:

@@ -9,20 +9,20 @@ no data, for the forward only; no GPU is needed. Autocast on a CPU has other rul
 not among the operations that it lifts to float32.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core.options import Option, Values
 from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
-from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.model.gpt import GPT, Block, GPTConfig
 from gpt_lightning.reports.tables import column
 
@@ -171,8 +171,6 @@ class Observer:
         self.dtype = getattr(torch, autocast)
         self.device = device
         self.model: nn.Module = Toy() if model == "toy" else GPT(GPTConfig(2, 2, 32, 16, 64))
-        self.x = torch.randn(4, 20) if model == "toy" else torch.randint(64, (2, 16))
-        self.y = torch.randint(5, (4,)) if model == "toy" else torch.randint(64, (2, 16))
         self.seen: list[Seen] = []
 
     def observe(self) -> list[Seen]:
@@ -180,23 +178,27 @@ class Observer:
         for name, parameter in self.model.named_parameters():
             self.see("parameters", name, parameter)
         if self.device == CUDA_RULES:
-            with cuda_rules(self.dtype) as fake, torch.no_grad():
-                put(self.model, fake)
-                self.forward(fake(self.x), fake(self.y))
+            with cuda_rules(self.dtype), torch.no_grad():
+                self.model.requires_grad_(False).to_empty(device="cuda")
+                self.forward("cuda")
             return self.seen
         self.model.to(self.device)
         with torch.autocast(self.device, self.dtype):
-            loss = self.forward(self.x.to(self.device), self.y.to(self.device))
+            loss = self.forward(self.device)
         loss.backward()
         for name, parameter in self.model.named_parameters():
             assert parameter.grad is not None, name
             self.see("gradients", name, parameter.grad)
         return self.seen
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def forward(self, device: str) -> torch.Tensor:
         """Compute and record the logits, then the loss."""
+        our_gpt = isinstance(self.model, GPT)  # it computes its loss itself
+        shape = (2, 16) if our_gpt else (4,)
+        y = torch.randint(5, shape, device=device)
+        x = y if our_gpt else torch.randn(4, 20, device=device)
         hooks = [
-            module.register_forward_hook(self.hook(name, kind_of(module)))
+            module.register_forward_hook(partial(self.see_output, name))
             for name, module in self.model.named_modules()
             if name
         ]
@@ -204,7 +206,6 @@ class Observer:
         self.see("logits", "logits", logits)
         for hook in hooks:
             hook.remove()
-        our_gpt = isinstance(self.model, GPT)  # it computes its loss itself
         loss = self.model(x, y) if our_gpt else nn.functional.cross_entropy(logits, y)
         self.see("loss", "loss", loss)
         return loss
@@ -213,73 +214,25 @@ class Observer:
         """Record a tensor."""
         self.seen.append((kind, name, str(tensor.dtype).removeprefix("torch.")))
 
-    def hook(self, name: str, kind: str) -> Callable[..., None]:
-        """Return a forward hook that records a module's output."""
-
-        def note(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-            self.see(kind, name, output)
-
-        return note
-
-
-def kind_of(module: nn.Module) -> str:
-    """Return the kind of a module's output."""
-    return next((kind for types, kind in KINDS if isinstance(module, types)), "other output")
-
-
-# ---- CUDA's rules without CUDA -------------------------------------------------------------------
-
-
-class Factories(TorchFunctionMode):
-    """Moves tensors that a model creates itself, masks and positions, to fake CUDA tensors."""
-
-    def __init__(self, fake: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.fake = fake
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in (torch.arange, torch.ones):
-            return func(*args, **(kwargs or {}))
-        return self.fake(func(*args, **{**(kwargs or {}), "device": "cpu"}))
+    def see_output(self, name: str, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        """Record a module's output; with its name, a forward hook."""
+        kinds = (kind for types, kind in KINDS if isinstance(module, types))
+        self.see(next(kinds, "other output"), name, output)
 
 
 @contextmanager
-def cuda_rules(dtype: torch.dtype) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+def cuda_rules(dtype: torch.dtype) -> Iterator[None]:
     """Enable CUDA's autocast for tensors that have CUDA's dispatch keys and no data.
 
     torch.autocast("cuda") disables itself on a machine without a GPU; the switch below it does
     not, and the casts are in every build of torch. Autograd is not: it needs the device.
-
-    Yields:
-        Function that makes such a tensor of an ordinary one.
-
-    Raises:
-        SkippedError: This torch has no such tensors; they are not public.
     """
-    try:
-        from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-    except ImportError as error:
-        raise SkippedError(f"torch {torch.__version__}: {error}") from error
-    mode = FakeTensorMode()
-    device = torch.device("cuda:0")
-
-    def fake(tensor: torch.Tensor) -> torch.Tensor:
-        meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-        return FakeTensor(mode, meta, device)
-
     before = torch.get_autocast_dtype("cuda")
     torch.set_autocast_dtype("cuda", dtype)
     torch.set_autocast_enabled("cuda", True)
     try:
-        with mode, Factories(fake):
-            yield fake
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
     finally:
         torch.set_autocast_enabled("cuda", False)
         torch.set_autocast_dtype("cuda", before)
-
-
-def put(model: nn.Module, fake: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Replace a model's parameters by fake ones."""
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            setattr(module, name, nn.Parameter(fake(parameter), requires_grad=False))

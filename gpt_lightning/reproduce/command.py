@@ -21,7 +21,6 @@ def make_parser() -> OneLineParser:
     """Return the parser of the command's own options."""
     parser = OneLineParser(
         prog="gpt-lightning reproduce",
-        allow_abbrev=False,
         description="Run the settings of a published table and print its numbers beside ours. "
         "Options of `fit` (--model.learning_rate 3.0e-3, --seed_everything 1) change every rung.",
     )

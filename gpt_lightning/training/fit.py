@@ -16,7 +16,7 @@ from torch._dynamo.exc import TorchDynamoException
 from gpt_lightning.errors import MemoryExhaustedError, UserError, is_out_of_memory
 from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.precision import resolve_precision
-from gpt_lightning.parsing import OneLine, config_paths, resolve_configs
+from gpt_lightning.parsing import OneLineParser, config_paths, resolve_configs
 from gpt_lightning.runs import resume
 from gpt_lightning.runs.checkpoint import find_checkpoint, read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
@@ -39,7 +39,7 @@ FORCED_CALLBACKS: dict[str, type[L.Callback]] = {
 }
 
 
-class TrainingParser(OneLine, LightningArgumentParser):
+class TrainingParser(OneLineParser, LightningArgumentParser):
     """Parser of Lightning with errors of one line."""
 
 
@@ -263,8 +263,7 @@ def make_cli(
         },
         seed_everything_default=DEFAULT_SEED,
         parser_class=TrainingParser,
-        parser_kwargs={"prog": "gpt-lightning", "allow_abbrev": False}
-        | {name: {"allow_abbrev": False} for name in LightningCLI.subcommands()},
+        parser_kwargs={"prog": "gpt-lightning"},
         auto_configure_optimizers=False,
     )
 

@@ -88,9 +88,7 @@ def parse(
     Raises:
         UserError: An option is unknown, or its value has another type.
     """
-    parser = OneLineParser(
-        prog=f"gpt-lightning bench {name}", allow_abbrev=False, description=description
-    )
+    parser = OneLineParser(prog=f"gpt-lightning bench {name}", description=description)
     for option in options:
         option.add_to(parser)
     if timeout_s is not None:
