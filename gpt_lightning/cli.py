@@ -25,7 +25,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "reproduce": ("reproduce.command:run", "repeat published results, compare by row: --list"),
     "bench": ("bench.command:run", "measure this machine: bench --help"),
     "configs": ("commands.configs:configs", "list the configurations of --config"),
-    "checkpoint": ("commands.checkpoint:checkpoint", "inspect or verify checkpoints: checkpoint --help"),
+    "checkpoint": (
+        "commands.checkpoint:checkpoint",
+        "print or verify checkpoints: checkpoint --help",
+    ),
     "doctor": ("commands.check_resume:run", "check a resume: doctor --resume --config FILE"),
     "completion": ("commands.completion:completion", "print a completion script for your shell"),
 }

@@ -23,13 +23,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, config_paths, resolve_configs, split_fit_options
 
 # metrics of a session, which differ between two equal runs
-OF_THE_SESSION = {
-    "time",
-    "perf/step_ms",
-    "perf/tokens_per_sec",
-    "perf/mfu",
-    "perf/data_wait_ms",
-}
+OF_THE_SESSION = {"time", "perf/step_ms", "perf/tokens_per_sec", "perf/mfu", "perf/data_wait_ms"}
 QUIET_S = 300.0  # a run without a new row for this long is stuck
 
 
@@ -177,9 +171,8 @@ def metrics_rows(path: Path) -> list[dict[str, Any]]:
 
 def report(folder: Path) -> int:
     """Print which parts of the runs are equal; return the exit code."""
-    found = compare(
-        *(folder / "lightning_logs" / name / "version_0" for name in ("alone", "killed"))
-    )
+    runs = folder / "lightning_logs"
+    found = compare(runs / "alone" / "version_0", runs / "killed" / "version_0")
     for what, equal in found.items():
         print(f"{what:<10}{'equal, byte for byte' if equal else 'DIFFERENT'}")
     good = all(found.values())
@@ -189,15 +182,15 @@ def report(folder: Path) -> int:
 
 def compare(first: Path, second: Path) -> dict[str, bool]:
     """Return which parts of two finished runs are equal, by name."""
-    a, b = (final_checkpoint(run) for run in (first, second))
+    a, b = (as_bytes(final_checkpoint(run)) for run in (first, second))
     rows = [
         [{k: v for k, v in row.items() if k not in OF_THE_SESSION} for row in metrics_rows(path)]
         for path in (first / "metrics.jsonl", second / "metrics.jsonl")
     ]
     return {
-        "weights": same_bytes(a["state_dict"], b["state_dict"]),
-        "optimizer": same_bytes(a["optimizer_states"], b["optimizer_states"]),
-        "data": same_bytes(*(c["loops"]["fit_loop"]["state_dict"] for c in (a, b))),
+        "weights": a["state_dict"] == b["state_dict"],
+        "optimizer": a["optimizer_states"] == b["optimizer_states"],
+        "data": a["loops"]["fit_loop"]["state_dict"] == b["loops"]["fit_loop"]["state_dict"],
         "metrics": rows[0] == rows[1],
     }
 
@@ -213,20 +206,12 @@ def final_checkpoint(run: Path) -> dict[str, Any]:
     return DurableCheckpointIO().load_checkpoint(path)
 
 
-def same_bytes(a: Any, b: Any) -> bool:
-    """Return whether nested tensors and numbers are equal to the last bit (-0.0 is not 0.0)."""
+def as_bytes(state: Any) -> Any:
+    """Return nested values with the bytes of each tensor, equal to the last bit (-0.0 is not 0.0)."""
     import torch
+    from torch.utils._pytree import tree_map_only
 
-    if isinstance(a, torch.Tensor):
-        return (
-            isinstance(b, torch.Tensor)
-            and (a.dtype, a.shape) == (b.dtype, b.shape)
-            and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
-        )
-    if isinstance(a, dict):
-        return (
-            isinstance(b, dict) and a.keys() == b.keys() and all(same_bytes(a[k], b[k]) for k in a)
-        )
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same_bytes, a, b))
-    return bool(a == b)
+    def content(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
+        return tensor.dtype, tensor.shape, tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+    return tree_map_only(torch.Tensor, content, state)
