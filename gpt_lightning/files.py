@@ -38,14 +38,24 @@ def write_atomic(path: Path, content: bytes) -> None:
     Raises:
         UserError: The folder cannot be written or the disk is full.
     """
-    with explained("write", path):
-        temporary = _temporary(path)
-        try:
-            write_durable(temporary, content)
-            os.replace(temporary, path)
-            sync_folder(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with explained("write", path), replacement(path) as temporary:
+        write_durable(temporary, content)
+
+
+@contextlib.contextmanager
+def replacement(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; its file takes that name if the body succeeds.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    temporary = _temporary(path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -207,7 +207,7 @@ def final_checkpoint(run: Path) -> dict[str, Any]:
 
 
 def as_bytes(state: Any) -> Any:
-    """Return nested values with the bytes of each tensor, equal to the last bit (-0.0 is not 0.0)."""
+    """Return nested values with the bytes of each tensor, for which -0.0 and 0.0 differ."""
     import torch
     from torch.utils._pytree import tree_map_only
 

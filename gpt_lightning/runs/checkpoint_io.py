@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import lives, locked, sync_folder, write_durable
+from gpt_lightning.files import explained, file_sha256, lives, locked, replacement, write_durable
 
 SIDECAR = ".sha256"
 SPARE_BYTES = 2**20
@@ -71,26 +71,20 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
     Raises:
         UserError: the disk is full or the folder cannot be written; older files are untouched.
     """
-    temporary = temporary_of(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            hashing = Hashing(file)
-            torch.save(checkpoint, hashing)  # type: ignore[arg-type]  # it needs only `write`
-            file.flush()
-            os.fsync(file.fileno())
-        write_sidecar(path, hashing.hexdigest())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
+        with replacement(path) as temporary:
+            with temporary.open("wb") as file:
+                hashing = Hashing(file)
+                torch.save(checkpoint, hashing)  # type: ignore[arg-type]  # it needs only `write`
+                file.flush()
+                os.fsync(file.fileno())
+            write_sidecar(path, hashing.hexdigest())
     except (OSError, RuntimeError) as error:  # torch calls a full disk a RuntimeError
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise UserError(
             f"cannot write {path}: {reason[:200]}; the checkpoints before it are untouched: free "
             "some space or choose another folder with --trainer.default_root_dir"
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def write_sidecar(path: Path, digest: str) -> None:
@@ -100,20 +94,14 @@ def write_sidecar(path: Path, digest: str) -> None:
         OSError: it cannot be written.
     """
     known = [digest, *read_sidecar(path)[:1]] if path.exists() else [digest]
-    temporary = temporary_of(sidecar(path))
-    lines = "".join(f"{known_digest}  {path.name}\n" for known_digest in known)
-    write_durable(temporary, lines.encode("ascii"))
-    os.replace(temporary, sidecar(path))
+    with replacement(sidecar(path)) as temporary:
+        lines = "".join(f"{known_digest}  {path.name}\n" for known_digest in known)
+        write_durable(temporary, lines.encode("ascii"))
 
 
 def sidecar(path: Path) -> Path:
     """Return the path of a file's digest."""
     return path.with_name(path.name + SIDECAR)
-
-
-def temporary_of(path: Path) -> Path:
-    """Return the path at which a file is written before it gets its name."""
-    return path.with_name(f".{path.name}.tmp.{os.getpid()}")
 
 
 def read_sidecar(path: Path) -> list[str]:
@@ -137,11 +125,8 @@ def check_digest(path: Path) -> None:
             f"{path} has no digest in {sidecar(path).name}, so it cannot be checked: "
             "copy that file too, or take another checkpoint"
         )
-    try:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    with explained("read", path, "check its permissions, or take another checkpoint"):
+        found = file_sha256(path)
     if found not in known:
         raise UserError(
             f"{path} is damaged: expected SHA-256 {known[0]}, found {found}; "
@@ -171,16 +156,12 @@ def check_writable(folder: Path, needed_bytes: int) -> None:
         UserError: it cannot be written, or the disk has no room.
     """
     probe = folder / f".probe.tmp.{os.getpid()}"
-    try:
+    fix = "choose another folder with --trainer.default_root_dir, or change its permissions"
+    with explained("write to", folder, fix):
         folder.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"x")
         probe.unlink()
         free = shutil.disk_usage(folder).free
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {folder}: {error.strerror}; choose another folder with "
-            "--trainer.default_root_dir, or change its permissions"
-        ) from error
     if free < needed_bytes + SPARE_BYTES:
         raise UserError(
             f"{folder} has {free / 1e6:,.0f} MB left, and a checkpoint takes some "
