@@ -85,20 +85,16 @@ def _product_rate(n: int, device: torch.device, dtype: torch.dtype, seconds: flo
 def read_rates(path: Path) -> dict[str, float]:
     """Return FLOP/s by key; empty if there is no usable file."""
     try:
-        rates = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(rates, dict) and all(_is_rate(rate) for rate in rates.values()):
+        rates: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
+        if all(isinstance(rate, float) and 0 < rate < math.inf for rate in rates.values()):
             return rates
         problem = "it is not a map of names to positive numbers"
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         problem = str(error)
     warnings.warn(f"{path} is ignored, the peak is measured again: {problem}", stacklevel=2)
     return {}
-
-
-def _is_rate(value: object) -> bool:
-    return isinstance(value, float) and math.isfinite(value) and value > 0
 
 
 def write_rates(path: Path, rates: dict[str, float]) -> None:

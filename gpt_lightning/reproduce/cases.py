@@ -73,7 +73,6 @@ class Case:
         rungs: Rows of the table, in order.
         alternatives: True if the rungs are variants of one run. By default only the first one that
             this machine can run is run.
-        corpus: Name of the text that the rungs train on.
     """
 
     name: str
@@ -84,7 +83,6 @@ class Case:
     rungs: tuple[Rung, ...]
     times: str | None = None
     alternatives: bool = False
-    corpus: str = "tinyshakespeare"
 
 
 # The first three rungs of the lecture were not seeded. Their bands are the largest distance of the

@@ -8,11 +8,12 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, nearest, split_fit_options
 from gpt_lightning.reports.tables import Console, column
 from gpt_lightning.reproduce.cases import CASES, Case, Rung
-from gpt_lightning.reproduce.rows import DRIFT, ERROR, FAILED, Options, RungRow
+from gpt_lightning.reproduce.rows import Options, RungRow, Verdict
 
 if TYPE_CHECKING:
     from gpt_lightning.reproduce.runner import CaseRun
 
+CORPUS = "tinyshakespeare"  # the text of every case
 ROOT = Path("lightning_logs") / "reproduce"
 CHIPS = {"cpu": "a CPU", "gpu": "an NVIDIA GPU", "mps": "a Mac with MPS"}
 
@@ -68,7 +69,7 @@ def run(argv: list[str]) -> int:
     case_run.write()
     print_summary(case_run)
     verdicts = {row.verdict for row in case_run.rungs}
-    return 2 if ERROR in verdicts else 1 if FAILED in verdicts else 0
+    return 2 if Verdict.ERROR in verdicts else 1 if Verdict.FAILED in verdicts else 0
 
 
 def find_case(name: str | None) -> Case:
@@ -145,11 +146,9 @@ def why_not(rung: Rung, options: Options) -> str:
 
 def available_devices() -> set[str]:
     """Return those devices of rungs that this machine has."""
-    import torch
+    from gpt_lightning.hardware.device import device_kind
 
-    there = {"any": True, "cpu": True}
-    there |= {"gpu": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    return {name for name, found in there.items() if found}
+    return {"any", "cpu", device_kind().replace("cuda", "gpu")}
 
 
 def next_folder(root: Path) -> Path:
@@ -177,15 +176,15 @@ def print_list() -> None:
     """Print every rung with its device, its data, and whether it can run here."""
     from gpt_lightning.data.texts import local_corpus
 
+    fetched = "" if local_corpus(CORPUS, Path("data")) else "; the data will be fetched"
     console = Console(ListRow)
     print(console.header())
     for case in CASES.values():
-        fetched = "" if local_corpus(case.corpus, Path("data")) else "; the data will be fetched"
         for rung in case.rungs:
             reason = why_not(rung, Options())
             here = "yes" if not reason else "no" if impossible(rung, Options()) else "part"
             time = f"{rung.time}{fetched}" + (f"; {reason}" if reason else "")
-            print(console.line(ListRow(case.name, rung.name, rung.device, case.corpus, here, time)))
+            print(console.line(ListRow(case.name, rung.name, rung.device, CORPUS, here, time)))
 
 
 def print_summary(case_run: "CaseRun") -> None:
@@ -201,20 +200,18 @@ def print_summary(case_run: "CaseRun") -> None:
         for phase in case_run.phases:
             print(f"{phase.rung}: {phase.phase} {phase.seconds:,.1f} s")
     print(f"\n{case_run.folder}: results.md, results.json, losses.png, a CSV a table")
+    misses = [row for row in case_run.losses if row.verdict == Verdict.FAILED]
     for row in case_run.rungs:
-        if row.verdict in (FAILED, ERROR):
-            missed = [x for x in case_run.losses if x.rung == row.rung and x.verdict == FAILED]
+        if row.verdict in (Verdict.FAILED, Verdict.ERROR):
             text = f"{row.verdict}: {row.rung}"
+            missed = [miss for miss in misses if miss.rung == row.rung]
             if missed:
-                step, ours, theirs = missed[0].step, missed[0].ours, missed[0].theirs
-                text += f", {len(missed)} losses miss, the first at step {step}: "
-                text += f"{ours:.6f} against {theirs:.6f}"
+                text += f", {len(missed)} losses miss, the first at step {missed[0].step}: "
+                text += f"{missed[0].ours:.6f} against {missed[0].theirs:.6f}"
             print(text)
-    drifted = sum(row.verdict == DRIFT for row in case_run.losses)
-    misses = sum(row.verdict == FAILED for row in case_run.losses)
+    drifted = sum(row.verdict == Verdict.DRIFT for row in case_run.losses)
     total = sum(row.theirs is not None for row in case_run.losses)
-    line = f"{total - misses - drifted} of {total} losses within their tolerance"
-    print(
-        line
-        + (f", {drifted} outside it but within what rounding errors explain" if drifted else "")
-    )
+    line = f"{total - len(misses) - drifted} of {total} losses within their tolerance"
+    if drifted:
+        line += f", {drifted} outside it but within what rounding errors explain"
+    print(line)

@@ -18,11 +18,12 @@ ADDEND, TIMES = 0.01, 1000
 # accumulator, addend, whether the addend is cast to the accumulator's dtype before, and the sum in
 # the systems course's handout
 PUBLISHED = (
-    ("float32", "float32", False, "10.0001"),
-    ("float16", "float16", False, "9.9531"),
-    ("float32", "float16", False, "10.0021"),
-    ("float32", "float16", True, "10.0021"),
+    ("float32", "float32", False, 10.0001),
+    ("float16", "float16", False, 9.9531),
+    ("float32", "float16", False, 10.0021),
+    ("float32", "float16", True, 10.0021),
 )
+FIELDS = ("accumulator", "addend", "upcast", "published")
 
 
 @sweep_row
@@ -41,15 +42,9 @@ class SumRow:
 def read_sums(args: Any) -> list[Values]:
     """Return every published sum on every device."""
     return [
-        {
-            "device": device,
-            "accumulator": accumulator,
-            "addend": addend,
-            "upcast": upcast,
-            "published": float(published),
-        }
+        {"device": device, **dict(zip(FIELDS, row, strict=True))}
         for device in devices(args)
-        for accumulator, addend, upcast, published in PUBLISHED
+        for row in PUBLISHED
     ]
 
 

@@ -1,10 +1,19 @@
 """Options of `reproduce`, and the rows of the tables that it prints and writes."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from gpt_lightning.reports.tables import column
 
-OK, DRIFT, FAILED, ERROR, SKIPPED = "ok", "drift", "FAIL", "error", "skipped"  # verdicts
+
+class Verdict(StrEnum):
+    """Result of a comparison, or the reason why there is none."""
+
+    OK = "ok"
+    DRIFT = "drift"
+    FAILED = "FAIL"
+    ERROR = "error"
+    SKIPPED = "skipped"
 
 
 @dataclass(frozen=True)

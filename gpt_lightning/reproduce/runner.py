@@ -13,17 +13,7 @@ from gpt_lightning.reports.plots import plot_losses
 from gpt_lightning.reports.tables import Console, write_report
 from gpt_lightning.reproduce.cases import Case, Rung
 from gpt_lightning.reproduce.published import Published, read_published
-from gpt_lightning.reproduce.rows import (
-    DRIFT,
-    ERROR,
-    FAILED,
-    OK,
-    SKIPPED,
-    LossRow,
-    Options,
-    PhaseRow,
-    RungRow,
-)
+from gpt_lightning.reproduce.rows import LossRow, Options, PhaseRow, RungRow, Verdict
 from gpt_lightning.runs.logger import RunLogger
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import Observation, RunRecorder, RunTimings
@@ -50,7 +40,7 @@ class CaseRun:
 
     def skip(self, rung: Rung, reason: str) -> None:
         """Add a row without numbers, with the reason."""
-        self.rungs.append(RungRow(rung.name, SKIPPED, note=reason))
+        self.rungs.append(RungRow(rung.name, Verdict.SKIPPED, note=reason))
 
     def run(self, rung: Rung) -> None:
         """Train one rung and compare its losses; a rung that fails is a row too.
@@ -67,10 +57,10 @@ class CaseRun:
         except UserError:
             if len(self.losses) == first:
                 raise
-            row = RungRow(rung.name, FAILED, note="stopped: the loss is not a number")
+            row = RungRow(rung.name, Verdict.FAILED, note="stopped: the loss is not a number")
         except Exception as error:  # out of memory, no compiler: the next rung may run
             text = " ".join(str(error).split())[:300]
-            row = RungRow(rung.name, ERROR, note=f"{type(error).__name__}: {text}")
+            row = RungRow(rung.name, Verdict.ERROR, note=f"{type(error).__name__}: {text}")
         else:
             row = self._rung_row(rung, published, self.losses[first:], timings)
             self.phases += [PhaseRow(rung.name, *phase) for phase in timings.seconds.items()]
@@ -128,10 +118,10 @@ class CaseRun:
         ]
         return RungRow(
             rung.name,
-            FAILED if FAILED in verdicts or missing or not verdicts else OK,
+            Verdict.FAILED if Verdict.FAILED in verdicts or missing or not verdicts else Verdict.OK,
             here.type,
             len(verdicts),
-            verdicts.count(DRIFT),
+            verdicts.count(Verdict.DRIFT),
             max((abs(row.difference) for row in rows if row.difference is not None), default=None),
             published_first_step_ms=published.first_step_ms,
             published_step_ms=published.step_ms,
@@ -227,13 +217,13 @@ def compare(rung: Rung, step: int, split: str, theirs: float | None, ours: float
     if theirs is None:
         return LossRow(rung.name, step, split, None, ours)
     difference, tolerance = ours - theirs, rung.tolerance_at(step)
-    verdict = FAILED  # nan fails too
+    verdict = Verdict.FAILED  # nan fails too
     if abs(difference) <= tolerance:
-        verdict = OK
+        verdict = Verdict.OK
     elif abs(difference) <= rung.drift_at(step):
-        verdict = DRIFT
+        verdict = Verdict.DRIFT
     if rung.below is not None and step == rung.below[0] and not ours < rung.below[1]:
-        verdict = FAILED
+        verdict = Verdict.FAILED
     return LossRow(rung.name, step, split, theirs, ours, difference, tolerance, verdict)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from gpt_lightning.reproduce.cases import LECTURE_LADDER, PRECISION_LADDER, Case, Rung
 from gpt_lightning.reproduce.published import Published, read_published
-from gpt_lightning.reproduce.rows import DRIFT, FAILED, OK, Options, RungRow
+from gpt_lightning.reproduce.rows import Options, RungRow, Verdict
 from gpt_lightning.reproduce.runner import CaseRun, best_row, compare, is_timed, loss_row
 from gpt_lightning.training.callbacks.recorder import Observation, RunTimings
 
@@ -26,14 +26,14 @@ PUBLISHED = Published({(0, "batch"): 4.0, (1, "batch"): 3.0, (2, "batch"): 0.499
 @pytest.mark.parametrize(
     ("step", "ours", "verdict"),
     [
-        (0, 4.00009, OK),
-        (0, 4.00011, FAILED),
-        (1, 3.009, OK),
-        (1, 2.989, DRIFT),
-        (1, 2.899, FAILED),
-        (2, 0.4999, OK),
-        (2, 0.5001, FAILED),  # within the tolerance, but not below the bound
-        (0, math.nan, FAILED),
+        (0, 4.00009, Verdict.OK),
+        (0, 4.00011, Verdict.FAILED),
+        (1, 3.009, Verdict.OK),
+        (1, 2.989, Verdict.DRIFT),
+        (1, 2.899, Verdict.FAILED),
+        (2, 0.4999, Verdict.OK),
+        (2, 0.5001, Verdict.FAILED),  # within the tolerance, but not below the bound
+        (0, math.nan, Verdict.FAILED),
         (7, 1.0, ""),  # nothing was published
     ],
 )
@@ -58,7 +58,7 @@ def test_the_best_row_compares_up_to_where_ours_came():
     rung = Rung("v", tolerance=((0, 0.1),))
     ours = [compare(rung, step, "val", None, loss) for step, loss in ((0, 4.0), (250, 2.05))]
     row = best_row(rung, published, ours)
-    assert (row.step, row.theirs, row.ours, row.verdict) == (250, 2.0, 2.05, OK)
+    assert (row.step, row.theirs, row.ours, row.verdict) == (250, 2.0, 2.05, Verdict.OK)
 
 
 @pytest.fixture
@@ -73,22 +73,22 @@ def test_a_rungs_row_sums_up(case_run):
     ]
     speed = RunTimings(CPU, 2, {"train": 1.0}, 900.0, 50.0, 2560.0, stalls=2)
     row = case_run._rung_row(RUNG, PUBLISHED, rows, speed)
-    assert (row.verdict, row.losses) == (FAILED, 2)
+    assert (row.verdict, row.losses) == (Verdict.FAILED, 2)
     assert row.worst_difference == pytest.approx(0.1)
     assert (row.speedup, row.published_speedup) == (None, None)  # there is no rung before
     assert "2 stalls" in row.note
     assert "changed: --model.learning_rate=1" in row.note
     good = [compare(RUNG, 0, "batch", 4.0, 4.0), rows[1]]
     row = case_run._rung_row(RUNG, PUBLISHED, good, speed)
-    assert (row.verdict, row.drifted) == (OK, 0)
+    assert (row.verdict, row.drifted) == (Verdict.OK, 0)
 
 
 def test_speed_ups_are_over_the_rung_before_in_the_published_table():
     fp32, bf16, gpu = PRECISION_LADDER.rungs[:3]
     run = CaseRun(PRECISION_LADDER, Options(), Path("unused"), [])
     run.rungs = [
-        RungRow(fp32.name, OK, tokens_per_sec=100.0),
-        RungRow(bf16.name, OK, tokens_per_sec=200.0),  # ours alone: nobody's rung before
+        RungRow(fp32.name, Verdict.OK, tokens_per_sec=100.0),
+        RungRow(bf16.name, Verdict.OK, tokens_per_sec=200.0),  # ours alone: nobody's rung before
     ]
     cuda = RunTimings(torch.device("cuda"), 6, {}, tokens_per_sec=3000.0)
     published = read_published(PRECISION_LADDER, gpu)
@@ -101,7 +101,7 @@ def test_speed_ups_are_over_the_rung_before_in_the_published_table():
 
 def test_a_rung_without_a_published_loss_has_failed(case_run):
     row = case_run._rung_row(RUNG, PUBLISHED, [], RunTimings(CPU, 50, {}))
-    assert row.verdict == FAILED
+    assert row.verdict == Verdict.FAILED
     assert "3 published losses have no counterpart" in row.note
 
 
