@@ -128,32 +128,22 @@ BENCH = Bench(
 )
 
 
-def measure_attention(
-    device: str,
-    dtype: str,
-    kernel: str,
-    causal: bool,
-    batch: int,
-    d: int,
-    context: int,
-    warmup: int,
-    steps: int,
-    memory_gib: float | None,
-) -> dict[str, Any]:
+def measure_attention(row: AttentionRow, steps: int, memory_gib: float | None) -> dict[str, Any]:
     """Time forward and backward of one kernel and measure the memory held in between."""
-    where = torch.device(device)
-    kind = training_step.tensor_dtype(dtype, where)
-    memory_meter.limit_memory(where, memory_gib)
+    device = torch.device(row.device)
+    dtype = training_step.tensor_dtype(row.dtype, device)
+    memory_meter.limit_memory(device, memory_gib)
     graphs = training_step.compiled_graphs()
     torch.manual_seed(0)
-    attention = make_attention(kernel, causal)
-    make = partial(torch.randn, batch, 1, context, d, device=where, dtype=kind, requires_grad=True)
-    check_kernel(kernel, attention, make)
-    times = time_steps(attention, make, where, warmup, steps)
+    attention = make_attention(row.kernel, row.causal)
+    shape = (row.batch, 1, row.context, row.d)
+    make = partial(torch.randn, shape, device=device, dtype=dtype, requires_grad=True)
+    check_kernel(row.kernel, attention, make)
+    times = time_steps(attention, make, device, row.warmup, steps)
     return {
         **times,
-        **memory_of(held_memory(attention, make, where)),
-        "graphs": training_step.checked_graphs(kernel == "compiled", graphs),
+        **memory_of(held_memory(attention, make, device)),
+        "graphs": training_step.checked_graphs(row.kernel == "compiled", graphs),
         "replaced": replaced_patterns(),
         "matmul_precision": torch.get_float32_matmul_precision(),
     }

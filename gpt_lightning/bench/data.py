@@ -95,36 +95,26 @@ BENCH = Bench(
 )
 
 
-def measure_data(
-    device: str,
-    order: str,
-    block_size: int,
-    batch_size: int,
-    workers: int,
-    n_tokens: int,
-    batches: int,
-    warmup: int,
-    data_dir: str,
-) -> dict[str, Any]:
+def measure_data(row: DataRow, batches: int, warmup: int, data_dir: str) -> dict[str, Any]:
     """Take batches as training does, as fast as they come."""
-    where = torch.device(device)
-    source = make_source(order, block_size, n_tokens, Path(data_dir))
-    endless = forever(
-        TrainLoader(source, batch_size, num_workers=workers, pin_memory=where.type == "cuda")
-    )
+    device = torch.device(row.device)
+    source = make_source(row.order, row.block_size, row.n_tokens, Path(data_dir))
+    pinned = device.type == "cuda"
+    loader = TrainLoader(source, row.batch_size, num_workers=row.workers, pin_memory=pinned)
+    endless = forever(loader)
 
     def take(timer: StepTimer) -> None:
         x, y = next(endless)
         timer.end("batch")
-        if where.type != "cpu":
-            x, y = x.to(where, non_blocking=True), y.to(where, non_blocking=True)
+        if device.type != "cpu":
+            x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
             timer.end("copy")
 
-    times, first_s = measure(take, where, warmup, batches)
-    tokens = batch_size * block_size
-    floor = stats(floor_ms(dataset(0, n_tokens, Path(data_dir)), tokens, batches))
+    times, first_s = measure(take, device, warmup, batches)
+    tokens = row.batch_size * row.block_size
+    floor = stats(floor_ms(dataset(0, row.n_tokens, Path(data_dir)), tokens, batches))
     tokens_per_sec = tokens / times["total"].mean * 1e3
-    written = bytes_written(block_size)
+    written = 8 * (row.block_size + 1) / row.block_size + 16  # int64: window of T + 1, x and y
     return {
         "first_batch_ms": first_s * 1e3,
         "batch_ms": times["batch"].median,
@@ -177,11 +167,6 @@ def forever(loader: TrainLoader) -> Iterator[Batch]:
     """Yield batches epoch after epoch."""
     while True:
         yield from loader
-
-
-def bytes_written(block_size: int) -> float:
-    """Return bytes for a token: int64 in a window of T + 1, in the inputs and in the targets."""
-    return 8 * (block_size + 1) / block_size + 16
 
 
 def floor_ms(folder: Path, tokens: int, repeats: int) -> list[float]:

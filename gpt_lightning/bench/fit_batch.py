@@ -219,30 +219,22 @@ def findings(
 
 
 def measure_batch(
-    device: str,
-    precision: str,
-    model: dict[str, Any],
-    clip: list[Any],
-    batch: int,
-    context: int,
-    accumulate: int,
-    steps: int,
-    limit_gib: float | None,
+    row: FitBatchRow, model: dict[str, Any], clip: list[Any], steps: int
 ) -> dict[str, Any]:
     """Train some optimizer steps of a micro-batch on random tokens."""
     quiet_lightning()
-    where = torch.device(device)
-    limit = limit_trial(device, limit_gib)
+    device = torch.device(row.device)
+    limit = limit_trial(device, row.limit_gib)
     L.seed_everything(0, verbose=False)
-    data = random_batch(batch, context, where, model["config"]["vocab_size"])
+    data = random_batch(row.batch, row.context, device, model["config"]["vocab_size"])
     # the first step compiles; the last is not measured, because no request for a batch ends it
-    batches = TimedBatches(data, (steps + 2) * accumulate)
+    batches = TimedBatches(data, (steps + 2) * row.accumulate)
     trainer = L.Trainer(
-        accelerator=device,
+        accelerator=row.device,
         devices=1,
-        precision=precision,  # type: ignore[arg-type]  # the configuration's
+        precision=row.precision,  # type: ignore[arg-type]  # the configuration's
         max_steps=steps + 2,
-        accumulate_grad_batches=accumulate,
+        accumulate_grad_batches=row.accumulate,
         gradient_clip_val=clip[0],
         gradient_clip_algorithm=clip[1],
         enable_progress_bar=False,
@@ -253,25 +245,25 @@ def measure_batch(
         use_distributed_sampler=False,
     )
     trainer.fit(GPTModule(**model), train_dataloaders=batches)
-    measured = batches.milliseconds()[accumulate : (steps + 1) * accumulate]
+    measured = batches.milliseconds()[row.accumulate : (steps + 1) * row.accumulate]
     milliseconds = sum(measured) / len(measured)
     return {
-        "peak_memory_gib": peak_memory_gib(where),
+        "peak_memory_gib": peak_memory_gib(device),
         "limit_gib": limit,
         "micro_batch_ms": milliseconds,
-        "tokens_per_sec": batch * context / milliseconds * 1e3,
+        "tokens_per_sec": row.batch * row.context / milliseconds * 1e3,
     }
 
 
-def limit_trial(device: str, gib: float | None) -> float | None:
+def limit_trial(device: torch.device, gib: float | None) -> float | None:
     """Limit the memory of a trial on a CPU; return the limit in GiB, None on other devices."""
-    if device != "cpu":
+    if device.type != "cpu":
         return None
     if gib is None:
         there = available_bytes()
         gib = SHARE * (memory_gib() if there is None else there / 2**30)
     if sys.platform == "linux":
-        limit_memory(torch.device(device), gib)
+        limit_memory(device, gib)
     else:  # other systems ignore the limit
         watch_resident(gib)
     return gib

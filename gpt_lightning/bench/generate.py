@@ -80,24 +80,15 @@ BENCH = Bench(
 )
 
 
-def measure_generate(
-    device: str,
-    size: str,
-    shape: list[int],
-    dtype: str,
-    prompt: int,
-    tokens: int,
-    every: int,
-    rounds: int,
-) -> dict[str, Any]:
+def measure_generate(row: GenerateRow, shape: list[int], every: int, rounds: int) -> dict[str, Any]:
     """Sample both ways in turns."""
-    where = torch.device(device)
+    device, prompt, tokens = torch.device(row.device), row.prompt, row.tokens
     n_layer, n_head, n_embd, context, vocabulary = shape
     torch.manual_seed(0)
-    model = GPT(GPTConfig(n_layer, n_head, n_embd, context, vocabulary)).to(where).eval()
-    start = torch.randint(vocabulary, (1, prompt), device=where)
-    products = torch.bfloat16 if dtype == "bf16" else None
-    generator = torch.Generator(where).manual_seed(0)
+    model = GPT(GPTConfig(n_layer, n_head, n_embd, context, vocabulary)).to(device).eval()
+    start = torch.randint(vocabulary, (1, prompt), device=device)
+    products = torch.bfloat16 if row.dtype == "bf16" else None
+    generator = torch.Generator(device).manual_seed(0)
     # the middle of each stretch of `every` lengths, because the time grows with the length
     lengths = range(prompt + every // 2, prompt + tokens, every)
     text = generate(model, start, tokens, temperature=0.0, dtype=products)
@@ -112,14 +103,14 @@ def measure_generate(
         for length in lengths:
             began = time.perf_counter()
             sample_token(naive_logits(length), 0.8, 200, generator)
-            synchronize(where)
+            synchronize(device)
             times.append((time.perf_counter() - began) * 1e3)
         return times
 
     def cached() -> list[float]:
         began = time.perf_counter()
         generate(model, start, tokens, 0.8, 200, generator, dtype=products)
-        synchronize(where)
+        synchronize(device)
         return [(time.perf_counter() - began) / tokens * 1e3]
 
     naive()  # fills memory pools and triggers late imports

@@ -52,7 +52,7 @@ class GPURow:
     accumulate: int | None = column("accumulated", "d")
     context: int | None = column("context", "d")
     parameters: int | None = column("parameters", ",d", 13)
-    steps: int | None = column("steps", "d")
+    steps: int = column("steps", "d")
     step_ms: float | None = column("step ms", ",.1f", 9)
     tokens_per_sec: float | None = column("tokens/s", ",.0f", 9)
     mfu: float | None = column("MFU", ".1%", 6)
@@ -113,12 +113,10 @@ BENCH = Bench(
 )
 
 
-def measure_size(
-    device: str, size: str, model: str, steps: int, warmup: int, fit_options: list[str]
-) -> dict[str, Any]:
+def measure_size(row: GPURow, device: str, warmup: int, fit_options: list[str]) -> dict[str, Any]:
     """Train one size of one model."""
     where = torch.device(device)
-    overlay, target = CONFIGS[size]
+    overlay, target = CONFIGS[row.size]
     arguments = [
         "--config=gpt2_124m",
         f"--config={overlay}",
@@ -132,15 +130,15 @@ def measure_size(
     batch, accumulate = parsed.data.batch_size, parsed.trainer.accumulate_grad_batches or 1
     torch.set_float32_matmul_precision(parsed.model.matmul_precision)
     graphs = training_step.compiled_graphs()
-    if model == "ours":
-        arguments += fit_run.random_token_options("gpu", config.vocab_size, steps, warmup)
+    if row.model == "ours":
+        arguments += fit_run.random_token_options("gpu", config.vocab_size, row.steps, warmup)
         speed = fit_run.timed_fit([*arguments, "--trainer.logger=false", "--model.warmup_steps=0"])
         measured = {"step_ms": speed.step_ms, "note": fit_run.stall_note(speed)}
         measured["graphs"] = training_step.compiled_graphs() - graphs
     else:
-        sequences, compiled = batch * accumulate, model == "hf-compiled"
+        sequences, compiled = batch * accumulate, row.model == "hf-compiled"
         step_ms, batch = measure_theirs(
-            config, where, compiled, (batch, accumulate, context), steps, warmup
+            config, where, compiled, (batch, accumulate, context), row.steps, warmup
         )
         measured = {"step_ms": step_ms, "graphs": training_step.checked_graphs(compiled, graphs)}
         accumulate = sequences // batch
@@ -151,7 +149,7 @@ def measure_size(
         "batch": batch,
         "accumulate": accumulate,
         "context": context,
-        "target": target if model == "ours" else None,
+        "target": target if row.model == "ours" else None,
         "peak_memory_gib": training_step.peak_memory_gib(where),
         "parameters": shape.num_params(),
         **measured,

@@ -104,15 +104,13 @@ BENCH = Bench(
 # ---- in the row's own process --------------------------------------------------------------------
 
 
-def measure_matmul(
-    device: str, dtype: str, shape: str, m: int, k: int, n: int, warmup: int, steps: int
-) -> dict[str, Any]:
+def measure_matmul(row: MatmulRow, warmup: int, steps: int) -> dict[str, Any]:
     """Time one product and its gradients."""
-    where = torch.device(device)
-    kind = tensor_dtype(dtype, where)
+    device, (m, k, n) = torch.device(row.device), (row.m, row.k, row.n)
+    dtype = tensor_dtype(row.dtype, device)
     torch.manual_seed(0)
     x, weight, gradient = (
-        torch.randn(*dims, device=where).to(kind) for dims in ((m, k), (n, k), (m, n))
+        torch.randn(*dims, device=device).to(dtype) for dims in ((m, k), (n, k), (m, n))
     )
     x.requires_grad_()
     weight.requires_grad_()
@@ -125,16 +123,16 @@ def measure_matmul(
             torch.autograd.grad(out, (x, weight), gradient, retain_graph=True)
         timer.end("backward")
 
-    trial, _ = measure(lambda timer: products(timer, 1), where, 1, 3)
+    trial, _ = measure(lambda timer: products(timer, 1), device, 1, 3)
     calls = max(1, math.ceil(ROUND_MS / max(trial["forward"].min, 1e-3)))
-    times, _ = measure(lambda timer: products(timer, calls), where, warmup, steps)
+    times, _ = measure(lambda timer: products(timer, calls), device, warmup, steps)
     found = {
         f"{phase}_{name}": getattr(times[phase], statistic) / calls
         for phase in ("forward", "backward")
         for name, statistic in (("ms", "median"), ("std_ms", "std"), ("min_ms", "min"))
     }
     precision = torch.get_float32_matmul_precision()
-    rates = compare_with_peaks(found, 2 * m * k * n, where, dtype)
+    rates = compare_with_peaks(found, 2 * m * k * n, device, row.dtype)
     return {"calls": calls, "matmul_precision": precision, **found, **rates}
 
 

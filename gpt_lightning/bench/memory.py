@@ -115,53 +115,43 @@ BENCH = Bench(
 
 
 def measure_row(
-    device: str,
-    dtype: str,
-    size: str,
-    shape: list[int],
-    mode: str,
-    checkpointing: bool,
-    batch: int,
-    context: int,
-    warmup: int,
-    memory_gib: float | None,
-    folder: str,
+    row: MemoryRow, shape: list[int], warmup: int, memory_gib: float | None, folder: str
 ) -> dict[str, Any]:
     """Measure one step; write a timeline and, on CUDA, a snapshot into the folder."""
-    where = torch.device(device)
-    training_step.use_dtype(dtype, where)
-    memory_meter.limit_memory(where, memory_gib)
+    device = torch.device(row.device)
+    training_step.use_dtype(row.dtype, device)
+    memory_meter.limit_memory(device, memory_gib)
     torch.manual_seed(0)
-    stem = name_of(device, dtype, size, mode, checkpointing, batch, context)
+    stem = name_of(row)
     Path(folder).mkdir(parents=True, exist_ok=True)
-    snapshot = Path(folder) / f"{stem}.pickle" if where.type == "cuda" else None
+    snapshot = Path(folder) / f"{stem}.pickle" if device.type == "cuda" else None
     outputs: list[int] = []  # bytes of the first block's output, call by call
 
     def work(phase: PhaseContext) -> None:
         with phase("setup"):
-            model = training_step.make_model(shape, context).to(where)
+            model = training_step.make_model(shape, row.context).to(device)
             model.transformer.h[0].register_forward_hook(
                 lambda *call: outputs.append(call[2].nbytes)
             )
-            if checkpointing:
+            if row.checkpointing:
                 model.transformer.checkpointing = True
-            step = make_step(model, mode, dtype, batch, context)
+            step = make_step(model, row.mode, row.dtype, row.batch, row.context)
             for _ in range(warmup):
                 step(nullcontext)
         step(phase)
 
-    memory = memory_meter.measure_memory(work, where, snapshot)
-    found = columns(memory, batch * context * shape[2] * 4, outputs[-1])
-    if where.type == "cpu":
-        found["resident_gib"] = training_step.peak_memory_gib(where)
+    memory = memory_meter.measure_memory(work, device, snapshot)
+    found = columns(memory, row.batch * row.context * shape[2] * 4, outputs[-1])
+    if device.type == "cpu":
+        found["resident_gib"] = training_step.peak_memory_gib(device)
     return {**found, "files": draw(memory, Path(folder), stem, snapshot)}
 
 
-def name_of(*parts: object) -> str:
+def name_of(row: MemoryRow) -> str:
     """Return a file name that no other configuration has."""
-    device, dtype, size, mode, checkpointing, batch, context = parts
-    kept = "-checkpointing" if checkpointing else ""
-    return f"{str(size).replace('/', 'x')}-{device}-{dtype}-{mode}{kept}-b{batch}-t{context}"
+    mode = row.mode + "-checkpointing" * row.checkpointing
+    size = row.size.replace("/", "x")
+    return f"{size}-{row.device}-{row.dtype}-{mode}-b{row.batch}-t{row.context}"
 
 
 def make_step(

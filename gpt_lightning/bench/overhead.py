@@ -145,31 +145,19 @@ BENCH = Bench(
 
 
 def measure_overhead(
-    device: str,
-    dtype: str,
-    compile: bool,  # noqa: A002 - the field's word
-    size: str,
-    shape: list[int],
-    vocab_size: int,
-    batch: int,
-    context: int,
-    a: str,
-    b: str,
-    steps: int,
-    warmup: int,
-    rounds: int,
+    row: OverheadRow, shape: list[int], vocab_size: int, steps: int, warmup: int, rounds: int
 ) -> dict[str, Any]:
     """Run two loops in turns."""
     quiet_lightning()
-    where = torch.device(device)
-    training_step.use_dtype(dtype, where)
+    device = torch.device(row.device)
+    training_step.use_dtype(row.dtype, device)
     graphs = training_step.compiled_graphs()
     torch.manual_seed(0)
     n_layer, n_head, n_embd = shape
-    config = GPTConfig(n_layer, n_head, n_embd, block_size=context, vocab_size=vocab_size)
-    module = make_module(config, dtype, compile, where)
-    data = training_step.random_batch(batch, context, where, vocab_size)
-    first, second = (Loop(name, module, data, dtype) for name in (a, b))
+    config = GPTConfig(n_layer, n_head, n_embd, row.context, vocab_size)
+    module = make_module(config, row.dtype, row.compile, device)
+    data = training_step.random_batch(row.batch, row.context, device, vocab_size)
+    first, second = (Loop(name, module, data, row.dtype) for name in (row.a, row.b))
     for loop in (first, second):
         loop.block(warmup=1, steps=1)  # compiles, and triggers Trainer's late imports
     found = compare(
@@ -177,25 +165,20 @@ def measure_overhead(
     )
     return {
         **found.named("a", "b"),
-        "graphs": training_step.checked_graphs(compile, graphs),
+        "graphs": training_step.checked_graphs(row.compile, graphs),
         "a_loss": first.loss,
         "b_loss": second.loss,
     }
 
 
-def make_module(
-    config: GPTConfig,
-    dtype: str,
-    compile: bool,  # noqa: A002 - the field's word
-    device: torch.device,
-) -> GPTModule:
+def make_module(config: GPTConfig, dtype: str, compiled: bool, device: torch.device) -> GPTModule:
     """Make the module that every loop trains, with its model."""
     module = GPTModule(
         config,
         learning_rate=LEARNING_RATE,
         schedule="constant",  # a raw loop would have to do the cosine too
         fused=device.type in optim.FUSED_ADAMW_DEVICES,
-        compile=compile,
+        compile=compiled,
         matmul_precision="high" if dtype == "tf32" else "highest",
     )
     module.configure_model()

@@ -75,36 +75,28 @@ BENCH = Bench(
 
 
 def measure_peers(
-    device: str,
-    dtype: str,
-    compile: bool,  # noqa: A002 - the field's word
-    size: str,
-    shape: list[int],
-    batch: int,
-    context: int,
-    steps: int,
-    warmup: int,
-    rounds: int,
+    row: PeerRow, shape: list[int], steps: int, warmup: int, rounds: int
 ) -> dict[str, Any]:
     """Train both models in turns."""
-    where = torch.device(device)
-    training_step.use_dtype(dtype, where)
+    device = torch.device(row.device)
+    training_step.use_dtype(row.dtype, device)
     torch.manual_seed(0)
-    model = training_step.make_model(shape, context)
+    model = training_step.make_model(shape, row.context)
     peer = make_peer(model)  # before compilation renames anything
-    data = training_step.random_batch(batch, context, where)
-    ours = Contestant(model.to(where), compile, data, dtype)
-    theirs = Contestant(peer.to(where), compile, data, dtype)
+    data = training_step.random_batch(row.batch, row.context, device)
+    ours = Contestant(model.to(device), row.compile, data, row.dtype)
+    theirs = Contestant(peer.to(device), row.compile, data, row.dtype)
     found = compare(
         interleave(lambda: ours.block(warmup, steps), lambda: theirs.block(warmup, steps), rounds)
     )
+    tokens = row.batch * row.context
     both = (("ours", ours), ("theirs", theirs))
     measured = {f"{name}_{key}": value for name, c in both for key, value in c.facts().items()}
     return {
         **found.named("ours", "theirs"),
         **measured,
-        "ours_tokens_per_sec": batch * context / found.a_ms * 1e3,
-        "theirs_tokens_per_sec": batch * context / found.b_ms * 1e3,
+        "ours_tokens_per_sec": tokens / found.a_ms * 1e3,
+        "theirs_tokens_per_sec": tokens / found.b_ms * 1e3,
         "attention": peer.attention,
         "transformers": peer.version,
     }

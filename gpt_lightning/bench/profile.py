@@ -43,11 +43,11 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from gpt_lightning.bench.core import options, trace_tables, training_step
 from gpt_lightning.bench.core import trace as traces
-from gpt_lightning.bench.core.sweep import Bench, Sweep, make_row, paragraphs, sweep_row
+from gpt_lightning.bench.core.sweep import Bench, Sweep, paragraphs, sweep_row
 from gpt_lightning.bench.core.timing import StepTimer, measure
 from gpt_lightning.bench.core.trace import KINDS, Work
 from gpt_lightning.bench.core.training_step import VOCABULARY, PhaseContext, TrainingStep
-from gpt_lightning.bench.core.worker import SkippedError
+from gpt_lightning.bench.core.worker import SkippedError, make_row
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.model.attention import AttentionFn, naive_attention
 from gpt_lightning.model.gpt import GPT, MLP, CausalSelfAttention
@@ -167,13 +167,8 @@ BENCH = Bench(
 
 
 def measure_profile(
-    device: str,
-    dtype: str,
-    size: str,
+    row: ProfileRow,
     shape: list[int],
-    batch: int,
-    context: int,
-    mode: str,
     steps: int,
     warmup: int,
     top: int,
@@ -185,25 +180,27 @@ def measure_profile(
     Raises:
         SkippedError: torch.profiler does not support the device.
     """
-    where = torch.device(device)
-    training_step.use_dtype(dtype, where)
-    if where.type == "mps":
+    device = torch.device(row.device)
+    training_step.use_dtype(row.dtype, device)
+    if device.type == "mps":
         raise SkippedError("torch.profiler sees no kernels of MPS")
     torch.manual_seed(0)
-    step = Step(training_step.make_model(shape, context).to(where), where, dtype, batch, mode)
+    model = training_step.make_model(shape, row.context).to(device)
+    step = Step(model, device, row.dtype, row.batch, row.mode)
 
     def timed(timer: StepTimer) -> None:
         step()
         timer.end("step")
 
-    times, _ = measure(timed, where, warmup, steps)
+    times, _ = measure(timed, device, warmup, steps)
     step.add_ranges()
     if nsys:
         watched(step, steps)
         return {"timer_ms": times["total"].median}
-    label = f"{device}-{dtype}-{size}-{batch}x{context}-{mode}".replace("/", "-")
+    setting = (row.device, row.dtype, row.size, f"{row.batch}x{row.context}", row.mode)
+    label = "-".join(setting).replace("/", "-")
     works = profiled(step, steps, Path(folder) / f"trace-{label}.json.gz")
-    flops = trace_tables.attention_flops(shape, batch, context)
+    flops = trace_tables.attention_flops(shape, row.batch, row.context)
     result = {
         "trace": f"trace-{label}.json.gz",
         **trace_tables.summary(works, steps, times["total"].median, step.on_gpu),
@@ -211,8 +208,7 @@ def measure_profile(
         "attention": trace_tables.attention_table(works, steps, flops),
         "kernels": trace_tables.kernels_table(works, steps, top),
     }
-    shown = ProfileRow(device, dtype, size, batch, context, mode)
-    write_tensorboard(Path(folder) / "tensorboard" / label, vars(shown) | result)
+    write_tensorboard(Path(folder) / "tensorboard" / label, vars(row) | result)
     return result
 
 

@@ -74,44 +74,34 @@ BENCH = Bench(
 )
 
 
-def measure_size(
-    device: str,
-    dtype: str,
-    compile: bool,  # noqa: A002 - the field's word
-    size: str,
-    shape: list[int],
-    batch: int,
-    context: int,
-    warmup: int,
-    steps: int,
-) -> dict[str, Any]:
+def measure_size(row: SizeRow, shape: list[int], steps: int) -> dict[str, Any]:
     """Time training and inference of one configuration."""
-    where = torch.device(device)
-    training_step.use_dtype(dtype, where)
+    device = torch.device(row.device)
+    training_step.use_dtype(row.dtype, device)
     graphs = training_step.compiled_graphs()
     torch.manual_seed(0)
-    model = training_step.make_model(shape, context).to(where)
-    if compile:
-        compile_in_place(model, where.type)
-    x, y = training_step.random_batch(batch, context, where)
-    step = TrainingStep(model, where, dtype)
+    model = training_step.make_model(shape, row.context).to(device)
+    if row.compile:
+        compile_in_place(model, device.type)
+    x, y = training_step.random_batch(row.batch, row.context, device)
+    step = TrainingStep(model, device, row.dtype)
 
     def infer(timer: StepTimer) -> None:
-        with torch.no_grad(), training_step.autocast(dtype, where):
+        with torch.no_grad(), training_step.autocast(row.dtype, device):
             model(x)
         timer.end("inference")
 
-    times, first_step_s = measure(lambda timer: step(x, y, timer.phase), where, warmup, steps)
+    times, first_step_s = measure(lambda timer: step(x, y, timer.phase), device, row.warmup, steps)
     model.eval()
-    inferences, _ = measure(infer, where, max(1, warmup), steps)
-    tokens_per_sec = batch * context / times["total"].steady_mean * 1e3
+    inferences, _ = measure(infer, device, max(1, row.warmup), steps)
+    tokens_per_sec = row.batch * row.context / times["total"].steady_mean * 1e3
     return {
         **phase_columns(times, "forward", "backward"),
         "inference_ms": inferences["inference"].median,
         "optimizer_ms": times["optimizer"].median,
         "first_step_s": first_step_s,
-        "graphs": training_step.checked_graphs(compile, graphs),
+        "graphs": training_step.checked_graphs(row.compile, graphs),
         "matmul_precision": torch.get_float32_matmul_precision(),
-        "peak_memory_gib": training_step.peak_memory_gib(where),
-        **training_step.rates(model, where, dtype, tokens_per_sec, context),
+        "peak_memory_gib": training_step.peak_memory_gib(device),
+        **training_step.rates(model, device, row.dtype, tokens_per_sec, row.context),
     }

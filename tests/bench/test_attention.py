@@ -11,7 +11,7 @@ from gpt_lightning.bench import attention
 from gpt_lightning.bench.core import memory_meter, sweep
 from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core.memory_meter import MIB
-from gpt_lightning.bench.core.worker import SkippedError, failure
+from gpt_lightning.bench.core.worker import SkippedError, call, failure
 from gpt_lightning.cli import main
 
 BATCH, D = 2, 16
@@ -20,7 +20,7 @@ BATCH, D = 2, 16
 def in_this_process(address: str, configuration: dict, timeout_s: float) -> dict:
     module, function = address.split(":")
     try:
-        measured = getattr(importlib.import_module(module), function)(**configuration)
+        measured = call(getattr(importlib.import_module(module), function), configuration)
         return {"status": "ok", "note": "", **measured}
     except Exception as error:
         return failure(error)
@@ -34,8 +34,8 @@ def own_folder(tmp_path, monkeypatch):
 
 
 def measured(kernel: str, context: int, causal: bool = True, dtype: str = "fp32") -> dict:
-    measure = attention.measure_attention
-    return measure("cpu", dtype, kernel, causal, BATCH, D, context, 1, 3, None)
+    row = attention.AttentionRow("cpu", dtype, kernel, causal, BATCH, D, context, warmup=1)
+    return attention.measure_attention(row, steps=3, memory_gib=None)
 
 
 def qkv(context: int) -> list[torch.Tensor]:

@@ -11,6 +11,7 @@ from gpt_lightning import bench
 from gpt_lightning.bench import command
 from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core import sweep
+from gpt_lightning.bench.core.worker import call
 from gpt_lightning.cli import main
 
 NEW = '''"""Times of nothing at all.
@@ -40,8 +41,8 @@ BENCH = Bench(
 )
 
 
-def measure(device, batch):
-    return {"total_ms": 1.5 * batch}
+def measure(row: Row):
+    return {"total_ms": 1.5 * row.batch}
 '''
 
 
@@ -62,7 +63,7 @@ def test_a_new_bench_is_one_file(tmp_path, monkeypatch, capsys):
     assert "no-op" in command.make_parser().format_help()
     measure = importlib.import_module("gpt_lightning.bench.no_op").measure
     monkeypatch.setattr(
-        sweep, "isolated", lambda address, row, timeout_s: {"status": "ok", **measure(**row)}
+        sweep, "isolated", lambda address, row, timeout_s: {"status": "ok", **call(measure, row)}
     )
     assert main(["bench", "no-op", "--device", "cpu", "--batches", "2,4"]) == 0
     (path,) = folders.ROOT.glob("no-op/*/results.json")

@@ -22,16 +22,8 @@ def measure(monkeypatch, tokens=24, every=8):
         return original(self, idx, start)
 
     monkeypatch.setattr(transformer, forward)
-    found = generate.measure_generate(
-        device="cpu",
-        size="tiny",
-        shape=[1, 1, 16, 32, 65],
-        dtype="fp32",
-        prompt=3,
-        tokens=tokens,
-        every=every,
-        rounds=2,
-    )
+    row = generate.GenerateRow("cpu", "fp32", "tiny", prompt=3, tokens=tokens)
+    found = generate.measure_generate(row, [1, 1, 16, 32, 65], every, rounds=2)
     return found, lengths
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from gpt_lightning.bench import data
 from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core.worker import call
 from gpt_lightning.cli import main
 from gpt_lightning.data.loader import TrainLoader
 
@@ -15,9 +16,8 @@ SMALL = {"device": "cpu", "block_size": 32, "batch_size": 4, "n_tokens": 5_000, 
 
 
 def measured(tmp_path, **settings):
-    return data.measure_data(
-        **SMALL | {"batches": 10, "warmup": 2, "data_dir": str(tmp_path)} | settings
-    )
+    more = {"batches": 10, "warmup": 2, "data_dir": str(tmp_path)}
+    return call(data.measure_data, SMALL | more | settings)
 
 
 @pytest.mark.parametrize("order", data.ORDERS)

@@ -14,8 +14,10 @@ import torch
 from gpt_lightning.bench import fit_batch
 from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core import sweep
-from gpt_lightning.bench.core.worker import failure
+from gpt_lightning.bench.core.worker import call, failure
 from gpt_lightning.cli import main
+
+CPU = torch.device("cpu")
 
 CONFIG = """
 trainer:
@@ -204,7 +206,7 @@ def test_a_trial_trains(monkeypatch, optimizer):
     config = fit_batch.parse_fit(["--config=run.yaml", f"--model.optimizer={optimizer}"])
     step = fit_batch.step_of(config)
     trial = json.loads(json.dumps(fit_batch.trial_of(config, step)))
-    found = fit_batch.measure_batch(**trial, batch=3, steps=2, limit_gib=1.5)
+    found = call(fit_batch.measure_batch, trial | {"batch": 3, "steps": 2, "limit_gib": 1.5})
     assert found["limit_gib"] == 1.5
     assert 0.05 < found["peak_memory_gib"] < 20
     rate = 3 * 32 / found["micro_batch_ms"] * 1e3
@@ -231,7 +233,7 @@ def test_a_trial_on_a_cpu_ends_at_its_limit():
     def work() -> None:
         status = Path("/proc/self/status").read_text()
         data_kib = int(re.search(r"VmData:\s+(\d+)", status)[1])
-        assert fit_batch.limit_trial("cpu", data_kib / 2**20 + 0.25) is not None
+        assert fit_batch.limit_trial(CPU, data_kib / 2**20 + 0.25) is not None
         try:
             grow(64)
         except Exception as error:
@@ -257,6 +259,6 @@ def test_the_limit_is_a_share_of_what_is_free(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(fit_batch, "available_bytes", lambda: 10 * 2**30)
     monkeypatch.setattr(fit_batch, "limit_memory", lambda device, gib: seen.append(gib))
-    assert fit_batch.limit_trial("cpu", None) == pytest.approx(8.0)
+    assert fit_batch.limit_trial(CPU, None) == pytest.approx(8.0)
     assert seen == [pytest.approx(8.0)]
-    assert fit_batch.limit_trial("cuda", None) is None
+    assert fit_batch.limit_trial(torch.device("cuda"), None) is None

@@ -8,6 +8,7 @@ import torch
 from gpt_lightning.bench import gpu
 from gpt_lightning.bench.core import fit_run, sweep, training_step
 from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core.worker import call
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.model import flops
@@ -46,7 +47,7 @@ def small_dataset(random_dataset):
 
 def measure(model, **settings):
     arguments = {"device": "cpu", "size": "124m", "steps": 2, "warmup": 1, "fit_options": TINY}
-    return gpu.measure_size(model=model, **{**arguments, **settings})
+    return call(gpu.measure_size, arguments | {"model": model} | settings)
 
 
 def test_a_row_of_ours_is_fit_with_the_sizes_file(monkeypatch):

@@ -11,7 +11,7 @@ from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core import sweep
 from gpt_lightning.bench.core.options import COURSE_SIZES
 from gpt_lightning.bench.core.training_step import make_model
-from gpt_lightning.bench.core.worker import SkippedError, failure
+from gpt_lightning.bench.core.worker import SkippedError, call, failure
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.model import flops
@@ -31,13 +31,14 @@ def own_peak(tmp_path, monkeypatch):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_rates_follow_from_times(dtype: str) -> None:
     m, k, n = 32, 48, 64
-    row = matmul.measure_matmul("cpu", dtype, "some", m, k, n, warmup=1, steps=3)
-    product = 2 * m * k * n
+    product = matmul.MatmulRow("cpu", dtype, "some", m, k, n)
+    row = matmul.measure_matmul(product, warmup=1, steps=3)
+    product_flops = 2 * m * k * n
     assert row["calls"] > 1  # far below a round's length
     seconds = row["forward_ms"] / 1e3
-    assert row["forward_tflops_per_sec"] == pytest.approx(product / seconds / 1e12)
+    assert row["forward_tflops_per_sec"] == pytest.approx(product_flops / seconds / 1e12)
     seconds = row["backward_ms"] / 1e3
-    assert row["backward_tflops_per_sec"] == pytest.approx(2 * product / seconds / 1e12)
+    assert row["backward_tflops_per_sec"] == pytest.approx(2 * product_flops / seconds / 1e12)
     assert row["forward_of_measured"] == pytest.approx(row["forward_tflops_per_sec"] / 2)
     assert row["measured_peak_tflops_per_sec"] == 2.0
     assert 0 < row["forward_min_ms"] <= row["forward_ms"]
@@ -69,7 +70,7 @@ def test_a_sweep_and_a_row_that_fails(monkeypatch) -> None:
         try:
             if configuration["shape"] == "square 8":
                 raise MemoryError("planted")
-            measured = getattr(importlib.import_module(module), function)(**configuration)
+            measured = call(getattr(importlib.import_module(module), function), configuration)
         except Exception as error:
             return failure(error)
         return {"status": "ok", "note": "", **measured}

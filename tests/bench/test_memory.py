@@ -13,6 +13,7 @@ from gpt_lightning.bench import memory
 from gpt_lightning.bench.core import memory_meter, sweep, training_step
 from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core.memory_meter import MIB, PhaseMemory
+from gpt_lightning.bench.core.worker import call
 from gpt_lightning.cli import main
 
 CPU = torch.device("cpu")
@@ -28,7 +29,8 @@ def no_limit_of_pytest(tmp_path, monkeypatch):
 def measured(mode: str = "training", checkpointing: bool = False, dtype: str = "fp32", **more):
     arguments = {"device": "cpu", "size": "3/2/64", "shape": SHAPE, "batch": BATCH}
     arguments |= {"context": CONTEXT, "warmup": 1, "memory_gib": None, "folder": "files"} | more
-    return memory.measure_row(dtype=dtype, mode=mode, checkpointing=checkpointing, **arguments)
+    arguments |= {"dtype": dtype, "mode": mode, "checkpointing": checkpointing}
+    return call(memory.measure_row, arguments)
 
 
 # ---- meters --------------------------------------------------------------------------------------
@@ -166,7 +168,7 @@ def test_a_sweep_has_a_timeline_for_each_row(monkeypatch) -> None:
     def in_this_process(address, configuration, timeout_s):
         module, function = address.split(":")
         measure = getattr(importlib.import_module(module), function)
-        return {"status": "ok", "note": "", **measure(**configuration)}
+        return {"status": "ok", "note": "", **call(measure, configuration)}
 
     monkeypatch.setattr(sweep, "isolated", in_this_process)
     options = "--device cpu --n-layer 1 --n-head 1 --d-model 16 --contexts 8,16 --batches 1"

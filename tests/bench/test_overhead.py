@@ -59,21 +59,8 @@ def test_a_slow_callback_is_measured(monkeypatch):
 
     fit_callbacks = overhead.fit_callbacks
     monkeypatch.setattr(overhead, "fit_callbacks", lambda: [*fit_callbacks(), Slow()])
-    found = overhead.measure_overhead(
-        device="cpu",
-        dtype="bf16",
-        compile=False,
-        size="1/1/16",
-        shape=SHAPE,
-        vocab_size=65,
-        batch=2,
-        context=8,
-        a="raw",
-        b="callbacks",
-        steps=2,
-        warmup=1,
-        rounds=2,
-    )
+    row = overhead.OverheadRow("cpu", "bf16", False, "1/1/16", 2, 8, "raw", "callbacks")
+    found = overhead.measure_overhead(row, SHAPE, vocab_size=65, steps=2, warmup=1, rounds=2)
     assert found["b_ms"] > 50
     assert found["difference_ms"] > 25
     assert found["ratio_min"] <= found["ratio"] <= found["ratio_max"]

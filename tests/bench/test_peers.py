@@ -9,7 +9,7 @@ from gpt_lightning.bench import peers
 from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core.peer import make_peer
 from gpt_lightning.bench.core.training_step import make_model
-from gpt_lightning.bench.core.worker import SkippedError, failure
+from gpt_lightning.bench.core.worker import SkippedError, call, failure
 from gpt_lightning.cli import main
 
 TINY = {
@@ -47,7 +47,7 @@ def test_both_train_the_same_model():
 
 def test_a_row_agrees_with_itself():
     pytest.importorskip("transformers")
-    row = peers.measure_peers(**TINY)
+    row = call(peers.measure_peers, TINY)
     assert row["ours_tokens_per_sec"] == pytest.approx(2 * 16 / row["ours_ms"] * 1e3)
     assert row["theirs_tokens_per_sec"] == pytest.approx(2 * 16 / row["theirs_ms"] * 1e3)
     assert row["ratio_min"] <= row["ratio"] <= row["ratio_max"]
@@ -65,7 +65,7 @@ def test_both_are_compiled(monkeypatch):
         torch.nn.Module, "compile", lambda self: compile_module(self, backend="eager")
     )
     torch._dynamo.reset()
-    row = peers.measure_peers(**TINY | {"compile": True, "rounds": 1})
+    row = call(peers.measure_peers, TINY | {"compile": True, "rounds": 1})
     torch._dynamo.reset()
     assert row["ours_graphs"] >= 1
     assert row["theirs_graphs"] >= 1
@@ -74,7 +74,7 @@ def test_both_are_compiled(monkeypatch):
 def test_without_transformers_the_row_is_skipped(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(SkippedError, match="transformers is not installed") as caught:
-        peers.measure_peers(**TINY)
+        call(peers.measure_peers, TINY)
     assert failure(caught.value)["status"] == "skipped"
 
 

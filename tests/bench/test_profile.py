@@ -16,10 +16,11 @@ from gpt_lightning.bench.core import sweep
 from gpt_lightning.bench.core.trace import KINDS
 from gpt_lightning.bench.core.trace_tables import attention_flops
 from gpt_lightning.bench.core.training_step import make_model
-from gpt_lightning.bench.core.worker import SkippedError
+from gpt_lightning.bench.core.worker import SkippedError, call, make_row
 from gpt_lightning.bench.profile import (
     MODES,
     PARTS,
+    ProfileRow,
     Step,
     attention_in_parts,
     measure_profile,
@@ -50,7 +51,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=MODES)
 def measured(request, folder):
-    return request.param, measure_profile(**SETTING, mode=request.param, folder=str(folder))
+    return request.param, call(
+        measure_profile, SETTING | {"mode": request.param, "folder": str(folder)}
+    )
 
 
 def test_what_is_of_its_own_adds_up_to_all_kernels(measured):
@@ -148,7 +151,10 @@ def test_flops_of_the_attention_are_those_that_torch_counts():
 
 def test_what_no_profiler_sees_is_skipped(folder):
     with pytest.raises(SkippedError, match="MPS"):
-        measure_profile(**(SETTING | {"device": "mps"}), mode="inference", folder=str(folder))
+        call(
+            measure_profile,
+            SETTING | {"device": "mps", "mode": "inference", "folder": str(folder)},
+        )
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -164,7 +170,7 @@ def own_process(tmp_path, monkeypatch):
     def measure(address, values, timeout_s):
         if values["mode"] == "training":
             return {"status": "crashed", "note": "planted"}
-        return {"status": "ok", **measure_profile(**values)}
+        return {"status": "ok", **call(measure_profile, values)}
 
     monkeypatch.setattr(sweep, "isolated", measure)
 
@@ -186,7 +192,9 @@ def test_a_planted_crash_is_a_row_and_the_others_have_their_tables(own_process, 
     command = shlex.split(capsys.readouterr().out.splitlines()[-1])
     assert command[:2] == ["nsys", "profile"]
     values = json.loads(command[-1])
-    inspect.signature(measure_profile).bind(**values)  # what nsys runs can be called
+    row = make_row(ProfileRow, values)
+    rest = {name: value for name, value in values.items() if not hasattr(row, name)}
+    inspect.signature(measure_profile).bind(row, **rest)  # what nsys runs can be called
     assert (values["device"], values["nsys"]) == ("cuda", True)
 
 
@@ -214,7 +222,10 @@ def test_under_nsys_only_the_steps_are_recorded_and_no_profiler_is_in_the_way(
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: calls.append("stop"))
     run_step = Step.__call__
     monkeypatch.setattr(Step, "__call__", lambda self: calls.append("step") or run_step(self))
-    measure_profile(**SETTING, mode="full-step", folder=str(tmp_path), nsys=True)
+    call(
+        measure_profile,
+        SETTING | {"mode": "full-step", "folder": str(tmp_path), "nsys": True},
+    )
     steps = ["step"] * SETTING["steps"]
     # warm-up and those timed without ranges; one more with them; those recorded
     assert calls == ["step", *steps, "step", "start", *steps, "stop"]

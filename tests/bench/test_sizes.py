@@ -14,7 +14,7 @@ from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core import sweep
 from gpt_lightning.bench.core import training_step as subject
 from gpt_lightning.bench.core.course_report import published_tables, read_published
-from gpt_lightning.bench.core.worker import SkippedError, failure
+from gpt_lightning.bench.core.worker import SkippedError, call, failure
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.model.gpt import GPT
@@ -44,7 +44,7 @@ def no_rates(monkeypatch):
 
 
 def test_phases_add_up_to_the_total(no_rates):
-    row = sizes.measure_size(**TINY)  # of one step, whose median is itself
+    row = call(sizes.measure_size, TINY)  # of one step, whose median is itself
     parts = row["forward_ms"] + row["backward_ms"] + row["optimizer_ms"]
     assert parts == pytest.approx(row["total_ms"], rel=1e-9)
     assert min(row["forward_ms"], row["backward_ms"], row["optimizer_ms"]) > 0
@@ -68,14 +68,14 @@ def test_time_is_in_the_phase_that_took_it(phase, owner, name, no_rates, monkeyp
         return function(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, slow)
-    row = sizes.measure_size(**TINY | {"warmup": 0})
+    row = call(sizes.measure_size, TINY | {"warmup": 0})
     phases = {key: row[key] for key in ("forward_ms", "backward_ms", "optimizer_ms")}
     assert max(phases, key=phases.get) == phase
     assert row[phase] >= 200
 
 
 def test_statistics_of_the_total_are_in_order(no_rates):
-    row = sizes.measure_size(**TINY | {"steps": 5})
+    row = call(sizes.measure_size, TINY | {"steps": 5})
     assert 0 < row["total_min_ms"] <= row["total_ms"] <= row["total_p90_ms"] <= row["total_max_ms"]
     assert row["total_min_ms"] <= row["total_mean_ms"] <= row["total_max_ms"]
 
@@ -88,8 +88,8 @@ def test_eager_and_compiled_differ_in_what_ran(no_rates, monkeypatch):
     )
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    assert sizes.measure_size(**TINY)["graphs"] == 0
-    assert sizes.measure_size(**TINY | {"compile": True})["graphs"] >= 1
+    assert call(sizes.measure_size, TINY)["graphs"] == 0
+    assert call(sizes.measure_size, TINY | {"compile": True})["graphs"] >= 1
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
 
@@ -97,7 +97,7 @@ def test_eager_and_compiled_differ_in_what_ran(no_rates, monkeypatch):
 def test_a_row_that_is_not_what_its_column_says_fails(monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: None)
     with pytest.raises(RuntimeError, match=r"compile is True, .* made 0 graphs"):
-        sizes.measure_size(**TINY | {"compile": True})
+        call(sizes.measure_size, TINY | {"compile": True})
     monkeypatch.setattr(subject, "compiled_graphs", lambda: 3)
     with pytest.raises(RuntimeError, match=r"compile is False, .* made 3 graphs"):
         subject.checked_graphs(False, before=0)
@@ -113,7 +113,7 @@ def test_inference_is_under_no_grad_and_in_evaluation_mode(no_rates, monkeypatch
         return forward(self, idx, targets, **kwargs)
 
     monkeypatch.setattr(GPT, "forward", watched)
-    sizes.measure_size(**TINY | {"steps": 2})
+    call(sizes.measure_size, TINY | {"steps": 2})
     assert seen == [(True, True, True)] * 3 + [(False, False, False)] * 3
 
 
@@ -176,7 +176,7 @@ def test_memory_is_not_that_of_the_process_that_started_the_row():
 def test_matmul_precision_is_that_of_the_row(no_rates):
     torch.set_float32_matmul_precision("medium")
     try:
-        assert sizes.measure_size(**TINY)["matmul_precision"] == "highest"
+        assert call(sizes.measure_size, TINY)["matmul_precision"] == "highest"
     finally:
         torch.set_float32_matmul_precision("highest")
 
@@ -184,7 +184,7 @@ def test_matmul_precision_is_that_of_the_row(no_rates):
 @pytest.mark.parametrize("dtype", ["tf32", "fp16"])
 def test_what_a_cpu_cannot_do_is_skipped(dtype):
     with pytest.raises(Exception, match="GPU") as caught:
-        sizes.measure_size(**TINY | {"dtype": dtype})
+        call(sizes.measure_size, TINY | {"dtype": dtype})
     assert failure(caught.value)["status"] == "skipped"
 
 
@@ -203,7 +203,7 @@ def test_rates_are_those_of_the_total(monkeypatch):
     peak = Peak(1e12, "a peak", "a test", measured=True)
     monkeypatch.setattr(subject, "lookup", lambda name, dtype: None)
     monkeypatch.setattr(subject, "measured_peak", lambda device, dtype: peak)
-    row = sizes.measure_size(**TINY)
+    row = call(sizes.measure_size, TINY)
     assert row["tokens_per_sec"] == pytest.approx(2 * 16 / row["total_ms"] * 1e3)
     # 6 N + 12 L C T FLOPs a token
     per_token = 6 * (10_000 * 16 + 12 * 16**2 + 13 * 16 + 2 * 16) + 12 * 16 * 16

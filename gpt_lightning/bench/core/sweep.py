@@ -22,7 +22,7 @@ import torch
 from gpt_lightning.bench.core.options import Option, Values, configurations, parse
 from gpt_lightning.bench.core.plausible import finite, implausible
 from gpt_lightning.bench.core.results import find_folder, keep, key, make_folder
-from gpt_lightning.bench.core.worker import MARK
+from gpt_lightning.bench.core.worker import MARK, make_row
 from gpt_lightning.errors import UserError, is_out_of_memory
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.parsing import split_fit_options
@@ -50,8 +50,7 @@ class Bench:
         name: Name on the command line.
         title: Heading of the report.
         row: Class of the rows, made by `sweep_row`.
-        measure: MODULE:FUNCTION. The function takes the fields of a configuration and returns
-            measured fields.
+        measure: MODULE:FUNCTION, which `worker.call` calls with a configuration.
         options: Options in the order in which rows vary, slowest first.
         notes: Paragraphs for the reader: conventions, units, definitions.
         timeout_s: Default time limit of a row.
@@ -293,12 +292,6 @@ def crash(returncode: int, errors: str) -> dict[str, str]:
 
 
 # ---- the report ----------------------------------------------------------------------------------
-
-
-def make_row(row_type: type[Row], values: dict[str, Any]) -> Row:
-    """Make a row of the values that are its fields; other fields keep their defaults."""
-    names = {field.name for field in dataclasses.fields(row_type)}
-    return row_type(**{name: value for name, value in values.items() if name in names})
 
 
 def draw(bench: Bench, folder: Path, rows: list[Row]) -> list[str]:
