@@ -24,12 +24,9 @@ from jsonargparse.typing import PositiveInt
 from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpt_lightning.bench.core import memory_meter, options, training_step
-from gpt_lightning.bench.core.curves import Line, plot_panels
+from gpt_lightning.bench.core import curves, memory_meter, options, timing, training_step, worker
 from gpt_lightning.bench.core.memory_meter import MIB, Memory, PhaseContext
 from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
-from gpt_lightning.bench.core.timing import StepTimer, measure, phase_columns
-from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.model.attention import naive_attention
 from gpt_lightning.reports.tables import column
 
@@ -85,7 +82,7 @@ def picture(folder: Path, rows: Sequence[AttentionRow]) -> list[str]:
         chosen = [row for row in rows if (row.device, row.dtype) == (device, dtype)]
         names.append(f"attention-{device}-{dtype}.png")
         title = f"Attention, {device}, {dtype} (dashed: not causal; lines end where memory does)"
-        plot_panels(folder / names[-1], title, "sequence length (tokens)", panels(chosen))
+        curves.plot_panels(folder / names[-1], title, "sequence length (tokens)", panels(chosen))
     return names
 
 
@@ -102,7 +99,7 @@ def panels(rows: Sequence[AttentionRow]) -> dict[tuple[str, str], Any]:
             same = [r for r in rows if (r.kernel, r.causal, r.d) == (kernel, causal, d)]
             points = [(r.context, getattr(r, field)) for r in same]
             color = f"C{list(KERNELS).index(kernel)}"
-            lines.append(Line(kernel, points, color, "-" if causal else "--"))
+            lines.append(curves.Line(kernel, points, color, "-" if causal else "--"))
     return found
 
 
@@ -192,10 +189,10 @@ def check_kernel(kernel: str, attention: Attention, make: Callable[[], torch.Ten
             if not any(sign in str(error).lower() for sign in NO_KERNEL):
                 raise
             said = [str(reason.message).split(" (Triggered")[0] for reason in reasons]
-            raise SkippedError("; ".join([*said, str(error)])) from error
+            raise worker.SkippedError("; ".join([*said, str(error)])) from error
     ran = graph_nodes(out)
     if not any(backend[1] in name for name in ran):
-        raise SkippedError(f"torch took another kernel: {', '.join(sorted(ran))}")
+        raise worker.SkippedError(f"torch took another kernel: {', '.join(sorted(ran))}")
 
 
 def graph_nodes(out: torch.Tensor) -> set[str]:
@@ -220,14 +217,14 @@ def time_steps(
     """Time forward and backward, each inside the step."""
     q, k, v, gradient = (make() for _ in range(4))
 
-    def step(timer: StepTimer) -> None:
+    def step(timer: timing.StepTimer) -> None:
         out = attention(q, k, v)
         timer.end("forward")
         torch.autograd.grad(out, (q, k, v), gradient)
         timer.end("backward")
 
-    times, first_step_s = measure(step, device, warmup, steps)
-    return {"first_step_s": first_step_s, **phase_columns(times, "forward", "backward")}
+    times, first_step_s = timing.measure(step, device, warmup, steps)
+    return {"first_step_s": first_step_s, **timing.phase_columns(times, "forward", "backward")}
 
 
 def held_memory(

@@ -21,10 +21,9 @@ import numpy as np
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core import options, timing
 from gpt_lightning.bench.core.options import Option, Values, listed
 from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
-from gpt_lightning.bench.core.timing import StepTimer, measure, stats
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.loader import Batch, TrainLoader
 from gpt_lightning.data.mixture import Mixture, WindowSource
@@ -103,16 +102,16 @@ def measure_data(row: DataRow, batches: int, warmup: int, data_dir: str) -> dict
     loader = TrainLoader(source, row.batch_size, num_workers=row.workers, pin_memory=pinned)
     endless = forever(loader)
 
-    def take(timer: StepTimer) -> None:
+    def take(timer: timing.StepTimer) -> None:
         x, y = next(endless)
         timer.end("batch")
         if device.type != "cpu":
             x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
             timer.end("copy")
 
-    times, first_s = measure(take, device, warmup, batches)
+    times, first_s = timing.measure(take, device, warmup, batches)
     tokens = row.batch_size * row.block_size
-    floor = stats(floor_ms(dataset(0, row.n_tokens, Path(data_dir)), tokens, batches))
+    floor = timing.stats(floor_ms(dataset(0, row.n_tokens, Path(data_dir)), tokens, batches))
     tokens_per_sec = tokens / times["total"].mean * 1e3
     written = 8 * (row.block_size + 1) / row.block_size + 16  # int64: window of T + 1, x and y
     return {
@@ -172,7 +171,7 @@ def forever(loader: TrainLoader) -> Iterator[Batch]:
 def floor_ms(folder: Path, tokens: int, repeats: int) -> list[float]:
     """Return milliseconds of two copies of each `tokens` tokens of a dataset, front to back."""
     shard = np.load(folder / "train_00000.npy", mmap_mode="r")
-    timer = StepTimer(torch.device("cpu"))
+    timer = timing.StepTimer(torch.device("cpu"))
     kept: tuple[Any, Any] | None = None  # as training keeps a batch while the next one is read
     for index in range(repeats):
         start = index * tokens % (len(shard) - tokens)

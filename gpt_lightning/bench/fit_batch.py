@@ -24,14 +24,10 @@ import lightning as L
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench.core import options
-from gpt_lightning.bench.core.fit_run import parse_fit
+from gpt_lightning.bench.core import fit_run, options, timing, training_step, worker
 from gpt_lightning.bench.core.memory_meter import available_bytes, limit_memory
 from gpt_lightning.bench.core.options import Option
 from gpt_lightning.bench.core.sweep import Bench, Sweep, paragraphs, read_options, sweep_row
-from gpt_lightning.bench.core.timing import TimedBatches
-from gpt_lightning.bench.core.training_step import peak_memory_gib, random_batch
-from gpt_lightning.bench.core.worker import MARK
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import device_kind
 from gpt_lightning.hardware.memory import memory_gib
@@ -94,7 +90,7 @@ def run(argv: list[str]) -> int:
     args, (given,) = read_options(BENCH, argv[2:])
     if args.config is None:
         raise UserError("give bench fit-batch --config FILE: the configuration to fit")
-    config = parse_fit([f"--config={args.config}", *given["fit_options"]])
+    config = fit_run.parse_fit([f"--config={args.config}", *given["fit_options"]])
     step = step_of(config)
     trial = trial_of(config, step) | {"steps": args.steps, "limit_gib": args.limit_gib}
     sweep = Sweep(BENCH, [trial | {"batch": 1}], argv, args.resume, args.timeout_s)
@@ -226,9 +222,9 @@ def measure_batch(
     device = torch.device(row.device)
     limit = limit_trial(device, row.limit_gib)
     L.seed_everything(0, verbose=False)
-    data = random_batch(row.batch, row.context, device, model["config"]["vocab_size"])
+    data = training_step.random_batch(row.batch, row.context, device, model["config"]["vocab_size"])
     # the first step compiles; the last is not measured, because no request for a batch ends it
-    batches = TimedBatches(data, (steps + 2) * row.accumulate)
+    batches = timing.TimedBatches(data, (steps + 2) * row.accumulate)
     trainer = L.Trainer(
         accelerator=row.device,
         devices=1,
@@ -248,7 +244,7 @@ def measure_batch(
     measured = batches.milliseconds()[row.accumulate : (steps + 1) * row.accumulate]
     milliseconds = sum(measured) / len(measured)
     return {
-        "peak_memory_gib": peak_memory_gib(device),
+        "peak_memory_gib": training_step.peak_memory_gib(device),
         "limit_gib": limit,
         "micro_batch_ms": milliseconds,
         "tokens_per_sec": row.batch * row.context / milliseconds * 1e3,
@@ -273,10 +269,10 @@ def watch_resident(gib: float) -> None:
     """End this process with an out-of-memory row once its resident memory exceeds a limit."""
 
     def watch() -> None:
-        while peak_memory_gib(torch.device("cpu")) <= gib:
+        while training_step.peak_memory_gib(torch.device("cpu")) <= gib:
             time.sleep(0.01)
         row = {"status": "out of memory", "note": f"more than {gib:.2f} GiB"}
-        print(MARK + json.dumps(row), flush=True)
+        print(worker.MARK + json.dumps(row), flush=True)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core import options, paired
 from gpt_lightning.bench.core.options import Option, Values
-from gpt_lightning.bench.core.paired import compare, interleave
 from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import synchronize
@@ -115,10 +114,10 @@ def measure_generate(row: GenerateRow, shape: list[int], every: int, rounds: int
 
     naive()  # fills memory pools and triggers late imports
     same = [int(naive_logits(n).argmax()) == int(text[0, n]) for n in lengths]
-    found = compare(interleave(cached, naive, rounds))
+    found = paired.compare({"cached": cached, "naive": naive}, rounds)
     return {
-        **found.named("cached", "naive"),
-        "naive_tokens_per_sec": 1e3 / found.b_ms,
-        "cached_tokens_per_sec": 1e3 / found.a_ms,
+        **found,
+        "naive_tokens_per_sec": 1e3 / found["naive_ms"],
+        "cached_tokens_per_sec": 1e3 / found["cached_ms"],
         "agreement": sum(same) / len(same),
     }

@@ -13,19 +13,16 @@ torch.cuda.max_memory_allocated.
 
 import re
 import shutil
-import statistics
 from pathlib import Path
 from typing import Any
 
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench.core import fit_run, options, training_step
+from gpt_lightning.bench.core import fit_run, options, timing, training_step
 from gpt_lightning.bench.core.options import Option, Values, devices, listed
 from gpt_lightning.bench.core.peer import make_peer
 from gpt_lightning.bench.core.sweep import Bench, Sweep, paragraphs, sweep_row
-from gpt_lightning.bench.core.timing import StepTimer
-from gpt_lightning.bench.core.training_step import TrainingStep
 from gpt_lightning.errors import UserError, is_out_of_memory
 from gpt_lightning.hardware.device import free_memory
 from gpt_lightning.hardware.peaks import device_name
@@ -200,9 +197,8 @@ def time_steps(
     """Return the median milliseconds of an optimizer step of transformers' model."""
     batch, accumulate, context = step
     x, y = training_step.random_batch(batch, context, device, model.model.config.vocab_size)
-    train, timer = TrainingStep(model, device, "bf16"), StepTimer(device)
-    for _ in range(warmup + steps):
-        timer.begin()
-        train(x, y, micro_batches=accumulate)
-        timer.end("step")
-    return statistics.median(timer.milliseconds()["total"][warmup:])
+    train = training_step.TrainingStep(model, device, "bf16")
+    times, _ = timing.measure(
+        lambda timer: train(x, y, timer.phase, accumulate), device, warmup, steps
+    )
+    return times["total"].median

@@ -16,11 +16,9 @@ import torch
 import torch.nn.functional as F
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench.core import options
+from gpt_lightning.bench.core import options, timing, training_step
 from gpt_lightning.bench.core.options import COURSE_SIZES, Option, Values, listed
 from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
-from gpt_lightning.bench.core.timing import StepTimer, measure
-from gpt_lightning.bench.core.training_step import VOCABULARY, tensor_dtype
 from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
 from gpt_lightning.reports.tables import column
 
@@ -93,7 +91,7 @@ BENCH = Bench(
         Option("sizes", "small", f"Any of {', '.join(COURSE_SIZES)}; or none."),
         Option("batch", 4, "Sequences a batch, for the model's shapes.", type=PositiveInt),
         Option("context", 256, "Tokens a sequence.", type=PositiveInt),
-        Option("vocab_size", VOCABULARY, "Columns of the head.", type=PositiveInt),
+        Option("vocab_size", training_step.VOCABULARY, "Columns of the head.", type=PositiveInt),
         options.warmup(2),
         options.steps(10),
     ),
@@ -107,7 +105,7 @@ BENCH = Bench(
 def measure_matmul(row: MatmulRow, warmup: int, steps: int) -> dict[str, Any]:
     """Time one product and its gradients."""
     device, (m, k, n) = torch.device(row.device), (row.m, row.k, row.n)
-    dtype = tensor_dtype(row.dtype, device)
+    dtype = training_step.tensor_dtype(row.dtype, device)
     torch.manual_seed(0)
     x, weight, gradient = (
         torch.randn(*dims, device=device).to(dtype) for dims in ((m, k), (n, k), (m, n))
@@ -115,7 +113,7 @@ def measure_matmul(row: MatmulRow, warmup: int, steps: int) -> dict[str, Any]:
     x.requires_grad_()
     weight.requires_grad_()
 
-    def products(timer: StepTimer, calls: int) -> None:
+    def products(timer: timing.StepTimer, calls: int) -> None:
         for _ in range(calls):
             out = F.linear(x, weight)
         timer.end("forward")
@@ -123,9 +121,9 @@ def measure_matmul(row: MatmulRow, warmup: int, steps: int) -> dict[str, Any]:
             torch.autograd.grad(out, (x, weight), gradient, retain_graph=True)
         timer.end("backward")
 
-    trial, _ = measure(lambda timer: products(timer, 1), device, 1, 3)
+    trial, _ = timing.measure(lambda timer: products(timer, 1), device, 1, 3)
     calls = max(1, math.ceil(ROUND_MS / max(trial["forward"].min, 1e-3)))
-    times, _ = measure(lambda timer: products(timer, calls), device, warmup, steps)
+    times, _ = timing.measure(lambda timer: products(timer, calls), device, warmup, steps)
     found = {
         f"{phase}_{name}": getattr(times[phase], statistic) / calls
         for phase in ("forward", "backward")

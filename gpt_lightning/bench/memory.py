@@ -25,7 +25,6 @@ from gpt_lightning.bench.core import memory_meter, options, training_step
 from gpt_lightning.bench.core.memory_meter import MIB, Memory, PhaseContext
 from gpt_lightning.bench.core.options import Option, Values, listed
 from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
-from gpt_lightning.bench.core.training_step import TrainingStep
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.reports.tables import Row, column
 
@@ -169,7 +168,7 @@ def make_step(
             del logits  # held until the phase has ended
 
         return infer
-    step = TrainingStep(model, device, dtype)
+    step = training_step.TrainingStep(model, device, dtype)
 
     def train(phase: PhaseContext) -> None:
         step(x, y, phase)

@@ -17,18 +17,16 @@ work.
 import itertools
 import tempfile
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import lightning as L
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench.core import options, training_step
+from gpt_lightning.bench.core import options, paired, timing, training_step
 from gpt_lightning.bench.core.options import COURSE_SIZES, Option, Values, listed
-from gpt_lightning.bench.core.paired import compare, interleave
 from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
-from gpt_lightning.bench.core.timing import TimedBatches
-from gpt_lightning.bench.core.training_step import VOCABULARY, ModelRow, TrainingStep
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.reports.tables import column
@@ -51,7 +49,7 @@ class Workload:
     shape: tuple[int, int, int]  # layers, heads, width
     batch: int = 4
     context: int = 64
-    vocab_size: int = VOCABULARY
+    vocab_size: int = training_step.VOCABULARY
     steps: int = 10  # measured a block
     rounds: int = 20  # blocks of each loop
 
@@ -69,7 +67,7 @@ PAIRS = ("raw:raw", "raw:trainer", "norm:trainer", "trainer:callbacks")
 
 
 @sweep_row
-class OverheadRow(ModelRow):
+class OverheadRow(training_step.ModelRow):
     """Two loops over the same steps, B against A."""
 
     a: str = column("A", width=9)
@@ -160,11 +158,9 @@ def measure_overhead(
     first, second = (Loop(name, module, data, row.dtype) for name in (row.a, row.b))
     for loop in (first, second):
         loop.block(warmup=1, steps=1)  # compiles, and triggers Trainer's late imports
-    found = compare(
-        interleave(lambda: first.block(warmup, steps), lambda: second.block(warmup, steps), rounds)
-    )
+    blocks = {"a": partial(first.block, warmup, steps), "b": partial(second.block, warmup, steps)}
     return {
-        **found.named("a", "b"),
+        **paired.compare(blocks, rounds),
         "graphs": training_step.checked_graphs(row.compile, graphs),
         "a_loss": first.loss,
         "b_loss": second.loss,
@@ -205,7 +201,7 @@ class Loop:
         """Return the milliseconds of each of `steps` steps, after `warmup` others."""
         self.module.load_state_dict(self._initial)
         # the last step is not measured, because no request for a batch ends it
-        batches = TimedBatches(self.batch, warmup + steps + 1)
+        batches = timing.TimedBatches(self.batch, warmup + steps + 1)
         if self.name in ("raw", "norm"):
             self._train_raw(batches)
         else:
@@ -215,14 +211,14 @@ class Loop:
             self.loss = float(self.module(*self.batch))
         return batches.milliseconds()[warmup:]
 
-    def _train_raw(self, batches: TimedBatches) -> None:
+    def _train_raw(self, batches: timing.TimedBatches) -> None:
         self.module.to(self.device)
         model, settings = self.module.model, self.module.settings
         assert model is not None
         groups = optim.decay_groups(model.named_parameters(), settings.weight_decay, settings.decay)
         fused = bool(settings.fused)
         optimizer = optim.make_adamw(groups, LEARNING_RATE, settings.betas, fused)
-        step = TrainingStep(
+        step = training_step.TrainingStep(
             model,
             self.device,
             self.dtype,
@@ -234,7 +230,7 @@ class Loop:
         for x, y in batches:
             step(x, y)
 
-    def _train_with_trainer(self, batches: TimedBatches) -> None:
+    def _train_with_trainer(self, batches: timing.TimedBatches) -> None:
         with_callbacks = self.name == "callbacks"
         with tempfile.TemporaryDirectory() as folder:
             trainer = L.Trainer(

@@ -9,18 +9,16 @@ loss: loss of the first step, before any update, so that equal losses mean equal
 first step, with compilation. graphs: graphs that torch.compile made.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench.core import options, training_step
+from gpt_lightning.bench.core import options, paired, timing, training_step
 from gpt_lightning.bench.core.options import COURSE_SIZES
-from gpt_lightning.bench.core.paired import compare, interleave
 from gpt_lightning.bench.core.peer import make_peer
 from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
-from gpt_lightning.bench.core.timing import StepTimer, stats
-from gpt_lightning.bench.core.training_step import ModelRow, TrainingStep
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.model.compilation import compile_in_place
@@ -28,7 +26,7 @@ from gpt_lightning.reports.tables import column
 
 
 @sweep_row
-class PeerRow(ModelRow):
+class PeerRow(training_step.ModelRow):
     """Configuration, and the steps of both models."""
 
     ours_ms: float | None = column("ours ms", ",.2f", 9)
@@ -86,17 +84,15 @@ def measure_peers(
     data = training_step.random_batch(row.batch, row.context, device)
     ours = Contestant(model.to(device), row.compile, data, row.dtype)
     theirs = Contestant(peer.to(device), row.compile, data, row.dtype)
-    found = compare(
-        interleave(lambda: ours.block(warmup, steps), lambda: theirs.block(warmup, steps), rounds)
-    )
-    tokens = row.batch * row.context
-    both = (("ours", ours), ("theirs", theirs))
-    measured = {f"{name}_{key}": value for name, c in both for key, value in c.facts().items()}
+    both = {"ours": ours, "theirs": theirs}
+    blocks = {name: partial(c.block, warmup, steps) for name, c in both.items()}
+    found = paired.compare(blocks, rounds)
+    for name, contestant in both.items():
+        rate = row.batch * row.context / found[f"{name}_ms"] * 1e3
+        facts = {"tokens_per_sec": rate, **contestant.facts()}
+        found |= {f"{name}_{key}": value for key, value in facts.items()}
     return {
-        **found.named("ours", "theirs"),
-        **measured,
-        "ours_tokens_per_sec": tokens / found.a_ms * 1e3,
-        "theirs_tokens_per_sec": tokens / found.b_ms * 1e3,
+        **found,
         "attention": peer.attention,
         "transformers": peer.version,
     }
@@ -117,9 +113,9 @@ class Contestant:
         if compiled:
             compile_in_place(model, self.device.type)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        self.step = TrainingStep(model, self.device, dtype, optimizer, norm="none")
+        self.step = training_step.TrainingStep(model, self.device, dtype, optimizer, norm="none")
         self.phases: dict[str, list[float]] = {}
-        graphs, timer = training_step.compiled_graphs(), StepTimer(self.device)
+        graphs, timer = training_step.compiled_graphs(), timing.StepTimer(self.device)
         synchronize(self.device)
         timer.begin()
         self.loss = float(self.step(*batch, timer.phase))
@@ -128,11 +124,9 @@ class Contestant:
 
     def block(self, warmup: int, steps: int) -> list[float]:
         """Return the milliseconds of each of `steps` steps, after `warmup` others."""
-        timer = StepTimer(self.device)
-        for _ in range(warmup + steps):
-            timer.begin()
-            self.step(*self.batch, timer.phase)
-        times = {phase: values[warmup:] for phase, values in timer.milliseconds().items()}
+        times, _ = timing.record(
+            lambda timer: self.step(*self.batch, timer.phase), self.device, warmup, steps
+        )
         for phase, values in times.items():
             self.phases.setdefault(phase, []).extend(values)
         return times["total"]
@@ -140,8 +134,8 @@ class Contestant:
     def facts(self) -> dict[str, Any]:
         """Return the model's own columns of the row."""
         return {
-            "forward_ms": stats(self.phases["forward"]).median,
-            "backward_ms": stats(self.phases["backward"]).median,
+            "forward_ms": timing.stats(self.phases["forward"]).median,
+            "backward_ms": timing.stats(self.phases["backward"]).median,
             "first_step_s": self.first_step_s,
             "graphs": self.graphs,
             "loss": self.loss,

@@ -41,13 +41,8 @@ from jsonargparse.typing import PositiveInt
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from gpt_lightning.bench.core import options, trace_tables, training_step
-from gpt_lightning.bench.core import trace as traces
+from gpt_lightning.bench.core import options, timing, trace_tables, traces, training_step, worker
 from gpt_lightning.bench.core.sweep import Bench, Sweep, paragraphs, sweep_row
-from gpt_lightning.bench.core.timing import StepTimer, measure
-from gpt_lightning.bench.core.trace import KINDS, Work
-from gpt_lightning.bench.core.training_step import VOCABULARY, PhaseContext, TrainingStep
-from gpt_lightning.bench.core.worker import SkippedError, make_row
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.model.attention import AttentionFn, naive_attention
 from gpt_lightning.model.gpt import GPT, MLP, CausalSelfAttention
@@ -183,16 +178,16 @@ def measure_profile(
     device = torch.device(row.device)
     training_step.use_dtype(row.dtype, device)
     if device.type == "mps":
-        raise SkippedError("torch.profiler sees no kernels of MPS")
+        raise worker.SkippedError("torch.profiler sees no kernels of MPS")
     torch.manual_seed(0)
     model = training_step.make_model(shape, row.context).to(device)
     step = Step(model, device, row.dtype, row.batch, row.mode)
 
-    def timed(timer: StepTimer) -> None:
+    def timed(timer: timing.StepTimer) -> None:
         step()
         timer.end("step")
 
-    times, _ = measure(timed, device, warmup, steps)
+    times, _ = timing.measure(timed, device, warmup, steps)
     step.add_ranges()
     if nsys:
         watched(step, steps)
@@ -226,8 +221,8 @@ class Step:
     def __init__(self, model: GPT, device: torch.device, dtype: str, batch: int, mode: str) -> None:
         self.model, self.device, self.dtype, self.mode = model, device, dtype, mode
         self.on_gpu = device.type == "cuda"
-        self.tokens = torch.randint(VOCABULARY, (1_000_000,))
-        self.train = TrainingStep(
+        self.tokens = torch.randint(training_step.VOCABULARY, (1_000_000,))
+        self.train = training_step.TrainingStep(
             model,
             device,
             dtype,
@@ -286,7 +281,7 @@ def set_attention(model: GPT, attention: AttentionFn) -> None:
             module.attention = attention
 
 
-def attention_in_parts(range_: PhaseContext) -> AttentionFn:
+def attention_in_parts(range_: training_step.PhaseContext) -> AttentionFn:
     """Return `naive_attention`, op for op, with its three parts in ranges."""
     scores_, softmax_, values_ = PARTS
 
@@ -309,7 +304,7 @@ def attention_in_parts(range_: PhaseContext) -> AttentionFn:
 # ---- profiling -----------------------------------------------------------------------------------
 
 
-def profiled(step: Step, steps: int, path: Path) -> list[Work]:
+def profiled(step: Step, steps: int, path: Path) -> list[traces.Work]:
     """Profile steps after one unrecorded step, and write the trace.
 
     Raises:
@@ -353,13 +348,13 @@ def write_tensorboard(folder: Path, result: dict[str, Any]) -> None:
 
     setting = {name: value for name, value in result.items() if not isinstance(value, list)}
     with SummaryWriter(str(folder)) as writer:
-        writer.add_text("profile/step", markdown([make_row(ProfileRow, setting)]))
+        writer.add_text("profile/step", markdown([worker.make_row(ProfileRow, setting)]))
         for name, row in BENCH.tables.items():
-            rows = [make_row(row, setting | part) for part in result[name]]
+            rows = [worker.make_row(row, setting | part) for part in result[name]]
             writer.add_text(f"profile/{name}", markdown(rows))
         for name in ("timer_ms", "span_ms", "kernels_ms", "busy"):
             writer.add_scalar(f"profile/{name}", result[name], 0)
-        for kind in KINDS:
+        for kind in traces.KINDS:
             writer.add_scalar(f"share/{kind}", result[kind], 0)
         for part in result["ranges"]:
             tag = part["range"].replace(" / ", "/").replace(" ", "_")

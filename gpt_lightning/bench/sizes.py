@@ -18,16 +18,14 @@ from typing import Any
 
 import torch
 
-from gpt_lightning.bench.core import course_report, options, training_step
+from gpt_lightning.bench.core import course_report, options, timing, training_step
 from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
-from gpt_lightning.bench.core.timing import StepTimer, measure, phase_columns
-from gpt_lightning.bench.core.training_step import ModelRow, TrainingStep
 from gpt_lightning.model.compilation import compile_in_place
 from gpt_lightning.reports.tables import column
 
 
 @sweep_row
-class SizeRow(ModelRow):
+class SizeRow(training_step.ModelRow):
     """Configuration and its times: median and standard deviation of each phase."""
 
     warmup: int = column("warm-up", "d")
@@ -84,19 +82,21 @@ def measure_size(row: SizeRow, shape: list[int], steps: int) -> dict[str, Any]:
     if row.compile:
         compile_in_place(model, device.type)
     x, y = training_step.random_batch(row.batch, row.context, device)
-    step = TrainingStep(model, device, row.dtype)
+    step = training_step.TrainingStep(model, device, row.dtype)
 
-    def infer(timer: StepTimer) -> None:
+    def infer(timer: timing.StepTimer) -> None:
         with torch.no_grad(), training_step.autocast(row.dtype, device):
             model(x)
         timer.end("inference")
 
-    times, first_step_s = measure(lambda timer: step(x, y, timer.phase), device, row.warmup, steps)
+    times, first_step_s = timing.measure(
+        lambda timer: step(x, y, timer.phase), device, row.warmup, steps
+    )
     model.eval()
-    inferences, _ = measure(infer, device, max(1, row.warmup), steps)
+    inferences, _ = timing.measure(infer, device, max(1, row.warmup), steps)
     tokens_per_sec = row.batch * row.context / times["total"].steady_mean * 1e3
     return {
-        **phase_columns(times, "forward", "backward"),
+        **timing.phase_columns(times, "forward", "backward"),
         "inference_ms": inferences["inference"].median,
         "optimizer_ms": times["optimizer"].median,
         "first_step_s": first_step_s,

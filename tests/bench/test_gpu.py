@@ -72,8 +72,10 @@ def test_a_row_of_ours_is_fit_with_the_sizes_file(monkeypatch):
 def test_theirs_makes_the_same_step(monkeypatch):
     pytest.importorskip("transformers")
     steps = []
-    update = gpu.TrainingStep.update
-    monkeypatch.setattr(gpu.TrainingStep, "update", lambda self: (steps.append(1), update(self)))
+    update = training_step.TrainingStep.update
+    monkeypatch.setattr(
+        training_step.TrainingStep, "update", lambda self: (steps.append(1), update(self))
+    )
     row = measure("hf", steps=3)
     assert len(steps) == 4  # with the warm-up
     assert (row["batch"], row["accumulate"], row["context"]) == (2, 2, 32)

@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core import sweep
-from gpt_lightning.bench.core.trace import KINDS
 from gpt_lightning.bench.core.trace_tables import attention_flops
+from gpt_lightning.bench.core.traces import KINDS
 from gpt_lightning.bench.core.training_step import make_model
 from gpt_lightning.bench.core.worker import SkippedError, call, make_row
 from gpt_lightning.bench.profile import (

@@ -6,6 +6,7 @@ after the last step.
 """
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -107,6 +108,14 @@ class StepTimer:
 def measure(
     step: Callable[[StepTimer], object], device: torch.device, warmup: int, steps: int
 ) -> tuple[dict[str, Stats], float]:
+    """Return the statistics of what `record` returns."""
+    times, first = record(step, device, warmup, steps)
+    return {phase: stats(values) for phase, values in times.items()}, first
+
+
+def record(
+    step: Callable[[StepTimer], object], device: torch.device, warmup: int, steps: int
+) -> tuple[dict[str, list[float]], float]:
     """Run a step `warmup` times without the clock, then `steps` times with it.
 
     Args:
@@ -116,23 +125,22 @@ def measure(
         steps: Measured steps, at least 1.
 
     Returns:
-        Statistics by phase, and the seconds of the very first step, compilation included.
+        Milliseconds of each step by phase, and the seconds of the very first step, compilation
+        included.
     """
     assert steps >= 1, steps
     synchronize(device)
     timer = StepTimer(device)
-    first = None
+    first = math.nan
     for index in range(warmup + steps):
         if index == warmup and warmup:
             synchronize(device)
             timer = StepTimer(device)
         timer.begin()
         step(timer)
-        if first is None:
-            synchronize(device)
+        if index == 0:
             first = timer.milliseconds()["total"][0] / 1e3
-    assert first is not None, "no step"
-    return {phase: stats(values) for phase, values in timer.milliseconds().items()}, first
+    return timer.milliseconds(), first
 
 
 class TimedBatches:

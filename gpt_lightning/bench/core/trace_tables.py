@@ -3,8 +3,8 @@
 import statistics
 from typing import Any
 
-from gpt_lightning.bench.core import trace as traces
-from gpt_lightning.bench.core.trace import Work
+from gpt_lightning.bench.core import traces
+from gpt_lightning.bench.core.traces import Work
 
 
 def summary(works: list[Work], steps: int, timer_ms: float, on_gpu: bool) -> dict[str, float]:

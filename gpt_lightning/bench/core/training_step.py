@@ -161,14 +161,11 @@ class TrainingStep:
             with phase("forward"), autocast(self.dtype, self.device):
                 loss: torch.Tensor = self.model(x, y)
             with phase("backward"):
-                self.backward(loss / micro_batches if micro_batches > 1 else loss)
+                part = loss / micro_batches if micro_batches > 1 else loss
+                self.scaler.scale(part).backward()
         with phase("optimizer"):
             self.update()
         return loss.detach()
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Compute gradients, scaled for fp16."""
-        self.scaler.scale(loss).backward()
 
     def update(self) -> None:
         """Check and clip gradients, update the weights, and free the gradients.

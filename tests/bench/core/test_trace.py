@@ -3,7 +3,7 @@
 import pytest
 
 from gpt_lightning.bench.core import trace
-from gpt_lightning.bench.core.trace import Work, read_trace
+from gpt_lightning.bench.core.traces import Work, read_trace
 
 NAMES = ("step", "forward", "backward")
 MAIN, AUTOGRAD, STREAM = 1, 2, 7
