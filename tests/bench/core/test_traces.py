@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpt_lightning.bench.core import trace
+from gpt_lightning.bench.core import traces
 from gpt_lightning.bench.core.traces import Work, read_trace
 
 NAMES = ("step", "forward", "backward")
@@ -57,19 +57,19 @@ def test_a_kernel_belongs_to_the_range_that_launched_it_whatever_the_thread(work
 
 def test_the_span_is_the_devices_and_the_gaps_are_in_it(works):
     spans = {
-        path[-1]: [trace.span_ms(place, inner, on_gpu=True) for place, inner in places.items()]
-        for path, places in trace.by_range(works).items()
+        path[-1]: [traces.span_ms(place, inner, on_gpu=True) for place, inner in places.items()]
+        for path, places in traces.by_range(works).items()
     }
     assert spans["forward"] == pytest.approx([0.150])  # 500 to 650; 120 of them busy
     assert spans["step"] == pytest.approx([0.560])  # 500 to 1060
-    assert trace.total_ms(works) == pytest.approx(0.470)
+    assert traces.total_ms(works) == pytest.approx(0.470)
 
 
 def test_shares_add_up_to_1(works):
-    shares = trace.shares(works)
+    shares = traces.shares(works)
     assert sum(shares.values()) == pytest.approx(1.0)
     assert shares["products"] == pytest.approx(400 / 470)
-    assert set(shares) == set(trace.KINDS)
+    assert set(shares) == set(traces.KINDS)
 
 
 def test_on_a_cpu_an_op_has_the_time_of_its_own():
@@ -93,8 +93,8 @@ def test_on_a_cpu_an_op_has_the_time_of_its_own():
         "aten::sum": 15,
         "aten::add_": 30,
     }
-    (places,) = trace.by_range(works).values()
-    assert [trace.span_ms(place, inner, on_gpu=False) for place, inner in places.items()] == [0.1]
+    (places,) = traces.by_range(works).values()
+    assert [traces.span_ms(place, inner, on_gpu=False) for place, inner in places.items()] == [0.1]
 
 
 @pytest.mark.parametrize(
