@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from gpt_lightning.bench import fit_batch
+from gpt_lightning.bench.core import fit_run, sweep
 from gpt_lightning.bench.core import results as folders
-from gpt_lightning.bench.core import sweep
 from gpt_lightning.bench.core.worker import call, failure
 from gpt_lightning.cli import main
 
@@ -203,7 +203,7 @@ def test_a_configuration_must_be_given(capsys):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_trial_trains(monkeypatch, optimizer):
     monkeypatch.setattr(fit_batch, "limit_trial", lambda device, gib: gib)
-    config = fit_batch.parse_fit(["--config=run.yaml", f"--model.optimizer={optimizer}"])
+    config = fit_run.parse_fit(["--config=run.yaml", f"--model.optimizer={optimizer}"])
     step = fit_batch.step_of(config)
     trial = json.loads(json.dumps(fit_batch.trial_of(config, step)))
     found = call(fit_batch.measure_batch, trial | {"batch": 3, "steps": 2, "limit_gib": 1.5})
