@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jsonargparse.typing import PositiveInt
 from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -115,7 +114,7 @@ BENCH = Bench(
         options.numbers("d", "d", "16,32,64,128", "Head widths"),
         options.contexts("256,1024,4096,8192,16384"),
         options.words("kernels", "kernel", KERNELS),
-        options.shared("batch", 8, "Sequences a batch.", PositiveInt),
+        options.shared("batch", 8, "Sequences a batch."),
         options.warmup(2),
         options.steps(10),
         options.MEMORY_LIMIT,
@@ -128,7 +127,7 @@ BENCH = Bench(
 def measure_attention(row: AttentionRow, steps: int, memory_gib: float | None) -> dict[str, Any]:
     """Time forward and backward of one kernel and measure the memory held in between."""
     device = torch.device(row.device)
-    dtype = training_step.tensor_dtype(row.dtype, device)
+    dtype = training_step.set_products(row.dtype, device)
     memory_meter.limit_memory(device, memory_gib)
     graphs = training_step.compiled_graphs()
     torch.manual_seed(0)

@@ -86,9 +86,9 @@ BENCH = Bench(
         options.numbers("batch_sizes", "batch_size", "8,32", "Sequences a batch"),
         options.numbers("workers", "workers", "0,1", "Loader processes", least=0),
         Option("n_tokens", 50_000_000, "Tokens of each dataset.", read_n_tokens, int),
-        options.shared("batches", 300, "Measured batches of a row.", PositiveInt),
+        options.shared("batches", 300, "Measured batches of a row."),
         options.warmup(20, PositiveInt),
-        options.shared("data_dir", "data", "Folder of the random datasets."),
+        options.shared("data_dir", "data", "Folder of the random datasets.", str),
     ),
     notes=paragraphs(__doc__),
 )

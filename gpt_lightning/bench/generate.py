@@ -71,9 +71,9 @@ BENCH = Bench(
         options.named_sizes(MODELS, "baby,small"),
         options.numbers("prompts", "prompt", "1", "Tokens of the prompt"),
         options.dtypes("fp32,bf16", ("fp32", "bf16")),
-        options.shared("tokens", 256, "New tokens.", PositiveInt),
+        options.shared("tokens", 256, "New tokens."),
         Option("every", 16, "Stride of the naive loop's lengths.", read_every, PositiveInt),
-        options.shared("rounds", 5, "Blocks of each way.", PositiveInt),
+        options.shared("rounds", 5, "Blocks of each way."),
     ),
     notes=paragraphs(__doc__),
 )

@@ -105,7 +105,7 @@ BENCH = Bench(
 def measure_matmul(row: MatmulRow, warmup: int, steps: int) -> dict[str, Any]:
     """Time one product and its gradients."""
     device, (m, k, n) = torch.device(row.device), (row.m, row.k, row.n)
-    dtype = training_step.tensor_dtype(row.dtype, device)
+    dtype = training_step.set_products(row.dtype, device)
     torch.manual_seed(0)
     x, weight, gradient = (
         torch.randn(*dims, device=device).to(dtype) for dims in ((m, k), (n, k), (m, n))

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench.core import options, paired, timing, training_step
 from gpt_lightning.bench.core.options import COURSE_SIZES
@@ -65,7 +64,7 @@ BENCH = Bench(
         options.switches("compile", "false,true", "Compile both models"),
         options.steps(3),
         options.warmup(1),
-        options.shared("rounds", 5, "Blocks of each model.", PositiveInt),
+        options.shared("rounds", 5, "Blocks of each model."),
     ),
     timeout_s=1200.0,
     notes=paragraphs(__doc__),

@@ -37,7 +37,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jsonargparse.typing import PositiveInt
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
@@ -152,7 +151,7 @@ BENCH = Bench(
         options.words("modes", "mode", MODES),
         options.steps(3),
         options.warmup(2),
-        options.shared("top", 20, "Kernels in the table of a row.", PositiveInt),
+        options.shared("top", 20, "Kernels in the table of a row."),
     ),
     notes=paragraphs(__doc__),
     files=True,

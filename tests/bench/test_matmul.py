@@ -10,7 +10,7 @@ from gpt_lightning.bench import matmul
 from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core import sweep
 from gpt_lightning.bench.core.options import COURSE_SIZES
-from gpt_lightning.bench.core.training_step import make_model
+from gpt_lightning.bench.core.training_step import make_model, set_products
 from gpt_lightning.bench.core.worker import SkippedError, call, failure
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import Peak
@@ -61,7 +61,7 @@ def test_shapes_of_the_model_add_up_to_its_flops() -> None:
 
 def test_tf32_is_of_nvidia() -> None:
     with pytest.raises(SkippedError, match="tf32"):
-        matmul.tensor_dtype("tf32", torch.device("cpu"))
+        set_products("tf32", torch.device("cpu"))
 
 
 def test_a_sweep_and_a_row_that_fails(monkeypatch) -> None:

@@ -146,14 +146,14 @@ def test_the_step_is_that_of_fit():
     step = subject.TrainingStep(model, torch.device("cpu"), "fp32")
     norms = []
     for scale in (1e3, 1e6):
-        step.backward(scale * model(*torch.randint(10_000, (2, 2, 8))))
+        (scale * model(*torch.randint(10_000, (2, 2, 8)))).backward()
         gradients = [p.grad for p in model.parameters()]
         step.update()
         norms.append(float(torch.nn.utils.get_total_norm(gradients)))
         assert all(p.grad is None for p in model.parameters())
     assert norms == pytest.approx([1.0, 1.0], rel=1e-4)  # clipping divides by the norm + 1e-6
     before = model.lm_head.weight.clone()
-    step.backward(math.nan * model(*torch.randint(10_000, (2, 2, 8))))
+    (math.nan * model(*torch.randint(10_000, (2, 2, 8)))).backward()
     with pytest.raises(RuntimeError, match="norm is nan"):
         step.update()
     assert torch.equal(model.lm_head.weight, before)

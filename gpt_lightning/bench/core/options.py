@@ -217,8 +217,8 @@ def numbers(name: str, field: str, default: str, about: str, least: int = 1) -> 
     return axis(name, field, default, at_least(least), f"{about}, with commas.")
 
 
-def shared(name: str, default: Any, about: str, type: Any = None) -> Option:  # noqa: A002
-    """Declare an option whose one value all configurations share."""
+def shared(name: str, default: Any, about: str, type: Any = PositiveInt) -> Option:  # noqa: A002
+    """Declare an option whose one value all configurations share, by default a whole number."""
     return Option(name, default, about, lambda args: [{name: getattr(args, name)}], type)
 
 
@@ -244,7 +244,7 @@ def batches(default: str = "4") -> Option:
 
 def steps(default: int) -> Option:
     """Declare --steps."""
-    return shared("steps", default, "Measured steps of a row.", PositiveInt)
+    return shared("steps", default, "Measured steps of a row.")
 
 
 def warmup(default: int, type: Any = NonNegativeInt) -> Option:  # noqa: A002 - Option's word

@@ -40,8 +40,11 @@ class ModelRow:
 # ---- precision -----------------------------------------------------------------------------------
 
 
-def set_products(dtype: str, device: torch.device) -> None:
+def set_products(dtype: str, device: torch.device) -> torch.dtype:
     """Set the precision of float32 products; on a CPU also keep freed memory, as `fit` does.
+
+    Returns:
+        Dtype of tensors whose products are in `dtype`.
 
     Raises:
         SkippedError: The device has no such products and would silently compute others.
@@ -53,15 +56,6 @@ def set_products(dtype: str, device: torch.device) -> None:
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     if device.type == "cpu":
         keep_freed_memory()
-
-
-def tensor_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """Call `set_products` and return the dtype of tensors whose products are in `dtype`.
-
-    Raises:
-        SkippedError: See `set_products`.
-    """
-    set_products(dtype, device)
     return AUTOCAST.get(dtype, torch.float32)
 
 
