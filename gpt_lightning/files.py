@@ -67,15 +67,14 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_durable(path: Path, *parts: bytes | memoryview) -> None:
+def write_durable(path: Path, content: bytes) -> None:
     """Write a file and sync it to the disk.
 
     Raises:
         OSError: The file cannot be written; a part of it may be left.
     """
     with open(path, "wb") as file:
-        for part in parts:
-            file.write(part)
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
 

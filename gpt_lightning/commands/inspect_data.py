@@ -100,7 +100,7 @@ def inspect(
     print_splits(manifest, lengths)
     print_shards(manifest)
     if length:
-        print_peek(path, manifest, tokenizer, chosen, offset, length)
+        print_peek(TokenStream(path, manifest, chosen), chosen, tokenizer, offset, length)
     if lengths:
         name = path.resolve().name
         picture = Path(out) if out else ROOT / name / "documents.png"
@@ -146,8 +146,7 @@ def print_splits(manifest: Manifest, lengths: dict[str, Lengths]) -> None:
     print(f"\n{console.header()}")
     for split, shards in manifest.splits.items():
         row = SplitRow(split, len(shards), manifest.tokens(split))
-        if split in lengths:
-            found = lengths[split]
+        if found := lengths.get(split):
             n, mean, median, longest = len(found), found.mean(), *map(found.quantile, (0.5, 1.0))
             row = replace(row, documents=n, mean=mean, median=median, longest=longest)
         print(console.line(row))
@@ -189,15 +188,9 @@ def _lengths(folder: Path, manifest: Manifest, tokenizer: Tokenizer | None) -> d
 
 
 def print_peek(
-    folder: Path,
-    manifest: Manifest,
-    tokenizer: Tokenizer | None,
-    split: str,
-    offset: int,
-    length: int,
+    stream: TokenStream, split: str, tokenizer: Tokenizer | None, offset: int, length: int
 ) -> None:
     """Print the text of some tokens, or the tokens themselves without a tokenizer."""
-    stream = TokenStream(folder, manifest, split)
     length = min(length, len(stream) - offset)
     tokens = stream.windows(np.array([offset]), length)[0]
     print(f"\n{split}, tokens {offset:,} to {offset + length - 1:,}:")

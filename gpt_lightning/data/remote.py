@@ -66,7 +66,8 @@ class ShardCache:
         if self.folder.exists():
             self._evict()
         url = f"{self.url}/{MANIFEST}"
-        return Manifest.parse(fetch_bytes(url), url)
+        content = attempts(url, lambda system, path: system.cat_file(path))
+        return Manifest.parse(content, url)
 
     def path(self, shard: Shard) -> Path:
         """Return the path of a shard in the cache."""
@@ -200,16 +201,6 @@ class RemoteStream(TokenStream):
 
 
 # ---- fetching ----------------------------------------------------------------------------------
-
-
-def fetch_bytes(url: str) -> bytes:
-    """Return the content of a small file.
-
-    Raises:
-        UserError: All attempts failed.
-    """
-    content: bytes = attempts(url, lambda system, path: system.cat_file(path))
-    return content
 
 
 def fetch_file(url: str, path: Path, sha256: str) -> None:

@@ -26,11 +26,9 @@ def write_shard(path: Path, tokens: np.ndarray) -> Shard:
     assert tokens.dtype in (np.uint16, np.uint32), tokens.dtype
     tokens = np.ascontiguousarray(tokens, tokens.dtype.newbyteorder("<"))
     # Not np.save: it hides the reason of a failed write, and the digest would need a second pass.
-    parts = file_header("npy", tokens.dtype.name, len(tokens)), tokens.view(np.uint8).data
-    write_durable(path, *parts)
-    digest = hashlib.sha256(parts[0])
-    digest.update(parts[1])
-    return Shard(path.name, len(tokens), digest.hexdigest())
+    content = file_header("npy", tokens.dtype.name, len(tokens)) + tokens.tobytes()
+    write_durable(path, content)
+    return Shard(path.name, len(tokens), hashlib.sha256(content).hexdigest())
 
 
 # ---- reading tokens ----------------------------------------------------------------------------

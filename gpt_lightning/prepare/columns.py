@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare.inputs import DATA_EXTRA, Input
+from gpt_lightning.prepare.inputs import DATA_EXTRA, Input, damaged
 
 if TYPE_CHECKING:
     import pyarrow.parquet
@@ -23,10 +23,7 @@ def open_parquet(file: BinaryIO, entry: Input) -> "pyarrow.parquet.ParquetFile":
     try:
         return pq.ParquetFile(file)
     except (pa.ArrowException, OSError) as error:
-        raise UserError(
-            f"{entry.label}: expected Parquet, found: {' '.join(str(error).split())}; get the "
-            "file again"
-        ) from error
+        raise damaged(entry, "Parquet", error) from error
 
 
 def column_sizes(file: BinaryIO, entry: Input, text_field: str) -> list[int]:

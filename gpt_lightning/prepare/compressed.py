@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare.inputs import DATA_EXTRA, Input
+from gpt_lightning.prepare.inputs import DATA_EXTRA, Input, damaged
 
 CHUNK_BYTES = 2**16  # decompressed at a time
 
@@ -29,10 +29,7 @@ def intact(reader: BinaryIO, entry: Input) -> Iterator[bytes]:
     try:
         yield from reader
     except (EOFError, zlib.error, gzip.BadGzipFile, ZstdDamage) as error:
-        raise UserError(
-            f"{entry.label}: expected intact {entry.compression}, found damage "
-            f"({' '.join(str(error).split())}); get the file again"
-        ) from error
+        raise damaged(entry, f"intact {entry.compression}", error) from error
 
 
 class ZstdDamage(Exception):
@@ -49,43 +46,38 @@ class ZstdReader(io.RawIOBase):
     """
 
     def __init__(self, file: BinaryIO) -> None:
-        self._module = _zstandard()
-        self._file = file
-        self._frame: Any = None
+        self._pieces = _pieces(file)
         self._left = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._left and self._more():
-            pass
+        while not self._left:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._left = memoryview(piece)
         n_bytes = min(len(buffer), len(self._left))
         buffer[:n_bytes] = self._left[:n_bytes]
         self._left = self._left[n_bytes:]
         return n_bytes
 
-    def _more(self) -> bool:
-        """Decompress one more chunk; return False at the end."""
-        ended = self._frame is not None and self._frame.eof
-        chunk = self._frame.unused_data if ended else b""
-        chunk = chunk or self._file.read(CHUNK_BYTES)
-        if not chunk:
-            if self._frame is None or ended:
-                return False
-            raise ZstdDamage("the file ends within a frame")
-        if self._frame is None or ended:
-            self._frame = self._module.ZstdDecompressor().decompressobj()
-        try:
-            self._left = memoryview(self._frame.decompress(chunk))
-        except self._module.ZstdError as error:
-            raise ZstdDamage(str(error)) from error
-        return True
 
-
-def _zstandard() -> Any:
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the decompressed bytes of a .zst file, which may be empty for a chunk."""
     try:
         import zstandard
     except ImportError as error:
         raise UserError(f"reading .zst needs the package zstandard: {DATA_EXTRA}") from error
-    return zstandard
+    frame, rest = None, b""
+    while chunk := rest or file.read(CHUNK_BYTES):
+        frame = frame or zstandard.ZstdDecompressor().decompressobj()
+        try:
+            yield frame.decompress(chunk)
+        except zstandard.ZstdError as error:
+            raise ZstdDamage(str(error)) from error
+        rest = frame.unused_data if frame.eof else b""
+        frame = None if frame.eof else frame
+    if frame is not None:
+        raise ZstdDamage("the file ends within a frame")

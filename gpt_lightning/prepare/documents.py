@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.columns import bytes_of, open_parquet
 from gpt_lightning.prepare.compressed import decompressed, intact
-from gpt_lightning.prepare.inputs import Input, open_input
+from gpt_lightning.prepare.inputs import Input, damaged, open_input
 from gpt_lightning.prepare.settings import Errors
 
 BOM = b"\xef\xbb\xbf"
@@ -190,10 +190,7 @@ class Documents:
                         where = functools.partial("{}, row {:,}".format, entry.label, row)
                         yield from self._document(self._cell, content.as_py(), where)
             except (pa.ArrowException, OSError) as error:
-                reason = " ".join(str(error).split())
-                raise UserError(
-                    f"{entry.label}: expected Parquet, found damage ({reason}); get the file again"
-                ) from error
+                raise damaged(entry, "Parquet", error) from error
 
     def _cell(self, content: bytes | None) -> str:
         if content is None:

@@ -5,13 +5,14 @@ import glob
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal
 from urllib.parse import urlsplit
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import explained
 
 Kind = Literal["text", "jsonl", "parquet"]
 
@@ -135,37 +136,28 @@ def fingerprint(inputs: Sequence[Input]) -> str:
 def _local(source: str) -> list[Input]:
     root = Path(source)
     if root.is_dir():
-        paths = [path for path in root.rglob("*") if _is_open(path.relative_to(root))]
-        names = {path: path.relative_to(root).as_posix() for path in paths}
+        found = root.rglob("*")
+        base, paths = root, [path for path in found if "/." not in f"/{path.relative_to(root)}"]
     elif root.exists():
-        names = {root: root.name}
+        base, paths = root.parent, [root]
     else:
         paths = [Path(found) for found in glob.glob(source, recursive=True)]
         if not paths:
             raise UserError(f"{source}: no file matches; check the pattern, and quote it")
-        common = Path(os.path.commonpath([path.parent for path in paths]))
-        names = {path: path.relative_to(common).as_posix() for path in paths}
-    files = {path: name for path, name in names.items() if path.is_file()}
-    known = {path: name for path, name in files.items() if kind_of(str(path))}
-    _print_skipped(sorted(files[path] for path in files if path not in known))
-    return [_local_input(path, name) for path, name in known.items()]
-
-
-def _is_open(path: Path) -> bool:
-    return not any(part.startswith(".") for part in path.parts)
-
-
-def _print_skipped(names: list[str]) -> None:
-    if names:
-        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        base = Path(os.path.commonpath([path.parent for path in paths]))
+    inputs, skipped = [], []
+    for path in filter(Path.is_file, paths):
+        name, kind = path.relative_to(base).as_posix(), kind_of(str(path))
+        if kind is None:
+            skipped.append(name)
+            continue
+        stat = path.stat()
+        stamp = str(stat.st_mtime_ns)
+        inputs.append(Input(str(path.resolve()), name, *kind, stat.st_size, stamp))
+    if skipped:
+        shown = ", ".join(sorted(skipped)[:3]) + (", ..." if len(skipped) > 3 else "")
         print(f"skipped, neither JSONL nor Parquet nor .txt: {shown}", flush=True)
-
-
-def _local_input(path: Path, name: str) -> Input:
-    found = kind_of(str(path))
-    assert found, path
-    stat = path.stat()
-    return Input(str(path.resolve()), name, *found, stat.st_size, str(stat.st_mtime_ns))
+    return inputs
 
 
 # ---- behind a URL --------------------------------------------------------------------------------
@@ -199,20 +191,20 @@ def _remote(source: str) -> list[Input]:
             paths = [path]
         else:
             paths = system.find(path)
-        known = [found for found in paths if kind_of(system.unstrip_protocol(found))]
-        return [_remote_input(system, found, source) for found in known]
+        urls = {system.unstrip_protocol(found): found for found in paths}
+        return [
+            _remote_input(system.info(found), url, *kind)
+            for url, found in urls.items()
+            if (kind := kind_of(url))
+        ]
 
 
-def _remote_input(system: Any, path: str, source: str) -> Input:
-    url = system.unstrip_protocol(path)
-    info = system.info(path)
+def _remote_input(info: Mapping[str, Any], url: str, kind: Kind, compression: str) -> Input:
     stamp = next((f"{key} {info[key]}" for key in STAMPS if info.get(key)), "")
-    found = kind_of(url)
-    assert found, url
-    size = info.get("size")
+    size = None if info.get("size") is None else int(info["size"])
     # Not every http server returns ranges of bytes.
     seekable = size is not None and (not url.startswith("http") or bool(info.get("partial")))
-    return Input(url, url, *found, int(size) if size is not None else None, stamp, seekable)
+    return Input(url, url, kind, compression, size, stamp, seekable)
 
 
 def _hub(source: str) -> list[Input]:
@@ -243,15 +235,25 @@ def open_input(entry: Input) -> BinaryIO:
     Raises:
         UserError: The input is gone, or cannot be read.
     """
-    if not is_url(entry.path):
-        try:
+    with explained_input(entry):
+        if not is_url(entry.path):
             return open(entry.path, "rb")
-        except OSError as error:
-            raise UserError(
-                f"cannot read {entry.label}: {error.strerror}; check the path and its permissions"
-            ) from error
-    import fsspec
+        import fsspec
 
-    with explained_url(entry.path):
         opened: BinaryIO = fsspec.open(entry.path, "rb").open()
         return opened
+
+
+def explained_input(entry: Input) -> contextlib.AbstractContextManager[None]:
+    """Turn an error of reading an input into a UserError of one line."""
+    if is_url(entry.path):
+        return explained_url(entry.path)
+    return explained("read", entry.label, "check the path and its permissions")
+
+
+def damaged(entry: Input, expected: str, error: Exception) -> UserError:
+    """Return the error of an input that is not a whole file of its kind."""
+    reason = " ".join(str(error).split())
+    return UserError(
+        f"{entry.label}: expected {expected}, found damage ({reason}); get the file again"
+    )

@@ -140,16 +140,12 @@ def read_part(path: Path) -> Part | None:
     """Return the description of a part; None if there is no complete part of that name."""
     try:
         with open(path, "rb") as file:
-            return _description(file)
+            end = file.seek(-8, os.SEEK_END)
+            length = int.from_bytes(file.read(8), "little")
+            file.seek(max(end - length, 0))
+            return Part(**json.loads(file.read(min(length, end))))
     except (OSError, ValueError, TypeError):  # absent or damaged: it is made again
         return None
-
-
-def _description(file: BinaryIO) -> Part:
-    end = file.seek(-8, os.SEEK_END)
-    length = int.from_bytes(file.read(8), "little")
-    file.seek(max(end - length, 0))
-    return Part(**json.loads(file.read(min(length, end))))
 
 
 def read_blocks(path: Path, part: Part, dtype: np.dtype[Any]) -> Iterator[Block]:

@@ -17,7 +17,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, write_atomic
 from gpt_lightning.prepare.columns import column_sizes
 from gpt_lightning.prepare.documents import Document, Documents
-from gpt_lightning.prepare.inputs import Input, explained_url, is_url, open_input
+from gpt_lightning.prepare.inputs import Input, explained_input, is_url, open_input
 from gpt_lightning.prepare.parts import Part, PartWriter, read_part
 from gpt_lightning.prepare.settings import Settings
 from gpt_lightning.prepare.target import delete_parts
@@ -88,7 +88,7 @@ def _ranges(
     """Yield the first and last + 1 byte or row group of each piece, and its bytes."""
     entry = files[0]  # the only one, unless all are texts
     if entry.kind == "parquet":
-        with _explained(entry), open_input(entry) as file:
+        with explained_input(entry), open_input(entry) as file:
             sizes = column_sizes(file, entry, text_field)
         yield from _groups(sizes, unit_bytes)
     elif entry.kind == "text" or entry.compression or not entry.seekable or entry.size is None:
@@ -106,10 +106,6 @@ def _groups(sizes: list[int], unit_bytes: int) -> Iterator[tuple[int, int, int]]
         if held >= unit_bytes or group == len(sizes):
             yield start, group, held
             start, held = group, 0
-
-
-def _explained(entry: Input) -> Any:
-    return explained_url(entry.path) if is_url(entry.path) else explained("read", Path(entry.path))
 
 
 # ---- the folder of parts -------------------------------------------------------------------------
@@ -201,7 +197,7 @@ def run_unit(job: Job, unit: Unit) -> Part:
 
 def _documents(reader: Documents, unit: Unit) -> Iterator[Document]:
     for entry in unit.files:
-        with _explained(entry):
+        with explained_input(entry):
             yield from reader.read(entry, unit.start, unit.stop)
         _check_unchanged(entry)
 
