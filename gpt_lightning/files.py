@@ -11,12 +11,8 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpt_lightning.errors import UserError
-
-if TYPE_CHECKING:
-    from filelock import BaseFileLock
 
 CHECK_DISK = "check the disk's space and permissions, or choose another folder"
 # errors of flock on a file system without locks
@@ -167,23 +163,9 @@ def locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[N
     Raises:
         OSError: The lock file cannot be opened.
     """
-    from filelock import FileLock
+    from filelock import FileLock, Timeout
 
     lock = FileLock(path, fallback_to_soft=False)
-    held = _acquire(lock, path, on_wait)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # Windows deletes it at the release
-            path.unlink()
-        if held:
-            lock.release()
-
-
-def _acquire(lock: "BaseFileLock", path: Path, on_wait: Callable[[], None]) -> bool:
-    """Wait for a lock; return False if the file system has none."""
-    from filelock import Timeout
-
     try:
         try:
             lock.acquire(blocking=False)
@@ -194,8 +176,12 @@ def _acquire(lock: "BaseFileLock", path: Path, on_wait: Callable[[], None]) -> b
         if error.errno not in WITHOUT_LOCKS:
             raise
         warn_without_locks(path.parent)
-        return False
-    return True
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # Windows deletes it at the release
+            path.unlink()
+        lock.release()  # nothing, if it is not held
 
 
 @functools.cache

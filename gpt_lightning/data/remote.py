@@ -38,20 +38,12 @@ class ShardCache:
 
     def __init__(self, url: str, folder: Path, limit_bytes: int) -> None:
         self.url, self.folder, self.limit_bytes = url.rstrip("/"), folder, limit_bytes
-        self._reset()
-
-    def _reset(self) -> None:
         self._expected: queue.SimpleQueue[Shard] | None = None
         self._coming: set[str] = set()
         self._pid = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_expected", "_coming", "_pid")
-        return {key: value for key, value in self.__dict__.items() if key not in own}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset()
+        return self.__dict__ | {"_expected": None, "_coming": set()}
 
     def stream(self, manifest: Manifest, split: str) -> "RemoteStream":
         """Return the tokens of a split; its shards are fetched when they are needed."""
@@ -93,7 +85,7 @@ class ShardCache:
     def expect(self, shards: list[Shard]) -> None:
         """Fetch shards in the background, in their order."""
         if self._pid != os.getpid():  # threads do not survive a fork
-            self._reset()
+            self._expected, self._coming, self._pid = None, set(), os.getpid()
         if self._expected is None:
             self._expected = queue.SimpleQueue()
             # a daemon thread: the end of a run does not wait for unused shards

@@ -91,15 +91,12 @@ class TokenStream:
             path = self._folder / shard.file
             if stamps.get(shard.file) == stamp(path):
                 continue
-            if not shard.sha256:
-                if shard.file in stamps:
-                    raise UserError(
-                        f"{path} has changed since the checkpoint was saved, and without a digest "
-                        "its tokens cannot be compared: resume with --data.allow_changes true"
-                    )
-                continue
-            found = file_sha256(path)
-            if found != shard.sha256:
+            if not shard.sha256 and shard.file in stamps:
+                raise UserError(
+                    f"{path} has changed since the checkpoint was saved, and without a digest "
+                    "its tokens cannot be compared: resume with --data.allow_changes true"
+                )
+            if shard.sha256 and (found := file_sha256(path)) != shard.sha256:
                 raise UserError(
                     f"{path} has been replaced since the checkpoint was saved: expected SHA-256 "
                     f"{shard.sha256}, found {found}; {repair_hint(self._folder)}"

@@ -79,11 +79,18 @@ def corpus_file(name: str, data_dir: Path) -> Path:
             f"no corpus is called {name!r}: choose one of {', '.join(most_similar(name, CORPORA))}"
         )
     own = data_dir / name / FILE_NAME
-    local = local_corpus(name, data_dir)
+    corpus, local = CORPORA[name], local_corpus(name, data_dir)
     if local is not None:
-        return _checked_file(local, name)
+        with explained("read", local):
+            found = file_sha256(local)
+        if found != corpus.sha256:
+            raise UserError(
+                f"{local} is not {name}: expected SHA-256 {corpus.sha256}, found {found}; delete "
+                "it to have it fetched, or rename it and give its path instead of the name"
+            )
+        return local
     try:
-        text = _fetched(CORPORA[name])
+        text = _fetched(corpus)
     except FetchError as error:
         raise UserError(
             f"could not fetch {name}: {error}; put the file at {own}, or set {DATA_VARIABLE} to a "
@@ -101,17 +108,6 @@ def local_corpus(name: str, data_dir: Path) -> Path | None:
     folders = [data_dir, Path(shared)] if shared else [data_dir]
     paths = [folder / name / FILE_NAME for folder in folders]
     return next((path for path in paths if path.is_file()), None)
-
-
-def _checked_file(path: Path, name: str) -> Path:
-    with explained("read", path):
-        found = file_sha256(path)
-    if found != CORPORA[name].sha256:
-        raise UserError(
-            f"{path} is not {name}: expected SHA-256 {CORPORA[name].sha256}, found {found}; "
-            "delete it to have it fetched, or rename it and give its path instead of the name"
-        )
-    return path
 
 
 def _fetched(corpus: KnownText) -> bytes:

@@ -39,7 +39,7 @@ class Tokenizer(Protocol):
 
     name: str
     vocab_size: int
-    eot_token: int | None
+    eot_token: int | None = None
 
     def encode(self, text: str) -> np.ndarray:
         """Return token ids, (n,), of token_dtype(vocab_size); special tokens are plain text."""
@@ -51,7 +51,7 @@ class Tokenizer(Protocol):
 
     def spec(self) -> dict[str, Any]:
         """Return the spec from which tokenizer_from_spec builds it again, as JSON types."""
-        ...
+        return {"name": self.name}
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -81,17 +81,17 @@ def tokenizer_from_spec(spec: dict[str, Any]) -> Tokenizer:
     Raises:
         UserError: The spec lacks a key, or names a tokenizer that does not exist.
     """
-    needed = {"name", "characters"} if spec.get("name") == "char" else {"name"}
-    for key in sorted(needed):
+    is_char = spec.get("name") == "char"
+    for key in ("characters", "name") if is_char else ("name",):
         if not isinstance(spec.get(key), str):
             raise UserError(
                 f"tokenizer spec: {key} is {spec.get(key)!r}, expected a string: "
                 "make the dataset again with `gpt-lightning prepare`"
             )
-    return CharTokenizer(spec["characters"]) if len(needed) > 1 else build_tokenizer(spec["name"])
+    return CharTokenizer(spec["characters"]) if is_char else build_tokenizer(spec["name"])
 
 
-class CharTokenizer:
+class CharTokenizer(Tokenizer):
     """One token a character, numbered in sorted order as in nanoGPT's shakespeare_char.
 
     Args:
@@ -100,8 +100,6 @@ class CharTokenizer:
     Raises:
         UserError: The characters are not sorted or not distinct.
     """
-
-    eot_token: int | None = None
 
     def __init__(self, characters: str) -> None:
         if list(characters) != sorted(set(characters)):
@@ -139,10 +137,8 @@ class CharTokenizer:
         return {"name": self.name, "characters": self._characters}
 
 
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     """The 256 bytes of UTF-8; every text is inside this vocabulary."""
-
-    eot_token: int | None = None
 
     def __init__(self) -> None:
         self.name = "byte"
@@ -155,11 +151,8 @@ class ByteTokenizer:
         # a model may stop in the middle of a character
         return bytes(_checked_ids(tokens, self).astype(np.uint8)).decode(errors="replace")
 
-    def spec(self) -> dict[str, Any]:
-        return {"name": self.name}
 
-
-class TiktokenTokenizer:
+class TiktokenTokenizer(Tokenizer):
     """Encoding of tiktoken, by its name.
 
     Raises:
@@ -193,9 +186,6 @@ class TiktokenTokenizer:
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         ids: list[int] = _checked_ids(tokens, self).tolist()
         return self._encoding.decode(ids, errors="replace")
-
-    def spec(self) -> dict[str, Any]:
-        return {"name": self.name}
 
 
 def _code_points(text: str) -> np.ndarray:

@@ -26,15 +26,9 @@ def finish_dataset(
     splits: dict[str, tuple[Shard, ...]],
 ) -> Manifest:
     """Write the manifest of a dataset whose shards are complete, and return it."""
-    manifest = Manifest(
-        tokenizer=tokenizer.spec(),
-        vocab_size=tokenizer.vocab_size,
-        dtype=token_dtype(tokenizer.vocab_size).name,
-        source=source,
-        settings=recorded,
-        splits=splits,
-        format=settings.format,
-    )
+    vocab_size, file_format = tokenizer.vocab_size, settings.format
+    dtype = token_dtype(vocab_size).name
+    manifest = Manifest(tokenizer.spec(), vocab_size, dtype, source, recorded, splits, file_format)
     manifest.save(folder)
     return manifest
 

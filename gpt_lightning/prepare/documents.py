@@ -59,14 +59,24 @@ class Documents:
         Raises:
             UserError: The file cannot be read, or a document is damaged and errors is strict.
         """
+        parse: Callable[[Any], str] = self._text_of
         if entry.kind == "text":
-            yield from self._whole(entry)
+            parse, contents = self._decoded, _whole(entry)
         elif entry.kind == "parquet":
-            yield from self._rows(entry, start, stop)
+            parse, contents = self._cell, _rows(entry, start, stop, self._field)
         elif entry.compression:
-            yield from self._compressed_lines(entry)
+            contents = _compressed_lines(entry)
         else:
-            yield from self._lines(entry, start, stop)
+            contents = _lines(entry, start, stop)
+        for content, where in contents:
+            if entry.kind == "jsonl" and not content.strip():
+                continue
+            try:
+                text = parse(content)
+            except BadDocument as error:
+                self.count_damaged(where, str(error))
+            else:
+                yield Document(text, where)
 
     def count_damaged(self, where: Callable[[], str], reason: str) -> None:
         """Count a damaged document, or raise.
@@ -81,24 +91,6 @@ class Documents:
             raise UserError(f"{where()}: {reason}; repair it{hint}")
         self.skipped += 1
 
-    # ---- one text a file -------------------------------------------------------------------------
-
-    def _whole(self, entry: Input) -> Iterator[Document]:
-        with open_input(entry) as file:
-            content = file.read()
-        yield from self._document(self._decoded, content, functools.partial(str, entry.label))
-
-    def _document(
-        self, read: Callable[[Any], str], content: Any, where: Callable[[], str]
-    ) -> Iterator[Document]:
-        """Yield the document in some content, or count it if it is damaged."""
-        try:
-            text = read(content)
-        except BadDocument as error:
-            self.count_damaged(where, str(error))
-        else:
-            yield Document(text, where)
-
     def _decoded(self, content: bytes) -> str:
         try:
             return content.decode()
@@ -111,30 +103,6 @@ class Documents:
         text = content.decode(errors="replace")
         self.replaced += text.count(REPLACEMENT) - content.count(REPLACEMENT.encode())
         return text
-
-    # ---- JSONL -----------------------------------------------------------------------------------
-
-    def _lines(self, entry: Input, start: int, stop: int | None) -> Iterator[Document]:
-        with open_input(entry) as file:
-            offset = _first_line(file, start, stop) if start else 0
-            while stop is None or offset < stop:
-                line = file.readline()
-                if not line:
-                    break
-                where = functools.partial(_line_at, entry, offset)
-                yield from self._line(line if offset else line.removeprefix(BOM), where)
-                offset += len(line)
-
-    def _compressed_lines(self, entry: Input) -> Iterator[Document]:
-        with open_input(entry) as file:
-            reader = io.BufferedReader(decompressed(file, entry), CHUNK_BYTES)
-            for number, line in enumerate(intact(reader, entry), 1):
-                where = functools.partial("{}, line {:,}".format, entry.label, number)
-                yield from self._line(line if number > 1 else line.removeprefix(BOM), where)
-
-    def _line(self, line: bytes, where: Callable[[], str]) -> Iterator[Document]:
-        if line.strip():
-            yield from self._document(self._text_of, line, where)
 
     def _text_of(self, line: bytes) -> str:
         try:
@@ -173,25 +141,6 @@ class Documents:
             self.replaced += text.count(REPLACEMENT) - before
         return text
 
-    # ---- Parquet ---------------------------------------------------------------------------------
-
-    def _rows(self, entry: Input, start: int, stop: int | None) -> Iterator[Document]:
-        import pyarrow as pa
-
-        with open_input(entry) as file:
-            table = open_parquet(file, entry)
-            groups = range(start, table.num_row_groups if stop is None else stop)
-            row = sum(table.metadata.row_group(group).num_rows for group in range(start))
-            try:
-                batches = table.iter_batches(BATCH_ROWS, list(groups), [self._field])
-                for batch in batches:
-                    for content in bytes_of(batch.column(0)):
-                        row += 1
-                        where = functools.partial("{}, row {:,}".format, entry.label, row)
-                        yield from self._document(self._cell, content.as_py(), where)
-            except (pa.ArrowException, OSError) as error:
-                raise damaged(entry, "Parquet", error) from error
-
     def _cell(self, content: bytes | None) -> str:
         if content is None:
             raise BadDocument(f"expected a string in the column {self._field!r}, found null")
@@ -203,7 +152,48 @@ def _called(found: Any) -> str:
     return names.get(type(found)) or f"{json.dumps(found)[:40]}"
 
 
-# ---- lines ---------------------------------------------------------------------------------------
+# ---- contents of files: of each document, and the function that returns its place ---------------
+
+Contents = Iterator[tuple[Any, Callable[[], str]]]
+
+
+def _whole(entry: Input) -> Contents:
+    with open_input(entry) as file:
+        yield file.read(), functools.partial(str, entry.label)
+
+
+def _rows(entry: Input, start: int, stop: int | None, column: str) -> Contents:
+    import pyarrow as pa
+
+    with open_input(entry) as file:
+        table = open_parquet(file, entry)
+        groups = range(start, table.num_row_groups if stop is None else stop)
+        row = sum(table.metadata.row_group(group).num_rows for group in range(start))
+        try:
+            for batch in table.iter_batches(BATCH_ROWS, list(groups), [column]):
+                for content in bytes_of(batch.column(0)):
+                    row += 1
+                    where = functools.partial("{}, row {:,}".format, entry.label, row)
+                    yield content.as_py(), where
+        except (pa.ArrowException, OSError) as error:
+            raise damaged(entry, "Parquet", error) from error
+
+
+def _compressed_lines(entry: Input) -> Contents:
+    with open_input(entry) as file:
+        reader = io.BufferedReader(decompressed(file, entry), CHUNK_BYTES)
+        for number, line in enumerate(intact(reader, entry), 1):
+            where = functools.partial("{}, line {:,}".format, entry.label, number)
+            yield line if number > 1 else line.removeprefix(BOM), where
+
+
+def _lines(entry: Input, start: int, stop: int | None) -> Contents:
+    with open_input(entry) as file:
+        offset = _first_line(file, start, stop) if start else 0
+        while (stop is None or offset < stop) and (line := file.readline()):
+            where = functools.partial(_line_at, entry, offset)
+            yield line if offset else line.removeprefix(BOM), where
+            offset += len(line)
 
 
 def _first_line(file: BinaryIO, start: int, stop: int | None) -> int:

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -155,19 +155,7 @@ def read_blocks(path: Path, part: Part, dtype: np.dtype[Any]) -> Iterator[Block]
         UserError: The part is damaged.
     """
     digest, documents, tokens = hashlib.sha256(), 0, 0
-    with open(path, "rb") as file:
-        while documents < part.documents:
-            block = _read_block(file, digest, dtype.newbyteorder("<"), part, path)
-            documents += len(block.lengths)
-            tokens += len(block.tokens)
-            yield block
-    if digest.hexdigest() != part.sha256 or tokens != part.tokens:
-        raise _damaged(path)
 
-
-def _read_block(
-    file: BinaryIO, digest: "hashlib._Hash", dtype: np.dtype[Any], part: Part, path: Path
-) -> Block:
     def read(count: int, kind: np.dtype[Any]) -> np.ndarray:
         content = file.read(count * kind.itemsize)
         if len(content) < count * kind.itemsize:
@@ -175,15 +163,21 @@ def _read_block(
         digest.update(content)
         return np.frombuffer(content, kind)
 
-    n_documents, n_tokens = read(2, COUNT).tolist()
-    # A flipped bit must not allocate an exabyte.
-    if not 0 < n_documents <= part.documents or n_tokens > part.tokens:
+    with open(path, "rb") as file:
+        while documents < part.documents:
+            n_documents, n_tokens = read(2, COUNT).tolist()
+            # A flipped bit must not allocate an exabyte.
+            if not 0 < n_documents <= part.documents or n_tokens > part.tokens:
+                raise _damaged(path)
+            lengths = read(n_documents, COUNT).astype(np.int64)
+            digests = read(DIGEST_BYTES * n_documents, np.dtype(np.uint8))
+            if int(lengths.sum()) != n_tokens:
+                raise _damaged(path)
+            documents, tokens = documents + n_documents, tokens + n_tokens
+            found = read(n_tokens, dtype.newbyteorder("<"))
+            yield Block(lengths, digests.reshape(-1, DIGEST_BYTES), found)
+    if digest.hexdigest() != part.sha256 or tokens != part.tokens:
         raise _damaged(path)
-    lengths = read(n_documents, COUNT).astype(np.int64)
-    digests = read(DIGEST_BYTES * n_documents, np.dtype(np.uint8))
-    if int(lengths.sum()) != n_tokens:
-        raise _damaged(path)
-    return Block(lengths, digests.reshape(-1, DIGEST_BYTES), read(n_tokens, dtype))
 
 
 def _damaged(path: Path) -> UserError:

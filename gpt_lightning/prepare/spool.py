@@ -1,13 +1,14 @@
 """Copies of texts that can be read only once, from standard input or a URL."""
 
 import contextlib
-import hashlib
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from gpt_lightning.files import file_sha256
 from gpt_lightning.prepare.inputs import Input, Kind, explained_url, is_url, kind_of, source_name
 
 COPY_BYTES = 2**20
@@ -31,14 +32,12 @@ def spool(source: str, folder: Path) -> Input:
         UserError: The URL cannot be read.
         OSError: The disk is full.
     """
-    path, digest = folder / "text", hashlib.sha256()
+    path = folder / "text"
     with open(path, "wb") as file, _stream(source) as stream:
-        while chunk := stream.read(COPY_BYTES):
-            digest.update(chunk)
-            file.write(chunk)
+        shutil.copyfileobj(stream, file, COPY_BYTES)
     jsonl = source == "-" and begins_with_object(path)
     kind: Kind = "jsonl" if jsonl else "text"
-    return Input(str(path), source_name(source), kind, "", path.stat().st_size, digest.hexdigest())
+    return Input(str(path), source_name(source), kind, "", path.stat().st_size, file_sha256(path))
 
 
 @contextlib.contextmanager

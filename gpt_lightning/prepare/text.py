@@ -82,11 +82,8 @@ def survey_text(path: Path, settings: Settings) -> Survey:
         UserError: The file cannot be read, is not UTF-8, is empty or blank, or the settings are for
             documents.
     """
-    wrong = {
-        "split_by hash": settings.split_by == "hash",
-        "errors skip": settings.errors == "skip",
-    }
-    for setting in (setting for setting, found in wrong.items() if found):
+    if settings.split_by == "hash" or settings.errors == "skip":
+        setting = "split_by hash" if settings.split_by == "hash" else "errors skip"
         raise UserError(
             f"{path} is one text, and {setting} is for documents: leave it out, or give JSONL, "
             "Parquet or a folder of texts"
