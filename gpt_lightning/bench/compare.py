@@ -4,7 +4,6 @@ The configuration of a row is what the benchmark's rows.jsonl stores as such, an
 tables of a report also every text, such as the name of a kernel. All other numbers were measured.
 """
 
-import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -45,28 +44,27 @@ class Report:
         path: The results.json.
         title: Title of the benchmark.
         machine: Facts about the machine, by name.
-        rows: (table, row), the tables in their order.
+        rows: Rows with the name of their table, the tables in their order.
         keys: Fields that configure a row.
     """
 
     path: Path
     title: str
     machine: dict[str, str]
-    rows: list[tuple[str, Row]]
+    rows: list[Row]
     keys: list[str]
 
     def numbers(self) -> list[str]:
         """Return the names of the measured numbers."""
-        found = {name: 0 for _, row in self.rows for name in row if is_number(row[name])}
+        found = dict.fromkeys(name for row in self.rows for name in row if is_number(row[name]))
         return [name for name in found if name not in self.keys]
 
     def by_identity(self, keys: list[str]) -> dict[Identity, Row]:
         """Return the rows by table and configuration; equal ones are numbered in their order."""
         found: dict[Identity, Row] = {}
         seen: Counter[Identity] = Counter()
-        for table, row in self.rows:
-            fields = tuple((name, str(value)) for name, value in row.items() if name in keys)
-            identity = (("table", table), *fields)
+        for row in self.rows:
+            identity = tuple((name, str(row[name])) for name in row if name in ("table", *keys))
             found[*identity, ("number", str(seen[identity]))] = row
             seen[identity] += 1
         return found
@@ -126,11 +124,12 @@ def read_report(path: Path) -> Report:
     file = path / RESULTS if path.is_dir() else path
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-        rows = [(table, row) for table in data if table not in NO_TABLES for row in data[table]]
+        tables = [table for table in data if table not in NO_TABLES]
+        rows = [{"table": table, **row} for table in tables for row in data[table]]
         stored = {name for fields, _ in read_rows(file.with_name(ROWS)) for name in fields}
-        main, first = rows[0]
-        texts = {x for table, row in rows if table != main for x in row if isinstance(row[x], str)}
-        keys = [x for x in first if x in stored] + sorted(texts - {*first, *OUTCOME})
+        texts = {name for row in rows for name in row if isinstance(row[name], str)}
+        keys = [name for name in rows[0] if name in stored]
+        keys += sorted(texts - {*rows[0], *OUTCOME})  # of further tables
         return Report(file, data["title"], data["machine"], rows, keys)
     except OSError as error:
         raise UserError(
@@ -155,7 +154,7 @@ def side_by_side(
     values = Counter(name for name, _ in {field for fields in everything for field in fields})
     for identity in everything:
         (_, table), *fields, _ = identity
-        words = [] if table == a.rows[0][0] else [table]
+        words = [] if table == a.rows[0]["table"] else [table]
         words += [f"{name} {value}" for name, value in fields if values[name] > 1]
         label = ", ".join(words) or "all"
         x, y = in_a.get(identity), in_b.get(identity)
@@ -185,11 +184,7 @@ def publish(a: Report, b: Report, rows: list[CompareRow], argv: list[str]) -> No
     for name in a.machine | b.machine:
         facts = {f"{x} {name}": of.machine.get(name, "unknown") for x, of in (("A", a), ("B", b))}
         machine |= facts if len(set(facts.values())) > 1 else {name: facts[f"A {name}"]}
-    width, widest = max(map(len, machine)), max(len(row.configuration) for row in rows)
-    field = ("configuration", str, column("configuration", width=widest))
-    console = Console(
-        dataclasses.make_dataclass("WideRow", [field], bases=(CompareRow,), frozen=True)
-    )
+    width, console = max(map(len, machine)), Console(CompareRow, rows=rows)
     lines = [f"{name:<{width}} {fact}" for name, fact in machine.items()]
     print("\n".join([*lines, "", console.header(), *map(console.line, rows)]))
     folder = make_folder("compare")

@@ -30,8 +30,7 @@ def column(
         default: Default value of the field.
         console: True if the console shows the column.
     """
-    padding = f"{'>' if spec else '<'}{max(width, len(title))}"  # numbers to the right
-    metadata = {"title": title, "spec": spec, "padding": padding, "console": console}
+    metadata = {"title": title, "spec": spec, "width": width, "console": console}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -52,11 +51,20 @@ class Console:
     Args:
         row_type: Dataclass of the rows.
         without: Names of the columns to leave out.
+        rows: Rows that are known by now; the columns are wide enough for them.
     """
 
-    def __init__(self, row_type: type[Row], without: Sequence[str] = ()) -> None:
+    def __init__(
+        self, row_type: type[Row], without: Sequence[str] = (), rows: Sequence[Row] = ()
+    ) -> None:
         shown = (f for f in dataclasses.fields(row_type) if f.metadata["console"])
         self.fields = [field for field in shown if field.name not in without]
+        lines = [titles(self.fields), *(cells(row, self.fields) for row in rows)]
+        self.paddings = [
+            f"{'>' if field.metadata['spec'] else '<'}"  # numbers to the right
+            f"{max(field.metadata['width'], *map(len, texts))}"
+            for field, *texts in zip(self.fields, *lines, strict=True)
+        ]
 
     def header(self) -> str:
         """Return the line of titles."""
@@ -67,8 +75,7 @@ class Console:
         return self._join(cells(row, self.fields))
 
     def _join(self, texts: list[str]) -> str:
-        paddings = (field.metadata["padding"] for field in self.fields)
-        return "  ".join(map(format, texts, paddings)).rstrip()
+        return "  ".join(map(format, texts, self.paddings)).rstrip()
 
 
 def markdown(rows: Sequence[Row]) -> str:
