@@ -73,14 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     threading.excepthook = print_thread_error
     try:
         return dispatch(argv)
-    except SystemExit as exit_:
-        if isinstance(
-            exit_.__context__, KeyboardInterrupt
-        ):  # Lightning cleaned up and called exit(1)
-            return interrupted()
-        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
-    except KeyboardInterrupt:
-        return interrupted()
+    except (SystemExit, KeyboardInterrupt) as end:
+        # after Ctrl-C Lightning cleans up and calls exit(1)
+        if isinstance(end, SystemExit) and not isinstance(end.__context__, KeyboardInterrupt):
+            return end.code if isinstance(end.code, int) else int(end.code is not None)
+        print("error: interrupted", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # `| head` has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -88,12 +86,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get(DEBUG) == "1":
             raise
         return print_error(error)
-
-
-def interrupted() -> int:
-    """Print the line for Ctrl-C and return its exit code."""
-    print("error: interrupted", file=sys.stderr)
-    return 130
 
 
 def print_error(error: Exception) -> int:

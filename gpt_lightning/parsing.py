@@ -215,10 +215,9 @@ def resolve_configs(args: list[str]) -> list[str]:
     """
     resolved = list(args)
     for i in config_positions(args):
-        name = args[i].removeprefix("--config=")
-        path = config_file(name)
+        path = config_file(args[i].removeprefix("--config="))
         check_config_file(path)
-        resolved[i] = args[i].removesuffix(name) + str(path)
+        resolved[i] = f"--config={path}" if args[i].startswith("--config=") else str(path)
     return resolved
 
 

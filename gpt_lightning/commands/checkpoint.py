@@ -73,8 +73,8 @@ def inspect(files: list[Path]) -> None:
 def describe(checkpoint: "Checkpoint") -> dict[str, str]:
     """Return the content of a checkpoint as text, by name."""
     record, config = checkpoint.record, checkpoint.record.config
-    names = [name for name in checkpoint.weights if not is_tied(name, checkpoint)]
-    n_params = sum(checkpoint.weights[name].numel() for name in names)
+    tied = ["lm_head.weight"] if config.tie_weights else []  # with wte.weight, which counts once
+    n_params = sum(t.numel() for name, t in checkpoint.weights.items() if name not in tied)
     return {
         "step": f"{checkpoint.step:,}",
         "model": f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} wide, block "
@@ -85,11 +85,6 @@ def describe(checkpoint: "Checkpoint") -> dict[str, str]:
         "machine": listed(record.environment),
         "written by": f"gpt_lightning {record.version}",
     }
-
-
-def is_tied(name: str, checkpoint: "Checkpoint") -> bool:
-    """Return whether a tensor is shared with another, so that it counts once."""
-    return name == "lm_head.weight" and checkpoint.record.config.tie_weights
 
 
 def listed(facts: dict[str, Any]) -> str:

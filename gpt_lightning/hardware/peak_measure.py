@@ -76,9 +76,7 @@ def _product_rate(n: int, device: torch.device, dtype: torch.dtype, seconds: flo
         best = max(best, products * 2 * n**3 / elapsed)
         if time.perf_counter() + elapsed > deadline:
             return best
-        if (
-            elapsed < 0.01
-        ):  # seconds; long enough to hide the kernel launches and the synchronization
+        if elapsed < 0.01:  # too short to hide the kernel launches and the synchronization
             products *= 2
 
 

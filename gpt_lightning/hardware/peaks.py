@@ -27,13 +27,11 @@ class Peak:
         flops: FLOP/s of one device, dense, a multiply-add counted as 2.
         label: Name for people, e.g. "H100 SXM bf16 (dense)".
         source: URL of the document with the number, or the way in which it was measured or set.
-        measured: True for a measured rate, which is below the hardware's limit.
     """
 
     flops: float
     label: str
     source: str
-    measured: bool = False
 
 
 def lookup(device_name: str, dtype: str) -> Peak | None:
@@ -137,7 +135,7 @@ def measured_peak(device: torch.device, dtype: str) -> Peak:
         rates[key] = rate
         peak_measure.write_rates(path, rates)
     label = f"measured {dtype} matrix-product peak of {name}"
-    return Peak(rates[key], label, f"torch.mm, torch {torch.__version__}", measured=True)
+    return Peak(rates[key], label, f"torch.mm, torch {torch.__version__}")
 
 
 def resolve_peak(setting: str | float, device: torch.device, dtype: str) -> tuple[Peak | None, str]:

@@ -19,17 +19,12 @@ def check_accelerator(accelerator: str, flag: str) -> None:
     Raises:
         UserError: Names the flag, the devices of this machine, and a value that works.
     """
-    there = {
-        "cpu": True,
-        "mps": torch.backends.mps.is_available(),
-        "cuda": torch.cuda.is_available(),
-    }
-    there["gpu"] = there["cuda"] or there["mps"]
-    if not there.get(accelerator, True):
-        names = ", ".join(name for name, found in there.items() if found)
+    kind = device_kind()
+    there = ["cpu"] if kind == "cpu" else ["cpu", kind, "gpu"]
+    if accelerator in ("mps", "cuda", "gpu") and accelerator not in there:
         raise UserError(
             f"{flag} {accelerator}: this machine has no such device "
-            f"(it has: {names}); use {flag} auto"
+            f"(it has: {', '.join(there)}); use {flag} auto"
         )
 
 

@@ -26,6 +26,7 @@ data_identity and shards were part of the loader's state, as `order` and `shards
 """
 
 import dataclasses
+import math
 import re
 import sys
 from dataclasses import dataclass, field
@@ -100,8 +101,8 @@ def find_checkpoint(path: Path) -> Path:
     for run in run_folders(path):
         saved = saved_checkpoints(run / "checkpoints")
         if saved:
-            best = [file for file in saved if file.loss is not None]
-            return min(best, key=lambda file: file.loss or 0.0).path if best else saved[0].path
+            # of equals min takes the first, which is the newest
+            return min(saved, key=lambda s: math.inf if s.loss is None else s.loss).path
     raise UserError(
         f"{path} has no checkpoints/*.ckpt: give a checkpoint, or train one with "
         f"`{program()} fit --config quickstart`"

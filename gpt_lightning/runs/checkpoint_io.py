@@ -51,18 +51,14 @@ class Hashing:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._digest = hashlib.sha256()
+        self.digest = hashlib.sha256()  # of all bytes so far
 
     def write(self, content: Any) -> int:
-        self._digest.update(content)
+        self.digest.update(content)
         return self._file.write(content)
 
     def flush(self) -> None:
         self._file.flush()
-
-    def hexdigest(self) -> str:
-        """Return the SHA-256 of all bytes so far."""
-        return self._digest.hexdigest()
 
 
 def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
@@ -78,7 +74,7 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
                 torch.save(checkpoint, hashing)  # type: ignore[arg-type]  # it needs only `write`
                 file.flush()
                 os.fsync(file.fileno())
-            write_sidecar(path, hashing.hexdigest())
+            write_sidecar(path, hashing.digest.hexdigest())
     except (OSError, RuntimeError) as error:  # torch calls a full disk a RuntimeError
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise UserError(

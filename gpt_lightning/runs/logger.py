@@ -14,7 +14,6 @@ from torch.utils.tensorboard.summary import hparams
 
 from gpt_lightning.files import explained, write_atomic
 
-METRICS_FILE = "metrics.jsonl"
 EVENTS = "events.out.*"  # TensorBoard's files
 # curves whose last values TensorBoard's HPARAMS tab compares
 COMPARED_METRICS = ("val/loss", "train/loss", "perf/tokens_per_sec", "perf/mfu")
@@ -49,10 +48,6 @@ class RunLogger(TensorBoardLogger):
         self._found = set(Path(self.log_dir).glob(EVENTS)) if version is not None else set()
         self._has_logged = False
 
-    @property
-    def metrics_file(self) -> Path:
-        return Path(self.log_dir) / METRICS_FILE
-
     @rank_zero_only
     def finalize(self, status: str) -> None:
         with explained("write", Path(self.log_dir)):
@@ -80,12 +75,13 @@ class RunLogger(TensorBoardLogger):
         self._has_logged = True
         finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}  # JSON has no nan
         row = {"step": step, "time": round(time.time(), 3), **finite}
-        with explained("write", self.metrics_file):
-            self.metrics_file.parent.mkdir(parents=True, exist_ok=True)
+        path = Path(self.log_dir) / "metrics.jsonl"
+        with explained("write", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             if self._resume_step is not None:
-                drop_rows_after(self.metrics_file, self._resume_step)
+                drop_rows_after(path, self._resume_step)
                 self._resume_step = None
-            with self.metrics_file.open("a", encoding="utf-8") as file:
+            with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row, allow_nan=False) + "\n")
 
     @rank_zero_only

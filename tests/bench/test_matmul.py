@@ -20,9 +20,7 @@ from gpt_lightning.model import flops
 @pytest.fixture(autouse=True)
 def own_peak(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        matmul, "measured_peak", lambda device, dtype: Peak(2e12, "a", "test", True)
-    )
+    monkeypatch.setattr(matmul, "measured_peak", lambda device, dtype: Peak(2e12, "a", "test"))
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)

@@ -200,7 +200,7 @@ def test_too_large_a_batch_is_a_row(limited_memory, capsys):
 
 
 def test_rates_are_those_of_the_total(monkeypatch):
-    peak = Peak(1e12, "a peak", "a test", measured=True)
+    peak = Peak(1e12, "a peak", "a test")
     monkeypatch.setattr(subject, "lookup", lambda name, dtype: None)
     monkeypatch.setattr(subject, "measured_peak", lambda device, dtype: peak)
     row = call(sizes.measure_size, TINY)

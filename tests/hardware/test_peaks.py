@@ -51,7 +51,6 @@ def test_lookup_by_real_names(name: str, dtype: str, tflops: float) -> None:
     assert peak is not None
     assert peak.flops == pytest.approx(tflops * 1e12, rel=2e-3)  # a figure has three digits
     assert peak.source.startswith("https://")
-    assert not peak.measured
 
 
 @pytest.mark.parametrize(
