@@ -135,12 +135,20 @@ def measure_attention(row: AttentionRow, steps: int, memory_gib: float | None) -
     shape = (row.batch, 1, row.context, row.d)
     make = partial(torch.randn, shape, device=device, dtype=dtype, requires_grad=True)
     check_kernel(row.kernel, attention, make)
-    times = time_steps(attention, make, device, row.warmup, steps)
+    tensors = [make() for _ in range(4)]
+    times, first_step_s = timing.measure(
+        lambda timer: run_step(attention, tensors, timer.phase), device, row.warmup, steps
+    )
+    tensors.clear()  # the memory of a step is measured with its own tensors alone
+    memory = memory_meter.measure_memory(
+        lambda phase: run_step(attention, [make() for _ in range(4)], phase), device
+    )
     return {
-        **times,
-        **memory_of(held_memory(attention, make, device)),
+        "first_step_s": first_step_s,
+        **timing.phase_columns(times, "forward", "backward"),
+        **memory_of(memory),
         "graphs": training_step.checked_graphs(row.kernel == "compiled", graphs),
-        "replaced": replaced_patterns(),
+        "replaced": counters["inductor"]["fuse_attention"],  # by scaled_dot_product_attention
         "matmul_precision": torch.get_float32_matmul_precision(),
     }
 
@@ -164,11 +172,6 @@ def unmasked_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tor
     scores = (q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5  # (B, 1, T, T)
     out: torch.Tensor = scores.softmax(dim=-1) @ v
     return out
-
-
-def replaced_patterns() -> int:
-    """Count the attentions that torch.compile replaced by scaled_dot_product_attention."""
-    return int(counters["inductor"]["fuse_attention"])
 
 
 def check_kernel(kernel: str, attention: Attention, make: Callable[[], torch.Tensor]) -> None:
@@ -206,39 +209,13 @@ def graph_nodes(out: torch.Tensor) -> set[str]:
     return names
 
 
-def time_steps(
-    attention: Attention,
-    make: Callable[[], torch.Tensor],
-    device: torch.device,
-    warmup: int,
-    steps: int,
-) -> dict[str, Any]:
-    """Time forward and backward, each inside the step."""
-    q, k, v, gradient = (make() for _ in range(4))
-
-    def step(timer: timing.StepTimer) -> None:
+def run_step(attention: Attention, tensors: Sequence[torch.Tensor], phase: PhaseContext) -> None:
+    """Run forward and backward on q, k, v and the output's gradient, (B, 1, T, d) each."""
+    q, k, v, gradient = tensors
+    with phase("forward"):
         out = attention(q, k, v)
-        timer.end("forward")
+    with phase("backward"):
         torch.autograd.grad(out, (q, k, v), gradient)
-        timer.end("backward")
-
-    times, first_step_s = timing.measure(step, device, warmup, steps)
-    return {"first_step_s": first_step_s, **timing.phase_columns(times, "forward", "backward")}
-
-
-def held_memory(
-    attention: Attention, make: Callable[[], torch.Tensor], device: torch.device
-) -> Memory:
-    """Measure memory by phase in a step that is not timed."""
-
-    def step(phase: PhaseContext) -> None:
-        q, k, v, gradient = (make() for _ in range(4))
-        with phase("forward"):
-            out = attention(q, k, v)
-        with phase("backward"):
-            torch.autograd.grad(out, (q, k, v), gradient)
-
-    return memory_meter.measure_memory(step, device)
 
 
 def memory_of(memory: Memory) -> dict[str, Any]:

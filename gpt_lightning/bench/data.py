@@ -116,10 +116,7 @@ def measure_data(row: DataRow, batches: int, warmup: int, data_dir: str) -> dict
     written = 8 * (row.block_size + 1) / row.block_size + 16  # int64: window of T + 1, x and y
     return {
         "first_batch_ms": first_s * 1e3,
-        "batch_ms": times["batch"].median,
-        "batch_std_ms": times["batch"].std,
-        "batch_p90_ms": times["batch"].p90,
-        "batch_max_ms": times["batch"].max,
+        **timing.columns("batch", times["batch"], "std", "p90", "max"),
         "copy_ms": times["copy"].median if "copy" in times else None,
         "tokens_per_sec": tokens_per_sec,
         "bytes_written_per_token": written,

@@ -16,7 +16,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import device_kind, free_memory
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.hardware.peaks import Peak, device_name, lookup, measured_peak
-from gpt_lightning.parsing import nearest, split_fit_options
+from gpt_lightning.parsing import split_fit_options
 from gpt_lightning.reports.plots import plot_bars
 from gpt_lightning.reports.tables import Console, column, write_report
 from gpt_lightning.runs.logger import RunLogger
@@ -111,7 +111,8 @@ def run(argv: list[str]) -> int:
         "Options of `fit` (--data.batch_size 8) change all rungs."
     )
     args = options.parse("ladder", description, OPTIONS, own)
-    chosen = choose(args.rungs)
+    names = [rung.name for rung in RUNGS]
+    chosen = names if args.rungs is None else options.listed(args, "rungs", options.one_of(names))
     ladder = Ladder(args.config, args.steps, fit_options, argv)
     console = Console(LadderRow)
     print("\n".join([*ladder.facts(), "", console.header()]), flush=True)
@@ -120,20 +121,6 @@ def run(argv: list[str]) -> int:
             print(console.line(ladder.measure(rung)), flush=True)
     print(f"\n{ladder.folder}: results.md, results.json, ladder.csv, ladder.png")
     return int(any(row.status == "failed" for row in ladder.rows))
-
-
-def choose(names: str | None) -> list[str]:
-    """Return the names of the rungs to measure.
-
-    Raises:
-        UserError: There is no such rung.
-    """
-    known = [rung.name for rung in RUNGS]
-    chosen = known if names is None else names.split(",")
-    for name in chosen:
-        if name not in known:
-            raise UserError(f"no rung {name!r}{nearest(name, known)}; there are {', '.join(known)}")
-    return chosen
 
 
 class Ladder:
@@ -220,7 +207,6 @@ class Ladder:
         )
 
     def _write(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         plot_bars(
             self.folder / PICTURE,
             f"bench ladder, {self.machine['device']}",

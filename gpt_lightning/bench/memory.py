@@ -16,6 +16,7 @@ the first block. held/residual: held in units of residual.
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def name_of(row: MemoryRow) -> str:
 
 def make_step(
     model: GPT, mode: str, dtype: str, batch: int, context: int
-) -> Callable[[PhaseContext], None]:
+) -> Callable[[PhaseContext], object]:
     """Return a step of inference or training that calls its phases."""
     device = model.lm_head.weight.device
     x, y = training_step.random_batch(batch, context, device)
@@ -168,12 +169,7 @@ def make_step(
             del logits  # held until the phase has ended
 
         return infer
-    step = training_step.TrainingStep(model, device, dtype)
-
-    def train(phase: PhaseContext) -> None:
-        step(x, y, phase)
-
-    return train
+    return partial(training_step.TrainingStep(model, device, dtype), x, y)
 
 
 def columns(memory: Memory, residual: int, output: int) -> dict[str, Any]:

@@ -127,12 +127,7 @@ BENCH = Bench(
         options.dtypes("fp32", DTYPES),
         options.switches("compile", "false", "Compile the model"),
         Option("pairs", ",".join(PAIRS), f"A:B with commas, of {', '.join(LOOPS)}.", read_pairs),
-        Option(
-            "steps",
-            None,
-            "Steps of a block; null: 10, for char 3.",
-            type=PositiveInt | None,
-        ),
+        Option("steps", None, "Steps of a block; null: 10, for char 3.", type=PositiveInt | None),
         options.warmup(2, PositiveInt),
         Option(
             "rounds", None, "Blocks of each loop; null: 20, for char 5.", type=PositiveInt | None

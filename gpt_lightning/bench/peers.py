@@ -90,11 +90,7 @@ def measure_peers(
         rate = row.batch * row.context / found[f"{name}_ms"] * 1e3
         facts = {"tokens_per_sec": rate, **contestant.facts()}
         found |= {f"{name}_{key}": value for key, value in facts.items()}
-    return {
-        **found,
-        "attention": peer.attention,
-        "transformers": peer.version,
-    }
+    return {**found, "attention": peer.attention, "transformers": peer.version}
 
 
 class Contestant:

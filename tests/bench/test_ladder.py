@@ -88,7 +88,7 @@ def test_a_rung_that_fails_is_a_row_and_the_ladder_goes_on(monkeypatch):
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["ladder", "--rungs", "fp23"], "error: no rung 'fp23': did you mean 'fp32'"),
+        (["ladder", "--rungs", "fp23"], "error: --rungs is 'fp23': 'fp23' is none of fp32"),
         (["ladder", "--steps", "0"], "error: steps is 0; it must be at least 1"),
         (["lader"], "error: no bench 'lader': did you mean 'ladder'"),
         (["ladder", "--model.config.vocab_size=null"], "error: model.config.vocab_size is null"),

@@ -15,7 +15,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_t
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import device_kind
 from gpt_lightning.hardware.precision import check_accelerator
-from gpt_lightning.parsing import OneLineParser, underscored
+from gpt_lightning.parsing import OneLineParser, nearest, underscored
 
 Shape = tuple[int, int, int]  # layers, heads, width
 Values = dict[str, Any]  # fields of a configuration
@@ -147,7 +147,7 @@ def one_of(choices: Iterable[str]) -> Callable[[str], str]:
 
     def choice(text: str) -> str:
         if text not in known:
-            raise ValueError(f"{text!r} is none of {', '.join(known)}")
+            raise ValueError(f"{text!r} is none of {', '.join(known)}{nearest(text, known)}")
         return text
 
     return choice

@@ -59,14 +59,18 @@ def stats(milliseconds: list[float]) -> Stats:
     )
 
 
+def columns(name: str, durations: Stats, *statistics: str) -> dict[str, float]:
+    """Return columns of one phase: the median as NAME_ms, and statistics as NAME_STATISTIC_ms."""
+    others = {f"{name}_{key}_ms": getattr(durations, key) for key in statistics}
+    return {f"{name}_ms": durations.median, **others}
+
+
 def phase_columns(times: dict[str, Stats], *phases: str) -> dict[str, float]:
     """Return columns of statistics: median and std of each phase, and everything of the total."""
-    found: dict[str, float] = {}
+    found = columns("total", times["total"], "mean", "std", "min", "p90", "max")
     for phase in phases:
-        found |= {f"{phase}_ms": times[phase].median, f"{phase}_std_ms": times[phase].std}
-    for name in ("mean", "std", "min", "p90", "max"):
-        found[f"total_{name}_ms"] = getattr(times["total"], name)
-    return found | {"total_ms": times["total"].median}
+        found |= columns(phase, times[phase], "std")
+    return found
 
 
 class StepTimer:

@@ -98,11 +98,7 @@ def read_trace(trace: dict[str, Any], names: Sequence[str], on_gpu: bool) -> lis
             of[event.get("cat", "")].append(event)
     annotations = [event for event in of["user_annotation"] if event["name"] in names]
     launches = gpu_launches(of) if on_gpu else cpu_work(of["cpu_op"])
-    return [
-        Work(op, kernel, inside, start / 1e3, duration / 1e3)
-        for inside, (op, kernel, start, duration) in placed(annotations, launches)
-        if inside
-    ]
+    return list(placed(annotations, launches))
 
 
 Launch = tuple[float, tuple[str, str, float, float]]  # launch; op, kernel, start and duration
@@ -133,19 +129,13 @@ def cpu_work(ops: list[Event]) -> list[Launch]:
         if stack:
             own[id(stack[-1])] -= op["dur"]
         stack.append(op)
-    return [
-        (op["ts"], (op["name"], op["name"], op["ts"], own[id(op)]))
-        for op in ops
-        if re.match(
-            r"(?!autograd|torch)\w+::", op["name"]
-        )  # without the nodes of the autograd graph
-    ]
+    # without the nodes of the autograd graph
+    computing = [op for op in ops if re.match(r"(?!autograd|torch)\w+::", op["name"])]
+    return [(op["ts"], (op["name"], op["name"], op["ts"], own[id(op)])) for op in computing]
 
 
-def placed(
-    annotations: list[Event], launches: list[Launch]
-) -> Iterator[tuple[tuple[Range, ...], tuple[str, str, float, float]]]:
-    """Yield each launch with the ranges around its time, in any thread.
+def placed(annotations: list[Event], launches: list[Launch]) -> Iterator[Work]:
+    """Yield the work of each launch inside ranges, with the ranges around its time in any thread.
 
     The backward pass launches from a thread of its own while the program waits inside `backward`.
     """
@@ -160,8 +150,9 @@ def placed(
         if event is not None:
             path = (*(inside[-1].path if inside else ()), event["name"])
             inside = (*inside, Range(path, when / 1e3, (when + event["dur"]) / 1e3))
-        elif launch is not None:
-            yield inside, launch
+        elif launch is not None and inside:
+            op, kernel, start, duration = launch
+            yield Work(op, kernel, inside, start / 1e3, duration / 1e3)
 
 
 # ---- sums ----------------------------------------------------------------------------------------
