@@ -70,7 +70,7 @@ BENCH = Bench(
             f"Memory limit of a trial on a CPU, in GiB; null: {SHARE:.0%} of the free memory.",
             type=options.PositiveFinite | None,
         ),
-        Option("max_batch", None, "null: the sequences of a step.", type=PositiveInt | None),
+        options.optional("max_batch", "null: the sequences of a step."),
         Option("steps", 2, "Measured steps of a trial, after the first.", type=PositiveInt),
     ),
     takes_fit_options=True,
@@ -161,7 +161,9 @@ def trial_of(config: Any, step: StepShape) -> dict[str, Any]:
     """
     model = config.model.as_dict()
     if model["config"]["vocab_size"] is None:
-        model["config"]["vocab_size"] = vocabulary_of(config)
+        data = TokenDataModule(**config.data.as_dict())
+        data.prepare_data()
+        model["config"]["vocab_size"] = data.vocab_size
     # memory depends neither on weights nor on rates, and a trial is shorter than a warm-up
     model |= {"init_from": None, "warmup_steps": 0}
     GPTModule(**model)  # raises here, not in a row
@@ -173,13 +175,6 @@ def trial_of(config: Any, step: StepShape) -> dict[str, Any]:
         "context": step.block_size,
         "accumulate": min(2, step.accumulate),
     }
-
-
-def vocabulary_of(config: Any) -> int:
-    """Return the vocabulary of the data of a configuration."""
-    data = TokenDataModule(**config.data.as_dict())
-    data.prepare_data()
-    return data.vocab_size
 
 
 def findings(

@@ -115,7 +115,8 @@ def run(argv: list[str]) -> int:
     chosen = names if args.rungs is None else options.listed(args, "rungs", options.one_of(names))
     ladder = Ladder(args.config, args.steps, fit_options, argv)
     console = Console(LadderRow)
-    print("\n".join([*ladder.facts(), "", console.header()]), flush=True)
+    facts = [f"{name:<9} {fact}" for name, fact in ladder.machine.items()]
+    print("\n".join([*facts, "", console.header()]), flush=True)
     for rung in RUNGS:
         if rung.name in chosen:
             print(console.line(ladder.measure(rung)), flush=True)
@@ -145,23 +146,17 @@ class Ladder:
         self.device = torch.device(kind)
         self.vocab_size = parsed.model.config.vocab_size
         random_tokens = fit_run.random_token_options("ladder", self.vocab_size, steps, WARMUP_STEPS)
-        self.peak = best_peak(self.device)
+        peak = best_peak(self.device)
         self._arguments = [
             *base,
             *fit_options,
             *random_tokens,
             "--progress.plain_every_n_steps=1000000",  # no lines where there is no bar
-            f"--speed.peak_flops={self.peak.flops}",
+            f"--speed.peak_flops={peak.flops}",
         ]
-        self.machine = machine_record(argv, self.device)
+        mfu = f"of {peak.flops / 1e12:.4g} TFLOP/s, {peak.label}"
+        self.machine = machine_record(argv, self.device) | {"MFU": mfu}
         self.folder = make_folder("ladder")
-
-    def facts(self) -> list[str]:
-        """Return machine and peak, a line each."""
-        facts = self.machine | {
-            "MFU": f"of {self.peak.flops / 1e12:.4g} TFLOP/s, {self.peak.label}"
-        }
-        return [f"{name:<9} {fact}" for name, fact in facts.items()]
 
     def settings(self, rung: LadderRung) -> list[str]:
         """Return the settings of a rung and of all rungs before it that this device has."""
@@ -221,7 +216,7 @@ class Ladder:
             title="bench ladder",
             machine=self.machine,
             tables={"ladder": self.rows},
-            notes=[self.facts()[-1], f"`fit` of every rung: {' '.join(self._arguments)}"],
+            notes=[f"`fit` of every rung: {' '.join(self._arguments)}"],
             pictures=[PICTURE],
         )
 

@@ -30,7 +30,7 @@ from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.reports.tables import column
-from gpt_lightning.training import optim
+from gpt_lightning.training import optim, optimizers
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
 from gpt_lightning.training.callbacks.samples import SampleText
@@ -39,7 +39,6 @@ from gpt_lightning.training.fit import quiet_lightning
 from gpt_lightning.training.module import GPTModule
 
 PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed"}
-LEARNING_RATE = 6e-4
 
 
 @dataclass(frozen=True)
@@ -127,11 +126,9 @@ BENCH = Bench(
         options.dtypes("fp32", DTYPES),
         options.switches("compile", "false", "Compile the model"),
         Option("pairs", ",".join(PAIRS), f"A:B with commas, of {', '.join(LOOPS)}.", read_pairs),
-        Option("steps", None, "Steps of a block; null: 10, for char 3.", type=PositiveInt | None),
+        options.optional("steps", "Steps of a block; null: 10, for char 3."),
         options.warmup(2, PositiveInt),
-        Option(
-            "rounds", None, "Blocks of each loop; null: 20, for char 5.", type=PositiveInt | None
-        ),
+        options.optional("rounds", "Blocks of each loop; null: 20, for char 5."),
     ),
     notes=paragraphs(__doc__),
 )
@@ -166,7 +163,7 @@ def make_module(config: GPTConfig, dtype: str, compiled: bool, device: torch.dev
     """Make the module that every loop trains, with its model."""
     module = GPTModule(
         config,
-        learning_rate=LEARNING_RATE,
+        learning_rate=6e-4,
         schedule="constant",  # a raw loop would have to do the cosine too
         fused=device.type in optim.FUSED_ADAMW_DEVICES,
         compile=compiled,
@@ -210,16 +207,9 @@ class Loop:
         self.module.to(self.device)
         model, settings = self.module.model, self.module.settings
         assert model is not None
-        groups = optim.decay_groups(model.named_parameters(), settings.weight_decay, settings.decay)
-        fused = bool(settings.fused)
-        optimizer = optim.make_adamw(groups, LEARNING_RATE, settings.betas, fused)
-        step = training_step.TrainingStep(
-            model,
-            self.device,
-            self.dtype,
-            optimizer,
-            norm="check" if self.name == "norm" else "none",
-        )
+        optimizer = optimizers.build(model, settings, bool(settings.fused))
+        norm: training_step.Norm = "check" if self.name == "norm" else "none"
+        step = training_step.TrainingStep(model, self.device, self.dtype, optimizer, norm)
         model.train()
         model.zero_grad()  # Trainer leaves the gradients of its last step
         for x, y in batches:

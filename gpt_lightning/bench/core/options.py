@@ -222,6 +222,11 @@ def shared(name: str, default: Any, about: str, type: Any = PositiveInt) -> Opti
     return Option(name, default, about, lambda args: [{name: getattr(args, name)}], type)
 
 
+def optional(name: str, about: str) -> Option:
+    """Declare a whole number that is null by default and that another option reads."""
+    return Option(name, None, about, type=PositiveInt | None)
+
+
 def dtypes(default: str, choices: Sequence[str] = DTYPES) -> Option:
     """Declare --dtypes."""
     return words("dtypes", "dtype", choices, default)
@@ -305,17 +310,9 @@ def course_or_own_size(args: Any) -> list[Values]:
 
 SIZES = (
     Option("sizes", "small", f"Any of {', '.join(COURSE_SIZES)}.", course_or_own_size),
-    Option(
-        "n_layer",
-        None,
-        "Layers of a size of your own, instead of --sizes.",
-        type=PositiveInt | None,
+    optional("n_layer", "Layers of a size of your own, instead of --sizes."),
+    optional(
+        "n_head", f"Heads of your own size; null: as many as make each head {HEAD_WIDTH} wide."
     ),
-    Option(
-        "n_head",
-        None,
-        f"Heads of your own size; null: as many as make each head {HEAD_WIDTH} wide.",
-        type=PositiveInt | None,
-    ),
-    Option("d_model", None, "Width of your own size.", type=PositiveInt | None),
+    optional("d_model", "Width of your own size."),
 )

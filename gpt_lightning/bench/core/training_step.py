@@ -22,6 +22,7 @@ from gpt_lightning.training import optim
 VOCABULARY = 10_000  # the systems course's
 MAX_NORM = 1.0  # of gradients, as in all files of configs/
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+Norm = Literal["clip", "check", "none"]
 PhaseContext = Callable[[str], AbstractContextManager[Any]]  # surrounds a named phase of a step
 
 
@@ -124,7 +125,7 @@ class TrainingStep:
         device: torch.device,
         dtype: str,
         optimizer: torch.optim.Optimizer | None = None,
-        norm: Literal["clip", "check", "none"] = "clip",
+        norm: Norm = "clip",
         scaled: bool = True,
         updates: bool = True,
     ) -> None:
