@@ -90,15 +90,25 @@ class Manifest:
             raw = json.loads(content)
         except ValueError as error:
             raise _bad(where, f"not valid JSON ({error})") from error
-        manifest = _parsed(raw, where)
-        expected = token_dtype(manifest.vocab_size).name
-        if manifest.dtype != expected:
-            raise _bad(
-                where,
-                f"dtype is {manifest.dtype}, but a vocabulary of {manifest.vocab_size:,} takes "
-                f"{expected}",
-            )
-        return manifest
+        version = _take(raw, "version", int, where)
+        if version != VERSION:
+            raise _bad(where, f"format version {version}, this program reads {VERSION}")
+        # manifests from before other formats existed have no format
+        values = _fields(cls, {"format": "npy", **raw}, where)
+        if not values["splits"]:
+            raise _bad(where, "splits is empty, expected at least one")
+        if values["format"] not in FORMATS:
+            known = ", ".join(FORMATS)
+            raise _bad(where, f"format is {values['format']!r}, expected one of {known}")
+        dtype, vocab_size = values["dtype"], values["vocab_size"]
+        expected = token_dtype(vocab_size).name
+        if dtype != expected:
+            found = f"dtype is {dtype}, but a vocabulary of {vocab_size:,} takes {expected}"
+            raise _bad(where, found)
+        values["source"] = TextOrigin(**_fields(TextOrigin, values["source"], where))
+        splits = values["splits"]
+        values["splits"] = {split: _parsed_shards(splits, split, where) for split in splits}
+        return cls(**values)
 
     def shards(self) -> list[Shard]:
         """Return the shards of all splits."""
@@ -161,21 +171,6 @@ def _bad(where: str, found: str) -> UserError:
     if "://" in where:
         return UserError(f"{where}: {found}; make it with `gpt-lightning prepare` and upload it")
     return UserError(f"{where}: {found}; {repair_hint(Path(where).parent)}")
-
-
-def _parsed(raw: Any, where: str) -> Manifest:
-    version = _take(raw, "version", int, where)
-    if version != VERSION:
-        raise _bad(where, f"format version {version}, this program reads {VERSION}")
-    # manifests from before other formats existed have no format
-    values = _fields(Manifest, {"format": "npy", **raw}, where)
-    if not values["splits"]:
-        raise _bad(where, "splits is empty, expected at least one")
-    if values["format"] not in FORMATS:
-        raise _bad(where, f"format is {values['format']!r}, expected one of {', '.join(FORMATS)}")
-    source = TextOrigin(**_fields(TextOrigin, values["source"], where))
-    splits = {split: _parsed_shards(values["splits"], split, where) for split in values["splits"]}
-    return Manifest(**values | {"source": source, "splits": splits})
 
 
 def _fields(kind: type, raw: Any, where: str) -> dict[str, Any]:

@@ -90,7 +90,13 @@ def corpus_file(name: str, data_dir: Path) -> Path:
             )
         return local
     try:
-        text = _fetched(corpus)
+        text = corpus.fetch()
+        found = hashlib.sha256(text).hexdigest()
+        if found != corpus.sha256:
+            raise FetchError(
+                f"the download has {len(text):,} bytes and SHA-256 {found}, "
+                f"expected {corpus.n_bytes:,} and {corpus.sha256}"
+            )
     except FetchError as error:
         raise UserError(
             f"could not fetch {name}: {error}; put the file at {own}, or set {DATA_VARIABLE} to a "
@@ -108,17 +114,6 @@ def local_corpus(name: str, data_dir: Path) -> Path | None:
     folders = [data_dir, Path(shared)] if shared else [data_dir]
     paths = [folder / name / FILE_NAME for folder in folders]
     return next((path for path in paths if path.is_file()), None)
-
-
-def _fetched(corpus: KnownText) -> bytes:
-    text = corpus.fetch()
-    found = hashlib.sha256(text).hexdigest()
-    if found != corpus.sha256:
-        raise FetchError(
-            f"the download has {len(text):,} bytes and SHA-256 {found}, "
-            f"expected {corpus.n_bytes:,} and {corpus.sha256}"
-        )
-    return text
 
 
 # ---- tiny Shakespeare --------------------------------------------------------------------------

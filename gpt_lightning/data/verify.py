@@ -4,12 +4,7 @@ from pathlib import Path
 
 from gpt_lightning.data.dataset import read_manifest
 from gpt_lightning.data.formats import ShardError
-from gpt_lightning.data.manifest import (
-    Manifest,
-    checked_shard,
-    repair_hint,
-    unlisted_files,
-)
+from gpt_lightning.data.manifest import Manifest, checked_shard, repair_hint, unlisted_files
 from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.scan import check_tokens
 from gpt_lightning.errors import UserError
@@ -49,10 +44,8 @@ def damage(folder: Path, manifest: Manifest, progress: Progress) -> list[str]:
         try:
             checked_shard(folder, shard, manifest.dtype, manifest.format)
             check_tokens(folder, shard, manifest, progress)
-        except ShardError as fault:
-            faults.append(f"{shard.file}: {fault}")
-        except OSError as error:
-            faults.append(f"{shard.file}: {error.strerror or error}")
+        except (ShardError, OSError) as error:
+            faults.append(f"{shard.file}: {getattr(error, 'strerror', None) or error}")
     return faults + [
         f"{name}: found this shard, which the manifest does not list"
         for name in unlisted_files(folder, manifest)

@@ -15,13 +15,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, workspace
 from gpt_lightning.parsing import most_similar
 from gpt_lightning.prepare.executors import Execution
-from gpt_lightning.prepare.inputs import (
-    HUB,
-    Input,
-    find_inputs,
-    has_documents,
-    source_name,
-)
+from gpt_lightning.prepare.inputs import HUB, Input, find_inputs, has_documents, source_name
 from gpt_lightning.prepare.pipeline import prepare_documents
 from gpt_lightning.prepare.settings import Settings
 from gpt_lightning.prepare.spool import is_one_text, spool
@@ -75,10 +69,7 @@ def prepare(
 
 
 def prepare_source(
-    source: str,
-    tokenizer: str = "gpt2",
-    data_dir: str | Path = "data",
-    val_fraction: float = 0.1,
+    source: str, tokenizer: str = "gpt2", data_dir: str | Path = "data", val_fraction: float = 0.1
 ) -> Manifest:
     """Prepare a source in dataset_folder(source, tokenizer, data_dir), without printing a summary.
 

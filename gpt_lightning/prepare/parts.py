@@ -97,14 +97,8 @@ class PartWriter:
     def complete(self, skipped: int, replaced: int) -> Part:
         """Write the last block, sync the file, and rename it."""
         self._flush()
-        part = Part(
-            documents=self._n_documents,
-            tokens=self._n_tokens,
-            text_bytes=self._n_bytes,
-            skipped=skipped,
-            replaced=replaced,
-            sha256=self._digest.hexdigest(),
-        )
+        counts = self._n_documents, self._n_tokens, self._n_bytes, skipped, replaced
+        part = Part(*counts, sha256=self._digest.hexdigest())
         description = json.dumps(dataclasses.asdict(part)).encode()
         with self._file as file:
             file.write(description + len(description).to_bytes(8, "little"))
