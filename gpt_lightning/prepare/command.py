@@ -106,41 +106,32 @@ def _prepare(
     overwrite: bool,
 ) -> tuple[Manifest | None, bool]:
     """Return the dataset in `out`, and whether it was made now; None for one job of an array."""
-    if source in CORPORA:
-        return _one_text(corpus_file(source, data_dir), source, out, settings, execution, overwrite)
-    if source == "-" or is_one_text(source):
-        with _spooled(source, out) as entry:
-            if entry.kind == "text":
-                path = Path(entry.path)
-                return _one_text(path, entry.name, out, settings, execution, overwrite)
-            _refuse_array(execution, "standard input")
-            return prepare_documents([entry], entry.name, out, settings, execution, overwrite)
-    if has_documents(source):
+    once = source == "-" or is_one_text(source)  # it can be read only once
+    if source not in CORPORA and not once and has_documents(source):
         inputs, name = find_inputs(source), source_name(source)
         return prepare_documents(inputs, name, out, settings, execution, overwrite)
+    if execution.shard_count is not None or execution.merge or execution.executor != "process":
+        # The splits of one text are borders in the whole text.
+        raise UserError(
+            f"{'standard input' if source == '-' else source} is read as a whole by one process: "
+            "leave out shard_index, shard_count, merge and executor, or give documents (JSONL, "
+            "Parquet, a folder)"
+        )
+    if once:
+        with _spooled(source, out) as entry:
+            if entry.kind == "text":
+                return prepare_one_text(Path(entry.path), entry.name, out, settings, overwrite)
+            return prepare_documents([entry], entry.name, out, settings, execution, overwrite)
+    if source in CORPORA:
+        path = corpus_file(source, data_dir)
+        return prepare_one_text(path, source, out, settings, overwrite)
     path = Path(source)
     if not path.exists():
         raise UserError(
             f"{source}: no such file, and no corpus of that name; "
             f"give a text file's path or one of {', '.join(most_similar(source, CORPORA))}"
         )
-    return _one_text(path, path.name, out, settings, execution, overwrite)
-
-
-def _one_text(
-    path: Path, name: str, out: Path, settings: Settings, execution: Execution, overwrite: bool
-) -> tuple[Manifest, bool]:
-    _refuse_array(execution, str(path))
-    return prepare_one_text(path, name, out, settings, overwrite)
-
-
-def _refuse_array(execution: Execution, source: str) -> None:
-    """Raise if one text is to be spread over jobs: its splits are borders in the whole text."""
-    if execution.shard_count is not None or execution.merge or execution.executor != "process":
-        raise UserError(
-            f"{source} is read as a whole by one process: leave out shard_index, shard_count, "
-            "merge and executor, or give documents (JSONL, Parquet, a folder)"
-        )
+    return prepare_one_text(path, path.name, out, settings, overwrite)
 
 
 @contextmanager
