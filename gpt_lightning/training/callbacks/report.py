@@ -69,17 +69,15 @@ class RunReport(L.Callback):
             print("\n".join(self._summary(trainer, pl_module)), flush=True)
 
     def _summary(self, trainer: L.Trainer, module: GPTModule) -> list[str]:
-        metrics = trainer.callback_metrics
-        losses = [
-            f"{key} {float(metrics[key]):.4f}"
-            for key in ("train/loss", "val/loss")
-            if key in metrics
-        ]
+        metrics, steps = trainer.callback_metrics, f"{trainer.global_step:,}"
+        known = [key for key in ("train/loss", "val/loss") if key in metrics]
+        losses = [f"{key} {float(metrics[key]):.4f}" for key in known]
         checkpoint = find_callback(trainer, RunCheckpoint)
         speed = find_callback(trainer, SpeedMonitor)
         if checkpoint is not None and checkpoint.best_loss < math.inf:
             losses.append(f"best val/loss {checkpoint.best_loss:.4f}")
-        lines = ["", f"loss        {', '.join(losses)} after {trainer.global_step:,} steps"]
+        outcome = f"loss        {', '.join(losses)} after {steps} steps"
+        lines = ["", outcome if losses else f"steps       {steps}, none logged in this session"]
         if speed is not None:
             lines += speed.report(trainer, module)
         if checkpoint is not None and checkpoint.enabled:

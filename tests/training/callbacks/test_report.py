@@ -45,3 +45,10 @@ def test_without_checkpoints_there_is_nothing_to_sample_from(capsys):
     out = capsys.readouterr().out
     assert "\nlook        " in out
     assert "\nsample" not in out
+
+
+def test_a_session_that_ends_before_its_first_log_prints_its_steps_alone(capsys):
+    assert main(["fit", *TINY, "--trainer.limit_val_batches=0"]) == 0
+    out = capsys.readouterr().out
+    assert "\nsteps       2, none logged in this session\n" in out
+    assert "\nloss " not in out
