@@ -64,16 +64,10 @@ class RunCheckpoint(L.Callback):
         keep_every_n_steps: PositiveInt | None = None,
         enabled: bool = True,
     ) -> None:
-        numbers = {
-            "every_n_steps": every_n_steps,
-            "keep_last": keep_last,
-            "keep_best": keep_best,
-            "keep_every_n_steps": keep_every_n_steps,
-        }
-        check_arguments(RunCheckpoint, "checkpoint", numbers)
         self.every_n_steps, self.keep_last = every_n_steps, keep_last
         self.keep_best, self.keep_every_n_steps = keep_best, keep_every_n_steps
         self.enabled = enabled
+        check_arguments(RunCheckpoint, "checkpoint", vars(self))  # so far the arguments alone
         self.best_loss = math.inf  # lowest validation loss of this session
         self._loss: float | None = None  # validation loss at the current step
         self._due = False
@@ -166,18 +160,14 @@ class RunCheckpoint(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.save(trainer)
 
-    def on_exception(self, *args: Any, **kwargs: Any) -> None:
-        self._release()
-
     def teardown(self, *args: Any, **kwargs: Any) -> None:
-        self._release()
-
-    def _release(self) -> None:
         """Restore the signal handlers and unlock the folder."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers.clear()
         self._lock.close()
+
+    on_exception = teardown
 
     # ---- the files -------------------------------------------------------------------------------
 
@@ -207,9 +197,8 @@ class RunCheckpoint(L.Callback):
     def _drop(self, folder: Path, written: Path) -> None:
         saved = saved_checkpoints(folder)  # the newest first
         kept = {written, *(file.path for file in saved[: self.keep_last])}
-        scored = [file for file in saved if file.loss is not None]
-        scored.sort(key=lambda file: file.loss if file.loss is not None else math.inf)
-        kept |= {file.path for file in scored[: self.keep_best]}
+        scored = sorted((f.loss, -f.step, f.path) for f in saved if f.loss is not None)
+        kept |= {path for *_, path in scored[: self.keep_best]}
         if self.keep_every_n_steps is not None:
             kept |= {f.path for f in saved if f.step % self.keep_every_n_steps == 0}
         for file in saved:

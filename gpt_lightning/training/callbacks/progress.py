@@ -29,15 +29,15 @@ class StepProgress(ProgressBar):
 
     def __init__(self, plain_every_n_steps: PositiveInt | None = None) -> None:
         super().__init__()
-        numbers = {"plain_every_n_steps": plain_every_n_steps}
-        checked = check_arguments(StepProgress, "progress", numbers)
-        self.plain_every_n_steps: int | None = checked["plain_every_n_steps"]
+        check_arguments(StepProgress, "progress", {"plain_every_n_steps": plain_every_n_steps})
+        self.plain_every_n_steps: int | None = plain_every_n_steps
         self.enabled = True
         self._bar: tqdm[Any] | None = None
         self._total = 0
         self._step = 0
         self._start: tuple[int, float] | None = None  # first step of the session, and its end
         self._evaluation = 0.0  # start of the current evaluation
+        self._evaluated = 0  # its batches so far
         self._printed = 0.0  # time of its last line
 
     def disable(self) -> None:
@@ -54,7 +54,7 @@ class StepProgress(ProgressBar):
         self._step = trainer.global_step
         self._start = None
         self._total = total_steps(trainer)
-        if not self.enabled or not trainer.is_global_zero:
+        if not self.enabled:
             return
         if sys.stdout.isatty():
             self._bar = tqdm(
@@ -70,7 +70,7 @@ class StepProgress(ProgressBar):
             self.plain_every_n_steps = log_every * max(1, self._total // 20 // log_every)
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        if trainer.global_step == self._step or not self.enabled or not trainer.is_global_zero:
+        if trainer.global_step == self._step or not self.enabled:
             return
         done = trainer.global_step - self._step
         self._step = trainer.global_step
@@ -86,25 +86,18 @@ class StepProgress(ProgressBar):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._evaluation = self._printed = time.monotonic()
+        self._evaluated = 0
 
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        self._evaluated += 1
         now = time.monotonic()
-        if not self.enabled or not trainer.is_global_zero or now - self._printed < QUIET_S:
+        if not self.enabled or now - self._printed < QUIET_S:
             return
         self._printed = now
         sizes = (
             trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
         )
-        total = int(sum(sizes))
-        done = int(sum(sizes[:dataloader_idx])) + batch_idx + 1
+        total, done = int(sum(sizes)), self._evaluated
         left = tqdm.format_interval(round((now - self._evaluation) / done * (total - done)))
         self.print(f"{self._position()} | evaluation, batch {done}/{total} | {left} left")
 
@@ -112,27 +105,22 @@ class StepProgress(ProgressBar):
         metrics = trainer.callback_metrics
         # a sanity check of the whole split is an evaluation of step 0
         partial = trainer.sanity_checking and trainer.num_sanity_val_steps != math.inf
-        if partial or not self.enabled or not trainer.is_global_zero or "val/loss" not in metrics:
+        if partial or not self.enabled or "val/loss" not in metrics:
             return
         loss, perplexity = float(metrics["val/loss"]), float(metrics["val/perplexity"])
         where = f"{self._position()} | " if is_fitting(trainer) else ""
         self.print(f"{where}validation loss {loss:.4f}, perplexity {perplexity:.2f}")
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._close()
-
-    def on_exception(self, *args: Any, **kwargs: Any) -> None:
-        self._close()
-
-    def _close(self) -> None:
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
+    on_exception = on_train_end
+
     def _position(self) -> str:
-        return f"step {self._step:>{len(str(self._total))}}" + (
-            f"/{self._total}" if self._total else ""
-        )
+        total = f"/{self._total}" if self._total else ""
+        return f"step {self._step:>{len(str(self._total))}}{total}"
 
     def _time_left(self) -> str:
         if not self._total:
@@ -150,8 +138,7 @@ def format_metrics(metrics: dict[str, Any]) -> str:
         "train/loss": "loss {:.4f}",
         "perf/step_ms": "{:.1f} ms/step",
         "perf/tokens_per_sec": "{:,.0f} tokens/s",
+        "perf/mfu": "MFU {:.1%}",
     }
-    parts = [text.format(float(metrics[key])) for key, text in formats.items() if key in metrics]
-    if "perf/mfu" in metrics:
-        parts.append(f"MFU {float(metrics['perf/mfu']):.1%}")
-    return ", ".join(parts)
+    known = {key: text for key, text in formats.items() if key in metrics}
+    return ", ".join(text.format(float(metrics[key])) for key, text in known.items())

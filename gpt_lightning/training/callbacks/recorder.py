@@ -91,12 +91,7 @@ class RunRecorder(L.Callback):
             self._begin = time.perf_counter()
 
     def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, *_: Any
     ) -> None:
         self._tokens += batch[0].numel() * trainer.world_size
         if not self.each_step or trainer.global_step == len(self._steps):

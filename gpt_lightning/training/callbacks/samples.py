@@ -38,10 +38,9 @@ class SampleText(L.Callback):
         top_k: PositiveInt | None = 200,
         seed: int = 1337,
     ) -> None:
-        numbers = {"temperature": temperature, "top_k": top_k, "max_new_tokens": max_new_tokens}
-        check_arguments(SampleText, "samples", numbers)
         self.max_new_tokens, self.prompt = max_new_tokens, prompt
         self.temperature, self.top_k, self.seed = temperature, top_k, seed
+        check_arguments(SampleText, "samples", vars(self))  # so far the arguments alone
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._active(trainer):

@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import lightning as L
@@ -100,12 +100,7 @@ class SpeedMonitor(L.Callback):
             self._begin = record_event(trainer.strategy.root_device)
 
     def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, *_: Any
     ) -> None:
         self._step_tokens += batch[0].numel() * trainer.world_size
         if trainer.global_step == self._step:
@@ -243,10 +238,7 @@ class PhaseClock:
 def phase(trainer: L.Trainer, name: str) -> Iterator[None]:
     """Count the time inside as the phase `name`, if the run has a SpeedMonitor."""
     monitor = find_callback(trainer, SpeedMonitor)
-    if monitor is None:
-        yield
-        return
-    with monitor.clock.phase(name):
+    with monitor.clock.phase(name) if monitor else nullcontext():
         yield
         synchronize(trainer.strategy.root_device)
 
@@ -260,11 +252,9 @@ def without_stalls(
     steps: list[tuple[float, int]], median_s: float
 ) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
     """Split (seconds, tokens) pairs into steps and stalls, of over ten times the median."""
-    stalled = [s > 10 * median_s for s, _ in steps]
-    return (
-        [step for step, stall in zip(steps, stalled, strict=True) if not stall],
-        [step for step, stall in zip(steps, stalled, strict=True) if stall],
-    )
+    longest_s = 10 * median_s
+    stalls = [step for step in steps if step[0] > longest_s]
+    return [step for step in steps if step[0] <= longest_s], stalls
 
 
 def tokens_per_sec(steps: list[tuple[float, int]]) -> float:

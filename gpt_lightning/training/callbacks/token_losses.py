@@ -32,11 +32,7 @@ class TokenLosses(BasePredictionWriter):
             )
 
     def write_on_epoch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        predictions: Sequence[Any],
-        batch_indices: Sequence[Any],
+        self, trainer: L.Trainer, pl_module: L.LightningModule, predictions: Sequence[Any], *_: Any
     ) -> None:
         losses = torch.cat([batch.flatten() for batch in predictions]).numpy()
         n_tokens = len(trainer.predict_dataloaders.dataset.stream)  # type: ignore[union-attr]
