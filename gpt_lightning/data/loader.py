@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +46,7 @@ class TrainBatches(Dataset[Batch]):
         return split_windows(windows)
 
 
+@dataclass(eq=False)
 class TrainLoader:
     """Endless epochs of training batches, a sized and stateful iterable for Lightning.
 
@@ -52,7 +54,7 @@ class TrainLoader:
     saved in windows of the global order, so that it is valid for another number of ranks. An epoch
     is a multiple of the accumulation: no optimizer step reaches into the next epoch.
 
-    Args:
+    Attributes:
         source: Windows in their global order.
         batch_size: Sequences a micro-batch and rank.
         accumulate: Micro-batches an optimizer step.
@@ -60,29 +62,25 @@ class TrainLoader:
         world: Number of processes that share the order.
         num_workers: Processes that prefetch; 0 reads in the training process.
         pin_memory: True for page-locked batches, for CUDA.
+        epoch: Number of the epoch, 0 for the first.
+        position: Batches of the epoch that were handed out.
+        wait_s: Seconds waited for batches.
     """
 
-    def __init__(
-        self,
-        source: "WindowSource",
-        batch_size: int,
-        accumulate: int = 1,
-        rank: int = 0,
-        world: int = 1,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-    ) -> None:
-        self.source, self.batch_size = source, batch_size
-        self.accumulate, self.rank, self.world = accumulate, rank, world
-        self.num_workers, self.pin_memory = num_workers, pin_memory
-        self.epoch = 0
-        self.position = 0
-        self.wait_s = 0.0  # waited for batches
-        steps = source.n_windows // (batch_size * world * accumulate)
-        self._length = steps * accumulate
+    source: "WindowSource"
+    batch_size: int
+    accumulate: int = 1
+    rank: int = 0
+    world: int = 1
+    num_workers: int = 0
+    pin_memory: bool = False
+    epoch: int = field(default=0, init=False)
+    position: int = field(default=0, init=False)
+    wait_s: float = field(default=0.0, init=False)
 
     def __len__(self) -> int:
-        return self._length
+        steps = self.source.n_windows // (self.batch_size * self.world * self.accumulate)
+        return steps * self.accumulate
 
     def __iter__(self) -> Iterator[Batch]:
         if self.position >= len(self):
@@ -126,14 +124,6 @@ class TrainLoader:
             **self.source.identity(),
         }
 
-    def stamps(self) -> dict[str, list[int]]:
-        """Return file -> size, inode and times of the shards."""
-        return self.source.stamps()
-
-    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
-        """Raise a UserError if a shard was replaced since its stamp was taken."""
-        self.source.check_stamps(stamps)
-
 
 class EvalBatches(Dataset[Batch]):
     """Whole split in batches of one shape: each of its n - 1 predictions exactly once.
@@ -157,13 +147,10 @@ class EvalBatches(Dataset[Batch]):
         T, rows = self.block_size, self.batch_size * self.world
         x = torch.zeros(self.batch_size, T, dtype=torch.int64)
         y = torch.full((self.batch_size, T), IGNORE_INDEX)
-        for row, window in enumerate(
-            range(index * rows + self.rank, (index + 1) * rows, self.world)
-        ):
-            length = min(T, len(self.stream) - 1 - window * T)
+        windows = range(index * rows + self.rank, (index + 1) * rows, self.world)
+        for row, start in enumerate(T * np.array(windows)):
+            length = min(T, len(self.stream) - 1 - start)
             if length > 0:
-                tokens = torch.from_numpy(self.stream.windows(np.array([window * T]), length + 1))[
-                    0
-                ]
-                x[row, :length], y[row, :length] = tokens[:-1], tokens[1:]
+                window = self.stream.windows(start[None], length + 1)  # (1, length + 1)
+                x[row, :length], y[row, :length] = (part[0] for part in split_windows(window))
         return x, y

@@ -83,18 +83,6 @@ class Mixture:
         parts = {name: corpus.identity() for name, corpus in self.corpora.items()}
         return {"data.mixture": parts, "quotas": self.quotas.tolist(), "data.seed": self.seed}
 
-    def stamps(self) -> dict[str, list[int]]:
-        return {
-            f"{name}/{file}": stamp
-            for name, corpus in self.corpora.items()
-            for file, stamp in corpus.stamps().items()
-        }
-
-    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
-        for name, corpus in self.corpora.items():
-            own = {k.removeprefix(f"{name}/"): v for k, v in stamps.items() if k.startswith(name)}
-            corpus.check_stamps(own)
-
 
 WindowSource = DatasetWindows | Mixture  # the two have the same methods
 

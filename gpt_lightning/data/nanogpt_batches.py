@@ -115,14 +115,6 @@ class NanoGPTLoader:
             "data.eval_batches": self.eval_batches,
         }
 
-    def stamps(self) -> dict[str, list[int]]:
-        """Return file -> size, inode and times of the shards."""
-        return self.streams["train"].stamps()
-
-    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
-        """Raise UserError if a shard was replaced since its stamp was taken."""
-        self.streams["train"].check_stamps(stamps)
-
 
 class NanoGPTEvalBatches(Dataset[Batch]):
     """Batches of one evaluation of a split, by index."""

@@ -81,6 +81,31 @@ class Reader(abc.ABC):
         """Return each dataset's share of the samples so far, by name; empty without a mixture."""
         return {}
 
+    @functools.cached_property
+    def train_streams(self) -> dict[str, TokenStream]:
+        """Tokens of the train split of each dataset, by address."""
+        T, datasets = self.block_size, self.datasets.items()
+        return {address: dataset.stream("train", T) for address, dataset in datasets}
+
+    def stamps(self) -> dict[str, list[int]]:
+        """Return file -> size, inode and times of the training shards."""
+        return {
+            f"{self._prefix(address)}{file}": stamp
+            for address, stream in self.train_streams.items()
+            for file, stamp in stream.stamps().items()
+        }
+
+    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
+        """Raise a UserError if a training shard was replaced since its stamp was taken."""
+        for address, stream in self.train_streams.items():
+            prefix = self._prefix(address)
+            own = {k.removeprefix(prefix): v for k, v in stamps.items() if k.startswith(prefix)}
+            stream.check_stamps(own)
+
+    def _prefix(self, address: str) -> str:
+        """Return the beginning of a file's name in `stamps`: its dataset, in a mixture."""
+        return f"{address}/" if self.settings.mixture else ""
+
     def stream(self, split: str) -> TokenStream:
         """Return the tokens of a split of the dataset that is evaluated.
 
@@ -139,8 +164,7 @@ class WindowReader(Reader):
         order, weights = self.settings.order, self.settings.mixture
         assert order != "nanogpt"
         windows = {
-            address: self._windows(dataset.stream("train", self.block_size), order)
-            for address, dataset in self.datasets.items()
+            address: self._windows(stream, order) for address, stream in self.train_streams.items()
         }
         if not weights:
             return next(iter(windows.values()))

@@ -215,14 +215,6 @@ class DatasetWindows:
             "data.shuffle_windows": order.shuffle_windows,
         }
 
-    def stamps(self) -> dict[str, list[int]]:
-        """Return file identities (size, inode, times) that detect replaced shards."""
-        return self.stream.stamps()
-
-    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
-        """Raise UserError if a shard was replaced since its stamp was taken."""
-        self.stream.check_stamps(stamps)
-
 
 def stamp(path: Path) -> list[int]:
     """Return facts of a file that change when it is replaced, even at equal size and mtime."""

@@ -229,11 +229,10 @@ class TokenDataModule(L.LightningDataModule):
         facts: dict[str, Any] = {"tokenizer": self.tokenizer.spec()}
         if self.trainer.state.fn != TrainerFn.FITTING:
             return facts
-        loader = self.reader.train_loader
         return facts | {
             "data_position": self.reader.position(),
-            "data_identity": loader.identity(),
-            "shards": loader.stamps(),
+            "data_identity": self.reader.train_loader.identity(),
+            "shards": self.reader.stamps(),
         }
 
 

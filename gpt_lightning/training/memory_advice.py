@@ -22,7 +22,9 @@ def out_of_memory_line(
     """
     if command != "fit":
         batch = data.eval_batch_size
-        return f"out of memory with {batch} sequences a batch: {for_evaluation(data)}"
+        less = f"set --data.eval_batch_size {batch // 2}"
+        fix = less if batch > 1 else "take a shorter --data.block_size"
+        return f"out of memory with {batch} sequences a batch: {fix}"
     step = StepShape(
         data.settings.batch_size,
         data.block_size,
@@ -68,10 +70,3 @@ def memory_options(config: GPTConfig, block_size: int) -> list[str]:
     if not config.checkpointing:
         options.append("--model.config.checkpointing true")
     return options
-
-
-def for_evaluation(data: TokenDataModule) -> str:
-    """Return the option that needs less memory in an evaluation."""
-    if data.eval_batch_size == 1:
-        return "take a shorter --data.block_size"
-    return f"set --data.eval_batch_size {data.eval_batch_size // 2}"

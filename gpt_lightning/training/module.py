@@ -56,8 +56,8 @@ class GPTModule(L.LightningModule):
         self.settings = Settings(**settings)
         optimizers.check(self.settings)
         self.model: GPT | None = None
-        # means over the held-out split, and over the training split if the data evaluate it too
-        self.eval_losses = torch.nn.ModuleList([MeanMetric(), MeanMetric()])
+        self.eval_loss = MeanMetric()  # over the held-out split
+        self.train_eval_loss = MeanMetric()  # over the training split, if the data evaluate it too
         self.micro_batches = 0  # done in the current step
         self._loss_sum: torch.Tensor | None = None  # over the micro-batches of the current step
         self._seed = 0  # of the run
@@ -169,7 +169,7 @@ class GPTModule(L.LightningModule):
         address = "this run's data" if data is None else data.address
         changed = resume.check(theirs.record, self.record(), address, fitting, allow_changes)
         if fitting and data is not None and not allow_changes:
-            data.reader.train_loader.check_stamps(theirs.record.shards)
+            data.reader.check_stamps(theirs.record.shards)
         if self.trainer.is_global_zero:
             print(resume.resumption(path, theirs, changed))
 
@@ -222,10 +222,9 @@ class GPTModule(L.LightningModule):
         tokens = (y != IGNORE_INDEX).sum()
         loss = self._evaluate(x, y)
         loss = torch.where(tokens > 0, loss, 0.0)  # a rank's last batch may be padding alone
-        self._mean(dataloader_idx).update(loss, weight=tokens)
+        (self.eval_loss, self.train_eval_loss)[dataloader_idx].update(loss, weight=tokens)
 
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self.validation_step(batch, batch_idx)
+    test_step = validation_step
 
     def predict_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         """Return each target's loss in nats, float32 (B, T); 0 at padded positions."""
@@ -238,31 +237,21 @@ class GPTModule(L.LightningModule):
         forward = self.model if self.evaluates_compiled else self.model.forward
         return forward(idx, targets)
 
-    def _mean(self, dataloader_idx: int) -> MeanMetric:
-        metric = self.eval_losses[dataloader_idx]
-        assert isinstance(metric, MeanMetric)
-        return metric
-
     def on_validation_epoch_start(self) -> None:
-        for index in range(len(self.eval_losses)):
-            self._mean(index).set_dtype(torch.float32)  # bf16-true casts: a sum of two digits
+        for mean in (self.eval_loss, self.train_eval_loss):
+            mean.set_dtype(torch.float32)  # bf16-true casts: a sum of two digits
 
     on_test_epoch_start = on_validation_epoch_start
 
     def on_validation_epoch_end(self) -> None:
-        self._log_evaluation("val")
-
-    def on_test_epoch_end(self) -> None:
-        self._log_evaluation("test")
-
-    def _log_evaluation(self, split: str) -> None:
         """Log the mean loss over the evaluated tokens in nats, and the perplexity."""
-        loss = self._mean(0).compute()  # over all ranks
+        split = "test" if self.trainer.testing else "val"
+        loss = self.eval_loss.compute()  # over all ranks
         metrics = {f"{split}/loss": loss, f"{split}/perplexity": loss.exp()}
-        if self._mean(1).update_called:
-            metrics["train/eval_loss"] = self._mean(1).compute()
-        for index in range(len(self.eval_losses)):
-            self._mean(index).reset()
+        self.eval_loss.reset()
+        if self.train_eval_loss.update_called:
+            metrics["train/eval_loss"] = self.train_eval_loss.compute()
+            self.train_eval_loss.reset()
         if is_fitting(self.trainer):
             metrics["step"] = torch.tensor(float(self.trainer.global_step))
         self.log_dict(metrics, sync_dist=True)
@@ -271,6 +260,8 @@ class GPTModule(L.LightningModule):
                 f"the {split} loss is {loss.item()} at step {self.trainer.global_step}: "
                 "lower model.learning_rate, or set trainer.gradient_clip_val"
             )
+
+    on_test_epoch_end = on_validation_epoch_end
 
     # ---- update --------------------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ def clip_gradients(
     Returns:
         The norm before clipping, a scalar on the parameters' device (no synchronization).
     """
-    parameters = [p for p in parameters if p.grad is not None]
+    parameters = list(parameters)
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if not max_norm:
         return norm
@@ -143,8 +143,8 @@ class NonFiniteGuard:
         Raises:
             UserError: the norm is not finite, and could be read at once.
         """
-        optimizer = unwrapped(optimizer)
-        if not can_skip(optimizer, norm):
+        unwrapped: Any = getattr(optimizer, "optimizer", optimizer)  # Lightning wraps ours
+        if not can_skip(unwrapped, norm):
             if not norm.isfinite():
                 raise not_finite(norm, step)
             return
@@ -154,7 +154,7 @@ class NonFiniteGuard:
         new = ~norm.isfinite() & (self._step == 0)
         self._step = self._step.masked_fill(new, step)
         self._norm = torch.where(new, norm, self._norm)
-        optimizer.found_inf = (self._step > 0).float()  # type: ignore[attr-defined]  # AdamW reads it
+        unwrapped.found_inf = (self._step > 0).float()  # AdamW reads it
 
     def check(self) -> None:
         """Synchronize and raise if there was a bad step.
@@ -168,13 +168,6 @@ class NonFiniteGuard:
         if step:
             norm, self._step = self._norm, None  # raised once
             raise not_finite(norm, step)
-
-
-def unwrapped(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer inside Lightning's wrapper, or the optimizer itself."""
-    inner = getattr(optimizer, "optimizer", optimizer)
-    assert isinstance(inner, Optimizer)
-    return inner
 
 
 def can_skip(optimizer: Optimizer, norm: torch.Tensor) -> bool:

@@ -21,12 +21,6 @@ class Counting:
     def horizon(self, block_size: int) -> int:
         return 0
 
-    def stamps(self) -> dict[str, list[int]]:
-        return {}
-
-    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
-        pass
-
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
         assert starts.max() + length <= self.n
         return starts[:, None] + np.arange(length)

@@ -31,12 +31,6 @@ class Numbers:
     def horizon(self, block_size: int) -> int:
         return 0
 
-    def stamps(self) -> dict[str, list[int]]:
-        return {}
-
-    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
-        pass
-
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
         assert not len(starts) or starts.max() + length <= self.n
         return self.first + starts[:, None] + np.arange(length)

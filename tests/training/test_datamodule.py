@@ -53,17 +53,20 @@ def resume(*args: str) -> int:
     return fit("--trainer.max_steps=6", "--ckpt_path=lightning_logs/run/version_0", *args)
 
 
-def test_a_shard_that_was_replaced_is_refused_on_resume(capsys):
-    assert fit("--trainer.max_steps=3") == 0
+@pytest.mark.parametrize(
+    "mixture", [(), ("--data.dataset=null", '--data.mixture={"two": 1, "one": 1}')]
+)
+def test_a_shard_that_was_replaced_is_refused_on_resume(mixture, capsys):
+    assert fit("--trainer.max_steps=3", *mixture) == 0
     shard = Path("data/one/train-00001.npy")
     content, times = shard.read_bytes(), shard.stat()
     shard.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
     os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))  # the same name, size and time
-    assert resume() == 2
+    assert resume(*mixture) == 2
     line = capsys.readouterr().err
-    assert "train-00001.npy has been replaced since the checkpoint was saved: expected" in line
+    assert "one/train-00001.npy has been replaced since the checkpoint was saved: expected" in line
     shard.write_bytes(content)  # touched, but the same
-    assert resume() == 0
+    assert resume(*mixture) == 0
 
 
 def test_another_dataset_is_refused_on_resume(text_file, capsys):
