@@ -59,7 +59,7 @@ class Entered(L.Callback):
 
 def test_an_optimizer_step_enters_few_files(shards):
     entered = Entered()
-    fit.run(["fit", *TINY, f"--data.dataset={shards}"], callbacks=[entered])
+    fit.run_cli(["fit", *TINY, f"--data.dataset={shards}"], callbacks=[entered])
     assert "model/gpt.py" in entered.files
     assert len(entered.files) <= 12, "\n".join(sorted(entered.files))
 

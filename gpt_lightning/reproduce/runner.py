@@ -80,7 +80,7 @@ class CaseRun:
                 self.write()  # an evaluation may be an hour of work
 
         recorder = RunRecorder(lambda seen: add(loss_row(rung, published, seen)), each_step)
-        training.run(
+        training.run_cli(
             ["fit", *self._arguments(rung)],
             callbacks=[recorder],
             logger=RunLogger(str(self.folder.parent), self.folder.name, version=rung.name),

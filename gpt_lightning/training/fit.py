@@ -2,7 +2,6 @@
 
 import logging
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from torch._dynamo.exc import TorchDynamoException
 from gpt_lightning.errors import MemoryExhaustedError, UserError, is_out_of_memory
 from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.precision import resolve_precision
-from gpt_lightning.parsing import OneLineParser, config_paths, resolve_configs
+from gpt_lightning.parsing import OneLineParser, resolve_configs
 from gpt_lightning.runs import resume
 from gpt_lightning.runs.checkpoint import find_checkpoint, read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
@@ -113,7 +112,6 @@ class GPTCLI(LightningCLI):
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        self.argv: list[str] = args
         super().parse_arguments(parser, args)
         seed = self.config[self.config.subcommand].seed_everything
         if seed is not True and seed < 0:
@@ -151,11 +149,11 @@ class GPTCLI(LightningCLI):
 
     def run_name(self) -> str:
         """Return --run_name, else the name of the first configuration file, else gpt."""
-        name: str | None = self.config[str(self.subcommand)].run_name
+        config = self.config[str(self.subcommand)]
+        name: str | None = config.run_name
         if name is not None and name != Path(name).name:
             raise UserError(f"--run_name {name}: give a folder's name, without / or ..")
-        stems = [path.stem for path in config_paths(self.argv)]
-        return name or next(iter(stems), "gpt")
+        return name or (Path(config.config[0]).stem if config.config else "gpt")
 
     @staticmethod
     def _runs_folder(config: Any) -> Path:
@@ -210,62 +208,50 @@ class GPTCLI(LightningCLI):
             raise MemoryExhaustedError(line) from error
 
 
-def run(
-    argv: list[str],
-    callbacks: Sequence[L.Callback] | None = None,
-    logger: RunLogger | None = None,
-) -> None:
-    """Run `fit ...`, `validate ...`, `test ...` or `predict ...`; arguments as make_cli's."""
-    run_cli(argv, callbacks, logger)
+def run(argv: list[str]) -> None:
+    """Run `fit ...`, `validate ...`, `test ...` or `predict ...`."""
+    run_cli(argv)
 
 
 def run_cli(
-    argv: list[str],
-    callbacks: Sequence[L.Callback] | None = None,
-    logger: RunLogger | None = None,
+    argv: list[str], callbacks: list[L.Callback] | None = None, logger: RunLogger | None = None
 ) -> GPTCLI:
-    """Run a training command and return its CLI, with the trainer, the model and the data."""
-    argv = resolve_configs(argv)
-    quiet_lightning()
-    try:
-        return make_cli(argv, callbacks, logger)
-    except MisconfigurationException as error:
-        raise UserError(str(error)) from error
-
-
-def make_cli(
-    argv: list[str],
-    callbacks: Sequence[L.Callback] | None = None,
-    logger: RunLogger | None = None,
-) -> GPTCLI:
-    """Parse the arguments of a training command and run it.
+    """Run a training command and return its CLI, with the trainer, the model and the data.
 
     Args:
         argv: Arguments of the command line, `fit` first.
         callbacks: Callbacks instead of the banner and summary.
         logger: Logger of the run; None: in lightning_logs/RUN_NAME/version_N.
+
+    Raises:
+        UserError: Settings, data or files are wrong.
+        MemoryExhaustedError: The run needs more memory than there is.
     """
     set_parsing_settings(docstring_parse_attribute_docstrings=True)  # runs/settings.py's help
-    return GPTCLI(
-        GPTModule,
-        TokenDataModule,
-        trainer_class=Trainer,
-        args=argv,
-        logger=logger,
-        save_config_callback=SaveConfig,
-        save_config_kwargs={"overwrite": True},
-        trainer_defaults={
-            "num_sanity_val_steps": 0,
-            "use_distributed_sampler": False,  # TrainLoader reads its rank's share
-            "enable_model_summary": False,  # the banner has it
-            "log_every_n_steps": 10,
-            "callbacks": default_callbacks(argv[0]) if callbacks is None else list(callbacks),
-        },
-        seed_everything_default=DEFAULT_SEED,
-        parser_class=TrainingParser,
-        parser_kwargs={"prog": "gpt-lightning"},
-        auto_configure_optimizers=False,
-    )
+    quiet_lightning()
+    try:
+        return GPTCLI(
+            GPTModule,
+            TokenDataModule,
+            trainer_class=Trainer,
+            args=resolve_configs(argv),
+            logger=logger,
+            save_config_callback=SaveConfig,
+            save_config_kwargs={"overwrite": True},
+            trainer_defaults={
+                "num_sanity_val_steps": 0,
+                "use_distributed_sampler": False,  # TrainLoader reads its rank's share
+                "enable_model_summary": False,  # the banner has it
+                "log_every_n_steps": 10,
+                "callbacks": default_callbacks(argv[0]) if callbacks is None else callbacks,
+            },
+            seed_everything_default=DEFAULT_SEED,
+            parser_class=TrainingParser,
+            parser_kwargs={"prog": "gpt-lightning"},
+            auto_configure_optimizers=False,
+        )
+    except MisconfigurationException as error:
+        raise UserError(str(error)) from error
 
 
 def default_callbacks(subcommand: str) -> list[L.Callback]:
@@ -279,7 +265,7 @@ def default_callbacks(subcommand: str) -> list[L.Callback]:
 
 def training_parser() -> LightningArgumentParser:
     """Return the parser of the four training commands, without running one."""
-    parser = capture_parser(lambda: make_cli(["fit"]))
+    parser = capture_parser(lambda: run_cli(["fit"]))
     assert isinstance(parser, LightningArgumentParser)
     return parser
 

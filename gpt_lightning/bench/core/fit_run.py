@@ -53,7 +53,7 @@ def random_token_options(bench: str, vocab_size: int | None, steps: int, warmup:
 def timed_fit(options: list[str], logger: RunLogger | None = None) -> RunTimings:
     """Run `fit` and return its timings, which are SpeedMonitor's."""
     recorder = RunRecorder(lambda seen: None, each_step=False)
-    training.run(["fit", *options], callbacks=[recorder], logger=logger)
+    training.run_cli(["fit", *options], callbacks=[recorder], logger=logger)
     assert recorder.speed is not None
     return recorder.speed
 
