@@ -42,15 +42,9 @@ def usage() -> str:
     """Return the text of `gpt-lightning bench --help`."""
     benches = find_benches()
     width = max(map(len, benches))
-    return "\n".join(
-        [
-            "usage: gpt-lightning bench NAME [options]",
-            "",
-            *(f"  {name:<{width}}  {help_line(module)}" for name, module in benches.items()),
-            "",
-            "gpt-lightning bench NAME --help explains one.",
-        ]
-    )
+    lines = [f"  {name:<{width}}  {help_line(module)}" for name, module in benches.items()]
+    first = "usage: gpt-lightning bench NAME [options]"
+    return "\n".join([first, "", *lines, "", "gpt-lightning bench NAME --help explains one."])
 
 
 def make_parser() -> OneLineParser:

@@ -134,9 +134,7 @@ def measure_size(row: GPURow, device: str, warmup: int, fit_options: list[str]) 
         measured["graphs"] = training_step.compiled_graphs() - graphs
     else:
         sequences, compiled = batch * accumulate, row.model == "hf-compiled"
-        step_ms, batch = measure_theirs(
-            config, where, compiled, (batch, accumulate, context), row.steps, warmup
-        )
+        step_ms, batch = measure_theirs(row, where, config, (batch, accumulate, context), warmup)
         measured = {"step_ms": step_ms, "graphs": training_step.checked_graphs(compiled, graphs)}
         accumulate = sequences // batch
     with torch.device("meta"):
@@ -155,22 +153,16 @@ def measure_size(row: GPURow, device: str, warmup: int, fit_options: list[str]) 
 
 
 def measure_theirs(
-    config: GPTConfig,
-    device: torch.device,
-    compiled: bool,
-    step: tuple[int, int, int],
-    steps: int,
-    warmup: int,
+    row: GPURow, device: torch.device, config: GPTConfig, step: tuple[int, int, int], warmup: int
 ) -> tuple[float, int]:
     """Train transformers' GPT-2, with smaller micro-batches where memory runs out.
 
     Args:
-        config: Configuration of our model.
+        row: Name of the model and number of measured steps.
         device: Device that does the work.
-        compiled: Compile the model.
+        config: Configuration of our model.
         step: Sequences a micro-batch, micro-batches a step, tokens a sequence.
-        steps: Measured steps.
-        warmup: Steps before.
+        warmup: Steps before the measured ones.
 
     Returns:
         Median milliseconds of a step, and the sequences of the micro-batch that fitted.
@@ -178,11 +170,11 @@ def measure_theirs(
     batch, accumulate, context = step
     torch.manual_seed(0)
     peer = make_peer(GPT(config)).to(device)
-    if compiled:
+    if row.model == "hf-compiled":
         peer.compile()
     while True:
         try:
-            return time_steps(peer, device, (batch, accumulate, context), steps, warmup), batch
+            return time_steps(peer, device, (batch, accumulate, context), row.steps, warmup), batch
         except Exception as error:
             if not is_out_of_memory(error) or batch == 1 or batch % 2:
                 raise

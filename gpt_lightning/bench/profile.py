@@ -221,14 +221,9 @@ class Step:
         self.model, self.device, self.dtype, self.mode = model, device, dtype, mode
         self.on_gpu = device.type == "cuda"
         self.tokens = torch.randint(training_step.VOCABULARY, (1_000_000,))
+        adamw, updates = torch.optim.AdamW(model.parameters(), lr=1e-4), mode == "full-step"
         self.train = training_step.TrainingStep(
-            model,
-            device,
-            dtype,
-            torch.optim.AdamW(model.parameters(), lr=1e-4),
-            norm="none",
-            scaled=False,
-            updates=mode == "full-step",
+            model, device, dtype, adamw, norm="none", scaled=False, updates=updates
         )
         self.shape = (batch, model.config.block_size)
         self.range: Callable[[str], Any] = nullcontext  # contexts that are decorators too

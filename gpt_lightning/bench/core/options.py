@@ -64,8 +64,7 @@ class Option:
     def add_to(self, parser: OneLineParser) -> None:
         """Declare the option to a parser."""
         names = [f"--{name}" for name in (self.name, self.alias) if name]
-        settings = {} if self.type is None else {"type": self.type}
-        parser.add_argument(*names, default=self.default, help=self.help, **settings)
+        parser.add_argument(*names, default=self.default, help=self.help, type=self.type)
 
 
 def parse(
@@ -95,10 +94,8 @@ def parse(
         parser.add_argument(
             "--resume", action="store_true", help="Continue the newest sweep of the same rows."
         )
-        limit = Option(
-            "timeout_s", timeout_s, "Time limit of a row, in seconds.", type=PositiveFinite
-        )
-        limit.add_to(parser)
+        about = "Time limit of a row, in seconds."
+        parser.add_argument("--timeout_s", type=PositiveFinite, default=timeout_s, help=about)
     return parser.parse_args(underscored(list(argv)))
 
 
