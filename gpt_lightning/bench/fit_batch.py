@@ -138,13 +138,8 @@ def step_of(config: Any) -> StepShape:
         UserError: The machine has no such device, or no such step is possible.
     """
     trainer, data = config.trainer, config.data
-    probe = L.Trainer(
-        accelerator=trainer.accelerator,
-        devices=trainer.devices,
-        num_nodes=trainer.num_nodes,
-        logger=False,
-        enable_checkpointing=False,
-    )
+    machine = {name: trainer[name] for name in ("accelerator", "devices", "num_nodes")}
+    probe = L.Trainer(**machine, logger=False, enable_checkpointing=False)
     ranks = probe.num_devices * probe.num_nodes
     T = data.block_size or config.model.config.block_size
     k = trainer.accumulate_grad_batches

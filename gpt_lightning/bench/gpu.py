@@ -114,13 +114,8 @@ def measure_size(row: GPURow, device: str, warmup: int, fit_options: list[str]) 
     """Train one size of one model."""
     where = torch.device(device)
     overlay, target = CONFIGS[row.size]
-    arguments = [
-        "--config=gpt2_124m",
-        f"--config={overlay}",
-        *fit_options,
-        f"--trainer.accelerator={device}",
-        "--trainer.devices=1",
-    ]
+    arguments = ["--config=gpt2_124m", f"--config={overlay}", *fit_options]
+    arguments += [f"--trainer.accelerator={device}", "--trainer.devices=1"]
     parsed = fit_run.parse_fit([*arguments, "--data.seed=1"])
     config = GPTConfig(**parsed.model.config.as_dict())
     context = parsed.data.block_size or config.block_size

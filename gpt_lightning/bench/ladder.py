@@ -4,6 +4,7 @@ Every rung is `fit` on random tokens, with the settings of all rungs up to it. T
 SpeedMonitor's, so that nothing synchronizes the device between steps.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -46,17 +47,15 @@ class LadderRung:
     devices: tuple[str, ...] = ("cuda", "mps", "cpu")
 
 
+PLAIN = (
+    "--trainer.precision=32-true",
+    "--model.matmul_precision=highest",
+    "--model.compile=false",
+    "--model.config.attention=naive",
+    "--model.fused=false",
+)
 RUNGS = (
-    LadderRung(
-        "fp32",
-        (
-            "--trainer.precision=32-true",
-            "--model.matmul_precision=highest",
-            "--model.compile=false",
-            "--model.config.attention=naive",
-            "--model.fused=false",
-        ),
-    ),
+    LadderRung("fp32", PLAIN),
     LadderRung("tf32", ("--model.matmul_precision=high",), devices=("cuda",)),
     LadderRung("bf16", ("--trainer.precision=bf16-mixed",)),
     LadderRung("compile", ("--model.compile=true",)),
@@ -147,13 +146,9 @@ class Ladder:
         self.vocab_size = parsed.model.config.vocab_size
         random_tokens = fit_run.random_token_options("ladder", self.vocab_size, steps, WARMUP_STEPS)
         peak = best_peak(self.device)
-        self._arguments = [
-            *base,
-            *fit_options,
-            *random_tokens,
-            "--progress.plain_every_n_steps=1000000",  # no lines where there is no bar
-            f"--speed.peak_flops={peak.flops}",
-        ]
+        self._arguments = [*base, *fit_options, *random_tokens, f"--speed.peak_flops={peak.flops}"]
+        # no lines where there is no bar
+        self._arguments.append("--progress.plain_every_n_steps=1000000")
         mfu = f"of {peak.flops / 1e12:.4g} TFLOP/s, {peak.label}"
         self.machine = machine_record(argv, self.device) | {"MFU": mfu}
         self.folder = make_folder("ladder")
@@ -202,22 +197,15 @@ class Ladder:
         )
 
     def _write(self) -> None:
-        plot_bars(
-            self.folder / PICTURE,
-            f"bench ladder, {self.machine['device']}",
-            [row.rung for row in self.rows],
-            {
-                "tokens/s": [row.tokens_per_sec for row in self.rows],
-                "MFU (%)": [None if row.mfu is None else 100 * row.mfu for row in self.rows],
-            },
-        )
+        title = f"bench ladder, {self.machine['device']}"
+        panels: dict[str, Sequence[float | None]] = {
+            "tokens/s": [row.tokens_per_sec for row in self.rows],
+            "MFU (%)": [None if row.mfu is None else 100 * row.mfu for row in self.rows],
+        }
+        plot_bars(self.folder / PICTURE, title, [row.rung for row in self.rows], panels)
+        notes = [f"`fit` of every rung: {' '.join(self._arguments)}"]
         write_report(
-            self.folder,
-            title="bench ladder",
-            machine=self.machine,
-            tables={"ladder": self.rows},
-            notes=[f"`fit` of every rung: {' '.join(self._arguments)}"],
-            pictures=[PICTURE],
+            self.folder, "bench ladder", self.machine, {"ladder": self.rows}, notes, [PICTURE]
         )
 
 

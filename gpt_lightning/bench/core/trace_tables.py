@@ -9,10 +9,8 @@ from gpt_lightning.bench.core.traces import Work
 
 def summary(works: list[Work], steps: int, timer_ms: float, on_gpu: bool) -> dict[str, float]:
     """Return the columns of the row: times, calls and shares."""
-    spans = [
-        traces.span_ms(place, inner, on_gpu)
-        for place, inner in traces.by_range(works)[("step",)].items()
-    ]
+    places = traces.by_range(works)[("step",)]
+    spans = [traces.span_ms(place, inner, on_gpu) for place, inner in places.items()]
     kernels_ms = traces.total_ms(works) / steps
     return {
         "timer_ms": timer_ms,
