@@ -41,7 +41,7 @@ class TokenDataset:
         if is_remote(address):
             from gpt_lightning.data import remote  # needs fsspec, a local folder does not
 
-            name = f"{hashlib.sha256(address.encode()).hexdigest()[:12]}"
+            name = hashlib.sha256(address.encode()).hexdigest()[:12]
             limit = int(cache_limit_gb * 1e9)
             self._cache = remote.ShardCache(address, data_dir / "cache" / name, limit)
             self.manifest = self._cache.manifest()

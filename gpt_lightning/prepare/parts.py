@@ -70,14 +70,12 @@ class PartWriter:
 
     Args:
         path: Path of the part.
-        dtype: Type of the tokens.
     """
 
-    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         # Host and process: array jobs on many machines may share the folder.
         self._temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
-        self._dtype = dtype.newbyteorder("<")
         self._digest = hashlib.sha256()
         self._documents: list[np.ndarray] = []
         self._digests: list[bytes] = []
@@ -122,9 +120,10 @@ class PartWriter:
         digests = np.frombuffer(b"".join(self._digests), np.uint8)
         arrays: list[np.ndarray] = [counts, lengths, digests, *self._documents]
         for array in arrays:
-            content = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-            self._digest.update(content.view(np.uint8).data)
-            self._file.write(content.view(np.uint8).data)
+            ordered = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+            content = ordered.view(np.uint8).data
+            self._digest.update(content)
+            self._file.write(content)
         self._n_documents += len(lengths)
         self._n_tokens += self._held
         self._documents, self._digests, self._held = [], [], 0

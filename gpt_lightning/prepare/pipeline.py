@@ -83,11 +83,9 @@ def _run_job(job: Job, units: Sequence[Unit], execution: Execution) -> None:
     """Make the parts of one job of an array."""
     _make_parts(job, [unit for unit in units if execution.own(unit.index)], execution)
     missing = _missing(job, units)
-    rest = (
-        f"missing are {_described(missing, execution)}"
-        if missing
-        else "none is missing: add --merge true"
-    )
+    rest = "none is missing: add --merge true"
+    if missing:
+        rest = f"missing are {_described(missing, execution)}"
     print(
         f"job {execution.shard_index} of {execution.shard_count} is done, "
         f"{len(units) - len(missing)} of {len(units)} parts are complete, {rest}",
@@ -158,10 +156,8 @@ def _write(parts: Sequence[tuple[Path, Part]], name: str, job: Job, folder: Path
         splits, sha256 = assemble(parts, folder, token_dtype(tokenizer.vocab_size), settings)
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
-    counts = {
-        key: sum(getattr(part, key) for _, part in parts)
-        for key in ("documents", "skipped", "replaced")
-    }
+    keys = ("documents", "skipped", "replaced")
+    counts = {key: sum(getattr(part, key) for _, part in parts) for key in keys}
     origin = TextOrigin(name, sum(part.text_bytes for _, part in parts), sha256)
     save_inputs(folder, job.inputs)
     recorded = {**settings.of_documents(), **counts}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
+from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, write_atomic
 from gpt_lightning.prepare.columns import column_sizes
@@ -186,7 +186,7 @@ def run_unit(job: Job, unit: Unit) -> Part:
     tokenizer = build_tokenizer(job.settings.tokenizer)
     reader = Documents(job.settings.text_field, job.settings.errors)
     with explained("write", job.parts):
-        writer = PartWriter(job.part(unit), token_dtype(tokenizer.vocab_size))
+        writer = PartWriter(job.part(unit))
         try:
             for document in _documents(reader, unit):
                 _add(writer, reader, document, tokenizer)

@@ -71,7 +71,7 @@ TEXTS = {
 
 def part(path: Path, documents: list[tuple[list[int], int]]) -> tuple[Path, Part]:
     """A part of documents, each with its tokens and the number of its split."""
-    writer = PartWriter(path, UINT16)
+    writer = PartWriter(path)
     for tokens, split in documents:
         writer.add(TEXTS[split][0].encode(), np.array(tokens, UINT16))
     return path, writer.complete(0, 0)
