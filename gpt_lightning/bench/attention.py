@@ -114,7 +114,7 @@ BENCH = Bench(
         options.numbers("d", "d", "16,32,64,128", "Head widths"),
         options.contexts("256,1024,4096,8192,16384"),
         options.words("kernels", "kernel", KERNELS),
-        options.shared("batch", 8, "Sequences a batch."),
+        options.shared("batch", 8, "Sequences per batch."),
         options.warmup(2),
         options.steps(10),
         options.MEMORY_LIMIT,

@@ -1,4 +1,4 @@
-"""Data loader: tokens/s by order, block size, batch and workers, beside the floor.
+"""Data loader: tokens/s by order, block size, batch and workers, and the limit.
 
 Random tokens of two bytes from files that were just read or written, so that the loader is measured
 and not the disk. A loop takes batches and does nothing with them. tokens/s is a mean over time,
@@ -7,7 +7,7 @@ and the start of the workers.
 
 A token is written as int64 three times, in the window of T + 1 tokens, as input and as target: a
 little more than 24 bytes. The floor is the median time of the work that every loader must do: a
-plain loop over the mapped file that writes inputs and targets, 16 bytes a token, in one process.
+plain loop over the mapped file that writes inputs and targets, 16 bytes per token, in one process.
 Several workers can beat it.
 
 mixture: two datasets of equal size, shuffled, with weights 0.7 and 0.3.
@@ -33,7 +33,7 @@ from gpt_lightning.data.synthetic import random_dataset
 from gpt_lightning.errors import UserError
 from gpt_lightning.reports.tables import column
 
-VOCAB_SIZE = 50_257  # GPT-2's: two bytes a token on the disk
+VOCAB_SIZE = 50_257  # GPT-2's: two bytes per token on the disk
 ORDERS = ("sequential", "shuffled", "random", "mixture")
 WEIGHTS = (0.7, 0.3)  # of the mixture's two datasets
 SEED = 1337
@@ -82,8 +82,8 @@ BENCH = Bench(
     options=(
         options.DEVICE,
         options.words("orders", "order", ORDERS),
-        options.numbers("block_sizes", "block_size", "1024", "Tokens a sequence"),
-        options.numbers("batch_sizes", "batch_size", "8,32", "Sequences a batch"),
+        options.numbers("block_sizes", "block_size", "1024", "Tokens per sequence"),
+        options.numbers("batch_sizes", "batch_size", "8,32", "Sequences per batch"),
         options.numbers("workers", "workers", "0,1", "Loader processes", least=0),
         Option("n_tokens", 50_000_000, "Tokens of each dataset.", read_n_tokens, int),
         options.shared("batches", 300, "Measured batches of a row."),

@@ -1,4 +1,4 @@
-"""The largest micro-batch of a configuration that fits into memory, with the same tokens a step.
+"""The largest micro-batch of a configuration that fits into memory, with the same tokens per step.
 
 batch: sequences of a micro-batch on one rank. A trial runs optimizer steps of `fit` on random
 tokens. Where the configuration accumulates, a step has two micro-batches, because the gradients of
@@ -9,7 +9,7 @@ memory: torch.cuda.max_memory_allocated on a GPU, highest resident memory of the
 on a CPU. limit: memory limit of a trial on a CPU.
 
 The search tries powers of two, then halves the gap until it is an eighth. The settings keep the
-configuration's tokens a step, so that their batch divides the sequences of a step.
+configuration's tokens per step, so that their batch divides the sequences of a step.
 """
 
 import json
@@ -194,7 +194,7 @@ def findings(
         limit_val_batches=config.trainer.limit_val_batches,
     )
     return [
-        f"largest     {largest} sequences x {step.block_size} tokens a micro-batch fit{refusal}",
+        f"largest     {largest} sequences x {step.block_size} tokens per micro-batch fit{refusal}",
         f"fastest     {fastest.batch} sequences: {fastest.tokens_per_sec:,.0f} tokens/s",
         f"settings    {' '.join(options)}",
         f"step        {step.with_batch_size(batch)}",

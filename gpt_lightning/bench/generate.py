@@ -1,4 +1,4 @@
-"""Sampling: tokens/s with a cache of keys and values against the whole window for each token.
+"""Sampling: tokens/s with and without a cache of keys and values.
 
 naive: nanoGPT's loop in the float32 of the weights. Each token takes the whole window through the
 model, with the head at the last position alone; every n-th of the lengths is timed (--every).

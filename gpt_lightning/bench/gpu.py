@@ -1,12 +1,12 @@
-"""GPT-2 in four sizes on a GPU through `fit` beside transformers'; writes benchmarks/gpu_CHIP.md.
+"""GPT-2 in four sizes on a GPU, `fit` and transformers; writes benchmarks/gpu_CHIP.md.
 
 ours: `fit` as configured, with the callbacks of every run. hf: transformers' GPT2LMHeadModel,
-eager. hf-compiled: hf through torch.compile. All have the same tokens a step, bf16 autocast,
+eager. hf-compiled: hf through torch.compile. All have the same tokens per step, bf16 autocast,
 float32 products in TF32, and no dropout. Where theirs does not fit into memory, its micro-batch is
 halved.
 
 step: a whole optimizer step, median of `steps` after the warm-up. tokens/s: rate of that step. MFU:
-6 N + 12 n_layer n_embd T FLOPs a token (flops.py) over the published dense bf16 peak, or over a
+6 N + 12 n_layer n_embd T FLOPs per token (flops.py) over the published dense bf16 peak, or over a
 measured one where none is published. target: our target on one H200. memory:
 torch.cuda.max_memory_allocated.
 """
@@ -156,7 +156,7 @@ def measure_theirs(
         row: Name of the model and number of measured steps.
         device: Device that does the work.
         config: Configuration of our model.
-        step: Sequences a micro-batch, micro-batches a step, tokens a sequence.
+        step: Sequences per micro-batch, micro-batches per step, tokens per sequence.
         warmup: Steps before the measured ones.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Tokens/s and MFU from plain float32 to every acceleration, one more on each rung.
+"""Tokens/s and MFU from plain float32 on, with one more optimization on each rung.
 
 Every rung is `fit` on random tokens, with the settings of all rungs up to it. Times are
 SpeedMonitor's, so that nothing synchronizes the device between steps.
@@ -91,8 +91,8 @@ OPTIONS = (
     Option(
         "rungs",
         None,
-        f"Any of {', '.join(rung.name for rung in RUNGS)}, with commas; null: all. A rung has the "
-        "settings of all rungs before it, measured or not.",
+        f"Any of {', '.join(rung.name for rung in RUNGS)}, separated by commas; null: all. A rung "
+        "has the settings of all rungs before it, measured or not.",
         type=str | None,
     ),
 )

@@ -1,4 +1,4 @@
-"""Rates of matrix products: squares and the model's own shapes, beside the measured peak.
+"""Rates of matrix products: square ones, the model's shapes, and the measured peak.
 
 (m, k) @ (k, n) has 2 m k n FLOPs; backward, the gradients of both factors, has 4 m k n. Times are
 medians of one product; a timed round has `calls` products. Model shapes: m = batch x context; the
@@ -89,8 +89,8 @@ BENCH = Bench(
         options.dtypes("fp32,bf16"),
         Option("squares", "512,1024,2048,4096", "Widths with commas, or none.", read_shapes),
         Option("sizes", "small", f"Any of {', '.join(COURSE_SIZES)}; or none."),
-        Option("batch", 4, "Sequences a batch, for the model's shapes.", type=PositiveInt),
-        Option("context", 256, "Tokens a sequence.", type=PositiveInt),
+        Option("batch", 4, "Sequences per batch, for the model's shapes.", type=PositiveInt),
+        Option("context", 256, "Tokens per sequence.", type=PositiveInt),
         Option("vocab_size", training_step.VOCABULARY, "Columns of the head.", type=PositiveInt),
         options.warmup(2),
         options.steps(10),

@@ -121,8 +121,8 @@ BENCH = Bench(
     options=(
         options.DEVICE,
         Option("sizes", "tiny", f"Any of {', '.join(WORKLOADS)}.", read_workloads),
-        Option("contexts", None, "Tokens a sequence, with commas; null: the size's."),
-        Option("batches", None, "Sequences a batch, with commas; null: the size's."),
+        Option("contexts", None, "Tokens per sequence, separated by commas; null: the size's."),
+        Option("batches", None, "Sequences per batch, separated by commas; null: the size's."),
         options.dtypes("fp32", DTYPES),
         options.switches("compile", "false", "Compile the model"),
         Option("pairs", ",".join(PAIRS), f"A:B with commas, of {', '.join(LOOPS)}.", read_pairs),

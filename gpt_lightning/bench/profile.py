@@ -213,7 +213,7 @@ class Step:
         model: Model on the device.
         device: Device of the model.
         dtype: Dtype of the forward pass, one of options.DTYPES.
-        batch: Sequences a batch.
+        batch: Sequences per batch.
         mode: Mode, one of MODES.
     """
 

@@ -37,14 +37,14 @@ def make_parser() -> OneLineParser:
     parser.add_argument(
         "--resume", action="store_true", help="Check that a killed run resumes bit-exactly."
     )
-    parser.add_argument("--config", type=str | None, default=None, help="A configuration of `fit`.")
+    parser.add_argument("--config", type=str | None, default=None, help="Configuration of `fit`.")
     parser.add_argument("--steps", type=int, default=20, help="Optimizer steps of each run.")
-    parser.add_argument("--kills", type=int, default=3, help="Number of kills of the second run.")
+    parser.add_argument("--kills", type=int, default=3, help="Times the second run is killed.")
     parser.add_argument(
         "--seed",
         type=int | None,
         default=None,
-        help="Seed of the moments of the kills; null: a new one.",
+        help="Seed of the times of the kills; null: a random one.",
     )
     return parser
 

@@ -24,16 +24,16 @@ def sample(
     Args:
         path: Checkpoint, run folder (its best checkpoint), or folder of an experiment (its newest
             run).
-        prompt: Beginning of the text. FILE:path reads it from a file; empty: the start of a text.
+        prompt: Beginning of the text. FILE:path reads it from a file; empty: start a new text.
         num_samples: Number of texts.
-        max_new_tokens: Number of tokens a text.
-        temperature: Divisor of the logits. Below 1 is safer, above 1 is bolder, 0 takes the most
+        max_new_tokens: Number of tokens per text.
+        temperature: Divisor of the logits. Higher values give more variety; 0 always takes the most
             likely token.
         top_k: Number of most likely tokens to sample from; null: all.
         seed: Seed of the draws.
         device: Device of the model. auto: cuda, else mps, else cpu.
         dtype: dtype of matrix products. bf16 is up to 2x faster; rounding occasionally changes a
-            token. auto: bf16 where the device supports it, else fp32. The first line names it.
+            token. auto: bf16 if the device supports it, else fp32. The first line printed names it.
     """
     prompt = read_prompt(prompt)
 

@@ -67,7 +67,7 @@ def file_name(file_format: str, split: str, index: int) -> str:
 
 
 def capacity(file_format: str, shard_tokens: int) -> int:
-    """Return the maximum number of tokens a file; nanogpt has one file a split, without a bound."""
+    """Return the maximum number of tokens per file; nanogpt has one unbounded file per split."""
     return 2**62 if file_format == "nanogpt" else shard_tokens
 
 
@@ -92,7 +92,7 @@ def file_header(file_format: str, dtype: str, n_tokens: int) -> bytes:
         return b""
     if n_tokens > LLMC_MAX_TOKENS:
         raise UserError(
-            f"the format llmc counts up to {LLMC_MAX_TOKENS:,} tokens a file, found {n_tokens:,}: "
+            f"the format llmc has at most {LLMC_MAX_TOKENS:,} tokens per file, found {n_tokens:,}: "
             "lower shard_tokens"
         )
     fields_int32 = np.zeros(LLMC_HEADER_BYTES // 4, "<i4")

@@ -30,8 +30,8 @@ class TrainBatches(Dataset[Batch]):
     """Micro-batches of one rank in one epoch, by index.
 
     Global micro-batch m consists of the windows m B W .. (m + 1) B W - 1 of the order, for B
-    sequences a rank and W ranks; rank r takes every W-th of them from r on. The union over ranks is
-    therefore the same for every W.
+    sequences per rank and W ranks; rank r takes every W-th of them from r on. The union over ranks
+    is therefore the same for every W.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TrainLoader:
 
     Attributes:
         source: Windows in their global order.
-        batch_size: Sequences a micro-batch and rank.
+        batch_size: Sequences per micro-batch and rank.
         accumulate: Micro-batches an optimizer step.
         rank: Rank of this process, of `world`.
         world: Number of processes that share the order.

@@ -19,13 +19,13 @@ SHUFFLE_WINDOWS = 16_384
 class WindowOrder:
     """Global order of a split's windows.
 
-    `shuffled` visits each window once an epoch. Up to shuffle_windows of them are permuted as a
+    `shuffled` visits each window once per epoch. Up to shuffle_windows of them are permuted as a
     whole. More are read shard after shard, in a new order of the shards every epoch, and permuted
     within groups of shuffle_windows along that order: a group touches few shards, so that a corpus
     larger than the disk can be streamed.
 
     Args:
-        name: sequential: front to back. shuffled: each window once an epoch, a new permutation
+        name: sequential: front to back. shuffled: each window once per epoch, a new permutation
             every epoch. random: starts drawn anywhere, with replacement, as in nanoGPT; an epoch
             is as many windows as fit side by side. repeat: the split's first windows in every
             batch.

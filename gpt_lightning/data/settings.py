@@ -26,10 +26,10 @@ class DataSettings:
     """
 
     dataset: str | None = None
-    """Folder of shards (of `gpt-lightning prepare`, nanoGPT, llm.c or build-nanogpt), its name
+    """Folder of shards (from `gpt-lightning prepare`, nanoGPT, llm.c or build-nanogpt), its name
     under data_dir, or a URL (s3://, gs://, hf://, https://) of a prepared dataset."""
     mixture: dict[str, float] | None = None
-    """Several datasets, each with its weight; validation uses the first."""
+    """Several datasets with a weight each; validation uses the first."""
     corpus: str | None = None
     """tinyshakespeare, shakespeare-plays or shakespeare-plays-all; prepared on first use."""
     text_file: str | None = None
@@ -41,32 +41,32 @@ class DataSettings:
     data_dir: str = "data"
     """Folder of corpora and prepared datasets."""
     block_size: PositiveInt | None = None
-    """Tokens T a sequence; null: model.config.block_size."""
+    """Tokens T per sequence; null: model.config.block_size."""
     batch_size: PositiveInt = 16
-    """Sequences B a micro-batch and rank."""
+    """Sequences B per micro-batch and rank."""
     tokens_per_step: PositiveInt | None = None
-    """Tokens an optimizer step over all ranks, B x T x accumulation x ranks; it sets
-    trainer.accumulate_grad_batches. null: the Trainer's accumulation holds."""
+    """Tokens per optimizer step over all ranks, B x T x accumulation x ranks; it sets
+    trainer.accumulate_grad_batches. null: trainer.accumulate_grad_batches decides."""
     eval_batch_size: PositiveInt | None = None
-    """Sequences a validation batch and rank; null: batch_size."""
+    """Sequences per validation batch and rank; null: batch_size."""
     eval_batches: PositiveInt | None = None
-    """Evaluate on this many random batches of the validation split and as many of the training
-    split, as nanoGPT does; null: on every token of the validation split."""
+    """Evaluate on this number of random batches from the validation split, and as many from the
+    training split, as nanoGPT does. null: evaluate on every token of the validation split."""
     order: OrderName | Literal["nanogpt"] = "shuffled"
-    """sequential: front to back; random: windows anywhere, as in nanoGPT; shuffled: each window
-    once an epoch, shard by shard in a large dataset; repeat: the first batch again and again;
-    nanogpt: random, drawn from the run's generator in nanoGPT's sequence of draws."""
+    """sequential: front to back; random: random positions, as in nanoGPT; shuffled: each window
+    once per epoch, shard by shard in a large dataset; repeat: the first batch again and again;
+    nanogpt: random positions, drawn from the run's generator as nanoGPT's program does."""
     shuffle_windows: PositiveInt = SHUFFLE_WINDOWS
-    """Windows that the order shuffled permutes together."""
+    """Number of windows that the order `shuffled` permutes as one group."""
     cache_limit_gb: NonNegativeFloat = 20.0
     """Size limit of data_dir/cache, which keeps shards from a URL."""
     num_workers: NonNegativeInt = 0
-    """Processes that read ahead; 0 reads in the training process."""
+    """Number of processes that read ahead; 0: the training process reads."""
     seed: NonNegativeInt | None = None
     """Seed of the order; null: seed_everything."""
     allow_changes: bool = False
-    """Resume a checkpoint of other data, another order or another number of sequences a step; the
-    result then differs from an uninterrupted run."""
+    """Resume with other data, another order or another number of sequences per step than the
+    checkpoint. The result then differs from that of an uninterrupted run."""
 
     def __post_init__(self) -> None:
         values = check_arguments(type(self), "data", dataclasses.asdict(self))

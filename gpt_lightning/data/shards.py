@@ -175,7 +175,7 @@ class DatasetWindows:
 
     @property
     def block_size(self) -> int:
-        """Tokens T a sequence; a window has T + 1."""
+        """Tokens T per sequence; a window has T + 1."""
         return self.order.block_size
 
     def read(self, epoch: int, first: int, count: int, rank: int, world: int) -> np.ndarray:

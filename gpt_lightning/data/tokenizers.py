@@ -174,7 +174,7 @@ class TiktokenTokenizer(Tokenizer):
                 tiktoken's regex (about 100,000 characters).
         """
         _utf8(text)  # tiktoken would replace a lone surrogate silently
-        try:  # encode_ordinary would build a Python list, 36 bytes a token
+        try:  # encode_ordinary would build a Python list, 36 bytes per token
             ids = self._encoding.encode_to_numpy(text, disallowed_special=())
         except ValueError as error:
             raise UserError(

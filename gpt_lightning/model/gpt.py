@@ -27,11 +27,11 @@ class GPTConfig:
         n_layer: Number of transformer blocks.
         n_head: Attention heads per block; must divide n_embd.
         n_embd: Width C of the residual stream; the MLP is 4 C wide.
-        block_size: Longest context in tokens; one learned position embedding each.
+        block_size: Maximum context in tokens, each with a learned position embedding.
         vocab_size: Rows V of the token embedding. null: the size of the data's vocabulary.
         bias: Biases in linear layers and layer norms, as in GPT-2; false is slightly faster.
-        dropout: Probability after the embeddings, in the attention weights and at the end of both
-            branches.
+        dropout: Probability of dropout after the embeddings, in the attention weights and at the
+            end of both branches.
         tie_weights: Use the token embedding's matrix as the output head, as in GPT-2.
         init: gpt2: normal(0, 0.02), residual projections scaled by 1/sqrt(2 n_layer), biases 0.
             nanogpt: the same distribution, drawn in nanoGPT's order. default: PyTorch's.
@@ -39,7 +39,7 @@ class GPTConfig:
             except in models compiled for a CPU, where the faster of the two is used.
         activation: gelu_tanh: the tanh approximation that GPT-2 was trained with. gelu: exact, as
             in nanoGPT.
-        loss_chunk: Number of positions for which the loss holds logits at a time; null: all B x T.
+        loss_chunk: Number of positions whose logits are in memory at a time; null: all B x T.
         checkpointing: Keep only the inputs of the blocks and recompute the rest in the backward
             pass: a third more work, a fraction of the memory, the same gradients.
     """

@@ -54,7 +54,7 @@ class SplitWriter:
         folder: Folder of the dataset, without files of that split.
         split: train, val or test.
         dtype: Type of the tokens.
-        settings: Settings with format and shard_tokens; nanogpt has one file a split.
+        settings: Settings with format and shard_tokens; nanogpt has one file per split.
     """
 
     def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], settings: Settings) -> None:

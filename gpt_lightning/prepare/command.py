@@ -40,17 +40,17 @@ def prepare(
     Args:
         source: One UTF-8 text file or a corpus (tinyshakespeare, shakespeare-plays,
             shakespeare-plays-all); or documents: a JSONL file (.jsonl, .jsonl.gz, .jsonl.zst), a
-            Parquet file, a folder or a glob of these and of .txt files, a URL of one (https://,
-            s3://, hf://), a dataset of the Hugging Face hub (hf:NAME[:CONFIG][:SPLIT]); or - for
-            standard input, JSONL or one text.
+            Parquet file, a folder or a glob of these and of .txt files, a URL of such a file
+            (https://, s3://, hf://), a dataset of the Hugging Face hub (hf:NAME[:CONFIG][:SPLIT]);
+            or - for standard input, JSONL or one text.
         tokenizer: char, byte, or an encoding of tiktoken such as gpt2. Documents need an encoding
             with an end-of-text token, which is written before each document.
         out: Folder of the dataset; null: <data_dir>/<corpus or file's stem>-<tokenizer>.
         data_dir: Folder of corpora and datasets.
         overwrite: Replace a dataset that was made from another text or with other settings.
-        workers: Processes; null: one a core.
+        workers: Number of processes; null: one per core.
         executor: process, or ray for an existing Ray cluster (RAY_ADDRESS).
-        shard_index: Number of this job in an array of jobs, from 0; it makes its share of the
+        shard_index: Number of this job in an array of jobs, from 0. The job makes its share of the
             parts.
         shard_count: Number of jobs in the array.
         merge: Assemble the parts of all jobs.

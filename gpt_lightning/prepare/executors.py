@@ -29,7 +29,7 @@ class Execution:
     """Distribution of the work; it decides no byte of the result.
 
     Attributes:
-        workers: Processes of this machine; None: one a core.
+        workers: Processes of this machine; None: one per core.
         executor: process or ray.
         shard_index: Number of this job in an array of jobs; None: no array.
         shard_count: Number of jobs in the array.

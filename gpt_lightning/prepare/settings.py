@@ -27,13 +27,13 @@ class Settings:
         val_fraction: Share held out for validation: of one text, the last characters; of documents,
             those that split_by selects.
         test_fraction: Share held out for testing, after the validation share.
-        shard_tokens: Maximum number of tokens a file; nanogpt has one file a split.
+        shard_tokens: Maximum number of tokens per file; nanogpt has one file per split.
         text_field: Field of a JSON object, or column of a Parquet file, that holds the text.
         split_by: Selection of the held-out documents: hash, by a hash of their text, or fraction,
             the last ones. null: hash.
         errors: Treatment of a damaged document: strict ends with an error, skip omits and counts
             it, replace writes U+FFFD where bytes are not UTF-8.
-        format: npy; nanogpt for nanoGPT's train.bin and val.bin; llmc for llm.c's .bin.
+        format: npy, nanogpt (nanoGPT's train.bin and val.bin) or llmc (llm.c's .bin).
 
     Raises:
         UserError: The fractions leave no training text, or a shard holds no token.

@@ -1,1 +1,1 @@
-"""Published results beside ours, row by row."""
+"""Published results compared with ours, row by row."""

@@ -100,7 +100,8 @@ BENCH = Bench(
         Option(
             "device",
             None,
-            f"Any of cpu, mps, cuda, {CUDA_RULES} and auto, with commas; null: auto,{CUDA_RULES}.",
+            f"Any of cpu, mps, cuda, {CUDA_RULES} and auto, separated by commas; "
+            f"null: auto,{CUDA_RULES}.",
             read_devices,
             str | None,
         ),

@@ -115,7 +115,7 @@ def stacked(folder: str, *rungs: Rung) -> tuple[Rung, ...]:
 
 def l4_rung(name: str) -> Rung:
     """Return a rung that the lecture ran on an L4 GPU in bfloat16; a CPU gives its losses."""
-    time = "seconds; on two CPU cores 20 s a step"
+    time = "seconds; on two CPU cores 20 s per step"
     return Rung(name, ((0, 5e-3),), device="gpu", losses_anywhere=True, memory_gib=20, time=time)
 
 
@@ -154,7 +154,7 @@ BFLOAT16_LADDER = ((0, 5e-4), (1, 2e-3))
 
 PRECISION_LADDER = Case(
     name="precision-ladder",
-    title="GPT-2 124M, 16 x 1,024 tokens a step: a CPU, a GPU, TF32, bfloat16, torch.compile",
+    title="GPT-2 124M, 16 x 1,024 tokens per step: a CPU, a GPU, TF32, bfloat16, torch.compile",
     source="published logs of one GPU; sources in reference/",
     kind="steps",
     reference="precision_ladder.csv",
@@ -171,7 +171,7 @@ PRECISION_LADDER = Case(
             published_times="",
             device="cpu",
             memory_gib=15,
-            time="15 to 75 s a step on two cores",
+            time="15 to 75 s per step on two cores",
             note="a rung of ours, compared with gpu-bf16",
         ),
         Rung("gpu-fp32", FLOAT32_LADDER, device="gpu"),
@@ -222,7 +222,7 @@ SHAKESPEARE_CHAR = Case(
             published="mps-eager",
             settings=(*BABY_GPT, "--trainer.accelerator=mps"),
             device="mps",
-            time="20 minutes (221 ms a step were published)",
+            time="20 minutes (221 ms per step were published)",
         ),
         Rung(
             "mps-compile",
@@ -231,7 +231,7 @@ SHAKESPEARE_CHAR = Case(
             published="mps-compile",
             settings=(*BABY_GPT, "--trainer.accelerator=mps", "--model.compile=true"),
             device="mps",
-            time="30 minutes (306 ms a step were published)",
+            time="30 minutes (306 ms per step were published)",
         ),
         Rung(
             "cpu",

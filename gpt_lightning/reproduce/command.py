@@ -22,7 +22,7 @@ def make_parser() -> OneLineParser:
     """Return the parser of the command's own options."""
     parser = OneLineParser(
         prog="gpt-lightning reproduce",
-        description="Run the settings of a published table and print its numbers beside ours. "
+        description="Run the settings of a published table and compare its numbers with ours. "
         "Options of `fit` (--model.learning_rate 3.0e-3, --seed_everything 1) change every rung.",
     )
     parser.add_argument("case", nargs="?", help=f"One of {', '.join(CASES)}.")
@@ -31,7 +31,7 @@ def make_parser() -> OneLineParser:
     )
     names = "Names, separated by commas; null: all that can run here, or the best variant."
     parser.add_argument("--rungs", "--variant", type=str | None, help=names)
-    steps = "Optimizer steps; 0: evaluate only. null: as many as were published."
+    steps = "Optimizer steps; 0: evaluate only. null: all steps that were published."
     parser.add_argument("--steps", "--max-steps", type=int | None, help=steps)
     accelerator = "cpu, mps, gpu or auto; null: that of each rung's configuration."
     parser.add_argument("--accelerator", type=str | None, help=accelerator)
@@ -140,7 +140,7 @@ def why_not(rung: Rung, options: Options) -> str:
     """Return the reason why a rung runs only if it is named; empty if it runs anyway."""
     reason = impossible(rung, options)
     if not reason and rung.device not in ("any", target(rung, options)):
-        reason = f"its times are of {CHIPS[rung.device]}; for its losses: --rungs {rung.name}"
+        reason = f"its step times need {CHIPS[rung.device]}; losses alone: --rungs {rung.name}"
     return reason
 
 

@@ -35,8 +35,8 @@ class Settings:
     """
 
     optimizer: str = "adamw"
-    """A file of training/optimizers: adamw; muon: Muon for the blocks' matrices and AdamW for the
-    rest."""
+    """Name of a file in training/optimizers. adamw, or muon: Muon for the blocks' matrices and
+    AdamW for the rest."""
     learning_rate: PositiveFloat = 6.0e-4
     """Peak of AdamW's learning rate."""
     min_learning_rate: NonNegativeFloat | None = None
@@ -59,12 +59,12 @@ class Settings:
     muon_momentum: HalfOpenUnitInterval = 0.95
     """Muon's momentum."""
     fused: Switch = "auto"
-    """AdamW in one kernel; auto: where the device has it."""
+    """Use AdamW's fused kernel; auto: if the device has one."""
     compile: Switch = "auto"
-    """torch.compile the model; auto: on CUDA, and on a CPU in bfloat16 (model/compilation.py)."""
+    """Compile the model with torch.compile; auto: on CUDA, and on a CPU in bfloat16."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
-    """Float32 products. highest: in float32; high: in TF32 on NVIDIA; medium: as high, and in
-    bfloat16 on CPUs that have it."""
+    """Precision of float32 matrix products. highest: float32; high: TF32 on NVIDIA GPUs; medium: as
+    high, and bfloat16 on CPUs that support it."""
 
     def __post_init__(self) -> None:
         values = check_arguments(type(self), "model", dataclasses.asdict(self))

@@ -65,7 +65,7 @@ class TokenDataModule(L.LightningDataModule):
 
     @property
     def block_size(self) -> int:
-        """Tokens T a sequence."""
+        """Tokens T per sequence."""
         if self._reader is not None:
             return self._reader.block_size
         return block_size_of(self.settings)
@@ -239,7 +239,7 @@ class TokenDataModule(L.LightningDataModule):
 def block_size_of(settings: DataSettings) -> int:
     """Return data.block_size; raise UserError if neither it nor a model's context is known."""
     if settings.block_size is None:
-        raise UserError("data.block_size is not set: give the tokens a sequence")
+        raise UserError("data.block_size is not set: give the tokens per sequence")
     return int(settings.block_size)
 
 

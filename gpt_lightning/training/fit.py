@@ -43,7 +43,7 @@ class TrainingParser(OneLineParser, LightningArgumentParser):
 
 
 class Trainer(L.Trainer):
-    """Lightning's Trainer with one more value of an argument, for the parser.
+    """Lightning's Trainer, whose precision may also be auto.
 
     Args:
         precision: Precision of training. auto: the fastest that is safe on the device, resolved
@@ -100,15 +100,15 @@ class GPTCLI(LightningCLI):
             "--run_name",
             type=str | None,
             default=None,
-            help="Runs land in lightning_logs/RUN_NAME/version_N; null: the configuration's name.",
+            help="Run folder: lightning_logs/RUN_NAME/version_N; null: the configuration's name.",
         )
         parser.add_argument(
             "--resume",
             type=str,
             default="never",
-            help="fit: never: a new run folder. auto: continue the newest run of this name from "
-            "its newest whole checkpoint, if there is one. Or a run folder, or a checkpoint in its "
-            "run folder, to continue from.",
+            help="Only for fit. never: start a new run. auto: continue the newest run of this "
+            "name from its newest undamaged checkpoint, or start a new run if there is none. "
+            "A path: continue this run folder, or this checkpoint in its run folder.",
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:

@@ -23,8 +23,8 @@ def out_of_memory_line(
     if command != "fit":
         batch = data.eval_batch_size
         less = f"set --data.eval_batch_size {batch // 2}"
-        fix = less if batch > 1 else "take a shorter --data.block_size"
-        return f"out of memory with {batch} sequences a batch: {fix}"
+        fix = less if batch > 1 else "set a smaller --data.block_size"
+        return f"out of memory with {batch} sequences per batch: {fix}"
     step = StepShape(
         data.settings.batch_size,
         data.block_size,
@@ -46,14 +46,14 @@ def out_of_memory_line(
     if trainer.global_step and step.batch_size > 1:  # the checkpoint has other micro-batches
         options.append("--data.allow_changes true")
     way_out = (
-        f"the same {step.tokens:,} tokens a step with {' '.join(options)}"
+        f"compute the same {step.tokens:,} tokens per step with {' '.join(options)}"
         if options
-        else "take a shorter data.block_size or a smaller model"
+        else "set a smaller --data.block_size or take a smaller model"
     )
     return (
         f"out of memory in step {trainer.global_step + 1} with {step.batch_size} x "
-        f"{step.block_size} tokens a micro-batch: {way_out}; "
-        f"{program()} bench fit-batch finds what fits"
+        f"{step.block_size} tokens per micro-batch: {way_out}; "
+        f"{program()} bench fit-batch finds the largest batch that fits"
     )
 
 
@@ -63,7 +63,7 @@ def smaller_batch(batch_size: int) -> int:
 
 
 def memory_options(config: GPTConfig, block_size: int) -> list[str]:
-    """Return the switches that need less memory a sequence and are off."""
+    """Return the switches that are off and would save memory."""
     options = []
     if config.loss_chunk is None:
         options.append(f"--model.config.loss_chunk {max(1, block_size // 4)}")

@@ -35,8 +35,8 @@ class GPTModule(L.LightningModule):
     Args:
         config: Shape of the model.
         init_from: Weights to start from instead of random ones: gpt2, gpt2-medium, gpt2-large or
-            gpt2-xl (fetched), a folder with model.safetensors, or a checkpoint; config must have
-            its shape.
+            gpt2-xl (downloaded), a folder with model.safetensors, or a checkpoint. model.config
+            must describe the same shape.
         settings: Training arguments, the fields of gpt_lightning.runs.settings.Settings.
 
     Raises:

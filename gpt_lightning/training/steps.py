@@ -2,7 +2,7 @@
 
 A step has B sequences x T tokens x k micro-batches x W ranks. `data.tokens_per_step` sets the
 product, and k follows: with a batch size that fits another machine's memory the optimizer sees the
-same step. 524,288 tokens a step at T = 1,024 are k = 16 for B = 32 on one device, 2 on eight.
+same step. 524,288 tokens per step at T = 1,024 are k = 16 for B = 32 on one device, 2 on eight.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ class StepShape:
     """Sizes of an optimizer step.
 
     Attributes:
-        batch_size: Sequences B a micro-batch and rank.
-        block_size: Tokens T a sequence.
-        accumulate: Micro-batches k a step.
+        batch_size: Sequences B per micro-batch and rank.
+        block_size: Tokens T per sequence.
+        accumulate: Micro-batches k per step.
         ranks: Processes W.
     """
 
@@ -43,12 +43,12 @@ class StepShape:
 
     @property
     def tokens(self) -> int:
-        """Tokens a step, B T k W."""
+        """Tokens per step, B T k W."""
         return self.sequences * self.block_size * self.ranks
 
     @property
     def sequences(self) -> int:
-        """Sequences a step and rank, B k."""
+        """Sequences per step and rank, B k."""
         return self.batch_size * self.accumulate
 
     def with_batch_size(self, batch_size: int) -> "StepShape":
@@ -74,9 +74,9 @@ def accumulation(tokens_per_step: int, batch_size: int, block_size: int, ranks: 
     """Return the micro-batches k of a step.
 
     Args:
-        tokens_per_step: Tokens a step, B T k W.
-        batch_size: Sequences B a micro-batch and rank.
-        block_size: Tokens T a sequence.
+        tokens_per_step: Tokens per step, B T k W.
+        batch_size: Sequences B per micro-batch and rank.
+        block_size: Tokens T per sequence.
         ranks: Processes W.
 
     Raises:
@@ -103,7 +103,7 @@ def check_accumulation(accumulate: int, interval: Any) -> None:
     as validation.
 
     Args:
-        accumulate: Micro-batches a step.
+        accumulate: Micro-batches per step.
         interval: Trainer's val_check_interval (an int counts micro-batches) or val_check_batch.
 
     Raises:

@@ -104,7 +104,7 @@ def test_the_settings_have_the_same_tokens_and_parse(machine, capsys):
     assert bench() == 0
     assert [trial["batch"] for trial in asked] == [1, 2, 4, 8, 16, 32, 24, 28, 30]
     printed = capsys.readouterr().out
-    assert "largest     28 sequences x 32 tokens a micro-batch fit; 30 does not" in printed
+    assert "largest     28 sequences x 32 tokens per micro-batch fit; 30 does not" in printed
     assert "fastest     1 sequences: 999 tokens/s" in printed
     # 12 x 4 = 48 sequences a step: 24 is the largest divisor that fits
     options = proposed(printed)

@@ -56,7 +56,7 @@ def the_line(capsys) -> str:
 def proposed(line: str) -> list[str]:
     """The options of the line, to be used as they stand."""
     return shlex.split(
-        re.search(r"tokens a step with (.*); \S*gpt-lightning bench fit-batch", line)[1]
+        re.search(r"tokens per step with (.*); \S*gpt-lightning bench fit-batch", line)[1]
     )
 
 
@@ -70,7 +70,10 @@ def test_the_line_proposes_half_the_batch_and_it_works(error, fails_at, capsys):
     args = ["--data.batch_size=8", "--trainer.accumulate_grad_batches=2"]
     assert fit(4, *args) == 2
     line = the_line(capsys)
-    assert "step 1 with 8 x 16 tokens a micro-batch: the same 256 tokens a step with" in line
+    assert (
+        "step 1 with 8 x 16 tokens per micro-batch: compute the same 256 tokens per step with"
+        in line
+    )
     options = proposed(line)
     assert options == [
         *("--data.batch_size", "4"),
@@ -112,7 +115,7 @@ def test_one_sequence_is_proposed_the_switches(fails_at, capsys):
     ]
     switches = ["--model.config.loss_chunk=4", "--model.config.checkpointing=true"]
     assert fit(4, "--data.batch_size=1", *switches) == 2
-    assert "take a shorter data.block_size or a smaller model" in the_line(capsys)
+    assert "set a smaller --data.block_size or take a smaller model" in the_line(capsys)
 
 
 def test_an_evaluation_is_proposed_a_smaller_batch(capsys, monkeypatch):
@@ -125,9 +128,9 @@ def test_an_evaluation_is_proposed_a_smaller_batch(capsys, monkeypatch):
     capsys.readouterr()
     evaluation = ["validate", *TINY_RUN, "--ckpt_path=lightning_logs/run/version_0"]
     assert main([*evaluation, "--data.eval_batch_size=6"]) == 2
-    assert "6 sequences a batch: set --data.eval_batch_size 3" in capsys.readouterr().err
+    assert "6 sequences per batch: set --data.eval_batch_size 3" in capsys.readouterr().err
     assert main([*evaluation, "--data.eval_batch_size=1"]) == 2
-    assert "take a shorter --data.block_size" in capsys.readouterr().err
+    assert "set a smaller --data.block_size" in capsys.readouterr().err
 
 
 def test_debug_shows_the_traceback(fails_at, monkeypatch):

@@ -1,4 +1,4 @@
-"""Published table of a systems course beside ours, with the known defects of each row.
+"""Published table of a systems course next to ours, with the known defects of each row.
 
 Published: report of a systems course, measured on other machines than this one; nothing in that
 table was measured here. Its defects: backward is the difference of two means, of the whole step and

@@ -94,7 +94,7 @@ def parse(
         parser.add_argument(
             "--resume", action="store_true", help="Continue the newest sweep of the same rows."
         )
-        about = "Time limit of a row, in seconds."
+        about = "Time limit of each row, in seconds."
         parser.add_argument("--timeout_s", type=PositiveFinite, default=timeout_s, help=about)
     return parser.parse_args(underscored(list(argv)))
 
@@ -211,7 +211,7 @@ def words(name: str, field: str, choices: Iterable[str], default: str | None = N
 
 def numbers(name: str, field: str, default: str, about: str, least: int = 1) -> Option:
     """Declare an option with comma-separated whole numbers."""
-    return axis(name, field, default, at_least(least), f"{about}, with commas.")
+    return axis(name, field, default, at_least(least), f"{about}, separated by commas.")
 
 
 def shared(name: str, default: Any, about: str, type: Any = PositiveInt) -> Option:  # noqa: A002
@@ -236,17 +236,17 @@ def switches(name: str, default: str, about: str) -> Option:
 
 def contexts(default: str) -> Option:
     """Declare --contexts."""
-    return numbers("contexts", "context", default, "Tokens a sequence")
+    return numbers("contexts", "context", default, "Tokens per sequence")
 
 
 def batches(default: str = "4") -> Option:
     """Declare --batches."""
-    return numbers("batches", "batch", default, "Sequences a batch")
+    return numbers("batches", "batch", default, "Sequences per batch")
 
 
 def steps(default: int) -> Option:
     """Declare --steps."""
-    return shared("steps", default, "Measured steps of a row.")
+    return shared("steps", default, "Measured steps per row.")
 
 
 def warmup(default: int, type: Any = NonNegativeInt) -> Option:  # noqa: A002 - Option's word
@@ -257,7 +257,7 @@ def warmup(default: int, type: Any = NonNegativeInt) -> Option:  # noqa: A002 - 
 DEVICE = Option(
     "device",
     "auto",
-    "Any of cpu, mps, cuda and auto, with commas.",
+    "Any of cpu, mps, cuda and auto, separated by commas.",
     lambda args: [{"device": device} for device in devices(args)],
 )
 
@@ -307,9 +307,7 @@ def course_or_own_size(args: Any) -> list[Values]:
 
 SIZES = (
     Option("sizes", "small", f"Any of {', '.join(COURSE_SIZES)}.", course_or_own_size),
-    optional("n_layer", "Layers of a size of your own, instead of --sizes."),
-    optional(
-        "n_head", f"Heads of your own size; null: as many as make each head {HEAD_WIDTH} wide."
-    ),
-    optional("d_model", "Width of your own size."),
+    optional("n_layer", "Number of layers of a custom size, instead of --sizes."),
+    optional("n_head", f"Number of heads of the custom size; null: d_model / {HEAD_WIDTH}."),
+    optional("d_model", "Width of the custom size."),
 )

@@ -233,7 +233,7 @@ def rates(
         device: Device whose peak counts.
         dtype: Dtype of the products, one of options.DTYPES.
         tokens_per_sec: Measured tokens/s.
-        context: Tokens a sequence.
+        context: Tokens per sequence.
     """
     per_token = flops.flops_per_token(
         model.num_params(embeddings=False), model.config.n_layer, model.config.n_embd, context

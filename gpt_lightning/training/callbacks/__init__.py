@@ -1,1 +1,1 @@
-"""Callbacks of a training run, one a file."""
+"""Callbacks of a training run, one per file."""

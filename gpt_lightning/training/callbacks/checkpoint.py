@@ -49,11 +49,11 @@ class RunCheckpoint(L.Callback):
     the run is saved, and the program ends with 128 + the signal's number.
 
     Args:
-        every_n_steps: Steps between two saves, in addition to validations; null: validations alone.
+        every_n_steps: Steps between saves, in addition to validations; null: only validations.
         keep_last: Number of the newest files to keep.
         keep_best: Number of files with the lowest validation loss to keep.
         keep_every_n_steps: Steps between two files that are never deleted; null: none.
-        enabled: False saves nothing; signals still end the run at the end of a step.
+        enabled: False saves nothing. A signal still ends the run after the current step.
     """
 
     def __init__(

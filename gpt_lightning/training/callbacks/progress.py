@@ -24,7 +24,7 @@ class StepProgress(ProgressBar):
     and for every half minute of a long one.
 
     Args:
-        plain_every_n_steps: Steps between two lines; null: twenty lines a run, at log steps.
+        plain_every_n_steps: Steps between two lines; null: twenty lines per run, at log steps.
     """
 
     def __init__(self, plain_every_n_steps: PositiveInt | None = None) -> None:

@@ -22,12 +22,12 @@ class SampleText(L.Callback):
     """Write generated text to the console and to TensorBoard's TEXT tab after each validation.
 
     Args:
-        max_new_tokens: Tokens a sample; 0 turns samples off.
+        max_new_tokens: Tokens per sample; 0 turns samples off.
         prompt: Beginning of the text; empty: the tokenizer's start of a text.
-        temperature: Divides the logits; 0 takes the most likely token.
-        top_k: Samples among the k most likely tokens only; null: among all.
-        seed: Seed of the draws, equal at each validation, so that samples differ by the weights
-            alone.
+        temperature: Divisor of the logits; 0 takes the most likely token.
+        top_k: Number of most likely tokens to sample from; null: all.
+        seed: Seed of the draws. Every validation uses it again, so that only the weights change
+            the samples.
     """
 
     def __init__(
