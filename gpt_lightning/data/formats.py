@@ -59,7 +59,7 @@ def file_name(file_format: str, split: str, index: int) -> str:
     if file_format == "nanogpt":
         if index:
             raise UserError(
-                f"nanoGPT reads one file a split, {split}.bin, and the {split} split would fill "
+                f"nanoGPT reads one file per split, {split}.bin, and the {split} split would fill "
                 f"{index + 1}: raise shard_tokens, or choose the format npy or llmc"
             )
         return f"{split}.bin"

@@ -112,7 +112,7 @@ class TrainLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "window" not in state:
-            raise UserError("the checkpoint was trained with data.order nanogpt: set it here too")
+            raise UserError("the checkpoint was trained in another order: set --data.order nanogpt")
         rows = self.batch_size * self.world  # a batch that was read in part is read again
         self.epoch, self.position = state["epoch"], state["window"] // rows
 

@@ -203,7 +203,7 @@ class NanoGPTReader(Reader):
     ) -> None:
         super().__init__(datasets, settings, place)
         if place.world > 1:
-            raise UserError("data.order nanogpt is one process's: use --data.order random")
+            raise UserError("data.order nanogpt runs in one process only: set --data.order random")
 
     @functools.cached_property
     def train_loader(self) -> "NanoGPTLoader":

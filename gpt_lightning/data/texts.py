@@ -86,7 +86,7 @@ def corpus_file(name: str, data_dir: Path) -> Path:
         if found != corpus.sha256:
             raise UserError(
                 f"{local} is not {name}: expected SHA-256 {corpus.sha256}, found {found}; delete "
-                "it to have it fetched, or rename it and give its path instead of the name"
+                "it to download it again, or rename it and give its path instead of the name"
             )
         return local
     try:

@@ -79,7 +79,7 @@ def fit_weights(source: str, weights: Weights, n_head: int | None, config: GPTCo
         expected = {k: v.shape for k, v in GPT(config).state_dict().items()}
     if wrong := expected.items() ^ {k: v.shape for k, v in weights.items()}.items():
         raise UserError(
-            f"{source} is not a GPT-2: {min(wrong)[0]} is missing, unknown or misshapen"
+            f"{source} is not a GPT-2: {min(wrong)[0]} is missing, unknown or of a wrong shape"
         )
     return weights
 
@@ -125,7 +125,7 @@ def _read(source: str) -> tuple[Weights, int | None]:
             f"model.init_from: there is no .safetensors or .ckpt file {path}: give one, a folder "
             f"with model.safetensors (in one piece), or one of {', '.join(SIZES)}"
         )
-    with _user_errors(f"{path} is damaged or not what its name says"):
+    with _user_errors(f"{path} is damaged, or its content does not match its name"):
         from safetensors.torch import load_file
 
         theirs = {k: v for k, v in load_file(path).items() if not MASK.search(k)}

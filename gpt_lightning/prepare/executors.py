@@ -50,7 +50,7 @@ class Execution:
         if self.shard_index is None:
             return
         if self.merge:
-            raise UserError("shard_index and merge were given: merge comes after all jobs, alone")
+            raise UserError("shard_index and merge were both given: merge after all jobs, alone")
         if self.shard_count is None or self.shard_index >= self.shard_count:
             raise UserError(
                 f"shard_index is {self.shard_index} and shard_count {self.shard_count}: expected "

@@ -51,7 +51,9 @@ def run(argv: list[str]) -> int:
         return 0
     case = find_case(args.case)
     if args.steps is not None and args.steps < (1 if case.kind == "steps" else 0):
-        raise UserError(f"--steps is {args.steps}; {case.name} has no loss to compare then")
+        raise UserError(
+            f"--steps is {args.steps}, which leaves {case.name} no loss to compare: raise it"
+        )
     options = Options(args.steps, args.accelerator, tuple(fit_options))
     chosen = choose_rungs(case, args.rungs, options)
 

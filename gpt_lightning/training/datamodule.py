@@ -239,7 +239,7 @@ class TokenDataModule(L.LightningDataModule):
 def block_size_of(settings: DataSettings) -> int:
     """Return data.block_size; raise UserError if neither it nor a model's context is known."""
     if settings.block_size is None:
-        raise UserError("data.block_size is not set: give the tokens per sequence")
+        raise UserError("data.block_size is not set: set it to the number of tokens per sequence")
     return int(settings.block_size)
 
 

@@ -96,7 +96,7 @@ class GPTModule(L.LightningModule):
         if config.vocab_size < data.vocab_size:
             raise UserError(
                 f"model.config.vocab_size is {config.vocab_size}, but {data.address} has "
-                f"{data.vocab_size} tokens: set it to {data.vocab_size}, or to null, the data's own"
+                f"{data.vocab_size} tokens: set it to {data.vocab_size}, or to null"
             )
         return config
 
@@ -109,7 +109,7 @@ class GPTModule(L.LightningModule):
         if self._decay_steps <= self.settings.warmup_steps:
             raise UserError(
                 f"model.warmup_steps {self.settings.warmup_steps} must be below "
-                f"model.decay_steps {self._decay_steps} (default: trainer.max_steps)"
+                f"model.decay_steps {self._decay_steps} (default: trainer.max_steps): lower it"
             )
 
     @property

@@ -184,5 +184,5 @@ def not_finite(norm: torch.Tensor, step: int) -> UserError:
     """Return the error for a non-finite gradient norm."""
     return UserError(
         f"gradient norm is {norm.item()} at step {step}: weights were not changed; "
-        "lower model.learning_rate, or resume from a checkpoint before it with --resume auto"
+        "lower model.learning_rate, or resume from an earlier checkpoint with --resume auto"
     )

@@ -90,8 +90,8 @@ def accumulation(tokens_per_step: int, batch_size: int, block_size: int, ranks: 
     sequences, rest = divmod(tokens_per_step, block_size * ranks)
     divisor = "" if rest else f", or data.batch_size to {largest_divisor(sequences, batch_size)}"
     raise UserError(
-        f"data.tokens_per_step {tokens_per_step} is no multiple of the {micro_batch} tokens of a "
-        f"micro-batch ({batch_size} sequences x {block_size} tokens x {ranks} ranks): "
+        f"data.tokens_per_step {tokens_per_step} is not a multiple of the {micro_batch} tokens of "
+        f"a micro-batch ({batch_size} sequences x {block_size} tokens x {ranks} ranks): "
         f"set it to {valid}{divisor}"
     )
 
@@ -113,7 +113,7 @@ def check_accumulation(accumulate: int, interval: Any) -> None:
         raise UserError(f"trainer.accumulate_grad_batches is {accumulate}; it must be at least 1")
     if isinstance(interval, int) and interval % accumulate:
         raise UserError(
-            f"trainer.val_check_interval {interval} counts micro-batches and is no multiple of "
+            f"trainer.val_check_interval {interval} counts micro-batches and is not a multiple of "
             f"trainer.accumulate_grad_batches {accumulate}: "
             f"set it to {max(1, round(interval / accumulate)) * accumulate}"
         )

@@ -254,7 +254,7 @@ def test_jobs_of_an_array(source: Path, tmp_path: Path, capsys: pytest.CaptureFi
         ({"shard_index": 3, "shard_count": 3}, "expected 0 <= shard_index < shard_count"),
         ({"shard_index": 0}, "expected 0 <= shard_index < shard_count"),
         ({"shard_count": 0}, "shard_count is 0"),
-        ({"shard_index": 0, "shard_count": 1, "merge": True}, "merge comes after all jobs"),
+        ({"shard_index": 0, "shard_count": 1, "merge": True}, "merge after all jobs, alone"),
     ],
 )
 def test_numbers_of_jobs(source: Path, options: dict[str, int], said: str) -> None:

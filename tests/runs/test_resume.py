@@ -183,4 +183,4 @@ def test_a_file_outside_of_a_run_is_refused(capsys):
 def test_validations_fall_on_whole_steps(capsys):
     args = ["--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=0.0358"]
     assert fit(4, *args, "--trainer.check_val_every_n_epoch=1") == 2
-    assert "no multiple of trainer.accumulate_grad_batches 2" in capsys.readouterr().err
+    assert "not a multiple of trainer.accumulate_grad_batches 2" in capsys.readouterr().err

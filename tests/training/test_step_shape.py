@@ -131,7 +131,7 @@ def test_the_same_tokens_in_other_micro_batches_are_the_same_run(capsys):
         ),
         (
             ["--data.tokens_per_step=192"],
-            "trainer.val_check_interval 8 counts micro-batches and is no multiple of "
+            "trainer.val_check_interval 8 counts micro-batches and is not a multiple of "
             "trainer.accumulate_grad_batches 3",
         ),
     ],

@@ -289,7 +289,7 @@ def course_or_own_size(args: Any) -> list[Values]:
     Missing values of the three default to those of `small`; heads are HEAD_WIDTH wide.
 
     Raises:
-        UserError: The width is no multiple of the heads.
+        UserError: The width is not a multiple of the heads.
     """
     given = [name for name in ("n_layer", "n_head", "d_model") if getattr(args, name) is not None]
     if not given:
