@@ -88,7 +88,10 @@ def test_evaluations_and_the_best_of_them(tinyshakespeare, capsys):
         ([], "error: reproduce needs a table: give one of lecture-ladder"),
         (["lecture-lader"], "error: no published table 'lecture-lader': did you mean"),
         (["lecture-ladder", "--rungs", "tmed"], "error: lecture-ladder has no rung 'tmed': did"),
-        (["lecture-ladder", "--steps", "0"], "error: --steps is 0; lecture-ladder has no loss"),
+        (
+            ["lecture-ladder", "--steps", "0"],
+            "error: --steps is 0, which leaves lecture-ladder no loss",
+        ),
         (["lecture-ladder", "--stepz", "1"], "error: unknown key 'stepz': did you mean 'steps'"),
         (["lecture-ladder", "--steps", "x"], "error: steps is 'x'; expected"),
     ],
