@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import lightning as L
 import torch
 from jsonargparse.typing import PositiveInt
 
@@ -29,12 +28,11 @@ from gpt_lightning.bench.core.memory_meter import available_bytes, limit_memory
 from gpt_lightning.bench.core.options import Option
 from gpt_lightning.bench.core.sweep import Bench, Sweep, paragraphs, read_options, sweep_row
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.device import device_kind
-from gpt_lightning.hardware.memory import memory_gib
+from gpt_lightning.hardware.device import device_kind, memory_gib
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.reports.tables import Row, column
 from gpt_lightning.training.datamodule import TokenDataModule
-from gpt_lightning.training.fit import quiet_lightning
+from gpt_lightning.training.fit import Trainer, quiet_lightning
 from gpt_lightning.training.memory_advice import memory_options
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import StepShape, accumulation, largest_divisor, options_for
@@ -139,7 +137,7 @@ def step_of(config: Any) -> StepShape:
     """
     trainer, data = config.trainer, config.data
     machine = {name: trainer[name] for name in ("accelerator", "devices", "num_nodes")}
-    probe = L.Trainer(**machine, logger=False, enable_checkpointing=False)
+    probe = Trainer(**machine, logger=False, enable_checkpointing=False)
     ranks = probe.num_devices * probe.num_nodes
     T = data.block_size or config.model.config.block_size
     k = trainer.accumulate_grad_batches
@@ -211,11 +209,11 @@ def measure_batch(
     quiet_lightning()
     device = torch.device(row.device)
     limit = limit_trial(device, row.limit_gib)
-    L.seed_everything(0, verbose=False)
+    torch.manual_seed(0)
     data = training_step.random_batch(row.batch, row.context, device, model["config"]["vocab_size"])
     # the first step compiles; the last is not measured, because no request for a batch ends it
     batches = timing.TimedBatches(data, (steps + 2) * row.accumulate)
-    trainer = L.Trainer(
+    trainer = Trainer(
         accelerator=row.device,
         devices=1,
         precision=row.precision,  # type: ignore[arg-type]  # the configuration's

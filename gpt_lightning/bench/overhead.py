@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-import lightning as L
 import torch
 from jsonargparse.typing import PositiveInt
 
@@ -35,7 +34,7 @@ from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
 from gpt_lightning.training.callbacks.samples import SampleText
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
-from gpt_lightning.training.fit import quiet_lightning
+from gpt_lightning.training.fit import Trainer, quiet_lightning
 from gpt_lightning.training.module import GPTModule
 
 PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed"}
@@ -218,10 +217,10 @@ class Loop:
     def _train_with_trainer(self, batches: timing.TimedBatches) -> None:
         with_callbacks = self.name == "callbacks"
         with tempfile.TemporaryDirectory() as folder:
-            trainer = L.Trainer(
+            trainer = Trainer(
                 accelerator=self.device.type,
                 devices=1,
-                precision=PRECISIONS[self.dtype],  # type: ignore[arg-type]  # one of Trainer's
+                precision=PRECISIONS[self.dtype],  # type: ignore[arg-type]  # one of the Trainer's
                 max_steps=len(batches),
                 callbacks=fit_callbacks() if with_callbacks else [],
                 enable_progress_bar=with_callbacks,
@@ -236,11 +235,11 @@ class Loop:
             trainer.fit(self.module, train_dataloaders=batches)
 
 
-def fit_callbacks() -> list[L.Callback]:
+def fit_callbacks() -> list[SpeedMonitor | StepProgress | SampleText | RunCheckpoint]:
     """Return the callbacks of `fit` that act between two validations."""
 
     class Unsaved(RunCheckpoint):
-        def save(self, trainer: L.Trainer) -> None:
+        def save(self, trainer: Any) -> None:
             pass  # gigabytes in each block, and outside of the measured steps
 
     return [SpeedMonitor(), StepProgress(), SampleText(max_new_tokens=0), Unsaved()]

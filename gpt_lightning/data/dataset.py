@@ -9,11 +9,11 @@ from gpt_lightning.data.manifest import (
     MANIFEST,
     SCAN_BYTES,
     Manifest,
+    check_tokens,
     open_shard,
     repair_hint,
     unlisted_files,
 )
-from gpt_lightning.data.scan import check_tokens
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from gpt_lightning.data.formats import ShardError
-from gpt_lightning.data.manifest import Manifest, repair_hint
+from gpt_lightning.data.manifest import Manifest, repair_hint, token_pieces
 from gpt_lightning.data.progress import Progress
-from gpt_lightning.data.scan import token_pieces
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained
 

@@ -4,9 +4,14 @@ from pathlib import Path
 
 from gpt_lightning.data.dataset import read_manifest
 from gpt_lightning.data.formats import ShardError
-from gpt_lightning.data.manifest import Manifest, checked_shard, repair_hint, unlisted_files
+from gpt_lightning.data.manifest import (
+    Manifest,
+    check_tokens,
+    checked_shard,
+    repair_hint,
+    unlisted_files,
+)
 from gpt_lightning.data.progress import Progress
-from gpt_lightning.data.scan import check_tokens
 from gpt_lightning.errors import UserError
 
 

@@ -1,14 +1,18 @@
-"""Operations that each kind of device spells differently: wait, seed, time, free memory."""
+"""Operations that kinds of devices spell differently: wait, seed, time, keep and free memory."""
 
+import ctypes
 import gc
+import os
+import sys
 import time
 from typing import Any
 
 import torch
 
-from gpt_lightning.hardware.memory import hand_back_freed_memory
-
 Timestamp = Any  # seconds on a CPU, an event of the stream on other devices
+# mallopt's parameters (malloc.h)
+M_TRIM_THRESHOLD = -1  # free bytes at the end of the heap from which on it shrinks
+M_MMAP_MAX = -4  # number of blocks that may be mapped, and unmapped, one by one
 
 
 def synchronize(device: torch.device) -> None:
@@ -28,15 +32,6 @@ def seed_device(device: torch.device, seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(seed)
-
-
-def free_memory() -> None:
-    """Free all memory that is no longer referenced, and forget all compiled code."""
-    gc.collect()  # a module and its trainer refer to each other
-    hand_back_freed_memory()
-    torch._dynamo.reset()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def record_event(device: torch.device) -> Timestamp:
@@ -61,3 +56,45 @@ def device_kind(accelerator: str = "auto") -> str:
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+# ---- memory -------------------------------------------------------------------------------------
+
+
+def free_memory() -> None:
+    """Free all memory that is no longer referenced, and forget all compiled code."""
+    gc.collect()  # a module and its trainer refer to each other
+    hand_back_freed_memory()
+    torch._dynamo.reset()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def keep_freed_memory() -> bool:
+    """Let this process reuse freed blocks of any size instead of returning them to the system.
+
+    glibc returns blocks of more than 128 KiB to 32 MiB, and the system clears each page before it
+    hands it out again, which can take longer than the computation on it (benchmarks/speed.md). The
+    process then stays as large as it ever was.
+
+    Returns:
+        True if glibc accepted both settings; other allocators are left alone.
+    """
+    mallopt = _libc("mallopt")
+    return bool(mallopt and mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, -1))  # -1: never
+
+
+def hand_back_freed_memory() -> None:
+    """Return to the system, once, the memory that this process has freed and kept."""
+    if trim := _libc("malloc_trim"):
+        trim(0)
+
+
+def _libc(function: str) -> Any:
+    """Return a function of glibc; None on another system or with another C library."""
+    return getattr(ctypes.CDLL(None), function, None) if sys.platform.startswith("linux") else None
+
+
+def memory_gib() -> float:
+    """Return the memory of the machine in GiB."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

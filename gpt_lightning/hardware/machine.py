@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 
 from gpt_lightning import __version__
-from gpt_lightning.hardware.device import device_kind
-from gpt_lightning.hardware.memory import memory_gib
+from gpt_lightning.hardware.device import device_kind, memory_gib
 from gpt_lightning.hardware.peaks import device_name
 
 

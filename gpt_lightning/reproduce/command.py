@@ -124,7 +124,7 @@ def target(rung: Rung, options: Options) -> str:
 
 def impossible(rung: Rung, options: Options) -> str:
     """Return the reason why a rung cannot run here at all; empty if it can."""
-    from gpt_lightning.hardware.memory import memory_gib
+    from gpt_lightning.hardware.device import memory_gib
 
     here = target(rung, options)
     if rung.device not in ("any", here) and not rung.losses_anywhere:

@@ -12,8 +12,7 @@ from torchmetrics import MeanMetric
 
 from gpt_lightning.data.loader import IGNORE_INDEX, Batch
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.device import seed_device
-from gpt_lightning.hardware.memory import keep_freed_memory
+from gpt_lightning.hardware.device import keep_freed_memory, seed_device
 from gpt_lightning.model import flops
 from gpt_lightning.model.compilation import compile_in_place, should_compile
 from gpt_lightning.model.gpt import GPT, GPTConfig

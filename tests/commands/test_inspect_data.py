@@ -8,7 +8,6 @@ import pytest
 
 from gpt_lightning.cli import main
 from gpt_lightning.commands.inspect_data import inspect, visible
-from gpt_lightning.data import scan
 from gpt_lightning.data.lengths import Lengths, document_lengths
 from gpt_lightning.data.manifest import Manifest, TextOrigin
 from gpt_lightning.data.progress import Progress
@@ -48,7 +47,7 @@ def counted(lengths: Lengths) -> list[int]:
 def test_lengths_are_the_documents_whatever_the_shards_and_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool, n_shards: int, piece_bytes: int
 ) -> None:
-    monkeypatch.setattr(scan, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr("gpt_lightning.data.manifest.PIECE_BYTES", piece_bytes)
     rng = np.random.default_rng(n_shards)
     lengths = [1, 0, 63, 64, 65, *rng.integers(0, 200, 30).tolist()]
     tokens = corpus(lengths, before)

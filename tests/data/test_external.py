@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from gpt_lightning.data import dataset as dataset_module
-from gpt_lightning.data import scan
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.formats import OTHER_MAGICS, file_name
 from gpt_lightning.data.shards import TokenStream
@@ -240,7 +239,7 @@ def test_large_datasets_are_not_scanned_at_start(
 def test_the_scan_at_start_names_the_position(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: int
 ) -> None:
-    monkeypatch.setattr(scan, "PIECE_BYTES", 100)
+    monkeypatch.setattr("gpt_lightning.data.manifest.PIECE_BYTES", 100)
     tokens = some(1000)
     tokens[position] = VOCAB
     nanogpt(tmp_path, {"train": tokens})

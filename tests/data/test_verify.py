@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gpt_lightning.cli import main
-from gpt_lightning.data import progress, scan
+from gpt_lightning.data import progress
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.manifest import Manifest, TextOrigin
 from gpt_lightning.data.shards import write_shard
@@ -52,7 +52,7 @@ def test_a_whole_dataset(dataset: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_every_flipped_bit_is_found(
     dataset: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
 ) -> None:
-    monkeypatch.setattr(scan, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr("gpt_lightning.data.manifest.PIECE_BYTES", piece_bytes)
     path = dataset / "train-00002.npy"
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
@@ -107,7 +107,7 @@ def one_shard(folder: Path, tokens: np.ndarray) -> Path:
 def test_a_token_beyond_the_vocabulary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: int
 ) -> None:
-    monkeypatch.setattr(scan, "PIECE_BYTES", 400)
+    monkeypatch.setattr("gpt_lightning.data.manifest.PIECE_BYTES", 400)
     tokens = np.zeros(2000, np.uint16)
     tokens[position] = VOCAB
     found = complaint(one_shard(tmp_path, tokens))
@@ -134,7 +134,9 @@ def test_truncation_while_reading_is_a_line_and_no_signal(
         with open(folder / "train-00000.npy", "r+b") as file:
             file.truncate(left)
 
-    monkeypatch.setattr(scan, "PIECE_BYTES", 20_000)  # more than Python's own buffer holds
+    monkeypatch.setattr(
+        "gpt_lightning.data.manifest.PIECE_BYTES", 20_000
+    )  # more than Python's own buffer holds
     monkeypatch.setattr(progress.Progress, "add", add)
     assert "train-00000.npy: " in (found := complaint(folder))
     assert "it was truncated" in found

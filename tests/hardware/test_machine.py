@@ -4,8 +4,8 @@ import re
 
 import torch
 
+from gpt_lightning.hardware.device import memory_gib
 from gpt_lightning.hardware.machine import machine_record, version
-from gpt_lightning.hardware.memory import memory_gib
 
 
 def test_a_record_says_what_people_ask_for():

@@ -62,7 +62,7 @@ def test_a_run_that_ends_early_is_no_success(tinyshakespeare, capsys):
 def test_a_rung_that_breaks_is_a_row_and_the_others_run(tinyshakespeare, monkeypatch, capsys):
     monkeypatch.setattr("torch.nn.Module.compile", lambda self: 1 / 0)
     args = ["--rungs", "compile,gpt2-init", "--steps", "2", "--accelerator", "cpu"]
-    monkeypatch.setattr("gpt_lightning.hardware.memory.memory_gib", lambda: 64.0)
+    monkeypatch.setattr("gpt_lightning.hardware.device.memory_gib", lambda: 64.0)
     # a small batch: the rung breaks before it trains, gpt2-init does not care
     assert main(["reproduce", "lecture-ladder", *args]) == 2
     rungs = {row["rung"]: row for row in results("lecture-ladder")["rungs"]}
@@ -108,13 +108,13 @@ def test_what_cannot_run_here_is_refused_with_the_reason(monkeypatch, capsys):
     assert (
         "gpu-bf16: needs an NVIDIA GPU, which this machine does not have" in capsys.readouterr().err
     )
-    monkeypatch.setattr("gpt_lightning.hardware.memory.memory_gib", lambda: 4.0)
+    monkeypatch.setattr("gpt_lightning.hardware.device.memory_gib", lambda: 4.0)
     assert main(["reproduce", "precision-ladder", "--rungs", "cpu-fp32"]) == 2
     assert "needs 15 GiB of memory, this machine has 4.0" in capsys.readouterr().err
 
 
 def test_by_default_everything_runs_that_can_be_timed(monkeypatch):
-    monkeypatch.setattr("gpt_lightning.hardware.memory.memory_gib", lambda: 64.0)
+    monkeypatch.setattr("gpt_lightning.hardware.device.memory_gib", lambda: 64.0)
 
     def chosen(name: str, devices: set[str], **options) -> list[str]:
         monkeypatch.setattr(command, "available_devices", lambda: devices)

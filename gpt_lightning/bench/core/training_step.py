@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gpt_lightning.bench.core.worker import SkippedError
-from gpt_lightning.hardware.memory import keep_freed_memory
+from gpt_lightning.hardware.device import keep_freed_memory
 from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
 from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPT, GPTConfig

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gpt_lightning.hardware.memory import keep_freed_memory
+from gpt_lightning.hardware.device import keep_freed_memory
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
@@ -13,7 +13,7 @@ def test_freed_memory_is_kept():
     """After its first steps, training takes no new pages, which the system would clear."""
     code = (
         "import resource, sys, torch\n"
-        "from gpt_lightning.hardware.memory import keep_freed_memory\n"
+        "from gpt_lightning.hardware.device import keep_freed_memory\n"
         "kept = sys.argv[1] == 'keep' and keep_freed_memory()\n"
         "layer, x = torch.nn.Linear(8, 4096), torch.rand(4096, 8)\n"
         "for step in range(8):\n"
@@ -40,7 +40,7 @@ def test_blocks_of_more_than_2_gib_are_kept_too():
     """Compare the end of the heap before and after an untouched block of 2.5 GiB."""
     code = (
         "import ctypes\n"
-        "from gpt_lightning.hardware.memory import hand_back_freed_memory, keep_freed_memory\n"
+        "from gpt_lightning.hardware.device import hand_back_freed_memory, keep_freed_memory\n"
         "libc = ctypes.CDLL(None)\n"
         "libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p\n"
         "libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]\n"
