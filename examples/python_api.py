@@ -16,7 +16,6 @@ trainer.fit(module, data)
 (metrics,) = trainer.validate(module, data, verbose=False)
 print(f"validation loss {metrics['val/loss']:.4f}")
 
-assert module.model is not None  # it was built in fit, which knows the vocabulary
 prompt = torch.tensor([data.tokenizer.encode("the ").tolist()], device=module.device)  # (1, 4)
 tokens = generate(module.model, prompt, max_new_tokens=50, temperature=0.8, top_k=20)  # (1, 54)
 print(data.tokenizer.decode(tokens[0].tolist()))

@@ -205,7 +205,6 @@ class Loop:
     def _train_raw(self, batches: timing.TimedBatches) -> None:
         self.module.to(self.device)
         model, settings = self.module.model, self.module.settings
-        assert model is not None
         optimizer = optimizers.build(model, settings, bool(settings.fused))
         norm: training_step.Norm = "check" if self.name == "norm" else "none"
         step = training_step.TrainingStep(model, self.device, self.dtype, optimizer, norm)

@@ -39,6 +39,8 @@ class TokenDataModule(L.LightningDataModule):
         UserError: Settings or files that cannot work, before the first step.
     """
 
+    trainer: L.Trainer  # set by the Trainer, before it calls a hook
+
     def __init__(self, **settings: Any) -> None:
         super().__init__()
         self.settings = DataSettings(**settings)
@@ -140,13 +142,11 @@ class TokenDataModule(L.LightningDataModule):
             reader.stream("test" if stage == "test" else "val")
 
     def train_dataloader(self) -> BetweenSteps:
-        assert self.trainer is not None
         hook = functools.partial(call_between_batches, self.trainer)
         return BetweenSteps(self.reader.train_loader, hook)
 
     def val_dataloader(self) -> list[DataLoader[Batch]]:
         # training without a validation split is fine, evaluating without one is not
-        assert self.trainer is not None
         fitting = self.trainer.state.fn == TrainerFn.FITTING
         if fitting and "val" not in self.manifest.splits:
             return []
@@ -172,7 +172,6 @@ class TokenDataModule(L.LightningDataModule):
         Raises:
             UserError: The sequences are longer than the model's context.
         """
-        assert self.trainer is not None
         config = getattr(self.trainer.lightning_module, "config", None)
         longest: int | None = getattr(config, "block_size", None)  # None: another author's module
         seed = self.settings.seed
@@ -195,7 +194,6 @@ class TokenDataModule(L.LightningDataModule):
                 accumulation, or a validation would fall into the middle of a step.
         """
         trainer, tokens, B = self.trainer, settings.tokens_per_step, settings.batch_size
-        assert trainer is not None
         if tokens is not None:
             T, ranks = block_size_of(settings), trainer.num_devices * trainer.num_nodes
             accumulate = accumulation(tokens, B, T, ranks)
@@ -211,7 +209,6 @@ class TokenDataModule(L.LightningDataModule):
 
     def _open_reader(self, settings: DataSettings, stage: str) -> Reader:
         trainer = self.trainer
-        assert trainer is not None
         addresses = self.addresses if stage == "fit" else self.addresses[:1]
         datasets = {address: self._dataset(address) for address in addresses}
         place = Place(
@@ -225,7 +222,6 @@ class TokenDataModule(L.LightningDataModule):
 
     def record(self) -> dict[str, Any]:
         """Return the fields of a checkpoint's RunRecord that describe the data."""
-        assert self.trainer is not None
         facts: dict[str, Any] = {"tokenizer": self.tokenizer.spec()}
         if self.trainer.state.fn != TrainerFn.FITTING:
             return facts

@@ -42,6 +42,8 @@ class GPTModule(L.LightningModule):
         UserError: settings that contradict each other or the data.
     """
 
+    model: GPT  # made by configure_model
+
     def __init__(
         self,
         config: GPTConfig = GPTConfig(),  # noqa: B008 - frozen
@@ -54,7 +56,6 @@ class GPTModule(L.LightningModule):
         self.init_from = init_from
         self.settings = Settings(**settings)
         optimizers.check(self.settings)
-        self.model: GPT | None = None
         self.eval_loss = MeanMetric()  # over the held-out split
         self.train_eval_loss = MeanMetric()  # over the training split, if the data evaluate it too
         self.micro_batches = 0  # done in the current step
@@ -67,7 +68,7 @@ class GPTModule(L.LightningModule):
     # ---- build ---------------------------------------------------------------------------------
 
     def configure_model(self) -> None:
-        if self.model is not None:
+        if hasattr(self, "model"):
             return
         torch.set_float32_matmul_precision(self.settings.matmul_precision)
         fitting = self._trainer is not None and is_fitting(self.trainer)
@@ -136,7 +137,6 @@ class GPTModule(L.LightningModule):
     @property
     def flops_per_token(self) -> int:
         """FLOPs of a training token, forward and backward, at the run's context; see flops.py."""
-        assert self.model is not None
         data = None if self._trainer is None else token_data(self.trainer)
         return flops.flops_per_token(
             n_params=self.model.num_params(embeddings=False),
@@ -187,7 +187,6 @@ class GPTModule(L.LightningModule):
 
     def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         """Return the loss, or the logits (B, T, V) without targets; idx and targets are (B, T)."""
-        assert self.model is not None
         return self.model(idx, targets)  # type: ignore[no-any-return]
 
     def on_train_start(self) -> None:
@@ -232,7 +231,6 @@ class GPTModule(L.LightningModule):
         return torch.nn.functional.cross_entropy(logits.transpose(1, 2), y, reduction="none")
 
     def _evaluate(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
-        assert self.model is not None
         forward = self.model if self.evaluates_compiled else self.model.forward
         return forward(idx, targets)
 
@@ -265,7 +263,6 @@ class GPTModule(L.LightningModule):
     # ---- update --------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        assert self.model is not None
         optimizer = optimizers.build(self.model, self.settings, self._fused())
         self._group_options = [
             {key: value for key, value in group.items() if key != "params"}

@@ -71,7 +71,6 @@ class SampleText(L.Callback):
         return data.tokenizer
 
     def _sample(self, trainer: L.Trainer, module: GPTModule) -> str:
-        assert module.model is not None
         from gpt_lightning.model.generate import generate  # not for runs without samples
 
         tokenizer = self._tokenizer(trainer)
