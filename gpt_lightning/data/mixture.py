@@ -36,24 +36,16 @@ class Mixture:
     def __init__(
         self, corpora: dict[str, DatasetWindows], weights: dict[str, float], seed: int
     ) -> None:
-        self.corpora = corpora
-        self.names = list(corpora)
-        self.seed = seed
-        self.quotas = quotas([weights[name] for name in self.names], self.names)
-
-    @property
-    def n_windows(self) -> int:
-        return sum(corpus.n_windows for corpus in self.corpora.values())
-
-    @property
-    def block_size(self) -> int:
-        return next(iter(self.corpora.values())).block_size
+        self.corpora, self.seed = corpora, seed
+        self.n_windows = sum(corpus.n_windows for corpus in corpora.values())
+        self.block_size = next(iter(corpora.values())).block_size
+        self.quotas = quotas({name: weights[name] for name in corpora})
 
     def shares(self, epoch: int, window: int) -> dict[str, float]:
         """Return each dataset's share of the samples up to a window of an epoch, by name."""
         samples = epoch * self.n_windows + window
         counts = self.counts(samples)
-        return dict(zip(self.names, (counts / max(1, samples)).tolist(), strict=True))
+        return dict(zip(self.corpora, (counts / max(1, samples)).tolist(), strict=True))
 
     def counts(self, samples: int) -> np.ndarray:
         """Return the number of the first `samples` samples from each dataset, int64 (datasets,)."""
@@ -100,7 +92,7 @@ def _read_on(corpus: DatasetWindows, first: int, wanted: np.ndarray) -> np.ndarr
     return np.concatenate(parts)
 
 
-def quotas(weights: list[float], names: list[str]) -> np.ndarray:
+def quotas(weights: dict[str, float]) -> np.ndarray:
     """Return the samples of each dataset in a block of a thousand, by the largest remainders.
 
     Returns:
@@ -109,14 +101,14 @@ def quotas(weights: list[float], names: list[str]) -> np.ndarray:
     Raises:
         UserError: A weight is not above 0, or is less than one in a thousand.
     """
-    for name, weight in zip(names, weights, strict=True):
+    for name, weight in weights.items():
         if not (0 < weight < math.inf):
             raise UserError(f"data.mixture.{name} is {weight}; a weight must be above 0")
-    exact = np.array(weights) / sum(weights) * BLOCK
+    exact = np.array([*weights.values()]) / sum(weights.values()) * BLOCK
     found = np.floor(exact).astype(np.int64)
     rest = np.argsort(found - exact, kind="stable")[: BLOCK - int(found.sum())]
     found[rest] += 1
-    for name, quota in zip(names, found.tolist(), strict=True):
+    for name, quota in zip(weights, found.tolist(), strict=True):
         if quota == 0:
             raise UserError(
                 f"data.mixture.{name} is less than 1 in {BLOCK} of all weights: leave it out"

@@ -99,10 +99,8 @@ class NanoGPTLoader:
                 "the checkpoint was trained with another data.order than nanogpt: set that order"
             )
         self._next = state["next"]
-        self._generator = None
-        if state["generator"] is not None:
-            self._generator = torch.Generator()
-            self._generator.set_state(state["generator"])
+        drawn = state["generator"]
+        self._generator = None if drawn is None else torch.Generator().set_state(drawn)
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide the batches, except the seed."""

@@ -162,21 +162,16 @@ class DatasetWindows:
     Args:
         stream: Tokens of the split.
         order: Order of its windows.
+
+    Attributes:
+        n_windows: Windows of an epoch.
+        block_size: Tokens T per sequence; a window has T + 1.
     """
 
     def __init__(self, stream: TokenStream, order: WindowOrder) -> None:
         self.stream, self.order = stream, order
+        self.n_windows, self.block_size = order.n_windows, order.block_size
         self._looked_ahead = (-1, -1)  # epoch and window up to which shards were announced
-
-    @property
-    def n_windows(self) -> int:
-        """Windows of an epoch."""
-        return self.order.n_windows
-
-    @property
-    def block_size(self) -> int:
-        """Tokens T per sequence; a window has T + 1."""
-        return self.order.block_size
 
     def read(self, epoch: int, first: int, count: int, rank: int, world: int) -> np.ndarray:
         """Read every `world`-th of the windows first .. first + count - 1, from the rank-th on.

@@ -148,7 +148,7 @@ def test_a_loader_goes_on_in_a_mixture():
 )
 def test_weights_that_mean_nothing_are_refused(weights, line):
     with pytest.raises(UserError, match=line.replace(".", r"\.")):
-        quotas(weights, ["a", "b"])
+        quotas(dict(zip("ab", weights, strict=True)))
 
 
 def test_another_order_or_dataset_is_refused_on_resume():
