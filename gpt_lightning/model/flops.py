@@ -50,6 +50,4 @@ def mfu(
         A fraction, 0.4 for 40%. Above 1 if the peak is another device's, for example under
         nanoGPT's convention on a faster chip.
     """
-    assert peak_flops > 0
-    assert n_devices > 0
     return tokens_per_sec * flops_per_token / (peak_flops * n_devices)

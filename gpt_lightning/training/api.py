@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
-from gpt_lightning.training.callbacks.report import run_folder
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, tokens_per_sec
 from gpt_lightning.training.fit import run_cli
-from gpt_lightning.training.steps import find_callback
+from gpt_lightning.training.steps import find_callback, run_folder
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def fit(*configs: str | Path | Mapping[str, Any], **overrides: Any) -> FitResult
     loss = trainer.callback_metrics.get("val/loss")
     return FitResult(
         steps=trainer.global_step,
-        run_folder=None if trainer.logger is None else Path(run_folder(trainer)),
+        run_folder=run_folder(trainer),
         best_loss=checkpoint.best_loss if math.isfinite(checkpoint.best_loss) else None,
         validation_loss=None if loss is None else float(loss),
         tokens_per_sec=tokens_per_sec(steps) if steps else None,

@@ -127,6 +127,7 @@ class GPTCLI(LightningCLI):
         config = self.config[str(self.subcommand)]
         trainer = config.trainer
         config.run_name = self.run_name()  # in config.yaml, for whoever runs it again
+        self.runs = Path(trainer.default_root_dir or ".") / "lightning_logs"
         resolve_precision(trainer)
         check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_interval)
         if config.resume != "never":
@@ -134,8 +135,7 @@ class GPTCLI(LightningCLI):
                 raise UserError("--resume is for fit, without --ckpt_path: give one of the two")
             if trainer.logger is False:
                 raise UserError("--resume needs a run folder: leave out --trainer.logger false")
-            runs = self._runs_folder(config) / config.run_name
-            found, self.run_folder = resume.find(config.resume, runs)
+            found, self.run_folder = resume.find(config.resume, self.runs / config.run_name)
             config.ckpt_path = None if found is None else str(found)
         elif config.ckpt_path:
             config.ckpt_path = str(find_checkpoint(Path(config.ckpt_path)))
@@ -155,16 +155,12 @@ class GPTCLI(LightningCLI):
             raise UserError(f"--run_name {name}: give a folder's name, without / or ..")
         return name or (Path(config.config[0]).stem if config.config else "gpt")
 
-    @staticmethod
-    def _runs_folder(config: Any) -> Path:
-        return Path(config.trainer.default_root_dir or ".") / "lightning_logs"
-
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         config = self.config_init[str(self.subcommand)]
         if self.run_logger is not None:
             kwargs["logger"] = self.run_logger
         elif config.trainer.logger in (None, True):
-            kwargs["logger"] = self._make_logger(config)
+            kwargs["logger"] = self._make_logger(config.run_name)
         setting = config.trainer.plugins
         chosen = [] if setting is None else setting if isinstance(setting, list) else [setting]
         environment = ranks.environment(config.trainer.num_nodes, chosen)
@@ -181,10 +177,10 @@ class GPTCLI(LightningCLI):
         except (ValueError, ZeroDivisionError) as error:  # Trainer's own checks of its arguments
             raise UserError(f"trainer: {error}") from error
 
-    def _make_logger(self, config: Any) -> RunLogger:
+    def _make_logger(self, run_name: str) -> RunLogger:
         run = self.run_folder
         if run is None:
-            return RunLogger(str(self._runs_folder(config)), name=config.run_name)
+            return RunLogger(str(self.runs), run_name)
         return RunLogger(str(run.parent.parent), run.parent.name, run.name, self.start_step)
 
     def after_instantiate_classes(self) -> None:

@@ -129,8 +129,8 @@ class NonFiniteGuard:
     """
 
     def __init__(self) -> None:
-        self._step: torch.Tensor | None = None  # the first bad step on the device, 0 for none
-        self._norm: torch.Tensor | None = None  # its norm
+        # on the device: the first bad step, 0 for none, and its norm
+        self._first: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def watch(self, optimizer: Optimizer, norm: torch.Tensor, step: int) -> None:
         """Skip the coming update, or raise, if the norm is not finite.
@@ -148,13 +148,12 @@ class NonFiniteGuard:
             if not norm.isfinite():
                 raise not_finite(norm, step)
             return
-        if self._step is None or self._norm is None:
-            self._step = torch.zeros((), dtype=torch.int64, device=norm.device)
-            self._norm = torch.zeros_like(norm)
-        new = ~norm.isfinite() & (self._step == 0)
-        self._step = self._step.masked_fill(new, step)
-        self._norm = torch.where(new, norm, self._norm)
-        unwrapped.found_inf = (self._step > 0).float()  # AdamW reads it
+        if self._first is None:
+            self._first = torch.zeros_like(norm, dtype=torch.int64), torch.zeros_like(norm)
+        bad_step, bad_norm = self._first
+        new = ~norm.isfinite() & (bad_step == 0)
+        self._first = bad_step.masked_fill(new, step), torch.where(new, norm, bad_norm)
+        unwrapped.found_inf = (self._first[0] > 0).float()  # AdamW reads it
 
     def check(self) -> None:
         """Synchronize and raise if there was a bad step.
@@ -162,12 +161,10 @@ class NonFiniteGuard:
         Raises:
             UserError: names the first bad step; no update has been made since.
         """
-        if self._step is None or self._norm is None:
+        if self._first is None or not self._first[0]:
             return
-        step = int(self._step)
-        if step:
-            norm, self._step = self._norm, None  # raised once
-            raise not_finite(norm, step)
+        (step, norm), self._first = self._first, None  # raised once
+        raise not_finite(norm, int(step))
 
 
 def can_skip(optimizer: Optimizer, norm: torch.Tensor) -> bool:

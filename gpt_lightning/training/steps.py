@@ -8,6 +8,7 @@ same step. 524,288 tokens per step at T = 1,024 are k = 16 for B = 32 on one dev
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import lightning as L
@@ -246,9 +247,10 @@ def count_steps_once(trainer: L.Trainer) -> None:
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
 
 
-def is_trial(trainer: L.Trainer) -> bool:
-    """Return whether this is Trainer's fast_dev_run, which leaves no files."""
-    return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+def run_folder(trainer: L.Trainer) -> Path | None:
+    """Return the run folder of this rank, if any; Trainer.log_dir would wait for all ranks."""
+    folder = trainer.logger.log_dir if trainer.logger is not None else None
+    return Path(folder) if folder else None
 
 
 def is_fitting(trainer: L.Trainer) -> bool:

@@ -35,7 +35,7 @@ from gpt_lightning.training.steps import (
     check_accumulation,
     count_steps_once,
     is_fitting,
-    is_trial,
+    run_folder,
 )
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -88,7 +88,8 @@ class RunCheckpoint(L.Callback):
         self._listen()
 
     def _writes(self, trainer: L.Trainer) -> bool:
-        return self.enabled and not is_trial(trainer)
+        # Trainer's fast_dev_run leaves no files
+        return self.enabled and not trainer.fast_dev_run  # type: ignore[attr-defined]
 
     def _listen(self) -> None:
         """Handle the signals, also in place of Lightning, which ends a run with exit code 0."""
@@ -173,9 +174,7 @@ class RunCheckpoint(L.Callback):
 
     def folder(self, trainer: L.Trainer) -> Path:
         """Return the folder of the run's checkpoints."""
-        logger = trainer.logger
-        run = logger.log_dir if logger is not None and logger.log_dir else trainer.default_root_dir
-        return Path(run) / "checkpoints"
+        return (run_folder(trainer) or Path(trainer.default_root_dir)) / "checkpoints"
 
     def save(self, trainer: L.Trainer) -> None:
         """Write the run as it is now, read it back, and delete files that are no longer kept.

@@ -13,7 +13,7 @@ from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import StepShape, find_callback
+from gpt_lightning.training.steps import StepShape, find_callback, run_folder
 
 
 class RunReport(L.Callback):
@@ -31,7 +31,6 @@ class RunReport(L.Callback):
 
     def _banner(self, trainer: L.Trainer, module: GPTModule) -> list[str]:
         config, settings, data = module.config, module.settings, token_data(trainer)
-        assert module.model is not None
         assert data is not None
         compiled, why = module.compiles
         k, W = trainer.accumulate_grad_batches, trainer.world_size
@@ -48,7 +47,7 @@ class RunReport(L.Callback):
             "data": f"{data.address}: {data.training_tokens():,} training tokens, "
             f"{data.settings.order} order",
             "step": str(StepShape(data.settings.batch_size, data.block_size, k, W)),
-            "run folder": run_folder(trainer),
+            "run folder": str(run_folder(trainer) or "none"),
         }
         speed = find_callback(trainer, SpeedMonitor)
         if speed is not None:
@@ -81,17 +80,11 @@ class RunReport(L.Callback):
         if speed is not None:
             lines += speed.report(trainer, module)
         if checkpoint is not None and checkpoint.enabled:
-            lines.append(f"sample      {program()} sample {shlex.quote(run_folder(trainer))}")
+            lines.append(f"sample      {program()} sample {shlex.quote(str(run_folder(trainer)))}")
         if trainer.logger is not None:
             folder = shlex.quote(str(trainer.logger.save_dir))
             lines.append(f"look        {program('tensorboard')} --logdir {folder}")
         return lines
-
-
-def run_folder(trainer: L.Trainer) -> str:
-    """Return the run folder of this rank; Trainer.log_dir would wait for all ranks."""
-    logger = trainer.logger
-    return str(logger.log_dir if logger is not None and logger.log_dir else "none")
 
 
 def run_hyperparameters(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]:
