@@ -52,7 +52,7 @@ def run(argv: list[str]) -> int:
     case = find_case(args.case)
     if args.steps is not None and args.steps < (1 if case.kind == "steps" else 0):
         raise UserError(
-            f"--steps is {args.steps}, which leaves {case.name} no loss to compare: raise it"
+            f"--steps is {args.steps}, which leaves {case.name} no loss to compare: raise --steps"
         )
     options = Options(args.steps, args.accelerator, tuple(fit_options))
     chosen = choose_rungs(case, args.rungs, options)

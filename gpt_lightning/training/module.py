@@ -109,7 +109,8 @@ class GPTModule(L.LightningModule):
         if self._decay_steps <= self.settings.warmup_steps:
             raise UserError(
                 f"model.warmup_steps {self.settings.warmup_steps} must be below "
-                f"model.decay_steps {self._decay_steps} (default: trainer.max_steps): lower it"
+                f"model.decay_steps {self._decay_steps} (default: trainer.max_steps): "
+                "lower model.warmup_steps"
             )
 
     @property
