@@ -1,22 +1,12 @@
 """Train GPT-2 with PyTorch Lightning, reproduce published results, and measure your hardware."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from gpt_lightning.errors import UserError as UserError
-    from gpt_lightning.model.generate import generate as generate
-    from gpt_lightning.model.gpt import GPT as GPT
-    from gpt_lightning.model.gpt import GPTConfig as GPTConfig
-    from gpt_lightning.runs.checkpoint import load_model as load_model
-    from gpt_lightning.training.api import FitResult as FitResult
-    from gpt_lightning.training.api import fit as fit
-    from gpt_lightning.training.datamodule import TokenDataModule as TokenDataModule
-    from gpt_lightning.training.module import GPTModule as GPTModule
+from typing import Any
 
 __version__ = "0.1.0"
 
-# name -> its module, imported at the name's first use: `import gpt_lightning` does not import torch
+# name -> its module, imported at the name's first use, so that `import gpt_lightning` does not
+# import torch. __init__.pyi has the types.
 _MODULES = {
     "UserError": "errors",
     "GPT": "model.gpt",
