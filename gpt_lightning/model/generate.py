@@ -157,7 +157,7 @@ class PackedLinear(nn.Module):
             y = torch.ops.mkldnn._linear_pointwise(h, self._packed, self._bias, "none", [], "")
         else:
             y = F.linear(h, self._packed, self._bias)
-        return y.to(x.dtype)  # type: ignore[no-any-return]
+        return y.to(x.dtype)
 
 
 def can_pack(weight: Tensor, dtype: torch.dtype) -> bool:

@@ -100,7 +100,7 @@ class CausalSelfAttention(nn.Module):
         q, k, v = self.c_attn(x).split(C, dim=2)  # 3 x (B, T, C)
         q, k, v = (t.view(B, T, nh, -1).transpose(1, 2) for t in (q, k, v))  # 3 x (B, nh, T, hs)
         p = self.dropout if self.training else 0.0
-        y: Tensor = self.attention(q, k, v, p)  # (B, nh, T, hs)
+        y = self.attention(q, k, v, p)  # (B, nh, T, hs)
         y = y.transpose(1, 2).reshape(B, T, C)  # the heads side by side
         y = self.resid_dropout(self.c_proj(y))  # (B, T, C)
         return y
@@ -164,7 +164,7 @@ class Transformer(nn.Module):
         end = start + idx.size(1)
         assert end <= self.wpe.num_embeddings, "longer than block_size"
         pos = torch.arange(start, end, device=idx.device)  # (T,)
-        x: Tensor = self.drop(self.wte(idx) + self.wpe(pos))  # (B, T, C)
+        x = self.drop(self.wte(idx) + self.wpe(pos))  # (B, T, C)
         for block in self.h:
             if self.checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, use_reentrant=False)  # restores the seed of dropout
@@ -235,7 +235,7 @@ class GPT(nn.Module):
         chunk = self.config.loss_chunk
         if targets is not None and chunk is not None:  # the same loss in less memory
             return chunked_cross_entropy(x, self.lm_head.weight, targets, chunk)
-        logits: Tensor = self.lm_head(x)  # (B, T, V)
+        logits = self.lm_head(x)  # (B, T, V)
         if targets is None:
             return logits
         # Always in float32: a bfloat16 sum of exponentials over V has two digits.

@@ -147,7 +147,7 @@ def _read_n_head(weights_path: Path) -> int | None:
     for key, known in SETTINGS.items():
         if settings.get(key, known[0]) not in known:
             raise UserError(f"{path}: {key} is {settings[key]}, which GPT does not compute")
-    return settings["n_head"]  # type: ignore[no-any-return]
+    return settings["n_head"]
 
 
 def _shape_of(weights: Weights) -> dict[str, Any]:

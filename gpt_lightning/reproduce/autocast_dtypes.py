@@ -156,7 +156,7 @@ class Toy(nn.Module):
         self.fc2 = nn.Linear(10, 5, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc2(self.ln(self.relu(self.fc1(x))))  # type: ignore[no-any-return]
+        return self.fc2(self.ln(self.relu(self.fc1(x))))
 
 
 class Observer:

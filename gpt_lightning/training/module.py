@@ -188,7 +188,7 @@ class GPTModule(L.LightningModule):
 
     def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         """Return the loss, or the logits (B, T, V) without targets; idx and targets are (B, T)."""
-        return self.model(idx, targets)  # type: ignore[no-any-return]
+        return self.model(idx, targets)
 
     def on_train_start(self) -> None:
         self._loss_sum, self.micro_batches = None, 0
@@ -212,7 +212,7 @@ class GPTModule(L.LightningModule):
         total = loss.detach()
         self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
         self.micro_batches += 1
-        return loss  # type: ignore[no-any-return]
+        return loss
 
     # ---- evaluate ------------------------------------------------------------------------------
 
