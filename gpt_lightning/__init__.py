@@ -18,6 +18,7 @@ _MODULES = {
     "generate": "model.generate",
     "load_model": "runs.checkpoint",
 }
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -119,14 +119,15 @@ def check_arguments(kind: type, prefix: str, values: Mapping[str, Any]) -> dict[
 
     Returns:
         The values by name, converted to the declared types (a list to a tuple; a number with
-        bounds to a plain int or float).
+        bounds to a plain int or float; a pathlib.Path to a string).
 
     Raises:
         UserError: a value is out of bounds or of another type.
     """
     parser = OneLineParser()
     parser.add_class_arguments(kind, prefix or None)
-    parsed = parser.parse_object({prefix: dict(values)} if prefix else dict(values))
+    given = {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}
+    parsed = parser.parse_object({prefix: given} if prefix else given)
     checked: dict[str, Any] = (parsed[prefix] if prefix else parsed).as_dict()
     return {name: plain_number(checked[name]) for name in values}
 

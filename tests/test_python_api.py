@@ -39,6 +39,13 @@ assert "torch" in sys.modules
         _ = gpt_lightning.GTP
 
 
+def test_a_star_imports_the_public_names():
+    names: dict[str, object] = {}
+    exec("from gpt_lightning import *", names)
+    assert names["fit"] is fit
+    assert names["UserError"] is UserError
+
+
 def test_the_example_trains_evaluates_and_samples(text_file, monkeypatch, capsys):
     example = ROOT / "examples" / "python_api.py"
     code = [line for line in example.read_text().splitlines() if line]

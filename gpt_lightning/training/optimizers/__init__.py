@@ -30,9 +30,8 @@ def check(settings: Settings) -> None:
     """
     name = settings.optimizer
     if name not in names():
-        raise UserError(
-            f"model.optimizer is {name!r}; expected {', '.join(names())}{nearest(name, names())}"
-        )
+        hint = nearest(str(name), names())  # null in a file comes as None
+        raise UserError(f"model.optimizer is {name!r}; expected {', '.join(names())}{hint}")
     getattr(_file(name), "check", lambda settings: None)(settings)
 
 
