@@ -52,9 +52,9 @@ def measure(model, **settings):
 
 def test_a_row_of_ours_is_fit_with_the_sizes_file(monkeypatch):
     told = []
-    run = fit_run.training.run
+    run = fit_run.training.run_cli
     monkeypatch.setattr(
-        fit_run.training, "run", lambda argv, **kwargs: (told.append(argv), run(argv, **kwargs))
+        fit_run.training, "run_cli", lambda argv, **kwargs: (told.append(argv), run(argv, **kwargs))
     )
     row = measure("ours")
     (argv,) = told

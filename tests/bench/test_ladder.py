@@ -63,7 +63,7 @@ def test_a_rung_has_the_settings_of_all_before_it(monkeypatch):
         seen.append(dict(s.removeprefix("--").split("=") for s in argv[1:]))
         raise ValueError("nothing is measured here")
 
-    monkeypatch.setattr(fit_run.training, "run", pretend)
+    monkeypatch.setattr(fit_run.training, "run_cli", pretend)
     assert main(["bench", "ladder", "--rungs", "fp32,bf16,fused-optimizer", *TINY]) == 1
     fp32, bf16, last = seen
     assert fp32["trainer.precision"] == "32-true"
