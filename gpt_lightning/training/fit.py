@@ -223,7 +223,9 @@ def run_cli(
         UserError: Settings, data or files are wrong.
         MemoryExhaustedError: The run needs more memory than there is.
     """
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)  # runs/settings.py's help
+    # for the help of Settings; it reads the source of every class, which takes longer than the rest
+    wants_help = any("help" in arg or arg.startswith("--print_config") for arg in argv)
+    set_parsing_settings(docstring_parse_attribute_docstrings=wants_help)
     quiet_lightning()
     try:
         return GPTCLI(
@@ -261,7 +263,7 @@ def default_callbacks(subcommand: str) -> list[L.Callback]:
 
 def training_parser() -> LightningArgumentParser:
     """Return the parser of the four training commands, without running one."""
-    parser = capture_parser(lambda: run_cli(["fit"]))
+    parser = capture_parser(lambda: run_cli(["fit", "--help"]))
     assert isinstance(parser, LightningArgumentParser)
     return parser
 

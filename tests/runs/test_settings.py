@@ -2,9 +2,11 @@
 
 import dataclasses
 
+import docstring_parser
 import pytest
 from jsonargparse import ArgumentParser
 
+from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint import RunRecord
@@ -32,6 +34,13 @@ def test_every_field_is_a_key_with_its_default_and_help():
         action = actions[f"model.{field.name}"]
         assert action.default == field.default
         assert action.help, field.name
+
+
+def test_a_run_without_help_parses_no_source_for_its_texts(monkeypatch):
+    parsed = []
+    monkeypatch.setattr(docstring_parser, "parse_from_object", lambda *a, **k: parsed.append(a))
+    assert main(["fit", "--model.nothing=1"]) == 2
+    assert not parsed
 
 
 def test_a_new_field_is_one_place():
