@@ -79,7 +79,8 @@ class ShardCache:
                     fetch_file(f"{self.url}/{shard.file}", path, shard.sha256)
                     self._evict(keep=path)
             with contextlib.suppress(FileNotFoundError):  # another process may evict it at once
-                os.utime(path)  # most recently used
+                now = time.time_ns()  # the system's own stamp is too coarse to order quick reads
+                os.utime(path, ns=(now, now))
         return path
 
     def expect(self, shards: list[Shard]) -> None:

@@ -56,7 +56,7 @@ def test_a_row_of_ours_is_fit_with_the_sizes_file(monkeypatch):
     monkeypatch.setattr(
         fit_run.training, "run_cli", lambda argv, **kwargs: (told.append(argv), run(argv, **kwargs))
     )
-    row = measure("ours")
+    row = measure("ours", fit_options=[*TINY, "--model.compile=false"])  # which takes 20 s
     *_, argv = told  # before it, the parser of the configuration
     assert argv[:3] == ["fit", "--config=gpt2_124m", "--config=gpu/gpt2_124m"]
     assert "--trainer.max_steps=3" in argv
