@@ -12,7 +12,7 @@ from gpt_lightning.training.steps import BetweenSteps
 
 
 class Events(L.Callback):
-    """What happens, in order; `position` is the micro-batches that the loader has handed out."""
+    """Events in their order; `position` counts the micro-batches that the loader has returned."""
 
     def __init__(self) -> None:
         self.events: list[tuple] = []
