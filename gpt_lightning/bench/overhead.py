@@ -34,8 +34,9 @@ from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
 from gpt_lightning.training.callbacks.samples import SampleText
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
-from gpt_lightning.training.fit import Trainer, quiet_lightning
+from gpt_lightning.training.fit import quiet_lightning
 from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.trainer import Trainer
 
 PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed"}
 

@@ -3,11 +3,10 @@
 import logging
 import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import lightning as L
 from jsonargparse import capture_parser, set_parsing_settings
-from lightning.fabric.connector import _PRECISION_INPUT
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch._dynamo.exc import TorchDynamoException
@@ -28,6 +27,7 @@ from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.datamodule import DEFAULT_SEED, TokenDataModule
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import check_accumulation
+from gpt_lightning.training.trainer import Trainer
 
 # callbacks of every run; their arguments are keys of their own
 FORCED_CALLBACKS: dict[str, type[L.Callback]] = {
@@ -40,21 +40,6 @@ FORCED_CALLBACKS: dict[str, type[L.Callback]] = {
 
 class TrainingParser(OneLineParser, LightningArgumentParser):
     """Parser of Lightning with errors of one line."""
-
-
-class Trainer(L.Trainer):
-    """Lightning's Trainer, whose precision may also be auto.
-
-    Args:
-        precision: Precision of training. auto: the fastest that is safe on the device, resolved
-            before the Trainer is made. null: 32-true.
-        kwargs: Arguments of Lightning's Trainer.
-    """
-
-    def __init__(
-        self, *, precision: _PRECISION_INPUT | Literal["auto"] | None = None, **kwargs: Any
-    ) -> None:
-        super().__init__(precision=precision, **kwargs)  # type: ignore[arg-type]  # never auto
 
 
 class SaveConfig(SaveConfigCallback):
