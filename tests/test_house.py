@@ -74,7 +74,8 @@ def test_a_fit_on_ready_shards_imports_few_files(shards):
     imported = {*done.stdout.splitlines()[-1].split()} - {"gpt_lightning", "gpt_lightning.cli"}
     assert "gpt_lightning.training.module" in imported
     assert not any(name.startswith("gpt_lightning.prepare") for name in imported)
-    assert len(imported) <= 45, "\n".join(sorted(imported))
+    # the rebuild had 45; since then Trainer's checks and the signals have files of their own
+    assert len(imported) <= 48, "\n".join(sorted(imported))
 
 
 def test_no_function_is_longer_than_a_screen():
