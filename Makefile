@@ -21,7 +21,7 @@ DEV := $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test test-slow faults format bench-gpu tensorboard clean \
+.PHONY: help setup train test test-slow faults mutants format bench-gpu tensorboard clean \
   check check-format check-lint check-types check-imports check-spelling
 
 help: ## List the targets
@@ -43,6 +43,9 @@ test-slow: $(DEV) ## Run the tests that the suite leaves out because they are sl
 
 faults: $(DEV) ## Kill and damage real runs, print each case's result (about ten minutes)
 	$(BIN)/python -m pytest tests/faults -m "" --numprocesses auto --maxprocesses 2
+
+mutants: $(DEV) ## Change 300 lines of the core, one at a time, and count the changes that tests see (an hour)
+	$(BIN)/python tests/mutants/run.py --page lightning_logs/mutants/results.md
 
 check: check-format check-lint check-types check-imports check-spelling ## Check format, lint, types, imports, spelling
 

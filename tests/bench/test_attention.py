@@ -10,7 +10,7 @@ import torch
 from gpt_lightning.bench import attention
 from gpt_lightning.bench.core import memory_meter, sweep
 from gpt_lightning.bench.core import results as folders
-from gpt_lightning.bench.core.memory_meter import MIB
+from gpt_lightning.bench.core.memory_meter import MIB, Memory, PhaseMemory
 from gpt_lightning.bench.core.worker import SkippedError, call, failure
 from gpt_lightning.cli import main
 
@@ -62,6 +62,12 @@ def test_memory_held_grows_with_the_square_of_the_context_unless_it_is_fused() -
     # the weights, float32, are what the definition cannot do without
     weights = BATCH * 512 * 512 * 4 / MIB
     assert weights <= measured("naive", 512)["held_mib"] < 1.5 * weights
+
+
+def test_memory_held_is_that_of_the_forward_without_what_was_there_before() -> None:
+    forward, backward = PhaseMemory(3 * MIB, 9 * MIB, 7 * MIB), PhaseMemory(7 * MIB, 12 * MIB, MIB)
+    found = attention.memory_of(Memory("profiler", {"forward": forward, "backward": backward}))
+    assert found == {"held_mib": 4.0, "peak_mib": 12.0, "memory_method": "profiler"}
 
 
 def test_times_are_of_one_step() -> None:

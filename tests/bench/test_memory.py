@@ -83,6 +83,12 @@ def test_the_history_of_cuda_adds_up() -> None:
     assert phases["late"] == PhaseMemory(begin=13, peak=17, end=14)
 
 
+def test_the_peak_of_a_phase_includes_its_last_event() -> None:
+    timeline = [(1.0, 5), (2.0, 7), (3.0, 9), (4.0, 2)]
+    found = memory_meter.phases_of(timeline, {"one": (1.0, 3.0), "other": (3.0, 4.0)})
+    assert found == {"one": PhaseMemory(5, 9, 9), "other": PhaseMemory(9, 9, 2)}
+
+
 def test_cuda_leaves_a_snapshot_even_if_memory_ends(monkeypatch) -> None:
     level = {"now": 10, "peak": 10}  # of a CUDA allocator that we play
 

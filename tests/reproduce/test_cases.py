@@ -1,5 +1,8 @@
 """The published tables as data: complete, and each rung one thing away from the rung before."""
 
+import hashlib
+from importlib import resources
+
 import pytest
 
 from gpt_lightning.parsing import resolve_configs
@@ -38,6 +41,38 @@ PRECISION_STEPS = {
     "gpu-tf32": {"model.matmul_precision"},
     "gpu-bf16": {"trainer.precision"},
     "gpu-bf16-compile": {"model.compile"},
+}
+
+# of the files as they were compared with their sources, digit by digit
+DIGESTS = {
+    "end_to_end.csv": "e1d1da880bfdc274b8653322187a88029aed8f8ae4cfe3de2b25e211bae5f8ba",
+    "lecture_ladder.csv": "f711de30ee4d1ef268d550522f56a7a4953276b8ce131ae36b13634672da194c",
+    "nanogpt_cpu_preset_evals.csv": (
+        "bb554582f04738e4319cbf9fc6f3a82c69e7609bac27661a6aa89afaf9359c2b"
+    ),
+    "nanogpt_cpu_preset_iters.csv": (
+        "6d3b3f78e038d5f8d7c71d72056507efe99ec5aa2d088b15571bd74d46c19216"
+    ),
+    "precision_ladder.csv": "1fda4a9c927404c1613a1f7ad9e8f58e2992fac6975a7dd7b69401e04c7a3832",
+    "shakespeare_char_evals.csv": (
+        "5403894b92e6b67615bab088a3a167102c1f38ed52f34ce11b5551d17180922b"
+    ),
+    "shakespeare_char_iters.csv": (
+        "addefb02efd5173d058462e4d94bebac4b687be254791ea2e677ca226050b3b0"
+    ),
+}
+# Bands that no calculation here derives: losses printed to four decimals, or the largest distance
+# of the published curve from those of other seeds. Wider ones would pass a wrong model.
+FLOAT32, BFLOAT16 = ((0, 1e-4), (1, 2e-3)), ((0, 5e-4), (1, 2e-3))
+BANDS = {
+    "overfit-one-batch": ((0, 0.35), (1, 2.2), (10, 1.4)),
+    "sequential-loader": ((0, 0.35), (1, 1.3), (20, 0.3)),
+    "weight-tying": ((0, 0.35), (1, 0.9), (20, 0.33)),
+    **dict.fromkeys(("gpt2-init", "timed", "matmul-high"), ((0, 1e-4),)),
+    **dict.fromkeys(("bf16", "compile", "flash", "vocab-50304"), ((0, 5e-3),)),
+    **dict.fromkeys(("cpu-fp32", "gpu-fp32", "gpu-tf32"), FLOAT32),
+    **dict.fromkeys(("cpu-bf16", "gpu-bf16", "gpu-bf16-compile"), BFLOAT16),
+    "small": ((0, 1e-4), (1, 5e-3)),
 }
 
 
@@ -85,6 +120,54 @@ def test_the_ladders_settings_are_the_published_ones(parser):
         values = settings(parser, rung)
         assert values["data.batch_size"] * values["model.config.block_size"] == 16 * 1024
         assert values["model.learning_rate"] == 3.0e-4
+
+
+@pytest.mark.parametrize("name", DIGESTS)
+def test_no_published_digit_has_changed(name: str):
+    table = resources.files("gpt_lightning") / "reference" / name
+    assert hashlib.sha256(table.read_bytes()).hexdigest() == DIGESTS[name]
+
+
+def test_every_published_table_has_a_digest():
+    folder = resources.files("gpt_lightning") / "reference"
+    assert {file.name for file in folder.iterdir()} - {"README.md"} == DIGESTS.keys()
+
+
+def published_losses(case: Case, name: str) -> dict[tuple[int, str], float]:
+    return read_published(case, Rung(name, ((0, 0.0),))).losses
+
+
+def test_the_band_of_a_curve_is_twice_the_distance_of_two_published_runs():
+    one, other = (published_losses(SHAKESPEARE_CHAR, f"mps-{n}") for n in ("eager", "compile"))
+    apart = max(abs(loss - other[key]) for key, loss in one.items() if key[0] > 0)
+    for rung in SHAKESPEARE_CHAR.rungs:
+        assert rung.tolerance_at(0) == 0.5e-4, "half a unit of the last published decimal"
+        assert 2 * apart <= rung.tolerance_at(1) < 2.2 * apart
+        assert rung.tolerance_at(5000) == rung.tolerance_at(1)
+        assert rung.drift == ()
+
+
+def test_drift_is_what_two_published_runs_of_one_arithmetic_drift():
+    rungs = {rung.name: rung for rung in LECTURE_LADDER.rungs}
+    one, other = (published_losses(LECTURE_LADDER, name) for name in ("timed", "matmul-high"))
+    apart = [abs(loss - other[key]) for key, loss in sorted(one.items())]
+    for rung in (rungs["timed"], rungs["matmul-high"]):
+        bounds = [max(rung.drift_at(step), rung.tolerance_at(step)) for step in range(50)]
+        assert all(gap < bound for gap, bound in zip(apart, bounds, strict=True))
+        assert rung.drift_at(32) == 0.0, "there float32 is within 2e-5 of the published losses"
+        for first, last in ((33, 38), (39, 46), (47, 49)):
+            widest = max(apart[first : last + 1])
+            assert {rung.drift_at(step) for step in range(first, last + 1)} == {bounds[first]}
+            assert bounds[first] <= max(2e-3, 2.5 * widest)
+    others = [rung for case, rung in RUNGS if rung.name not in ("timed", "matmul-high")]
+    assert not any(rung.drift for rung in others)
+
+
+def test_a_band_is_no_wider_than_its_source_allows():
+    found = {rung.name: rung.tolerance for case, rung in RUNGS if case is not SHAKESPEARE_CHAR}
+    assert found == BANDS
+    below = {rung.name: rung.below for _, rung in RUNGS if rung.below}
+    assert below == {"overfit-one-batch": (49, 0.12)}  # the published run ends at 0.062
 
 
 def test_tolerances_change_at_their_steps():

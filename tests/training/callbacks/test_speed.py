@@ -115,6 +115,19 @@ def test_rates_count_steps_and_nothing_else(text_file, monkeypatch, accumulate):
     assert monitor.tokens == 8 * step_tokens
 
 
+def test_rates_are_of_all_ranks_and_mfu_is_of_all_their_peaks(text_file, monkeypatch):
+    _, module, alone, one, _ = run(text_file, monkeypatch)
+    monkeypatch.setattr(L.Trainer, "world_size", property(lambda self: 4))
+    _, _, monitor, rows, _ = run(text_file, monkeypatch)
+    for step in (4, 8):
+        assert rows[step]["perf/tokens"] == 4 * one[step]["perf/tokens"]
+        assert rows[step]["perf/tokens_per_sec"] == pytest.approx(4 * 6400)
+        assert rows[step]["perf/mfu"] == pytest.approx(
+            flops.mfu(6400.0, module.flops_per_token, 1e9)
+        )
+    assert monitor.tokens == 4 * alone.tokens
+
+
 def test_the_median_hides_no_slow_step_from_the_rate(text_file, monkeypatch):
     _, _, _, rows, _ = run(text_file, monkeypatch, slow_step=6, slow_s=0.08)
     assert rows[8]["perf/step_ms"] == pytest.approx(10)  # steps of 10, 10, 90 and 10 ms

@@ -1,0 +1,396 @@
+"""`make mutants`: mutants of the core, each against the test files that name its module.
+
+A mutant is one edit of one line (edits.py), at a place drawn with a seed from all places of the
+core. It is killed if one of the test files of its module (naming.py) fails or takes more than three
+times as long as without a mutant. All other mutants are survivors, equivalent ones too.
+
+A server imports torch, Lightning and pytest once and forks for each mutant; a child imports the
+package from a copy of the repository in which that one line has changed.
+
+    python tests/mutants/run.py --count 20 --only training.steps
+"""
+
+import argparse
+import collections
+import contextlib
+import importlib
+import json
+import os
+import platform
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import types
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from py_compile import PycInvalidationMode
+
+from edits import Edit, Sites
+from naming import Names
+
+ROOT = Path(__file__).resolve().parents[2]
+SEED = 13
+CORE = ("model", "training", "runs", "data", "hardware", "reproduce")
+# of bench/core, the files that calculate; the others start processes, and draw
+CALCULATE = {
+    *("memory_meter", "paired", "plausible", "results"),
+    *("timing", "trace_tables", "traces", "training_step"),
+}
+# imported by the server, none of them the package
+ONCE = (
+    *("pytest", "lightning.pytorch.cli", "lightning.pytorch.loggers", "torchmetrics", "tqdm"),
+    *("torch.utils.tensorboard", "tensorboard.backend.event_processing.event_accumulator"),
+    *("jsonargparse", "docstring_parser", "tiktoken", "fsspec", "filelock", "platformdirs"),
+    *("matplotlib.pyplot", "transformers", "pyarrow.parquet"),
+)
+ENOUGH_BYTES = 12 * 2**30  # of memory for a mutant, so that none takes the machine's
+MARK = "GPT_LIGHTNING_MUTANT"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """An edit of a module.
+
+    Attributes:
+        module: Dotted name without the package's.
+        path: File, relative to the repository.
+        line: Line number.
+        before: Line without the edit.
+        after: Line with the edit.
+        edit: The edit.
+    """
+
+    module: str
+    path: Path
+    line: int
+    before: str
+    after: str
+    edit: Edit
+
+
+@dataclass(frozen=True)
+class Result:
+    """End of a mutant: killed, timeout or survived, and the seconds until then."""
+
+    mutant: Mutant
+    end: str
+    seconds: float
+
+
+# ---- mutants -------------------------------------------------------------------------------------
+
+
+def is_core(module: str) -> bool:
+    """Whether mutants are made of a module (its name without the package's)."""
+    room, _, rest = module.partition(".")
+    return room in CORE or (room == "bench" and rest.removeprefix("core.") in CALCULATE)
+
+
+def draw(names: Names, count: int, seed: int, only: str) -> list[Mutant]:
+    """Return mutants at places drawn without replacement, each place as likely as any other."""
+    places: list[tuple[str, Path, list[Edit]]] = []
+    for dotted, path in names.modules.items():
+        module = dotted.partition(".")[2]
+        if is_core(module) and (module == only or module.startswith(f"{only}.") or not only):
+            found = Sites(path.read_text(encoding="utf-8")).found
+            places += [(module, path, edits) for edits in found]
+    print(f"{len(places):,} places in the core{f' ({only})' if only else ''}, seed {seed}")
+    rng = random.Random(seed)
+    rng.shuffle(places)
+    mutants: list[Mutant] = []
+    for module, path, edits in places:
+        edit = rng.choice(edits)
+        source = path.read_text(encoding="utf-8")
+        mutated = edit.applied(source)
+        if len(mutants) < count and _compiles(mutated):
+            line = source.count("\n", 0, edit.start)
+            before, after = (text.splitlines()[line].strip() for text in (source, mutated))
+            mutants.append(
+                Mutant(module, path.relative_to(names.root), line + 1, before, after, edit)
+            )
+    return mutants
+
+
+def _compiles(source: str) -> bool:
+    try:
+        compile(source, "mutant", "exec")
+    except SyntaxError:
+        return False
+    return True
+
+
+# ---- children ------------------------------------------------------------------------------------
+
+
+class Slot:
+    """A copy of the repository, in which one child at a time runs tests.
+
+    Args:
+        folder: Empty folder of the slot.
+        root: Folder of the repository.
+    """
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        self.root, self.repository = root, folder / "repository"
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=root, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        for name in filter(None, listed.stdout.split("\0")):
+            if (root / name).is_file():
+                (self.repository / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(root / name, self.repository / name)
+        if (shared := root.parent / "shared").is_dir():
+            (folder / "shared").symlink_to(shared)
+        import compileall
+
+        # valid by the source's hash: a mutant of the same length and second is not mistaken for it
+        compileall.compile_dir(
+            self.repository / "gpt_lightning", quiet=1,
+            invalidation_mode=PycInvalidationMode.CHECKED_HASH,
+        )  # fmt: skip
+        self.log = folder / "log.txt"
+        self.pid, self.mark, self.began = 0, "", 0.0
+
+    def fork(self, tests: Sequence[Path], mutant: Mutant | None) -> None:
+        """Start a child that runs test files, relative to the repository."""
+        if mutant is not None:
+            path = self.repository / mutant.path
+            path.write_text(mutant.edit.applied(path.read_text(encoding="utf-8")), encoding="utf-8")
+        self.mark, self.began = uuid.uuid4().hex, time.monotonic()
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid:
+            return
+        code = 70
+        try:
+            code = self._child(tests, mutant is not None)
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+
+    def _child(self, tests: Sequence[Path], mutated: bool) -> int:
+        import pytest
+
+        os.setsid()
+        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for descriptor in (1, 2):
+            os.dup2(log, descriptor)
+        os.chdir(self.repository)
+        resource.setrlimit(resource.RLIMIT_DATA, (ENOUGH_BYTES, ENOUGH_BYTES))
+        sys.path[:] = [str(self.repository), *(p for p in sys.path if Path(p) != HERE)]
+        sys.modules["__main__"] = types.ModuleType("__main__")  # processes of tests import it
+        sys.argv = ["pytest"]
+        sys.dont_write_bytecode = mutated  # without a mutant, the rewritten tests are cached
+        os.environ |= {
+            MARK: self.mark,
+            "PYTHONPATH": str(self.repository),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"]
+        temporary = self.repository.parent / "tests"
+        return int(pytest.main([*options, f"--basetemp={temporary}", *map(str, tests)]))
+
+    def end(self, limit_s: float, mutant: Mutant | None) -> str:
+        """Return how the child ended: passed, failed, timeout, no tests; "" while it runs."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        late = time.monotonic() - self.began > limit_s
+        if not pid and not late:
+            return ""
+        self._kill()
+        if not pid:
+            os.waitpid(self.pid, 0)
+        if mutant is not None:
+            shutil.copy2(self.root / mutant.path, self.repository / mutant.path)
+        self.pid = 0
+        code = os.waitstatus_to_exitcode(status)
+        ends = {0: "passed", 4: "failed", 5: "no tests", 70: "failed"}
+        return "timeout" if not pid else ends.get(code, "failed")
+
+    def _kill(self) -> None:
+        """Kill the child and the processes that its tests have left."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if f"{MARK}={self.mark}".encode() in path.read_bytes():
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+
+
+HERE = Path(__file__).resolve().parent
+Job = tuple[Sequence[Path], Mutant | None, float]  # test files, mutant, limit in seconds
+
+
+def ended(slots: Sequence[Slot], jobs: Sequence[Job]) -> Iterator[tuple[int, str, float, str]]:
+    """Run jobs, one in each slot at a time; yield number, end, seconds and output of each."""
+    waiting = list(enumerate(jobs))[::-1]
+    running: dict[int, tuple[int, Job]] = {}
+    while waiting or running:
+        for place, slot in enumerate(slots):
+            if place not in running and waiting:
+                number, job = waiting.pop()
+                running[place] = (number, job)
+                slot.fork(job[0], job[1])
+            if place in running:
+                number, (_, mutant, limit_s) = running[place]
+                seconds = time.monotonic() - slot.began
+                if end := slot.end(limit_s, mutant):
+                    del running[place]
+                    yield number, end, seconds, slot.log.read_text(errors="replace")
+        time.sleep(0.02)
+
+
+# ---- the run -------------------------------------------------------------------------------------
+
+
+def baseline(slots: Sequence[Slot], tests: Sequence[Path]) -> dict[Path, float]:
+    """Return the seconds of each test file without a mutant; files that fail are left out."""
+    seconds: dict[Path, float] = {}
+    for number, end, took, output in ended(slots, [([path], None, 900.0) for path in tests]):
+        if end == "passed":
+            seconds[tests[number]] = took
+        elif end != "no tests":  # its marker is not selected, or it is skipped
+            print(f"{tests[number]}: {end} without a mutant, not used\n{output[-2000:]}")
+    return seconds
+
+
+def ordered(mutant: Mutant, tests: Sequence[Path], seconds: dict[Path, float]) -> list[Path]:
+    """Return test files, the namesake first, then the fastest first."""
+    namesake = f"test_{mutant.path.name}"
+    used = [path for path in tests if path in seconds]
+    return sorted(used, key=lambda path: (path.name != namesake, seconds[path]))
+
+
+def results(
+    mutants: Sequence[Mutant], names: Names, folder: Path, jobs: int, measured: Path | None
+) -> Iterator[Result]:
+    """Run the mutants and yield the result of each.
+
+    Args:
+        mutants: Mutants.
+        names: Test files of each module.
+        folder: Empty folder for the copies of the repository.
+        jobs: Mutants at a time.
+        measured: File with the seconds of the test files; it is written if it does not exist.
+    """
+    slots = [Slot(folder / f"slot{number}", names.root) for number in range(jobs)]
+    of = {
+        m.module: [p.relative_to(names.root) for p in names.of(f"gpt_lightning.{m.module}")]
+        for m in mutants
+    }
+    files = sorted({path for paths in of.values() for path in paths})
+    began = time.monotonic()
+    if measured is not None and measured.exists():
+        seconds = {Path(name): took for name, took in json.loads(measured.read_text()).items()}
+    else:
+        seconds = baseline(slots, files)
+        if measured is not None:
+            measured.write_text(json.dumps({str(path): took for path, took in seconds.items()}))
+    print(f"{len(seconds)} test files pass without a mutant, {time.monotonic() - began:.0f} s")
+    work: list[Job] = []
+    for mutant in mutants:
+        tests = ordered(mutant, of[mutant.module], seconds)
+        assert tests, f"no test file names {mutant.module}"
+        work.append((tests, mutant, 3 * sum(seconds[path] for path in tests) + 15))
+    kinds = {"passed": "survived", "failed": "killed", "timeout": "timeout"}
+    for number, end, took, output in ended(slots, work):
+        if end == "no tests":
+            raise RuntimeError(f"{work[number][0]} have no tests:\n{output}")
+        yield Result(mutants[number], kinds[end], took)
+
+
+def counted(found: Sequence[Result], kind: Callable[[Mutant], str]) -> list[str]:
+    """Return rows of a table in Markdown: mutants, killed and survived of each kind."""
+    rows: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for result in found:
+        rows[kind(result.mutant)][result.end] += 1
+    return [
+        f"| {name} | {count.total()} | {count['killed'] + count['timeout']} | {count['survived']} |"
+        for name, count in sorted(rows.items())
+    ]
+
+
+def page(found: Sequence[Result], seed: int, minutes: float) -> str:
+    """Return the results as Markdown."""
+    import torch
+
+    survivors = [result for result in found if result.end == "survived"]
+    timeouts = sum(result.end == "timeout" for result in found)
+    killed = len(found) - len(survivors)
+    lines = [
+        f"**{killed} of {len(found)} mutants killed ({killed / len(found):.1%})**, {timeouts} of "
+        f"them by the time limit; seed {seed}.",
+        "",
+        f"{minutes:.0f} minutes, {os.cpu_count()} cores, {platform.system()} "
+        f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, "
+        f"commit {_commit()}",
+        "",
+        "| module | mutants | killed | survived |",
+        "| --- | ---: | ---: | ---: |",
+        *counted(found, lambda mutant: mutant.module),
+        "",
+        "| operator | mutants | killed | survived |",
+        "| --- | ---: | ---: | ---: |",
+        *counted(found, lambda mutant: mutant.edit.operator),
+        "",
+        "| survivor | operator | before | after |",
+        "| --- | --- | --- | --- |",
+    ]
+    for result in sorted(survivors, key=lambda r: (str(r.mutant.path), r.mutant.line)):
+        mutant = result.mutant
+        before, after = (f"`{text.replace('|', chr(92) + '|')}`"
+                         for text in (mutant.before, mutant.after))  # fmt: skip
+        place = f"{mutant.path.relative_to('gpt_lightning')}:{mutant.line}"
+        lines.append(f"| {place} | {mutant.edit.operator} | {before} | {after} |")
+    return "\n".join(lines) + "\n"
+
+
+def _commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True)
+    return done.stdout.decode().strip()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--count", type=int, default=300, help="mutants (300)")
+    parser.add_argument("--seed", type=int, default=SEED, help=f"seed of the draw ({SEED})")
+    parser.add_argument("--only", default="", help="a module or room: training.steps")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (2)")
+    parser.add_argument("--page", type=Path, help="file for the results, in Markdown")
+    parser.add_argument("--baseline", type=Path, help="file that keeps the tests' times")
+    args = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["MPLBACKEND"] = "agg"
+    began = time.monotonic()
+    names = Names(ROOT)
+    mutants = draw(names, args.count, args.seed, args.only)
+    for name in ONCE:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    found: list[Result] = []
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        for result in results(mutants, names, Path(folder), args.jobs, args.baseline):
+            found.append(result)
+            m = result.mutant
+            print(
+                f"{len(found):3d}/{len(mutants)} {result.end:8s} {result.seconds:6.1f} s  "
+                f"{m.path}:{m.line}  {m.edit.operator}:  {m.before}  ->  {m.after}",
+                flush=True,
+            )
+    text = page(found, args.seed, (time.monotonic() - began) / 60)
+    print(text)
+    if args.page:
+        args.page.parent.mkdir(parents=True, exist_ok=True)
+        args.page.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

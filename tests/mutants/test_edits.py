@@ -1,0 +1,66 @@
+"""Mutants are edits of one line, of code and not of text, and each compiles or is not drawn."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from edits import Sites
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def mutants(source: str) -> set[str]:
+    return {edit.applied(source) for edits in Sites(source).found for edit in edits}
+
+
+@pytest.mark.parametrize(
+    ("source", "some"),
+    [
+        ("x = a < b", {"x = a <= b", "x = a >= b"}),
+        ("x = a is not None", {"x = a is None"}),
+        ("x = a not in b", {"x = a in b"}),
+        ("x = (a + b) - c", {"x = (a - b) - c", "x = (a + b) + c"}),
+        ("x = a and not b", {"x = a or not b", "x = a and  b"}),
+        ("x = 8", {"x = 9", "x = 80", "x = 0"}),
+        ("x = True", {"x = False"}),
+        ("x = min(a, b)", {"x = max(a, b)", "x = min(b, a)"}),
+        ('x = a["key"]', {'x = a["keyX"]'}),
+        ("if a: b()", {"if (not (a)): b()", "if a: pass"}),
+        ("def f(): return g(x)", {"def f(): return None"}),
+        ("x += 1", {"x -= 1", "pass"}),
+        ("raise ValueError(x + 1)", {"pass"}),
+        ("def f(a=1): pass", {"def f(a=2): pass"}),
+        ("x = 'é' + a if b < c else d", {"x = 'é' + a if b <= c else d"}),  # columns are bytes
+    ],
+)
+def test_an_edit_is_one_of_the_usual(source, some):
+    assert some <= mutants(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""Text of 1 < 2."""',
+        "def f(a: Literal[1], b: int | None = None) -> Literal[2]: ...",
+        "from a import b",
+        "if TYPE_CHECKING:\n    x = 1",
+        'x = f"{a + 1}"',
+        "@dataclass(frozen=True)\nclass A: ...",
+    ],
+)
+def test_text_that_the_program_does_not_use_is_left_alone(source):
+    assert not mutants(source)
+
+
+def test_every_edit_of_a_file_changes_one_line():
+    source = (ROOT / "gpt_lightning" / "training" / "steps.py").read_text()
+    lines = source.splitlines()
+    found = mutants(source)
+    assert len(found) > 100
+    for mutant in found:
+        ast.parse(mutant)
+        changed = [a != b for a, b in zip(lines, mutant.splitlines(), strict=True)]
+        assert sum(changed) == 1
