@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -62,8 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments; None: those of the process.
 
     Returns:
-        Exit code: 0; 2 for a user error or out-of-memory; 1 for a defect; 130 for Ctrl-C. A failure
-        prints one line on standard error. GPT_LIGHTNING_DEBUG=1 adds the traceback.
+        Exit code: 0; 2 for a user error or out-of-memory; 1 for a defect; 128 + the number of a
+        signal. A failure prints one line on standard error. GPT_LIGHTNING_DEBUG=1 adds the
+        traceback.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     # Threads of GNU OpenMP, PyTorch's on Linux, spin while they wait for each other, which slows a
@@ -74,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return dispatch(argv)
     except (SystemExit, KeyboardInterrupt) as end:
+        if type(end).__name__ == "SIGTERMException":  # Lightning's, without a code
+            return 128 + signal.SIGTERM
         # after Ctrl-C Lightning cleans up and calls exit(1)
         if isinstance(end, SystemExit) and not isinstance(end.__context__, KeyboardInterrupt):
             return end.code if isinstance(end.code, int) else int(end.code is not None)

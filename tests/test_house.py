@@ -61,7 +61,8 @@ def test_an_optimizer_step_enters_few_files(shards):
     entered = Entered()
     fit.run_cli(["fit", *TINY, f"--data.dataset={shards}"], callbacks=[entered])
     assert "model/gpt.py" in entered.files
-    assert len(entered.files) <= 12, "\n".join(sorted(entered.files))
+    # the rebuild had 12; since then the signals have a file of their own
+    assert len(entered.files) <= 13, "\n".join(sorted(entered.files))
 
 
 def test_a_fit_on_ready_shards_imports_few_files(shards):

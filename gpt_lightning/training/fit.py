@@ -23,6 +23,7 @@ from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
 from gpt_lightning.training.callbacks.report import RunReport
 from gpt_lightning.training.callbacks.samples import SampleText
+from gpt_lightning.training.callbacks.signals import StopSignals
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.datamodule import DEFAULT_SEED, TokenDataModule
 from gpt_lightning.training.module import GPTModule
@@ -35,6 +36,7 @@ FORCED_CALLBACKS: dict[str, type[L.Callback]] = {
     "progress": StepProgress,
     "samples": SampleText,
     "checkpoint": RunCheckpoint,
+    "signals": StopSignals,
 }
 
 
@@ -154,7 +156,7 @@ class GPTCLI(LightningCLI):
         callback_keys = self._parser(self.subcommand).callback_keys
         if config.trainer.enable_progress_bar is False:
             callback_keys.remove("progress")
-        if config.trainer.enable_checkpointing is False:  # its signals are still answered
+        if config.trainer.enable_checkpointing is False:  # StopSignals still ends the run
             config.checkpoint.enabled = False
         kwargs["enable_checkpointing"] = False  # Lightning's own, in addition to ours
         try:

@@ -1,4 +1,4 @@
-"""RunCheckpoint: saves a run, deletes old checkpoints, and ends the run on a signal.
+"""RunCheckpoint: saves a run and deletes old checkpoints.
 
 Everything happens between two micro-batches, when nothing is in flight: the last step's update is
 done, its metrics are in the files, its validation is over, and the next batch has not been
@@ -8,17 +8,13 @@ checkpoint therefore holds exactly the run after `step` steps.
 
 import contextlib
 import math
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import lightning as L
-import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
-from gpt_lightning.hardware.distributed import DelayedMax
 from gpt_lightning.parsing import check_arguments
 from gpt_lightning.runs.checkpoint import checkpoint_name, saved_checkpoints
 from gpt_lightning.runs.checkpoint_io import (
@@ -38,22 +34,19 @@ from gpt_lightning.training.steps import (
     run_folder,
 )
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
 
 class RunCheckpoint(L.Callback):
-    """Save after each validation, at the end, every N steps, and on SIGTERM and SIGINT.
+    """Save after each validation, at the end, every N steps, and before StopSignals ends a run.
 
     Files are `checkpoints/step-0000250-loss-1.2345.ckpt`, with the loss if the step was validated,
-    each with its SHA-256 in a second file. On a signal the current step and its validation finish,
-    the run is saved, and the program ends with 128 + the signal's number.
+    each with its SHA-256 in a second file.
 
     Args:
         every_n_steps: Steps between saves, in addition to validations; null: only validations.
         keep_last: Number of the newest files to keep.
         keep_best: Number of files with the lowest validation loss to keep.
         keep_every_n_steps: Steps between two files that are never deleted; null: none.
-        enabled: False saves nothing. A signal still ends the run after the current step.
+        enabled: False saves nothing.
     """
 
     def __init__(
@@ -72,9 +65,6 @@ class RunCheckpoint(L.Callback):
         self._loss: float | None = None  # validation loss at the current step
         self._due = False
         self._saved_step = -1
-        self._signal = 0
-        self._agreement: DelayedMax | None = None
-        self._handlers: dict[int, Any] = {}  # the program's own, to restore
         self._lock = contextlib.ExitStack()
 
     # ---- the moments to save ---------------------------------------------------------------------
@@ -85,33 +75,17 @@ class RunCheckpoint(L.Callback):
             check_writable(self.folder(trainer), 3 * weights)  # AdamW has two more of each
             self._lock = lock_folder(self.folder(trainer))
             sweep(self.folder(trainer))
-        self._listen()
 
     def _writes(self, trainer: L.Trainer) -> bool:
         # Trainer's fast_dev_run leaves no files
         return self.enabled and not trainer.fast_dev_run  # type: ignore[attr-defined]
 
-    def _listen(self) -> None:
-        """Handle the signals, also in place of Lightning, which ends a run with exit code 0."""
-        for number in STOP_SIGNALS:
-            before = signal.signal(number, self._on_signal)
-            self._handlers.setdefault(number, before)
-
-    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._listen()
-
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._listen()
         # an interval that was a fraction of an epoch is a number of micro-batches by now
         check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_batch)
         self._saved_step = trainer.global_step  # the state that a run starts from is on disk
         if trainer.is_global_zero and self._writes(trainer):
             set_aside(self.folder(trainer), trainer.global_step)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._signal == signal.SIGINT == number:  # the second Ctrl-C does not wait
-            raise KeyboardInterrupt
-        self._signal = number
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         count_steps_once(trainer)
@@ -131,41 +105,15 @@ class RunCheckpoint(L.Callback):
         self._due = True
 
     def between_batches(self, trainer: L.Trainer) -> None:
-        """Save or stop if it is time to; BetweenSteps calls this between two micro-batches."""
-        if not at_step_boundary(trainer):
-            return
-        stop = self._agreed_signal(trainer)
-        if self._due or stop:
+        """Save if it is time to; BetweenSteps calls this between two micro-batches."""
+        if self._due and at_step_boundary(trainer):
             self.save(trainer)
-        if stop:
-            trainer.strategy.barrier()  # until rank 0 has read the file back
-            if not trainer.is_global_zero:
-                raise SystemExit(0)  # Lightning kills rank 0 when another ends with anything else
-            text = f"{signal.Signals(stop).name}: stopped after step {trainer.global_step}"
-            print(text + ("; --resume auto continues" if self.enabled else ""), file=sys.stderr)
-            raise SystemExit(128 + stop)
-
-    def _agreed_signal(self, trainer: L.Trainer) -> int:
-        """Return the signal that any rank has received, so that all ranks stop at one step."""
-        if trainer.world_size == 1:
-            return self._signal
-        device = trainer.strategy.root_device
-        if device.type == "cuda":  # a step later, and nothing waits
-            if self._agreement is None:
-                self._agreement = DelayedMax(device)
-            return self._agreement(self._signal)
-        number = torch.tensor(self._signal, device=device)
-        torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX)
-        return int(number)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.save(trainer)
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
-        """Restore the signal handlers and unlock the folder."""
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers.clear()
+        """Unlock the folder."""
         self._lock.close()
 
     on_exception = teardown

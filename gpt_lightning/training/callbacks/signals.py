@@ -1,0 +1,117 @@
+"""StopSignals: saves and ends a run on a signal, at the same step on all ranks."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from types import FrameType
+
+import lightning as L
+import torch
+
+from gpt_lightning.hardware.distributed import DelayedMax
+from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
+from gpt_lightning.training.steps import at_step_boundary, find_callback
+
+TWICE_S = 1.0  # terminals and wrappers may deliver one Ctrl-C twice
+
+
+class StopSignals(L.Callback):
+    """Save and end the run on SIGTERM, SIGINT, SIGHUP and SIGUSR1, between two steps.
+
+    The current step and its validation finish, RunCheckpoint saves unless it is disabled, and the
+    program ends with 128 + the signal's number. SIGUSR1 also requeues the job under SLURM. SIGHUP
+    stays ignored under nohup. A second Ctrl-C, a second or more after the first, ends the run
+    without saving.
+
+    Args:
+        requeue: False: SIGUSR1 does not requeue a SLURM job.
+    """
+
+    def __init__(self, requeue: bool = True) -> None:
+        self.requeue = requeue
+        self._requeue_signal: int = signal.SIGUSR1
+        self._signal = 0
+        self._interrupted = 0.0  # time of the first Ctrl-C
+        self._agreement: DelayedMax | None = None
+
+    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._listen(trainer)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._listen(trainer)
+
+    def _listen(self, trainer: L.Trainer) -> None:
+        """Handle the signals in place of Lightning, which ends a run with exit code 0.
+
+        Lightning has noted the program's own handlers, and restores them at the end.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return  # only the main thread may set handlers
+        # a SLURMEnvironment among trainer.plugins may choose the signal that requeues
+        environment = getattr(trainer.strategy, "cluster_environment", None)
+        self._requeue_signal = getattr(environment, "requeue_signal", None) or signal.SIGUSR1
+        self.requeue &= getattr(environment, "auto_requeue", True)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, self._requeue_signal):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if not self._signal == signal.SIGINT == number:
+            self._signal, self._interrupted = number, now
+        elif now - self._interrupted >= TWICE_S:
+            raise KeyboardInterrupt  # the second Ctrl-C does not wait
+
+    def between_batches(self, trainer: L.Trainer) -> None:
+        """End the run if a rank has received a signal; BetweenSteps calls this."""
+        if not at_step_boundary(trainer):
+            return
+        stop = self._agreed_signal(trainer)
+        if not stop:
+            return
+        checkpoint = find_callback(trainer, RunCheckpoint)
+        if checkpoint is not None:
+            checkpoint.save(trainer)
+        trainer.strategy.barrier()  # until rank 0 has read the file back
+        if not trainer.is_global_zero:
+            raise SystemExit(0)  # Lightning kills rank 0 when another ends with anything else
+        text = f"{signal.Signals(stop).name}: stopped after step {trainer.global_step}"
+        if checkpoint is not None and checkpoint.enabled:
+            text += "; --resume auto continues"
+        if stop == self._requeue_signal and self.requeue and "SLURM_JOB_ID" in os.environ:
+            text += f"; {requeue_job()}"
+        print(text, file=sys.stderr)
+        raise SystemExit(128 + stop)
+
+    def _agreed_signal(self, trainer: L.Trainer) -> int:
+        """Return the signal that any rank has received, so that all ranks stop at one step."""
+        if trainer.world_size == 1:
+            return self._signal
+        device = trainer.strategy.root_device
+        if device.type == "cuda":  # a step later, and nothing waits
+            if self._agreement is None:
+                self._agreement = DelayedMax(device)
+            return self._agreement(self._signal)
+        number = torch.tensor(self._signal, device=device)
+        torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX)
+        return int(number)
+
+
+def requeue_job() -> str:
+    """Make SLURM start this job again; return the outcome as text.
+
+    An element of an array is named by the array, because one of them has the array's own job ID.
+    """
+    job = os.environ["SLURM_JOB_ID"]
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    try:
+        done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
+    except OSError as error:
+        return f"job {job} was not requeued: scontrol: {error.strerror}"
+    if done.returncode:
+        return f"job {job} was not requeued: scontrol: {' '.join(done.stderr.split())}"
+    return f"job {job} is requeued"

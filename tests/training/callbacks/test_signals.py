@@ -1,0 +1,125 @@
+"""StopSignals in one process: a signal within a step, and how the run ends."""
+
+import os
+import signal
+import stat
+import time
+from pathlib import Path
+
+import lightning as L
+import pytest
+from tiny_fit import TINY_RUN
+
+from gpt_lightning.training.callbacks import signals
+from gpt_lightning.training.fit import run_cli
+
+
+class Sender(L.Callback):
+    """Send signals to this process in the third step's batch, some seconds apart."""
+
+    def __init__(self, *numbers: int, apart_s: float = 0.0) -> None:
+        self.numbers, self.apart_s = numbers, apart_s
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx == 2:
+            for number in self.numbers:
+                os.kill(os.getpid(), number)
+                time.sleep(self.apart_s)
+
+
+def fit_until(sender: Sender, *args: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        run_cli(["fit", *TINY_RUN, "--trainer.max_steps=9", *args], callbacks=[sender])
+    return ended.value.code
+
+
+@pytest.fixture
+def workdir(text_file, tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("SLURM"):
+            monkeypatch.delenv(name)
+    return tmp_path
+
+
+def saved(workdir: Path) -> list[str]:
+    return [path.name for path in workdir.glob("lightning_logs/run/version_0/checkpoints/*.ckpt")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_saves_and_ends_with_128_and_its_number(workdir, capsys, number):
+    before = signal.getsignal(number)
+    assert fit_until(Sender(number)) == 128 + number
+    assert saved(workdir) == ["step-0000003.ckpt"]
+    line = f"{number.name}: stopped after step 3; --resume auto continues\n"
+    assert capsys.readouterr().err == line
+    assert signal.getsignal(number) == before
+
+
+def test_a_signal_ends_a_run_without_checkpoints(workdir, capsys):
+    assert fit_until(Sender(signal.SIGTERM), "--trainer.enable_checkpointing=false") == 143
+    assert saved(workdir) == []
+    assert capsys.readouterr().err == "SIGTERM: stopped after step 3\n"
+
+
+def test_a_hangup_stays_ignored_under_nohup(workdir, capsys):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run_cli(["fit", *TINY_RUN, "--trainer.max_steps=4"], callbacks=[Sender(signal.SIGHUP)])
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert len(saved(workdir)) == 1
+
+
+def test_ctrl_c_twice_at_once_saves(workdir, capsys):
+    assert fit_until(Sender(signal.SIGINT, signal.SIGINT, apart_s=0.02)) == 130
+    assert saved(workdir) == ["step-0000003.ckpt"]
+
+
+def test_a_second_ctrl_c_later_does_not_wait(workdir, capsys, monkeypatch):
+    monkeypatch.setattr(signals, "TWICE_S", 0.2)
+    assert fit_until(Sender(signal.SIGINT, signal.SIGINT, apart_s=0.3)) == 1  # Lightning's own
+    assert saved(workdir) == []
+
+
+# ---- SLURM --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slurm(workdir, monkeypatch) -> Path:
+    """A job of SLURM with a scontrol that writes its arguments to a file."""
+    tool = workdir / "bin" / "scontrol"
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/sh\necho "$@" >> called\n')
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    return tool
+
+
+def test_sigusr1_requeues_the_job(slurm, workdir, capsys):
+    assert fit_until(Sender(signal.SIGUSR1)) == 138
+    assert (workdir / "called").read_text() == "requeue 4711\n"
+    assert saved(workdir) == ["step-0000003.ckpt"]
+    assert capsys.readouterr().err.endswith("continues; job 4711 is requeued\n")
+
+
+def test_an_element_of_an_array_is_requeued_alone(slurm, workdir, monkeypatch):
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "4711")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    assert signals.requeue_job() == "job 4711_3 is requeued"
+
+
+def test_other_signals_and_a_switch_requeue_nothing(slurm, workdir):
+    assert fit_until(Sender(signal.SIGTERM)) == 143
+    assert fit_until(Sender(signal.SIGUSR1), "--signals.requeue=false") == 138
+    assert not (workdir / "called").exists()
+
+
+def test_a_requeue_that_fails_is_printed(slurm, capsys):
+    slurm.write_text("#!/bin/sh\necho Access denied >&2\nexit 1\n")
+    assert fit_until(Sender(signal.SIGUSR1)) == 138
+    assert "job 4711 was not requeued: scontrol: Access denied\n" in capsys.readouterr().err
+    slurm.unlink()
+    assert "was not requeued: scontrol: No such file" in signals.requeue_job()
