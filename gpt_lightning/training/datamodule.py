@@ -205,7 +205,8 @@ class TokenDataModule(L.LightningDataModule):
                     "leave one of the two out"
                 )
             trainer.accumulate_grad_batches = accumulate
-        check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_interval)
+        interval = getattr(trainer, "val_check_interval", None)  # a time is in another attribute
+        check_accumulation(trainer.accumulate_grad_batches, interval)
 
     def _open_reader(self, settings: DataSettings, stage: str) -> Reader:
         trainer = self.trainer

@@ -21,7 +21,7 @@ from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, initial_weights
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import optim, optimizers
 from gpt_lightning.training.datamodule import token_data
-from gpt_lightning.training.steps import at_log_step, is_fitting
+from gpt_lightning.training.steps import at_log_step, call_hook, is_fitting
 
 
 class GPTModule(L.LightningModule):
@@ -215,6 +215,11 @@ class GPTModule(L.LightningModule):
         return loss
 
     # ---- evaluate ------------------------------------------------------------------------------
+
+    def on_validation_model_zero_grad(self) -> None:
+        super().on_validation_model_zero_grad()
+        # on_validation_start comes later, when the loader's workers have been started
+        call_hook(self.trainer, "before_validation")
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         x, y = batch

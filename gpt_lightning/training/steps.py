@@ -206,8 +206,13 @@ class BetweenSteps:
 
 def call_between_batches(trainer: L.Trainer) -> None:
     """Call `between_batches` of every callback that has it, in the order of the callbacks."""
+    call_hook(trainer, "between_batches")
+
+
+def call_hook(trainer: L.Trainer, name: str) -> None:
+    """Call a hook that Lightning does not have in every callback that has it, in their order."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by a connector
-        act = getattr(callback, "between_batches", None)
+        act = getattr(callback, name, None)
         if act is not None:
             act(trainer)
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import lightning as L
+import torch
 
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.hardware.device import Timestamp, elapsed_s, record_event, synchronize
@@ -18,6 +19,8 @@ from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import at_log_step, find_callback
 
+Interval = tuple[Timestamp, Timestamp]  # begin and end
+
 
 class SpeedMonitor(L.Callback):
     """Measure optimizer steps on the device's clock and log them at log steps.
@@ -27,10 +30,11 @@ class SpeedMonitor(L.Callback):
     all tokens that the run has trained on. `perf/data_wait_ms`: mean wait of this process for
     batches, per step. `data/share/NAME`: realized proportions of a mixture.
 
-    A step lasts from the end of the previous step, so it includes the wait for its data, and
-    excludes validation, checkpoints and samples. The first steps (compilation, memory pools,
-    caches) are kept apart, and so are stalls: steps of more than ten times the median, such as a
-    laptop that slept. The device is synchronized at log steps and between phases only.
+    A step lasts from the end of the previous step, so it includes the wait for its data. Every
+    other phase (validation, checkpoint, samples) stops its time, so that `train` in the report is
+    the sum of the measured steps. The first steps (compilation, memory pools, caches) are kept
+    apart, and so are stalls: steps of more than ten times the median, such as a laptop that slept.
+    The device is synchronized at log steps and between phases only.
 
     Args:
         peak_flops: Peak FLOP/s of one device for MFU. auto: the published dense peak in the run's
@@ -46,15 +50,19 @@ class SpeedMonitor(L.Callback):
         self.peak: Peak | None = None
         self.peak_line = ""
         self.tokens = 0  # of all ranks and all sessions of the run
+        self._begin_session()
+
+    def _begin_session(self) -> None:
+        self._training = ""  # the phase that training counts as; empty before the first batch
+        self._begin: Timestamp | None = None  # start of the current interval of training
+        self._intervals: list[Interval] = []  # of the current step, between other phases
         self._step_tokens = 0  # of the current step
-        self._begin: Timestamp | None = None  # start of the current step
         self._step = 0
         self._waited = (0.0, 0)  # seconds waited for data, and steps, at the last log
-        self._measured_steps = 0  # done in this session
-        # steps after warm-up: begin, end and tokens until they are logged, then seconds and tokens
-        self._window: list[tuple[Timestamp, Timestamp, int]] = []
+        self._measured_steps = 0
+        # steps after warm-up: intervals and tokens until they are logged, then seconds and tokens
+        self._window: list[tuple[list[Interval], int]] = []
         self._measured: list[tuple[float, int]] = []
-        self._interrupted = self.clock.current  # the phase that validation interrupted
 
     # ---- phases --------------------------------------------------------------------------------
 
@@ -62,6 +70,9 @@ class SpeedMonitor(L.Callback):
         if stage != "fit":
             return
         assert isinstance(pl_module, GPTModule)
+        if self.clock.current != "start-up":  # another fit of this process
+            self.clock = PhaseClock("start-up", self.clock.now)
+            self._begin_session()
         device = trainer.strategy.root_device
         dtype = product_dtype(str(trainer.precision), pl_module.settings.matmul_precision, device)
         self.peak, self.peak_line = resolve_peak(self.peak_setting, device, dtype)
@@ -69,35 +80,67 @@ class SpeedMonitor(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step = trainer.global_step
         self._waited = (0.0, self._step)
-        self._switch(trainer, "compile and warm-up" if self.warmup_steps else "train")
+        self._switch(trainer, "start-up")  # after a sanity check
+
+    def before_validation(self, trainer: L.Trainer) -> None:
+        """Stop the step before the loop starts the workers of the validation loader."""
+        module = trainer.lightning_module
+        assert isinstance(module, GPTModule)
+        compiling = module.evaluates_compiled and "validation" not in self.clock.seconds()
+        self._stop_step(trainer.strategy.root_device)
+        self.clock.switch("compile and warm-up" if compiling else "validation")
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, GPTModule)
-        self._interrupted = self.clock.current
-        compiling = pl_module.evaluates_compiled and "validation" not in self.clock.seconds()
-        self._switch(trainer, "compile and warm-up" if compiling else "validation")
+        self.before_validation(trainer)  # a sanity check, or one in the middle of a step
 
     def on_validation_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if self.clock.current != "validation":  # the first batch has compiled the evaluation
             self._switch(trainer, "validation")
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._switch(trainer, self._interrupted)
-        self._begin = None  # the coming step begins at its first batch
+    def between_batches(self, trainer: L.Trainer) -> None:
+        """Continue the step's time after a validation, before its data are read."""
+        if self._training:
+            self._continue_step(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._switch(trainer, "wrap-up")
+        self._stop_step(trainer.strategy.root_device)
+        self.clock.switch("wrap-up")
+        if self._training:  # what followed the last step is in none
+            self.clock.move(total_s(self._intervals), self._training, "wrap-up")
         self._drain_window()
+
+    def _stop_step(self, device: torch.device) -> None:
+        if self._begin is not None:
+            self._intervals.append((self._begin, record_event(device)))
+            self._begin = None
+        synchronize(device)
+
+    def _continue_step(self, trainer: L.Trainer) -> None:
+        if self._begin is None:
+            self._switch(trainer, self._training)
+            self._begin = record_event(trainer.strategy.root_device)
 
     def _switch(self, trainer: L.Trainer, phase: str) -> None:
         synchronize(trainer.strategy.root_device)
         self.clock.switch(phase)
 
+    @contextmanager
+    def phase(self, trainer: L.Trainer, name: str) -> Iterator[None]:
+        """Interrupt the current phase, and the current step, by the phase `name`."""
+        device, in_step = trainer.strategy.root_device, self._begin is not None
+        self._stop_step(device)
+        with self.clock.phase(name):
+            yield
+            synchronize(device)
+        if in_step:
+            self._begin = record_event(device)
+
     # ---- steps ---------------------------------------------------------------------------------
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        if self._begin is None:
-            self._begin = record_event(trainer.strategy.root_device)
+        if not self._training:
+            self._training = "compile and warm-up" if self.warmup_steps else "train"
+        self._continue_step(trainer)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, *_: Any
@@ -115,15 +158,18 @@ class SpeedMonitor(L.Callback):
         end = record_event(trainer.strategy.root_device)
         self._measured_steps += 1
         if self._measured_steps > self.warmup_steps:
-            self._window.append((self._begin, end, self._step_tokens))
+            self._window.append(([*self._intervals, (self._begin, end)], self._step_tokens))
         elif self._measured_steps == self.warmup_steps:
+            self._training = "train"
             self._switch(trainer, "train")
+            end = record_event(trainer.strategy.root_device)  # a step begins inside its phase
         self.tokens += self._step_tokens
         self._step_tokens = 0
-        self._begin = end
+        self._begin, self._intervals = end, []
 
     def _log(self, trainer: L.Trainer, module: GPTModule) -> None:
-        module.log("perf/tokens", float(self.tokens))
+        # Lightning would make it a float32, which counts to 2^24
+        module.log("perf/tokens", torch.tensor(self.tokens, dtype=torch.float64))
         self._log_data(trainer, module)
         synchronize(trainer.strategy.root_device)
         window, _ = without_stalls(self._drain_window(), median_s(self._measured[-100:]))
@@ -136,7 +182,7 @@ class SpeedMonitor(L.Callback):
 
     def _drain_window(self) -> list[tuple[float, int]]:
         """Return seconds and tokens of the steps since the last log, which are synchronized."""
-        window = [(elapsed_s(begin, end), tokens) for begin, end, tokens in self._window]
+        window = [(total_s(intervals), tokens) for intervals, tokens in self._window]
         self._measured += window
         self._window.clear()
         return window
@@ -207,14 +253,14 @@ class PhaseClock:
     """
 
     def __init__(self, phase: str, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
+        self.now = now
         self._since = now()
         self.current = phase
         self._seconds: dict[str, float] = {}
 
     def switch(self, phase: str) -> None:
         """End the current phase and begin another, or continue one."""
-        now = self._now()
+        now = self.now()
         self._seconds[self.current] = self._seconds.get(self.current, 0.0) + now - self._since
         self._since, self.current = now, phase
 
@@ -228,6 +274,11 @@ class PhaseClock:
         finally:
             self.switch(outer)
 
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """Count seconds of one phase as another."""
+        self._seconds[source] -= seconds
+        self._seconds[target] = self._seconds.get(target, 0.0) + seconds
+
     def seconds(self) -> dict[str, float]:
         """Return seconds by phase, the current one up to now, in order of first appearance."""
         self.switch(self.current)
@@ -238,9 +289,13 @@ class PhaseClock:
 def phase(trainer: L.Trainer, name: str) -> Iterator[None]:
     """Count the time inside as the phase `name`, if the run has a SpeedMonitor."""
     monitor = find_callback(trainer, SpeedMonitor)
-    with monitor.clock.phase(name) if monitor else nullcontext():
+    with monitor.phase(trainer, name) if monitor else nullcontext():
         yield
-        synchronize(trainer.strategy.root_device)
+
+
+def total_s(intervals: list[Interval]) -> float:
+    """Return the seconds of intervals; the device must have passed them."""
+    return sum(elapsed_s(begin, end) for begin, end in intervals)
 
 
 def median_s(steps: list[tuple[float, int]]) -> float:

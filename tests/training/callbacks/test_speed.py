@@ -1,11 +1,16 @@
 """SpeedMonitor in a real training loop on a clock of our own: every number can be worked out."""
 
 import math
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.loops import evaluation_loop, fit_loop, training_epoch_loop
+from torch.utils.data import DataLoader
 
+from gpt_lightning.data.loader import EvalBatches, TrainBatches
 from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.training.callbacks import speed
@@ -22,10 +27,15 @@ MS = 1e-3
 
 
 class FakeTime:
-    """A clock that only work moves: training 10 ms a micro-batch, validation 1 s, a file 5 s."""
+    """A clock that only work moves.
+
+    Reading a batch takes 2 ms, training on it 8 ms, writing a log 3 ms, starting the workers of a
+    validation 0.5 s, a validation batch 1 s, and a file 5 s.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.workers_s = 0.5
 
     def __call__(self) -> float:
         return self.now
@@ -38,7 +48,7 @@ class Work(GPTModule):
         self.slow_step, self.slow_s = slow_step, slow_s
 
     def training_step(self, batch, batch_idx):
-        self.time.now += 10 * MS
+        self.time.now += 8 * MS
         if self.trainer.global_step == self.slow_step:
             self.time.now += self.slow_s
         return super().training_step(batch, batch_idx)
@@ -49,14 +59,42 @@ class Work(GPTModule):
 
 
 class SlowFile(L.Callback):
-    """Stands for what saves a checkpoint after a validation."""
+    """Stands for what saves a checkpoint, after a validation or between two steps."""
 
-    def __init__(self, time: FakeTime) -> None:
-        self.time = time
+    def __init__(self, time: FakeTime, every_n_steps: int = 0) -> None:
+        self.time, self.every_n_steps = time, every_n_steps
+        self.saved = 0
 
     def on_validation_end(self, trainer, pl_module):
+        if not self.every_n_steps:
+            self._save(trainer)
+
+    def between_batches(self, trainer):
+        step = trainer.global_step
+        if self.every_n_steps and step % self.every_n_steps == 0 and step > self.saved:
+            self.saved = step
+            self._save(trainer)
+
+    def _save(self, trainer):
         with speed.phase(trainer, "checkpoint"):
             self.time.now += 5.0
+
+
+class SlowLogs(Logger):
+    """Takes 3 ms to write a row."""
+
+    name, version = "slow", 0
+
+    def __init__(self, time: FakeTime) -> None:
+        super().__init__()
+        self.time, self.rows = time, []
+
+    def log_metrics(self, metrics, step=None):
+        self.time.now += 3 * MS
+        self.rows.append(metrics)
+
+    def log_hyperparams(self, *args):
+        pass
 
 
 class Rows(L.Callback):
@@ -69,27 +107,60 @@ class Rows(L.Callback):
             self.rows[trainer.global_step] = metrics
 
 
-def run(text_file, monkeypatch, monitor=None, slow_step=-1, slow_s=1.0, max_steps=8, accumulate=1):
-    time = FakeTime()
+@pytest.fixture
+def time(monkeypatch):
+    """The clock of SpeedMonitor, of Lightning's time-based validation, and of the loaders."""
+    time, read, begin = FakeTime(), TrainBatches.__getitem__, DataLoader.__iter__
+
+    def slow_read(batches, index):
+        time.now += 2 * MS
+        return read(batches, index)
+
+    def slow_begin(loader):
+        time.now += time.workers_s if isinstance(loader.dataset, EvalBatches) else 0.0
+        return begin(loader)
+
+    monkeypatch.setattr(TrainBatches, "__getitem__", slow_read)
+    monkeypatch.setattr(DataLoader, "__iter__", slow_begin)
     monkeypatch.setattr(speed, "record_event", lambda device: time())
+    for loop in (fit_loop, training_epoch_loop, evaluation_loop):
+        monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=time))
+    return time
+
+
+def run(
+    text_file,
+    time,
+    monitor=None,
+    slow_step=-1,
+    slow_s=1.0,
+    accumulate=1,
+    every_n_steps=0,
+    time_interval=None,
+    **trainer,
+):
     monitor = monitor or SpeedMonitor(peak_flops=1e9, warmup_steps=2)
-    monitor.clock = PhaseClock("start-up", now=time)
+    if monitor.clock.now is not time:
+        monitor.clock = PhaseClock("start-up", now=time)
     rows, module = Rows(), Work(time, slow_step, slow_s)
-    trainer = L.Trainer(
+    settings = {
+        "max_steps": 8,
+        "val_check_interval": 3 * accumulate,
+        "limit_val_batches": 1,
+        "num_sanity_val_steps": 0,
+    }
+    loop = L.Trainer(
+        **{**settings, **trainer},
         accelerator="cpu",
-        max_steps=max_steps,
         log_every_n_steps=4,
         accumulate_grad_batches=accumulate,
-        val_check_interval=3 * accumulate,
         check_val_every_n_epoch=None,
-        limit_val_batches=1,
-        num_sanity_val_steps=0,
-        logger=False,
+        logger=SlowLogs(time),
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
-        callbacks=[monitor, rows, SlowFile(time)],
+        callbacks=[SlowFile(time, every_n_steps), monitor, rows],
     )
     data = TokenDataModule(
         text_file=str(text_file),
@@ -98,74 +169,108 @@ def run(text_file, monkeypatch, monitor=None, slow_step=-1, slow_s=1.0, max_step
         block_size=16,
         batch_size=4,
     )
-    trainer.fit(module, data)
-    return trainer, module, monitor, rows.rows, time
+    loop._val_check_time_interval = time_interval
+    loop.fit(module, data)
+    return loop, module, monitor, rows.rows
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_rates_count_steps_and_nothing_else(text_file, monkeypatch, accumulate):
-    _, module, monitor, rows, _ = run(text_file, monkeypatch, accumulate=accumulate)
-    step_tokens = 4 * 16 * accumulate
-    for step in (4, 8):  # validation (1 s) and the file (5 s) after steps 3 and 6 are left out
-        assert rows[step]["perf/step_ms"] == pytest.approx(10 * accumulate)
-        assert rows[step]["perf/tokens_per_sec"] == pytest.approx(64 / (10 * MS))
+@pytest.mark.parametrize(
+    "other",
+    [
+        {},
+        {"every_n_steps": 1},
+        {"every_n_steps": 3},
+        {"every_n_steps": 2, "limit_val_batches": 0},
+        {"num_sanity_val_steps": 1},
+        {"time_interval": 0.015},  # validations by time: after every second step
+        {"accumulate": 3},
+        {"accumulate": 3, "every_n_steps": 1},
+    ],
+    ids=str,
+)
+def test_rates_count_steps_and_nothing_else(text_file, time, other):
+    accumulate = other.get("accumulate", 1)
+    _, module, monitor, rows = run(text_file, time, **other)
+    step_tokens, step_ms = 4 * 16 * accumulate, 10 * accumulate
+    for step, steps, total_ms in ((4, 2, 2 * step_ms), (8, 4, 4 * step_ms + 3)):  # 3: of the log
+        rate = steps * step_tokens / (total_ms * MS)
+        assert rows[step]["perf/step_ms"] == pytest.approx(step_ms)
+        assert rows[step]["perf/tokens_per_sec"] == pytest.approx(rate)
         assert rows[step]["perf/tokens"] == step * step_tokens
-        expected = flops.mfu(6400.0, module.flops_per_token, 1e9)
-        assert rows[step]["perf/mfu"] == pytest.approx(expected)
-    assert monitor.tokens == 8 * step_tokens
+        assert rows[step]["perf/mfu"] == pytest.approx(flops.mfu(rate, module.flops_per_token, 1e9))
+    seconds = monitor.seconds()
+    assert min(seconds.values()) >= 0
+    assert sum(seconds.values()) == pytest.approx(time.now)
+    assert seconds["train"] == pytest.approx((6 * step_ms + 3) * MS)
+    assert "stalls" not in seconds
 
 
-def test_rates_are_of_all_ranks_and_mfu_is_of_all_their_peaks(text_file, monkeypatch):
-    _, module, alone, one, _ = run(text_file, monkeypatch)
+def test_rates_are_of_all_ranks_and_mfu_is_of_all_their_peaks(text_file, time, monkeypatch):
+    _, module, alone, one = run(text_file, time)
     monkeypatch.setattr(L.Trainer, "world_size", property(lambda self: 4))
-    _, _, monitor, rows, _ = run(text_file, monkeypatch)
+    _, _, monitor, rows = run(text_file, time)
     for step in (4, 8):
-        assert rows[step]["perf/tokens"] == 4 * one[step]["perf/tokens"]
-        assert rows[step]["perf/tokens_per_sec"] == pytest.approx(4 * 6400)
-        assert rows[step]["perf/mfu"] == pytest.approx(
-            flops.mfu(6400.0, module.flops_per_token, 1e9)
-        )
+        for key in ("perf/tokens", "perf/tokens_per_sec"):
+            assert rows[step][key] == pytest.approx(4 * one[step][key])
+        assert rows[step]["perf/mfu"] == pytest.approx(one[step]["perf/mfu"])
+    assert rows[4]["perf/mfu"] == pytest.approx(flops.mfu(6400.0, module.flops_per_token, 1e9))
     assert monitor.tokens == 4 * alone.tokens
 
 
-def test_the_median_hides_no_slow_step_from_the_rate(text_file, monkeypatch):
-    _, _, _, rows, _ = run(text_file, monkeypatch, slow_step=6, slow_s=0.08)
-    assert rows[8]["perf/step_ms"] == pytest.approx(10)  # steps of 10, 10, 90 and 10 ms
-    assert rows[8]["perf/tokens_per_sec"] == pytest.approx(4 * 64 / 0.12)
-
-
-def test_a_stall_is_no_part_of_the_rate(text_file, monkeypatch):
-    _, _, monitor, rows, _ = run(text_file, monkeypatch, slow_step=6, slow_s=1.0)
-    assert rows[8]["perf/tokens_per_sec"] == pytest.approx(3 * 64 / 0.03)
-    assert monitor.seconds()["stalls"] == pytest.approx(1.01)
-
-
-def test_warm_up_is_kept_apart(text_file, monkeypatch):
-    _, _, monitor, rows, _ = run(text_file, monkeypatch, slow_step=1)
-    assert rows[4]["perf/tokens_per_sec"] == pytest.approx(6400)
-    assert monitor.clock.seconds()["compile and warm-up"] == pytest.approx(1.02)
-
-
-def test_the_phases_add_up_to_the_wall_time(text_file, monkeypatch):
-    _, _, monitor, _, time = run(text_file, monkeypatch)
-    seconds = monitor.clock.seconds()
-    assert seconds["validation"] == pytest.approx(2.0)
-    assert seconds["checkpoint"] == pytest.approx(10.0)
-    assert seconds["train"] == pytest.approx(6 * 10 * MS)
+def test_a_validation_in_the_middle_of_a_step_is_no_part_of_it(text_file, time):
+    """A rate is of whole steps, whichever micro-batch Lightning validates after."""
+    time.workers_s = 0.0
+    _, _, monitor, rows = run(text_file, time, accumulate=4, time_interval=0.03)
+    assert rows[8]["perf/step_ms"] == pytest.approx(40)
+    seconds = monitor.seconds()
+    assert seconds["validation"] > 5.0
+    assert seconds["train"] == pytest.approx((6 * 40 + 3) * MS)
     assert sum(seconds.values()) == pytest.approx(time.now)
 
 
-def test_the_report_names_rate_median_and_phases(text_file, monkeypatch):
-    trainer, module, monitor, _, _ = run(text_file, monkeypatch)
+def test_the_median_hides_no_slow_step_from_the_rate(text_file, time):
+    _, _, _, rows = run(text_file, time, slow_step=6, slow_s=0.08)
+    assert rows[8]["perf/step_ms"] == pytest.approx(11.5)  # steps of 13, 10, 90 and 10 ms
+    assert rows[8]["perf/tokens_per_sec"] == pytest.approx(4 * 64 / 0.123)
+
+
+def test_a_stall_is_no_part_of_the_rate(text_file, time):
+    _, _, monitor, rows = run(text_file, time, slow_step=6, slow_s=1.0)
+    assert rows[8]["perf/tokens_per_sec"] == pytest.approx(3 * 64 / 0.033)
+    assert monitor.seconds()["stalls"] == pytest.approx(1.01)
+
+
+def test_warm_up_is_kept_apart(text_file, time):
+    _, _, monitor, rows = run(text_file, time, slow_step=1)
+    assert rows[4]["perf/tokens_per_sec"] == pytest.approx(6400)
+    assert monitor.clock.seconds()["compile and warm-up"] == pytest.approx(1.018)
+
+
+def test_the_phases_add_up_to_the_wall_time(text_file, time):
+    _, _, monitor, _ = run(text_file, time)
+    expected = {
+        "start-up": 2 * MS,  # the first batch
+        "compile and warm-up": 2 * 10 * MS - 2 * MS,
+        "train": 6 * 10 * MS + 3 * MS,
+        "validation": 2 * (1.5 + 3 * MS),  # with the log of its loss
+        "checkpoint": 10.0,
+        "wrap-up": 3 * MS,  # the last log
+    }
+    assert monitor.seconds() == pytest.approx(expected)
+    assert time.now == pytest.approx(sum(expected.values()))
+
+
+def test_the_report_names_rate_median_and_phases(text_file, time):
+    trainer, module, monitor, _ = run(text_file, time)
     rate, split = monitor.report(trainer, module)
-    assert "6,400 tokens/s, median step 10.0 ms, MFU" in rate
-    assert "validation 2.0" in split
+    assert f"{6 * 64 / 0.063:,.0f} tokens/s, median step 10.0 ms, MFU" in rate
+    assert "validation 3.0" in split
     assert "checkpoint 10.0" in split
 
 
-def test_without_a_peak_there_is_no_mfu_but_a_reason(text_file, monkeypatch):
+def test_without_a_peak_there_is_no_mfu_but_a_reason(text_file, time):
     monitor = SpeedMonitor(peak_flops="auto", warmup_steps=0)
-    _, _, monitor, rows, _ = run(text_file, monkeypatch, monitor)
+    _, _, monitor, rows = run(text_file, time, monitor)
     assert "perf/mfu" not in rows[4]
     assert monitor.peak_line.startswith("no MFU")
 
@@ -175,6 +280,24 @@ def test_the_token_count_survives_a_checkpoint():
     monitor.tokens = 12345
     other.load_state_dict(monitor.state_dict())
     assert other.tokens == 12345
+
+
+def test_the_logged_token_count_is_exact_beyond_float32(text_file, time):
+    monitor = SpeedMonitor(peak_flops="auto")
+    monitor.load_state_dict({"tokens": 3 * 16_777_217})
+    trainer, *_ = run(text_file, time, monitor)
+    logged = [row["perf/tokens"] for row in trainer.logger.rows if "perf/tokens" in row]
+    assert logged == [3 * 16_777_217 + 4 * 64, 3 * 16_777_217 + 8 * 64]
+
+
+def test_a_second_session_of_a_process_has_rates_of_its_own(text_file, time):
+    _, _, monitor, _ = run(text_file, time, slow_step=4, slow_s=0.08)
+    first = time.now
+    time.now += 100.0
+    _, _, _, rows = run(text_file, time, monitor)
+    assert rows[4]["perf/tokens_per_sec"] == pytest.approx(6400)  # a warm-up of its own
+    assert len(monitor.steps()[0]) == 6
+    assert sum(monitor.seconds().values()) == pytest.approx(time.now - first - 100.0)
 
 
 def test_model_flops_are_those_of_the_runs_context():
