@@ -116,7 +116,7 @@ def test_a_checkpoint_can_be_sampled_validated_and_predicted(run_folder, workdir
     assert f"validation loss {best:.4f}" in said
     assert "changed     precision" not in said
     assert main(["predict", "--config", "tiny.yaml", "--ckpt_path", str(checkpoint)]) == 0
-    losses = np.load(workdir / "lightning_logs" / "tiny" / "version_2" / "token_losses.npy")
+    losses = np.load(workdir / "lightning_logs" / "tiny" / "predict_0" / "token_losses.npy")
     manifest = load_manifest(workdir / "data" / "text-char")
     assert len(losses) == manifest.tokens("val") - 1
     assert losses.mean() == pytest.approx(best, rel=1e-5)

@@ -13,6 +13,7 @@ torch.cuda.max_memory_allocated.
 
 import re
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,9 @@ def measure_size(row: GPURow, device: str, warmup: int, fit_options: list[str]) 
     graphs = training_step.compiled_graphs()
     if row.model == "ours":
         arguments += fit_run.random_token_options("gpu", config.vocab_size, row.steps, warmup)
-        speed = fit_run.timed_fit([*arguments, "--trainer.logger=false", "--model.warmup_steps=0"])
+        arguments += ["--trainer.logger=false", "--model.warmup_steps=0"]
+        with tempfile.TemporaryDirectory() as folder:
+            speed = fit_run.timed_fit(arguments, Path(folder))
         measured = {"step_ms": speed.step_ms, "note": fit_run.stall_note(speed)}
         measured["graphs"] = training_step.compiled_graphs() - graphs
     else:

@@ -20,7 +20,6 @@ from gpt_lightning.hardware.peaks import Peak, device_name, lookup, measured_pea
 from gpt_lightning.parsing import split_fit_options
 from gpt_lightning.reports.plots import plot_bars
 from gpt_lightning.reports.tables import Console, column, write_report
-from gpt_lightning.runs.logger import RunLogger
 
 PICTURE = "ladder.png"
 WARMUP_STEPS = 3
@@ -171,10 +170,10 @@ class Ladder:
         return row
 
     def _measured(self, rung: LadderRung) -> LadderRow:
-        logger = RunLogger(str(self.folder.parent), self.folder.name, version=rung.name)
         try:
             # the last of two equal options wins: a rung's
-            speed = fit_run.timed_fit([*self._arguments, *self.settings(rung)], logger)
+            arguments = [*self._arguments, *self.settings(rung)]
+            speed = fit_run.timed_fit(arguments, self.folder / rung.name)
         except UserError:
             raise
         except Exception as error:  # out of memory, no compiler: a row, and the ladder continues

@@ -14,7 +14,6 @@ from gpt_lightning.reports.tables import Console, write_report
 from gpt_lightning.reproduce.cases import Case, Rung
 from gpt_lightning.reproduce.published import Published, read_published
 from gpt_lightning.reproduce.rows import LossRow, Options, PhaseRow, RungRow, Verdict
-from gpt_lightning.runs.logger import RunLogger
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import Observation, RunRecorder, RunTimings
 
@@ -83,7 +82,7 @@ class CaseRun:
         training.run_cli(
             ["fit", *self._arguments(rung)],
             callbacks=[recorder],
-            logger=RunLogger(str(self.folder.parent), self.folder.name, version=rung.name),
+            folder=self.folder / rung.name,
         )
         own = [row for row in self.losses if row.rung == rung.name and row.split == "val"]
         if own:

@@ -1,6 +1,7 @@
-"""RunLogger: one run folder with TensorBoard's events and a metrics file."""
+"""RunLogger: the folder of a run and its metrics file. RunEvents: TensorBoard's files beside it."""
 
 import contextlib
+import itertools
 import json
 import math
 import shutil
@@ -8,81 +9,137 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
-from torch.utils.tensorboard.summary import hparams
 
+from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, write_atomic
 
+METRICS = "metrics.jsonl"
 EVENTS = "events.out.*"  # TensorBoard's files
 # curves whose last values TensorBoard's HPARAMS tab compares
 COMPARED_METRICS = ("val/loss", "train/loss", "perf/tokens_per_sec", "perf/mfu")
 
 
-class RunLogger(TensorBoardLogger):
-    """Write TensorBoard's events and `metrics.jsonl` to `save_dir/name/version_N/`.
+class RunLogger(Logger):
+    """Own the folder of a run, and write `metrics.jsonl` to it, whatever other loggers there are.
 
     A row of the file is one JSON object, flushed at once: `step` (1 is the first optimizer step; a
     training loss precedes its step's update, a validation loss follows it), `time` (seconds since
     the epoch) and the metrics that were logged together.
 
     Args:
-        save_dir: Folder of all runs.
-        name: Name of the experiment.
-        version: Number of the run; None takes the next number.
+        runs: Folder of all runs of a name. A new run is `KIND_N` in it, with the next free N.
+        kind: version for a training run; validate, test or predict for an evaluation.
+        folder: Folder to write to instead: the run that is resumed, or a given one.
         resume_step: Step after which a resumed run continues; rows of later steps, logged by a
             session that was killed, are deleted. None: a new run.
     """
 
     def __init__(
         self,
-        save_dir: str = "lightning_logs",
-        name: str = "run",
-        version: int | str | None = None,
+        runs: Path,
+        kind: str = "version",
+        folder: Path | None = None,
         resume_step: int | None = None,
     ) -> None:
-        purge: dict[str, Any] = {} if resume_step is None else {"purge_step": resume_step + 1}
-        super().__init__(save_dir, name=name, version=version, default_hp_metric=False, **purge)
-        self._is_new = version is None
-        self._resume_step = resume_step
-        self._found = set(Path(self.log_dir).glob(EVENTS)) if version is not None else set()
-        self._has_logged = False
+        super().__init__()
+        self.runs, self.resume_step = runs, resume_step
+        self._kind = kind
+        self._is_new = folder is None
+        self._folder = folder
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run; a new one is made at the first use.
+
+        Rank 0 makes it, and share_run_folder() sets it on the other ranks.
+        """
+        if self._folder is None:
+            assert is_rank_zero(), "the other ranks receive the folder from rank 0"
+            with explained("write to", self.runs):
+                self._folder = claim_folder(self.runs, self._kind)
+        return self._folder
+
+    @folder.setter
+    def folder(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def name(self) -> str:
+        return ""  # save_dir is the run's own folder
+
+    version = name
+
+    @property
+    def save_dir(self) -> str | None:
+        known = self._folder is not None or is_rank_zero()
+        return str(self.folder) if known else None
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}  # JSON has no nan
+        row = {"step": step, "time": round(time.time(), 3), **finite}
+        path = self.folder / METRICS
+        with explained("write", path):
+            if self.resume_step is not None:
+                drop_rows_after(path, self.resume_step)
+                self.resume_step = None
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row, allow_nan=False) + "\n")
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Log nothing: config.yaml has all settings."""
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        with explained("write", Path(self.log_dir)):
-            super().finalize(status)
-        if status == "failed" and self._is_new:
-            self._remove_if_nothing_happened()
-        elif not self._is_new and not self._has_logged:
-            # a resume with an error, or with nothing to do, leaves the folder as it was
-            for path in set(Path(self.log_dir).glob(EVENTS)) - self._found:
-                path.unlink(missing_ok=True)
-
-    def _remove_if_nothing_happened(self) -> None:
-        # Lightning opens the events file before it checks the settings
-        run = Path(self.log_dir)
-        if all(path.name.startswith("events.out.") for path in run.glob("*")):
-            shutil.rmtree(run, ignore_errors=True)
-            for parent in (run.parent, run.parent.parent):
+        """Remove the folder of a run that failed before it did anything."""
+        if status != "failed" or not self._is_new or self._folder is None:
+            return
+        # Lightning opens TensorBoard's file before it checks the settings
+        files = [path for path in self._folder.rglob("*") if not path.is_dir()]
+        if all(path.match(EVENTS) for path in files):
+            shutil.rmtree(self._folder, ignore_errors=True)
+            for parent in (self.runs, self.runs.parent):
                 with contextlib.suppress(OSError):  # not empty: other runs are in it
                     parent.rmdir()
 
+
+class RunEvents(TensorBoardLogger):
+    """TensorBoard's events in the folder of a run.
+
+    Args:
+        run: Owner of the folder.
+    """
+
+    def __init__(self, run: RunLogger) -> None:
+        super().__init__(run.runs.parent, name=run.runs.name, default_hp_metric=False)
+        self._run = run
+        self._found = set() if run.resume_step is None else set(run.folder.glob(EVENTS))
+
+    @property
+    def log_dir(self) -> str:
+        return self._run.save_dir or self.root_dir
+
+    @property
+    def version(self) -> str:
+        return Path(self.log_dir).name
+
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # type: ignore[override]
-        with explained("write", Path(self.log_dir)):
+        with explained("write", self.log_dir):
             super().log_metrics(metrics, step)
-        self._has_logged = True
-        finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}  # JSON has no nan
-        row = {"step": step, "time": round(time.time(), 3), **finite}
-        path = Path(self.log_dir) / "metrics.jsonl"
-        with explained("write", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if self._resume_step is not None:
-                drop_rows_after(path, self._resume_step)
-                self._resume_step = None
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row, allow_nan=False) + "\n")
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        with explained("write", self.log_dir):
+            super().finalize(status)
+        if self._run.resume_step is not None:
+            # a resume with an error, or with nothing to do, leaves the folder as it was
+            for path in set(self._run.folder.glob(EVENTS)) - self._found:
+                path.unlink(missing_ok=True)
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
@@ -91,12 +148,56 @@ class RunLogger(TensorBoardLogger):
         Lightning needs a metric's value at the start and invents one, `hp_metric`; the names of the
         curves are enough.
         """
+        from torch.utils.tensorboard.summary import hparams  # imports TensorBoard
+
         self.hparams.update(params)  # for hparams.yaml
         scalars = {k: v if isinstance(v, (bool, int, float)) else str(v) for k, v in params.items()}
         experiment, start, _ = hparams(scalars, dict.fromkeys(COMPARED_METRICS, 0.0))
         writer = self.experiment.file_writer
         writer.add_summary(experiment)
         writer.add_summary(start)
+
+
+def is_rank_zero() -> bool:
+    """Return whether this process is rank 0, also before the ranks are connected."""
+    return bool(rank_zero_only.rank == 0)  # type: ignore[attr-defined]  # set by Lightning
+
+
+def continue_logger(logger: Logger, resume_step: int | None) -> None:
+    """Keep a logger's points of a run that is resumed, each once.
+
+    Args:
+        logger: Logger of this session.
+        resume_step: Step after which the run continues; None: a new run.
+
+    Raises:
+        UserError: The logger would delete what an earlier session has logged.
+    """
+    if isinstance(logger, TensorBoardLogger) and resume_step is not None:
+        logger._kwargs["purge_step"] = resume_step + 1
+    if isinstance(logger, CSVLogger) and is_rank_zero():
+        path = Path(logger.log_dir) / "metrics.csv"
+        if path.exists():
+            raise UserError(
+                f"CSVLogger would delete {path} of an earlier session: leave out the logger's "
+                "version, so that each session has a folder of its own"
+            )
+
+
+def claim_folder(runs: Path, kind: str) -> Path:
+    """Make the folder `KIND_N` with the next free N, which no other process can have made.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    mark = f"{kind}_"
+    taken = (path.name.removeprefix(mark) for path in runs.glob(f"{mark}*"))
+    first = max((int(number) + 1 for number in taken if number.isdigit()), default=0)
+    for number in itertools.count(first):
+        with contextlib.suppress(FileExistsError):
+            (runs / f"{mark}{number}").mkdir(parents=True)
+            return runs / f"{mark}{number}"
+    raise AssertionError("unreachable")
 
 
 def drop_rows_after(path: Path, step: int) -> None:

@@ -49,7 +49,8 @@ def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
                 "--ckpt_path"
             )
         return path, path.resolve().parent.parent
-    run = (run_folders(path)[1:] or [path])[0]  # the newest version_N, or the folder itself
+    # the newest training run version_N, or the folder itself
+    run = next((run for run in run_folders(path)[1:] if (run / "checkpoints").is_dir()), path)
     found = newest_checkpoint(run)
     if found is not None:
         return found, run

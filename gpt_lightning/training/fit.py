@@ -2,12 +2,14 @@
 
 import logging
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from jsonargparse import capture_parser, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch._dynamo.exc import TorchDynamoException
 
@@ -18,7 +20,7 @@ from gpt_lightning.parsing import OneLineParser, resolve_configs
 from gpt_lightning.runs import resume
 from gpt_lightning.runs.checkpoint import find_checkpoint, read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
-from gpt_lightning.runs.logger import RunLogger
+from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
 from gpt_lightning.training.callbacks.report import RunReport
@@ -27,7 +29,7 @@ from gpt_lightning.training.callbacks.signals import StopSignals
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.datamodule import DEFAULT_SEED, TokenDataModule
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import check_accumulation
+from gpt_lightning.training.steps import check_accumulation, run_folder
 from gpt_lightning.training.trainer import Trainer
 
 # callbacks of every run; their arguments are keys of their own
@@ -51,7 +53,10 @@ class SaveConfig(SaveConfigCallback):
         pass
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        super().setup(trainer, pl_module, str(trainer.state.fn))
+        folder = run_folder(trainer)
+        if trainer.is_global_zero and folder is not None:
+            path = folder / self.config_filename
+            self.parser.save(self.config, path, skip_none=False, overwrite=True, multifile=False)
 
     on_validation_start = on_test_start = on_predict_start = on_train_start
 
@@ -70,14 +75,13 @@ class GPTCLI(LightningCLI):
 
     Args:
         args: Arguments of LightningCLI.
-        logger: Logger of the run; None: in lightning_logs/RUN_NAME/version_N.
+        folder: Folder of the run; None: a new one, lightning_logs/RUN_NAME/version_N.
         kwargs: Keyword arguments of LightningCLI.
     """
 
-    def __init__(self, *args: Any, logger: RunLogger | None = None, **kwargs: Any) -> None:
-        self.run_logger = logger
-        self.run_folder: Path | None = None  # of the run that is resumed
-        self.start_step = 0
+    def __init__(self, *args: Any, folder: Path | None = None, **kwargs: Any) -> None:
+        self.run_folder = folder  # given, or of the run that is resumed
+        self.resume_step: int | None = None  # None: a new run
         super().__init__(*args, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -117,11 +121,10 @@ class GPTCLI(LightningCLI):
         self.runs = Path(trainer.default_root_dir or ".") / "lightning_logs"
         resolve_precision(trainer)
         check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_interval)
-        if config.resume != "never":
+        resumes = config.resume != "never"
+        if resumes:
             if self.subcommand != "fit" or config.ckpt_path:
                 raise UserError("--resume is for fit, without --ckpt_path: give one of the two")
-            if trainer.logger is False:
-                raise UserError("--resume needs a run folder: leave out --trainer.logger false")
             found, self.run_folder = resume.find(config.resume, self.runs / config.run_name)
             config.ckpt_path = None if found is None else str(found)
         elif config.ckpt_path:
@@ -131,8 +134,8 @@ class GPTCLI(LightningCLI):
                 f"{self.subcommand} has no model: give --ckpt_path with a checkpoint or a run "
                 "folder"
             )
-        if config.ckpt_path:
-            self.start_step = read_checkpoint(Path(config.ckpt_path)).step
+        step = read_checkpoint(Path(config.ckpt_path)).step if config.ckpt_path else 0
+        self.resume_step = step if resumes and self.run_folder is not None else None
 
     def run_name(self) -> str:
         """Return --run_name, else the name of the first configuration file, else gpt."""
@@ -144,10 +147,7 @@ class GPTCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         config = self.config_init[str(self.subcommand)]
-        if self.run_logger is not None:
-            kwargs["logger"] = self.run_logger
-        elif config.trainer.logger in (None, True):
-            kwargs["logger"] = self._make_logger(config.run_name)
+        kwargs["logger"] = self._loggers(config)
         setting = config.trainer.plugins
         chosen = [] if setting is None else setting if isinstance(setting, list) else [setting]
         environment = ranks.environment(config.trainer.num_nodes, chosen)
@@ -164,11 +164,19 @@ class GPTCLI(LightningCLI):
         except (ValueError, ZeroDivisionError) as error:  # Trainer's own checks of its arguments
             raise UserError(f"trainer: {error}") from error
 
-    def _make_logger(self, run_name: str) -> RunLogger:
-        run = self.run_folder
-        if run is None:
-            return RunLogger(str(self.runs), run_name)
-        return RunLogger(str(run.parent.parent), run.parent.name, run.name, self.start_step)
+    def _loggers(self, config: Any) -> list[Logger]:
+        """Return TensorBoard's logger or those that were chosen, and the run's own."""
+        kind = "version" if self.subcommand == "fit" else str(self.subcommand)
+        runs = self.runs / config.run_name if self.run_folder is None else self.run_folder.parent
+        run = RunLogger(runs, kind, self.run_folder, self.resume_step)
+        setting = config.trainer.logger
+        if setting is None or isinstance(setting, bool):
+            loggers = [] if setting is False else [RunEvents(run)]
+        else:
+            loggers = list(setting) if isinstance(setting, Iterable) else [setting]
+        for logger in loggers:
+            continue_logger(logger, self.resume_step)
+        return [*loggers, run]
 
     def after_instantiate_classes(self) -> None:
         self.config_init[str(self.subcommand)]["weights_only"] = True  # loading runs no code
@@ -197,14 +205,14 @@ def run(argv: list[str]) -> None:
 
 
 def run_cli(
-    argv: list[str], callbacks: list[L.Callback] | None = None, logger: RunLogger | None = None
+    argv: list[str], callbacks: list[L.Callback] | None = None, folder: Path | None = None
 ) -> GPTCLI:
     """Run a training command and return its CLI, with the trainer, the model and the data.
 
     Args:
         argv: Arguments of the command line, `fit` first.
         callbacks: Callbacks instead of the banner and summary.
-        logger: Logger of the run; None: in lightning_logs/RUN_NAME/version_N.
+        folder: Folder of the run; None: a new one, lightning_logs/RUN_NAME/version_N.
 
     Raises:
         UserError: Settings, data or files are wrong.
@@ -220,9 +228,8 @@ def run_cli(
             TokenDataModule,
             trainer_class=Trainer,
             args=resolve_configs(argv),
-            logger=logger,
+            folder=folder,
             save_config_callback=SaveConfig,
-            save_config_kwargs={"overwrite": True},
             trainer_defaults={
                 "num_sanity_val_steps": 0,
                 "use_distributed_sampler": False,  # TrainLoader reads its rank's share

@@ -170,6 +170,8 @@ class GPTModule(L.LightningModule):
         changed = resume.check(theirs.record, self.record(), address, fitting, allow_changes)
         if fitting and data is not None and not allow_changes:
             data.reader.check_stamps(theirs.record.shards)
+        if not fitting:  # the loggers' x, which Lightning restores for fit alone
+            self.trainer.fit_loop.epoch_loop._batches_that_stepped = theirs.step
         if self.trainer.is_global_zero:
             print(resume.resumption(path, theirs, changed))
 

@@ -16,6 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from gpt_lightning.data.loader import Batch, TrainLoader
 from gpt_lightning.errors import UserError
+from gpt_lightning.runs.logger import RunLogger
 
 if TYPE_CHECKING:
     from gpt_lightning.data.nanogpt_batches import NanoGPTLoader
@@ -252,10 +253,23 @@ def count_steps_once(trainer: L.Trainer) -> None:
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
 
 
+def run_logger(trainer: L.Trainer) -> RunLogger | None:
+    """Return the owner of the run folder; None with a Trainer that has no RunLogger."""
+    return next((logger for logger in trainer.loggers if isinstance(logger, RunLogger)), None)
+
+
 def run_folder(trainer: L.Trainer) -> Path | None:
-    """Return the run folder of this rank, if any; Trainer.log_dir would wait for all ranks."""
-    folder = trainer.logger.log_dir if trainer.logger is not None else None
-    return Path(folder) if folder else None
+    """Return the run folder, if any."""
+    logger = run_logger(trainer)
+    return None if logger is None else logger.folder
+
+
+def share_run_folder(trainer: L.Trainer) -> None:
+    """Send the run folder, which rank 0 has made, to the other ranks."""
+    logger = run_logger(trainer)
+    if logger is not None and trainer.world_size > 1:
+        folder: Any = logger.folder if trainer.is_global_zero else None
+        logger.folder = trainer.strategy.broadcast(folder)
 
 
 def is_fitting(trainer: L.Trainer) -> bool:

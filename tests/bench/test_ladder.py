@@ -61,7 +61,7 @@ def test_a_rung_has_the_settings_of_all_before_it(monkeypatch):
 
     run = fit_run.training.run_cli
 
-    def pretend(argv, callbacks=None, logger=None):
+    def pretend(argv, callbacks=None, folder=None):
         if "--help" in argv:  # the parser alone
             return run(argv)
         seen.append(dict(s.removeprefix("--").split("=") for s in argv[1:]))

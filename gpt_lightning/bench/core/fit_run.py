@@ -7,7 +7,6 @@ from gpt_lightning.data.synthetic import random_dataset
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.precision import resolve_precision
 from gpt_lightning.parsing import resolve_configs
-from gpt_lightning.runs.logger import RunLogger
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import RunRecorder, RunTimings
 
@@ -50,10 +49,10 @@ def random_token_options(bench: str, vocab_size: int | None, steps: int, warmup:
     ]
 
 
-def timed_fit(options: list[str], logger: RunLogger | None = None) -> RunTimings:
-    """Run `fit` and return its timings, which are SpeedMonitor's."""
+def timed_fit(options: list[str], folder: Path) -> RunTimings:
+    """Run `fit` in a folder and return its timings, which are SpeedMonitor's."""
     recorder = RunRecorder(lambda seen: None, each_step=False)
-    training.run_cli(["fit", *options], callbacks=[recorder], logger=logger)
+    training.run_cli(["fit", *options], callbacks=[recorder], folder=folder)
     assert recorder.speed is not None
     return recorder.speed
 

@@ -32,6 +32,7 @@ from gpt_lightning.training.steps import (
     count_steps_once,
     is_fitting,
     run_folder,
+    share_run_folder,
 )
 
 
@@ -68,6 +69,9 @@ class RunCheckpoint(L.Callback):
         self._lock = contextlib.ExitStack()
 
     # ---- the moments to save ---------------------------------------------------------------------
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        share_run_folder(trainer)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.is_global_zero and self._writes(trainer):

@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from gpt_lightning.hardware.peaks import device_name
 from gpt_lightning.parsing import program
@@ -24,8 +25,8 @@ class RunReport(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
-        if trainer.logger is not None:
-            trainer.logger.log_hyperparams(run_hyperparameters(trainer, pl_module))
+        for logger in trainer.loggers:
+            logger.log_hyperparams(run_hyperparameters(trainer, pl_module))
         if trainer.is_global_zero:
             print("\n".join(self._banner(trainer, pl_module)), flush=True)
 
@@ -79,11 +80,13 @@ class RunReport(L.Callback):
         lines = ["", outcome if losses else f"steps       {steps}, none logged in this session"]
         if speed is not None:
             lines += speed.report(trainer, module)
-        if checkpoint is not None and checkpoint.enabled:
-            lines.append(f"sample      {program()} sample {shlex.quote(str(run_folder(trainer)))}")
-        if trainer.logger is not None:
-            folder = shlex.quote(str(trainer.logger.save_dir))
-            lines.append(f"look        {program('tensorboard')} --logdir {folder}")
+        folder = run_folder(trainer)
+        if checkpoint is not None and checkpoint.enabled and folder is not None:
+            lines.append(f"sample      {program()} sample {shlex.quote(str(folder))}")
+        for events in trainer.loggers:
+            if isinstance(events, TensorBoardLogger):
+                logs = shlex.quote(str(events.save_dir))
+                lines.append(f"look        {program('tensorboard')} --logdir {logs}")
         return lines
 
 

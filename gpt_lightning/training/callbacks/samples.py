@@ -5,7 +5,7 @@ import textwrap
 import lightning as L
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
 from gpt_lightning.data.tokenizers import Tokenizer, start_tokens
 from gpt_lightning.errors import UserError
@@ -19,7 +19,7 @@ PRODUCTS = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # by preci
 
 
 class SampleText(L.Callback):
-    """Write generated text to the console and to TensorBoard's TEXT tab after each validation.
+    """Write generated text to the console, TensorBoard and W&B after each validation.
 
     Args:
         max_new_tokens: Tokens per sample; 0 turns samples off.
@@ -58,8 +58,11 @@ class SampleText(L.Callback):
         bar = trainer.progress_bar_callback
         show = print if bar is None else bar.print
         show(block)
-        if isinstance(trainer.logger, TensorBoardLogger):
-            trainer.logger.experiment.add_text("samples/text", block, trainer.global_step)
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_text("samples/text", block, trainer.global_step)
+            elif isinstance(logger, WandbLogger):
+                logger.log_text("samples/text", ["text"], [[text]], step=trainer.global_step)
 
     def _active(self, trainer: L.Trainer) -> bool:
         return is_fitting(trainer) and self.max_new_tokens > 0 and trainer.is_global_zero

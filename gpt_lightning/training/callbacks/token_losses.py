@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.training.steps import run_folder
 
 LOSSES_FILE = "token_losses.npy"
 
@@ -36,7 +37,7 @@ class TokenLosses(BasePredictionWriter):
     ) -> None:
         losses = torch.cat([batch.flatten() for batch in predictions]).numpy()
         n_tokens = len(trainer.predict_dataloaders.dataset.stream)  # type: ignore[union-attr]
-        folder = Path(trainer.log_dir or ".")
+        folder = run_folder(trainer) or Path()
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / LOSSES_FILE, losses[: n_tokens - 1])  # the rest is padding
         mean = losses[: n_tokens - 1].mean(dtype=np.float64)
