@@ -10,6 +10,7 @@ from typing import Any
 
 from gpt_lightning import __version__
 from gpt_lightning.errors import MemoryExhaustedError, UserError
+from gpt_lightning.output import lasting_output
 
 DEBUG = "GPT_LIGHTNING_DEBUG"
 
@@ -73,8 +74,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     # torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     threading.excepthook = print_thread_error
+    with lasting_output(prints_only(argv)):
+        return exit_code(argv)
+
+
+def prints_only(argv: list[str]) -> bool:
+    """Return whether a command does nothing but print."""
+    return (
+        not argv
+        or argv[0] in ("--version", "help", "completion", "configs", "data", "sample")
+        or any(
+            arg in ("-h", "--help", "--list") or arg.startswith(("--help=", "--print_config"))
+            for arg in argv
+        )
+    )
+
+
+def exit_code(argv: list[str]) -> int:
+    """Call a command, print its error as one line, and return the exit code."""
     try:
-        return dispatch(argv)
+        code = dispatch(argv)
+        sys.stdout.flush()
+        return code
     except (SystemExit, KeyboardInterrupt) as end:
         if type(end).__name__ == "SIGTERMException":  # Lightning's, without a code
             return 128 + signal.SIGTERM
@@ -83,9 +104,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return end.code if isinstance(end.code, int) else int(end.code is not None)
         print("error: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `| head` has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         if os.environ.get(DEBUG) == "1":
             raise

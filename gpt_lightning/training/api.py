@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpt_lightning.output import lasting_output
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, tokens_per_sec
 from gpt_lightning.training.fit import run_cli
@@ -54,7 +55,8 @@ def fit(*configs: str | Path | Mapping[str, Any], **overrides: Any) -> FitResult
             argv += [f"--{key}={_argument(value)}" for key, value in config.items()]
         else:
             argv.append(f"--config={config}")
-    trainer = run_cli(argv).trainer
+    with lasting_output():
+        trainer = run_cli(argv).trainer
     checkpoint, speed = find_callback(trainer, RunCheckpoint), find_callback(trainer, SpeedMonitor)
     assert checkpoint is not None
     assert speed is not None

@@ -1,0 +1,83 @@
+"""Standard output and error whose loss cannot end a command."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from gpt_lightning.errors import UserError
+
+
+class LastingStream:
+    """Text stream that drops what its file does not take any more.
+
+    The reader of a pipe goes away, a terminal is closed, a disk is full: from then on the output is
+    dropped, a warning is printed once on standard error or output, and the command continues.
+
+    Args:
+        name: Name of the stream in the warning.
+        stream: Stream, with or without a file descriptor.
+        prints_only: True for a command that does nothing but print. The end of its reader ends it
+            with exit code 0; another error is an error.
+    """
+
+    def __init__(self, name: str, stream: Any, prints_only: bool) -> None:
+        self._name, self._stream, self._prints_only = name, stream, prints_only
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            self._stream.write(text)
+        except OSError as error:
+            self._drop(error)
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._drop(error)
+
+    def _drop(self, error: OSError) -> None:
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+        with contextlib.suppress(OSError, AttributeError, ValueError):  # a notebook's has none
+            if self._stream.fileno() in (1, 2):
+                # for what is still in the buffer, and for child processes
+                os.dup2(descriptor, self._stream.fileno())
+        self._stream = os.fdopen(descriptor, "w")
+        if self._prints_only and isinstance(error, BrokenPipeError):
+            raise SystemExit(0)
+        if self._prints_only:
+            raise UserError(f"cannot write {self._name}: {error.strerror}") from error
+        other = sys.stdout if self is sys.stderr else sys.stderr
+        print(
+            f"warning: {self._name} is lost ({error.strerror}); the command continues without it",
+            file=other,
+            flush=True,
+        )
+
+
+@contextlib.contextmanager
+def lasting_output(prints_only: bool = False) -> Iterator[None]:
+    """Replace sys.stdout and sys.stderr by streams whose loss cannot end a command.
+
+    Args:
+        prints_only: True for a command that does nothing but print; standard output ends it.
+    """
+    # A missing descriptor 0, 1 or 2 would be taken by the next file that is opened, a checkpoint
+    # for example, and prints of C++ would be written into it.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    before = sys.stdout, sys.stderr
+    with open(os.devnull, "w") as closed:  # Python has None for a stream that is closed
+        sys.stdout = LastingStream("standard output", before[0] or closed, prints_only)
+        sys.stderr = LastingStream("standard error", before[1] or closed, False)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            sys.stdout, sys.stderr = before

@@ -1,0 +1,124 @@
+"""Output that is lost: a reader that goes away, a full disk, a closed descriptor."""
+
+import errno
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gpt_lightning import cli
+from gpt_lightning.errors import UserError
+from gpt_lightning.output import lasting_output
+
+
+class Lost(io.StringIO):
+    """A stream of a reader that goes away after a number of writes."""
+
+    def __init__(self, number: int, writes: int = 1) -> None:
+        super().__init__()
+        self.error, self.left = OSError(number, os.strerror(number)), writes
+
+    def write(self, text: str) -> int:
+        if text.strip():
+            self.left -= 1
+        if self.left < 0:
+            raise self.error
+        return super().write(text)
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO, errno.ENOSPC])
+def test_a_command_goes_on_without_its_output(monkeypatch, number):
+    out, errors = Lost(number), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", errors)
+    with lasting_output():
+        for step in range(3):
+            print("step", step)
+    assert out.getvalue().strip() == "step"
+    reason = os.strerror(number)
+    line = f"warning: standard output is lost ({reason}); the command continues without it\n"
+    assert errors.getvalue() == line
+    assert sys.stdout is out
+
+
+def test_both_streams_may_be_lost(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Lost(errno.EIO, writes=0))
+    monkeypatch.setattr(sys, "stderr", Lost(errno.EIO, writes=0))
+    with lasting_output():
+        print("step 1")
+        print("step 2", file=sys.stderr)
+
+
+def test_a_command_that_only_prints_ends_with_its_reader(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Lost(errno.EPIPE))
+    assert cli.main(["--help"]) == 0
+    monkeypatch.setattr(sys, "stdout", Lost(errno.ENOSPC, writes=0))
+    with (
+        pytest.raises(UserError, match="cannot write standard output: No space"),
+        lasting_output(prints_only=True),
+    ):
+        print("usage")
+
+
+def test_a_broken_pipe_of_something_else_is_a_defect(monkeypatch, capsys):
+    def dispatch(argv):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(cli, "dispatch", dispatch)
+    assert cli.main(["fit"]) == 1
+    assert "error: BrokenPipeError: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], True),
+        (["fit", "--help"], True),
+        (["fit", "--print_config"], True),
+        (["reproduce", "--list"], True),
+        (["data", "inspect", "set"], True),
+        (["fit", "--data.text_file", "help.txt"], False),
+        (["verify", "set"], False),
+    ],
+)
+def test_which_commands_only_print(argv, expected):
+    assert cli.prints_only(argv) is expected
+
+
+CODE = """
+import os, sys
+from gpt_lightning.output import lasting_output
+with lasting_output():
+    file = open("checkpoint", "w")
+    os.write(1, b"a print of C++")
+    print("step 1", flush=True)
+    assert file.fileno() > 2
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_descriptor_takes_no_file(tmp_path, closed):
+    command = f"{sys.executable} -c '{CODE}' {closed}"
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "checkpoint").read_bytes() == b""
+
+
+def test_a_reader_that_goes_away_in_a_process():
+    code = (
+        "import os, sys; from gpt_lightning.output import lasting_output\n"
+        "with lasting_output():\n"
+        "    for step in range(100_000): print('step', step)\n"
+        "    os.system('echo of a child')\n"
+        "sys.exit(3)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read().splitlines() == [
+        "warning: standard output is lost (Broken pipe); the command continues without it"
+    ]
+    assert process.wait() == 3
