@@ -42,7 +42,8 @@ test-slow: $(DEV) ## Run the tests that the suite leaves out because they are sl
 	$(BIN)/python -m pytest -m slow --numprocesses auto --maxprocesses 4
 
 faults: $(DEV) ## Kill and damage real runs, print each case's result (about ten minutes)
-	$(BIN)/python -m pytest tests/faults -m "" --numprocesses auto --maxprocesses 2
+	$(BIN)/python -m pytest tests/faults -m "" --numprocesses auto --maxprocesses 2 \
+	  -o faulthandler_timeout=900
 
 mutants: $(DEV) ## Change 300 lines of the core, one at a time, and count the changes that tests see (an hour)
 	$(BIN)/python tests/mutants/run.py --page lightning_logs/mutants/results.md

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from folders import copied, run_folder, write_inputs
-from harness import SilentWrong, fit, gpt
+from harness import LIMIT_S, SilentWrong, fit, gpt
 from table import CASES, Row, markdown
 
 RESULTS = Path(__file__).resolve().parents[2] / "lightning_logs" / "faults" / "results.md"
@@ -22,9 +22,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if sys.platform != "linux":  # /proc, prlimit, setpriv
-        for item in items:
-            if Path(__file__).parent in item.path.parents:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(2 * LIMIT_S))
+            if sys.platform != "linux":  # /proc, prlimit, setpriv
                 item.add_marker(pytest.mark.skip(reason="the fault bench needs Linux"))
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 DRIVER = Path(__file__).with_name("driver.py")
 STEP_LINE = re.compile(r"step +(\d+)/")
-LIMIT_S = 60
+LIMIT_S = 300  # a process that hangs; many times what a run takes, also on a busy machine
 
 
 class SilentWrong(AssertionError):
@@ -95,7 +95,7 @@ class Running:
         self.process.wait()
 
     def kill(self) -> None:
-        """Ends all its processes; one that hangs is known by its exit code -9."""
+        """Ends all its processes."""
         for pid in self.descendants():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -114,18 +114,26 @@ class Running:
     def end(self, limit_s: float = LIMIT_S) -> Ended:
         """Waits for its end, and then for that of its workers and ranks."""
         assert self.process.stdout is not None
-        watchdog = threading.Timer(limit_s, self.kill)
+        hung = threading.Event()
+
+        def end_it() -> None:
+            hung.set()
+            self.kill()
+
+        watchdog = threading.Timer(limit_s, end_it)
         watchdog.start()
         try:
             self._out.extend(self.process.stdout)
             self.process.wait()
             seconds = time.monotonic() - self._began
             # a worker whose parent was killed looks for it every five seconds
-            patience = time.monotonic() + 10
+            patience = time.monotonic() + 20
             while (alive := self.descendants()) and time.monotonic() < patience:
                 time.sleep(0.05)
             assert not alive, f"processes left behind: {alive}"
             self._reader.join(5)
+            said = f"{''.join(self._out[-5:])}{''.join(self._err)[-2000:]}"
+            assert not hung.is_set(), f"still there after {limit_s} s; it printed {said}"
         finally:
             watchdog.cancel()
             self.kill()

@@ -55,7 +55,6 @@ def test_killed_at_random_moments(whole, folder, case, workers, seed):
 
 
 @pytest.mark.case("R01")
-@pytest.mark.timeout(240)
 def test_killed_in_compiled_bfloat16(folder, tmp_path, case):
     """With dropout's hashed masks and two threads, whose sums must not depend on who is first."""
     fast = ("--trainer.precision", "bf16-mixed", "--model.compile", "true")
