@@ -184,7 +184,7 @@ class Slot:
         for descriptor in (1, 2):
             os.dup2(log, descriptor)
         os.chdir(self.repository)
-        resource.setrlimit(resource.RLIMIT_DATA, (ENOUGH_BYTES, ENOUGH_BYTES))
+        resource.setrlimit(resource.RLIMIT_DATA, (ENOUGH_BYTES, resource.RLIM_INFINITY))
         sys.path[:] = [str(self.repository), *(p for p in sys.path if Path(p) != HERE)]
         sys.modules["__main__"] = types.ModuleType("__main__")  # processes of tests import it
         sys.argv = ["pytest"]

@@ -1,0 +1,107 @@
+"""RunRecorder in a real run on a clock of our own: each number can be worked out."""
+
+from types import SimpleNamespace
+
+import lightning as L
+import pytest
+
+from gpt_lightning.model import flops
+from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.training.callbacks import recorder
+from gpt_lightning.training.callbacks.recorder import RunRecorder
+from gpt_lightning.training.callbacks.speed import SpeedMonitor
+from gpt_lightning.training.datamodule import TokenDataModule
+from gpt_lightning.training.module import GPTModule
+
+CONFIG = GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=16, vocab_size=None)
+B, T = 4, 16
+
+
+class Work(GPTModule):
+    """A micro-batch takes 10 ms; that of a slow step takes a second more."""
+
+    def __init__(self, slow_step: int) -> None:
+        super().__init__(CONFIG, schedule="constant")
+        self.now, self.slow_step = 0.0, slow_step
+
+    def training_step(self, batch, batch_idx):
+        self.now += 0.01 + (self.trainer.global_step == self.slow_step)
+        return super().training_step(batch, batch_idx)
+
+
+def run(text_file, monkeypatch, each_step=True, accumulate=1, slow_step=-1, max_steps=6):
+    module, seen = Work(slow_step), []
+    monkeypatch.setattr(recorder, "time", SimpleNamespace(perf_counter=lambda: module.now))
+    callback = RunRecorder(seen.append, each_step)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_steps=max_steps,
+        accumulate_grad_batches=accumulate,
+        log_every_n_steps=1,
+        val_check_interval=3 * accumulate,
+        limit_val_batches=1,
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[SpeedMonitor(peak_flops=1e6, warmup_steps=1), callback],
+    )
+    data = TokenDataModule(
+        text_file=str(text_file), data_dir=str(text_file.parent), batch_size=B, tokenizer="char"
+    )
+    trainer.fit(module, data)
+    return seen, callback.speed, module, trainer
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_each_step_has_its_loss_its_time_and_its_tokens(text_file, monkeypatch, accumulate):
+    seen, timings, module, trainer = run(text_file, monkeypatch, accumulate=accumulate)
+    steps = [one for one in seen if one.split == "batch"]
+    assert [one.step for one in steps] == [0, 1, 2, 3, 4, 5]
+    for one in steps:
+        assert one.seconds == pytest.approx(0.01 * accumulate)
+        assert one.tokens == B * T * accumulate
+    assert steps[-1].loss == float(trainer.callback_metrics["train/loss"])
+    evaluations = [(one.step, one.split) for one in seen if one.split != "batch"]
+    assert evaluations == [(3, "val"), (6, "val")]
+    assert seen[-1].loss == float(trainer.callback_metrics["val/loss"])
+    assert (seen[-1].seconds, seen[-1].tokens) == (None, None)
+    rate = B * T / 0.01
+    assert timings.max_steps == 6
+    assert timings.first_step_ms == pytest.approx(10 * accumulate)
+    assert timings.step_ms == pytest.approx(10 * accumulate)
+    assert timings.tokens_per_sec == pytest.approx(rate)
+    assert timings.mfu == pytest.approx(flops.mfu(rate, module.flops_per_token, 1e6))
+    assert timings.peak_flops == 1e6
+    assert timings.stalls == 0
+
+
+def test_the_first_step_and_stalls_are_apart_from_the_rate(text_file, monkeypatch):
+    _, timings, _, _ = run(text_file, monkeypatch, slow_step=0)
+    assert timings.first_step_ms == pytest.approx(1010)
+    assert timings.step_ms == pytest.approx(10)
+    _, timings, _, _ = run(text_file, monkeypatch, slow_step=4)
+    assert timings.stalls == 1
+    assert timings.tokens_per_sec == pytest.approx(B * T / 0.01)
+
+
+def test_the_tokens_of_a_step_are_of_all_ranks(text_file, monkeypatch):
+    monkeypatch.setattr(L.Trainer, "world_size", property(lambda self: 4))
+    seen, _, _, _ = run(text_file, monkeypatch)
+    assert seen[0].tokens == 4 * B * T
+
+
+def test_without_the_time_of_each_step_the_times_are_the_monitors(text_file, monkeypatch):
+    seen, timings, _, _ = run(text_file, monkeypatch, each_step=False)
+    assert [one.split for one in seen] == ["val", "val"]
+    assert timings.first_step_ms is None
+    assert timings.tokens_per_sec > 0
+    assert timings.step_ms > 0
+    assert set(timings.seconds) >= {"train", "validation"}
+
+
+def test_a_run_of_one_step_has_no_rate(text_file, monkeypatch):
+    _, timings, _, _ = run(text_file, monkeypatch, max_steps=1)
+    assert timings.first_step_ms == pytest.approx(10)
+    assert (timings.step_ms, timings.tokens_per_sec, timings.mfu) == (None, None, None)
