@@ -20,6 +20,7 @@ of Settings.
 | shards | file -> size, inode and times, to detect replaced shards |
 | run_identity | settings of the Trainer that decide the numbers, and the seed |
 | environment | versions, device, threads, ranks: equal for a bit-exact resume |
+| micro_batches | micro-batches done of an unfinished step; above 0 there is no resume |
 
 Schema 1 had `position`, `run` and `machine` for data_position, run_identity and environment; its
 data_identity and shards were part of the loader's state, as `order` and `shards`.
@@ -153,6 +154,7 @@ class RunRecord:
     shards: dict[str, list[int]] = field(default_factory=dict)
     run_identity: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+    micro_batches: int = 0
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the arguments of GPTModule as plain values."""

@@ -91,6 +91,12 @@ def check(
     if not fitting:
         precision = {"precision": ours.environment.get("precision")}
         return changed + differences(theirs.environment, precision)
+    if theirs.micro_batches:
+        raise UserError(
+            "the checkpoint was saved in the middle of a step, after "
+            f"{theirs.micro_batches} of its micro-batches, whose gradients it does not have: "
+            "resume from one that was saved between two steps, such as those of RunCheckpoint"
+        )
     if not allow_changes:
         check_order(theirs, ours)
     changed += differences(theirs.run_identity, ours.run_identity)

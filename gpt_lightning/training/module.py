@@ -21,7 +21,14 @@ from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, initial_weights
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import optim, optimizers
 from gpt_lightning.training.datamodule import token_data
-from gpt_lightning.training.steps import at_log_step, call_hook, is_fitting
+from gpt_lightning.training.steps import (
+    at_log_step,
+    at_step_boundary,
+    call_hook,
+    continue_loops,
+    is_fitting,
+    unfinished_micro_batches,
+)
 
 
 class GPTModule(L.LightningModule):
@@ -59,6 +66,7 @@ class GPTModule(L.LightningModule):
         self.eval_loss = MeanMetric()  # over the held-out split
         self.train_eval_loss = MeanMetric()  # over the training split, if the data evaluate it too
         self.micro_batches = 0  # done in the current step
+        self.stop_requested = False  # by trainer.should_stop, and not granted yet
         self._loss_sum: torch.Tensor | None = None  # over the micro-batches of the current step
         self._seed = 0  # of the run
         self._group_options: list[dict[str, Any]] = []  # of our optimizer's parameter groups
@@ -170,7 +178,9 @@ class GPTModule(L.LightningModule):
         changed = resume.check(theirs.record, self.record(), address, fitting, allow_changes)
         if fitting and data is not None and not allow_changes:
             data.reader.check_stamps(theirs.record.shards)
-        if not fitting:  # the loggers' x, which Lightning restores for fit alone
+        if fitting:
+            continue_loops(checkpoint["loops"]["fit_loop"])
+        else:  # the loggers' x, which Lightning restores for fit alone
             self.trainer.fit_loop.epoch_loop._batches_that_stepped = theirs.step
         if self.trainer.is_global_zero:
             print(resume.resumption(path, theirs, changed))
@@ -183,6 +193,7 @@ class GPTModule(L.LightningModule):
             settings=self.settings,
             run_identity=resume.run_identity(self.trainer, self._seed, self._decay_steps),
             environment=resume.environment(self.trainer, self.compiles[0]),
+            micro_batches=unfinished_micro_batches(self.trainer),
             **({} if data is None else data.record()),
         )
 
@@ -194,6 +205,7 @@ class GPTModule(L.LightningModule):
 
     def on_train_start(self) -> None:
         self._loss_sum, self.micro_batches = None, 0
+        self.stop_requested = False
         self._trained = list(self.parameters())
         self._guard = optim.NonFiniteGuard()
         self._seed = torch.initial_seed()
@@ -215,6 +227,20 @@ class GPTModule(L.LightningModule):
         self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
         self.micro_batches += 1
         return loss
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Take a request to stop; steps.stop_due grants it between two steps."""
+        trainer = self.trainer
+        if trainer.should_stop:
+            trainer.should_stop, self.stop_requested = False, True
+        if self.stop_requested and token_data(trainer) is None:  # data without BetweenSteps
+            trainer.should_stop = at_step_boundary(trainer)
+
+    on_train_epoch_start = on_train_batch_end
+
+    def on_validation_end(self) -> None:
+        if is_fitting(self.trainer) and not self.trainer.sanity_checking:
+            self.on_train_batch_end()
 
     # ---- evaluate ------------------------------------------------------------------------------
 

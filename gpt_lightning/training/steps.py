@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import lightning as L
+from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from gpt_lightning.data.loader import Batch, TrainLoader
@@ -182,10 +183,10 @@ class BetweenSteps:
 
     Args:
         loader: Loader of training batches.
-        hook: Function to call before each batch is read.
+        hook: Function to call before each batch is read; False ends the batches.
     """
 
-    def __init__(self, loader: "TrainLoader | NanoGPTLoader", hook: Callable[[], None]) -> None:
+    def __init__(self, loader: "TrainLoader | NanoGPTLoader", hook: Callable[[], bool]) -> None:
         self.loader, self.hook = loader, hook
 
     def __len__(self) -> int:
@@ -193,10 +194,8 @@ class BetweenSteps:
 
     def __iter__(self) -> Iterator[Batch]:
         batches = iter(self.loader)
-        self.hook()
-        while (batch := next(batches, None)) is not None:
+        while self.hook() and (batch := next(batches, None)) is not None:
             yield batch
-            self.hook()
 
     def state_dict(self) -> dict[str, Any]:
         return self.loader.state_dict()
@@ -205,9 +204,17 @@ class BetweenSteps:
         self.loader.load_state_dict(state)
 
 
-def call_between_batches(trainer: L.Trainer) -> None:
-    """Call `between_batches` of every callback that has it, in the order of the callbacks."""
+def call_between_batches(trainer: L.Trainer) -> bool:
+    """Call `between_batches` of every callback that has it, in the order of the callbacks.
+
+    Returns:
+        False if the run stops here because somebody has set trainer.should_stop.
+    """
     call_hook(trainer, "between_batches")
+    if not stop_due(trainer):
+        return True
+    trainer.should_stop = True  # with no batch to come, Lightning ends the run
+    return False
 
 
 def call_hook(trainer: L.Trainer, name: str) -> None:
@@ -216,6 +223,29 @@ def call_hook(trainer: L.Trainer, name: str) -> None:
         act = getattr(callback, name, None)
         if act is not None:
             act(trainer)
+
+
+def stop_due(trainer: L.Trainer) -> bool:
+    """Return whether the run stops now, between two steps, for trainer.should_stop.
+
+    Lightning obeys should_stop after any micro-batch, and validates once more. A resume would then
+    lose a part of a step, and have a row that an uninterrupted run does not have. GPTModule
+    therefore takes the request when it is made, and it is granted here.
+    """
+    requested = getattr(trainer.lightning_module, "stop_requested", False)
+    return requested and at_step_boundary(trainer) and trainer.fit_loop._can_stop_early
+
+
+def stop_reason(trainer: L.Trainer) -> str:
+    """Return the name of the setting or callback that has set trainer.should_stop."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, Timer):
+            remaining_s = callback.time_remaining()
+            if remaining_s is not None and remaining_s <= 0:
+                return "max_time"
+        if isinstance(callback, EarlyStopping) and callback.stopping_reason_message:
+            return f"EarlyStopping: {callback.stopping_reason_message}"
+    return "trainer.should_stop"
 
 
 # ---- accessors for Trainer attributes that Lightning leaves untyped ----------------------------
@@ -237,6 +267,13 @@ def at_step_boundary(trainer: L.Trainer) -> bool:
     return not getattr(trainer.lightning_module, "micro_batches", 0)
 
 
+def unfinished_micro_batches(trainer: L.Trainer) -> int:
+    """Return the micro-batches that were read since the last optimizer step ended."""
+    batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    counted: int = getattr(trainer.lightning_module, "micro_batches", 0)
+    return counted or batches.ready - batches.processed
+
+
 def find_callback(trainer: L.Trainer, kind: type[CallbackT]) -> CallbackT | None:
     """Return the run's first callback of a class, or None."""
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -256,6 +293,27 @@ def count_steps_once(trainer: L.Trainer) -> None:
 def run_logger(trainer: L.Trainer) -> RunLogger | None:
     """Return the owner of the run folder; None with a Trainer that has no RunLogger."""
     return next((logger for logger in trainer.loggers if isinstance(logger, RunLogger)), None)
+
+
+def continue_loops(loops: dict[str, Any]) -> None:
+    """Change the state of a run's loops, if the run had ended, to that of a run in the middle.
+
+    Lightning counts the last epoch as done even where max_steps has ended it, and resumes after a
+    whole epoch with an empty one (max_steps) or at the beginning of the data (max_epochs).
+
+    Args:
+        loops: State of the fit loop in a checkpoint.
+    """
+    batches = loops["epoch_loop.batch_progress"]
+    epochs = loops["epoch_progress"]["total"], loops["epoch_progress"]["current"]
+    if not batches["is_last_batch"]:
+        for count in epochs:
+            count["processed"] = count["completed"] = max(0, count["started"] - 1)
+    elif epochs[0]["completed"] == epochs[0]["started"]:
+        batches["current"] = dict.fromkeys(batches["current"], 0)
+        batches["is_last_batch"] = False
+        for count in epochs:
+            count["ready"] = count["started"] = count["completed"] + 1
 
 
 def run_folder(trainer: L.Trainer) -> Path | None:

@@ -77,7 +77,7 @@ def test_the_wrapper_adds_nothing_to_the_loader(text_file, tmp_path):
     tokens.prepare_data()
     tokens.setup("fit")
     inner, calls = tokens.reader.train_loader, []
-    loader = BetweenSteps(inner, lambda: calls.append(inner.position))
+    loader = BetweenSteps(inner, lambda: not calls.append(inner.position))
     assert len(loader) == len(inner) > 3
     read = [x for x, _ in loader]
     assert len(read) == len(inner)

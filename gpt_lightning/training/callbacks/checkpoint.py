@@ -33,6 +33,9 @@ from gpt_lightning.training.steps import (
     is_fitting,
     run_folder,
     share_run_folder,
+    stop_due,
+    stop_reason,
+    unfinished_micro_batches,
 )
 
 
@@ -72,6 +75,10 @@ class RunCheckpoint(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         share_run_folder(trainer)
+        # The first in each hook: at the end WeightAveraging copies its average into the model. A
+        # longer run must not continue from the average.
+        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks.sort(key=lambda callback: callback is not self)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.is_global_zero and self._writes(trainer):
@@ -110,8 +117,22 @@ class RunCheckpoint(L.Callback):
 
     def between_batches(self, trainer: L.Trainer) -> None:
         """Save if it is time to; BetweenSteps calls this between two micro-batches."""
-        if self._due and at_step_boundary(trainer):
+        if not at_step_boundary(trainer):
+            return
+        ends = stop_due(trainer)
+        if self._due or ends:
             self.save(trainer)
+        if ends and trainer.is_global_zero:
+            print(self._ending(trainer), file=sys.stderr)
+
+    def _ending(self, trainer: L.Trainer) -> str:
+        reason = stop_reason(trainer)
+        text = f"{reason}: stopped after step {trainer.global_step}"
+        if not self._writes(trainer):
+            return text
+        # Lightning's Timer counts the time of all sessions
+        more = " with a larger --trainer.max_time" if reason == "max_time" else ""
+        return f"{text}; --resume auto{more} continues"
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.save(trainer)
@@ -133,8 +154,11 @@ class RunCheckpoint(L.Callback):
 
         Raises:
             UserError: it cannot be written; older files are untouched.
+            RuntimeError: a step has begun.
         """
         self._due = False
+        if unfinished_micro_batches(trainer):
+            raise RuntimeError("a checkpoint can be saved between two optimizer steps only")
         if self._saved_step == trainer.global_step or not self._writes(trainer):
             return
         path = self.folder(trainer) / checkpoint_name(trainer.global_step, self._loss)

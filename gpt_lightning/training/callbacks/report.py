@@ -14,7 +14,7 @@ from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import StepShape, find_callback, run_folder
+from gpt_lightning.training.steps import StepShape, find_callback, run_folder, stop_reason
 
 
 class RunReport(L.Callback):
@@ -61,10 +61,9 @@ class RunReport(L.Callback):
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
         if trainer.is_global_zero and not self.trained:
-            print(
-                f"nothing to do: the checkpoint is at step {trainer.global_step:,}, "
-                f"trainer.max_steps is {trainer.max_steps:,}"
-            )
+            ended = f"trainer.max_steps is {trainer.max_steps:,}"
+            reason = f"{stop_reason(trainer)} ends the run" if trainer.should_stop else ended
+            print(f"nothing to do: the checkpoint is at step {trainer.global_step:,}, {reason}")
         elif trainer.is_global_zero:
             print("\n".join(self._summary(trainer, pl_module)), flush=True)
 

@@ -5,6 +5,7 @@ import textwrap
 import lightning as L
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
 from gpt_lightning.data.tokenizers import Tokenizer, start_tokens
@@ -13,7 +14,7 @@ from gpt_lightning.parsing import check_arguments
 from gpt_lightning.training.callbacks.speed import phase
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import is_fitting
+from gpt_lightning.training.steps import find_callback, is_fitting
 
 PRODUCTS = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # by precision
 
@@ -50,8 +51,13 @@ class SampleText(L.Callback):
         if trainer.sanity_checking or not self._active(trainer):
             return
         assert isinstance(pl_module, GPTModule)
+        average = find_callback(trainer, WeightAveraging)
         with phase(trainer, "samples"):
+            if average is not None:  # the weights of val/loss
+                average.on_validation_epoch_start(trainer, pl_module)
             text = self._sample(trainer, pl_module)
+            if average is not None:
+                average.on_validation_epoch_end(trainer, pl_module)
         # four spaces indent the text on the console, and keep its lines apart in TensorBoard, which
         # reads Markdown
         block = textwrap.indent(text, "    ")

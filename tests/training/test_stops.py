@@ -1,0 +1,252 @@
+"""A run that trainer.should_stop has ended, or max_steps, goes on as if it had never stopped."""
+
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, Timer
+from tiny_fit import TINY_MODEL
+
+from gpt_lightning.cli import main
+from gpt_lightning.commands.check_resume import compare, final_checkpoint
+from gpt_lightning.errors import UserError
+from gpt_lightning.training import fit
+from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
+from gpt_lightning.training.datamodule import TokenDataModule
+from gpt_lightning.training.module import GPTModule
+
+BASE = (
+    *TINY_MODEL,
+    "--data.text_file=text.txt",
+    "--data.tokenizer=char",
+    "--data.batch_size=32",  # 6 steps of 4 micro-batches an epoch
+    "--trainer.accumulate_grad_batches=4",
+    "--trainer.log_every_n_steps=1",
+)
+SLOW = pytest.mark.slow
+STEPS = ("--trainer.max_steps=15",)
+EPOCHS = ("--trainer.max_epochs=3", "--trainer.max_steps=-1", "--model.decay_steps=18")
+BY_STEPS = ("--trainer.check_val_every_n_epoch=null", "--trainer.val_check_interval=12")
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, text_file, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class Stop(L.Callback):
+    """Sets trainer.should_stop at a micro-batch, in one of the hooks of a callback."""
+
+    def __init__(self, micro_batch: int, hook: str = "on_train_batch_end") -> None:
+        self.micro_batch = micro_batch
+        setattr(self, hook, self._stop)
+
+    def _stop(self, trainer, *args, **kwargs) -> None:
+        trainer.should_stop |= trainer.fit_loop.total_batch_idx + 1 == self.micro_batch
+
+
+class Depleted(Timer):
+    """max_time that is over at a micro-batch."""
+
+    def __init__(self, micro_batch: int) -> None:
+        super().__init__(duration={"seconds": 1000})
+        self.micro_batch = micro_batch
+
+    def on_train_batch_end(self, trainer, *args, **kwargs) -> None:
+        if trainer.fit_loop.total_batch_idx + 1 == self.micro_batch:
+            self._offset = 2000
+        super().on_train_batch_end(trainer, *args, **kwargs)
+
+
+def run(name: str, *args: str, callbacks: tuple[L.Callback, ...] = ()) -> L.Trainer:
+    argv = ["fit", *BASE, f"--run_name={name}", *args]
+    return fit.run_cli(argv, callbacks=[*callbacks]).trainer
+
+
+def folder(name: str) -> Path:
+    return Path("lightning_logs") / name / "version_0"
+
+
+def must_be_the_whole_run(*args: str, callbacks: tuple[L.Callback, ...] = ()) -> None:
+    """Compares the run `cut`, resumed, with one that is not cut, by bytes."""
+    run("whole", *args, callbacks=callbacks)
+    run("cut", *args, "--resume=auto", callbacks=callbacks)
+    found = compare(folder("whole"), folder("cut"))
+    assert all(found.values()), found
+    whole, cut = (final_checkpoint(folder(name)) for name in ("whole", "cut"))
+    assert whole["callbacks"]["SpeedMonitor"] == cut["callbacks"]["SpeedMonitor"]
+    key = "epoch_progress"
+    assert whole["loops"]["fit_loop"][key] == cut["loops"]["fit_loop"][key]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stop", "step"),
+    [
+        ((*STEPS, "--trainer.accumulate_grad_batches=6"), Stop(8), 2),
+        ((*STEPS, *BY_STEPS), Stop(10), 3),  # a validation is due at the step's end
+        (EPOCHS, Stop(38), 10),
+    ],
+)
+def test_a_stop_waits_for_the_end_of_the_step(kind, stop, step):
+    assert run("cut", *kind, callbacks=(stop,)).global_step == step
+    must_be_the_whole_run(*kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [STEPS, (*EPOCHS, *BY_STEPS)])
+@pytest.mark.parametrize(
+    "stop",
+    [
+        Stop(1),
+        Stop(12),
+        Stop(12, "on_validation_end"),
+        Stop(23),
+        Stop(24),
+        Stop(25),
+        Depleted(9),
+        Stop(24, "on_validation_end"),
+        Stop(24, "on_train_epoch_end"),
+        Stop(24, "on_train_epoch_start"),
+        Stop(30, "on_before_optimizer_step"),
+        Stop(31, "on_train_batch_start"),
+    ],
+)
+def test_a_stop_at_any_moment(kind, stop):
+    run("cut", *kind, callbacks=(stop,))
+    must_be_the_whole_run(*kind)
+
+
+def early_stopping(**changes) -> EarlyStopping:
+    return EarlyStopping("val/loss", patience=1, min_delta=9.0, **changes)
+
+
+@pytest.mark.parametrize("kind", [EPOCHS, pytest.param((*EPOCHS, *BY_STEPS), marks=SLOW)])
+def test_early_stopping_ends_with_its_validation(kind, capsys):
+    trainer = run("cut", *kind, callbacks=(early_stopping(),))
+    step = 6 if BY_STEPS[0] in kind else 12
+    assert trainer.global_step == step
+    must_be_the_whole_run(*kind)
+
+
+def test_a_stop_names_its_reason_and_the_way_on(capsys):
+    run("cut", *STEPS, callbacks=(Stop(9),))
+    line = "trainer.should_stop: stopped after step 3; --resume auto continues"
+    assert line in capsys.readouterr().err
+    run("timed", *STEPS, callbacks=(Depleted(9),))
+    line = (
+        "max_time: stopped after step 3; --resume auto with a larger --trainer.max_time continues"
+    )
+    assert line in capsys.readouterr().err
+    run("early", *STEPS, *BY_STEPS, callbacks=(early_stopping(),))
+    assert "EarlyStopping: Monitored metric val/loss" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_min_steps_comes_before_a_stop():
+    enough = ("--trainer.min_steps=7", "--trainer.min_epochs=1")
+    assert run("cut", *STEPS, *enough, callbacks=(Stop(9),)).global_step == 7
+    must_be_the_whole_run(*STEPS)
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        (EPOCHS, ("--trainer.max_epochs=4", *EPOCHS[1:])),
+        (("--trainer.max_steps=9",), (*STEPS, "--trainer.check_val_every_n_epoch=2")),
+        pytest.param(("--trainer.max_steps=12",), STEPS, marks=SLOW),
+        pytest.param(("--trainer.max_steps=10",), EPOCHS, marks=SLOW),
+    ],
+)
+def test_a_finished_run_goes_on_as_if_it_had_not_ended(short, long):
+    run("cut", *long, *short)
+    must_be_the_whole_run(*long)
+
+
+@pytest.mark.slow
+def test_a_finished_run_goes_on_from_its_own_weights_not_from_their_average():
+    average = ("--trainer.callbacks+=EMAWeightAveraging", "--trainer.callbacks.decay=0.5")
+    run("cut", *average, "--trainer.max_steps=7")
+    must_be_the_whole_run(*STEPS, *average)
+
+
+@pytest.mark.slow
+def test_samples_are_drawn_with_the_weights_of_the_validation_loss(monkeypatch):
+    seen = []
+
+    def record(model, prompt, *args, **kwargs):
+        seen.append(model.transformer.wte.weight.detach().clone())
+        return prompt
+
+    monkeypatch.setattr("gpt_lightning.model.generate.generate", record)
+    average = ("--trainer.callbacks+=EMAWeightAveraging", "--trainer.callbacks.decay=0.5")
+    run("cut", *average, "--trainer.max_steps=6", "--samples.max_new_tokens=1")
+    saved = final_checkpoint(folder("cut"))
+    name = "model.transformer.wte.weight"
+    assert torch.equal(saved["state_dict"][name], seen[0])
+    assert not torch.equal(saved["current_model_state"][name], seen[0])
+
+
+class SavesOften(L.Callback):
+    """Another author's callback that saves in the middle of a step."""
+
+    def on_train_batch_end(self, trainer, *args) -> None:
+        trainer.save_checkpoint(f"{trainer.fit_loop.total_batch_idx + 1}.ckpt")
+
+
+def test_a_checkpoint_in_mid_step_is_for_evaluation_alone(capsys):
+    run("often", "--trainer.max_steps=2", callbacks=(SavesOften(),))
+    assert main(["validate", *BASE, "--ckpt_path=6.ckpt"]) == 0
+    assert main(["fit", *BASE, *STEPS, "--ckpt_path=6.ckpt"]) == 2
+    assert "in the middle of a step, after 2 of its micro-batches" in capsys.readouterr().err
+    assert torch.load("4.ckpt")["gpt_lightning"]["micro_batches"] == 0
+
+
+def test_our_callback_saves_at_no_other_moment():
+    class SavesTooEarly(RunCheckpoint):
+        def on_train_batch_start(self, trainer, *args, **kwargs) -> None:
+            self.save(trainer)
+
+    with pytest.raises(RuntimeError, match="between two optimizer steps only"):
+        stock(SavesTooEarly(), max_steps=3)
+
+
+def stock(*callbacks, ckpt_path=None, **changes) -> L.Trainer:
+    """Fits with Lightning's own Trainer."""
+    L.seed_everything(1)
+    quiet = ("enable_progress_bar", "enable_model_summary", "logger", "enable_checkpointing")
+    trainer = L.Trainer(
+        accelerator="cpu",
+        accumulate_grad_batches=4,
+        callbacks=[*callbacks],
+        limit_val_batches=1,
+        **{**dict.fromkeys(quiet, False), **changes},
+    )
+    config = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 16, "vocab_size": None}
+    module = GPTModule(config, schedule="constant")
+    data = TokenDataModule(text_file="text.txt", tokenizer="char", batch_size=32)
+    trainer.fit(module, data, ckpt_path=ckpt_path, weights_only=True)
+    return trainer
+
+
+def weights(trainer: L.Trainer) -> list[torch.Tensor]:
+    return [p.detach() for p in trainer.lightning_module.parameters()]
+
+
+@pytest.mark.parametrize(
+    "micro_batch", [9, pytest.param(24, marks=SLOW), pytest.param(26, marks=SLOW)]
+)
+def test_a_stock_trainer_stops_between_two_steps_too(micro_batch):
+    whole = stock(max_epochs=3)
+    cut = stock(Stop(micro_batch), max_epochs=3)
+    assert cut.global_step == -(-micro_batch // 4)
+    cut.save_checkpoint("cut.ckpt")
+    resumed = stock(ckpt_path="cut.ckpt", max_epochs=3)
+    assert resumed.global_step == whole.global_step == 18
+    assert all(torch.equal(p, q) for p, q in zip(weights(whole), weights(resumed), strict=True))
+
+
+def test_a_resume_in_mid_step_is_refused_with_a_stock_trainer():
+    stock(SavesOften(), max_steps=2)
+    with pytest.raises(UserError, match="in the middle of a step"):
+        stock(ckpt_path="7.ckpt", max_steps=3)
