@@ -3,6 +3,7 @@
 import importlib
 import os
 import signal
+import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -33,6 +34,21 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "doctor": ("commands.check_resume:run", "check a resume: doctor --resume --config FILE"),
     "completion": ("commands.completion:completion", "print a completion script for your shell"),
+}
+
+
+# words for a command in other programs
+MEANT = {
+    "fit": "train training pretrain finetune resume",
+    "validate": "eval evaluate val",
+    "predict": "score",
+    "sample": "generate chat inference complete",
+    "prepare": "tokenize preprocess convert_data",
+    "verify": "check",
+    "data": "inspect dataset",
+    "bench": "benchmark profile",
+    "configs": "list models",
+    "checkpoint": "ckpt checkpoints",
 }
 
 
@@ -69,6 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         traceback.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
+    if os.name == "nt":
+        print("error: Windows itself is not supported: use WSL", file=sys.stderr)
+        return 2
     # Threads of GNU OpenMP, PyTorch's on Linux, spin while they wait for each other, which slows a
     # step down on a busy machine (benchmarks/shakespeare_char_cpu.md). The limit must be set before
     # torch is imported.
@@ -142,21 +161,34 @@ def dispatch(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
-    if argv[0] == "--version":
+    if argv[0] in ("--version", "-V", "version"):
         print(f"gpt-lightning {__version__}")
         return 0
     name = argv[0]
     if name not in COMMANDS:
-        from gpt_lightning.parsing import nearest
-
-        raise UserError(
-            f"no command {name!r}{nearest(name, COMMANDS)}; gpt-lightning --help lists them"
-        )
+        raise UserError(f"no command {name!r}{command_hint(name)}")
+    for arg in argv[1:]:
+        if re.fullmatch(r"-[A-Za-z_]{2,}[\w.-]*", arg):
+            raise UserError(f"unknown argument {arg!r}: an option begins with two dashes, -{arg}")
     module, function = load_command(name)
     if function == "run":
         return module.run(argv) or 0
     run_function(name, getattr(module, function), argv[1:])
     return 0
+
+
+def command_hint(name: str) -> str:
+    """Return what to type instead of an unknown command."""
+    from gpt_lightning.parsing import nearest
+
+    if name.startswith("-"):
+        return ": the command comes first; gpt-lightning --help lists them"
+    if name.endswith((".yaml", ".yml")):
+        return f": did you mean `gpt-lightning fit --config {name}`?"
+    meant = (command for command, words in MEANT.items() if name.lower() in words.split())
+    found = next(meant, None)
+    hint = f": did you mean {found!r}?" if found else nearest(name, COMMANDS)
+    return f"{hint}; gpt-lightning --help lists them"
 
 
 def run_function(name: str, function: Callable[..., None], args: list[str]) -> None:

@@ -166,6 +166,7 @@ def locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[N
     from filelock import FileLock, Timeout
 
     lock = FileLock(path, fallback_to_soft=False)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT))  # filelock waits for ever where it cannot
     try:
         try:
             lock.acquire(blocking=False)

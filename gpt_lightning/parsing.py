@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import math
 import os
 import re
 import shlex
@@ -12,24 +13,25 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
 from gpt_lightning.errors import UserError
 
 PACKAGE = Path(__file__).resolve().parent
 # an installed package has a copy of the checkout's configs/ inside
 CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
-REPLACED_KEYS = {
-    "precision": "write trainer.precision: auto (or --trainer.precision auto) instead of "
-    "precision: auto, and remove precision: null"
+# sections of a configuration of `fit`, with a key of each
+SECTIONS = {
+    "trainer": "max_steps",
+    "model": "learning_rate",
+    "data": "batch_size",
+    "speed": "peak_flops",
+    "progress": "plain_every_n_steps",
+    "samples": "prompt",
+    "checkpoint": "keep_last",
 }
-# forms of jsonargparse's messages with the value that was given
-GIVEN = (
-    r"(?:Got|Given) value: (.*)",
-    r"Not of type \w+: (\S+) (?:does not conform|not an? )",
-    r"(?:string to float|int\(\) with base 10): '(.*?)'",
-    r"a real number, not '(NoneType)'",
-)
+# --prompt '' begins a new text; --data.text_file= takes the text of a configuration away
+MAY_BE_EMPTY = ("prompt", "data.dataset", "data.corpus", "data.text_file")
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
@@ -50,63 +52,57 @@ class OneLineParser(ArgumentParser):
         super().__init__(*args, **kwargs, allow_abbrev=False)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise UserError(explain(message, known_keys(self))) from ex
+        from gpt_lightning.hints import explain  # for wrong arguments alone
+
+        options, positionals = known_keys(self)
+        prog = self.prog.replace("[options] ", "")
+        if self._subcommands_action is not None:  # of `fit` and its sisters
+            prog += " fit"
+        raise UserError(explain(message, options, positionals, prog)) from ex
+
+    def validate(self, cfg: Namespace, *args: Any, **kwargs: Any) -> None:
+        """Check all values; jsonargparse alone accepts null, nan and infinity for any number."""
+        super().validate(cfg, *args, **kwargs)
+        if getattr(self, "_inner_parser", False):  # of a class that a key names
+            return
+        actions = {action.dest: action for action in self._actions}
+        for group in self.groups or ():
+            if cfg.get(group, {}) is None:
+                raise UserError(f"{group} is null; expected keys below it, or leave it out")
+        for key, value in cfg.items():
+            if value is None and key in actions:
+                self._check_value_key(actions[key], value, key, cfg)
+            check_plain(key, value)
+
+    def _check_value_key(self, action: Any, value: Any, key: str, *args: Any, **kwargs: Any) -> Any:
+        checked = super()._check_value_key(action, value, key, *args, **kwargs)
+        if isinstance(value, float) and isinstance(checked, int):  # as on the command line
+            raise TypeError(f"Parser key \"{key}\": Expected a <class 'int'>. Got value: {value}")
+        return checked
 
 
-def known_keys(parser: argparse.ArgumentParser) -> list[str]:
-    """Return all keys of a parser and its subcommands, spelled as options without dashes."""
-    keys = []
+def check_plain(key: str, value: Any) -> None:
+    """Check a value that no type excludes.
+
+    Raises:
+        UserError: The value is an infinite number, or an empty text where a name is expected.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{key} is {value}; it must be a finite number")
+    if value == "" and not key.endswith(MAY_BE_EMPTY) and ".init_args." not in key:
+        raise UserError(f"{key} is empty; give a value, or leave it out")
+
+
+def known_keys(parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
+    """Return the options of a parser and its subcommands without dashes, and its positionals."""
+    options, positionals = [], []
     for action in parser._actions:
-        keys += [option.lstrip("-") for option in action.option_strings] or [action.dest]
+        options += [option.lstrip("-") for option in action.option_strings]
+        positionals += [] if action.option_strings else [action.dest]
         if isinstance(action.choices, dict):
             for subparser in action.choices.values():
-                keys += known_keys(subparser)
-    return keys
-
-
-def explain(message: str, keys: Iterable[str]) -> str:
-    """Return jsonargparse's message as one line: the key, what was found, what was expected.
-
-    Args:
-        message: Message of jsonargparse, of several lines.
-        keys: Candidates for the hint at an unknown key.
-    """
-    text = " ".join(message.split())
-    unknown = re.search(r"(?:unrecognized arguments: |does not accept option )'?-*([\w.]+)", text)
-    if unknown:
-        replaced = REPLACED_KEYS.get(unknown[1])
-        hint = f": {replaced}" if replaced else nearest(unknown[1], keys)
-        return f"unknown key {unknown[1]!r}{hint}"
-    key = re.search(r'Parser key "([\w.]+)": (.*)', text)
-    given = key and next(filter(None, (re.search(form, key[2]) for form in GIVEN)), None)
-    if key is None or given is None:
-        return text
-    bounds = re.findall(r"Not of type (\w+):.*? restriction (v\S+(?: and v\S+)*)", key[2])
-    if bounds:
-        return f"{key[1]} is {given[1]}; it must be {' or '.join(in_words(*b) for b in bounds)}"
-    expected = ", ".join(dict.fromkeys(expectations(key[2])))
-    value = given[1].replace("NoneType", "null")
-    return f"{key[1]} is {value!r}; expected {expected or 'another type'}"
-
-
-def in_words(kind: str, restriction: str) -> str:
-    """Return the bound of a jsonargparse number type, such as "at least 0" for "v>=0"."""
-    if kind.endswith("Int") and restriction == "v>0":
-        return "at least 1"
-    signs = {">=": "at least ", "<=": "at most ", ">": "above ", "<": "below "}
-    return re.sub(r"v([<>]=?)", lambda sign: signs[sign[1]], restriction)
-
-
-def expectations(text: str) -> Iterator[str]:
-    """Yield the types and words that jsonargparse's message would have accepted, in order."""
-    forms = r"Expected an? (?:<class '(\w+)'>|typing\.Literal\[([^\]]*)\])|Not of type (\w+):"
-    for found in re.finditer(forms, text):
-        if found[1]:
-            yield "null" if found[1] == "NoneType" else found[1]
-        elif found[2]:
-            yield found[2].replace("'", "")
-        else:
-            yield "int" if found[3].endswith("Int") else "float"
+                options += known_keys(subparser)[0]
+    return list(dict.fromkeys(options)), positionals
 
 
 def check_arguments(kind: type, prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,10 +122,18 @@ def check_arguments(kind: type, prefix: str, values: Mapping[str, Any]) -> dict[
     """
     parser = OneLineParser()
     parser.add_class_arguments(kind, prefix or None)
-    given = {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}
+    given = {
+        name: str(v) if isinstance(v, Path) else v.item() if is_number(v) else v
+        for name, v in values.items()
+    }
     parsed = parser.parse_object({prefix: given} if prefix else given)
     checked: dict[str, Any] = (parsed[prefix] if prefix else parsed).as_dict()
     return {name: plain_number(checked[name]) for name in values}
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number of NumPy or a tensor with one element."""
+    return getattr(value, "ndim", None) == 0 and hasattr(value, "item")
 
 
 def plain_number(value: Any) -> Any:
@@ -196,14 +200,14 @@ def config_file(name: str) -> Path:
     Raises:
         UserError: There is neither such a file nor such a name; the message has the nearest.
     """
-    path, named = Path(name), CONFIGS / f"{name}.yaml"
-    if named.is_file() and (path.is_dir() or not path.exists()):
-        return named
-    if path.exists():
+    path = Path(name)
+    if name in config_names() and (path.is_dir() or not path.exists()):
+        return CONFIGS / f"{name}.yaml"
+    if name and path.exists():
         return path
     candidates = [*config_names(), *map(str, path.parent.glob("*.yaml"))]
     raise UserError(
-        f"--config {name}: no such file or configuration{nearest(name, candidates)}; "
+        f"--config {name or repr(name)}: no such file or configuration{nearest(name, candidates)}; "
         "gpt-lightning configs lists the names"
     )
 
@@ -237,20 +241,60 @@ def config_positions(args: list[str]) -> list[int]:
 
 
 def check_config_file(path: Path) -> None:
-    """Raise a UserError if a file is unreadable, is no mapping in YAML, or sets a key twice.
+    """Raise a UserError if a file is unreadable, or is no mapping of keys in YAML.
 
     A YAML parser silently takes the last of two equal keys.
     """
+    where = f"--config {path}"
     try:
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        text = path.read_text(encoding="utf-8-sig")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        yaml.safe_load(text)  # raises for tags that would make objects
     except OSError as error:
-        raise UserError(f"--config {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
+        raise UserError(f"{where}: {error.strerror}; give a YAML file") from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{where} is not YAML in UTF-8: byte 0x{error.object[error.start]:02x} at offset "
+            f"{error.start}; save it as UTF-8 text"
+        ) from error
+    except yaml.MarkedYAMLError as error:
+        raise UserError(f"{where}{explain_yaml(error, text)}") from error
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split()).replace(' in "<unicode string>"', "")
+        raise UserError(f"{where} is not YAML: {reason}") from error
     if not isinstance(root, yaml.MappingNode):
-        raise UserError(f"--config {path} holds no keys: it should look like configs/*.yaml")
+        raise UserError(
+            f"{where} holds no keys: expected YAML such as `trainer: {{max_steps: 100}}`"
+        )
     for key, line in duplicate_keys(root):
-        raise UserError(f"--config {path}, line {line}: {key!r} is set twice; remove one")
+        raise UserError(f"{where}, line {line}: {key!r} is set twice; remove one")
+    for name, section in root.value:
+        if name.value in SECTIONS and not isinstance(section, yaml.MappingNode):
+            found = getattr(section, "value", None) or "empty"
+            raise UserError(
+                f"{where}, line {name.start_mark.line + 1}: {name.value} is "
+                f"{found if isinstance(found, str) else 'a list'}; expected keys below it, such as "
+                f"{name.value}.{SECTIONS[name.value]}; remove the line if there are none"
+            )
+
+
+def explain_yaml(error: yaml.MarkedYAMLError, text: str) -> str:
+    """Return the place of a mistake in a YAML text, and what to do."""
+    mark = error.problem_mark or error.context_mark
+    line = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
+    place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    problem = str(error.problem).replace("tag:yaml.org,2002:", "!!")
+    fixes = {
+        "\\t": "indent with spaces, not tabs",
+        "constructor": "a configuration holds plain values only; remove the tag",
+        "mapping values": "check the indentation, and put one key on a line",
+        "another document": "remove the line `---`",
+        "alias": "define it with & before, or quote the value",
+        "expected": "close the brackets and quotes",
+        "end of stream": "close the brackets and quotes",
+    }
+    fix = next((fix for sign, fix in fixes.items() if sign in problem), "correct the line")
+    return f"{place}: not YAML ({problem}) at {line.strip()!r}; {fix}"
 
 
 def duplicate_keys(node: Any, prefix: str = "") -> Iterator[tuple[str, int]]:

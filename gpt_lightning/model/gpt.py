@@ -62,15 +62,17 @@ class GPTConfig:
         for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "loss_chunk"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UserError(f"{name} is {value}; it must be at least 1")
+                raise UserError(f"model.config.{name} is {value}; it must be at least 1")
         if self.n_embd % self.n_head:
             divisible = self.n_head * max(1, round(self.n_embd / self.n_head))
             raise UserError(
-                f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}: "
-                f"set n_embd to {divisible} or change n_head"
+                f"model.config.n_embd {self.n_embd} is not divisible by n_head {self.n_head}: "
+                f"set model.config.n_embd to {divisible} or change model.config.n_head"
             )
         if not 0.0 <= self.dropout < 1.0:
-            raise UserError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
+            raise UserError(
+                f"model.config.dropout is {self.dropout}; it must be at least 0 and below 1"
+            )
 
 
 # The four published sizes: https://huggingface.co/openai-community. A test pins the counts.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt_lightning.output import lasting_output
+from gpt_lightning.parsing import is_number
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, tokens_per_sec
 from gpt_lightning.training.fit import run_cli
@@ -73,4 +74,6 @@ def fit(*configs: str | Path | Mapping[str, Any], **overrides: Any) -> FitResult
 
 def _argument(value: Any) -> str:
     """Return a value as it is typed on the command line."""
+    if is_number(value):
+        value = value.item()
     return str(value) if isinstance(value, str | Path) else json.dumps(value)

@@ -1,0 +1,224 @@
+"""Error messages of wrong arguments: jsonargparse's text as one line with the key and the fix."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gpt_lightning.parsing import nearest
+
+# Key -> words for it in nanoGPT, litgpt, Hugging Face's Trainer and Lightning. A word that is the
+# end of a key (dropout, n_layer) needs no entry.
+WORDS = {
+    "model.learning_rate": "lr max_lr peak_lr",
+    "model.min_learning_rate": "min_lr",
+    "model.warmup_steps": "warmup warmup_iters lr_warmup_steps num_warmup_steps warmup_ratio",
+    "model.decay_steps": "lr_decay_iters decay_iters",
+    "model.schedule": "lr_scheduler lr_scheduler_type scheduler decay_lr",
+    "model.weight_decay": "wd",
+    "model.betas": "beta1 beta2 adam_beta1 adam_beta2",
+    "model.optimizer": "optim opt",
+    "model.compile": "torch_compile use_compile no_compile",
+    "model.init_from": "pretrained weights model_name model_name_or_path",
+    "model.config.n_layer": "n_layers num_layers layers num_hidden_layers",
+    "model.config.n_head": "n_heads num_heads heads num_attention_heads",
+    "model.config.n_embd": "n_embed d_model dim hidden_size embedding_dim",
+    "model.config.block_size": "block_size context context_length seq_len max_seq_length "
+    "max_seq_len sequence_length n_ctx n_positions",
+    "data.batch_size": "bs micro_batch_size per_device_train_batch_size train_batch_size",
+    "data.eval_batch_size": "per_device_eval_batch_size val_batch_size",
+    "data.tokens_per_step": "total_batch_size global_batch_size tokens_per_batch",
+    "data.eval_batches": "eval_iters",
+    "data.text_file": "text file input input_file train_file train_data data_path",
+    "data.num_workers": "workers dataloader_num_workers",
+    "trainer.max_steps": "max_iters steps num_steps iters iterations num_iterations train_steps",
+    "trainer.max_epochs": "epochs num_epochs num_train_epochs n_epochs",
+    "trainer.max_time": "max_hours time_limit",
+    "trainer.accumulate_grad_batches": "gradient_accumulation_steps grad_accum grad_accum_steps "
+    "accumulation_steps gradient_accumulation_iters",
+    "trainer.gradient_clip_val": "grad_clip max_grad_norm clip clip_grad max_norm",
+    "trainer.val_check_interval": "eval_interval eval_every eval_steps val_interval val_every",
+    "trainer.log_every_n_steps": "log_interval logging_steps log_every",
+    "trainer.accelerator": "device device_type cpu cuda",
+    "trainer.devices": "gpus num_gpus n_gpus ngpus nproc_per_node",
+    "trainer.num_nodes": "nnodes nodes",
+    "trainer.strategy": "ddp fsdp deepspeed distributed_backend",
+    "trainer.precision": "dtype bf16 fp16 fp32 amp mixed_precision half",
+    "trainer.logger": "wandb wandb_log report_to tensorboard use_wandb",
+    "trainer.default_root_dir": "out_dir output_dir outdir save_dir log_dir logdir logging_dir",
+    "seed_everything": "seed random_seed manual_seed",
+    "run_name": "name exp_name experiment experiment_name wandb_run_name",
+    "resume": "resume_from resume_from_checkpoint continue restart",
+    "ckpt_path": "ckpt checkpoint_path load checkpoint_file",
+    "checkpoint.every_n_steps": "save_steps save_every save_interval ckpt_every",
+    "checkpoint.keep_last": "save_total_limit keep",
+    # options of other commands
+    "max_new_tokens": "length tokens n_tokens num_tokens max_tokens max_length new_tokens",
+    "num_samples": "n num num_return_sequences samples",
+    "temperature": "temp t",
+    "out": "output output_dir out_dir dest",
+    "workers": "num_workers num_proc jobs processes",
+    "val_fraction": "val_frac val_split validation_split",
+}
+MEANT = [(key, word) for key, words in WORDS.items() for word in words.split()]
+REMOVED = {
+    "precision": "write trainer.precision: auto (or --trainer.precision auto) instead of "
+    "precision: auto, and remove precision: null",
+    "version": "`gpt-lightning --version` prints it",
+}
+EXPECTED = {
+    "model.betas": "two numbers from 0 to below 1, such as [0.9, 0.95]",
+    "data.mixture": 'datasets with weights above 0, such as {"data/a": 0.7, "data/b": 0.3}',
+    "trainer.callbacks": "a class of callbacks, such as LearningRateMonitor",
+    "trainer.logger": "false, or a class such as CSVLogger, TensorBoardLogger or WandbLogger",
+    "trainer.precision": "auto, 32-true, bf16-mixed, 16-mixed, bf16-true, 16-true or 64-true",
+    "seed_everything": "an integer from 0 to 4294967295",
+}
+# forms of jsonargparse's messages with the value that was given
+GIVEN = (
+    r"Given value: (.*)",
+    r"Got value: ?(.*?)(?: Given value type: .*)?$",
+    r"Not of type \w+: (\S+) (?:does not conform|not an? )",
+    r"(?:string to float|int\(\) with base 10): '(.*?)'",
+    r"a real number, not '(\w+)'",
+)
+PLAIN = {"NoneType": "null", "None": "null", "True": "true", "False": "false"}
+
+
+def explain(message: str, options: Sequence[str], positionals: Sequence[str], prog: str) -> str:
+    """Return jsonargparse's message as one line: the key, what was found, what was expected.
+
+    Args:
+        message: Message of jsonargparse, of several lines.
+        options: Keys of the parser, candidates for the hint at an unknown key.
+        positionals: Names of its positional arguments.
+        prog: Words that start the program, such as "gpt-lightning sample".
+    """
+    text = " ".join(message.split())
+    help_hint = f"; `{prog} --help` lists the options" if prog.startswith("gpt-lightning") else ""
+    key = re.search(r'.*Parser key "([\w.]+)":? (.*)', text)
+    if key is not None:
+        return wrong_value(key[1], key[2])
+    if found := re.match(r"unrecognized arguments: (\S+)", text):
+        return unknown_argument(found[1], options, positionals) or (
+            f"unknown key {found[1].lstrip('-').partition('=')[0]!r}{help_hint}"
+        )
+    if found := re.search(r"(?:does not accept option |Option )'([^']+)'", text):
+        return f"unknown key {found[1]!r}{hint_at(found[1], options) or help_hint}"
+    if found := re.match(r"argument (\S+): expected (?:one|at least one) argument", text):
+        return f"{found[1]} needs a value: {found[1].split('/')[-1]} VALUE"
+    if found := re.match(r"the following arguments are required: (.*)", text):
+        return f"missing {found[1]}{help_hint}"
+    if found := re.match(r"Key must be a string, got: (.*?)\.?$", text):
+        return f"{found[1]} is no key: keys are words such as max_steps"
+    return text
+
+
+# ---- unknown keys --------------------------------------------------------------------------------
+
+
+def unknown_argument(given: str, options: Sequence[str], positionals: Sequence[str]) -> str:
+    """Return the error of an argument that no option takes; empty without a better hint."""
+    name, equals, value = given.lstrip("-").partition("=")
+    if given.startswith("-"):
+        if name in options and given != f"--{given.lstrip('-')}":
+            return f"unknown argument {given!r}: did you mean '--{name}'?"
+        if name in positionals:
+            return f"unknown key {name!r}: give the value alone, without --{name}"
+        hint = hint_at(name, options)
+        return f"unknown key {name!r}{hint}" if hint else ""
+    if equals and (name in options or hint_at(name, options)):
+        key = name if name in options else suggestion(name, options)
+        return f"unknown argument {given!r}: did you mean '--{key}={value}'?"
+    if Path(given).suffix in (".yaml", ".yml") and "config" in options:
+        return f"unknown argument {given!r}: did you mean '--config {given}'?"
+    if Path(given).exists() and "ckpt_path" in options:
+        return f"unknown argument {given!r}: did you mean '--ckpt_path {given}'?"
+    return f"unknown argument {given!r}: remove it, or quote the value that it is a part of"
+
+
+def hint_at(word: str, options: Sequence[str]) -> str:
+    """Return the hint at the key that a word means, or an empty string."""
+    removed = REMOVED.get(word)
+    if removed is not None and word not in options:
+        return f": {removed}"
+    key = suggestion(word, options)
+    return f": did you mean {key!r}?" if key else ""
+
+
+def suggestion(word: str, options: Sequence[str]) -> str:
+    """Return the key that a word means: by other programs' names, by its end, or by its letters."""
+    word = word.replace("-", "_")
+    for name in (word, word.rpartition(".")[2]):
+        for key, meaning in MEANT:
+            if name == meaning and key in options:
+                return key
+        for key in options:
+            if name == key.rpartition(".")[2]:
+                return key
+    return nearest(word, options).removeprefix(": did you mean '").removesuffix("'?")
+
+
+# ---- wrong values --------------------------------------------------------------------------------
+
+
+def wrong_value(key: str, text: str) -> str:
+    """Return the error of a value: what it is, and what it must be."""
+    if problem := class_problem(key, text):
+        return problem
+    if found := re.match(r"Unable to load config (?:'(.*?)'|\"(.*?)\")(?: - (.*))?$", text):
+        given = found[1] or found[2]
+        return f"{key} is {given!r}; expected keys, such as {key}.NAME VALUE, or JSON: " + (
+            '{"key": value}'
+        )
+    given = next((m[1] for form in GIVEN if (m := re.search(form, text))), None)
+    if given is None:
+        return f"{key}: {text}"
+    bounds = re.findall(r"Not of type (\w+):.*? restriction (v\S+(?: and v\S+)*)", text)
+    if bounds:
+        return f"{key} is {given}; it must be {' or '.join(in_words(*bound) for bound in bounds)}"
+    if given in ("list", "dict", "tuple"):
+        given = f"a {given}"
+    expected = EXPECTED.get(key) or ", ".join(dict.fromkeys(expectations(text)))
+    return f"{key} is {PLAIN.get(given, given)!r}; expected {expected or 'another type'}"
+
+
+def class_problem(key: str, text: str) -> str:
+    """Return the error of a class that a key names, or an empty string.
+
+    jsonargparse's text holds the errors of the class's own parser, which `explain` has made.
+    """
+    name = re.search(r"class_path'?[=:] ?'(?:[\w.]+\.)?(\w+)'", text)
+    problem = r"Problem with given class_path '([\w.]+)': (.*?)(?= - Expected| - Not| Given|$)"
+    if found := re.search(problem, text):
+        install = re.search(r"pip install [^`]+", found[2])
+        reason = f"it needs a package, {install[0]}" if install else found[2]
+        return f"{key}: cannot make {found[1]}: {reason}"
+    if name and (found := re.search(r"missing (\w+)", text)):
+        value = {"monitor": "val/loss", "save_dir": "lightning_logs"}.get(found[1], "VALUE")
+        return f"{key}: {name[1]} needs {found[1]}: --{key}.{found[1]} {value}"
+    if found := re.search(r"unknown key '.*?(?=; `| - | Given)", text):
+        return f"{key}: {found[0]}"
+    if found := re.search(r"Import path (\S+ )?does not correspond to a subclass of (\w+)", text):
+        given = found[1] or re.search(r"Given value: (.*)", text)[1]  # type: ignore[index]
+        return f"{key} is {given.strip()!r}, which is no {found[2]}"
+    return ""
+
+
+def in_words(kind: str, restriction: str) -> str:
+    """Return the bound of a jsonargparse number type, such as "at least 0" for "v>=0"."""
+    if kind.endswith("Int") and restriction == "v>0":
+        return "at least 1"
+    signs = {">=": "at least ", "<=": "at most ", ">": "above ", "<": "below "}
+    return re.sub(r"v([<>]=?)", lambda sign: signs[sign[1]], restriction)
+
+
+def expectations(text: str) -> Iterator[str]:
+    """Yield the types and words that jsonargparse's message would have accepted, in order."""
+    forms = r"Expected an? (?:<class '(\w+)'>|typing\.Literal\[([^\]]*)\])|Not of type (\w+):"
+    for found in re.finditer(forms, text):
+        if found[1]:
+            yield "null" if found[1] == "NoneType" else found[1]
+        elif found[2]:
+            yield found[2].replace("'", "")
+        else:
+            yield "int" if found[3].endswith("Int") else "float"
