@@ -37,21 +37,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-# words for a command in other programs
-MEANT = {
-    "fit": "train training pretrain finetune resume",
-    "validate": "eval evaluate val",
-    "predict": "score",
-    "sample": "generate chat inference complete",
-    "prepare": "tokenize preprocess convert_data",
-    "verify": "check",
-    "data": "inspect dataset",
-    "bench": "benchmark profile",
-    "configs": "list models",
-    "checkpoint": "ckpt checkpoints",
-}
-
-
 def load_command(name: str) -> tuple[Any, str]:
     """Return the module of a command and the name of its function.
 
@@ -179,15 +164,14 @@ def dispatch(argv: list[str]) -> int:
 
 def command_hint(name: str) -> str:
     """Return what to type instead of an unknown command."""
-    from gpt_lightning.parsing import nearest
+    from gpt_lightning.hints import suggestion
 
     if name.startswith("-"):
         return ": the command comes first; gpt-lightning --help lists them"
     if name.endswith((".yaml", ".yml")):
         return f": did you mean `gpt-lightning fit --config {name}`?"
-    meant = (command for command, words in MEANT.items() if name.lower() in words.split())
-    found = next(meant, None)
-    hint = f": did you mean {found!r}?" if found else nearest(name, COMMANDS)
+    found = suggestion(name.lower(), list(COMMANDS))
+    hint = f": did you mean {found!r}?" if found else ""
     return f"{hint}; gpt-lightning --help lists them"
 
 

@@ -1,65 +1,12 @@
 """Error messages of wrong arguments: jsonargparse's text as one line with the key and the fix."""
 
+import difflib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gpt_lightning.parsing import nearest
+import yaml
 
-# Key -> words for it in nanoGPT, litgpt, Hugging Face's Trainer and Lightning. A word that is the
-# end of a key (dropout, n_layer) needs no entry.
-WORDS = {
-    "model.learning_rate": "lr max_lr peak_lr",
-    "model.min_learning_rate": "min_lr",
-    "model.warmup_steps": "warmup warmup_iters lr_warmup_steps num_warmup_steps warmup_ratio",
-    "model.decay_steps": "lr_decay_iters decay_iters",
-    "model.schedule": "lr_scheduler lr_scheduler_type scheduler decay_lr",
-    "model.weight_decay": "wd",
-    "model.betas": "beta1 beta2 adam_beta1 adam_beta2",
-    "model.optimizer": "optim opt",
-    "model.compile": "torch_compile use_compile no_compile",
-    "model.init_from": "pretrained weights model_name model_name_or_path",
-    "model.config.n_layer": "n_layers num_layers layers num_hidden_layers",
-    "model.config.n_head": "n_heads num_heads heads num_attention_heads",
-    "model.config.n_embd": "n_embed d_model dim hidden_size embedding_dim",
-    "model.config.block_size": "block_size context context_length seq_len max_seq_length "
-    "max_seq_len sequence_length n_ctx n_positions",
-    "data.batch_size": "bs micro_batch_size per_device_train_batch_size train_batch_size",
-    "data.eval_batch_size": "per_device_eval_batch_size val_batch_size",
-    "data.tokens_per_step": "total_batch_size global_batch_size tokens_per_batch",
-    "data.eval_batches": "eval_iters",
-    "data.text_file": "text file input input_file train_file train_data data_path",
-    "data.num_workers": "workers dataloader_num_workers",
-    "trainer.max_steps": "max_iters steps num_steps iters iterations num_iterations train_steps",
-    "trainer.max_epochs": "epochs num_epochs num_train_epochs n_epochs",
-    "trainer.max_time": "max_hours time_limit",
-    "trainer.accumulate_grad_batches": "gradient_accumulation_steps grad_accum grad_accum_steps "
-    "accumulation_steps gradient_accumulation_iters",
-    "trainer.gradient_clip_val": "grad_clip max_grad_norm clip clip_grad max_norm",
-    "trainer.val_check_interval": "eval_interval eval_every eval_steps val_interval val_every",
-    "trainer.log_every_n_steps": "log_interval logging_steps log_every",
-    "trainer.accelerator": "device device_type cpu cuda",
-    "trainer.devices": "gpus num_gpus n_gpus ngpus nproc_per_node",
-    "trainer.num_nodes": "nnodes nodes",
-    "trainer.strategy": "ddp fsdp deepspeed distributed_backend",
-    "trainer.precision": "dtype bf16 fp16 fp32 amp mixed_precision half",
-    "trainer.logger": "wandb wandb_log report_to tensorboard use_wandb",
-    "trainer.default_root_dir": "out_dir output_dir outdir save_dir log_dir logdir logging_dir",
-    "seed_everything": "seed random_seed manual_seed",
-    "run_name": "name exp_name experiment experiment_name wandb_run_name",
-    "resume": "resume_from resume_from_checkpoint continue restart",
-    "ckpt_path": "ckpt checkpoint_path load checkpoint_file",
-    "checkpoint.every_n_steps": "save_steps save_every save_interval ckpt_every",
-    "checkpoint.keep_last": "save_total_limit keep",
-    # options of other commands
-    "max_new_tokens": "length tokens n_tokens num_tokens max_tokens max_length new_tokens",
-    "num_samples": "n num num_return_sequences samples",
-    "temperature": "temp t",
-    "out": "output output_dir out_dir dest",
-    "workers": "num_workers num_proc jobs processes",
-    "val_fraction": "val_frac val_split validation_split",
-}
-MEANT = [(key, word) for key, words in WORDS.items() for word in words.split()]
 REMOVED = {
     "precision": "write trainer.precision: auto (or --trainer.precision auto) instead of "
     "precision: auto, and remove precision: null",
@@ -146,16 +93,15 @@ def hint_at(word: str, options: Sequence[str]) -> str:
 
 
 def suggestion(word: str, options: Sequence[str]) -> str:
-    """Return the key that a word means: by other programs' names, by its end, or by its letters."""
+    """Return the key that a word means: by words.yaml, by its end, or by its letters."""
     word = word.replace("-", "_")
+    table = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
     for name in (word, word.rpartition(".")[2]):
-        for key, meaning in MEANT:
-            if name == meaning and key in options:
-                return key
-        for key in options:
-            if name == key.rpartition(".")[2]:
-                return key
-    return nearest(word, options).removeprefix(": did you mean '").removesuffix("'?")
+        meant = [key for key, words in table.items() if name in words.split() and key in options]
+        meant += [key for key in options if name == key.rpartition(".")[2]]
+        if meant:
+            return meant[0]
+    return next(iter(difflib.get_close_matches(word, options, n=1)), "")
 
 
 # ---- wrong values --------------------------------------------------------------------------------
@@ -222,3 +168,25 @@ def expectations(text: str) -> Iterator[str]:
             yield found[2].replace("'", "")
         else:
             yield "int" if found[3].endswith("Int") else "float"
+
+
+# ---- YAML ----------------------------------------------------------------------------------------
+
+
+def explain_yaml(error: yaml.MarkedYAMLError, text: str) -> str:
+    """Return the place of a mistake in a YAML text, and what to do."""
+    mark = error.problem_mark or error.context_mark
+    line = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
+    place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    problem = str(error.problem).replace("tag:yaml.org,2002:", "!!")
+    fixes = {
+        "\\t": "indent with spaces, not tabs",
+        "constructor": "a configuration holds plain values only; remove the tag",
+        "mapping values": "check the indentation, and put one key on a line",
+        "another document": "remove the line `---`",
+        "alias": "define it with & before, or quote the value",
+        "expected": "close the brackets and quotes",
+        "end of stream": "close the brackets and quotes",
+    }
+    fix = next((fix for sign, fix in fixes.items() if sign in problem), "correct the line")
+    return f"{place}: not YAML ({problem}) at {line.strip()!r}; {fix}"

@@ -258,6 +258,8 @@ def check_config_file(path: Path) -> None:
             f"{error.start}; save it as UTF-8 text"
         ) from error
     except yaml.MarkedYAMLError as error:
+        from gpt_lightning.hints import explain_yaml  # for wrong files alone
+
         raise UserError(f"{where}{explain_yaml(error, text)}") from error
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split()).replace(' in "<unicode string>"', "")
@@ -276,25 +278,6 @@ def check_config_file(path: Path) -> None:
                 f"{found if isinstance(found, str) else 'a list'}; expected keys below it, such as "
                 f"{name.value}.{SECTIONS[name.value]}; remove the line if there are none"
             )
-
-
-def explain_yaml(error: yaml.MarkedYAMLError, text: str) -> str:
-    """Return the place of a mistake in a YAML text, and what to do."""
-    mark = error.problem_mark or error.context_mark
-    line = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
-    place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-    problem = str(error.problem).replace("tag:yaml.org,2002:", "!!")
-    fixes = {
-        "\\t": "indent with spaces, not tabs",
-        "constructor": "a configuration holds plain values only; remove the tag",
-        "mapping values": "check the indentation, and put one key on a line",
-        "another document": "remove the line `---`",
-        "alias": "define it with & before, or quote the value",
-        "expected": "close the brackets and quotes",
-        "end of stream": "close the brackets and quotes",
-    }
-    fix = next((fix for sign, fix in fixes.items() if sign in problem), "correct the line")
-    return f"{place}: not YAML ({problem}) at {line.strip()!r}; {fix}"
 
 
 def duplicate_keys(node: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
