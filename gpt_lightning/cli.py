@@ -2,8 +2,8 @@
 
 import importlib
 import os
-import signal
 import re
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
