@@ -5,6 +5,7 @@ import torch
 from gpt_lightning.data.loader import IGNORE_INDEX, EvalBatches, TrainLoader
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.data.shards import DatasetWindows
+from gpt_lightning.errors import UserError
 
 
 class Counting:
@@ -106,6 +107,34 @@ def test_a_saved_position_means_the_same_to_other_batches(other):
     fives.load_state_dict(interrupted.state_dict())
     assert next(iter(fives))[0][0, 0] == whole[5 * 5]  # 28 windows were read: 3 are read again
     assert loader(batch_size=5).identity() != interrupted.identity() == loader().identity()
+
+
+def test_the_identity_has_the_names_that_checkpoints_have():
+    """A checkpoint holds it: under other names a resume would refuse every older file."""
+    ours = loader(batch_size=2, world=4, accumulate=3)
+    found = ours.identity()
+    assert found["sequences a micro-batch"] == 8
+    assert found["micro-batches a step"] == 3
+    assert found.items() >= ours.source.identity().items()
+    assert ours.state_dict() == {"epoch": 0, "window": 0}
+    next(iter(ours))
+    assert ours.state_dict() == {"epoch": 0, "window": 8}
+    assert loader(batch_size=4, world=2, accumulate=3).identity() == found
+
+
+def test_the_wait_for_batches_is_their_time(monkeypatch):
+    clock = iter(range(1000))  # each look at the clock is a second
+    monkeypatch.setattr("gpt_lightning.data.loader.time.perf_counter", lambda: next(clock))
+    ours = loader()
+    batches = iter(ours)
+    for number in (1, 2, 3):
+        next(batches)
+        assert ours.wait_s == number
+
+
+def test_a_position_of_another_kind_of_order_is_refused():
+    with pytest.raises(UserError, match=r"another order: set --data.order nanogpt"):
+        loader().load_state_dict({"generator": 1, "next": 2})
 
 
 def test_an_epoch_is_a_multiple_of_the_accumulation():

@@ -144,6 +144,17 @@ def test_other_orders_evaluate_on_the_same_batches_each_time(text_file, tmp_path
     assert not torch.equal(evaluations[0], evaluations[1])
 
 
+def test_an_epoch_is_whole_steps_of_the_windows_that_there_are(text_file, tmp_path):
+    data = datamodule(text_file, tmp_path)
+    data.prepare_data()
+    windows = (len(streams(data)["train"]) - 1) // T
+    for accumulate in (1, 4, 7):
+        loader = NanoGPTLoader(streams(data), data.settings, accumulate)
+        assert len(loader) == windows // (B * accumulate) * accumulate
+        assert len(list(loader)) == len(loader)
+    assert len(NanoGPTLoader(streams(data), data.settings, windows)) == windows  # one step at least
+
+
 def test_what_cannot_be_nanogpts_is_refused(text_file, tmp_path):
     with pytest.raises(UserError, match=r"set data.num_workers to 0"):
         datamodule(text_file, tmp_path, num_workers=1)

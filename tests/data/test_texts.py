@@ -71,6 +71,8 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
         raise urllib.error.URLError("Name or service not known")
 
     def no_pip(command: list[str], **kwargs: Any) -> subprocess.CompletedProcess[str]:
+        assert kwargs["capture_output"]
+        assert not kwargs["check"]  # its last line is the reason that is printed
         errors = "WARNING: Retrying\nERROR: No matching distribution found\n"
         return subprocess.CompletedProcess(command, 1, "", errors)
 

@@ -1,5 +1,6 @@
 """Peak table looked up by real device names, the names, and the setting `peak_flops`."""
 
+import hashlib
 import json
 import subprocess
 from typing import Any
@@ -73,6 +74,17 @@ def test_geforce_arithmetic_gives_the_white_papers_rows(
         peak = lookup(name, dtype)
         assert peak is not None
         assert peak.flops == pytest.approx(tflops * 1e12, rel=3e-3)  # printed to three digits
+
+
+def test_no_published_figure_has_changed() -> None:
+    """The digest is of the tables as they were compared with their sources, row by row."""
+    rows = [tuple(chip) for chip in CHIPS]
+    geforce = [row for row in rows if row[0].startswith("GeForce")]
+    stated = [row for row in rows if row not in geforce]
+    rounded = [tuple(f"{x:.6f}" if isinstance(x, float) else x for x in row) for row in geforce]
+    text = json.dumps([stated, rounded, APPLE_GPU_MHZ, A100_BF16_PEAK_FLOPS])
+    found = hashlib.sha256(text.encode()).hexdigest()
+    assert found == "25c25777eaf5dcbe2331b8fa15a0c745ec959fb63e3d70fa9d47bda4e57ca57a"
 
 
 @pytest.mark.parametrize(

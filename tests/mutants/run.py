@@ -38,6 +38,7 @@ from naming import Names
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 13
 CORE = ("model", "training", "runs", "data", "hardware", "reproduce")
+NOT_CORE = {"reproduce.command"}  # options and the console
 # of bench/core, the files that calculate; the others start processes, and draw
 CALCULATE = {
     *("memory_meter", "paired", "plausible", "results"),
@@ -90,6 +91,8 @@ class Result:
 def is_core(module: str) -> bool:
     """Whether mutants are made of a module (its name without the package's)."""
     room, _, rest = module.partition(".")
+    if module in NOT_CORE:
+        return False
     return room in CORE or (room == "bench" and rest.removeprefix("core.") in CALCULATE)
 
 

@@ -93,6 +93,16 @@ def test_on_a_cpu_an_op_has_the_time_of_its_own():
         "aten::sum": 15,
         "aten::add_": 30,
     }
+    later = [{**e, "ts": e["ts"] + 1000} for e in events]  # a range need not begin at 0
+    moved = read_trace({"traceEvents": later}, NAMES, on_gpu=False)
+    assert [work.ms for work in moved] == [work.ms for work in works]
+    for (place, inner), (other, found) in zip(
+        traces.by_range(works)["step",].items(),
+        traces.by_range(moved)["step",].items(),
+        strict=True,
+    ):
+        ours, theirs = traces.span_ms(place, inner, False), traces.span_ms(other, found, False)
+        assert ours == pytest.approx(theirs)
     (places,) = traces.by_range(works).values()
     assert [traces.span_ms(place, inner, on_gpu=False) for place, inner in places.items()] == [0.1]
 

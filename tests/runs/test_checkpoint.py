@@ -1,0 +1,143 @@
+"""Names of checkpoints, the file that is chosen, and what a file of an older schema means."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.runs.checkpoint import (
+    Checkpoint,
+    RunRecord,
+    checkpoint_name,
+    find_checkpoint,
+    newest_checkpoint,
+    read_checkpoint,
+    run_folders,
+    saved_checkpoints,
+)
+from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
+from gpt_lightning.runs.settings import Settings
+
+TINY = GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=8, vocab_size=10)
+
+
+def run_of(folder: Path, *names: str) -> Path:
+    """A run folder with files of these names, the first one written last."""
+    (folder / "checkpoints").mkdir(parents=True)
+    for name in reversed(names):
+        (folder / "checkpoints" / name).write_text(name)
+    return folder
+
+
+@pytest.mark.parametrize(("step", "loss"), [(7, None), (12, 1.23456), (12345678, 0.0), (0, 10.5)])
+def test_a_name_says_step_and_loss(tmp_path, step, loss):
+    run = run_of(
+        tmp_path, checkpoint_name(step, loss), "last.ckpt", "step-7.ckpt.tmp", "step-x.ckpt"
+    )
+    (found,) = saved_checkpoints(run / "checkpoints")
+    assert found.step == step
+    assert found.loss == (None if loss is None else pytest.approx(loss, abs=5e-5))
+    assert found.path.name == checkpoint_name(step, loss)
+
+
+def test_the_best_is_the_lowest_loss_and_of_equals_the_newest(tmp_path):
+    best = "step-0000004-loss-1.5000.ckpt"
+    run = run_of(
+        tmp_path / "a", "step-0000002-loss-2.0000.ckpt", best, "step-0000003-loss-1.5000.ckpt",
+        "step-0000006.ckpt", "step-0000005-loss-1.7000.ckpt",
+    )  # fmt: skip
+    assert find_checkpoint(run).name == best
+    assert [s.step for s in saved_checkpoints(run / "checkpoints")] == [6, 5, 4, 3, 2]
+    without = run_of(tmp_path / "b", "step-0000002.ckpt", "step-0000010.ckpt", "step-0000009.ckpt")
+    assert find_checkpoint(without).name == "step-0000010.ckpt"
+
+
+def test_the_highest_version_with_a_checkpoint_is_taken(tmp_path):
+    for number in (2, 9):
+        run_of(tmp_path / f"version_{number}", f"step-000000{number}.ckpt")
+    for name in ("version_10", "version_x", "other"):
+        (tmp_path / name).mkdir()
+    run_of(tmp_path / "version_11x", "step-0000011.ckpt")
+    assert [p.name for p in run_folders(tmp_path)[1:]] == ["version_10", "version_9", "version_2"]
+    assert find_checkpoint(tmp_path).name == "step-0000009.ckpt"
+    file = tmp_path / "version_2" / "checkpoints" / "step-0000002.ckpt"
+    assert find_checkpoint(file) == file
+    with pytest.raises(UserError, match=r"version_10 has no checkpoints/\*.ckpt"):
+        find_checkpoint(tmp_path / "version_10")
+    with pytest.raises(UserError, match="nowhere does not exist"):
+        find_checkpoint(tmp_path / "nowhere")
+
+
+def written(path: Path, step: int, **changes) -> Path:
+    """A checkpoint with the weights of one matrix, and one tensor that is not the model's."""
+    record = RunRecord(config=TINY, settings=Settings(learning_rate=0.5), **changes)
+    content = {
+        "state_dict": {"model.wte.weight": torch.arange(6.0), "eval_loss.mean": torch.ones(1)},
+        "global_step": step,
+        "callbacks": {"SpeedMonitor": {"tokens": 640}},
+    }
+    record.write(content)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durable_checkpoint(content, path)
+    return path
+
+
+def test_the_newest_whole_file_is_taken_and_a_damaged_one_is_named(tmp_path, capsys):
+    files = [
+        written(tmp_path / "checkpoints" / checkpoint_name(step, None), step) for step in (1, 2, 3)
+    ]
+    assert newest_checkpoint(tmp_path) == files[2]
+    files[2].write_bytes(files[2].read_bytes()[:-1])
+    assert newest_checkpoint(tmp_path) == files[1]
+    said = capsys.readouterr().err
+    assert said.startswith("warning: ")
+    assert files[2].name in said
+    for file in files[:2]:
+        file.write_bytes(b"")
+    assert newest_checkpoint(tmp_path) is None
+
+
+def test_a_checkpoint_is_its_record_its_weights_its_step_and_its_tokens(tmp_path):
+    found = read_checkpoint(written(tmp_path / "a.ckpt", 12, tokenizer={"name": "gpt2"}))
+    assert found.record.config == TINY
+    assert found.record.settings.learning_rate == 0.5
+    assert found.record.tokenizer == {"name": "gpt2"}
+    assert (found.step, found.tokens) == (12, 640)
+    assert found.weights.keys() == {"wte.weight"}  # of the model alone, by its own names
+    assert torch.equal(found.weights["wte.weight"], torch.arange(6.0))
+
+
+def test_schema_1_had_other_names_for_the_same_facts():
+    arguments = {
+        "config": {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8, "vocab_size": 9}
+    }
+    loader = {"epoch": 1, "window": 8, "order": {"seed": 3}, "shards": {"a.npy": [1, 2]}}
+    old = {
+        "hyper_parameters": arguments,
+        "loops": {"fit_loop": {"state_dict": {"combined_loader": [loader]}}},
+        "gpt_lightning": {
+            "version": "0.0.1",
+            "tokenizer": {"name": "char"},
+            "position": {"epoch": 1},
+            "run": {"seed_everything": 7},
+            "machine": {"ranks": 2},
+        },
+    }
+    record = RunRecord.read(old)
+    assert record.config.vocab_size == 9
+    assert (record.version, record.tokenizer) == ("0.0.1", {"name": "char"})
+    assert (record.data_identity, record.shards) == ({"seed": 3}, {"a.npy": [1, 2]})
+    assert record.data_position == {"epoch": 1}
+    assert record.run_identity == {"seed_everything": 7}
+    assert record.environment == {"ranks": 2}
+    bare = RunRecord.read({"hyper_parameters": arguments})
+    assert bare.version == "of an unknown version"
+    assert (bare.tokenizer, bare.data_identity, bare.run_identity) == (None, {}, {})
+
+
+@pytest.mark.parametrize("content", [{}, {"hyper_parameters": 5}, {"state_dict": {}}])
+def test_another_programs_file_is_one_line_with_its_name(content):
+    with pytest.raises(UserError, match=r"x\.ckpt is not a checkpoint of gpt-lightning fit"):
+        Checkpoint.of(content, Path("x.ckpt"))
