@@ -8,7 +8,7 @@ keys are written from RunRecord:
 `hyper_parameters`: arguments of GPTModule: `config`, a dict of GPTConfig's fields, and the fields
 of Settings.
 
-`gpt_lightning`, with "schema": 2:
+`gpt_lightning`, with "schema": 3:
 
 | key | value |
 | --- | --- |
@@ -21,12 +21,16 @@ of Settings.
 | run_identity | settings of the Trainer that decide the numbers, and the seed |
 | environment | versions, device, threads, ranks: equal for a bit-exact resume |
 | micro_batches | micro-batches done of an unfinished step; above 0 there is no resume |
+| run_id | identity of the run, as in run.json of its folder |
+| metrics_rows | rows of metrics.jsonl when the file was saved |
 
-Schema 1 had `position`, `run` and `machine` for data_position, run_identity and environment; its
-data_identity and shards were part of the loader's state, as `order` and `shards`.
+Schema 2 did not have the last three. Schema 1 had `position`, `run` and `machine` for
+data_position, run_identity and environment; its data_identity and shards were part of the loader's
+state, as `order` and `shards`.
 """
 
 import dataclasses
+import json
 import math
 import re
 import sys
@@ -44,7 +48,8 @@ from gpt_lightning.parsing import program
 from gpt_lightning.runs.checkpoint_io import check_digest, read_sidecar
 from gpt_lightning.runs.settings import Settings
 
-SCHEMA = 2
+SCHEMA = 3
+RUN_FILE = "run.json"  # in a run folder; holds the run's identity
 NAME = re.compile(r"step-(\d+)(?:-loss-(\d+\.\d+))?\.ckpt")  # RunCheckpoint's files
 
 
@@ -110,14 +115,47 @@ def find_checkpoint(path: Path) -> Path:
     )
 
 
+def run_id(run: Path) -> str | None:
+    """Return the identity of a run folder; None if an earlier version has made the folder.
+
+    Raises:
+        UserError: run.json is damaged.
+    """
+    path = run / RUN_FILE
+    if not path.exists():
+        return None
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["run_id"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} cannot be read ({error}): restore it, or begin a new run from a checkpoint "
+            "with --ckpt_path"
+        ) from error
+
+
+def check_run(path: Path, run: Path) -> None:
+    """Check that a checkpoint was saved by the run of a folder.
+
+    Raises:
+        UserError: another run has saved it, or it is not one of ours.
+    """
+    theirs, ours = load_checkpoint(path).record.run_id, run_id(run)
+    if theirs != ours:
+        raise UserError(
+            f"{path} is a checkpoint of run {theirs}, and {run} is run {ours}: begin a new run "
+            "from it with --ckpt_path"
+        )
+
+
 def newest_checkpoint(run: Path) -> Path | None:
     """Return the whole checkpoint of the highest step of a run folder, or None.
 
-    A damaged file is skipped with a warning on standard error.
+    A damaged file, and one of another run, is skipped with a warning on standard error.
     """
     for saved in saved_checkpoints(run / "checkpoints"):
         try:
             check_digest(saved.path)
+            check_run(saved.path, run)
         except UserError as error:
             print(f"warning: {error}; skipped", file=sys.stderr)
         else:
@@ -143,6 +181,8 @@ class RunRecord:
         shards: File -> size, inode and times.
         run_identity: Settings of the Trainer that decide the numbers, and the seed.
         environment: Versions, device, threads, ranks.
+        run_id: Identity of the run folder; None without one.
+        metrics_rows: Rows in the run's metrics file; None without one.
     """
 
     config: GPTConfig
@@ -155,6 +195,8 @@ class RunRecord:
     run_identity: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     micro_batches: int = 0
+    run_id: str | None = None
+    metrics_rows: int | None = None
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the arguments of GPTModule as plain values."""
@@ -249,6 +291,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """
     if read_sidecar(path):
         check_digest(path)
+    return load_checkpoint(path)
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint without a look at its digest.
+
+    Raises:
+        UserError: the file is missing, would run code, or is not one of ours.
+    """
     try:
         raw = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch.load raises many kinds of errors

@@ -4,8 +4,11 @@ import contextlib
 import itertools
 import json
 import math
+import os
 import shutil
+import sys
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, write_atomic
+from gpt_lightning.files import explained, sync_folder, write_atomic
+from gpt_lightning.runs.checkpoint import RUN_FILE
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.out.*"  # TensorBoard's files
@@ -35,6 +39,10 @@ class RunLogger(Logger):
         folder: Folder to write to instead: the run that is resumed, or a given one.
         resume_step: Step after which a resumed run continues; rows of later steps, logged by a
             session that was killed, are deleted. None: a new run.
+        resume_rows: Rows that there were when the checkpoint was saved; None: unknown.
+
+    Attributes:
+        rows: Rows that this run has logged.
     """
 
     def __init__(
@@ -43,9 +51,12 @@ class RunLogger(Logger):
         kind: str = "version",
         folder: Path | None = None,
         resume_step: int | None = None,
+        resume_rows: int | None = None,
     ) -> None:
         super().__init__()
         self.runs, self.resume_step = runs, resume_step
+        self._resume_rows = resume_rows
+        self.rows = 0
         self._kind = kind
         self._is_new = folder is None
         self._folder = folder
@@ -83,12 +94,34 @@ class RunLogger(Logger):
         row = {"step": step, "time": round(time.time(), 3), **finite}
         path = self.folder / METRICS
         with explained("write", path):
-            if self.resume_step is not None:
-                drop_rows_after(path, self.resume_step)
-                self.resume_step = None
+            self._drop_later_rows(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row, allow_nan=False) + "\n")
+        self.rows += 1
+
+    def _drop_later_rows(self, path: Path) -> None:
+        if self.resume_step is None:
+            return
+        self.rows = drop_rows_after(path, self.resume_step, self._resume_rows)
+        if self.rows < (self._resume_rows or 0):
+            print(
+                f"warning: {path} has {self.rows} rows up to step {self.resume_step}, and had "
+                f"{self._resume_rows} when the checkpoint was saved: the other rows are lost",
+                file=sys.stderr,
+            )
+        self.resume_step = None
+
+    @rank_zero_only
+    def sync(self) -> None:
+        """Write the rows to the disk: a checkpoint is saved after the rows that lead to it."""
+        path = self.folder / METRICS
+        with explained("write", path):
+            self._drop_later_rows(path)
+            if path.exists():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+                sync_folder(path.parent)
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Log nothing: config.yaml has all settings."""
@@ -100,7 +133,7 @@ class RunLogger(Logger):
             return
         # Lightning opens TensorBoard's file before it checks the settings
         files = [path for path in self._folder.rglob("*") if not path.is_dir()]
-        if all(path.match(EVENTS) for path in files):
+        if all(path.match(EVENTS) or path.name == RUN_FILE for path in files):
             shutil.rmtree(self._folder, ignore_errors=True)
             for parent in (self.runs, self.runs.parent):
                 with contextlib.suppress(OSError):  # not empty: other runs are in it
@@ -195,22 +228,35 @@ def claim_folder(runs: Path, kind: str) -> Path:
     first = max((int(number) + 1 for number in taken if number.isdigit()), default=0)
     for number in itertools.count(first):
         with contextlib.suppress(FileExistsError):
-            (runs / f"{mark}{number}").mkdir(parents=True)
-            return runs / f"{mark}{number}"
+            folder = runs / f"{mark}{number}"
+            folder.mkdir(parents=True)
+            write_run_id(folder, uuid.uuid4().hex)
+            return folder
     raise AssertionError("unreachable")
 
 
-def drop_rows_after(path: Path, step: int) -> None:
+def write_run_id(folder: Path, run_id: str) -> None:
+    """Write the identity of a run into its folder."""
+    write_atomic(folder / RUN_FILE, json.dumps({"run_id": run_id}).encode() + b"\n")
+
+
+def drop_rows_after(path: Path, step: int, rows: int | None = None) -> int:
     """Rewrite a metrics file without the rows of later steps and without an incomplete last line.
 
     Args:
         path: File with a JSON object a line; a missing file stays missing.
         step: Last step whose rows are kept, byte for byte.
+        rows: Largest number of rows to keep: those that were there when the step was saved.
+
+    Returns:
+        The number of rows that are kept.
     """
     if not path.exists():
-        return
-    kept = [line for line in path.read_bytes().splitlines(keepends=True) if is_row(line, step)]
+        return 0
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if is_row(line, step)][:rows]
     write_atomic(path, b"".join(kept))
+    return len(kept)
 
 
 def is_row(line: bytes, step: int) -> bool:

@@ -16,6 +16,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.runs.checkpoint import (
     Checkpoint,
     RunRecord,
+    check_run,
     newest_checkpoint,
     run_folders,
     saved_checkpoints,
@@ -48,7 +49,9 @@ def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
                 f"--resume {path} is in no run's folder checkpoints/: begin a new run from it with "
                 "--ckpt_path"
             )
-        return path, path.resolve().parent.parent
+        run = path.resolve().parent.parent
+        check_run(path, run)
+        return path, run
     # the newest training run version_N, or the folder itself
     run = next((run for run in run_folders(path)[1:] if (run / "checkpoints").is_dir()), path)
     found = newest_checkpoint(run)
@@ -60,8 +63,8 @@ def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
         )
     if saved_checkpoints(run / "checkpoints"):
         raise UserError(
-            f"--resume auto: no checkpoint of {run} is whole: restore one, or begin a new run "
-            "with --resume never"
+            f"--resume auto: no checkpoint in {run} is whole and of this run: restore one, or "
+            "begin a new run with --resume never"
         )
     print(f"resume      no checkpoint in {run}: starting at step 0")
     return None, run if run != path else None

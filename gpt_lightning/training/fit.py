@@ -81,7 +81,9 @@ class GPTCLI(LightningCLI):
 
     def __init__(self, *args: Any, folder: Path | None = None, **kwargs: Any) -> None:
         self.run_folder = folder  # given, or of the run that is resumed
+        self.ckpt_path: Path | None = None  # found by --resume, or given
         self.resume_step: int | None = None  # None: a new run
+        self.resume_rows: int | None = None  # of metrics.jsonl, at that step
         super().__init__(*args, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -121,21 +123,36 @@ class GPTCLI(LightningCLI):
         self.runs = Path(trainer.default_root_dir or ".") / "lightning_logs"
         resolve_precision(trainer)
         check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_interval)
-        resumes = config.resume != "never"
-        if resumes:
-            if self.subcommand != "fit" or config.ckpt_path:
-                raise UserError("--resume is for fit, without --ckpt_path: give one of the two")
-            found, self.run_folder = resume.find(config.resume, self.runs / config.run_name)
-            config.ckpt_path = None if found is None else str(found)
-        elif config.ckpt_path:
-            config.ckpt_path = str(find_checkpoint(Path(config.ckpt_path)))
-        elif self.subcommand != "fit" and config.model.init_from is None:
+        if config.resume != "never":
+            self._resume(config)
+        if self.ckpt_path is None and config.ckpt_path is not None:
+            self.ckpt_path = find_checkpoint(Path(config.ckpt_path))
+            config.ckpt_path = str(self.ckpt_path)
+            read_checkpoint(self.ckpt_path)  # raises before anything is built
+        if self.ckpt_path is None and self.subcommand != "fit" and config.model.init_from is None:
             raise UserError(
                 f"{self.subcommand} has no model: give --ckpt_path with a checkpoint or a run "
                 "folder"
             )
-        step = read_checkpoint(Path(config.ckpt_path)).step if config.ckpt_path else 0
-        self.resume_step = step if resumes and self.run_folder is not None else None
+
+    def _resume(self, config: Any) -> None:
+        """Find the run and the checkpoint that `--resume` continues.
+
+        config.yaml does not name them, so that it runs the same again.
+        """
+        if self.subcommand != "fit":
+            raise UserError(
+                f"--resume is for fit: give {self.subcommand} --resume never, and --ckpt_path with "
+                "a checkpoint or a run folder"
+            )
+        found, self.run_folder = resume.find(config.resume, self.runs / config.run_name)
+        config.resume = "never"
+        if found is not None:
+            checkpoint = read_checkpoint(found)
+            self.ckpt_path, self.resume_step = found, checkpoint.step
+            self.resume_rows = checkpoint.record.metrics_rows
+        elif self.run_folder is not None:  # killed before its first checkpoint
+            self.resume_step = 0
 
     def run_name(self) -> str:
         """Return --run_name, else the name of the first configuration file, else gpt."""
@@ -168,7 +185,7 @@ class GPTCLI(LightningCLI):
         """Return TensorBoard's logger or those that were chosen, and the run's own."""
         kind = "version" if self.subcommand == "fit" else str(self.subcommand)
         runs = self.runs / config.run_name if self.run_folder is None else self.run_folder.parent
-        run = RunLogger(runs, kind, self.run_folder, self.resume_step)
+        run = RunLogger(runs, kind, self.run_folder, self.resume_step, self.resume_rows)
         setting = config.trainer.logger
         if setting is None or isinstance(setting, bool):
             loggers = [] if setting is False else [RunEvents(run)]
@@ -179,7 +196,9 @@ class GPTCLI(LightningCLI):
         return [*loggers, run]
 
     def after_instantiate_classes(self) -> None:
-        self.config_init[str(self.subcommand)]["weights_only"] = True  # loading runs no code
+        config = self.config_init[str(self.subcommand)]
+        config["weights_only"] = True  # loading runs no code
+        config["ckpt_path"] = None if self.ckpt_path is None else str(self.ckpt_path)
 
     def _run_subcommand(self, subcommand: str) -> None:
         try:

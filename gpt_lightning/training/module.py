@@ -17,7 +17,7 @@ from gpt_lightning.model import flops
 from gpt_lightning.model.compilation import compile_in_place, should_compile
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.runs import resume
-from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, initial_weights
+from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, initial_weights, run_id
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import optim, optimizers
 from gpt_lightning.training.datamodule import token_data
@@ -27,6 +27,7 @@ from gpt_lightning.training.steps import (
     call_hook,
     continue_loops,
     is_fitting,
+    run_logger,
     unfinished_micro_batches,
 )
 
@@ -187,13 +188,15 @@ class GPTModule(L.LightningModule):
 
     def record(self) -> RunRecord:
         """Return the description of this run that its checkpoints hold."""
-        data = token_data(self.trainer)
+        data, logger = token_data(self.trainer), run_logger(self.trainer)
         return RunRecord(
             config=self.config,
             settings=self.settings,
             run_identity=resume.run_identity(self.trainer, self._seed, self._decay_steps),
             environment=resume.environment(self.trainer, self.compiles[0]),
             micro_batches=unfinished_micro_batches(self.trainer),
+            run_id=None if logger is None else run_id(logger.folder),
+            metrics_rows=None if logger is None else logger.rows,
             **({} if data is None else data.record()),
         )
 

@@ -9,8 +9,8 @@ import torch
 from harness import SilentWrong
 
 # moments and places, which differ from run to run
-# stamps of files (inodes, times) are of a folder, not of a run
-NOT_COMPARED = {"shards", "time", "dirpath", "best_model_path", "last_model_path"}
+# stamps of files (inodes, times) and the run's id are of a folder, not of a run
+NOT_COMPARED = {"shards", "run_id", "time", "dirpath", "best_model_path", "last_model_path"}
 Trace = dict[tuple[int, int, int], list[Any]]
 
 

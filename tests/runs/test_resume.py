@@ -40,11 +40,28 @@ def logged_steps(version: int = 0) -> list[int]:
     return [json.loads(row)["step"] for row in rows if "train/loss" in row]
 
 
+SCHEMA_2 = (
+    *("version", "tokenizer", "data_position", "data_identity", "shards"),
+    *("run_identity", "environment"),
+)
+
+
+def as_schema_2(path: Path) -> None:
+    """Rewrites a checkpoint with the keys that files of schema 2 had, in a folder without an id."""
+    file = torch.load(path, weights_only=True)
+    facts = file["gpt_lightning"]
+    assert facts["schema"] == SCHEMA == 3
+    file["gpt_lightning"] = {"schema": 2} | {key: facts[key] for key in SCHEMA_2}
+    write_durable_checkpoint(file, path)
+    (path.parent.parent / "run.json").unlink()
+
+
 def as_schema_1(path: Path) -> None:
     """Rewrites a checkpoint with the keys that files had before there was a schema."""
+    as_schema_2(path)
     file = torch.load(path, weights_only=True)
     facts = file.pop("gpt_lightning")
-    assert facts.pop("schema") == SCHEMA == 2
+    del facts["schema"]
     (loader,) = file["loops"]["fit_loop"]["state_dict"]["combined_loader"]
     loader |= {"order": facts.pop("data_identity"), "shards": facts.pop("shards")}
     old = {"data_position": "position", "environment": "machine", "run_identity": "run"}
@@ -56,20 +73,21 @@ def as_schema_1(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "as_before"),
     [
-        ["--model.optimizer=adamw"],
-        ["--model.optimizer=muon", "--model.config.dropout=0.2"],
-        ["--data.order=nanogpt"],
+        (["--model.optimizer=adamw"], as_schema_1),
+        (["--model.optimizer=muon", "--model.config.dropout=0.2"], as_schema_1),
+        (["--model.optimizer=muon", "--model.config.dropout=0.2"], as_schema_2),
+        (["--data.order=nanogpt"], as_schema_1),
     ],
 )
-def test_a_checkpoint_without_a_schema_resumes_bit_exactly(kind, capsys):
+def test_a_checkpoint_of_an_earlier_schema_resumes_bit_exactly(kind, as_before, capsys):
     """Such files were also made by the commit before the schema and compared with its own runs."""
     kind = [*kind, "--model.decay_steps=8"]
     assert fit(8, *kind, "--run_name=whole") == 0
     assert fit(4, *kind) == 0
     (path,) = (RUN / "version_0" / "checkpoints").glob("*.ckpt")
-    as_schema_1(path)
+    as_before(path)
     assert main(["checkpoint", "inspect", str(path)]) == 0
     assert fit(8, *kind, "--resume=auto", "--data.batch_size=2") == 2
     assert "this run has 2" in capsys.readouterr().err
@@ -83,10 +101,10 @@ def test_a_later_schema_is_one_line(capsys):
     assert fit(4) == 0
     (path,) = (RUN / "version_0" / "checkpoints").glob("*.ckpt")
     file = torch.load(path, weights_only=True)
-    file["gpt_lightning"]["schema"] = 3
+    file["gpt_lightning"]["schema"] = 4
     write_durable_checkpoint(file, path)
     assert fit(8, "--resume=auto") == 2
-    assert "schema 3 of a later gpt_lightning, this one reads 2" in capsys.readouterr().err
+    assert "schema 4 of a later gpt_lightning, this one reads 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -116,7 +134,7 @@ def test_auto_does_not_begin_anew_over_files_that_are_all_damaged(capsys):
         path.write_bytes(b"")
     rows = logged_steps()
     assert fit(4, "--resume=auto") == 2
-    assert "no checkpoint of lightning_logs/run/version_0 is whole" in capsys.readouterr().err
+    assert "no checkpoint in lightning_logs/run/version_0 is whole" in capsys.readouterr().err
     assert logged_steps() == rows
 
 
@@ -162,12 +180,16 @@ def test_another_run_is_refused_with_both_values(change, line, order, capsys):
     ("args", "line"),
     [
         (["--resume=nowhere"], "--resume nowhere: no whole checkpoint there"),
-        (["--resume=auto", "--ckpt_path=x"], "--resume is for fit, without --ckpt_path"),
     ],
 )
 def test_what_cannot_be_resumed_is_one_line(args, line, capsys):
     assert fit(4, *args) == 2
     assert line in capsys.readouterr().err
+
+
+def test_an_evaluation_resumes_nothing(capsys):
+    assert main(["validate", *TINY, "--resume=auto"]) == 2
+    assert "--resume is for fit: give validate --resume never" in capsys.readouterr().err
 
 
 def test_a_file_outside_of_a_run_is_refused(capsys):

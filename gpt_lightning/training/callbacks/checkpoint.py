@@ -32,6 +32,7 @@ from gpt_lightning.training.steps import (
     count_steps_once,
     is_fitting,
     run_folder,
+    run_logger,
     share_run_folder,
     stop_due,
     stop_reason,
@@ -162,7 +163,10 @@ class RunCheckpoint(L.Callback):
         if self._saved_step == trainer.global_step or not self._writes(trainer):
             return
         path = self.folder(trainer) / checkpoint_name(trainer.global_step, self._loss)
+        logger = run_logger(trainer)
         with phase(trainer, "checkpoint"):
+            if logger is not None:
+                logger.sync()
             trainer.save_checkpoint(path, weights_only=False)
             if trainer.is_global_zero:
                 check_digest(path)
