@@ -158,6 +158,24 @@ class TokenDataModule(L.LightningDataModule):
     def predict_dataloader(self) -> DataLoader[Batch]:
         return self.reader.split_loader("val")
 
+    def evaluated_part(self, split: str, positions: int) -> dict[str, int]:
+        """Return the metrics of an evaluation that say on how many tokens it is.
+
+        Args:
+            split: Split that was evaluated.
+            positions: Positions of all batches and ranks; only the last batch is padded.
+
+        Returns:
+            `SPLIT/tokens` and, unless they are random, `SPLIT/split_tokens`; empty for a whole
+            split.
+        """
+        whole = len(self.reader.stream(split)) - 1
+        if split == "val" and self.settings.eval_batches is not None:
+            return {"val/tokens": positions}
+        if positions >= whole:
+            return {}
+        return {f"{split}/tokens": positions, f"{split}/split_tokens": whole}
+
     # ---- what setup decides --------------------------------------------------------------------
 
     @property

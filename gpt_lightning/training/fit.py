@@ -290,6 +290,7 @@ def quiet_lightning() -> None:
         ".*does not have many workers",  # reading a memory map is not what a step waits for
         "The dirpath has changed",  # a resumed run has a folder of its own
         ".*LeafSpec.* is deprecated",  # Lightning's own use of PyTorch
+        "Couldn't infer the batch indices",  # predict reads the split in order
         "Total length of `list` across ranks is zero",  # a dataset without a validation split
     ):
         warnings.filterwarnings("ignore", message=message)

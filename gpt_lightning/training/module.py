@@ -66,6 +66,7 @@ class GPTModule(L.LightningModule):
         optimizers.check(self.settings)
         self.eval_loss = MeanMetric()  # over the held-out split
         self.train_eval_loss = MeanMetric()  # over the training split, if the data evaluate it too
+        self._evaluated = 0  # positions of this rank in the current evaluation, with padding
         self.micro_batches = 0  # done in the current step
         self.stop_requested = False  # by trainer.should_stop, and not granted yet
         self._loss_sum: torch.Tensor | None = None  # over the micro-batches of the current step
@@ -257,6 +258,7 @@ class GPTModule(L.LightningModule):
         tokens = (y != IGNORE_INDEX).sum()
         loss = self._evaluate(x, y)
         loss = torch.where(tokens > 0, loss, 0.0)  # a rank's last batch may be padding alone
+        self._evaluated += y.numel() if dataloader_idx == 0 else 0
         (self.eval_loss, self.train_eval_loss)[dataloader_idx].update(loss, weight=tokens)
 
     test_step = validation_step
@@ -272,14 +274,18 @@ class GPTModule(L.LightningModule):
         return forward(idx, targets)
 
     def on_validation_epoch_start(self) -> None:
+        self._evaluated = 0
         for mean in (self.eval_loss, self.train_eval_loss):
             mean.set_dtype(torch.float32)  # bf16-true casts: a sum of two digits
 
     on_test_epoch_start = on_validation_epoch_start
 
     def on_validation_epoch_end(self) -> None:
-        """Log the mean loss over the evaluated tokens in nats, and the perplexity."""
-        split = "test" if self.trainer.testing else "val"
+        """Log the mean loss over the evaluated tokens in nats, and the perplexity.
+
+        If the tokens are not those of the whole split, their numbers are logged too.
+        """
+        split, data = "test" if self.trainer.testing else "val", token_data(self.trainer)
         loss = self.eval_loss.compute()  # over all ranks
         metrics = {f"{split}/loss": loss, f"{split}/perplexity": loss.exp()}
         self.eval_loss.reset()
@@ -289,6 +295,11 @@ class GPTModule(L.LightningModule):
         if is_fitting(self.trainer):
             metrics["step"] = torch.tensor(float(self.trainer.global_step))
         self.log_dict(metrics, sync_dist=True)
+        if data is not None:
+            tokens = data.evaluated_part(split, self._evaluated * self.trainer.world_size)
+            # float64, on the CPU: MPS has none; equal on all ranks
+            exact = {k: torch.tensor(v, dtype=torch.float64) for k, v in tokens.items()}
+            self.log_dict(exact, sync_dist=True, rank_zero_only=True)
         if not loss.isfinite():
             raise UserError(
                 f"the {split} loss is {loss.item()} at step {self.trainer.global_step}: "

@@ -24,7 +24,8 @@ class StepProgress(ProgressBar):
     and for every half minute of a long one.
 
     Args:
-        plain_every_n_steps: Steps between two lines; null: twenty lines per run, at log steps.
+        plain_every_n_steps: Steps between two lines; null: twenty lines per run, at log steps if
+            there are any.
     """
 
     def __init__(self, plain_every_n_steps: PositiveInt | None = None) -> None:
@@ -66,8 +67,7 @@ class StepProgress(ProgressBar):
                 smoothing=0.05,
             )
         if self.plain_every_n_steps is None:
-            log_every = max(1, log_every_n_steps(trainer))
-            self.plain_every_n_steps = log_every * max(1, self._total // 20 // log_every)
+            self.plain_every_n_steps = line_interval(self._total, log_every_n_steps(trainer))
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if trainer.global_step == self._step or not self.enabled:
@@ -82,7 +82,7 @@ class StepProgress(ProgressBar):
             self._bar.update(done)
         elif self.plain_every_n_steps and self._step % self.plain_every_n_steps == 0:
             metrics = format_metrics(trainer.callback_metrics)
-            self.print(f"{self._position()} | {metrics} | {self._time_left()}")
+            self.print(" | ".join(filter(None, (self._position(), metrics, self._time_left()))))
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._evaluation = self._printed = time.monotonic()
@@ -102,14 +102,22 @@ class StepProgress(ProgressBar):
         self.print(f"{self._position()} | evaluation, batch {done}/{total} | {left} left")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        metrics = trainer.callback_metrics
         # a sanity check of the whole split is an evaluation of step 0
         partial = trainer.sanity_checking and trainer.num_sanity_val_steps != math.inf
-        if partial or not self.enabled or "val/loss" not in metrics:
+        if not partial:
+            self._print_evaluation(trainer, "validation", "val")
+
+    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._print_evaluation(trainer, "test", "test")
+
+    def _print_evaluation(self, trainer: L.Trainer, name: str, split: str) -> None:
+        metrics = trainer.callback_metrics
+        if not self.enabled or f"{split}/loss" not in metrics:
             return
-        loss, perplexity = float(metrics["val/loss"]), float(metrics["val/perplexity"])
+        loss, perplexity = float(metrics[f"{split}/loss"]), float(metrics[f"{split}/perplexity"])
         where = f"{self._position()} | " if is_fitting(trainer) else ""
-        self.print(f"{where}validation loss {loss:.4f}, perplexity {perplexity:.2f}")
+        part = evaluated_part(metrics, split)
+        self.print(f"{where}{name} loss {loss:.4f}{part}, perplexity {perplexity:.2f}")
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         if self._bar is not None:
@@ -132,6 +140,19 @@ class StepProgress(ProgressBar):
         return f"{tqdm.format_interval(round(seconds))} left"
 
 
+def line_interval(total: int, log_every: int) -> int:
+    """Return the steps between two lines: about a twentieth of a run, and a multiple of the logs.
+
+    Args:
+        total: Steps of the run; 0 if it has no end.
+        log_every: Steps between two logs; without a log in the run the lines ignore it.
+    """
+    twentieth = max(1, total // 20) if total else 100
+    if not 0 < log_every <= (total or log_every):
+        return twentieth
+    return log_every * max(1, twentieth // log_every)
+
+
 def format_metrics(metrics: dict[str, Any]) -> str:
     """Return loss, rate and MFU as text, without the metrics that are not logged yet."""
     formats = {
@@ -142,3 +163,13 @@ def format_metrics(metrics: dict[str, Any]) -> str:
     }
     known = {key: text for key, text in formats.items() if key in metrics}
     return ", ".join(text.format(float(metrics[key])) for key, text in known.items())
+
+
+def evaluated_part(metrics: dict[str, Any], split: str) -> str:
+    """Return " on N of M tokens" for an evaluation that was not of the whole split, else ""."""
+    tokens, whole = metrics.get(f"{split}/tokens"), metrics.get(f"{split}/split_tokens")
+    if tokens is None:
+        return ""
+    return f" on {int(tokens):,} " + (
+        "random tokens" if whole is None else f"of {int(whole):,} tokens"
+    )

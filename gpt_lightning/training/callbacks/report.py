@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from gpt_lightning.hardware.peaks import device_name
 from gpt_lightning.parsing import program
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
+from gpt_lightning.training.callbacks.progress import evaluated_part
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
@@ -71,6 +72,8 @@ class RunReport(L.Callback):
         metrics, steps = trainer.callback_metrics, f"{trainer.global_step:,}"
         known = [key for key in ("train/loss", "val/loss") if key in metrics]
         losses = [f"{key} {float(metrics[key]):.4f}" for key in known]
+        if "val/loss" in known:
+            losses[-1] += evaluated_part(metrics, "val")
         checkpoint = find_callback(trainer, RunCheckpoint)
         speed = find_callback(trainer, SpeedMonitor)
         if checkpoint is not None and checkpoint.best_loss < math.inf:

@@ -2,7 +2,9 @@
 
 from types import SimpleNamespace
 
-from gpt_lightning.training.callbacks.progress import StepProgress
+import pytest
+
+from gpt_lightning.training.callbacks.progress import StepProgress, line_interval
 
 
 def test_the_first_step_which_compiles_is_no_measure_of_the_others(monkeypatch, capsys):
@@ -28,3 +30,22 @@ def test_the_first_step_which_compiles_is_no_measure_of_the_others(monkeypatch, 
         "00:16 left",
         "00:14 left",
     ]
+
+
+@pytest.mark.parametrize(
+    ("total", "log_every", "interval"),
+    [
+        (2000, 10, 100),
+        (2000, 30, 90),
+        (40, 10, 10),
+        (40, 40, 40),
+        (40, 50, 2),  # no log in the run
+        (40, 0, 2),
+        (4, 0, 1),
+        (0, 10, 100),  # no end
+        (0, 500, 500),
+        (0, 0, 100),
+    ],
+)
+def test_lines_come_at_a_twentieth_of_the_run_with_or_without_logs(total, log_every, interval):
+    assert line_interval(total, log_every) == interval

@@ -59,4 +59,4 @@ def test_several_devices_would_mix_up_the_order():
     with pytest.raises(UserError, match=r"predict on 2 devices .* use --trainer.devices 1"):
         TokenLosses().setup(two, None, "predict")
     TokenLosses().setup(two, None, "fit")
-    TokenLosses().setup(SimpleNamespace(world_size=1), None, "predict")
+    TokenLosses().setup(SimpleNamespace(world_size=1, limit_predict_batches=1.0), None, "predict")
