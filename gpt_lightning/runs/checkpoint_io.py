@@ -8,16 +8,23 @@ a crash between the two renames.
 
 import contextlib
 import hashlib
+import io
 import os
 import shutil
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, file_sha256, lives, locked, replacement, write_durable
+
+if TYPE_CHECKING:
+    from gpt_lightning.runs.host_copy import HostCopy
 
 SIDECAR = ".sha256"
 SPARE_BYTES = 2**20
@@ -29,7 +36,14 @@ class DurableCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        write_durable_checkpoint(checkpoint, Path(path))
+        """Write a checkpoint.
+
+        Args:
+            checkpoint: Lightning's dict.
+            path: File to write.
+            storage_options: Function that writes it, as RunCheckpoint passes; None: write it now.
+        """
+        (storage_options or write_durable_checkpoint)(checkpoint, Path(path))
 
     def load_checkpoint(
         self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
@@ -46,19 +60,131 @@ class DurableCheckpointIO(CheckpointIO):
             file.unlink(missing_ok=True)
 
 
-class Hashing:
-    """File with the SHA-256 of the bytes written to it."""
+class Saver:
+    """Write the checkpoints of one run, one after the other.
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    Loader workers may be forked while the thread runs. The thread has no lock that a worker needs,
+    the file that it writes has no buffer that a worker could flush, and the worker closes it.
+
+    Args:
+        asynchronous: False writes before `save` returns; True copies, and writes in a thread.
+        written: Function to call with each path that was written and read back, in the thread.
+    """
+
+    def __init__(self, asynchronous: bool, written: Callable[[Path], None]) -> None:
+        self._written = written
+        self._copy: HostCopy | None = None
+        if asynchronous:
+            from gpt_lightning.runs import host_copy  # most runs need none
+
+            self._copy = host_copy.HostCopy()
+        self.is_prepared = not asynchronous
+        self.thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def save(self, checkpoint: dict[str, Any], path: Path) -> None:
+        """Wait for the save before this one, and save.
+
+        Raises:
+            UserError: This checkpoint, or the one before, cannot be written.
+        """
+        self.wait()
+        if self._copy is None:
+            self._write(checkpoint, path)
+        else:
+            self.is_prepared = True
+            self._start(partial(self._write, self._copy(checkpoint), path))
+
+    def prepare(self, checkpoint: dict[str, Any]) -> None:
+        """Begin to reserve the memory of the copy, so that the first save does not wait for it.
+
+        Args:
+            checkpoint: Dict with the tensors of the first checkpoint.
+        """
+        self.is_prepared = True
+        if self._copy is not None:
+            self._start(self._copy.reservation(checkpoint))
+
+    def wait(self) -> None:
+        """Return when nothing is being saved.
+
+        Raises:
+            UserError: The last checkpoint could not be written.
+        """
+        if self.thread is not None:
+            self.thread.join()
+            self.check()
+
+    def check(self) -> None:
+        """Raise the error of the last save, if it has ended with one; never wait."""
+        if self.thread is not None and not self.thread.is_alive():
+            self.thread = None
+            error, self._error = self._error, None
+            if error is not None:
+                raise error
+
+    def _start(self, work: Callable[[], Any]) -> None:
+        """Work in the thread; `check` and `wait` raise its error."""
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self._error = error
+
+        # no daemon: the interpreter does not end before the file is complete
+        self.thread = threading.Thread(target=run, name="saver")
+        self.thread.start()
+
+    def _write(self, checkpoint: dict[str, Any], path: Path) -> None:
+        write_durable_checkpoint(checkpoint, path)
+        check_digest(path)
+        self._written(path)
+
+
+class Hashing:
+    """Unbuffered file with the SHA-256 of the bytes written to it.
+
+    Processes that are forked meanwhile, such as loader workers, close their copy of it: they would
+    keep the space of a deleted file.
+    """
+
+    _open: ClassVar[set[io.FileIO]] = set()
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+        self._open.add(self._file)
         self.digest = hashlib.sha256()  # of all bytes so far
 
     def write(self, content: Any) -> int:
+        """Write all bytes; one call of the system takes at most 2 GiB."""
         self.digest.update(content)
-        return self._file.write(content)
+        rest = memoryview(content).cast("B")
+        while rest:
+            rest = rest[self._file.write(rest) :]
+        return len(content)
 
     def flush(self) -> None:
-        self._file.flush()
+        """Nothing is left to write; torch.save calls it."""
+
+    def sync(self) -> None:
+        os.fsync(self._file.fileno())
+
+    def __enter__(self) -> "Hashing":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.discard(self._file)
+        self._file.close()
+
+    @classmethod
+    def close_in_child(cls) -> None:
+        for file in cls._open:
+            file.close()
+        cls._open.clear()
+
+
+os.register_at_fork(after_in_child=Hashing.close_in_child)
 
 
 def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
@@ -69,12 +195,10 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
     """
     try:
         with replacement(path) as temporary:
-            with temporary.open("wb") as file:
-                hashing = Hashing(file)
-                torch.save(checkpoint, hashing)  # type: ignore[arg-type]  # it needs only `write`
-                file.flush()
-                os.fsync(file.fileno())
-            write_sidecar(path, hashing.digest.hexdigest())
+            with Hashing(temporary) as file:
+                torch.save(checkpoint, file)  # type: ignore[arg-type]  # it needs only `write`
+                file.sync()
+            write_sidecar(path, file.digest.hexdigest())
     except (OSError, RuntimeError) as error:  # torch calls a full disk a RuntimeError
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise UserError(

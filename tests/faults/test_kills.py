@@ -18,11 +18,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 pytestmark = pytest.mark.faults
 RESUME = ("--resume", "auto")
+ASYNCHRONOUS = ("--checkpoint.asynchronous", "true")
+each_way = pytest.mark.parametrize(
+    "saving", [(), ASYNCHRONOUS], ids=["synchronous", "asynchronous"]
+)
 
 
-def last_save_before(step: int) -> int:
+def last_save_before(step: int, asynchronous: bool = False) -> int:
     """The last step whose save is complete when a later step's line is printed."""
-    return max(s for s in range(step) if s % SAVE == 0 or s % VALIDATE == 0)
+    saves = [s for s in range(step) if s % SAVE == 0 or s % VALIDATE == 0]
+    return saves[-2:][0] if asynchronous else saves[-1]  # the last one may be under way
 
 
 def killed_at_random(folder: Path, rng: random.Random, trace: Path, *args: str) -> str:
@@ -35,7 +40,7 @@ def killed_at_random(folder: Path, rng: random.Random, trace: Path, *args: str) 
         time.sleep(delay_s)
         os.kill(process.process.pid, signal.SIGKILL)
         assert process.end().code == -signal.SIGKILL
-    if (expected := last_save_before(told)) > 0:
+    if (expected := last_save_before(told, "asynchronous" in " ".join(args))) > 0:
         found = step_of(newest(run_folder(folder)))
         assert found >= expected, f"a save is lost: {found}, expected at least {expected}"
     return f"{told}+{delay_s * 1e3:.0f} ms"
@@ -44,9 +49,10 @@ def killed_at_random(folder: Path, rng: random.Random, trace: Path, *args: str) 
 @pytest.mark.case("R01")
 @pytest.mark.parametrize("seed", [11, 12, 13])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_killed_at_random_moments(whole, folder, case, workers, seed):
+@each_way
+def test_killed_at_random_moments(whole, folder, case, workers, seed, saving):
     rng, trace = random.Random(seed), folder / "trace.jsonl"
-    loader = ("--data.num_workers", str(workers))
+    loader = ("--data.num_workers", str(workers), *saving)
     moments = [killed_at_random(folder, rng, trace, *loader) for _ in range(2)]
     fit(folder, *RESUME, *loader, faults={"trace": str(trace)}).ok()
     case.saw(f"seed {seed}, killed after steps {', '.join(moments)}")
@@ -98,11 +104,12 @@ def test_the_comparison_can_fail(whole, every, tmp_path):
     ["first byte", "before fsync", "after fsync", "before the sidecar", "before the rename",
      "renamed"],
 )  # fmt: skip
-def test_killed_inside_the_save(whole, folder, case, moment, number):
-    ended = fit(folder, faults={"kill_in_save": [moment, number]})
+@each_way
+def test_killed_inside_the_save(whole, folder, case, moment, number, saving):
+    ended = fit(folder, *saving, faults={"kill_in_save": [moment, number]})
     assert ended.code == -signal.SIGKILL, ended
     left = [step_of(p) for p in checkpoints(run_folder(folder))]
-    resumed = fit(folder, *RESUME).ok()
+    resumed = fit(folder, *RESUME, *saving).ok()
     case.saw(f"{moment} of save {number}: went on from {max(left, default=0)}")
     if left:
         assert re.search(rf"step {max(left)}\b", resumed.out), resumed.out[:1500]
@@ -111,8 +118,9 @@ def test_killed_inside_the_save(whole, folder, case, moment, number):
 
 
 @pytest.mark.case("R02")
-def test_killed_while_an_old_file_is_deleted(whole, folder, case):
-    ended = fit(folder, faults={"kill_in_save": ["deleting", 3]})
+@each_way
+def test_killed_while_an_old_file_is_deleted(whole, folder, case, saving):
+    ended = fit(folder, *saving, faults={"kill_in_save": ["deleting", 3]})
     assert ended.code == -signal.SIGKILL, ended
     fit(folder, *RESUME).ok()
     case.saw("while an old file is deleted")
@@ -123,9 +131,10 @@ def test_killed_while_an_old_file_is_deleted(whole, folder, case):
 @pytest.mark.case("R03")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_stopped_within_a_step(whole, folder, case, number, code, workers):
+@each_way
+def test_stopped_within_a_step(whole, folder, case, number, code, workers, saving):
     trace = folder / "trace.jsonl"
-    loader = ("--data.num_workers", str(workers))
+    loader = ("--data.num_workers", str(workers), *saving)
     faults = {"trace": str(trace), "signal_at": [int(number), 11, 0]}
     ended = fit(folder, *loader, faults=faults)
     if ended.code == 0:

@@ -19,7 +19,7 @@ from gpt_lightning.parsing import check_arguments
 from gpt_lightning.runs.checkpoint import checkpoint_name, saved_checkpoints
 from gpt_lightning.runs.checkpoint_io import (
     DurableCheckpointIO,
-    check_digest,
+    Saver,
     check_writable,
     lock_folder,
     sidecar,
@@ -51,6 +51,8 @@ class RunCheckpoint(L.Callback):
         keep_last: Number of the newest files to keep.
         keep_best: Number of files with the lowest validation loss to keep.
         keep_every_n_steps: Steps between two files that are never deleted; null: none.
+        asynchronous: True blocks training while a checkpoint is copied to the host's memory, which
+            takes its size once more, and writes the file in a thread.
         enabled: False saves nothing.
     """
 
@@ -60,16 +62,18 @@ class RunCheckpoint(L.Callback):
         keep_last: PositiveInt = 2,
         keep_best: NonNegativeInt = 1,
         keep_every_n_steps: PositiveInt | None = None,
+        asynchronous: bool = False,
         enabled: bool = True,
     ) -> None:
         self.every_n_steps, self.keep_last = every_n_steps, keep_last
         self.keep_best, self.keep_every_n_steps = keep_best, keep_every_n_steps
-        self.enabled = enabled
+        self.asynchronous, self.enabled = asynchronous, enabled
         check_arguments(RunCheckpoint, "checkpoint", vars(self))  # so far the arguments alone
         self.best_loss = math.inf  # lowest validation loss of this session
         self._loss: float | None = None  # validation loss at the current step
         self._due = False
         self._saved_step = -1
+        self._saver = Saver(asynchronous, self._drop)
         self._lock = contextlib.ExitStack()
 
     # ---- the moments to save ---------------------------------------------------------------------
@@ -106,6 +110,10 @@ class RunCheckpoint(L.Callback):
         every = self.every_n_steps
         if at_step_boundary(trainer):
             self._loss = None
+            if not self._saver.is_prepared and trainer.is_global_zero and self._writes(trainer):
+                optimizers = [optimizer.state_dict() for optimizer in trainer.optimizers]
+                weights = trainer.lightning_module.state_dict()
+                self._saver.prepare({"state_dict": weights, "optimizer_states": optimizers})
             self._due |= every is not None and trainer.global_step % every == 0
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -120,8 +128,12 @@ class RunCheckpoint(L.Callback):
         """Save if it is time to; BetweenSteps calls this between two micro-batches."""
         if not at_step_boundary(trainer):
             return
+        if self._saver.thread is not None:
+            self._saver.check()
         ends = stop_due(trainer)
-        if self._due or ends:
+        if ends:
+            self.finish(trainer)
+        elif self._due:
             self.save(trainer)
         if ends and trainer.is_global_zero:
             print(self._ending(trainer), file=sys.stderr)
@@ -136,11 +148,17 @@ class RunCheckpoint(L.Callback):
         return f"{text}; --resume auto{more} continues"
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.save(trainer)
+        self.finish(trainer)
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
-        """Unlock the folder."""
-        self._lock.close()
+        """Complete a save that an exception has interrupted, and unlock the folder."""
+        try:
+            self._saver.wait()
+        except Exception as error:  # the exception stays the reason
+            print(f"warning: {error}", file=sys.stderr)
+        finally:
+            self._lock.close()
+            self._saver = Saver(self.asynchronous, self._drop)  # frees the memory of the old one
 
     on_exception = teardown
 
@@ -153,8 +171,10 @@ class RunCheckpoint(L.Callback):
     def save(self, trainer: L.Trainer) -> None:
         """Write the run as it is now, read it back, and delete files that are no longer kept.
 
+        An asynchronous save returns when all is copied.
+
         Raises:
-            UserError: it cannot be written; older files are untouched.
+            UserError: it, or the checkpoint before, cannot be written; older files are untouched.
             RuntimeError: a step has begun.
         """
         self._due = False
@@ -167,14 +187,21 @@ class RunCheckpoint(L.Callback):
         with phase(trainer, "checkpoint"):
             if logger is not None:
                 logger.sync()
-            trainer.save_checkpoint(path, weights_only=False)
-            if trainer.is_global_zero:
-                check_digest(path)
-                self._drop(self.folder(trainer), path)
+            trainer.save_checkpoint(path, weights_only=False, storage_options=self._saver.save)
         self._saved_step = trainer.global_step
 
-    def _drop(self, folder: Path, written: Path) -> None:
-        saved = saved_checkpoints(folder)  # the newest first
+    def finish(self, trainer: L.Trainer) -> None:
+        """Save, and return when the file is complete.
+
+        Raises:
+            UserError: as `save`.
+        """
+        self.save(trainer)
+        with phase(trainer, "checkpoint"):
+            self._saver.wait()
+
+    def _drop(self, written: Path) -> None:
+        saved = saved_checkpoints(written.parent)  # the newest first
         kept = {written, *(file.path for file in saved[: self.keep_last])}
         scored = sorted((f.loss, -f.step, f.path) for f in saved if f.loss is not None)
         kept |= {path for *_, path in scored[: self.keep_best]}

@@ -74,7 +74,7 @@ class StopSignals(L.Callback):
             return
         checkpoint = find_callback(trainer, RunCheckpoint)
         if checkpoint is not None:
-            checkpoint.save(trainer)
+            checkpoint.finish(trainer)
         trainer.strategy.barrier()  # until rank 0 has read the file back
         if not trainer.is_global_zero:
             raise SystemExit(0)  # Lightning kills rank 0 when another ends with anything else

@@ -1,0 +1,252 @@
+"""Checkpoints written in a thread: their bytes, their memory, their errors, and forks meanwhile."""
+
+import io
+import math
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_fit import TINY_RUN
+
+from gpt_lightning.cli import main
+from gpt_lightning.errors import UserError
+from gpt_lightning.runs import checkpoint_io, host_copy
+from gpt_lightning.runs.checkpoint import saved_checkpoints
+from gpt_lightning.runs.checkpoint_io import Hashing, Saver, check_digest
+from gpt_lightning.runs.host_copy import HostCopy
+
+
+class Marked(torch.Tensor):
+    """A tensor subclass, which is copied by deepcopy."""
+
+
+def example(seed: int = 0) -> dict:
+    """All kinds of content: shared storages, views, parameters, subclasses, numbers, words."""
+    torch.manual_seed(seed)
+    weight, table = torch.randn(37, 5), torch.arange(24).reshape(4, 6)
+    weights = OrderedDict(wte=weight, head=weight, last=weight[-1], rows=table[1:, ::2].t())
+    weights._metadata = {"": {"version": 1}}  # type: ignore[attr-defined]  # as Module.state_dict
+    name = "adamw"
+    return {
+        "state_dict": weights,
+        "parameter": torch.nn.Parameter(torch.randn(3)),
+        "frozen": torch.nn.Parameter(torch.randn(3), requires_grad=False),
+        "subclass": torch.randn(4).as_subclass(Marked),
+        "kinds": [
+            torch.empty(0),
+            torch.tensor(3.5),
+            torch.randn(5).bfloat16(),
+            torch.tensor([True, False]),
+            torch.randn(3, dtype=torch.complex64),
+            torch.eye(3).to_sparse(),
+        ],
+        "loops": {"step": 7, "loss": 1.5, "nothing": None, "names": (name, [name]), "raw": b"\0x"},
+    }
+
+
+def saved(checkpoint: dict) -> bytes:
+    file = io.BytesIO()
+    torch.save(checkpoint, file)
+    return file.getvalue()
+
+
+def test_the_copy_is_written_with_the_same_bytes():
+    copied = HostCopy()
+    for seed in (0, 1):  # the second time into the same memory
+        assert saved(copied(example(seed))) == saved(example(seed))
+
+
+def test_a_change_after_the_copy_is_not_in_it():
+    checkpoint = example()
+    before = saved(checkpoint)
+    copied = HostCopy()(checkpoint)
+    with torch.no_grad():
+        checkpoint["state_dict"]["wte"].zero_()
+        checkpoint["parameter"].zero_()
+        checkpoint["subclass"].zero_()
+        checkpoint["kinds"][2].zero_()
+    checkpoint["loops"]["names"][1].append("later")
+    checkpoint["loops"]["step"] = 8
+    assert saved(copied) == before
+
+
+def test_memory_is_reused_and_grows():
+    copy = HostCopy()
+    first = copy({"a": torch.ones(1000)})["a"].data_ptr()
+    assert copy({"a": torch.ones(900), "b": torch.ones(10)})["a"].data_ptr() == first
+    larger = copy({"a": torch.full((500_000,), 2.0), "b": torch.full((3,), 3.0)})
+    assert larger["a"].sum() == 1_000_000
+    assert larger["b"].tolist() == [3, 3, 3]
+
+
+def test_tensors_of_a_gpu_are_copied_to_pinned_memory_with_one_wait(monkeypatch):
+    """With fakes on a CPU; tests/gpu copies from a real one."""
+    asked: list[object] = []
+    real_empty, real_copy = torch.empty, torch.Tensor.copy_
+
+    def empty(*args, pin_memory=False, **kwargs):
+        asked.extend(["pinned"] if pin_memory else [])
+        return real_empty(*args, **kwargs)
+
+    def copy_(self, source, non_blocking=False):
+        asked.append("copied" if non_blocking else "waited")
+        return real_copy(self, source)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch.Tensor, "copy_", copy_)
+    monkeypatch.setattr(host_copy, "synchronize", lambda device: asked.append("synchronized"))
+    monkeypatch.setattr(host_copy, "on_cuda", lambda storages: True)
+    copy, weights = HostCopy(), {"a": torch.arange(6.0), "b": torch.ones(2)}
+    for _ in range(2):
+        assert copy(weights)["a"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert asked == ["pinned", *["copied", "copied", "synchronized"] * 2]
+
+
+# ---- the thread ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Writing waits until this event is set."""
+    event, real = threading.Event(), checkpoint_io.write_durable_checkpoint
+
+    def write(checkpoint, path):
+        assert event.wait(10)
+        real(checkpoint, path)
+
+    monkeypatch.setattr(checkpoint_io, "write_durable_checkpoint", write)
+    return event
+
+
+def test_a_save_returns_before_the_file_is_written(gate, tmp_path):
+    done: list[Path] = []
+    writer, weight = Saver(True, done.append), torch.zeros(3)
+    writer.save({"weight": weight}, tmp_path / "a.ckpt")
+    weight += 1  # the next step
+    writer.check()
+    assert not (tmp_path / "a.ckpt").exists()
+    gate.set()
+    writer.wait()
+    assert done == [tmp_path / "a.ckpt"]
+    check_digest(tmp_path / "a.ckpt")
+    assert torch.load(tmp_path / "a.ckpt")["weight"].tolist() == [0, 0, 0]
+
+
+def test_a_save_waits_for_the_one_before(gate, tmp_path):
+    done: list[Path] = []
+    writer = Saver(True, done.append)
+    writer.save({"weight": torch.zeros(3)}, tmp_path / "a.ckpt")
+    threading.Timer(0.05, gate.set).start()
+    writer.save({"weight": torch.ones(3)}, tmp_path / "b.ckpt")
+    assert done[:1] == [tmp_path / "a.ckpt"]
+    writer.wait()
+    assert torch.load(tmp_path / "a.ckpt")["weight"].tolist() == [0, 0, 0]
+    assert torch.load(tmp_path / "b.ckpt")["weight"].tolist() == [1, 1, 1]
+
+
+def test_memory_is_reserved_before_the_first_save(tmp_path):
+    checkpoint = {"weight": torch.ones(100_000)}
+    writer = Saver(True, lambda path: None)
+    assert not writer.is_prepared
+    writer.prepare(checkpoint)
+    writer.wait()
+    assert writer.is_prepared
+    reserved = writer._copy._memory
+    assert len(reserved) > 400_000
+    writer.save(checkpoint, tmp_path / "a.ckpt")
+    writer.wait()
+    assert writer._copy._memory is reserved
+
+
+def test_an_error_of_the_thread_is_raised_once(tmp_path):
+    (tmp_path / "file").touch()
+    writer = Saver(True, lambda path: None)
+    for _ in range(2):
+        writer.save({}, tmp_path / "file" / "a.ckpt")
+        with pytest.raises(UserError, match=r"cannot write .*a\.ckpt: File exists"):
+            writer.wait()
+        writer.wait()
+
+
+def test_a_forked_process_closes_the_file_and_leaves_its_bytes(tmp_path):
+    with Hashing(tmp_path / "file") as file:
+        file.write(b"before")
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if file._file.closed and not Hashing._open else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        file.write(b"after")
+    assert (tmp_path / "file").read_bytes() == b"beforeafter"
+
+
+# ---- in a run ------------------------------------------------------------------------------------
+
+
+def fit(*args: str) -> int:
+    more = ["--checkpoint.every_n_steps=2", "--checkpoint.keep_last=9", "--data.batch_size=4"]
+    return main(["fit", *TINY_RUN, "--trainer.max_steps=9", *more, *args])
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {
+        file.path.name: torch.cat(
+            [w.flatten() for w in torch.load(file.path)["state_dict"].values()]
+        )
+        for file in saved_checkpoints(folder)
+    }
+
+
+def test_a_run_saves_the_same_states(text_file, monkeypatch):
+    monkeypatch.chdir(text_file.parent)
+    assert fit() == 0
+    assert fit("--checkpoint.asynchronous=true") == 0
+    runs = Path("lightning_logs/run")
+    one, other = (weights(runs / name / "checkpoints") for name in ("version_0", "version_1"))
+    assert len(one) == 5
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not any(thread.name == "saver" for thread in threading.enumerate())
+
+
+def test_a_full_disk_ends_the_run_at_the_next_step(text_file, monkeypatch, capsys):
+    monkeypatch.chdir(text_file.parent)
+    real = checkpoint_io.Hashing.write
+
+    def write(self, content):
+        if "step-0000004" in str(self._file.name):
+            raise OSError(28, "No space left on device")
+        return real(self, content)
+
+    monkeypatch.setattr(checkpoint_io.Hashing, "write", write)
+    assert fit("--checkpoint.asynchronous=true") == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: cannot write ")
+    assert "No space left" in error
+    found = [
+        file.step for file in saved_checkpoints(Path("lightning_logs/run/version_0/checkpoints"))
+    ]
+    assert found[-1] == 2
+    assert 8 not in found or max(found) < 9
+
+
+def test_an_exception_waits_for_the_save(gate, text_file, monkeypatch, capsys):
+    monkeypatch.chdir(text_file.parent)
+
+    def nan(self, *args, **kwargs):
+        if self.trainer.global_step == 2:
+            threading.Timer(0.1, gate.set).start()
+            return math.nan * next(self.parameters()).sum()
+        return real(self, *args, **kwargs)
+
+    from gpt_lightning.training.module import GPTModule
+
+    real = GPTModule.training_step
+    monkeypatch.setattr(GPTModule, "training_step", nan)
+    assert fit("--checkpoint.asynchronous=true") == 2
+    assert "step 3" in capsys.readouterr().err.splitlines()[-1]
+    (file,) = saved_checkpoints(Path("lightning_logs/run/version_0/checkpoints"))
+    assert file.step == 2
+    check_digest(file.path)
