@@ -26,6 +26,11 @@ def split_windows(windows: np.ndarray) -> Batch:
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
+def limited(batches: int, limit: int | float) -> int:
+    """Return the batches of an epoch that are read under a limit: a number, or a share of them."""
+    return min(limit, batches) if isinstance(limit, int) else int(limit * batches)
+
+
 class TrainBatches(Dataset[Batch]):
     """Micro-batches of one rank in one epoch, by index.
 
@@ -60,8 +65,10 @@ class TrainLoader:
         accumulate: Micro-batches an optimizer step.
         rank: Rank of this process, of `world`.
         world: Number of processes that share the order.
-        num_workers: Processes that prefetch; 0 reads in the training process.
         pin_memory: True for page-locked batches, for CUDA.
+        limit: Batches of an epoch that are read, or their share: its first ones.
+        overfit: True if every epoch reads the batches of the first.
+        num_workers: Processes that prefetch; 0 reads in the training process.
         epoch: Number of the epoch, 0 for the first.
         position: Batches of the epoch that were handed out.
         wait_s: Seconds waited for batches.
@@ -72,8 +79,10 @@ class TrainLoader:
     accumulate: int = 1
     rank: int = 0
     world: int = 1
-    num_workers: int = 0
     pin_memory: bool = False
+    limit: int | float = 1.0
+    overfit: bool = False
+    num_workers: int = 0
     epoch: int = field(default=0, init=False)
     position: int = field(default=0, init=False)
     wait_s: float = field(default=0.0, init=False)
@@ -82,20 +91,26 @@ class TrainLoader:
         steps = self.source.n_windows // (self.batch_size * self.world * self.accumulate)
         return steps * self.accumulate
 
+    @property
+    def epoch_batches(self) -> int:
+        """Batches of an epoch that are read."""
+        return limited(len(self), self.limit)
+
     def __iter__(self) -> Iterator[Batch]:
-        if self.position >= len(self):
-            self.epoch, self.position = self.epoch + 1, 0
+        end = self.epoch_batches
+        if self.position >= end:
+            self.epoch, self.position = self.epoch + (not self.overfit), 0
         batches = TrainBatches(self.source, self.epoch, self.batch_size, self.rank, self.world)
         loader = DataLoader(
             batches,
             batch_size=None,  # an item is a batch already
-            sampler=range(self.position, len(self)),
+            sampler=range(self.position, end),
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
             generator=torch.Generator(),  # else it draws from the run's generator at every epoch
         )
         batches_read = iter(loader)
-        while self.position < len(self):
+        while self.position < end:
             began = time.perf_counter()
             batch = next(batches_read)
             self.wait_s += time.perf_counter() - began
@@ -118,11 +133,48 @@ class TrainLoader:
 
     def identity(self) -> dict[str, Any]:
         """Return what decides the order of the batches; equal ones read equal batches."""
-        return {
+        identity = {
             "sequences a micro-batch": self.batch_size * self.world,
             "micro-batches a step": self.accumulate,
             **self.source.identity(),
         }
+        if self.epoch_batches < len(self) or self.overfit:
+            key = f"trainer.{'overfit' if self.overfit else 'limit_train'}_batches"
+            identity[key] = self.epoch_batches
+        return identity
+
+
+class EvalLoader:
+    """Batches of an evaluation on this rank, a sized iterable for Lightning.
+
+    Not a DataLoader: in those, Lightning replaces the sampler by one that gives each rank its share
+    of the batches (use_distributed_sampler, on by default) or its order (overfit_batches). Here the
+    batches of a rank are its share already.
+
+    Args:
+        batches: Batches by index.
+        n_batches: Number of them that is read.
+        num_workers: Processes that prefetch; 0 reads in the training process.
+        pin_memory: True for page-locked batches, for CUDA.
+    """
+
+    def __init__(
+        self, batches: Dataset[Batch], n_batches: int, num_workers: int, pin_memory: bool
+    ) -> None:
+        self._loader = DataLoader(
+            batches,
+            batch_size=None,  # an item is a batch already
+            sampler=range(n_batches),
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            generator=torch.Generator(),  # its own: evaluation must not move the run's dropout
+        )
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield from self._loader  # workers start at the first batch
 
 
 class EvalBatches(Dataset[Batch]):

@@ -12,11 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from gpt_lightning.data.dataset import TokenDataset
-from gpt_lightning.data.loader import EVALUATION, Batch, EvalBatches, TrainBatches, TrainLoader
+from gpt_lightning.data.loader import (
+    EVALUATION,
+    Batch,
+    EvalBatches,
+    EvalLoader,
+    TrainBatches,
+    TrainLoader,
+)
 from gpt_lightning.data.order import OrderName, WindowOrder
 from gpt_lightning.data.settings import DataSettings
 from gpt_lightning.data.shards import DatasetWindows, TokenStream
@@ -36,12 +42,16 @@ class Place:
         rank: Number of this process.
         world: Number of processes that share the order.
         pin_memory: True for page-locked batches, for CUDA.
+        limit: Batches of a training epoch that are read, or their share.
+        overfit: True if every training epoch reads the batches of the first.
     """
 
     accumulate: int
     rank: int
     world: int
     pin_memory: bool
+    limit: int | float
+    overfit: bool
 
 
 class Reader(abc.ABC):
@@ -114,30 +124,24 @@ class Reader(abc.ABC):
         """
         return next(iter(self.datasets.values())).stream(split, self.block_size)
 
-    def eval_loaders(self) -> list[DataLoader[Batch]]:
+    def eval_loaders(self) -> list[EvalLoader]:
         """Return a loader of the whole validation split, or eval_batches of val and of train."""
         n = self.settings.eval_batches
         if n is None:
             return [self.split_loader("val")]
-        return [self._loader(self.samples(split), range(n)) for split in ("val", "train")]
+        return [self._loader(self.samples(split), n) for split in ("val", "train")]
 
-    def split_loader(self, split: str) -> DataLoader[Batch]:
+    def split_loader(self, split: str) -> EvalLoader:
         """Return a loader that reads every token of a split once."""
         rank, world = self.place.rank, self.place.world
         batches = EvalBatches(
             self.stream(split), self.block_size, self.eval_batch_size, rank, world
         )
-        return self._loader(batches, range(len(batches)))
+        return self._loader(batches, len(batches))
 
-    def _loader(self, batches: Dataset[Batch], indices: range) -> DataLoader[Batch]:
-        return DataLoader(
-            batches,
-            batch_size=None,  # an item is a batch already
-            sampler=indices,
-            num_workers=self.settings.num_workers,
-            pin_memory=self.place.pin_memory,
-            generator=torch.Generator(),  # its own: evaluation must not move the run's dropout
-        )
+    def _loader(self, batches: Dataset[Batch], n_batches: int) -> EvalLoader:
+        workers, pin_memory = self.settings.num_workers, self.place.pin_memory
+        return EvalLoader(batches, n_batches, workers, pin_memory)
 
 
 class WindowReader(Reader):
@@ -195,7 +199,7 @@ class NanoGPTReader(Reader):
     """Batches that nanoGPT's program would draw, in training and evaluation.
 
     Raises:
-        UserError: There are several processes.
+        UserError: There are several processes, or batches are to be repeated.
     """
 
     def __init__(
@@ -204,6 +208,11 @@ class NanoGPTReader(Reader):
         super().__init__(datasets, settings, place)
         if place.world > 1:
             raise UserError("data.order nanogpt runs in one process only: set --data.order random")
+        if place.overfit:
+            raise UserError(
+                "trainer.overfit_batches: data.order nanogpt draws every batch anew: "
+                "set --data.order shuffled"
+            )
 
     @functools.cached_property
     def train_loader(self) -> "NanoGPTLoader":

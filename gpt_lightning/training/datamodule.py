@@ -8,10 +8,9 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
-from torch.utils.data import DataLoader
 
 from gpt_lightning.data.dataset import TokenDataset
-from gpt_lightning.data.loader import Batch
+from gpt_lightning.data.loader import EvalLoader
 from gpt_lightning.data.manifest import Manifest
 from gpt_lightning.data.readers import NanoGPTReader, Place, Reader, WindowReader
 from gpt_lightning.data.settings import DataSettings
@@ -22,6 +21,7 @@ from gpt_lightning.training.steps import (
     accumulation,
     call_between_batches,
     check_accumulation,
+    check_epoch,
 )
 
 DEFAULT_SEED = 1337
@@ -135,7 +135,7 @@ class TokenDataModule(L.LightningDataModule):
             self._set_accumulation(settings)
         self._reader = reader = self._open_reader(settings, stage)
         if stage == "fit":
-            reader.train_loader  # noqa: B018 - opens the train split
+            check_epoch(self.trainer, len(reader.train_loader))  # opens the train split
             if "val" in self.manifest.splits:
                 reader.stream("val")
         else:
@@ -145,17 +145,17 @@ class TokenDataModule(L.LightningDataModule):
         hook = functools.partial(call_between_batches, self.trainer)
         return BetweenSteps(self.reader.train_loader, hook)
 
-    def val_dataloader(self) -> list[DataLoader[Batch]]:
+    def val_dataloader(self) -> list[EvalLoader]:
         # training without a validation split is fine, evaluating without one is not
         fitting = self.trainer.state.fn == TrainerFn.FITTING
         if fitting and "val" not in self.manifest.splits:
             return []
         return self.reader.eval_loaders()
 
-    def test_dataloader(self) -> DataLoader[Batch]:
+    def test_dataloader(self) -> EvalLoader:
         return self.reader.split_loader("test")
 
-    def predict_dataloader(self) -> DataLoader[Batch]:
+    def predict_dataloader(self) -> EvalLoader:
         return self.reader.split_loader("val")
 
     def evaluated_part(self, split: str, positions: int) -> dict[str, int]:
@@ -235,6 +235,8 @@ class TokenDataModule(L.LightningDataModule):
             rank=trainer.global_rank,
             world=trainer.world_size,
             pin_memory=trainer.strategy.root_device.type == "cuda",
+            limit=trainer.limit_train_batches,
+            overfit=trainer.overfit_batches > 0,  # type: ignore[attr-defined]
         )
         kind = NanoGPTReader if settings.order == "nanogpt" else WindowReader
         return kind(datasets, settings, place)

@@ -15,7 +15,7 @@ import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from gpt_lightning.data.loader import Batch, TrainLoader
+from gpt_lightning.data.loader import Batch, TrainLoader, limited
 from gpt_lightning.errors import UserError
 from gpt_lightning.runs.logger import RunLogger
 
@@ -119,6 +119,29 @@ def check_accumulation(accumulate: int, interval: Any) -> None:
             f"trainer.val_check_interval {interval} counts micro-batches and is not a multiple of "
             f"trainer.accumulate_grad_batches {accumulate}: "
             f"set it to {max(1, round(interval / accumulate)) * accumulate}"
+        )
+
+
+def check_epoch(trainer: L.Trainer, batches: int) -> None:
+    """Check that an epoch of limit_train_batches or overfit_batches ends with a whole step.
+
+    Lightning would make a step of the rest, in which each micro-batch has the weight of a full one.
+
+    Args:
+        trainer: Trainer with its limit; fast_dev_run, which trains no model to keep, may break it.
+        batches: Micro-batches of the whole epoch, a multiple of the accumulation.
+
+    Raises:
+        UserError: names the nearest multiples.
+    """
+    accumulate, limit = trainer.accumulate_grad_batches, trainer.limit_train_batches
+    used = limited(batches, limit)
+    if used % accumulate and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        key = "overfit" if trainer.overfit_batches else "limit_train"  # type: ignore[attr-defined]
+        below = used // accumulate * accumulate
+        raise UserError(
+            f"trainer.{key}_batches {limit} means epochs of {used} micro-batches, and a step has "
+            f"{accumulate}: set it to {f'{below} or ' if below else ''}{below + accumulate}"
         )
 
 

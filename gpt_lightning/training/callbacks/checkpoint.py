@@ -97,8 +97,9 @@ class RunCheckpoint(L.Callback):
         return self.enabled and not trainer.fast_dev_run  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # an interval that was a fraction of an epoch is a number of micro-batches by now
-        check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_batch)
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            # an interval that was a fraction of an epoch is a number of micro-batches by now
+            check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_batch)
         self._saved_step = trainer.global_step  # the state that a run starts from is on disk
         if trainer.is_global_zero and self._writes(trainer):
             set_aside(self.folder(trainer), trainer.global_step)

@@ -1,0 +1,153 @@
+"""Epochs under overfit_batches, limit_train_batches and reload_dataloaders_every_n_epochs."""
+
+import hashlib
+from pathlib import Path
+
+import lightning as L
+import pytest
+from tiny_fit import TINY_MODEL
+
+from gpt_lightning.cli import main
+from gpt_lightning.commands.check_resume import compare
+from gpt_lightning.training import fit
+
+SLOW = pytest.mark.slow
+BASE = (
+    *TINY_MODEL,
+    "--data.text_file=text.txt",
+    "--data.tokenizer=char",
+    "--data.batch_size=32",
+    "--trainer.max_steps=20",
+    "--trainer.log_every_n_steps=1",
+    "--trainer.check_val_every_n_epoch=null",
+    "--trainer.val_check_interval=10",
+)
+EPOCH = 27  # micro-batches
+RELOAD = "--trainer.reload_dataloaders_every_n_epochs=1"
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, text_file, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class Batches(L.Callback):
+    """The first characters of the digest of each micro-batch, and those of the validations."""
+
+    def __init__(self, stop: int | None = None) -> None:
+        self.trained: list[str] = []
+        self.validated: list[int] = []
+        self.stop = stop
+
+    def on_train_batch_start(self, trainer, module, batch, *args) -> None:
+        self.trained.append(hashlib.sha256(batch[0].numpy().tobytes()).hexdigest()[:6])
+
+    def on_train_batch_end(self, trainer, *args) -> None:
+        trainer.should_stop |= len(self.trained) == self.stop
+
+    def on_validation_start(self, trainer, module) -> None:
+        self.validated.append(trainer.num_val_batches[0])
+
+
+def run(*args: str, name: str = "run", stop: int | None = None) -> Batches:
+    batches = Batches(stop)
+    fit.run_cli(["fit", *BASE, f"--run_name={name}", *args], callbacks=[batches])
+    return batches
+
+
+@pytest.mark.parametrize(
+    "order", ["shuffled", *(pytest.param(name, marks=SLOW) for name in ("random", "sequential"))]
+)
+def test_overfitting_repeats_the_first_batches(order):
+    plain = run(f"--data.order={order}").trained
+    seen = run(f"--data.order={order}", "--trainer.overfit_batches=3")
+    assert seen.trained == (plain[:3] * 7)[:20]
+    assert len(set(plain[:3])) == 3
+    assert seen.validated == [3, 3]  # of the validation split
+
+
+def test_overfitting_a_share_of_the_epoch():
+    assert len(set(run("--trainer.overfit_batches=0.25").trained)) == 6
+
+
+def test_what_cannot_be_repeated_is_refused(capsys):
+    nanogpt = ("--data.order=nanogpt", "--trainer.overfit_batches=3")
+    assert main(["fit", *BASE, *nanogpt]) == 2
+    assert "draws every batch anew: set --data.order shuffled" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reload", [(), (RELOAD,)])
+def test_a_limited_epoch_is_the_beginning_of_its_order(reload):
+    epochs = ("--trainer.max_epochs=3", "--trainer.max_steps=60", "--trainer.limit_val_batches=0")
+    whole = run(*epochs).trained
+    n = EPOCH
+    seen = run("--trainer.limit_train_batches=7", *reload).trained
+    assert seen == whole[:7] + whole[n : n + 7] + whole[2 * n : 2 * n + 6]
+    assert len(set(seen)) == 20
+    assert run("--trainer.limit_train_batches=0.28", *reload).trained == seen  # 7.56
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["sequential", "repeat", "nanogpt", "random"])
+def test_a_limited_epoch_in_other_orders(order):
+    plain = run("--trainer.limit_train_batches=7", f"--data.order={order}").trained
+    again = run("--trainer.limit_train_batches=7", f"--data.order={order}", RELOAD).trained
+    assert plain == again
+    assert len(set(plain)) == {"sequential": 7, "repeat": 1}.get(order, 20)
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("limit_train_batches=7", "epochs of 7 micro-batches, and a step has 4: set it to 4 or 8"),
+        ("limit_train_batches=0.3", "0.3 means epochs of 7 micro-batches"),
+        (
+            "overfit_batches=3",
+            "overfit_batches 3 means epochs of 3 micro-batches, and a step has 4",
+        ),
+    ],
+)
+def test_a_limit_is_a_multiple_of_the_accumulation(option, line, capsys):
+    steps = ("--trainer.accumulate_grad_batches=4", "--trainer.val_check_interval=8")
+    assert main(["fit", *BASE, *steps, f"--trainer.{option}"]) == 2
+    assert line in capsys.readouterr().err
+    assert not Path("lightning_logs").exists()
+
+
+def test_fast_dev_run_may_end_in_the_middle_of_a_step():
+    steps = ("--trainer.accumulate_grad_batches=4", "--trainer.val_check_interval=8")
+    assert len(run("--trainer.fast_dev_run=1", *steps).trained) == 1
+
+
+EPOCHS = ("--trainer.max_epochs=3", "--trainer.max_steps=-1", "--model.decay_steps=21")
+
+
+@pytest.mark.parametrize(
+    ("kind", "stop"),
+    [
+        (("--trainer.overfit_batches=4",), 10),
+        (("--trainer.limit_train_batches=7", RELOAD, *EPOCHS), 10),
+        pytest.param(("--trainer.overfit_batches=4", *EPOCHS), 10, marks=SLOW),
+        pytest.param(("--trainer.overfit_batches=4",), 12, marks=SLOW),
+        pytest.param(("--trainer.limit_train_batches=7",), 7, marks=SLOW),
+        pytest.param(("--trainer.limit_train_batches=7", *EPOCHS), 14, marks=SLOW),
+        pytest.param((RELOAD,), 11, marks=SLOW),
+        pytest.param((RELOAD, *EPOCHS), 30, marks=SLOW),
+        pytest.param(("--trainer.limit_train_batches=0.5", "--data.order=nanogpt"), 15, marks=SLOW),
+        pytest.param(("--trainer.limit_train_batches=7", "--data.order=repeat"), 9, marks=SLOW),
+        pytest.param(("--trainer.limit_train_batches=7", "--data.order=sequential"), 9, marks=SLOW),
+    ],
+)
+def test_a_resume_is_the_whole_run(kind, stop):
+    whole = run(*kind, name="whole").trained
+    first = run(*kind, stop=stop).trained
+    second = run(*kind, "--resume=auto").trained
+    assert first + second == whole
+    found = compare(*(Path("lightning_logs") / name / "version_0" for name in ("whole", "run")))
+    assert all(found.values()), found
+
+
+def test_another_limit_is_refused_on_resume(capsys):
+    run("--trainer.limit_train_batches=7", stop=10)
+    assert main(["fit", *BASE, "--run_name=run", "--resume=auto"]) == 2
+    assert "trainer.limit_train_batches 7, this run has None" in capsys.readouterr().err
