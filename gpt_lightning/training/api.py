@@ -22,7 +22,7 @@ class FitResult:
     Attributes:
         steps: Optimizer steps, those before a resume included.
         run_folder: Folder of config.yaml, metrics.jsonl and checkpoints/; None with fast_dev_run.
-        best_loss: Lowest validation loss of this session, in nats; None without a validation.
+        best_loss: Lowest validation loss of the run, in nats; None without a validation.
         validation_loss: Validation loss at the end, in nats; None without a validation.
         tokens_per_sec: Rate over all ranks, without warm-up and stalls; None for a shorter run.
     """

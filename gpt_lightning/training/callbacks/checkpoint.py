@@ -69,7 +69,8 @@ class RunCheckpoint(L.Callback):
         self.keep_best, self.keep_every_n_steps = keep_best, keep_every_n_steps
         self.asynchronous, self.enabled = asynchronous, enabled
         check_arguments(RunCheckpoint, "checkpoint", vars(self))  # so far the arguments alone
-        self.best_loss = math.inf  # lowest validation loss of this session
+        self.best_loss = math.inf  # lowest validation loss of the run
+        self.best_since_step: int | None = None  # 0, or the resume from a file without a best loss
         self._loss: float | None = None  # validation loss at the current step
         self._due = False
         self._saved_step = -1
@@ -100,6 +101,8 @@ class RunCheckpoint(L.Callback):
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             # an interval that was a fraction of an epoch is a number of micro-batches by now
             check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_batch)
+        if self.best_since_step is None:
+            self.best_since_step = trainer.global_step
         self._saved_step = trainer.global_step  # the state that a run starts from is on disk
         if trainer.is_global_zero and self._writes(trainer):
             set_aside(self.folder(trainer), trainer.global_step)
@@ -150,6 +153,13 @@ class RunCheckpoint(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.finish(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_loss": self.best_loss, "best_since_step": self.best_since_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best_loss = state_dict["best_loss"]
+        self.best_since_step = state_dict["best_since_step"]
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
         """Complete a save that an exception has interrupted, and unlock the folder."""

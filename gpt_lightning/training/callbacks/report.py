@@ -77,7 +77,9 @@ class RunReport(L.Callback):
         checkpoint = find_callback(trainer, RunCheckpoint)
         speed = find_callback(trainer, SpeedMonitor)
         if checkpoint is not None and checkpoint.best_loss < math.inf:
-            losses.append(f"best val/loss {checkpoint.best_loss:.4f}")
+            since = checkpoint.best_since_step
+            since_text = f" since step {since:,}" if since else ""
+            losses.append(f"best val/loss {checkpoint.best_loss:.4f}{since_text}")
         outcome = f"loss        {', '.join(losses)} after {steps} steps"
         lines = ["", outcome if losses else f"steps       {steps}, none logged in this session"]
         if speed is not None:

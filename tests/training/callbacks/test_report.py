@@ -8,6 +8,7 @@ import pytest
 
 from gpt_lightning.cli import main
 from gpt_lightning.parsing import program
+from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 
 TINY = [
     "--model.config.n_layer=1",
@@ -52,3 +53,28 @@ def test_a_session_that_ends_before_its_first_log_prints_its_steps_alone(capsys)
     out = capsys.readouterr().out
     assert "\nsteps       2, none logged in this session\n" in out
     assert "\nloss " not in out
+
+
+def best(out: str) -> str:
+    return re.search(r"best val/loss (.*) after \d+ steps$", out, re.M)[1]
+
+
+def test_the_best_loss_is_of_all_sessions(capsys, monkeypatch):
+    run = [*TINY, "--model.schedule=constant", "--trainer.val_check_interval=2"]
+    assert main(["fit", *run]) == 0
+    first = best(capsys.readouterr().out)
+    worse = [*run, "--resume=auto", "--trainer.max_steps=4", "--model.learning_rate=10"]
+    assert main(["fit", *worse]) == 0
+    out = capsys.readouterr().out
+    assert f" val/loss {first}" not in out.partition("best")[0]
+    assert best(out) == first
+
+
+def test_the_best_loss_since_a_file_without_one_has_its_step(capsys, monkeypatch):
+    run = [*TINY, "--model.schedule=constant", "--trainer.val_check_interval=2"]
+    with monkeypatch.context() as earlier:
+        earlier.setattr(RunCheckpoint, "state_dict", lambda self: {})
+        assert main(["fit", *run]) == 0
+    capsys.readouterr()
+    assert main(["fit", *run, "--resume=auto", "--trainer.max_steps=4"]) == 0
+    assert re.fullmatch(r"\d\.\d{4} since step 2", best(capsys.readouterr().out))
