@@ -1,10 +1,157 @@
-"""What StepProgress says of the time that is left."""
+"""What StepProgress says of the time that is left, and when it prints a line."""
 
+import io
+import math
+import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
 
-from gpt_lightning.training.callbacks.progress import StepProgress, line_interval
+from gpt_lightning.errors import UserError
+from gpt_lightning.training.callbacks import progress as module
+from gpt_lightning.training.callbacks.progress import (
+    StepProgress,
+    format_metrics,
+    line_interval,
+)
+
+
+@pytest.fixture
+def clock(monkeypatch) -> SimpleNamespace:
+    """A clock that stands at clock.now."""
+    time = SimpleNamespace(now=1000.0)
+    time.monotonic = lambda: time.now
+    monkeypatch.setattr(module, "time", time)
+    return time
+
+
+def trainer_of(**changes) -> SimpleNamespace:
+    settings = {
+        "global_step": 0,
+        "is_global_zero": True,
+        "callback_metrics": {},
+        "log_every_n_steps": 1,
+        "max_steps": 40,
+        "max_epochs": None,
+        "sanity_checking": False,
+        "num_sanity_val_steps": 2,
+        "num_sanity_val_batches": [2],
+        "num_val_batches": [50, 50],
+        "val_dataloaders": None,
+        "state": SimpleNamespace(fn=TrainerFn.FITTING),
+    }
+    return SimpleNamespace(**settings | changes)
+
+
+def trained(progress: StepProgress, trainer: SimpleNamespace, steps: int) -> None:
+    progress.on_train_start(trainer, None)
+    for _ in range(steps):
+        progress.on_train_batch_end(trainer, None, None, None, 0)  # a micro-batch of no step
+        trainer.global_step += 1
+        progress.on_train_batch_end(trainer, None, None, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("every", "log_every", "max_steps", "expected"),
+    [
+        (None, 1, 40, list(range(2, 41, 2))),  # twenty lines
+        (None, 3, 120, list(range(6, 121, 6))),
+        (None, 10, 40, [10, 20, 30, 40]),  # at log steps alone
+        (7, 1, 40, [7, 14, 21, 28, 35]),
+        (None, 1, 3, [1, 2, 3]),
+    ],
+)
+def test_lines_without_a_terminal(clock, capsys, every, log_every, max_steps, expected):
+    trainer = trainer_of(log_every_n_steps=log_every, max_steps=max_steps)
+    trained(StepProgress(every), trainer, max_steps)
+    lines = capsys.readouterr().out.splitlines()
+    assert [int(line.split("/")[0].removeprefix("step ")) for line in lines] == expected
+    width = len(str(max_steps))
+    assert lines[0].startswith(f"step {expected[0]:>{width}}/{max_steps} | ")
+
+
+def test_a_run_without_an_end_has_no_time_left(clock, capsys):
+    trained(StepProgress(2), trainer_of(max_steps=-1), 4)
+    assert capsys.readouterr().out.splitlines() == ["step 2", "step 4"]
+
+
+def test_a_resumed_run_counts_from_its_step(clock, capsys):
+    trainer, progress = trainer_of(global_step=30), StepProgress(5)
+    progress.on_train_start(trainer, None)
+    for _ in range(5):
+        clock.now += 2.0
+        trainer.global_step += 1
+        progress.on_train_batch_end(trainer, None, None, None, 0)
+    assert capsys.readouterr().out == "step 35/40 | 00:10 left\n"
+
+
+def test_numbers_of_a_line_are_those_that_were_logged():
+    metrics = {"train/loss": torch.tensor(1.23456), "perf/mfu": 0.256, "perf/step_ms": 12.34}
+    assert format_metrics(metrics) == "loss 1.2346, 12.3 ms/step, MFU 25.6%"
+    assert format_metrics({"perf/tokens_per_sec": 12345.6}) == "12,346 tokens/s"
+    assert format_metrics({"other": 1.0}) == ""
+
+
+def test_a_switched_off_bar_prints_nothing(clock, capsys):
+    progress, trainer = StepProgress(1), trainer_of()
+    progress.disable()
+    trained(progress, trainer, 3)
+    clock.now += 100
+    progress.on_validation_batch_end(trainer)
+    progress.on_validation_end(trainer, None)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_long_evaluation_prints_a_line_every_half_minute(clock, capsys):
+    progress, trainer = StepProgress(100), trainer_of(global_step=3)
+    progress.on_train_start(trainer, None)
+    progress.on_validation_start(trainer, None)
+    for _ in range(100):
+        clock.now += 2.0
+        progress.on_validation_batch_end(trainer)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[1] for line in lines] == [
+        f"evaluation, batch {done}/100" for done in (15, 30, 45, 60, 75, 90)
+    ]
+    assert lines[0].split(" | ")[2] == "02:50 left"  # 85 batches of two seconds
+
+
+def test_a_sanity_check_of_some_batches_has_no_result(clock, capsys):
+    metrics = {"val/loss": 2.0, "val/perplexity": 7.389}
+    progress = StepProgress(100)
+    checking = {"callback_metrics": metrics, "sanity_checking": True}
+    progress.on_validation_start(trainer_of(), None)
+    progress.on_validation_end(trainer_of(**checking), None)
+    assert capsys.readouterr().out == ""
+    progress.on_validation_end(trainer_of(**checking, num_sanity_val_steps=math.inf), None)
+    assert "2.0000" in capsys.readouterr().out
+    progress.on_validation_end(trainer_of(callback_metrics={}), None)
+    assert capsys.readouterr().out == ""
+
+
+def test_on_a_terminal_there_is_one_bar(clock, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    progress = StepProgress()
+    trainer = trainer_of(max_steps=10, callback_metrics={"train/loss": 1.5})
+    trained(progress, trainer, 10)
+    bar = progress._bar
+    assert (bar.n, bar.total) == (10, 10)
+    progress.on_train_end(trainer, None)
+    assert progress._bar is None
+    assert "10/10" in screen.getvalue()
+    assert "loss 1.5000" in screen.getvalue()
+
+
+def test_steps_between_lines_have_a_bound():
+    with pytest.raises(UserError, match=r"progress\.plain_every_n_steps is 0"):
+        StepProgress(0)
 
 
 def test_the_first_step_which_compiles_is_no_measure_of_the_others(monkeypatch, capsys):

@@ -1,14 +1,19 @@
 """The summary of a run prints commands that work."""
 
+import json
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
 from gpt_lightning.cli import main
+from gpt_lightning.hardware.peaks import device_name
 from gpt_lightning.parsing import program
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
+from gpt_lightning.training.callbacks.report import run_hyperparameters
+from gpt_lightning.training.fit import run_cli
 
 TINY = [
     "--model.config.n_layer=1",
@@ -78,3 +83,60 @@ def test_the_best_loss_since_a_file_without_one_has_its_step(capsys, monkeypatch
     capsys.readouterr()
     assert main(["fit", *run, "--resume=auto", "--trainer.max_steps=4"]) == 0
     assert re.fullmatch(r"\d\.\d{4} since step 2", best(capsys.readouterr().out))
+
+
+def test_the_banner_and_the_summary_are_facts_of_the_run(capsys):
+    args = ["--trainer.max_steps=6", "--trainer.log_every_n_steps=2", "--trainer.devices=1"]
+    more = ["--trainer.accumulate_grad_batches=3", "--trainer.val_check_interval=9"]
+    every = ["--trainer.check_val_every_n_epoch=null", "--model.learning_rate=2.5e-3"]
+    argv = [*args, *more, *every, "--model.schedule=constant", "--data.order=sequential"]
+    trainer = run_cli(["fit", *TINY, *argv]).trainer
+    out = capsys.readouterr().out
+    lines = [line for line in out.splitlines() if " | " not in line]  # of the progress
+    facts = {line[:11].strip(): line[12:] for line in lines if line[11:12] == " "}
+    module, data = trainer.lightning_module, trainer.datamodule
+    n_parameters = sum(p.numel() for p in {*module.model.parameters()})
+    assert facts["device"] == f"{device_name(torch.device('cpu'))} x 1"
+    assert facts["precision"].startswith("32-true, float32 products: ")
+    assert facts["compile"].startswith("off (")
+    assert facts["model"] == (
+        f"1 layers, 1 heads, 8 wide, vocabulary {data.vocab_size}: {n_parameters:,} parameters"
+    )
+    assert facts["optimizer"] == "adamw, learning rate 0.0025 (constant)"
+    assert (
+        facts["data"]
+        == f"{data.address}: {data.training_tokens():,} training tokens, sequential order"
+    )
+    assert facts["step"] == "192 tokens = 4 sequences x 16 tokens x 3 accumulated x 1 ranks"
+    assert facts["run folder"] == "lightning_logs/a run/version_0"
+    metrics, held_out = trainer.callback_metrics, len(data.reader.stream("val")) - 1
+    losses = {key: float(metrics[key]) for key in ("train/loss", "val/loss")}
+    best = min(row["val/loss"] for row in logged() if "val/loss" in row)
+    assert facts["loss"] == (
+        f"train/loss {losses['train/loss']:.4f}, "
+        f"val/loss {losses['val/loss']:.4f} on 64 of {held_out:,} tokens, "
+        f"best val/loss {best:.4f} after 6 steps"
+    )
+    assert out.index("\nrun folder") < out.index("\nloss ") < out.index("\nsample ")
+    found = run_hyperparameters(trainer, module)
+    assert found["model/n_embd"] == 8
+    assert found["learning_rate"] == 2.5e-3
+    assert {key: found[key] for key in ("batch_size", "accumulate", "ranks", "max_steps")} == {
+        "batch_size": 4, "accumulate": 3, "ranks": 1, "max_steps": 6,
+    }  # fmt: skip
+    assert (found["precision"], found["dataset"]) == ("32-true", data.address)
+    assert found["gradient_clip_val"] == (trainer.gradient_clip_val or 0.0)
+
+
+def test_a_run_that_is_over_prints_one_line(capsys):
+    assert main(["fit", *TINY]) == 0
+    capsys.readouterr()
+    assert main(["fit", *TINY, "--resume=auto"]) == 0
+    out = capsys.readouterr().out
+    assert "nothing to do: the checkpoint is at step 2, trainer.max_steps is 2" in out
+    assert "\nloss " not in out
+
+
+def logged() -> list[dict]:
+    file = Path("lightning_logs/a run/version_0/metrics.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
