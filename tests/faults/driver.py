@@ -132,6 +132,42 @@ def signal_at(number: int, step: int, micro: int) -> None:
     STEP.append(send)
 
 
+def stop_at(step: int, micro: int) -> None:
+    """trainer.should_stop within a micro-batch (0 is the first) of an optimizer step."""
+    seen: list[int] = []
+
+    def stop(module: Any, batch: Any, loss: Any) -> Any:
+        if module.trainer.global_step == step - 1:
+            seen.append(1)
+            module.trainer.should_stop |= len(seen) == micro + 1
+        return loss
+
+    STEP.append(stop)
+
+
+def slow(seconds: float) -> None:
+    """Each micro-batch takes some seconds more."""
+
+    def wait(module: Any, batch: Any, loss: Any) -> Any:
+        time.sleep(seconds)
+        return loss
+
+    STEP.append(wait)
+
+
+def bad_moment(step: int) -> None:
+    """A NaN in the optimizer's state alone, before the update of a step."""
+    import torch
+
+    def spoil(module: Any, batch: Any, loss: Any) -> Any:
+        if module.trainer.global_step == step - 1:
+            for state in module.trainer.optimizers[0].state.values():
+                state["exp_avg"].view(-1)[0] = torch.nan
+        return loss
+
+    STEP.append(spoil)
+
+
 def gradients(path: str) -> None:
     """Saves the gradients of the last step by parameter."""
     import torch
@@ -181,6 +217,9 @@ ACCIDENTS: dict[str, Callable[..., None]] = {
     "trace": trace,
     "bad_gradient": bad_gradient,
     "signal_at": signal_at,
+    "stop_at": stop_at,
+    "slow": slow,
+    "bad_moment": bad_moment,
     "gradients": gradients,
     "clock": clock,
 }
