@@ -1,4 +1,4 @@
-"""Runs that end before their last step, and go on: R34, R37, R40, R60, R61."""
+"""Runs that end before their last step, and go on: R34, R37, R60, R61."""
 
 import os
 import pty
@@ -56,7 +56,7 @@ def test_early_stopping(whole, folder, case):
     must_equal(run_folder(whole), run_folder(folder))
 
 
-# ---- output that goes away, and signals ----------------------------------------------------------
+# ---- output that goes away -----------------------------------------------------------------------
 
 
 def shell(folder, command: str):
@@ -90,37 +90,6 @@ def test_a_terminal_that_goes_away(whole, folder, case):
     os.close(ours)  # writing gives EIO from now on
     assert process.wait(LIMIT_S) == 0, said
     case.saw("terminal gone after step 3: trained to the end")
-    must_equal(run_folder(whole), run_folder(folder))
-
-
-@pytest.mark.case("R37")
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
-def test_a_hangup_and_a_requeue_signal(whole, folder, case, number):
-    trace = folder / "trace.jsonl"
-    wrap = ("env", f"--default-signal={number.name}")  # the bench may run under nohup
-    ended = fit(folder, faults={"trace": str(trace), "signal_at": [int(number), 11, 0]}, wrap=wrap)
-    assert ended.code == 128 + number, ended
-    assert step_of(newest(run_folder(folder))) == 11
-    fit(folder, *RESUME, faults={"trace": str(trace)}).ok()
-    case.saw(f"{number.name}: exit {ended.code}, saved after step 11")
-    must_equal(run_folder(whole), run_folder(folder), (whole / "trace.jsonl", trace))
-    assert leftovers(folder) == []
-
-
-# ---- what another process still holds ------------------------------------------------------------
-
-
-@pytest.mark.case("R40")
-def test_orphaned_workers_do_not_stop_the_next_session(whole, folder, case):
-    """They end within seconds of the main process; the restart comes at once."""
-    workers = ("--data.num_workers", "2")
-    with start_fit(folder, *workers) as process:
-        process.wait_for(9)
-        os.kill(process.process.pid, signal.SIGKILL)
-        orphans = len(process.descendants())
-        ended = fit(folder, *workers, *RESUME).ok()
-        process.end()
-    case.saw(f"{orphans} processes alive at the restart: exit {ended.code}")
     must_equal(run_folder(whole), run_folder(folder))
 
 
