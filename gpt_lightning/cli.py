@@ -1,16 +1,24 @@
 """Command line: the table of commands, and error messages of one line."""
 
+import contextlib
 import importlib
 import os
 import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpt_lightning import __version__
-from gpt_lightning.errors import MemoryExhaustedError, UserError
+from gpt_lightning.errors import (
+    EXIT_PEER,
+    MemoryExhaustedError,
+    PeerError,
+    UserError,
+    termination_as_exit,
+)
 from gpt_lightning.output import lasting_output
 
 DEBUG = "GPT_LIGHTNING_DEBUG"
@@ -65,9 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments; None: those of the process.
 
     Returns:
-        Exit code: 0; 2 for a user error or out-of-memory; 1 for a defect; 128 + the number of a
-        signal. A failure prints one line on standard error. GPT_LIGHTNING_DEBUG=1 adds the
-        traceback.
+        Exit code: 0; 1 for a defect; 2 for a user error or out-of-memory; 75 if another rank has
+        failed; 128 + the number of a signal. A failure prints one line on standard error.
+        GPT_LIGHTNING_DEBUG=1 adds the traceback.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if os.name == "nt":
@@ -96,8 +104,11 @@ def prints_only(argv: list[str]) -> bool:
 
 def exit_code(argv: list[str]) -> int:
     """Call a command, print its error as one line, and return the exit code."""
+    training = argv[:1] and COMMANDS.get(argv[0], ("",))[0] == "training.fit:run"
     try:
-        code = dispatch(argv)
+        # training has StopSignals, and before it nothing to clean up
+        with contextlib.nullcontext() if training else termination_as_exit():
+            code = dispatch(argv)
         sys.stdout.flush()
         return code
     except (SystemExit, KeyboardInterrupt) as end:
@@ -116,11 +127,17 @@ def exit_code(argv: list[str]) -> int:
 
 def print_error(error: Exception) -> int:
     """Print an exception as one line and return its exit code."""
+    rank = int(os.environ.get("LOCAL_RANK", 0))
+    if rank:  # rank 0 ends this process meanwhile if it has the same error, printed once
+        time.sleep(1 + rank / 2)
     # the message of a data loader's worker is a traceback, with the UserError at its end
     text = " ".join(str(error).rpartition("UserError: ")[2].split())
     if isinstance(error, UserError | MemoryExhaustedError):
         print(f"error: {text}", file=sys.stderr)
         return 2
+    if isinstance(error, PeerError):
+        print(f"error: {text}", file=sys.stderr)
+        return EXIT_PEER
     if isinstance(error, OSError) and error.filename is not None:
         advice = "check its permissions and the disk's space"
         print(f"error: {error.filename}: {error.strerror}; {advice}", file=sys.stderr)

@@ -1,4 +1,14 @@
-"""Exceptions: user errors (exit code 2) and out-of-memory."""
+"""Exceptions: user errors and out-of-memory (exit code 2), loss of a rank (75), SIGTERM (143)."""
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import NoReturn
+
+EXIT_PEER = 75  # EX_TEMPFAIL: the same command may succeed
+CONTINUE = "start the same command with --resume auto to continue"
 
 
 class UserError(ValueError):
@@ -13,6 +23,14 @@ class MemoryExhaustedError(RuntimeError):
     """Out of memory. The message is one line that names settings with a smaller need.
 
     The command line treats it like a UserError; benchmarks record a failed row and continue.
+    """
+
+
+class PeerError(RuntimeError):
+    """Another rank, or the machine it runs on, has failed. This rank did nothing wrong.
+
+    The command line prints the message without a traceback and exits with 75: the same command with
+    `--resume auto` continues.
     """
 
 
@@ -32,4 +50,23 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | MemoryExhaustedError):
         return True
     text = str(error).lower()
-    return not isinstance(error, UserError) and any(sign in text for sign in OUT_OF_MEMORY)
+    return not isinstance(error, UserError | PeerError) and any(
+        sign in text for sign in OUT_OF_MEMORY
+    )
+
+
+@contextlib.contextmanager
+def termination_as_exit() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit, as Ctrl-C is an exception, so that a command cleans up."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # only it may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

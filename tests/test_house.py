@@ -61,8 +61,8 @@ def test_an_optimizer_step_enters_few_files(shards):
     entered = Entered()
     fit.run_cli(["fit", *TINY, f"--data.dataset={shards}"], callbacks=[entered])
     assert "model/gpt.py" in entered.files
-    # the rebuild had 12; since then the signals have a file of their own
-    assert len(entered.files) <= 13, "\n".join(sorted(entered.files))
+    # the rebuild had 12; since then the signals and the watchdog have files of their own
+    assert len(entered.files) <= 14, "\n".join(sorted(entered.files))
 
 
 def test_a_fit_on_ready_shards_imports_few_files(shards):
@@ -75,8 +75,8 @@ def test_a_fit_on_ready_shards_imports_few_files(shards):
     imported = {*done.stdout.splitlines()[-1].split()} - {"gpt_lightning", "gpt_lightning.cli"}
     assert "gpt_lightning.training.module" in imported
     assert not any(name.startswith("gpt_lightning.prepare") for name in imported)
-    # the rebuild had 45; since then Trainer's checks and the signals have files of their own
-    assert len(imported) <= 48, "\n".join(sorted(imported))
+    # the rebuild had 45; since then Trainer's checks, signals, watchdog and output have own files
+    assert len(imported) <= 50, "\n".join(sorted(imported))
 
 
 def test_no_function_is_longer_than_a_screen():

@@ -3,8 +3,10 @@
 import errno
 import io
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -60,6 +62,24 @@ def test_a_command_that_only_prints_ends_with_its_reader(monkeypatch):
         lasting_output(prints_only=True),
     ):
         print("usage")
+
+
+def test_sigterm_lets_a_command_clean_up(monkeypatch, capsys):
+    cleaned = []
+
+    def dispatch(argv):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        finally:
+            cleaned.append(argv)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(cli, "dispatch", dispatch)
+    assert cli.main(["prepare"]) == 143
+    assert cleaned == [["prepare"]]
+    assert capsys.readouterr().err == ""
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_broken_pipe_of_something_else_is_a_defect(monkeypatch, capsys):

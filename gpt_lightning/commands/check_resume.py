@@ -5,15 +5,16 @@ random moments and started again with `--resume auto` each time. Weights, optimi
 position in the data must be equal, byte for byte.
 """
 
+import contextlib
 import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,14 @@ def run(argv: list[str]) -> int:
     folder = Path(tempfile.mkdtemp(prefix="gpt-lightning-doctor-"))
     try:
         command = fit_command(args.config, args.steps, folder, fit_options)
-        finish(start(command, "alone"))
+        with started(command, "alone") as process:
+            finish(process)
         print("left alone: done", flush=True)
         rng = random.Random(seed)
         for number in range(args.kills):
             kill_once(command, folder, rng, args.steps, number)
-        finish(start([*command, "--resume", "auto"], "killed"))
+        with started([*command, "--resume", "auto"], "killed") as process:
+            finish(process)
         return report(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -106,15 +109,21 @@ def whole_schedule(config: str) -> list[str]:
     return [f"--model.decay_steps={steps}"]
 
 
-def start(command: list[str], name: str) -> "subprocess.Popen[str]":
-    """Start a run in a process of its own."""
-    return subprocess.Popen(
+@contextlib.contextmanager
+def started(command: list[str], name: str) -> "Iterator[subprocess.Popen[str]]":
+    """Start a run in a process of its own, and leave none behind, also after Ctrl-C."""
+    process = subprocess.Popen(
         [*command, "--run_name", name],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"GPT_LIGHTNING_DEBUG": "0"},
     )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def finish(process: "subprocess.Popen[str]") -> None:
@@ -134,24 +143,21 @@ def kill_once(
 ) -> None:
     """Start or resume the second run, and kill it some steps later."""
     metrics = folder / "lightning_logs" / "killed" / "version_0" / "metrics.jsonl"
-    process = start([*command, "--resume", "auto"], "killed")
     target = last_step(metrics) + rng.randint(1, max(1, steps // 3))
     heard, seen = time.monotonic(), 0
-    while process.poll() is None and (step := last_step(metrics)) < target:
-        if step > seen:
-            heard, seen = time.monotonic(), step
-        if time.monotonic() - heard > QUIET_S:
-            process.kill()
-            raise UserError(f"fit logged no step for {QUIET_S:.0f} s: does it run by itself?")
-        time.sleep(0.005)
-    time.sleep(rng.random() * 0.05)
-    if process.poll() is None:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        print(f"kill {number + 1}: after step {last_step(metrics)}", flush=True)
-    else:
-        finish(process)
-        print(f"kill {number + 1}: the run had ended before it", flush=True)
+    with started([*command, "--resume", "auto"], "killed") as process:
+        while process.poll() is None and (step := last_step(metrics)) < target:
+            if step > seen:
+                heard, seen = time.monotonic(), step
+            if time.monotonic() - heard > QUIET_S:
+                raise UserError(f"fit logged no step for {QUIET_S:.0f} s: does it run by itself?")
+            time.sleep(0.005)
+        time.sleep(rng.random() * 0.05)
+        if process.poll() is not None:
+            finish(process)
+            print(f"kill {number + 1}: the run had ended before it", flush=True)
+            return
+    print(f"kill {number + 1}: after step {last_step(metrics)}", flush=True)
 
 
 def last_step(metrics: Path) -> int:

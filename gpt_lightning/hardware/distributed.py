@@ -1,12 +1,23 @@
-"""Process group of one machine over the loopback address, and a maximum over its ranks."""
+"""Ranks of one machine: their process group and their ends, and a maximum over ranks."""
 
+import atexit
 import os
+import signal
 import socket
-from typing import Any
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 from lightning.fabric.plugins import environments as envs
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
+
+from gpt_lightning.errors import CONTINUE, EXIT_PEER, PeerError
 
 # environments that Lightning detects itself
 CLUSTERS = (
@@ -16,6 +27,22 @@ CLUSTERS = (
     envs.MPIEnvironment,
 )
 LOOPBACK = "127.0.0.1"
+
+PARENT = "GPT_LIGHTNING_PARENT"  # variable of a rank with the process that has started it
+POLL_S = 0.25
+PATIENCE_S = 15.0  # a failed rank needs some seconds to end
+
+# texts of gloo, NCCL and the rendezvous when another rank is gone
+LOST_PEER = (
+    "closed by peer",
+    "reset by peer",
+    "likely closed",
+    "read error",
+    "write error",
+    "broken pipe",
+    "timed out",
+    "ncclremoteerror",
+)
 
 
 class LoopbackEnvironment(envs.LightningEnvironment):
@@ -77,6 +104,115 @@ def environment(num_nodes: int, plugins: list[Any]) -> list[envs.ClusterEnvironm
     managed = any(kind.detect() for kind in CLUSTERS) or "LOCAL_RANK" in os.environ
     chosen = any(isinstance(plugin, envs.ClusterEnvironment) for plugin in plugins)
     return [] if num_nodes > 1 or managed or chosen else [LoopbackEnvironment()]
+
+
+class RankLauncher(_SubprocessScriptLauncher):
+    """Lightning's launcher of ranks on this machine, which ends all of them if one fails.
+
+    Lightning's observer kills rank 0 without a message. Here rank 0 prints the reason and ends with
+    an exit code: 75 if a rank was killed, or the code of a rank that has printed its own error.
+    """
+
+    def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Start the other ranks, then call the function.
+
+        Raises:
+            PeerError: Another rank was killed.
+            SystemExit: Another rank has printed an error; has its exit code.
+        """
+        self._ended = threading.Event()
+        os.environ[PARENT] = str(os.getpid())
+        # sets LOCAL_RANK, so that Lightning starts neither ranks nor its observer
+        self._call_children_scripts()
+        del os.environ[PARENT]
+        atexit.register(self.end, 10.0)
+        threading.Thread(target=self._watch, daemon=True).start()
+        try:
+            return super().launch(function, *args, **kwargs)
+        except Exception as error:
+            failure = self._failure(PATIENCE_S) if is_lost_peer(error) else None
+            self.end(0.0)
+            if failure is None:
+                raise
+            raise failure from error
+
+    def end(self, patience_s: float) -> list[int]:
+        """Wait for the other ranks, kill those that are left, and return these."""
+        self._ended.set()
+        until, killed = time.monotonic() + patience_s, []
+        for rank, process in enumerate(self.procs, 1):
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                killed.append(rank)
+        return killed
+
+    def _failure(self, patience_s: float) -> PeerError | SystemExit | None:
+        """Return the end of another rank that has failed; None if none fails in time."""
+        until = time.monotonic() + patience_s
+        while True:
+            ends = [(p.poll() or 0, rank) for rank, p in enumerate(self.procs, 1)]
+            code, rank = min(ends)  # a killed one first
+            if code < 0:
+                name = signal.Signals(-code).name
+                reason = " (out of memory?)" if name == "SIGKILL" else ""
+                return PeerError(f"rank {rank} was ended by {name}{reason}; {CONTINUE}")
+            if any(code for code, _ in ends):
+                return SystemExit(max(code for code, _ in ends))
+            if time.monotonic() > until:
+                return None
+            time.sleep(POLL_S)
+
+    def _watch(self) -> None:
+        """End this process if another rank has failed and this one waits for it forever."""
+        while (failure := self._failure(0.0)) is None:
+            if self._ended.wait(POLL_S):
+                return
+        if not self._ended.wait(PATIENCE_S / 3):  # usually this rank has an error of its own now
+            self.end(0.0)
+            if isinstance(failure, PeerError):
+                leave(str(failure), EXIT_PEER)
+            else:
+                os._exit(int(failure.code or 0))
+
+
+def supervise(strategy: Strategy) -> None:
+    """Make ranks that this program starts end together, whichever of them fails first."""
+    launcher = strategy.launcher
+    if PARENT in os.environ:
+        threading.Thread(target=_outlive, args=(int(os.environ[PARENT]),), daemon=True).start()
+    elif (
+        isinstance(launcher, _SubprocessScriptLauncher)
+        and not launcher.cluster_environment.creates_processes_externally
+    ):
+        strategy._launcher = RankLauncher(
+            launcher.cluster_environment, launcher.num_processes, launcher.num_nodes
+        )
+
+
+def _outlive(parent: int) -> None:
+    """End this rank when its parent, rank 0, has ended."""
+    while os.getppid() == parent:
+        time.sleep(POLL_S)
+    if os.environ["LOCAL_RANK"] == "1":
+        leave(f"rank 0 has ended; {CONTINUE}", EXIT_PEER)
+    os._exit(EXIT_PEER)
+
+
+def leave(reason: str, code: int) -> NoReturn:
+    """Print a reason and end the process at once, from a thread: the main thread hangs."""
+    print(f"error: {reason}", file=sys.stderr, flush=True)
+    os._exit(code)
+
+
+def is_lost_peer(error: Exception) -> bool:
+    """Return whether an error of a collective means that another rank is gone or hangs."""
+    text = str(error).lower()
+    return (
+        isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo" in text)
+    ) and any(sign in text for sign in LOST_PEER)
 
 
 class DelayedMax:

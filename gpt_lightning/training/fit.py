@@ -13,7 +13,13 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch._dynamo.exc import TorchDynamoException
 
-from gpt_lightning.errors import MemoryExhaustedError, UserError, is_out_of_memory
+from gpt_lightning.errors import (
+    CONTINUE,
+    MemoryExhaustedError,
+    PeerError,
+    UserError,
+    is_out_of_memory,
+)
 from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.precision import resolve_precision
 from gpt_lightning.parsing import OneLineParser, resolve_configs
@@ -27,6 +33,7 @@ from gpt_lightning.training.callbacks.report import RunReport
 from gpt_lightning.training.callbacks.samples import SampleText
 from gpt_lightning.training.callbacks.signals import StopSignals
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
+from gpt_lightning.training.callbacks.watchdog import Watchdog
 from gpt_lightning.training.datamodule import DEFAULT_SEED, TokenDataModule
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import check_accumulation, run_folder
@@ -39,6 +46,7 @@ FORCED_CALLBACKS: dict[str, type[L.Callback]] = {
     "samples": SampleText,
     "checkpoint": RunCheckpoint,
     "signals": StopSignals,
+    "watchdog": Watchdog,
 }
 
 
@@ -177,9 +185,11 @@ class GPTCLI(LightningCLI):
             config.checkpoint.enabled = False
         kwargs["enable_checkpointing"] = False  # Lightning's own, in addition to ours
         try:
-            return super().instantiate_trainer(**kwargs)
+            trainer = super().instantiate_trainer(**kwargs)
         except (ValueError, ZeroDivisionError) as error:  # Trainer's own checks of its arguments
             raise UserError(f"trainer: {error}") from error
+        ranks.supervise(trainer.strategy)
+        return trainer
 
     def _loggers(self, config: Any) -> list[Logger]:
         """Return TensorBoard's logger or those that were chosen, and the run's own."""
@@ -210,6 +220,8 @@ class GPTCLI(LightningCLI):
                 "--model.compile false, or repair the C++ compiler that torch.compile uses"
             ) from error
         except Exception as error:
+            if ranks.is_lost_peer(error):
+                raise PeerError(f"the connection to another rank is lost; {CONTINUE}") from error
             if not is_out_of_memory(error):
                 raise
             from gpt_lightning.training.memory_advice import out_of_memory_line

@@ -118,6 +118,19 @@ def bad_gradient(value: str, step: int, rank: int) -> None:
     STEP.append(spoil)
 
 
+def user_error(step: int, rank: int) -> None:
+    """An optimizer step (1 is the first) raises a UserError on one rank."""
+
+    def fail(module: Any, batch: Any, loss: Any) -> Any:
+        if module.trainer.global_step == step - 1 and module.global_rank == rank:
+            from gpt_lightning.errors import UserError
+
+            raise UserError(f"an error of rank {rank}")
+        return loss
+
+    STEP.append(fail)
+
+
 def signal_at(number: int, step: int, micro: int) -> None:
     """A signal to this process within a micro-batch (0 is the first) of an optimizer step."""
     seen: list[int] = []
@@ -212,6 +225,17 @@ def clock(offset_s: float, after_calls: int) -> None:
     time.time = jumped
 
 
+def no_locks() -> None:
+    """The file system has no flock, as Lustre without its option."""
+    import errno
+    import fcntl
+
+    def flock(descriptor: Any, operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    fcntl.flock = flock
+
+
 ACCIDENTS: dict[str, Callable[..., None]] = {
     "kill_in_save": kill_in_save,
     "trace": trace,
@@ -220,8 +244,10 @@ ACCIDENTS: dict[str, Callable[..., None]] = {
     "stop_at": stop_at,
     "slow": slow,
     "bad_moment": bad_moment,
+    "user_error": user_error,
     "gradients": gradients,
     "clock": clock,
+    "no_locks": no_locks,
 }
 
 

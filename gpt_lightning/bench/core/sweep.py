@@ -12,10 +12,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, dataclass_transform
+from typing import Any, dataclass_transform
 
 import torch
 
@@ -23,7 +23,7 @@ from gpt_lightning.bench.core.options import Option, Values, configurations, par
 from gpt_lightning.bench.core.plausible import finite, implausible
 from gpt_lightning.bench.core.results import find_folder, keep, key, make_folder
 from gpt_lightning.bench.core.worker import MARK, make_row
-from gpt_lightning.errors import UserError, is_out_of_memory
+from gpt_lightning.errors import UserError, is_out_of_memory, termination_as_exit
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.parsing import split_fit_options
 from gpt_lightning.reports.tables import RESULTS, Console, Row, column, write_report
@@ -227,20 +227,6 @@ def earlier_machine(folder: Path, machine: dict[str, str]) -> dict[str, str]:
     known = [before[EARLIER]] if EARLIER in before else []
     known += [f"rows of {before.get('date')}: {', '.join(other)}"] if other else []
     return {EARLIER: "; ".join(known)} if known else {}
-
-
-@contextlib.contextmanager
-def termination_as_exit() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit, as Ctrl-C is an exception: it ends the row's process too."""
-
-    def leave(number: int, frame: object) -> NoReturn:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 # ---- a row's process -----------------------------------------------------------------------------

@@ -1,0 +1,117 @@
+"""Watchdog: ends all ranks of a run when one of them hangs."""
+
+import faulthandler
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import lightning as L
+from jsonargparse.typing import PositiveFloat
+
+from gpt_lightning.errors import CONTINUE, EXIT_PEER
+from gpt_lightning.hardware.distributed import PARENT, RankLauncher, leave
+from gpt_lightning.parsing import check_arguments
+
+STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
+ANSWER_S = 3.0  # time for the other ranks to print their stacks
+
+
+class Watchdog(L.Callback):
+    """End all ranks if one of them hangs. Each prints the stacks of its threads first.
+
+    A rank that waits for a hung rank waits in a collective of C++, where Python handles no signal,
+    so a thread watches the main thread. Runs of one rank are not watched.
+
+    Args:
+        limit_s: Seconds without a batch, a validation or a save, after which the run ends with exit
+            code 75; null: never.
+        grace_s: Seconds without a new batch after SIGTERM or another stop signal, after which the
+            run ends without saving; at least twice the longest batch so far.
+    """
+
+    def __init__(
+        self, limit_s: PositiveFloat | None = 1800.0, grace_s: PositiveFloat = 20.0
+    ) -> None:
+        self.limit_s, self.grace_s = limit_s, grace_s
+        check_arguments(Watchdog, "watchdog", vars(self))  # so far the arguments alone
+        self._beat_s = 0.0  # time of the last sign of progress
+        self._in_batch = False  # True if this was the start or end of a batch
+        self._longest_s = 0.0  # between two of those
+        self._pipe: tuple[int, int] | None = None  # the kernel's signals, from handler to thread
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        if trainer.world_size == 1 or self._pipe is not None or not main:
+            return
+        self._beat()
+        self._pipe = os.pipe()
+        os.set_blocking(self._pipe[1], False)
+        # written by the handler in C, whatever the main thread waits for
+        signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, args=(trainer, self._pipe[0]), daemon=True).start()
+
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
+        """End the thread."""
+        if self._pipe is not None:
+            signal.set_wakeup_fd(-1)
+            os.close(self._pipe[1])
+            self._pipe = None
+
+    on_exception = teardown
+
+    # ---- the main thread -------------------------------------------------------------------------
+
+    def _beat(self, *args: Any, in_batch: bool = False, **kwargs: Any) -> None:
+        now = time.monotonic()
+        if self._in_batch and in_batch:
+            self._longest_s = max(self._longest_s, now - self._beat_s)
+        self._beat_s, self._in_batch = now, in_batch
+
+    def _beat_in_batch(self, *args: Any, **kwargs: Any) -> None:
+        self._beat(in_batch=True)
+
+    on_train_batch_start = on_train_batch_end = _beat_in_batch
+    on_validation_batch_start = on_validation_batch_end = _beat_in_batch
+    on_test_batch_start = on_predict_batch_start = _beat_in_batch
+    # rank 0 may be busy with samples or files now, for longer than a batch
+    on_validation_start = on_validation_epoch_end = on_validation_end = _beat
+    on_train_start = on_train_end = on_save_checkpoint = _beat
+
+    # ---- the thread ------------------------------------------------------------------------------
+
+    def _watch(self, trainer: L.Trainer, signals: int) -> None:
+        stop, since = 0, 0.0
+        while True:
+            if select.select([signals], [], [], 0.5)[0]:
+                received = os.read(signals, 64)
+                if not received:  # teardown
+                    os.close(signals)
+                    return
+                stops = STOP_SIGNALS & {*received}  # other signals are of loader workers
+                if stops and not stop:
+                    stop, since = max(stops), time.monotonic()
+            now, grace_s = time.monotonic(), max(self.grace_s, 2 * self._longest_s)
+            if stop and self._in_batch and now - max(since, self._beat_s) > grace_s:
+                name = signal.Signals(stop).name
+                self._end(
+                    trainer, f"{name}, but no batch has ended for {grace_s:.0f} s", 128 + stop
+                )
+            if self.limit_s is not None and now - self._beat_s > self.limit_s:
+                self._end(trainer, f"no progress for {self.limit_s:g} s", EXIT_PEER)
+
+    def _end(self, trainer: L.Trainer, reason: str, code: int) -> None:
+        rank, launcher = trainer.global_rank, trainer.strategy.launcher
+        print(f"rank {rank}: {reason}; its threads:", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback(2)
+        if isinstance(launcher, RankLauncher):
+            launcher.end(ANSWER_S)
+        elif PARENT in os.environ:
+            time.sleep(2 * ANSWER_S)  # rank 0 kills this process meanwhile, unless it is stopped
+            os.kill(int(os.environ[PARENT]), signal.SIGKILL)
+        if rank == 0:
+            leave(f"{reason} (above: the stacks of each rank that still runs); {CONTINUE}", code)
+        os._exit(code)
