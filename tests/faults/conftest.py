@@ -53,7 +53,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Adds to the report what the table takes from it: plain data, as it may cross processes."""
     report: Any = yield
-    marker = item.get_closest_marker("case")
+    marker = next(reversed([*item.iter_markers("case")]), None)  # a parameter's own comes last
     if marker is None or (call.when != "call" and report.outcome == "passed"):
         return report
     told = item.stash.get(TOLD, Case())

@@ -88,6 +88,17 @@ def kill_in_save(moment: str, number: int) -> None:
     os.remove = unlink  # type: ignore[assignment]
 
 
+def slow_sync(seconds: float) -> None:
+    """Each fsync takes some seconds."""
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        time.sleep(seconds)
+        real(descriptor)
+
+    os.fsync = fsync
+
+
 # ---- in a training step --------------------------------------------------------------------------
 
 
@@ -243,6 +254,7 @@ ACCIDENTS: dict[str, Callable[..., None]] = {
     "signal_at": signal_at,
     "stop_at": stop_at,
     "slow": slow,
+    "slow_sync": slow_sync,
     "bad_moment": bad_moment,
     "user_error": user_error,
     "gradients": gradients,

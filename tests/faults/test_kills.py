@@ -20,7 +20,9 @@ pytestmark = pytest.mark.faults
 RESUME = ("--resume", "auto")
 ASYNCHRONOUS = ("--checkpoint.asynchronous", "true")
 each_way = pytest.mark.parametrize(
-    "saving", [(), ASYNCHRONOUS], ids=["synchronous", "asynchronous"]
+    "saving",
+    [(), pytest.param(ASYNCHRONOUS, marks=pytest.mark.case("R51"))],
+    ids=["synchronous", "asynchronous"],
 )
 
 
