@@ -6,7 +6,7 @@ import torch
 
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.runs.settings import Settings
-from gpt_lightning.training.optim import clip_gradients, decay_groups, learning_rate
+from gpt_lightning.training.optim import clip_gradients, decay_groups, learning_rate, mix
 from gpt_lightning.training.optimizers.muon import MuonAdamW
 
 NANOGPT = {
@@ -42,6 +42,23 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 )
 def test_learning_rate_is_nanogpts(step, expected):
     assert learning_rate(step, **NANOGPT) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_seed_is_splitmix64s():
+    """Its first number, as published: every checkpoint's dropout and data depend on these bits."""
+    assert mix(1234567) == 6457827717110365317 >> 1
+    assert mix(1, 2) != mix(2, 1)
+    assert mix(3) != mix(3, 0)
+    assert mix(7, 1) == mix_state(mix_state(7) ^ 1) >> 1
+
+
+def mix_state(number: int) -> int:
+    """SplitMix64's first number from a state, all 64 bits of it."""
+    mask = 2**64 - 1
+    z = (number + 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
 
 
 def test_constant_schedule_warms_up_and_stays():

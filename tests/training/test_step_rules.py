@@ -1,0 +1,166 @@
+"""Rules of training.steps that need no run: ends, log steps, epochs, whole steps, the reason."""
+
+import math
+from datetime import timedelta
+from types import SimpleNamespace
+
+import lightning as L
+import pytest
+from lightning.pytorch.callbacks import EarlyStopping, Timer
+from lightning.pytorch.trainer.states import TrainerFn
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.training import steps
+
+
+def trainer_of(**changes) -> SimpleNamespace:
+    settings = {
+        "max_steps": -1,
+        "max_epochs": None,
+        "num_training_batches": 100,
+        "accumulate_grad_batches": 3,
+        "limit_train_batches": 1.0,
+        "overfit_batches": 0.0,
+        "fast_dev_run": False,
+        "log_every_n_steps": 10,
+        "callbacks": [],
+        "loggers": [],
+        "lightning_module": SimpleNamespace(),
+    }
+    return SimpleNamespace(**settings | changes)
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "max_epochs", "total"),
+    [
+        (-1, None, 0),
+        (-1, -1, 0),
+        (0, None, 0),
+        (7, None, 7),
+        (7, -1, 7),
+        (-1, 2, 66),  # 33 whole steps an epoch
+        (50, 2, 50),
+        (99, 2, 66),
+        (50, 0, 0),
+        (1, 1, 1),
+    ],
+)
+def test_the_first_end_counts(max_steps, max_epochs, total):
+    assert steps.total_steps(trainer_of(max_steps=max_steps, max_epochs=max_epochs)) == total
+
+
+@pytest.mark.parametrize(
+    ("every", "logged"), [(0, []), (1, [1, 2, 3, 4, 5, 6]), (2, [2, 4, 6]), (5, [5]), (7, [])]
+)
+def test_log_steps_are_multiples_and_the_first_step_is_1(every, logged):
+    trainer = trainer_of(log_every_n_steps=every)
+    assert [step for step in range(1, 7) if steps.at_log_step(trainer, step)] == logged
+
+
+def test_a_step_is_whole_when_no_micro_batch_of_it_is_open():
+    for done, whole in ((0, True), (1, False), (2, False)):
+        module = SimpleNamespace(micro_batches=done)
+        assert steps.at_step_boundary(trainer_of(lightning_module=module)) is whole
+    assert steps.at_step_boundary(trainer_of())  # a module that is not ours counts none
+
+
+@pytest.mark.parametrize(
+    ("requested", "micro_batches", "can_stop", "due"),
+    [
+        (True, 0, True, True),
+        (False, 0, True, False),
+        (True, 1, True, False),
+        (True, 0, False, False),
+    ],
+)
+def test_a_stop_is_due_between_two_steps_if_lightning_would_stop(
+    requested, micro_batches, can_stop, due
+):
+    module = SimpleNamespace(stop_requested=requested, micro_batches=micro_batches)
+    loop = SimpleNamespace(_can_stop_early=can_stop)
+    assert bool(steps.stop_due(trainer_of(lightning_module=module, fit_loop=loop))) is due
+    assert not steps.stop_due(trainer_of(fit_loop=loop))
+
+
+def test_the_reason_of_a_stop_is_named():
+    assert steps.stop_reason(trainer_of()) == "trainer.should_stop"
+    early = EarlyStopping("val/loss")
+    assert steps.stop_reason(trainer_of(callbacks=[early])) == "trainer.should_stop"
+    early.stopping_reason_message = "no improvement"
+    assert steps.stop_reason(trainer_of(callbacks=[early])) == "EarlyStopping: no improvement"
+    timer = Timer(duration=timedelta(seconds=5))
+    assert steps.stop_reason(trainer_of(callbacks=[timer])) == "trainer.should_stop"
+    timer._offset = 5
+    assert steps.stop_reason(trainer_of(callbacks=[timer])) == "max_time"
+    unlimited = Timer(duration=None)
+    assert steps.stop_reason(trainer_of(callbacks=[unlimited, early])).startswith("EarlyStopping")
+
+
+def test_the_first_callback_of_a_class_is_found():
+    one, other = EarlyStopping("a"), EarlyStopping("b")
+    trainer = trainer_of(callbacks=[L.Callback(), one, other])
+    assert steps.find_callback(trainer, EarlyStopping) is one
+    assert steps.find_callback(trainer, Timer) is None
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "interval", "line"),
+    [
+        (0, None, "accumulate_grad_batches is 0; it must be at least 1"),
+        (-1, None, "accumulate_grad_batches is -1"),
+        (4, 10, r"val_check_interval 10 .*accumulate_grad_batches 4: set it to 8$"),
+        (4, 11, "set it to 12$"),
+        (4, 1, "set it to 4$"),
+    ],
+)
+def test_a_validation_within_a_step_is_refused_with_the_nearest_multiple(
+    accumulate, interval, line
+):
+    with pytest.raises(UserError, match=line):
+        steps.check_accumulation(accumulate, interval)
+
+
+@pytest.mark.parametrize("interval", [None, 8, 4, 0.25, 1.0, math.inf, "00:00:01:00"])
+def test_intervals_that_fall_on_whole_steps_pass(interval):
+    steps.check_accumulation(4, interval)
+
+
+@pytest.mark.parametrize(
+    ("limit", "overfit", "line"),
+    [
+        (7, 0, r"trainer\.limit_train_batches 7 means epochs of 7 .* has 3: set it to 6 or 9$"),
+        (2, 0, r"epochs of 2 micro-batches, and a step has 3: set it to 3$"),
+        (4, 4, r"trainer\.overfit_batches 4 means .* set it to 3 or 6$"),
+    ],
+)
+def test_an_epoch_that_ends_within_a_step_is_refused(limit, overfit, line):
+    trainer = trainer_of(limit_train_batches=limit, overfit_batches=overfit)
+    with pytest.raises(UserError, match=line):
+        steps.check_epoch(trainer, 99)
+    trainer.fast_dev_run = True  # which trains no model to keep
+    steps.check_epoch(trainer, 99)
+
+
+@pytest.mark.parametrize("limit", [1.0, 6, 99, 300])
+def test_an_epoch_of_whole_steps_passes(limit):
+    steps.check_epoch(trainer_of(limit_train_batches=limit), 99)
+
+
+@pytest.mark.parametrize("fn", TrainerFn)
+def test_validation_within_fit_is_fitting(fn):
+    trainer = SimpleNamespace(state=SimpleNamespace(fn=fn))
+    assert steps.is_fitting(trainer) is (fn == TrainerFn.FITTING)
+
+
+def test_callbacks_are_called_between_batches_in_their_order():
+    called = []
+
+    class Noting(L.Callback):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def between_batches(self, trainer) -> None:
+            called.append(self.name)
+
+    steps.call_between_batches(trainer_of(callbacks=[Noting("a"), L.Callback(), Noting("b")]))
+    assert called == ["a", "b"]
