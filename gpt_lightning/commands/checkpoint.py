@@ -32,7 +32,7 @@ def checkpoint_files(path: Path) -> list[Path]:
     """
     from gpt_lightning.runs.checkpoint import run_folders, saved_checkpoints
 
-    if path.is_file():
+    if path.exists() and not path.is_dir():
         return [path]
     folders = [run / "checkpoints" for run in run_folders(path)]
     files = [saved.path for folder in folders for saved in reversed(saved_checkpoints(folder))]

@@ -45,12 +45,14 @@ from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.parsing import program
-from gpt_lightning.runs.checkpoint_io import check_digest, read_sidecar
+from gpt_lightning.runs.checkpoint_io import check_archive, check_digest, warn_without_digest
 from gpt_lightning.runs.settings import Settings
 
 SCHEMA = 3
 RUN_FILE = "run.json"  # in a run folder; holds the run's identity
 NAME = re.compile(r"step-(\d+)(?:-loss-(\d+\.\d+))?\.ckpt")  # RunCheckpoint's files
+
+ASIDE = ".old"  # suffix of checkpoints that were set aside
 
 
 # ---- names ---------------------------------------------------------------------------------------
@@ -70,12 +72,17 @@ def checkpoint_name(step: int, loss: float | None) -> str:
     return f"step-{step:07d}{'' if loss is None else f'-loss-{loss:.4f}'}.ckpt"
 
 
-def saved_checkpoints(folder: Path) -> list[Saved]:
-    """Return the checkpoints in a folder, the highest step first."""
+def saved_checkpoints(folder: Path, suffix: str = "") -> list[Saved]:
+    """Return the checkpoints in a folder, the highest step first.
+
+    Args:
+        folder: Folder; a missing one has no checkpoints.
+        suffix: Suffix after the names; ASIDE for checkpoints that were set aside.
+    """
     found = [
         Saved(path, int(match[1]), None if match[2] is None else float(match[2]))
-        for path in folder.glob("*.ckpt")
-        if (match := NAME.fullmatch(path.name))
+        for path in folder.glob(f"*.ckpt{suffix}")
+        if (match := NAME.fullmatch(path.name.removesuffix(suffix)))
     ]
     return sorted(found, key=lambda saved: (-saved.step, saved.path.name))
 
@@ -97,7 +104,7 @@ def find_checkpoint(path: Path) -> Path:
     Raises:
         UserError: there is none.
     """
-    if path.is_file():
+    if path.exists() and not path.is_dir():
         return path
     if not path.exists():
         raise UserError(
@@ -145,6 +152,14 @@ def check_run(path: Path, run: Path) -> None:
             f"{path} is a checkpoint of run {theirs}, and {run} is run {ours}: begin a new run "
             "from it with --ckpt_path"
         )
+
+
+def is_of_another_run(path: Path, run: Path) -> bool:
+    """Return whether another run has saved a checkpoint; False for a file that is damaged."""
+    try:
+        return load_checkpoint(path).record.run_id != run_id(run)
+    except UserError:
+        return False
 
 
 def newest_checkpoint(run: Path) -> Path | None:
@@ -271,11 +286,22 @@ class Checkpoint:
                 tokens=raw.get("callbacks", {}).get("SpeedMonitor", {}).get("tokens"),
             )
         except Exception as error:  # any content may raise any error
-            raise not_ours(path, error) from error
+            raise not_ours(path, error, raw) from error
 
 
-def not_ours(path: Path, error: Exception) -> UserError:
-    """Return the error for a file that is damaged or not a checkpoint of ours."""
+def not_ours(path: Path, error: Exception, content: Any = None) -> UserError:
+    """Return the error for a file that is damaged or not a checkpoint of ours.
+
+    Args:
+        path: File that was read.
+        error: Reason.
+        content: Content, if it was loaded.
+    """
+    from gpt_lightning.runs.foreign import describe_content  # only for errors
+
+    known = None if content is None else describe_content(content)
+    if known is not None:
+        return UserError(f"{path} is not a checkpoint of gpt-lightning fit: {known}")
     reason = str(error).splitlines()[0] if str(error) else ""
     return UserError(
         f"{path} is not a checkpoint of gpt-lightning fit, or is damaged "
@@ -286,12 +312,16 @@ def not_ours(path: Path, error: Exception) -> UserError:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read tensors, numbers and words; nothing in the file is run or imported.
 
+    Without a digest beside the file, a warning is printed.
+
     Raises:
         UserError: the file is missing, damaged, would run code, or is not one of ours.
     """
-    if read_sidecar(path):
-        check_digest(path)
-    return load_checkpoint(path)
+    has_digest = check_digest(path, required=False)
+    checkpoint = load_checkpoint(path)
+    if not has_digest:
+        warn_without_digest(path.resolve())
+    return checkpoint
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -300,6 +330,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises:
         UserError: the file is missing, would run code, or is not one of ours.
     """
+    check_archive(path)
     try:
         raw = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch.load raises many kinds of errors
@@ -338,7 +369,7 @@ def initial_weights(source: str, config: GPTConfig) -> dict[str, torch.Tensor]:
     from gpt_lightning.model.huggingface import fit_weights, pretrained_state_dict  # not for resume
 
     path = Path(source)
-    if path.suffix != ".ckpt" or not path.is_file():
+    if path.suffix != ".ckpt" or not path.exists():
         return pretrained_state_dict(source, config)
     checkpoint = read_checkpoint(path)
     return fit_weights(source, checkpoint.weights, checkpoint.record.config.n_head, config)

@@ -42,7 +42,7 @@ def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
     """
     auto = resume == "auto"
     path = run_name_folder if auto else Path(resume)
-    if path.is_file():
+    if path.exists() and not path.is_dir():
         check_digest(path)
         if path.resolve().parent.name != "checkpoints":
             raise UserError(

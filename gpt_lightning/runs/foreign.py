@@ -1,0 +1,50 @@
+"""Descriptions of files that are no checkpoints of ours, for error messages."""
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SAFETENSORS = "give the weights of Hugging Face as --model.init_from"
+HEAD_BYTES = 64
+
+
+def describe_file(path: Path) -> str:
+    """Return what a file seems to be that is not an archive of torch.save, and the way out."""
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    if not head:
+        return "it is empty, so its copy was interrupted; copy it again, or take another checkpoint"
+    if head.startswith(b"PK"):
+        return "its end is missing or damaged; copy it again, or take another checkpoint"
+    if is_safetensors(head, path.stat().st_size):
+        return f"it is a safetensors file; {SAFETENSORS}"
+    if head.startswith(b"\x80"):
+        return f"it is a pickle, such as an old pytorch_model.bin; {SAFETENSORS}, in safetensors"
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError:
+        return "it is no file of torch.save"
+    return "it is a text file; give a file of checkpoints/, or a run folder"
+
+
+def is_safetensors(head: bytes, n_bytes: int) -> bool:
+    """Return whether a file begins with the length of a JSON header, and the header."""
+    if len(head) < 9 or head[8:9] != b"{":
+        return False
+    (length,) = struct.unpack("<Q", head[:8])
+    return bool(length <= n_bytes - 8)
+
+
+def describe_content(content: Any) -> str | None:
+    """Return what a file of torch.save seems to hold, and the way out; None: no idea."""
+    if not isinstance(content, dict):
+        return f"it holds an object of type {type(content).__name__}"
+    if {"model", "model_args"} <= content.keys():
+        return "it is a checkpoint of nanoGPT's train.py, which is not supported"
+    if "state_dict" in content and "hyper_parameters" not in content:
+        return "it is a checkpoint of another Lightning program"
+    if content and all(isinstance(value, torch.Tensor) for value in content.values()):
+        return f"it holds weights alone, as pytorch_model.bin does; {SAFETENSORS}, in safetensors"
+    return None

@@ -1,0 +1,161 @@
+"""Files that are no whole checkpoint of ours: every command accepts or refuses them alike."""
+
+import json
+import os
+import re
+import shutil
+import struct
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_fit import TINY_RUN
+
+from gpt_lightning.cli import main
+from gpt_lightning.runs.checkpoint_io import file_sha256, sidecar, write_sidecar
+
+TINY = [*TINY_RUN, "--data.batch_size=4", "--trainer.max_steps=8"]
+# by the way in which a command reads a file: {} is its path
+READING = {
+    "sample": ["sample", "{}", "--max_new_tokens=3"],
+    "inspect": ["checkpoint", "inspect", "{}"],
+    "validate": ["validate", *TINY, "--ckpt_path={}"],
+    "ckpt_path": ["fit", *TINY, "--ckpt_path={}"],
+    "init_from": ["fit", *TINY, "--model.init_from={}"],
+}
+PROMISING = {
+    "resume": ["fit", *TINY, "--resume={}"],
+    "verify": ["checkpoint", "verify", "{}"],
+}
+ALL = READING | PROMISING
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A folder with a text and a run of four steps."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "text.txt").write_text("the cat sat on a mat and slept\n" * 400)
+    before = Path.cwd()
+    os.chdir(folder)
+    assert main(["fit", *TINY, "--trainer.max_steps=4"]) == 0
+    os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def file(trained, tmp_path, monkeypatch) -> Path:
+    """The checkpoint of a copy of that run."""
+    shutil.copytree(trained, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    (path,) = Path("lightning_logs/run/version_0/checkpoints").glob("*.ckpt")
+    return path
+
+
+def code(command: list[str], path: Path) -> int:
+    return main([argument.format(path) for argument in command])
+
+
+def refused(command: list[str], path: Path, capsys) -> str:
+    """Runs a command that must be refused in one line, which is returned."""
+    capsys.readouterr()
+    assert code(command, path) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert str(path) in lines[0]
+    return lines[0]
+
+
+@pytest.mark.parametrize("name", READING)
+def test_without_a_digest_a_reading_command_warns_and_goes_on(name, file, capsys):
+    sidecar(file).unlink()
+    assert code(READING[name], file) == 0
+    warnings = re.findall(r"warning: (.*) has no digest in", capsys.readouterr().err)
+    assert warnings == [str(file.resolve())]
+
+
+@pytest.mark.parametrize("name", PROMISING)
+def test_without_a_digest_nothing_is_resumed_or_called_whole(name, file, capsys):
+    sidecar(file).unlink()
+    assert "has no digest in" in refused(PROMISING[name], file, capsys)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"no digest  a.ckpt\n", b"\n"])
+def test_a_damaged_digest_is_refused_by_every_command(content, file, capsys):
+    sidecar(file).write_bytes(content)
+    for command in ALL.values():
+        assert "is empty, damaged or unreadable" in refused(command, file, capsys)
+
+
+def test_a_changed_byte_is_refused_by_every_command(file, capsys):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0x40
+    file.write_bytes(content)
+    for command in ALL.values():
+        assert "is damaged: expected SHA-256" in refused(command, file, capsys)
+
+
+def test_auto_skips_a_file_whose_digest_is_damaged(file, capsys):
+    sidecar(file).write_bytes(b"")
+    assert main(["fit", *TINY, "--resume=auto"]) == 2
+    printed = capsys.readouterr().err
+    assert "is empty, damaged or unreadable" in printed
+    assert "no checkpoint in lightning_logs/run/version_0 is whole" in printed
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device"])
+def test_what_is_no_file_is_refused_at_once(kind, file, capsys):
+    file.unlink()
+    if kind == "a pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero")
+    for command in ALL.values():
+        assert f"is {kind}, not a checkpoint" in refused(command, file, capsys)
+
+
+def test_compressed_records_are_never_taken_for_numbers(file, capsys):
+    with zipfile.ZipFile(file) as archive:
+        records = {record.filename: archive.read(record) for record in archive.infolist()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in records.items():
+            archive.writestr(name, content)
+    write_sidecar(file, file_sha256(file))
+    for name, command in ALL.items():
+        if name != "verify":  # the bytes are those that were signed
+            assert "its records are compressed" in refused(command, file, capsys)
+
+
+def safetensors() -> bytes:
+    header = json.dumps({"wte": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(4)
+
+
+FOREIGN = {
+    "empty": (b"", "it is empty"),
+    "text": (b"hello, world\n", "it is a text file"),
+    "safetensors": (safetensors(), "--model.init_from"),
+    "cut": (b"PK\x03\x04" + bytes(100), "its end is missing"),
+    "bytes": (b"\xff\x00\xfe" * 30, "it is no file of torch.save"),
+    "weights": ({"wte.weight": torch.zeros(2)}, "it holds weights alone"),
+    "lightning": ({"state_dict": {}, "epoch": 1}, "another Lightning program"),
+    "nanogpt": ({"model": {}, "model_args": {}}, "nanoGPT's train.py"),
+    "tensor": (torch.zeros(2), "an object of type Tensor"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_foreign_file_is_named_for_what_it_seems_to_be(name, file, capsys):
+    content, words = FOREIGN[name]
+    path = Path("foreign.ckpt")
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    for command in READING.values():
+        line = refused(command, path, capsys)
+        assert words in line
+        assert "mmap" not in line
+    old = Path("old.bin")
+    torch.save({"wte.weight": torch.zeros(2)}, old, _use_new_zipfile_serialization=False)
+    assert "it is a pickle" in refused(READING["sample"], old, capsys)
