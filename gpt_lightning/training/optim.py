@@ -119,6 +119,17 @@ def clip_gradients(
 # ---- no update with non-finite gradients, and no waiting for the device to check ----------------
 
 
+def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether every number is finite: a sum per tensor, and one wait per device."""
+    sums: dict[torch.device, list[torch.Tensor]] = {}
+    numbers = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
+    for tensor in numbers:
+        sums.setdefault(tensor.device, []).append(tensor.sum().float())
+    if all(bool(torch.stack(found).isfinite().all()) for found in sums.values()):
+        return True
+    return all(bool(tensor.isfinite().all()) for tensor in numbers)  # a sum may overflow
+
+
 class NonFiniteGuard:
     """Raise on non-finite gradients, before any checkpoint and with the weights unchanged.
 

@@ -7,16 +7,25 @@ checkpoint therefore holds exactly the run after `step` steps.
 """
 
 import contextlib
+import itertools
 import math
 import sys
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import check_arguments
-from gpt_lightning.runs.checkpoint import checkpoint_name, saved_checkpoints
+from gpt_lightning.runs.checkpoint import (
+    ASIDE,
+    checkpoint_name,
+    is_of_another_run,
+    saved_checkpoints,
+)
 from gpt_lightning.runs.checkpoint_io import (
     DurableCheckpointIO,
     Saver,
@@ -26,6 +35,7 @@ from gpt_lightning.runs.checkpoint_io import (
     sweep,
 )
 from gpt_lightning.training.callbacks.speed import phase
+from gpt_lightning.training.optim import all_finite
 from gpt_lightning.training.steps import (
     at_step_boundary,
     check_accumulation,
@@ -81,6 +91,8 @@ class RunCheckpoint(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         share_run_folder(trainer)
+        if stage == "fit" and self.enabled:
+            use_durable_io(trainer)
         # The first in each hook: at the end WeightAveraging copies its average into the model. A
         # longer run must not continue from the average.
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -185,17 +197,22 @@ class RunCheckpoint(L.Callback):
         An asynchronous save returns when all is copied.
 
         Raises:
-            UserError: it, or the checkpoint before, cannot be written; older files are untouched.
+            UserError: it holds non-finite numbers; or it, or the checkpoint before, cannot be
+                written. Older files are untouched.
             RuntimeError: a step has begun.
         """
         self._due = False
         if unfinished_micro_batches(trainer):
             raise RuntimeError("a checkpoint can be saved between two optimizer steps only")
-        if self._saved_step == trainer.global_step or not self._writes(trainer):
+        if self._saved_step == trainer.global_step:
+            return
+        if not self._writes(trainer):
+            self._check_finite(trainer)
             return
         path = self.folder(trainer) / checkpoint_name(trainer.global_step, self._loss)
         logger = run_logger(trainer)
         with phase(trainer, "checkpoint"):
+            self._check_finite(trainer)
             if logger is not None:
                 logger.sync()
             trainer.save_checkpoint(path, weights_only=False, storage_options=self._saver.save)
@@ -211,6 +228,22 @@ class RunCheckpoint(L.Callback):
         with phase(trainer, "checkpoint"):
             self._saver.wait()
 
+    def _check_finite(self, trainer: L.Trainer) -> None:
+        """Raise if the last update has made the weights or the optimizer's state non-finite."""
+        parameters = trainer.lightning_module.parameters()
+        states = (s for optimizer in trainer.optimizers for s in optimizer.state.values())
+        state = (value for s in states for value in s.values() if isinstance(value, torch.Tensor))
+        finite = all_finite(itertools.chain(parameters, state))
+        if not trainer.strategy.reduce_boolean_decision(finite):
+            older = saved_checkpoints(self.folder(trainer)) if self._writes(trainer) else []
+            again = (
+                f"continue from step {older[0].step} with --resume auto" if older else "begin again"
+            )
+            raise UserError(
+                f"the weights or the optimizer's state are not finite after step "
+                f"{trainer.global_step}, which is not saved: lower model.learning_rate and {again}"
+            )
+
     def _drop(self, written: Path) -> None:
         saved = saved_checkpoints(written.parent)  # the newest first
         kept = {written, *(file.path for file in saved[: self.keep_last])}
@@ -221,17 +254,45 @@ class RunCheckpoint(L.Callback):
         for file in saved:
             if file.path not in kept:
                 DurableCheckpointIO().remove_checkpoint(file.path)
+        drop_aside(written.parent, max(file.step for file in saved if file.path == written))
 
 
 def set_aside(folder: Path, step: int) -> None:
     """Rename the checkpoints of later steps when a run continues from `step`.
 
     They belong to another branch of the run, or are damaged; under their names the next resume
-    would take them for the newest.
+    would take them for the newest. They are deleted when the run has saved a later step, or sets
+    others aside.
     """
-    for saved in saved_checkpoints(folder):
-        if saved.step > step:
-            print(f"set aside   {saved.path.name}.old: it is past step {step}", file=sys.stderr)
-            for path in (saved.path, sidecar(saved.path)):
-                if path.exists():
-                    path.replace(path.with_name(f"{path.name}.old"))
+    later = [saved for saved in saved_checkpoints(folder) if saved.step > step]
+    if later:
+        drop_aside(folder)
+    for saved in later:
+        path = saved.path.with_name(saved.path.name + ASIDE)
+        print(f"set aside   {path.name}: it is past step {step}", file=sys.stderr)
+        saved.path.replace(path)
+        with contextlib.suppress(FileNotFoundError):  # a file without a digest
+            sidecar(saved.path).replace(sidecar(path))
+
+
+def drop_aside(folder: Path, passed: float = math.inf) -> None:
+    """Delete the run's checkpoints that were set aside, up to the step that it has passed."""
+    for saved in saved_checkpoints(folder, ASIDE):
+        if saved.step <= passed and not is_of_another_run(saved.path, folder.parent):
+            DurableCheckpointIO().remove_checkpoint(saved.path)
+
+
+def use_durable_io(trainer: L.Trainer) -> None:
+    """Let a Trainer that was made without DurableCheckpointIO write and read through it.
+
+    Raises:
+        UserError: The Trainer has another CheckpointIO.
+    """
+    strategy = trainer.strategy
+    if type(strategy.checkpoint_io) is TorchCheckpointIO:  # Lightning's default
+        strategy.checkpoint_io = DurableCheckpointIO()
+    if not isinstance(strategy.checkpoint_io, DurableCheckpointIO):
+        raise UserError(
+            f"RunCheckpoint writes through DurableCheckpointIO: leave out the plugin "
+            f"{type(strategy.checkpoint_io).__name__}"
+        )

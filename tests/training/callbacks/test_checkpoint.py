@@ -1,0 +1,149 @@
+"""RunCheckpoint saves finite numbers alone, through our own files, and leaves no old branches."""
+
+import json
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
+from tiny_fit import TINY_RUN
+
+from gpt_lightning import GPTConfig, GPTModule, TokenDataModule
+from gpt_lightning.cli import main
+from gpt_lightning.errors import UserError
+from gpt_lightning.runs.checkpoint_io import check_digest, write_durable_checkpoint
+from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
+from gpt_lightning.training.optim import all_finite
+
+TINY = [*TINY_RUN, "--data.batch_size=4", "--trainer.log_every_n_steps=1"]
+RUN = Path("lightning_logs") / "run" / "version_0"
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, text_file, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def fit(steps: int, *args: str) -> int:
+    return main(["fit", *TINY, f"--trainer.max_steps={steps}", *args])
+
+
+def saved(pattern: str = "*.ckpt") -> list[str]:
+    return sorted(path.name[5:12] for path in (RUN / "checkpoints").glob(pattern))
+
+
+def logged_steps() -> list[int]:
+    rows = map(json.loads, (RUN / "metrics.jsonl").read_text().splitlines())
+    return [row["step"] for row in rows if "train/loss" in row]
+
+
+# ---- finite numbers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_weights_that_are_not_finite_after_the_last_step_are_not_saved(optimizer, capsys):
+    wild = ["--model.learning_rate=1e38", "--model.muon_learning_rate=1e38"]
+    assert fit(1, *wild, f"--model.optimizer={optimizer}") == 2
+    line = capsys.readouterr().err
+    assert "not finite after step 1, which is not saved: lower model.learning_rate" in line
+    assert "begin again" in line
+    assert saved() == []
+
+
+def test_the_advice_after_a_wild_step_works(capsys):
+    often = "--checkpoint.every_n_steps=1"
+    assert fit(2, often) == 0
+    assert fit(3, often, "--resume=auto", "--model.learning_rate=1e38") == 2
+    assert "lower model.learning_rate and continue from step 2 with --resume auto" in (
+        capsys.readouterr().err
+    )
+    assert saved() == ["0000001", "0000002"]
+    assert fit(4, often, "--resume=auto", "--model.learning_rate=1e-3") == 0
+    assert logged_steps() == [1, 2, 3, 4]
+
+
+def test_an_optimizer_state_that_is_not_finite_is_not_saved(capsys):
+    assert fit(4) == 0
+    (path,) = (RUN / "checkpoints").glob("*.ckpt")
+    file = torch.load(path, weights_only=True)
+    file["optimizer_states"][0]["state"][0]["exp_avg_sq"].view(-1)[3] = torch.inf
+    write_durable_checkpoint(file, path)
+    assert fit(5, "--resume=auto") == 2  # exp_avg / inf is 0: the weights stay finite
+    assert "the optimizer's state are not finite after step 5" in capsys.readouterr().err
+    assert saved() == ["0000004"]
+
+
+def test_without_checkpoints_the_end_is_checked_too(capsys):
+    assert fit(1, "--model.learning_rate=1e38", "--trainer.enable_checkpointing=false") == 2
+    assert "not finite after step 1" in capsys.readouterr().err
+
+
+def test_a_sum_that_overflows_is_no_reason():
+    large = torch.full((4,), 6e4, dtype=torch.float16)
+    assert all_finite([large, torch.ones(3), torch.ones(2, dtype=torch.int64), torch.empty(0)])
+    assert all_finite([torch.full((4,), 3e38)])
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        assert not all_finite([torch.ones(3), torch.tensor([1.0, bad])])
+    assert not all_finite([torch.tensor([torch.inf, -torch.inf])])
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def test_checkpoints_that_were_set_aside_are_deleted_when_the_run_has_passed_them():
+    often = [
+        "--checkpoint.every_n_steps=1",
+        "--checkpoint.keep_last=9",
+        "--model.schedule=constant",
+    ]
+    assert fit(4, *often) == 0
+    (second,) = (RUN / "checkpoints").glob("step-0000002*.ckpt")
+    assert fit(3, *often, f"--resume={second}") == 0
+    assert saved("*.ckpt.old") == ["0000004"]
+    (first,) = (RUN / "checkpoints").glob("step-0000001*.ckpt")
+    assert fit(1, *often, f"--resume={first}") == 0  # nothing to do, nothing set aside
+    assert saved("*.ckpt.old") == ["0000004"]
+    assert fit(2, *often, f"--resume={first}") == 0
+    assert saved("*.ckpt.old") == ["0000003"]  # one generation; step 2 has been passed
+    assert fit(5, *often, "--resume=auto") == 0
+    assert saved("*.old*") == []
+    assert saved() == ["0000001", "0000002", "0000003", "0000004", "0000005"]
+
+
+def test_a_checkpoint_of_another_run_that_was_set_aside_stays():
+    assert fit(4) == 0
+    assert fit(8, "--run_name=other") == 0
+    other = Path("lightning_logs/other/version_0/checkpoints")
+    for path in other.glob("step-0000008*"):
+        path.rename(RUN / "checkpoints" / path.name)
+    assert fit(12, "--resume=auto") == 0
+    assert saved("*.ckpt.old") == saved("*.ckpt.old.sha256") == ["0000008"]
+
+
+def stock_trainer(**settings: object) -> L.Trainer:
+    quiet = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
+    return L.Trainer(
+        accelerator="cpu", max_steps=2, limit_val_batches=0, callbacks=[RunCheckpoint()],
+        **quiet, **settings,
+    )  # fmt: skip
+
+
+def stock_fit(trainer: L.Trainer) -> None:
+    config = GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=16, vocab_size=None)
+    data = TokenDataModule(text_file="text.txt", tokenizer="char", batch_size=4, block_size=16)
+    trainer.fit(GPTModule(config, schedule="constant"), datamodule=data)
+
+
+def test_a_stock_trainer_writes_our_files_without_a_plugin():
+    stock_fit(stock_trainer())
+    (path,) = Path("checkpoints").glob("*.ckpt")
+    assert path.name == "step-0000002.ckpt"
+    assert check_digest(path)
+
+
+def test_another_checkpoint_io_is_refused_by_name():
+    with pytest.raises(UserError, match="leave out the plugin AsyncCheckpointIO"):
+        stock_fit(stock_trainer(plugins=[AsyncCheckpointIO()]))
