@@ -161,6 +161,7 @@ class EvalLoader:
     def __init__(
         self, batches: Dataset[Batch], n_batches: int, num_workers: int, pin_memory: bool
     ) -> None:
+        self.dataset = batches
         self._loader = DataLoader(
             batches,
             batch_size=None,  # an item is a batch already

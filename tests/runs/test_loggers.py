@@ -26,6 +26,7 @@ LOGGERS = {
     "none": False,
     "several": [REMOTE, CSV],
 }
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("csv", "remote")]
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +60,7 @@ def events(folder: Path, tag: str = "train/loss") -> list[int]:
     return [event.step for event in found.Scalars(tag)]
 
 
-@pytest.mark.parametrize("name", LOGGERS)
+@pytest.mark.parametrize("name", ["tensorboard", "none", "several", *SLOW])
 def test_fit_resume_sample_and_hints_with_every_logger(name, capsys):
     config = with_logger(LOGGERS[name])
     assert fit(4, config) == 0
@@ -94,6 +95,7 @@ def test_fit_resume_sample_and_hints_with_every_logger(name, capsys):
         assert RemoteLogger.hyperparameters["model/n_layer"] == 1
 
 
+@pytest.mark.slow
 def test_points_after_the_checkpoint_are_purged_from_tensorboard_alone_or_among_others():
     """A killed session's points past its last save are drawn once, by the session after it."""
     own = {"class_path": "TensorBoardLogger", "init_args": {"save_dir": "mine", "version": "a"}}
@@ -154,7 +156,7 @@ def test_a_logger_claims_its_folder_once_and_leaves_none_if_nothing_happened(tmp
     assert [path.name for path in runs.iterdir()] == ["version_1"]
 
 
-@pytest.mark.parametrize("name", LOGGERS)
+@pytest.mark.parametrize("name", ["tensorboard", "several", "none"])
 def test_a_command_with_an_error_leaves_no_run_folder(name, capsys):
     wrong = ["--data.batch_size=100000000"]
     assert fit(4, with_logger(LOGGERS[name]), *wrong) == 2

@@ -49,6 +49,7 @@ def copy_with_digest(path: Path, folder: Path) -> None:
 # ---- config.yaml ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_runs_own_configuration_runs_validates_and_resumes_after_a_resume(capsys):
     assert fit(4, "--resume=auto") == 0
     assert fit(8, "--resume=auto") == 0
@@ -69,6 +70,7 @@ def test_the_runs_own_configuration_runs_validates_and_resumes_after_a_resume(ca
     assert logged_steps(Path("doctor/lightning_logs/killed/version_0")) == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_run_that_began_from_a_checkpoint_is_resumed_by_the_same_command():
     assert fit(4, "--run_name=first") == 0
     start = f"--ckpt_path={checkpoint(4, Path('lightning_logs/first/version_0'))}"
@@ -94,6 +96,7 @@ def test_a_checkpoint_of_another_run_is_skipped_and_set_aside(capsys):
     assert logged_steps() == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_run_is_refused_by_name(capsys):
     assert fit(4) == 0
     assert fit(4, "--run_name=other", "--model.learning_rate=0.1") == 0
@@ -111,6 +114,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(capsys):
     assert own.name[:12] == "step-0000004"
 
 
+@pytest.mark.slow
 def test_a_whole_run_folder_can_be_moved_and_copied():
     assert fit(4) == 0
     shutil.copytree(RUN, "elsewhere/copy")
@@ -145,6 +149,7 @@ def test_lost_rows_are_said_with_both_numbers(capsys):
     assert "rows" not in capsys.readouterr().err  # said once
 
 
+@pytest.mark.slow
 def test_a_file_that_was_deleted_while_training_is_said(capsys, monkeypatch):
     assert fit(4, "--checkpoint.every_n_steps=1") == 0
     path = checkpoint(4)

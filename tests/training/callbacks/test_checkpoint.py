@@ -111,6 +111,7 @@ def test_checkpoints_that_were_set_aside_are_deleted_when_the_run_has_passed_the
     assert saved() == ["0000001", "0000002", "0000003", "0000004", "0000005"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_run_that_was_set_aside_stays():
     assert fit(4) == 0
     assert fit(8, "--run_name=other") == 0
