@@ -55,17 +55,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def exit_on_signal(number: int, frame: object) -> NoReturn:
+    """Handle a signal by SystemExit, so that a command cleans up as after Ctrl-C."""
+    sys.exit(128 + number)
+
+
 @contextlib.contextmanager
 def termination_as_exit() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit, as Ctrl-C is an exception, so that a command cleans up."""
-
-    def leave(number: int, frame: object) -> NoReturn:
-        sys.exit(128 + number)
-
+    """Turn SIGTERM into SystemExit."""
     if threading.current_thread() is not threading.main_thread():  # only it may set handlers
         yield
         return
-    before = signal.signal(signal.SIGTERM, leave)
+    before = signal.signal(signal.SIGTERM, exit_on_signal)
     try:
         yield
     finally:

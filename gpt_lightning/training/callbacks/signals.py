@@ -11,9 +11,10 @@ from types import FrameType
 import lightning as L
 import torch
 
+from gpt_lightning.errors import exit_on_signal
 from gpt_lightning.hardware.distributed import DelayedMax
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
-from gpt_lightning.training.steps import at_step_boundary, find_callback
+from gpt_lightning.training.steps import at_step_boundary, find_callback, is_fitting
 
 TWICE_S = 1.0  # terminals and wrappers may deliver one Ctrl-C twice
 
@@ -42,6 +43,13 @@ class StopSignals(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._listen(trainer)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        if main and not is_fitting(trainer):  # nothing to save
+            signal.signal(signal.SIGTERM, exit_on_signal)
+
+    on_test_start = on_predict_start = on_validation_start
 
     def _listen(self, trainer: L.Trainer) -> None:
         """Handle the signals in place of Lightning, which ends a run with exit code 0.

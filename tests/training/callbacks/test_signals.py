@@ -83,6 +83,26 @@ def test_a_second_ctrl_c_later_does_not_wait(workdir, capsys, monkeypatch):
     assert saved(workdir) == []
 
 
+class SenderOfEvaluations(L.Callback):
+    def on_validation_batch_start(self, *args, **kwargs):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+
+
+@pytest.mark.parametrize("command", ["validate", "predict"])
+def test_sigterm_ends_an_evaluation_at_once(workdir, command):
+    run_cli(["fit", *TINY_RUN, "--trainer.max_steps=1"])
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        run_cli(
+            [command, *TINY_RUN, "--ckpt_path=lightning_logs/run/version_0"],
+            callbacks=[SenderOfEvaluations()],
+        )
+    assert ended.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 # ---- SLURM --------------------------------------------------------------------------------------
 
 
