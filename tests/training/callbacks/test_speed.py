@@ -1,6 +1,7 @@
 """SpeedMonitor in a real training loop on a clock of our own: every number can be worked out."""
 
 import math
+from time import perf_counter, sleep
 from types import SimpleNamespace
 
 import lightning as L
@@ -35,7 +36,7 @@ class FakeTime:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.workers_s = 0.5
+        self.workers_s, self.file_s = 0.5, 5.0
 
     def __call__(self) -> float:
         return self.now
@@ -77,7 +78,7 @@ class SlowFile(L.Callback):
 
     def _save(self, trainer):
         with speed.phase(trainer, "checkpoint"):
-            self.time.now += 5.0
+            self.time.now += self.time.file_s
 
 
 class SlowLogs(Logger):
@@ -325,3 +326,32 @@ def test_the_report_keeps_stalls_out_of_the_rates_and_apart_in_time():
         "speed       200 tokens/s, median step 500.0 ms; 1 stalls left out, the longest of 10.0 s"
     )
     assert lines[1] == "time        30.0 s: train 20.0, stalls 10.0"
+
+
+class RealTime(FakeTime):
+    """The clock of the machine, on which work sleeps."""
+
+    def __init__(self) -> None:
+        self.file_s = 0.1
+
+    @property
+    def now(self) -> float:
+        return perf_counter()
+
+    @now.setter
+    def now(self, then: float) -> None:
+        sleep(max(0.0, then - perf_counter()))
+
+
+@pytest.mark.parametrize("every_n_steps", [0, 1])
+def test_on_the_machines_clock_the_phases_add_up_too(text_file, every_n_steps):
+    began, time = perf_counter(), RealTime()
+    trainer, module, monitor, rows = run(
+        text_file, time, every_n_steps=every_n_steps, limit_val_batches=0
+    )
+    seconds, wall_s = monitor.seconds(), perf_counter() - began
+    assert rows[8]["perf/step_ms"] < 100  # a save takes 100, a step 8 and its overhead
+    assert min(seconds.values()) >= 0
+    assert sum(seconds.values()) == pytest.approx(wall_s, rel=0.01)
+    rate = float(monitor.report(trainer, module)[0].split()[1].replace(",", ""))
+    assert rate == pytest.approx(6 * 64 / seconds["train"], rel=0.01)
