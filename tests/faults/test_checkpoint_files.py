@@ -52,6 +52,25 @@ def test_no_room_for_the_next_file(whole, folder, case, limit):
     must_equal(run_folder(whole), run_folder(folder))
 
 
+@pytest.mark.case("R58")
+@pytest.mark.parametrize("limit", [0, 200_000])
+def test_no_room_for_a_file_that_a_thread_writes(whole, folder, case, limit):
+    saving = ("--checkpoint.asynchronous", "true")
+    with start_fit(folder, *saving, faults={"slow": [0.1]}) as process:
+        process.wait_for(11)
+        hard = resource.prlimit(process.process.pid, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(process.process.pid, resource.RLIMIT_FSIZE, (limit, hard))
+        ended = process.end()
+    line = ended.refused("lightning_logs/run/version_0", "File too large")
+    case.saw(line.removeprefix("error: "))
+    kept = newest(run_folder(folder))
+    assert step_of(kept) >= 8
+    assert finite(kept)
+    assert leftovers(folder) == []
+    fit(folder, *saving, *RESUME).ok()
+    must_equal(run_folder(whole), run_folder(folder))
+
+
 @pytest.mark.case("R06")
 def test_a_disk_that_fills_up(whole, folder, case, small_disk):
     root = ("--trainer.default_root_dir", str(small_disk))
