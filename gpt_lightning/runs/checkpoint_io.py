@@ -207,8 +207,10 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
                 torch.save(checkpoint, file)  # type: ignore[arg-type]  # it needs only `write`
                 file.sync()
             write_sidecar(path, file.digest.hexdigest())
-    except (OSError, RuntimeError) as error:  # torch calls a full disk a RuntimeError
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+    except (OSError, RuntimeError) as error:
+        # torch raises a RuntimeError of its own while it handles the OSError of our file
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        reason = " ".join(str(getattr(cause, "strerror", None) or cause).split())
         raise UserError(
             f"cannot write {path}: {reason[:200]}; the checkpoints before it are untouched: free "
             "some space or choose another folder with --trainer.default_root_dir"

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,19 @@ def test_a_write_that_fails_leaves_the_file_before_it(file, monkeypatch):
     ):
         write_durable_checkpoint(CONTENT, file)
     assert {path.name: path.read_bytes() for path in file.parent.iterdir()} == before
+
+
+@pytest.mark.parametrize("limit", [0, 1000, 3000])
+def test_a_full_disk_is_named_as_the_system_names_it(tmp_path, limit):
+    """torch hides it behind 'unexpected pos'; a limit on files' size fails as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"cannot write .*a\.ckpt: File too large; the check"):
+            write_durable_checkpoint(CONTENT, tmp_path / "a.ckpt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_is_synced_before_it_has_its_name(tmp_path, monkeypatch):

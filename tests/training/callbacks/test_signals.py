@@ -4,6 +4,7 @@ import os
 import signal
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import lightning as L
@@ -34,12 +35,14 @@ def fit_until(sender: Sender, *args: str) -> int:
 
 
 @pytest.fixture
-def workdir(text_file, tmp_path, monkeypatch) -> Path:
+def workdir(text_file, tmp_path, monkeypatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     for name in list(os.environ):
         if name.startswith("SLURM"):
             monkeypatch.delenv(name)
-    return tmp_path
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+    yield tmp_path
+    signal.signal(signal.SIGHUP, before)
 
 
 def saved(workdir: Path) -> list[str]:
