@@ -231,7 +231,7 @@ class GPT(nn.Module):
 
         Returns:
             Without targets the logits (B, T, V); with targets their mean cross-entropy in nats, a
-            float32 scalar.
+            float32 scalar (float64 for float64 weights).
         """
         x = self.transformer(idx)  # (B, T, C)
         chunk = self.config.loss_chunk
@@ -240,8 +240,9 @@ class GPT(nn.Module):
         logits = self.lm_head(x)  # (B, T, V)
         if targets is None:
             return logits
-        # Always in float32: a bfloat16 sum of exponentials over V has two digits.
-        return F.cross_entropy(logits.float().view(-1, logits.size(-1)), targets.reshape(-1))
+        # At least in float32: a bfloat16 sum of exponentials over V has two digits.
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.reshape(-1))
 
     def num_params(self, embeddings: bool = True) -> int:
         """Return the number of parameters; a tied matrix counts once.

@@ -48,7 +48,8 @@ def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk_toke
 
     Equal to `F.cross_entropy(F.linear(x, weight).float().view(-1, V), targets.view(-1))` but for
     rounding. Products run in autocast's dtype where it is on, the softmax in float32, and the
-    chunks' gradients of the weight are added in float32. Not differentiable twice.
+    chunks' gradients of the weight are added in float32; all in float64 for float64 weights. Not
+    differentiable twice.
 
     Args:
         x: Final activations, (B, T, C).
@@ -66,7 +67,7 @@ def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk_toke
         total = LossSum.apply(x, weight, targets, chunk_tokens, dtype)  # type: ignore[no-untyped-call]
     else:
         w = weight.to(dtype)  # (V, C)
-        total = torch.zeros((), device=x.device)
+        total = torch.zeros((), device=x.device, dtype=sum_dtype(dtype))
         for rows in chunks(len(x), chunk_tokens):
             log_probs = log_probabilities(x[rows], w)  # (n, V)
             total = total + summed_loss(log_probs, targets[rows])
@@ -82,15 +83,20 @@ def autocast_dtype(weight: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind)
 
 
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of sums over many terms: float32, or float64 for float64."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def chunks(n: int, chunk_tokens: int) -> list[slice]:
     """Return 0 .. n - 1 in runs of `chunk_tokens`."""
     return [slice(begin, begin + chunk_tokens) for begin in range(0, n, chunk_tokens)]
 
 
 def log_probabilities(x: Tensor, weight: Tensor) -> Tensor:
-    """Return float32 (n, V) for x (n, C) and a weight (V, C) in the dtype of the products."""
+    """Return (n, V) in float32 or more, for x (n, C) and a weight (V, C) in the products' dtype."""
     logits = F.linear(x.to(weight.dtype), weight)  # (n, V)
-    return torch.log_softmax(logits, dim=-1, dtype=torch.float32)
+    return torch.log_softmax(logits, dim=-1, dtype=sum_dtype(logits.dtype))
 
 
 def summed_loss(log_probs: Tensor, targets: Tensor) -> Tensor:
@@ -107,9 +113,9 @@ class LossSum(torch.autograd.Function):
     ) -> Tensor:
         """Return the sum for x (N, C), weight (V, C) and targets (N,); save its gradients."""
         w = weight.to(dtype)
-        total = torch.zeros((), device=x.device)
+        total = torch.zeros((), device=x.device, dtype=sum_dtype(dtype))
         grad_x = torch.empty_like(x)  # (N, C)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32)  # (V, C)
+        grad_weight = torch.zeros_like(weight, dtype=sum_dtype(weight.dtype))  # (V, C)
         for rows in chunks(len(x), chunk_tokens):
             total += chunk_gradients(x[rows], w, targets[rows], grad_x[rows], grad_weight)
         ctx.save_for_backward(grad_x, grad_weight.to(weight.dtype))

@@ -46,6 +46,7 @@ class TokenDataModule(L.LightningDataModule):
         self.settings = DataSettings(**settings)
         self._datasets: dict[str, TokenDataset] = {}  # by address, opened at first use
         self._reader: Reader | None = None
+        self._start: dict[str, Any] = {}  # position of the first training batch
 
     # ---- the data ------------------------------------------------------------------------------
 
@@ -71,6 +72,17 @@ class TokenDataModule(L.LightningDataModule):
         if self._reader is not None:
             return self._reader.block_size
         return block_size_of(self.settings)
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences a micro-batch and rank, which Tuner.scale_batch_size sets."""
+        return int(self.settings.batch_size)
+
+    @batch_size.setter
+    def batch_size(self, sequences: int) -> None:
+        self.settings = dataclasses.replace(self.settings, batch_size=sequences)
+        if self._reader is not None:
+            self.setup("fit")
 
     @property
     def eval_batch_size(self) -> int:
@@ -129,6 +141,8 @@ class TokenDataModule(L.LightningDataModule):
             prepare_source(*self._preparation())
 
     def setup(self, stage: str) -> None:
+        if not is_read(self.trainer, self):
+            return
         # every mistake in the data raises here, before anything is built or written
         settings = self._with_defaults()
         if stage == "fit":
@@ -138,6 +152,7 @@ class TokenDataModule(L.LightningDataModule):
             check_epoch(self.trainer, len(reader.train_loader))  # opens the train split
             if "val" in self.manifest.splits:
                 reader.stream("val")
+            self._start = reader.train_loader.state_dict()
         else:
             reader.stream("test" if stage == "test" else "val")
 
@@ -175,6 +190,10 @@ class TokenDataModule(L.LightningDataModule):
         if positions >= whole:
             return {}
         return {f"{split}/tokens": positions, f"{split}/split_tokens": whole}
+
+    def restart(self) -> None:
+        """Go back to the first training batch."""
+        self.reader.train_loader.load_state_dict(self._start)
 
     # ---- what setup decides --------------------------------------------------------------------
 
@@ -263,4 +282,10 @@ def block_size_of(settings: DataSettings) -> int:
 def token_data(trainer: L.Trainer) -> TokenDataModule | None:
     """Return the run's TokenDataModule; None for data of another class."""
     data = getattr(trainer, "datamodule", None)
-    return data if isinstance(data, TokenDataModule) else None
+    return data if isinstance(data, TokenDataModule) and is_read(trainer, data) else None
+
+
+def is_read(trainer: L.Trainer, data: L.LightningDataModule) -> bool:
+    """Return False for the data of an earlier call: Lightning keeps them beside own loaders."""
+    loop = getattr(trainer, "_active_loop", None)
+    return loop is None or loop._data_source.instance is data

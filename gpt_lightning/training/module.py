@@ -1,16 +1,15 @@
 """LightningModule that trains a GPT: build, step, evaluate, update."""
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import Optimizer
-from torchmetrics import MeanMetric
 
-from gpt_lightning.data.loader import IGNORE_INDEX, Batch
+from gpt_lightning.data.loader import Batch
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import keep_freed_memory, seed_device
 from gpt_lightning.model import flops
@@ -21,18 +20,20 @@ from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, initial_weights
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import optim, optimizers
 from gpt_lightning.training.datamodule import token_data
+from gpt_lightning.training.evaluation import EvaluationModule
 from gpt_lightning.training.steps import (
     at_log_step,
     at_step_boundary,
-    call_hook,
     continue_loops,
     is_fitting,
     run_logger,
     unfinished_micro_batches,
 )
 
+TUNERS_FILES = (".lr_find_", ".scale_batch_size_")  # names that Lightning's Tuner begins with
 
-class GPTModule(L.LightningModule):
+
+class GPTModule(EvaluationModule):
     """LightningModule that trains a GPT-2.
 
     The model is created in `configure_model`, after the data are known, so that it may take its
@@ -50,8 +51,6 @@ class GPTModule(L.LightningModule):
         UserError: settings that contradict each other or the data.
     """
 
-    model: GPT  # made by configure_model
-
     def __init__(
         self,
         config: GPTConfig = GPTConfig(),  # noqa: B008 - frozen
@@ -64,33 +63,36 @@ class GPTModule(L.LightningModule):
         self.init_from = init_from
         self.settings = Settings(**settings)
         optimizers.check(self.settings)
-        self.eval_loss = MeanMetric()  # over the held-out split
-        self.train_eval_loss = MeanMetric()  # over the training split, if the data evaluate it too
-        self._evaluated = 0  # positions of this rank in the current evaluation, with padding
         self.micro_batches = 0  # done in the current step
         self.stop_requested = False  # by trainer.should_stop, and not granted yet
         self._loss_sum: torch.Tensor | None = None  # over the micro-batches of the current step
+        self._last_loss: tuple[torch.Tensor, int] | None = None  # that sum and number, a step ago
         self._seed = 0  # of the run
-        self._group_options: list[dict[str, Any]] = []  # of our optimizer's parameter groups
+        self._drawn_seed: int | None = None  # of a run without seed_everything
+        self._optimizer: Optimizer | None = None  # ours, and the options of its parameter groups
+        self._group_options: list[dict[str, Any]] = []
         self._trained: list[torch.nn.Parameter] = []  # listed once, not at each step
         self._guard = optim.NonFiniteGuard()
 
     # ---- build ---------------------------------------------------------------------------------
 
     def configure_model(self) -> None:
-        if hasattr(self, "model"):
-            return
-        torch.set_float32_matmul_precision(self.settings.matmul_precision)
         fitting = self._trainer is not None and is_fitting(self.trainer)
         if self._trainer is not None:
             self.config = self._fit_to_data()
         if fitting and self.settings.schedule == "cosine":
             self._check_cosine()
-        with torch.device("cpu"):  # in Lightning's device context the GPU would draw the weights
-            self.model = GPT(self.config)
-        if self.init_from is not None:
-            self.model.load_state_dict(initial_weights(self.init_from, self.config))
-        if self.compiles[0]:
+        if not hasattr(self, "model"):
+            torch.set_float32_matmul_precision(self.settings.matmul_precision)
+            with torch.device(
+                "cpu"
+            ):  # in Lightning's device context the GPU would draw the weights
+                self.model = GPT(self.config)
+            if self.init_from is not None:
+                self.model.load_state_dict(initial_weights(self.init_from, self.config))
+        if self._trainer is None:
+            return  # load_from_checkpoint
+        if self.compiles[0] and self.model._compiled_call_impl is None:
             compile_in_place(self.model, self._device_type)
         if fitting and self._device_type == "cpu":
             keep_freed_memory()
@@ -146,6 +148,22 @@ class GPTModule(L.LightningModule):
         return self.compiles[0] and self._device_type != "cpu"
 
     @property
+    def learning_rate(self) -> float:
+        """Peak of the learning rate, which Tuner.lr_find sets."""
+        return self.settings.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, peak: float) -> None:
+        old = self.settings
+        assert old.min_learning_rate is not None
+        minimum = old.min_learning_rate * (peak / old.learning_rate)  # the same share of the peak
+        self.settings = dataclasses.replace(old, learning_rate=peak, min_learning_rate=minimum)
+        live = [] if self._optimizer is None else self._optimizer.param_groups
+        for group in (*live, *self._group_options):
+            if group.get("peak_lr") == old.learning_rate:
+                group["peak_lr"] = peak
+
+    @property
     def flops_per_token(self) -> int:
         """FLOPs of a training token, forward and backward, at the run's context; see flops.py."""
         data = None if self._trainer is None else token_data(self.trainer)
@@ -172,11 +190,20 @@ class GPTModule(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self._trainer is None:  # load_from_checkpoint: no run to compare with
             return
-        self._seed = torch.initial_seed()
+        self._seed = self._run_seed()
         path, data = Path(str(self.trainer.ckpt_path)), token_data(self.trainer)
+        if path.name.startswith(
+            TUNERS_FILES
+        ):  # the run before its trials, with the batch size after
+            if data is not None:
+                data.restart()
+            return
         theirs, fitting = Checkpoint.of(checkpoint, path), is_fitting(self.trainer)
         allow_changes = data is not None and data.settings.allow_changes
         address = "this run's data" if data is None else data.address
+        if "PL_GLOBAL_SEED" not in os.environ:
+            self._drawn_seed = theirs.record.run_identity.get("seed_everything", self._seed)
+            self._seed = self._run_seed()
         changed = resume.check(theirs.record, self.record(), address, fitting, allow_changes)
         if fitting and data is not None and not allow_changes:
             data.reader.check_stamps(theirs.record.shards)
@@ -208,16 +235,29 @@ class GPTModule(L.LightningModule):
         return self.model(idx, targets)
 
     def on_train_start(self) -> None:
-        self._loss_sum, self.micro_batches = None, 0
+        self._loss_sum, self.micro_batches, self._last_loss = None, 0, None
         self.stop_requested = False
         self._trained = list(self.parameters())
         self._guard = optim.NonFiniteGuard()
-        self._seed = torch.initial_seed()
-        # A resumed optimizer has the checkpoint's state and the settings of this run. Groups of an
-        # optimizer that is not ours have no options here.
-        for optimizer in self.trainer.optimizers if self._group_options else ():
-            for group, options in zip(optimizer.param_groups, self._group_options, strict=True):
+        self._seed = self._run_seed()
+        self._generator_state = torch.get_rng_state()
+        # A resumed optimizer has the checkpoint's state and the settings of this run. Another
+        # author's optimizer, and groups that a callback has added, keep their own.
+        if self._schedules():
+            groups = self.trainer.optimizers[0].param_groups
+            for group, options in zip(groups, self._group_options, strict=False):
                 group.update(options)
+
+    def _run_seed(self) -> int:
+        """Return the seed of the run: that of seed_everything, else one that is drawn once."""
+        if "PL_GLOBAL_SEED" in os.environ:  # as TokenDataModule does
+            return int(os.environ["PL_GLOBAL_SEED"])
+        if self._drawn_seed is None:
+            # a copy: the run's own draws stay as they are
+            generator = torch.default_generator.clone_state()
+            drawn = int(torch.randint(2**32, (), generator=generator))
+            self._drawn_seed = self.trainer.strategy.broadcast(drawn)
+        return self._drawn_seed
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         # Dropout's seeds are derived, not saved: any step can be computed without those before it,
@@ -246,72 +286,10 @@ class GPTModule(L.LightningModule):
         if is_fitting(self.trainer) and not self.trainer.sanity_checking:
             self.on_train_batch_end()
 
-    # ---- evaluate ------------------------------------------------------------------------------
-
-    def on_validation_model_zero_grad(self) -> None:
-        super().on_validation_model_zero_grad()
-        # on_validation_start comes later, when the loader's workers have been started
-        call_hook(self.trainer, "before_validation")
-
-    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        x, y = batch
-        tokens = (y != IGNORE_INDEX).sum()
-        loss = self._evaluate(x, y)
-        loss = torch.where(tokens > 0, loss, 0.0)  # a rank's last batch may be padding alone
-        self._evaluated += y.numel() if dataloader_idx == 0 else 0
-        (self.eval_loss, self.train_eval_loss)[dataloader_idx].update(loss, weight=tokens)
-
-    test_step = validation_step
-
-    def predict_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
-        """Return each target's loss in nats, float32 (B, T); 0 at padded positions."""
-        x, y = batch
-        logits = self._evaluate(x).float()  # (B, T, V)
-        return torch.nn.functional.cross_entropy(logits.transpose(1, 2), y, reduction="none")
-
-    def _evaluate(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
-        forward = self.model if self.evaluates_compiled else self.model.forward
-        return forward(idx, targets)
-
-    def on_validation_epoch_start(self) -> None:
-        self._evaluated = 0
-        for mean in (self.eval_loss, self.train_eval_loss):
-            mean.set_dtype(torch.float32)  # bf16-true casts: a sum of two digits
-
-    on_test_epoch_start = on_validation_epoch_start
-
-    def on_validation_epoch_end(self) -> None:
-        """Log the mean loss over the evaluated tokens in nats, and the perplexity.
-
-        If the tokens are not those of the whole split, their numbers are logged too.
-        """
-        split, data = "test" if self.trainer.testing else "val", token_data(self.trainer)
-        loss = self.eval_loss.compute()  # over all ranks
-        metrics = {f"{split}/loss": loss, f"{split}/perplexity": loss.exp()}
-        self.eval_loss.reset()
-        if self.train_eval_loss.update_called:
-            metrics["train/eval_loss"] = self.train_eval_loss.compute()
-            self.train_eval_loss.reset()
-        if is_fitting(self.trainer):
-            metrics["step"] = torch.tensor(float(self.trainer.global_step))
-        self.log_dict(metrics, sync_dist=True)
-        if data is not None:
-            tokens = data.evaluated_part(split, self._evaluated * self.trainer.world_size)
-            # float64, on the CPU: MPS has none; equal on all ranks
-            exact = {k: torch.tensor(v, dtype=torch.float64) for k, v in tokens.items()}
-            self.log_dict(exact, sync_dist=True, rank_zero_only=True)
-        if not loss.isfinite():
-            raise UserError(
-                f"the {split} loss is {loss.item()} at step {self.trainer.global_step}: "
-                "lower model.learning_rate, or set trainer.gradient_clip_val"
-            )
-
-    on_test_epoch_end = on_validation_epoch_end
-
     # ---- update --------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        optimizer = optimizers.build(self.model, self.settings, self._fused())
+        self._optimizer = optimizer = optimizers.build(self.model, self.settings, self._fused())
         self._group_options = [
             {key: value for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
@@ -338,17 +316,41 @@ class GPTModule(L.LightningModule):
             schedule=settings.schedule,
         )
 
+    def _schedules(self) -> bool:
+        """Return whether the rates are ours: not of another author's optimizer or scheduler."""
+        return self.trainer.optimizers[:1] == [self._optimizer] and not (
+            self.trainer.lr_scheduler_configs
+        )
+
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        lr = optimizer.param_groups[0]["lr"]
         # The rate depends on the step alone: nothing to save or restore, the command line wins.
-        for group in optimizer.param_groups:
-            if "peak_lr" in group:  # an optimizer that is not ours has its own rates
-                group["lr"] = self._learning_rate(group["peak_lr"])
+        if self._schedules():
+            for group in optimizer.param_groups:
+                if "peak_lr" in group:  # a callback's group has its own rate
+                    group["lr"] = self._learning_rate(group["peak_lr"])
+            lr = self._learning_rate(self.settings.learning_rate)
+        assert self._loss_sum is not None
+        self._last_loss = self._loss_sum, self.micro_batches
         if at_log_step(self.trainer, self.trainer.global_step + 1):
-            assert self._loss_sum is not None
             self.log("train/loss", self._loss_sum / self.micro_batches, sync_dist=True)
-            self.log("optim/lr", self._learning_rate(self.settings.learning_rate))
+            self.log("optim/lr", lr)
             self.log("step", self.trainer.global_step + 1.0)  # the loggers' x: the first is 1
         self._loss_sum, self.micro_batches = None, 0
+
+    def _log_last_loss(self) -> None:
+        """Show callbacks the loss of the last step, which may not have been a log step."""
+        if self._last_loss is not None:
+            total, micro_batches = self._last_loss
+            self.log("train/loss", total / micro_batches, sync_dist=True, logger=False)
+
+    def on_train_epoch_end(self) -> None:
+        self._log_last_loss()
+
+    def on_validation_epoch_end(self) -> None:
+        super().on_validation_epoch_end()
+        if is_fitting(self.trainer):
+            self._log_last_loss()
 
     def configure_gradient_clipping(
         self,
@@ -359,17 +361,18 @@ class GPTModule(L.LightningModule):
         # Lightning's own raises for fused optimizers under bf16-mixed, where nothing is scaled
         # (PL#21435)
         assert self._trained, "on_train_start lists the parameters"
-        if gradient_clip_algorithm == "value" and gradient_clip_val:
-            torch.nn.utils.clip_grad_value_(self._trained, gradient_clip_val)
-            gradient_clip_val = None
-        norm = optim.clip_gradients(self._trained, gradient_clip_val)
+        by_value = gradient_clip_algorithm == "value"
+        norm = optim.clip_gradients(self._trained, None if by_value else gradient_clip_val)
         step = self.trainer.global_step + 1
         # a GradScaler skips the step and lowers the scale
         if getattr(self.trainer.precision_plugin, "scaler", None) is None:
             self._guard.watch(optimizer, norm, step)
+        if by_value and gradient_clip_val is not None and gradient_clip_val > 0:
+            torch.nn.utils.clip_grad_value_(self._trained, gradient_clip_val)
         if at_log_step(self.trainer, step):
             self._guard.check()
             self.log("optim/grad_norm", norm)
 
     def on_train_end(self) -> None:
+        torch.set_rng_state(self._generator_state)
         self._guard.check()

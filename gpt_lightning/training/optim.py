@@ -101,14 +101,14 @@ def clip_gradients(
 
     Args:
         parameters: Parameters with gradients.
-        max_norm: Largest norm; None leaves the gradients as they are.
+        max_norm: Largest norm; None, 0 or less leaves the gradients as they are.
 
     Returns:
         The norm before clipping, a scalar on the parameters' device (no synchronization).
     """
     parameters = list(parameters)
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if not max_norm:
+    if max_norm is None or max_norm <= 0:
         return norm
     # PyTorch multiplies by min(1, max_norm / (norm + 1e-6)), also by 1
     if norm.device.type in DEFERRED_ON or not norm + 1e-6 <= max_norm:

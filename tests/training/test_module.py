@@ -269,3 +269,50 @@ def test_schedules_that_cannot_be_are_refused(text_file, settings, message):
 def test_a_cosine_without_end_is_refused(text_file):
     with pytest.raises(UserError, match="the cosine has no end"):
         fit(text_file, trainer={"max_steps": -1, "max_epochs": 1})
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0])
+def test_a_clip_value_of_zero_or_less_clips_nothing(text_file, value):
+    free, _, _ = fit(text_file)
+    clipped, _, _ = fit(text_file, trainer={"gradient_clip_val": value})
+    assert same(free, clipped)
+    by_value = {"gradient_clip_val": value, "gradient_clip_algorithm": "value"}
+    clipped, _, _ = fit(text_file, trainer=by_value)
+    assert same(free, clipped)
+
+
+def test_clipping_by_value_comes_after_the_norm_and_its_check(text_file):
+    _, _, free = fit(text_file)
+    by_value = {"gradient_clip_val": 1e-4, "gradient_clip_algorithm": "value"}
+    _, _, rows = fit(text_file, trainer=by_value)
+    assert rows[0]["optim/grad_norm"] == free[0]["optim/grad_norm"]
+
+    class Infinite(GPTModule):
+        def on_after_backward(self) -> None:
+            self.model.transformer.ln_f.weight.grad[0] = math.inf
+
+    with pytest.raises(UserError, match="gradient norm is inf at step 1"):
+        fit(text_file, Infinite(TINY), trainer=by_value)
+
+
+def test_64_true_is_float64_throughout(text_file):
+    module, trainer, _ = fit(text_file, trainer={"precision": "64-true", "max_steps": 1})
+    assert {p.dtype for p in module.parameters()} == {torch.float64}
+    x, y = next(iter(trainer.datamodule.reader.split_loader("val")))
+    for chunk in (None, 7):
+        module.model.config = dataclasses.replace(module.config, loss_chunk=chunk)
+        module.zero_grad()
+        loss = module.model(x, y)
+        loss.backward()
+        logits = module.model(x)
+        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
+        (gradient,) = torch.autograd.grad(expected, module.model.lm_head.weight)
+        assert loss.dtype == torch.float64
+        torch.testing.assert_close(loss, expected, rtol=1e-13, atol=0)
+        found = module.model.lm_head.weight.grad
+        assert float((found - gradient).norm() / gradient.norm()) < 1e-12
+    losses = torch.cat(trainer.predict(module, trainer.datamodule))
+    assert losses.dtype == torch.float64
+    (result,) = trainer.validate(module, trainer.datamodule, verbose=False)
+    stream = trainer.datamodule.reader.stream("val")
+    assert result["val/loss"] == pytest.approx(float(losses.sum() / (len(stream) - 1)), rel=1e-13)

@@ -36,7 +36,7 @@ class MuonAdamW(Optimizer):
     """
 
     def __init__(self, model: GPT, settings: Settings, fused: bool) -> None:
-        named = list(model.named_parameters())
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         matrices = [p for n, p in named if n.startswith("transformer.h.") and p.dim() == 2]
         taken = {id(p) for p in matrices}
         rest = [(n, p) for n, p in named if id(p) not in taken]
