@@ -1,6 +1,7 @@
 """Ranks of one machine: their process group and their ends, and a maximum over ranks."""
 
 import atexit
+import contextlib
 import os
 import signal
 import socket
@@ -135,19 +136,18 @@ class RankLauncher(_SubprocessScriptLauncher):
             if failure is None:
                 raise
             raise failure from error
+        finally:
+            self._ended.set()
 
-    def end(self, patience_s: float) -> list[int]:
-        """Wait for the other ranks, kill those that are left, and return these."""
+    def end(self, patience_s: float) -> None:
+        """Wait for the other ranks, and kill those that are left."""
         self._ended.set()
-        until, killed = time.monotonic() + patience_s, []
-        for rank, process in enumerate(self.procs, 1):
-            try:
+        until = time.monotonic() + patience_s
+        for process in self.procs:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                killed.append(rank)
-        return killed
+            process.kill()
+            process.wait()
 
     def _failure(self, patience_s: float) -> PeerError | SystemExit | None:
         """Return the end of another rank that has failed; None if none fails in time."""

@@ -65,7 +65,7 @@ def test_a_rank_that_is_stopped(folder, case, rank):
         ended = process.end(60)
         seconds = time.monotonic() - began
     other = 1 - rank
-    assert f"rank {other}: no progress for 5 s; its threads:" in ended.err
+    assert f"rank {other}: no progress for 5 s (watchdog.limit_s); its threads:" in ended.err
     assert re.search(r"Current thread|most recent call first", ended.err)
     assert ended.code == (75 if rank == 1 else -9), ended.err[-2000:]
     assert seconds < 30

@@ -76,7 +76,7 @@ def test_a_lost_connection_without_a_failed_rank_stays_itself(launcher):
 def test_the_result_is_returned_and_ranks_are_waited_for(launcher):
     launcher.command = [sys.executable, "-c", "import time; time.sleep(0.3)"]
     assert launcher.launch(lambda: 42) == 42
-    assert launcher.end(10.0) == []
+    launcher.end(10.0)
     assert launcher.procs[0].poll() == 0
 
 

@@ -85,7 +85,7 @@ class StopSignals(L.Callback):
             checkpoint.finish(trainer)
         trainer.strategy.barrier()  # until rank 0 has read the file back
         if not trainer.is_global_zero:
-            raise SystemExit(0)  # Lightning kills rank 0 when another ends with anything else
+            raise SystemExit(0)  # a launcher kills rank 0 when another ends with anything else
         text = f"{signal.Signals(stop).name}: stopped after step {trainer.global_step}"
         if checkpoint is not None and checkpoint.enabled:
             text += "; --resume auto continues"

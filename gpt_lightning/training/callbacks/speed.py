@@ -15,6 +15,7 @@ from gpt_lightning.hardware.device import Timestamp, elapsed_s, record_event, sy
 from gpt_lightning.hardware.peaks import Peak, resolve_peak
 from gpt_lightning.hardware.precision import product_dtype
 from gpt_lightning.model import flops
+from gpt_lightning.training.callbacks.watchdog import Watchdog
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import at_log_step, find_callback
@@ -287,8 +288,13 @@ class PhaseClock:
 
 @contextmanager
 def phase(trainer: L.Trainer, name: str) -> Iterator[None]:
-    """Count the time inside as the phase `name`, if the run has a SpeedMonitor."""
-    monitor = find_callback(trainer, SpeedMonitor)
+    """Count the time inside as the phase `name`, if the run has a SpeedMonitor.
+
+    Watchdog allows it to be longer than a batch.
+    """
+    monitor, watchdog = find_callback(trainer, SpeedMonitor), find_callback(trainer, Watchdog)
+    if watchdog is not None:
+        watchdog.beat()
     with monitor.phase(trainer, name) if monitor else nullcontext():
         yield
 

@@ -47,7 +47,7 @@ class Watchdog(L.Callback):
         main = threading.current_thread() is threading.main_thread()
         if trainer.world_size == 1 or self._pipe is not None or not main:
             return
-        self._beat()
+        self.beat()
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
         # written by the handler in C, whatever the main thread waits for
@@ -65,21 +65,22 @@ class Watchdog(L.Callback):
 
     # ---- the main thread -------------------------------------------------------------------------
 
-    def _beat(self, *args: Any, in_batch: bool = False, **kwargs: Any) -> None:
+    def beat(self, *args: Any, in_batch: bool = False, **kwargs: Any) -> None:
+        """Note progress of this rank; `phase` does so, too, before samples and saves."""
         now = time.monotonic()
         if self._in_batch and in_batch:
             self._longest_s = max(self._longest_s, now - self._beat_s)
         self._beat_s, self._in_batch = now, in_batch
 
     def _beat_in_batch(self, *args: Any, **kwargs: Any) -> None:
-        self._beat(in_batch=True)
+        self.beat(in_batch=True)
 
     on_train_batch_start = on_train_batch_end = _beat_in_batch
     on_validation_batch_start = on_validation_batch_end = _beat_in_batch
     on_test_batch_start = on_predict_batch_start = _beat_in_batch
     # rank 0 may be busy with samples or files now, for longer than a batch
-    on_validation_start = on_validation_epoch_end = on_validation_end = _beat
-    on_train_start = on_train_end = on_save_checkpoint = _beat
+    on_validation_start = on_validation_epoch_end = on_validation_end = beat
+    on_train_start = on_train_end = on_save_checkpoint = beat
 
     # ---- the thread ------------------------------------------------------------------------------
 
@@ -96,12 +97,11 @@ class Watchdog(L.Callback):
                     stop, since = max(stops), time.monotonic()
             now, grace_s = time.monotonic(), max(self.grace_s, 2 * self._longest_s)
             if stop and self._in_batch and now - max(since, self._beat_s) > grace_s:
-                name = signal.Signals(stop).name
-                self._end(
-                    trainer, f"{name}, but no batch has ended for {grace_s:.0f} s", 128 + stop
-                )
+                reason = f"no batch has ended for {grace_s:.0f} s (watchdog.grace_s)"
+                self._end(trainer, f"{signal.Signals(stop).name}, but {reason}", 128 + stop)
             if self.limit_s is not None and now - self._beat_s > self.limit_s:
-                self._end(trainer, f"no progress for {self.limit_s:g} s", EXIT_PEER)
+                reason = f"no progress for {self.limit_s:g} s (watchdog.limit_s)"
+                self._end(trainer, reason, EXIT_PEER)
 
     def _end(self, trainer: L.Trainer, reason: str, code: int) -> None:
         rank, launcher = trainer.global_rank, trainer.strategy.launcher

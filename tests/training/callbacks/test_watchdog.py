@@ -50,7 +50,7 @@ def watchdog():
 
 
 def test_no_progress_ends_the_run(watchdog):
-    assert watchdog(limit_s=0.2).waits(5) == [("no progress for 0.2 s", 75)]
+    assert watchdog(limit_s=0.2).waits(5) == [("no progress for 0.2 s (watchdog.limit_s)", 75)]
 
 
 def test_progress_does_not(watchdog):
@@ -69,7 +69,9 @@ def test_a_signal_to_a_hung_batch_ends_the_run(watchdog):
     dog = watchdog(grace_s=0.3)
     dog.on_train_batch_start()
     os.kill(os.getpid(), signal.SIGTERM)
-    assert dog.waits(5) == [("SIGTERM, but no batch has ended for 0 s", 143)]
+    ((reason, code),) = dog.waits(5)
+    assert reason == "SIGTERM, but no batch has ended for 0 s (watchdog.grace_s)"
+    assert code == 143
 
 
 def test_a_signal_waits_for_a_long_batch_and_for_a_save(watchdog):
