@@ -43,11 +43,12 @@ def sample(
     from gpt_lightning.hardware.device import device_kind
     from gpt_lightning.hardware.precision import check_accelerator, fastest_precision
     from gpt_lightning.model.generate import PACKED_FROM, generate, prepack_for_decoding
-    from gpt_lightning.runs.checkpoint import find_checkpoint, load_model
+    from gpt_lightning.runs.checkpoint import load_model
+    from gpt_lightning.runs.resume import find_model
 
     check_accelerator(device, "--device")
     torch_device = device_kind(device)
-    checkpoint = find_checkpoint(Path(path))
+    checkpoint = find_model(path)
     model, tokenizer = load_model(checkpoint)
     why = "as set"
     if dtype == "auto":

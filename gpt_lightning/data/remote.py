@@ -16,6 +16,7 @@ from typing import Any
 
 import fsspec
 import numpy as np
+from fsspec.registry import known_implementations
 
 from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, open_shard
 from gpt_lightning.data.shards import TokenStream
@@ -221,8 +222,13 @@ def fetch_file(url: str, path: Path, sha256: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def attempts(url: str, fetch: Callable[[Any, str], Any]) -> Any:
+def attempts(url: str, work: Callable[[Any, str], Any], action: str = "fetch") -> Any:
     """Call a function with a URL's file system and path until it succeeds, with growing pauses.
+
+    Args:
+        url: Address on any file system of fsspec.
+        work: Function of the file system and the path.
+        action: Verb for errors.
 
     Raises:
         UserError: The last attempt failed, or the file does not exist.
@@ -231,28 +237,41 @@ def attempts(url: str, fetch: Callable[[Any, str], Any]) -> Any:
         if attempt:
             time.sleep(BACKOFF_S * 2 ** (attempt - 1))
         try:
-            return fetch(*on_file_system(url))
-        except (FileNotFoundError, PermissionError) as error:
+            return work(*on_file_system(url))
+        except UserError:
+            raise
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
             reason = type(error).__name__
-            raise UserError(f"{url} does not exist ({reason}): check the address") from error
-        except ImportError as error:
-            raise UserError(f"{url}: {error}") from error
+            problem = "does not exist" if action == "fetch" else f"cannot be used to {action}"
+            raise UserError(
+                f"{url} {problem} ({reason}): check the address and its permissions"
+            ) from error
         except Exception as error:  # each file system has its own for lost connections
             reason = " ".join(str(error).split()) or type(error).__name__
             last: Exception = error
     raise UserError(
-        f"cannot fetch {url} after {ATTEMPTS} attempts ({reason}): check the connection and the "
+        f"cannot {action} {url} after {ATTEMPTS} attempts ({reason}): check the connection and the "
         "file; --resume auto continues a run from its last checkpoint"
     ) from last
 
 
 def on_file_system(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system of a URL, one a process and thread loop, and the path on it."""
+    """Return fsspec's file system of a URL, one a process and thread loop, and the path on it.
+
+    Raises:
+        UserError: There is no such protocol, or it needs a package that is missing.
+    """
     options: dict[str, Any] = {}
     if url.startswith(("http://", "https://")):
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
         options["client_kwargs"] = {"timeout": timeout}
-    system, path = fsspec.core.url_to_fs(url, **options)
+    try:
+        system, path = fsspec.core.url_to_fs(url, **options)
+    except (ImportError, ValueError) as error:
+        known = known_implementations.get(url.partition("://")[0], {})
+        package = known.get("class", "fsspec").partition(".")[0]
+        fix = "use s3://, gs:// or a folder" if package == "fsspec" else f"pip install {package}"
+        raise UserError(f"{url}: {' '.join(str(error).split())}: {fix}") from error
     return system, path

@@ -34,6 +34,7 @@ import json
 import math
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,14 @@ def saved_checkpoints(folder: Path, suffix: str = "") -> list[Saved]:
         folder: Folder; a missing one has no checkpoints.
         suffix: Suffix after the names; ASIDE for checkpoints that were set aside.
     """
+    return sort_saved(folder.glob(f"*.ckpt{suffix}"), suffix)
+
+
+def sort_saved(paths: Iterable[Path], suffix: str = "") -> list[Saved]:
+    """Return the paths that are named as checkpoints, the highest step first."""
     found = [
         Saved(path, int(match[1]), None if match[2] is None else float(match[2]))
-        for path in folder.glob(f"*.ckpt{suffix}")
+        for path in paths
         if (match := NAME.fullmatch(path.name.removesuffix(suffix)))
     ]
     return sorted(found, key=lambda saved: (-saved.step, saved.path.name))
@@ -91,6 +97,11 @@ def run_folders(path: Path) -> list[Path]:
     """Return a run folder itself, and the runs `version_N` in it, the highest N first."""
     runs = [p for p in path.glob("version_*") if re.fullmatch(r"version_\d+", p.name)]
     return [path, *sorted(runs, key=lambda p: -int(p.name.removeprefix("version_")))]
+
+
+def best_of(saved: list[Saved]) -> Saved:
+    """Return the checkpoint of the lowest validation loss, else the newest, which is the first."""
+    return min(saved, key=lambda s: math.inf if s.loss is None else s.loss)
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -114,8 +125,7 @@ def find_checkpoint(path: Path) -> Path:
     for run in run_folders(path):
         saved = saved_checkpoints(run / "checkpoints")
         if saved:
-            # of equals min takes the first, which is the newest
-            return min(saved, key=lambda s: math.inf if s.loss is None else s.loss).path
+            return best_of(saved).path
     raise UserError(
         f"{path} has no checkpoints/*.ckpt: give a checkpoint, or train one with "
         f"`{program()} fit --config quickstart`"

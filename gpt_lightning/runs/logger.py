@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class RunLogger(Logger):
         resume_step: Step after which a resumed run continues; rows of later steps, logged by a
             session that was killed, are deleted. None: a new run.
         resume_rows: Rows that there were when the checkpoint was saved; None: unknown.
+        claim: Function that takes a new folder's number elsewhere too; False: it is taken there.
 
     Attributes:
         rows: Rows that this run has logged.
@@ -52,12 +54,13 @@ class RunLogger(Logger):
         folder: Path | None = None,
         resume_step: int | None = None,
         resume_rows: int | None = None,
+        claim: Callable[[Path], bool] | None = None,
     ) -> None:
         super().__init__()
         self.runs, self.resume_step = runs, resume_step
         self._resume_rows = resume_rows
         self.rows = 0
-        self._kind = kind
+        self._kind, self._claim = kind, claim
         self._is_new = folder is None
         self._folder = folder
 
@@ -70,7 +73,7 @@ class RunLogger(Logger):
         if self._folder is None:
             assert is_rank_zero(), "the other ranks receive the folder from rank 0"
             with explained("write to", self.runs):
-                self._folder = claim_folder(self.runs, self._kind)
+                self._folder = claim_folder(self.runs, self._kind, self._claim)
         return self._folder
 
     @folder.setter
@@ -217,8 +220,13 @@ def continue_logger(logger: Logger, resume_step: int | None) -> None:
             )
 
 
-def claim_folder(runs: Path, kind: str) -> Path:
+def claim_folder(runs: Path, kind: str, claim: Callable[[Path], bool] | None = None) -> Path:
     """Make the folder `KIND_N` with the next free N, which no other process can have made.
+
+    Args:
+        runs: Folder to make it in.
+        kind: First part of its name.
+        claim: Function that returns whether N is free elsewhere too; None: it is.
 
     Raises:
         OSError: It cannot be made.
@@ -231,7 +239,14 @@ def claim_folder(runs: Path, kind: str) -> Path:
             folder = runs / f"{mark}{number}"
             folder.mkdir(parents=True)
             write_run_id(folder, uuid.uuid4().hex)
-            return folder
+            free = False
+            try:
+                free = claim is None or claim(folder)
+            finally:
+                if not free:
+                    shutil.rmtree(folder)
+            if free:
+                return folder
     raise AssertionError("unreachable")
 
 

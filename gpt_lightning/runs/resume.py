@@ -12,11 +12,13 @@ from typing import Any
 import lightning as L
 import torch
 
+from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.errors import UserError
 from gpt_lightning.runs.checkpoint import (
     Checkpoint,
     RunRecord,
     check_run,
+    find_checkpoint,
     newest_checkpoint,
     run_folders,
     saved_checkpoints,
@@ -25,6 +27,22 @@ from gpt_lightning.runs.checkpoint_io import check_digest
 
 # fields of GPTConfig that decide which tensors there are, or what they mean
 SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "tie_weights")
+
+
+def find_model(address: str) -> Path:
+    """Return the checkpoint of the best model behind a path or URL.
+
+    Args:
+        address: Argument of find_checkpoint or, for a URL, of fetch_checkpoint.
+
+    Raises:
+        UserError: There is none.
+    """
+    if not is_remote(address):
+        return find_checkpoint(Path(address))
+    from gpt_lightning.runs.fetch import fetch_checkpoint  # most runs need none
+
+    return fetch_checkpoint(address)
 
 
 def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
@@ -40,6 +58,11 @@ def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
     Raises:
         UserError: there is no whole checkpoint where one was named, or none is left of a run.
     """
+    if is_remote(resume):
+        raise UserError(
+            f"--resume {resume} is a URL: give --resume auto, and --checkpoint.folder with what "
+            "precedes the run's name in it"
+        )
     auto = resume == "auto"
     path = run_name_folder if auto else Path(resume)
     if path.exists() and not path.is_dir():

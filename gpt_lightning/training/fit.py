@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.precision import resolve_precision
 from gpt_lightning.parsing import OneLineParser, resolve_configs
 from gpt_lightning.runs import resume
-from gpt_lightning.runs.checkpoint import find_checkpoint, read_checkpoint
+from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
@@ -131,10 +131,17 @@ class GPTCLI(LightningCLI):
         self.runs = Path(trainer.default_root_dir or ".") / "lightning_logs"
         resolve_precision(trainer)
         check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_interval)
+        self.mirrored = self.subcommand == "fit" and config.checkpoint.folder is not None
+        if self.mirrored:
+            from gpt_lightning.runs import fetch  # most runs need none
+
+            fetch.check_folder(config.checkpoint.folder, self.runs)
+            if config.resume == "auto":
+                fetch.restore(config.checkpoint.folder, self.runs / config.run_name)
         if config.resume != "never":
             self._resume(config)
         if self.ckpt_path is None and config.ckpt_path is not None:
-            self.ckpt_path = find_checkpoint(Path(config.ckpt_path))
+            self.ckpt_path = resume.find_model(config.ckpt_path)
             config.ckpt_path = str(self.ckpt_path)
             read_checkpoint(self.ckpt_path)  # raises before anything is built
         if self.ckpt_path is None and self.subcommand != "fit" and config.model.init_from is None:
@@ -195,7 +202,14 @@ class GPTCLI(LightningCLI):
         """Return TensorBoard's logger or those that were chosen, and the run's own."""
         kind = "version" if self.subcommand == "fit" else str(self.subcommand)
         runs = self.runs / config.run_name if self.run_folder is None else self.run_folder.parent
-        run = RunLogger(runs, kind, self.run_folder, self.resume_step, self.resume_rows)
+        claim: Callable[[Path], bool] | None = None
+        if self.mirrored and config.checkpoint.enabled and not config.trainer.fast_dev_run:
+            from gpt_lightning.runs.mirror import mirror_of
+
+            def claim(folder: Path) -> bool:
+                return mirror_of(config.checkpoint.folder, folder).claim(folder)
+
+        run = RunLogger(runs, kind, self.run_folder, self.resume_step, self.resume_rows, claim)
         setting = config.trainer.logger
         if setting is None or isinstance(setting, bool):
             loggers = [] if setting is False else [RunEvents(run)]

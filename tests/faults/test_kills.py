@@ -5,14 +5,24 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from exact import checkpoints, differences, load, must_equal, newest, rows, step_of
-from folders import EPOCH_STEPS, SAVE, STEPS, VALIDATE, copied, leftovers, run_folder
+from exact import (
+    checkpoints,
+    differences,
+    load,
+    must_equal,
+    newest,
+    rows,
+    state_differences,
+    step_of,
+)
+from folders import EPOCH_STEPS, SAVE, STEPS, VALIDATE, contents, copied, leftovers, run_folder
 from harness import SilentWrong, fit, start_fit
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -266,3 +276,27 @@ def names_by_index(state: dict, groups: list[dict], gradients: dict) -> dict[int
     ordered += [n for n in gradients if gradients[n].dim() < 2]
     indices = [index for group in groups for index in group["params"]]
     return dict(zip(indices, ordered, strict=True))
+
+
+@pytest.mark.case("R52")
+@each_way
+def test_killed_and_continued_on_a_new_machine(whole, folder, case, saving):
+    """From a shared folder alone, after a kill at a random moment and one inside a save."""
+    rng, trace = random.Random(52), folder / "trace.jsonl"
+    copy = ("--checkpoint.folder", "shared", *saving)
+    moment = killed_at_random(folder, rng, trace, *copy)
+    shutil.rmtree(folder / "lightning_logs")
+    ended = fit(
+        folder, *RESUME, *copy, faults={"trace": str(trace), "kill_in_save": ["renamed", 2]}
+    )
+    assert ended.code == -signal.SIGKILL, ended
+    shutil.rmtree(folder / "lightning_logs")
+    fit(folder, *RESUME, *copy, faults={"trace": str(trace)}).ok()
+    case.saw(f"killed after step {moment} and inside a save, the folder alone was left")
+    if state_differences(newest(run_folder(whole)), newest(run_folder(folder))):
+        raise SilentWrong("another result")
+    if rows(run_folder(whole)) != rows(run_folder(folder)):
+        raise SilentWrong("the metrics files differ")
+    here, there = run_folder(folder) / "checkpoints", folder / "shared/run/version_0/checkpoints"
+    assert contents(here).items() <= contents(there).items()
+    assert leftovers(folder) == []

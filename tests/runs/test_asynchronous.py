@@ -238,7 +238,7 @@ def test_an_exception_waits_for_the_save(gate, text_file, monkeypatch, capsys):
     def nan(self, *args, **kwargs):
         if self.trainer.global_step == 2:
             threading.Timer(0.1, gate.set).start()
-            return math.nan * next(self.parameters()).sum()
+            return math.nan * real(self, *args, **kwargs)
         return real(self, *args, **kwargs)
 
     from gpt_lightning.training.module import GPTModule

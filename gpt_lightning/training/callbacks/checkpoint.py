@@ -11,7 +11,7 @@ import itertools
 import math
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -22,6 +22,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import check_arguments
 from gpt_lightning.runs.checkpoint import (
     ASIDE,
+    Saved,
     checkpoint_name,
     is_of_another_run,
     saved_checkpoints,
@@ -49,6 +50,9 @@ from gpt_lightning.training.steps import (
     unfinished_micro_batches,
 )
 
+if TYPE_CHECKING:
+    from gpt_lightning.runs.mirror import Mirror
+
 
 class RunCheckpoint(L.Callback):
     """Save after each validation, at the end, every N steps, and before StopSignals ends a run.
@@ -63,6 +67,8 @@ class RunCheckpoint(L.Callback):
         keep_every_n_steps: Steps between two files that are never deleted; null: none.
         asynchronous: True blocks training while a checkpoint is copied to the host's memory, which
             takes its size once more, and writes the file in a thread.
+        folder: Folder or URL (s3://, gs://) to copy each checkpoint to, with config.yaml and
+            metrics.jsonl, as FOLDER/RUN_NAME/version_N. --resume auto continues from there.
         enabled: False saves nothing.
     """
 
@@ -73,18 +79,20 @@ class RunCheckpoint(L.Callback):
         keep_best: NonNegativeInt = 1,
         keep_every_n_steps: PositiveInt | None = None,
         asynchronous: bool = False,
+        folder: str | None = None,
         enabled: bool = True,
     ) -> None:
         self.every_n_steps, self.keep_last = every_n_steps, keep_last
         self.keep_best, self.keep_every_n_steps = keep_best, keep_every_n_steps
-        self.asynchronous, self.enabled = asynchronous, enabled
+        self.asynchronous, self.folder, self.enabled = asynchronous, folder, enabled
         check_arguments(RunCheckpoint, "checkpoint", vars(self))  # so far the arguments alone
         self.best_loss = math.inf  # lowest validation loss of the run
         self.best_since_step: int | None = None  # 0, or the resume from a file without a best loss
         self._loss: float | None = None  # validation loss at the current step
         self._due = False
         self._saved_step = -1
-        self._saver = Saver(asynchronous, self._drop)
+        self._saver = Saver(asynchronous, self._saved)
+        self._mirror: Mirror | None = None
         self._lock = contextlib.ExitStack()
 
     # ---- the moments to save ---------------------------------------------------------------------
@@ -101,9 +109,15 @@ class RunCheckpoint(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.is_global_zero and self._writes(trainer):
             weights = sum(p.numel() * p.element_size() for p in pl_module.parameters())
-            check_writable(self.folder(trainer), 3 * weights)  # AdamW has two more of each
-            self._lock = lock_folder(self.folder(trainer))
-            sweep(self.folder(trainer))
+            folder = self.checkpoint_folder(trainer)
+            check_writable(folder, 3 * weights)  # AdamW has two more of each
+            self._lock = lock_folder(folder)
+            sweep(folder)
+            if self.folder is not None:
+                from gpt_lightning.runs.mirror import mirror_of  # most runs need none
+
+                self._mirror = mirror_of(self.folder, folder.parent)
+                self._mirror.open(folder.parent)
 
     def _writes(self, trainer: L.Trainer) -> bool:
         # Trainer's fast_dev_run leaves no files
@@ -116,8 +130,17 @@ class RunCheckpoint(L.Callback):
         if self.best_since_step is None:
             self.best_since_step = trainer.global_step
         self._saved_step = trainer.global_step  # the state that a run starts from is on disk
+        first = trainer.strategy.broadcast(trainer.global_step)
+        if first != trainer.global_step:  # disks of two machines
+            raise UserError(
+                f"rank {trainer.global_rank} continues from step {trainer.global_step}, rank 0 "
+                f"from step {first}: give all machines the same checkpoints, in a shared folder or "
+                "with --checkpoint.folder"
+            )
         if trainer.is_global_zero and self._writes(trainer):
-            set_aside(self.folder(trainer), trainer.global_step)
+            set_aside(self.checkpoint_folder(trainer), trainer.global_step)
+            if self._mirror is not None:
+                self._mirror.set_aside(trainer.global_step)
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         count_steps_once(trainer)
@@ -181,13 +204,13 @@ class RunCheckpoint(L.Callback):
             print(f"warning: {error}", file=sys.stderr)
         finally:
             self._lock.close()
-            self._saver = Saver(self.asynchronous, self._drop)  # frees the memory of the old one
+            self._saver = Saver(self.asynchronous, self._saved)  # frees the memory of the old one
 
     on_exception = teardown
 
     # ---- the files -------------------------------------------------------------------------------
 
-    def folder(self, trainer: L.Trainer) -> Path:
+    def checkpoint_folder(self, trainer: L.Trainer) -> Path:
         """Return the folder of the run's checkpoints."""
         return (run_folder(trainer) or Path(trainer.default_root_dir)) / "checkpoints"
 
@@ -209,7 +232,7 @@ class RunCheckpoint(L.Callback):
         if not self._writes(trainer):
             self._check_finite(trainer)
             return
-        path = self.folder(trainer) / checkpoint_name(trainer.global_step, self._loss)
+        path = self.checkpoint_folder(trainer) / checkpoint_name(trainer.global_step, self._loss)
         logger = run_logger(trainer)
         with phase(trainer, "checkpoint"):
             self._check_finite(trainer)
@@ -217,6 +240,7 @@ class RunCheckpoint(L.Callback):
                 logger.sync()
             trainer.save_checkpoint(path, weights_only=False, storage_options=self._saver.save)
         self._saved_step = trainer.global_step
+        self._warn()
 
     def finish(self, trainer: L.Trainer) -> None:
         """Save, and return when the file is complete.
@@ -225,8 +249,10 @@ class RunCheckpoint(L.Callback):
             UserError: as `save`.
         """
         self.save(trainer)
-        with phase(trainer, "checkpoint"):
-            self._saver.wait()
+        if self._saver.thread is not None:
+            with phase(trainer, "checkpoint"):
+                self._saver.wait()
+            self._warn()
 
     def _check_finite(self, trainer: L.Trainer) -> None:
         """Raise if the last update has made the weights or the optimizer's state non-finite."""
@@ -235,7 +261,9 @@ class RunCheckpoint(L.Callback):
         state = (value for s in states for value in s.values() if isinstance(value, torch.Tensor))
         finite = all_finite(itertools.chain(parameters, state))
         if not trainer.strategy.reduce_boolean_decision(finite):
-            older = saved_checkpoints(self.folder(trainer)) if self._writes(trainer) else []
+            older = (
+                saved_checkpoints(self.checkpoint_folder(trainer)) if self._writes(trainer) else []
+            )
             again = (
                 f"continue from step {older[0].step} with --resume auto" if older else "begin again"
             )
@@ -244,17 +272,41 @@ class RunCheckpoint(L.Callback):
                 f"{trainer.global_step}, which is not saved: lower model.learning_rate and {again}"
             )
 
-    def _drop(self, written: Path) -> None:
-        saved = saved_checkpoints(written.parent)  # the newest first
-        kept = {written, *(file.path for file in saved[: self.keep_last])}
-        scored = sorted((f.loss, -f.step, f.path) for f in saved if f.loss is not None)
-        kept |= {path for *_, path in scored[: self.keep_best]}
-        if self.keep_every_n_steps is not None:
-            kept |= {f.path for f in saved if f.step % self.keep_every_n_steps == 0}
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Check that the last checkpoint is in `folder`, where one more attempt is made."""
+        if self._mirror is None:
+            return
+        run = self.checkpoint_folder(trainer).parent
+        self._mirror.sync(run, self._kept)
+        if self._mirror.failure is not None:
+            raise UserError(
+                f"the last checkpoint is not in {self._mirror.url}: {self._mirror.failure}; it is "
+                f"in {run}: the same command with --resume auto copies it"
+            )
+
+    def _warn(self) -> None:
+        if self._mirror is not None and self._mirror.failure is not None:
+            print(f"warning: not in checkpoint.folder: {self._mirror.failure}", file=sys.stderr)
+
+    def _saved(self, written: Path) -> None:
+        """Delete the files that are no longer kept, and copy the run to `folder`."""
+        saved = saved_checkpoints(written.parent)
+        kept = {written.name} | self._kept(saved)
         for file in saved:
-            if file.path not in kept:
+            if file.path.name not in kept:
                 DurableCheckpointIO().remove_checkpoint(file.path)
         drop_aside(written.parent, max(file.step for file in saved if file.path == written))
+        if self._mirror is not None:
+            self._mirror.sync(written.parent.parent, self._kept)
+
+    def _kept(self, saved: list[Saved]) -> set[str]:
+        """Return the names to keep of some checkpoints, the newest first."""
+        kept = {file.path.name for file in saved[: self.keep_last]}
+        scored = sorted((f.loss, -f.step, f.path.name) for f in saved if f.loss is not None)
+        kept |= {name for *_, name in scored[: self.keep_best]}
+        if self.keep_every_n_steps is not None:
+            kept |= {f.path.name for f in saved if f.step % self.keep_every_n_steps == 0}
+        return kept
 
 
 def set_aside(folder: Path, step: int) -> None:

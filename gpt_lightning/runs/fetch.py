@@ -1,0 +1,138 @@
+"""Checkpoints from a copy of a run on another file system: to resume, to sample, to evaluate."""
+
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import platformdirs
+
+from gpt_lightning.data.remote import on_file_system
+from gpt_lightning.errors import UserError
+from gpt_lightning.files import locked, write_atomic
+from gpt_lightning.runs.checkpoint import (
+    RUN_FILE,
+    best_of,
+    run_folders,
+    saved_checkpoints,
+    sort_saved,
+)
+from gpt_lightning.runs.checkpoint_io import SIDECAR, check_digest
+from gpt_lightning.runs.mirror import CHECKPOINTS, RUN_FILES, Mirror, is_local
+
+
+def check_folder(folder: str, logs: Path) -> None:
+    """Check an address before anything is written.
+
+    Args:
+        folder: Value of checkpoint.folder.
+        logs: Folder of the runs of this machine.
+
+    Raises:
+        UserError: Its file system needs a package that is missing, or it is the runs' own folder.
+    """
+    system, path = on_file_system(folder)
+    if is_local(system) and Path(path).resolve() == logs.resolve():
+        raise UserError(f"checkpoint.folder {folder} has the runs themselves: choose another one")
+
+
+def restore(folder: str, runs: Path) -> None:
+    """Bring the newest run of a name here, if it is further there than here.
+
+    Args:
+        folder: Value of checkpoint.folder.
+        runs: Folder of the runs of this name on this machine.
+
+    Raises:
+        UserError: The runs of the same number are two runs.
+    """
+    there = f"{folder.rstrip('/')}/{runs.name}"
+    for name in newest_versions(Mirror(there).names()):
+        mirror = Mirror(f"{there}/{name}")
+        if not mirror.names(CHECKPOINTS):
+            continue  # its run ended before its first step
+        own = [run.name for run in run_folders(runs)[1:] if (run / CHECKPOINTS).is_dir()]
+        if newest_versions([*own, name])[0] == name:
+            runs.mkdir(parents=True, exist_ok=True)
+            with locked(runs / f".{name}.fetch.lock"):  # ranks of one machine share the folder
+                restore_run(mirror, runs / name)
+        return
+
+
+def restore_run(mirror: Mirror, run: Path) -> None:
+    """Bring the newest checkpoint to a run folder whose own ones are older or damaged.
+
+    Raises:
+        UserError: The folder belongs to another run, or all checkpoints of the copy are damaged.
+    """
+    if (run / RUN_FILE).exists() or (run / CHECKPOINTS).exists():
+        mirror.check_run(run)
+    own = saved_checkpoints(run / CHECKPOINTS)
+    digests = mirror.digests(mirror.names(CHECKPOINTS))
+    for saved in sort_saved(map(Path, digests)):
+        if any(s.step >= saved.step and is_whole(s.path) for s in own):
+            return
+        name = saved.path.name
+        try:
+            for file in RUN_FILES:
+                if file in mirror.names():
+                    write_atomic(run / file, mirror.read(file))
+            mirror.fetch(name, digests[name], run / CHECKPOINTS / name)
+        except UserError as error:
+            if not isinstance(error.__cause__, ValueError):  # no damage: the connection
+                raise
+            print(f"warning: {error}; skipped", file=sys.stderr)
+        else:
+            print(f"fetched     {mirror.url}/{CHECKPOINTS}/{name}")
+            return
+    if digests and not own:
+        raise UserError(
+            f"--resume auto: no checkpoint of {mirror.url} is whole: restore one, or begin a new "
+            "run with --resume never"
+        )
+
+
+def fetch_checkpoint(url: str) -> Path:
+    """Fetch a checkpoint to the user's cache; return its path there.
+
+    Args:
+        url: Address of a .ckpt, of a run folder, or of a folder of runs.
+
+    Raises:
+        UserError: There is none, or it differs from its digest.
+    """
+    folder, _, file = url.rstrip("/").partition(f"/{CHECKPOINTS}/")
+    mirrors = [Mirror(folder)]
+    if not file:
+        mirrors += [Mirror(f"{folder}/{name}") for name in newest_versions(mirrors[0].names())]
+    for mirror in mirrors:
+        digests = mirror.digests(mirror.names(CHECKPOINTS))
+        name = file or (best_of(sort_saved(map(Path, digests))).path.name if digests else "")
+        if name not in digests:
+            continue
+        cache = Path(platformdirs.user_cache_dir("gpt-lightning")) / CHECKPOINTS
+        path = cache / digests[name][:16] / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_name(".lock")):
+            if not is_whole(path):
+                mirror.fetch(name, digests[name], path)
+        return path
+    raise UserError(
+        f"{url} has no {CHECKPOINTS}/*.ckpt with its digest, *.ckpt{SIDECAR}: give the address of "
+        "a checkpoint, or of a run folder"
+    )
+
+
+def newest_versions(names: Iterable[str]) -> list[str]:
+    """Return the names version_N, the highest N first."""
+    found = (name for name in names if re.fullmatch(r"version_\d+", name))
+    return sorted(found, key=lambda name: -int(name.removeprefix("version_")))
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether a checkpoint has its digest."""
+    try:
+        check_digest(path)
+    except UserError:
+        return False
+    return True

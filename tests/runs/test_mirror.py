@@ -1,0 +1,362 @@
+"""`--checkpoint.folder`: copies of runs on file systems that are slow, fail, and truncate."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import ClassVar
+
+import fsspec
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+from tiny_fit import TINY_RUN
+
+from gpt_lightning.cli import main
+from gpt_lightning.data import remote
+from gpt_lightning.errors import UserError
+from gpt_lightning.runs.checkpoint import saved_checkpoints
+from gpt_lightning.runs.fetch import check_folder
+from gpt_lightning.runs.logger import claim_folder
+from gpt_lightning.runs.mirror import Mirror, mirror_of
+from gpt_lightning.runs.resume import find_model
+
+RUN = Path("lightning_logs/run/version_0")
+
+
+class Flaky(MemoryFileSystem):
+    """A file system whose uploads can be told to fail or to lose their end."""
+
+    protocol = "flaky"
+    store: ClassVar[dict] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    failing: ClassVar[dict[str, int]] = {}  # part of a name -> uploads that still fail
+    torn: ClassVar[dict[str, int]] = {}  # part of a name -> uploads that still lose their end
+    log: ClassVar[list[str]] = []  # what was done to which name
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.rpartition("://")[2])
+
+    def _do(self, kinds: dict[str, int], path: str) -> bool:
+        for part in kinds:
+            if part in path and kinds[part] > 0:
+                kinds[part] -= 1
+                return True
+        return False
+
+    def pipe_file(self, path, value, mode="overwrite", **kwargs):
+        self.log.append(f"put {path.rpartition('/')[2]}")
+        if self._do(self.failing, path):
+            raise ConnectionError("lost")
+        super().pipe_file(path, value[:-1] if self._do(self.torn, path) else value, mode)
+
+    def put_file(self, lpath, rpath, **kwargs):
+        self.pipe_file(rpath, Path(lpath).read_bytes())
+
+    def rm_file(self, path):
+        super().rm_file(path)
+        self.log.append(f"rm {path.rpartition('/')[2]}")
+
+
+class Store(Flaky):
+    """An object store, by its protocol: no folders and no renames."""
+
+    protocol = ("oss", "store")
+
+    def mv(self, *args, **kwargs):
+        raise AssertionError("an object was renamed")
+
+    def makedirs(self, *args, **kwargs):
+        raise AssertionError("a folder was made")
+
+
+@pytest.fixture(autouse=True)
+def _file_systems(monkeypatch, tmp_path):
+    monkeypatch.setattr(remote, "BACKOFF_S", 0.0)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, kind in (("flaky", Flaky), ("oss", Store)):
+        fsspec.register_implementation(name, kind, clobber=True)
+    for kinds in (Flaky.store, Flaky.failing, Flaky.torn):
+        kinds.clear()
+    Flaky.log.clear()
+    MemoryFileSystem.store.clear()
+
+
+def fit(*args: str, steps: int = 6, folder: str = "flaky://bucket/runs") -> int:
+    more = ["--checkpoint.every_n_steps=2", "--data.batch_size=4", f"--trainer.max_steps={steps}"]
+    return main(["fit", *TINY_RUN, *more, f"--checkpoint.folder={folder}", *args])
+
+
+def there(folder: str = "/bucket/runs/run/version_0") -> dict[str, bytes]:
+    """The content of a copy by name."""
+    return {
+        path.removeprefix(f"{folder}/"): file.getvalue()
+        for path, file in sorted(Flaky.store.items())
+        if path.startswith(f"{folder}/") and not path.endswith("/.begun")
+    }
+
+
+def here() -> dict[str, bytes]:
+    """The files of the run folder that are copied."""
+    return {
+        str(path.relative_to(RUN)): path.read_bytes()
+        for path in sorted(RUN.rglob("*"))
+        if path.is_file() and not path.name.startswith(("events", "hparams", "."))
+    }
+
+
+def rows(run: Path = RUN) -> list[dict]:
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not re.match("time|perf", k)} for row in found]
+
+
+def weights(run: Path) -> torch.Tensor:
+    state = torch.load(saved_checkpoints(run / "checkpoints")[0].path)["state_dict"]
+    return torch.cat([weight.flatten() for weight in state.values()])
+
+
+# ---- copies --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("protocol", "asynchronous"), [("flaky", "false"), ("oss", "true")])
+def test_a_run_is_copied_and_the_same_files_are_kept(text_file, protocol, asynchronous):
+    folder = f"{protocol}://bucket/runs"
+    assert fit(f"--checkpoint.asynchronous={asynchronous}", folder=folder) == 0
+    assert there() == here()
+    assert len([name for name in here() if name.endswith(".ckpt")]) == 2
+    puts = [line for line in Flaky.log if "step-0000006" in line and line.startswith("put")]
+    assert "sha256" not in puts[0]
+    assert "sha256" in puts[-1]  # last
+    newer = max(i for i, line in enumerate(Flaky.log) if "put" in line and "step-0000006" in line)
+    older = next(i for i, line in enumerate(Flaky.log) if re.match("rm step-0000002.*ckpt", line))
+    assert older > newer - 100  # deleted after
+
+
+def test_uploads_are_tried_again(text_file, capsys):
+    Flaky.failing |= {"step-0000004": 3, "metrics.jsonl": 1}
+    Flaky.torn |= {"step-0000006": 2, "config.yaml": 1}
+    assert fit() == 0
+    assert there() == here()
+    assert "checkpoint.folder" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("asynchronous", ["false", pytest.param("true", marks=pytest.mark.slow)])
+def test_a_lost_connection_ends_the_run_with_an_error(text_file, capsys, asynchronous):
+    Flaky.torn["step-0000004"] = 1000
+    Flaky.failing["step-0000006"] = 1000
+    assert fit(f"--checkpoint.asynchronous={asynchronous}") == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert any("warning: not in checkpoint.folder: cannot write" in line for line in lines)
+    assert re.match("error: the last checkpoint is not in flaky://.*resume auto", lines[-1])
+    kept = [name for name in there() if name.endswith(".ckpt")]
+    assert [name[12:24] for name in kept] == ["step-0000002"]  # never the only copy lost
+    assert len(saved_checkpoints(RUN / "checkpoints")) >= 2
+    Flaky.failing.clear()
+    Flaky.torn.clear()
+    assert fit("--resume=auto") == 0  # nothing to train, all to copy
+    assert there() == here()
+
+
+def test_an_interrupted_upload_is_never_taken(text_file):
+    assert fit() == 0
+    newest = max(name for name in there() if name.endswith(".ckpt"))
+    del Flaky.store[f"/bucket/runs/run/version_0/{newest}.sha256"]
+    Flaky.store["/bucket/runs/run/version_0/checkpoints/.step-0000008.ckpt.tmp.a.1"] = Flaky.store[
+        f"/bucket/runs/run/version_0/{newest}"
+    ]
+    shutil.rmtree("lightning_logs")
+    assert fit("--resume=auto") == 0
+    assert there() == here()
+    assert saved_checkpoints(RUN / "checkpoints")[0].step == 6
+
+
+# ---- continue ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asynchronous", ["false", "true"])
+def test_a_new_machine_continues_exactly(text_file, asynchronous):
+    more = f"--checkpoint.asynchronous={asynchronous}"
+    assert main(["fit", *TINY_RUN, "--run_name=whole", "--data.batch_size=4",
+                 "--checkpoint.every_n_steps=2", "--trainer.max_steps=10"]) == 0  # fmt: skip
+    assert fit(more, "--model.decay_steps=10", steps=6) == 0
+    shutil.rmtree(RUN)
+    assert fit(more, "--resume=auto", steps=10) == 0
+    whole = Path("lightning_logs/whole/version_0")
+    assert torch.equal(weights(RUN), weights(whole))
+    assert rows() == rows(whole)
+    assert there() == here()
+
+
+@pytest.mark.slow
+def test_the_higher_step_of_the_same_run_wins(text_file, capsys):
+    assert fit(steps=4) == 0
+    shutil.copytree(RUN, "old")
+    assert fit("--resume=auto", steps=8) == 0
+    shutil.rmtree(RUN)
+    shutil.copytree("old", RUN)
+    assert fit("--resume=auto", steps=8) == 0
+    assert "fetched     flaky://bucket/runs/run/version_0/checkpoints/step-0000008" in (
+        capsys.readouterr().out
+    )
+    for name in [name for name in Flaky.store if "step-0000008" in name]:
+        del Flaky.store[name]
+    capsys.readouterr()
+    assert fit("--resume=auto", steps=8) == 0
+    assert "fetched" not in capsys.readouterr().out
+    newest = here()["checkpoints/step-0000008-loss-2.6972.ckpt"]
+    assert there()["checkpoints/step-0000008-loss-2.6972.ckpt"] == newest  # copied again
+
+
+@pytest.mark.slow
+def test_a_damaged_copy_is_passed_over(text_file, capsys):
+    assert fit() == 0
+    newest = max(name for name in Flaky.store if name.endswith(".ckpt"))
+    Flaky.store[newest].seek(1000)
+    Flaky.store[newest].write(b"damage")
+    shutil.rmtree(RUN)
+    assert fit("--resume=auto") == 0
+    captured = capsys.readouterr()
+    assert re.search(r"warning: cannot fetch .*step-0000006.*skipped", captured.err)
+    assert "checkpoints/step-0000004" in captured.out
+    damaged = {name for name in there() if name.endswith(".old")}
+    assert len(damaged) == 2
+    assert {name: there()[name] for name in there().keys() - damaged} == here()
+
+
+def test_a_lost_connection_is_no_damage(text_file, capsys, monkeypatch):
+    assert fit() == 0
+    shutil.rmtree(RUN)
+
+    def lost(self, rpath, lpath, **kwargs):
+        raise ConnectionError("lost")
+
+    monkeypatch.setattr(Flaky, "get_file", lost)
+    assert fit("--resume=auto") == 2
+    assert re.match("error: cannot fetch .*step-0000006.*lost", capsys.readouterr().err)
+
+
+@pytest.mark.slow
+def test_a_copy_without_a_whole_checkpoint_is_refused(text_file, capsys):
+    assert fit(steps=2) == 0
+    (newest,) = (name for name in Flaky.store if name.endswith(".ckpt"))
+    Flaky.store[newest].write(b"damage")
+    shutil.rmtree(RUN)
+    assert fit("--resume=auto") == 2
+    assert "no checkpoint of flaky://bucket/runs/run/version_0 is whole" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_that_ended_before_its_first_step_is_passed_over(text_file, capsys):
+    assert fit(steps=2) == 0
+    shutil.rmtree(RUN)
+    assert fit("--data.batch_size=100000") == 2  # takes version_1 there
+    assert "/bucket/runs/run/version_1/run.json" in Flaky.store
+    capsys.readouterr()
+    assert fit("--resume=auto", steps=4) == 0
+    assert "fetched     flaky://bucket/runs/run/version_0" in capsys.readouterr().out
+
+
+def test_another_run_is_refused_with_both_names(text_file, capsys):
+    assert fit(steps=2) == 0
+    theirs = json.loads(there()["run.json"])["run_id"]
+    shutil.rmtree(RUN)
+    assert fit("--resume=never", steps=2, folder="flaky://bucket/other") == 0
+    ours = json.loads((RUN / "run.json").read_text())["run_id"]
+    capsys.readouterr()
+    assert fit("--resume=auto", steps=4) == 2
+    error = capsys.readouterr().err
+    assert theirs in error
+    assert ours in error
+    assert "choose another --run_name or --checkpoint.folder" in error
+
+
+def test_a_new_run_takes_the_next_number(text_file):
+    assert fit(steps=2) == 0
+    shutil.rmtree("lightning_logs")
+    assert fit(steps=2) == 0
+    assert [path.name for path in RUN.parent.iterdir()] == ["version_1"]
+    assert there("/bucket/runs/run/version_1").keys() == there().keys()
+
+
+def test_two_machines_do_not_take_one_number(tmp_path):
+    def take(run):
+        return mirror_of(str(tmp_path / "shared"), run).claim(run)
+
+    found = [claim_folder(tmp_path / node / "run", "version", take).name for node in ("a", "b")]
+    assert found == ["version_0", "version_1"]
+    assert take(tmp_path / "a/run/version_0")  # again by the same run
+    assert not (tmp_path / "b/run/version_0").exists()
+
+
+# ---- other commands, other places ----------------------------------------------------------------
+
+
+def test_other_commands_read_from_there(text_file, capsys):
+    assert fit() == 0
+    shutil.rmtree("lightning_logs")
+    url = "flaky://bucket/runs/run"
+    assert main(["sample", url, "--max_new_tokens=3"]) == 0
+    found = find_model(f"{url}/version_0")
+    assert found == find_model(url)
+    assert find_model(f"{url}/version_0/checkpoints/{found.name}") == found
+    validate = ["validate", *TINY_RUN, "--data.batch_size=4"]
+    assert main([*validate, f"--ckpt_path={url}"]) == 0
+    assert main([*validate, "--ckpt_path=flaky://bucket/nothing"]) == 2
+    assert "flaky://bucket/nothing has no checkpoints/*.ckpt" in capsys.readouterr().err
+    assert main(["fit", *TINY_RUN, f"--resume={url}"]) == 2
+    assert "give --resume auto, and --checkpoint.folder" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_shared_folder(text_file, tmp_path):
+    assert fit(folder=str(tmp_path / "shared")) == 0
+    copy = tmp_path / "shared/run/version_0"
+    found = {str(p.relative_to(copy)): p.read_bytes() for p in copy.rglob("[!.]*") if p.is_file()}
+    assert found == here()
+    shutil.rmtree(RUN)
+    assert fit("--resume=auto", steps=8, folder=str(tmp_path / "shared")) == 0
+    assert saved_checkpoints(copy / "checkpoints")[0].step == 8
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("s3://bucket/runs", "Install s3fs to access S3: pip install s3fs"),
+        ("gs://bucket/runs", "pip install gcsfs"),
+        ("nowhere://runs", "Protocol not known: nowhere: use s3://, gs:// or a folder"),
+        ("lightning_logs", "has the runs themselves: choose another one"),
+        ("file", "cannot "),
+    ],
+)
+def test_a_useless_address_is_refused_before_anything_is_written(
+    text_file, capsys, folder, message
+):
+    Path("file").touch()
+    assert fit(folder=folder) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert not [path for path in Path("lightning_logs").rglob("*") if path.is_file()]
+
+
+def test_an_unwritable_folder_is_refused_before_the_first_step(text_file, capsys):
+    Flaky.failing[".begun"] = 1000
+    assert fit() == 2
+    assert (
+        "cannot write flaky://bucket/runs/run/version_0/checkpoints/.begun"
+        in capsys.readouterr().err
+    )
+    assert not list(Path("lightning_logs").rglob("*.ckpt"))
+
+
+def test_a_run_of_an_earlier_version_is_refused(tmp_path):
+    (tmp_path / "version_0").mkdir()
+    with pytest.raises(UserError, match=r"has no run\.json"):
+        Mirror("flaky://bucket/run/version_0").open(tmp_path / "version_0")
+
+
+def test_folders_are_checked(tmp_path):
+    check_folder(str(tmp_path / "other"), tmp_path / "logs")
+    with pytest.raises(UserError, match="has the runs themselves"):
+        check_folder(f"file://{tmp_path}/logs", tmp_path / "logs")
