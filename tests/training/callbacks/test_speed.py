@@ -147,6 +147,7 @@ def run(
     settings = {
         "max_steps": 8,
         "val_check_interval": 3 * accumulate,
+        "check_val_every_n_epoch": None,
         "limit_val_batches": 1,
         "num_sanity_val_steps": 0,
     }
@@ -155,7 +156,6 @@ def run(
         accelerator="cpu",
         log_every_n_steps=4,
         accumulate_grad_batches=accumulate,
-        check_val_every_n_epoch=None,
         logger=SlowLogs(time),
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -184,6 +184,7 @@ def run(
         {"every_n_steps": 2, "limit_val_batches": 0},
         {"num_sanity_val_steps": 1},
         {"time_interval": 0.015},  # validations by time: after every second step
+        {"limit_train_batches": 3, "val_check_interval": 1.0, "check_val_every_n_epoch": 1},
         {"accumulate": 3},
         {"accumulate": 3, "every_n_steps": 1},
     ],
