@@ -72,7 +72,8 @@ class OneLineParser(ArgumentParser):
         for key, value in cfg.items():
             if value is None and key in actions:
                 self._check_value_key(actions[key], value, key, cfg)
-            check_plain(key, value)
+            if value != "" or key not in actions or actions[key].default != "":
+                check_plain(key, value)
 
     def _check_value_key(self, action: Any, value: Any, key: str, *args: Any, **kwargs: Any) -> Any:
         checked = super()._check_value_key(action, value, key, *args, **kwargs)
