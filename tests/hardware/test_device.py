@@ -1,10 +1,14 @@
 """A process keeps the memory that it has freed."""
 
+import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from gpt_lightning.hardware import device as devices
 from gpt_lightning.hardware.device import keep_freed_memory
 
 
@@ -53,3 +57,111 @@ def test_blocks_of_more_than_2_gib_are_kept_too():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[1:] == ["True", "True"] or done.stdout.startswith("False")
+
+
+# ---- what each kind of device spells differently -------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "mps"])
+def test_waiting_is_the_devices_own(kind, monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waited.append(device.type))
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
+    devices.synchronize(torch.device(kind))
+    assert waited == ([] if kind == "cpu" else [kind])
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_seed_is_for_the_cpu_and_the_device(kind, monkeypatch):
+    seeded = []
+    backend = SimpleNamespace(manual_seed=seeded.append)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: backend)
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    devices.seed_device(torch.device(kind), 7)
+    assert torch.equal(torch.rand(3), expected)
+    assert seeded == ([] if kind == "cpu" else [7])
+
+
+def test_timestamps_are_seconds_on_a_cpu_and_events_elsewhere(monkeypatch):
+    monkeypatch.setattr(devices, "time", SimpleNamespace(perf_counter=lambda: 12.5))
+    assert devices.record_event(torch.device("cpu")) == 12.5
+    assert devices.elapsed_s(12.5, 14.0) == 1.5
+    recorded = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            recorded.append(self)
+
+        def elapsed_time(self, end: "Event") -> float:
+            assert (recorded[0], recorded[1]) == (self, end)
+            return 1500.0
+
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(Event=Event))
+    marks = [devices.record_event(torch.device("cuda")) for _ in range(2)]
+    assert recorded == marks
+    assert devices.elapsed_s(*marks) == 1.5  # events count milliseconds
+
+
+@pytest.mark.parametrize(
+    ("cuda", "mps", "best"), [(True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")]
+)
+def test_the_best_device_is_taken_unless_one_is_named(cuda, mps, best, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    assert [devices.device_kind(name) for name in ("auto", "gpu")] == [best, best]
+    assert [devices.device_kind(name) for name in ("cpu", "mps", "cuda")] == ["cpu", "mps", "cuda"]
+    assert devices.device_kind() == best
+
+
+def test_memory_is_freed_everywhere(monkeypatch):
+    calls = []
+    monkeypatch.setattr(devices.gc, "collect", lambda: calls.append("collected"))
+    monkeypatch.setattr(devices, "hand_back_freed_memory", lambda: calls.append("handed back"))
+    monkeypatch.setattr(torch._dynamo, "reset", lambda: calls.append("forgotten"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("emptied"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    devices.free_memory()
+    assert calls == ["collected", "handed back", "forgotten"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    devices.free_memory()
+    assert calls[3:] == ["collected", "handed back", "forgotten", "emptied"]
+
+
+@pytest.mark.parametrize("accepted", [(1, 1), (1, 0), (0, 1)])
+def test_memory_is_kept_if_glibc_accepts_both_settings(accepted, monkeypatch):
+    asked = {}
+
+    def mallopt(setting: int, value: int) -> int:
+        asked[setting] = value
+        return accepted[setting == -1]
+
+    monkeypatch.setattr(devices, "_libc", lambda name: mallopt if name == "mallopt" else None)
+    assert keep_freed_memory() is (accepted == (1, 1))
+    assert asked.items() <= {-4: 0, -1: -1}.items()  # map no block; never shrink
+    monkeypatch.setattr(devices, "_libc", lambda name: None)  # another C library
+    assert keep_freed_memory() is False
+    devices.hand_back_freed_memory()
+
+
+def test_all_freed_memory_is_handed_back(monkeypatch):
+    kept = []
+    monkeypatch.setattr(devices, "_libc", lambda name: kept.append if name == "malloc_trim" else 0)
+    devices.hand_back_freed_memory()
+    assert kept == [0]  # bytes to keep
+
+
+def test_other_systems_have_no_glibc(monkeypatch):
+    monkeypatch.setattr(devices.sys, "platform", "darwin")
+    assert devices._libc("mallopt") is None
+
+
+def test_the_memory_of_the_machine_is_the_kernels():
+    if not os.path.exists("/proc/meminfo"):
+        pytest.skip("Linux's")
+    with open("/proc/meminfo") as file:
+        kib = int(file.readline().split()[1])  # MemTotal
+    assert devices.memory_gib() == pytest.approx(kib / 2**20, rel=1e-3)

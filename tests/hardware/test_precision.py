@@ -3,9 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from gpt_lightning.errors import UserError
 from gpt_lightning.hardware import precision as precisions
-from gpt_lightning.hardware.precision import fastest_precision, resolve_precision
+from gpt_lightning.hardware.precision import fastest_precision, product_dtype, resolve_precision
 
 
 @pytest.mark.parametrize(
@@ -52,3 +54,45 @@ def test_auto_is_resolved_and_printed(given, rank, resolved, printed, monkeypatc
     resolve_precision(trainer)
     assert trainer.precision == resolved
     assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize(
+    ("precision", "matmul", "device", "dtype"),
+    [
+        ("bf16-mixed", "highest", "cuda", "bf16"),
+        ("bf16-true", "high", "cpu", "bf16"),
+        ("16-mixed", "highest", "cuda", "fp16"),
+        ("64-true", "high", "cuda", "fp64"),
+        ("32-true", "highest", "cuda", "fp32"),
+        ("32-true", "high", "cuda", "tf32"),
+        ("32-true", "medium", "cuda", "tf32"),
+        ("32-true", "high", "cpu", "fp32"),
+        ("32-true", "medium", "cpu", "bf16"),
+        ("32-true", "medium", "mps", "fp32"),
+    ],
+)
+def test_the_dtype_of_products_is_what_the_device_multiplies(precision, matmul, device, dtype):
+    assert product_dtype(precision, matmul, torch.device(device)) == dtype
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "reason"),
+    [
+        ("cpu", "16-mixed", "float16 training needs a GPU"),
+        ("cpu", "16-true", "float16 training needs a GPU"),
+        ("mps", "64-true", "MPS has no float64"),
+        ("cuda", "bf16-mixed", "old chip has no bfloat16; use 16-mixed or 32-true"),
+    ],
+)
+def test_a_precision_that_the_device_lacks_is_refused(kind, precision, reason, monkeypatch):
+    monkeypatch.setattr(precisions, "device_kind", lambda accelerator: kind)
+    monkeypatch.setattr(precisions, "check_accelerator", lambda *args: None)
+    monkeypatch.setattr(precisions.torch.cuda, "get_device_name", lambda: "old chip")
+    has_bf16 = []
+    monkeypatch.setattr(precisions, "_cuda_has_bf16", lambda: bool(has_bf16))
+    trainer = SimpleNamespace(precision=precision, accelerator=kind)
+    with pytest.raises(UserError, match=rf"--trainer\.precision {precision} on {kind}: {reason}"):
+        resolve_precision(trainer)
+    has_bf16.append(True)
+    for good in ("32-true", "bf16-mixed"):
+        resolve_precision(SimpleNamespace(precision=good, accelerator=kind))
