@@ -18,6 +18,7 @@ from gpt_lightning.cli import main
 
 CPU = torch.device("cpu")
 SHAPE, BATCH, CONTEXT = [3, 2, 64], 2, 64
+LIMIT_MEMORY = memory_meter.limit_memory
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +88,57 @@ def test_the_peak_of_a_phase_includes_its_last_event() -> None:
     timeline = [(1.0, 5), (2.0, 7), (3.0, 9), (4.0, 2)]
     found = memory_meter.phases_of(timeline, {"one": (1.0, 3.0), "other": (3.0, 4.0)})
     assert found == {"one": PhaseMemory(5, 9, 9), "other": PhaseMemory(9, 9, 2)}
+
+
+def test_the_limit_of_memory_is_what_is_asked_for_or_what_is_available(monkeypatch) -> None:
+    limits = []
+    infinite = memory_meter.resource.RLIM_INFINITY
+    monkeypatch.setattr(memory_meter, "limit_memory", LIMIT_MEMORY)
+    monkeypatch.setattr(memory_meter.resource, "getrlimit", lambda what: (5, infinite))
+    monkeypatch.setattr(
+        memory_meter.resource, "setrlimit", lambda what, limit: limits.append((what, *limit))
+    )
+    monkeypatch.setattr(memory_meter, "available_bytes", lambda: 7 * 2**30)
+    data = memory_meter.resource.RLIMIT_DATA
+    memory_meter.limit_memory(CPU, 1.5)
+    memory_meter.limit_memory(CPU, None)
+    assert limits == [(data, 3 * 2**29, infinite), (data, 7 * 2**30, infinite)]
+    monkeypatch.setattr(memory_meter.resource, "getrlimit", lambda what: (5, 2**30))
+    memory_meter.limit_memory(CPU, 1.5)
+    assert limits[2:] == [(data, 2**30, 2**30)]  # no more than the hard limit
+    memory_meter.limit_memory(torch.device("cuda"), 1.5)
+    monkeypatch.setattr(memory_meter, "available_bytes", lambda: None)  # another system
+    memory_meter.limit_memory(CPU, None)
+    assert len(limits) == 3
+
+
+def test_available_memory_is_the_kernels() -> None:
+    (line,) = (
+        line for line in Path("/proc/meminfo").read_text().splitlines() if "MemAvailable" in line
+    )
+    available = memory_meter.available_bytes()
+    assert available == pytest.approx(int(line.split()[1]) * 1024, rel=0.2)  # others run meanwhile
+
+
+def test_the_allocators_levels_are_those_of_each_phase(monkeypatch) -> None:
+    levels = iter([3, 5, 5, 4])  # begin and end of two phases
+    peaks, resets = iter([9, 7]), []
+    cuda = memory_meter.torch.cuda
+    monkeypatch.setattr(cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(cuda, "reset_peak_memory_stats", resets.append)
+    monkeypatch.setattr(cuda, "memory_allocated", lambda device: next(levels))
+    monkeypatch.setattr(cuda, "max_memory_allocated", lambda device: next(peaks))
+
+    def work(phase) -> None:
+        with phase("forward"):
+            pass
+        with phase("backward"):
+            pass
+
+    found = memory_meter.measure_memory(work, torch.device("cuda"))
+    assert found.phases == {"forward": PhaseMemory(3, 9, 5), "backward": PhaseMemory(5, 7, 4)}
+    assert (found.method, len(resets)) == ("allocator", 2)
+    assert found.spans["forward"][0] <= found.spans["forward"][1] <= found.spans["backward"][0]
 
 
 def test_cuda_leaves_a_snapshot_even_if_memory_ends(monkeypatch) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpt_lightning.errors import UserError
+from gpt_lightning.reproduce import runner
 from gpt_lightning.reproduce.cases import LECTURE_LADDER, PRECISION_LADDER, Case, Rung
 from gpt_lightning.reproduce.published import Published, read_published
 from gpt_lightning.reproduce.rows import Options, RungRow, Verdict
@@ -118,3 +120,137 @@ def test_the_report_is_written(case_run):
         (case_run.folder / "losses.csv").read_text().splitlines()[1].startswith("one,0,batch,4.0")
     )
     assert (case_run.folder / "losses.png").stat().st_size > 10_000
+
+
+# ---- running a rung ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def training(monkeypatch):
+    """A `fit` that calls the recorder with planted observations; its arguments, call by call."""
+    calls = []
+
+    class Planted:
+        def __init__(self) -> None:
+            phases = {"train": 2.0, "validation": 1.0}
+            self.timings = RunTimings(CPU, 3, phases, 900.0, 100.0, 1280.0)
+            self.observations: list[Observation] = []
+            self.error: Exception | None = None
+
+        def __call__(self, argv, callbacks, folder):
+            calls.append((argv, folder))
+            (recorder,) = callbacks
+            for seen in self.observations:
+                recorder.show(seen)
+            if self.error is not None:
+                raise self.error
+            recorder.speed = self.timings
+            self.each_step = recorder.each_step
+
+    planted = Planted()
+    planted.calls = calls
+    monkeypatch.setattr(runner.training, "run_cli", planted)
+    monkeypatch.setattr(runner, "read_published", lambda case, rung: PUBLISHED)
+    return planted
+
+
+def steps_of(*losses: float) -> list[Observation]:
+    return [Observation(CPU, s, "batch", x, 0.1, 128) for s, x in enumerate(losses)]
+
+
+def test_a_rung_is_run_with_its_settings_and_compared(training, case_run, capsys):
+    rung = replace(RUNG, configs=("a", "b"), settings=("--x=1",), note="as published")
+    case_run.case = replace(case_run.case, rungs=(rung,))
+    training.observations = steps_of(4.0, 3.0, 0.499)
+    case_run.run(rung)
+    assert "one: a + b; as published" in capsys.readouterr().out
+    ((argv, folder),) = training.calls
+    assert argv == [
+        "fit", "--config=a", "--config=b", "--samples.max_new_tokens=0",
+        "--trainer.log_every_n_steps=1", "--trainer.enable_progress_bar=false",
+        "--trainer.enable_checkpointing=false", "--x=1", "--model.learning_rate=1",
+    ]  # fmt: skip
+    assert folder == case_run.folder / "one"
+    assert training.each_step
+    (row,) = case_run.rungs
+    assert (row.verdict, row.losses, row.step_ms) == (Verdict.OK, 3, 100.0)
+    assert [(phase.phase, phase.seconds) for phase in case_run.phases] == [
+        ("train", 2.0), ("validation", 1.0),
+    ]  # fmt: skip
+    assert (case_run.folder / "results.md").is_file()
+
+
+def test_a_loss_that_misses_fails_the_rung(training, case_run):
+    training.observations = steps_of(4.0, 3.2, 0.499)
+    case_run.run(RUNG)
+    assert case_run.rungs[0].verdict == Verdict.FAILED
+    assert [row.verdict for row in case_run.losses] == [Verdict.OK, Verdict.FAILED, Verdict.OK]
+
+
+def test_a_rung_that_diverges_has_failed_and_one_that_breaks_is_an_error(training, case_run):
+    training.observations = steps_of(4.0)
+    training.error = UserError("gradient norm is nan")
+    case_run.run(RUNG)
+    training.error = RuntimeError("out of  memory\n" + "x" * 400)
+    case_run.run(RUNG)
+    assert [row.verdict for row in case_run.rungs] == [Verdict.FAILED, Verdict.ERROR]
+    assert case_run.rungs[0].note == "stopped: the loss is not a number"
+    assert case_run.rungs[1].note.startswith("RuntimeError: out of memory x")
+    assert len(case_run.rungs[1].note) == len("RuntimeError: ") + 300
+    assert case_run.phases == []
+
+
+def test_a_wrong_setting_is_the_users_and_no_row(training, case_run):
+    training.error = UserError("no such file")
+    with pytest.raises(UserError, match="no such file"):
+        case_run.run(RUNG)
+    assert case_run.rungs == []
+
+
+def test_evaluations_keep_the_bar_and_checkpoints_and_compare_the_best(
+    training, case_run, monkeypatch
+):
+    published = Published({(0, "val"): 4.0, (250, "val"): 2.0}, None, None)
+    monkeypatch.setattr(runner, "read_published", lambda case, rung: published)
+    rung = replace(RUNG, below=None)
+    case_run.case = replace(case_run.case, kind="evaluations", rungs=(rung,))
+    training.observations = [
+        Observation(CPU, 0, "val", 4.00001), Observation(CPU, 250, "val", 2.005)
+    ]  # fmt: skip
+    training.timings = RunTimings(CPU, 250, {"train": 2.0})
+    case_run.run(rung)
+    assert not training.each_step
+    assert "--trainer.enable_checkpointing=false" not in training.calls[0][0]
+    assert [(row.step, row.split) for row in case_run.losses] == [
+        (0, "val"), (250, "val"), (250, "best"),
+    ]  # fmt: skip
+    (row,) = case_run.rungs
+    assert row.verdict == Verdict.OK
+    assert "best validation loss 2.0050 at step 250, theirs 2.0000 at 250" in row.note
+
+
+def test_missing_losses_are_counted_up_to_the_steps_of_the_run():
+    case = Case("c", "A case", "somewhere", "steps", "x.csv", ())
+    published = Published({(s, "batch"): 1.0 for s in range(5)}, None, None)
+    rows = [compare(RUNG, s, "batch", 1.0, 1.0) for s in (0, 1)]
+    assert runner.missing_losses(case, published, rows, max_steps=2) == 0  # steps 0 and 1
+    assert runner.missing_losses(case, published, rows, max_steps=3) == 1
+    assert runner.missing_losses(case, published, rows, max_steps=50) == 3
+    evaluations = replace(case, kind="evaluations")
+    assert runner.missing_losses(evaluations, published, rows, max_steps=2) == 1  # step 2 too
+
+
+def test_a_ratio_needs_both():
+    assert runner.ratio(6.0, 3.0) == 2.0
+    assert runner.ratio(None, 3.0) is runner.ratio(6.0, None) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "here", "timed"),
+    [
+        ("any", "cpu", True), ("any", "cuda", True), ("gpu", "cuda", True), ("gpu", "cpu", False),
+        ("cpu", "cpu", True), ("mps", "mps", True), ("cpu", "cuda", False),
+    ],
+)  # fmt: skip
+def test_times_are_compared_on_the_rungs_device_alone(device, here, timed):
+    assert is_timed(replace(RUNG, device=device), torch.device(here)) is timed

@@ -1,0 +1,225 @@
+"""The step that benches time: the update of `fit`, and facts of its process."""
+
+import math
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gpt_lightning.bench.core import training_step
+from gpt_lightning.bench.core.training_step import MAX_NORM, TrainingStep
+from gpt_lightning.bench.core.worker import SkippedError
+from gpt_lightning.hardware.peaks import Peak
+from gpt_lightning.model import flops
+from gpt_lightning.training import optim
+
+CPU = torch.device("cpu")
+
+
+class Linear(torch.nn.Module):
+    """loss = scale * mean(w x); its gradient is scale * mean(x), whatever w is."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(2, 3))
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.scale * (self.w * x).sum()
+
+
+def trained(scale=1.0, micro_batches=1, **kwargs):
+    """The gradient that the optimizer sees, the weights after it, and the phases in order."""
+    model, seen, phases = Linear(scale), [], []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: seen.append(model.w.grad.clone()))
+
+    @contextmanager
+    def phase(name):
+        phases.append(name)
+        yield
+
+    step = TrainingStep(model, CPU, "fp32", optimizer, **kwargs)
+    loss = step(torch.full((2, 3), 0.01), torch.zeros(1), phase, micro_batches)
+    assert not loss.requires_grad
+    return model, seen, phases, float(loss)
+
+
+def test_a_step_is_forward_backward_and_an_update():
+    model, (gradient,), phases, loss = trained()
+    assert phases == ["forward", "backward", "optimizer"]
+    assert loss == pytest.approx(0.06)
+    torch.testing.assert_close(gradient, torch.full((2, 3), 0.01))
+    torch.testing.assert_close(model.w.data, torch.full((2, 3), 1 - 0.1 * 0.01))
+    assert model.w.grad is None  # freed
+
+
+def test_micro_batches_are_a_mean():
+    _, (gradient,), phases, loss = trained(micro_batches=4)
+    assert phases == [*["forward", "backward"] * 4, "optimizer"]
+    torch.testing.assert_close(gradient, torch.full((2, 3), 0.01))
+    assert loss == pytest.approx(0.06)
+
+
+@pytest.mark.parametrize(("norm", "clipped"), [("clip", True), ("check", False), ("none", False)])
+def test_the_norm_is_clipped_where_asked(norm, clipped):
+    _, (gradient,), _, _ = trained(scale=1000.0, norm=norm)
+    length = math.sqrt(6) * 10.0
+    assert float(gradient.norm()) == pytest.approx(MAX_NORM if clipped else length, rel=1e-4)
+
+
+@pytest.mark.parametrize("norm", ["clip", "check"])
+def test_a_gradient_that_is_no_number_ends_the_row(norm):
+    with pytest.raises(RuntimeError, match="the gradient's norm is nan"):
+        trained(scale=math.nan, norm=norm)
+    trained(scale=math.nan, norm="none")
+
+
+def test_without_updates_the_weights_stay():
+    model, seen, _, _ = trained(updates=False)
+    assert seen == []
+    assert torch.equal(model.w.data, torch.ones(2, 3))
+    assert model.w.grad is None
+
+
+def test_the_optimizer_is_that_of_fit(monkeypatch):
+    model = training_step.make_model([1, 2, 8], 16)
+    assert (model.config.n_layer, model.config.n_head, model.config.n_embd) == (1, 2, 8)
+    assert (model.config.block_size, model.config.vocab_size) == (16, training_step.VOCABULARY)
+    optimizer = TrainingStep(model, CPU, "fp32").optimizer
+    groups = optim.decay_groups(model.named_parameters(), 0.1, "matrices")
+    for ours, expected in zip(optimizer.param_groups, groups, strict=True):
+        assert ours["weight_decay"] == expected["weight_decay"]
+        assert len(ours["params"]) == len(expected["params"])
+        assert (ours["lr"], ours["betas"], ours["fused"]) == (1e-4, (0.9, 0.95), True)
+    half = training_step.fit_optimizer(model, CPU, "fp16")  # GradScaler unscales, unfused
+    assert not half.param_groups[0]["fused"]
+    monkeypatch.setattr(optim, "FUSED_ADAMW_DEVICES", {"cuda"})
+    assert not training_step.fit_optimizer(model, CPU, "fp32").param_groups[0]["fused"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scaled", "enabled"),
+    [("fp16", True, True), ("fp16", False, False), ("fp32", True, False), ("bf16", True, False)],
+)
+def test_gradients_of_fp16_alone_are_scaled(dtype, scaled, enabled):
+    assert TrainingStep(Linear(), CPU, dtype, scaled=scaled).scaler.is_enabled() is enabled
+
+
+def test_a_random_batch_has_tokens_of_the_vocabulary():
+    x, y = training_step.random_batch(3, 500, CPU, vocab_size=7)
+    assert x.shape == y.shape == (3, 500)
+    assert x.dtype == y.dtype == torch.int64
+    assert set(x.unique().tolist()) == set(range(7))
+    assert not torch.equal(x, y)
+    assert int(training_step.random_batch(4, 4000, CPU)[0].max()) > 9000  # of 10,000
+
+
+# ---- dtypes --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def matmul_precision():
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def test_products_are_in_the_dtype_of_the_row(monkeypatch, matmul_precision):
+    kept = []
+    monkeypatch.setattr(training_step, "keep_freed_memory", lambda: kept.append(True))
+    assert training_step.set_products("fp32", CPU) is torch.float32
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert training_step.set_products("bf16", CPU) is torch.bfloat16
+    assert len(kept) == 2
+    cuda = torch.device("cuda")
+    assert training_step.set_products("tf32", cuda) is torch.float32
+    assert torch.get_float32_matmul_precision() == "high"
+    assert training_step.set_products("fp16", cuda) is torch.float16
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert len(kept) == 2  # on a CPU alone
+    monkeypatch.setattr(training_step, "has_bf16", lambda: True)
+    assert training_step.set_products("bf16", cuda) is torch.bfloat16
+
+
+def test_what_a_device_would_compute_otherwise_is_skipped(monkeypatch, matmul_precision):
+    with pytest.raises(SkippedError, match="tf32 is a mode of NVIDIA GPUs, not of cpu"):
+        training_step.set_products("tf32", CPU)
+    with pytest.raises(SkippedError, match="fp16 training needs a GPU"):
+        training_step.use_dtype("fp16", CPU)
+    monkeypatch.setattr(training_step, "has_bf16", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "V100")
+    with pytest.raises(SkippedError, match="V100 has no bfloat16"):
+        training_step.set_products("bf16", torch.device("cuda"))
+    training_step.use_dtype("bf16", CPU)
+
+
+def test_the_forward_pass_is_in_the_dtype_of_the_row():
+    a = torch.ones(2, 2)
+    for dtype, expected in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        with training_step.autocast(dtype, CPU):
+            assert (a @ a).dtype is expected
+
+
+# ---- facts of the process ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("compiled", "graphs", "fine"),
+    [(True, 1, True), (True, 0, False), (False, 0, True), (False, 2, False)],
+)
+def test_a_compiled_row_has_graphs_and_no_other(compiled, graphs, fine, monkeypatch):
+    monkeypatch.setattr(training_step, "compiled_graphs", lambda: 5 + graphs)
+    if fine:
+        assert training_step.checked_graphs(compiled, 5) == graphs
+    else:
+        with pytest.raises(
+            RuntimeError, match=f"compile is {compiled}, but .* made {graphs} graphs"
+        ):
+            training_step.checked_graphs(compiled, 5)
+
+
+def test_the_peak_of_memory_grows_with_what_is_held():
+    before = training_step.peak_memory_gib(CPU)
+    assert 0.05 < before < 64  # torch itself
+    held = torch.ones(2**26)  # 256 MiB
+    assert training_step.peak_memory_gib(CPU) >= before
+    resident = training_step.peak_memory_gib(CPU)
+    del held
+    assert training_step.peak_memory_gib(CPU) == resident  # a peak stays
+
+
+def test_the_peak_on_a_gpu_is_of_its_tensors(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**29)
+    assert training_step.peak_memory_gib(torch.device("cuda")) == 1.5
+
+
+@pytest.mark.parametrize(("platform", "unit"), [("darwin", 1), ("freebsd", 1024)])
+def test_the_peak_elsewhere_is_the_systems(platform, unit, monkeypatch):
+    class NoStatus:
+        def __init__(self, path: str) -> None: ...
+
+        def exists(self) -> bool:
+            return False
+
+    monkeypatch.setattr(training_step, "Path", NoStatus)
+    monkeypatch.setattr(training_step.sys, "platform", platform)
+    usage = SimpleNamespace(ru_maxrss=2**30 // unit)
+    monkeypatch.setattr(training_step.resource, "getrusage", lambda who: usage)
+    assert training_step.peak_memory_gib(CPU) == 1.0
+
+
+def test_mfu_is_that_of_speed_monitor(monkeypatch):
+    peak = Peak(1e12, "a chip", "https://x")
+    monkeypatch.setattr(
+        training_step, "lookup", lambda name, dtype: peak if dtype == "fp32" else None
+    )
+    measured = Peak(2e12, "measured", "here")
+    monkeypatch.setattr(training_step, "measured_peak", lambda device, dtype: measured)
+    with torch.device("meta"):
+        model = training_step.make_model([2, 2, 16], 32)
+    per_token = flops.flops_per_token(model.num_params(embeddings=False), 2, 16, 32)
+    found = training_step.rates(model, CPU, "fp32", 1e5, 32)
+    assert found == {"tokens_per_sec": 1e5, "mfu": flops.mfu(1e5, per_token, 1e12)}
+    assert training_step.rates(model, CPU, "bf16", 1e5, 32)["mfu"] == found["mfu"] / 2
