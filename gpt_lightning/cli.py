@@ -117,7 +117,8 @@ def exit_code(argv: list[str]) -> int:
         # after Ctrl-C Lightning cleans up and calls exit(1)
         if isinstance(end, SystemExit) and not isinstance(end.__context__, KeyboardInterrupt):
             return end.code if isinstance(end.code, int) else int(end.code is not None)
-        print("error: interrupted", file=sys.stderr)
+        if not local_rank():  # a terminal interrupts all ranks
+            print("error: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
         if os.environ.get(DEBUG) == "1":
@@ -125,11 +126,15 @@ def exit_code(argv: list[str]) -> int:
         return print_error(error)
 
 
+def local_rank() -> int:
+    """Return this process's number among those of a run on this machine."""
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
 def print_error(error: Exception) -> int:
     """Print an exception as one line and return its exit code."""
-    rank = int(os.environ.get("LOCAL_RANK", 0))
-    if rank:  # rank 0 ends this process meanwhile if it has the same error, printed once
-        time.sleep(1 + rank / 2)
+    if local_rank():  # rank 0 ends this process meanwhile if it has the same error, printed once
+        time.sleep(1 + local_rank() / 2)
     # the message of a data loader's worker is a traceback, with the UserError at its end
     text = " ".join(str(error).rpartition("UserError: ")[2].split())
     if isinstance(error, UserError | MemoryExhaustedError):

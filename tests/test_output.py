@@ -64,6 +64,17 @@ def test_a_command_that_only_prints_ends_with_its_reader(monkeypatch):
         print("usage")
 
 
+@pytest.mark.parametrize(("rank", "line"), [("0", "error: interrupted\n"), ("1", "")])
+def test_ctrl_c_of_all_ranks_prints_one_line(monkeypatch, capsys, rank, line):
+    def dispatch(argv):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "dispatch", dispatch)
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    assert cli.main(["fit"]) == 130
+    assert capsys.readouterr().err == line
+
+
 def test_sigterm_lets_a_command_clean_up(monkeypatch, capsys):
     cleaned = []
 
