@@ -77,10 +77,16 @@ class Saver:
     Args:
         asynchronous: False writes before `save` returns; True copies, and writes in a thread.
         written: Function to call with each path that was written and read back, in the thread.
+        check: Function to call before a copy is written, with it and its path; it may raise.
     """
 
-    def __init__(self, asynchronous: bool, written: Callable[[Path], None]) -> None:
-        self._written = written
+    def __init__(
+        self,
+        asynchronous: bool,
+        written: Callable[[Path], None],
+        check: Callable[[dict[str, Any], Path], None] = lambda checkpoint, path: None,
+    ) -> None:
+        self._written, self._check = written, check
         self._copy: HostCopy | None = None
         if asynchronous:
             from gpt_lightning.runs import host_copy  # most runs need none
@@ -101,7 +107,7 @@ class Saver:
             self._write(checkpoint, path)
         else:
             self.is_prepared = True
-            self._start(partial(self._write, self._copy(checkpoint), path))
+            self._start(partial(self._write_copy, self._copy(checkpoint), path))
 
     def prepare(self, checkpoint: dict[str, Any]) -> None:
         """Begin to reserve the memory of the copy, so that the first save does not wait for it.
@@ -143,6 +149,10 @@ class Saver:
         # no daemon: the interpreter does not end before the file is complete
         self.thread = threading.Thread(target=run, name="saver")
         self.thread.start()
+
+    def _write_copy(self, checkpoint: dict[str, Any], path: Path) -> None:
+        self._check(checkpoint, path)
+        self._write(checkpoint, path)
 
     def _write(self, checkpoint: dict[str, Any], path: Path) -> None:
         write_durable_checkpoint(checkpoint, path)

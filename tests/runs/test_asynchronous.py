@@ -250,3 +250,14 @@ def test_an_exception_waits_for_the_save(gate, text_file, monkeypatch, capsys):
     (file,) = saved_checkpoints(Path("lightning_logs/run/version_0/checkpoints"))
     assert file.step == 2
     check_digest(file.path)
+
+
+def test_a_state_that_is_not_finite_is_not_saved(text_file, monkeypatch, capsys):
+    monkeypatch.chdir(text_file.parent)
+    assert (
+        fit("--checkpoint.asynchronous=true", "--model.learning_rate=1e38", "--trainer.max_steps=1")
+        == 2
+    )
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "not finite" in error
+    assert not saved_checkpoints(Path("lightning_logs/run/version_0/checkpoints"))

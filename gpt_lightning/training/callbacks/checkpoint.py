@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import math
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,7 @@ class RunCheckpoint(L.Callback):
         self._loss: float | None = None  # validation loss at the current step
         self._due = False
         self._saved_step = -1
-        self._saver = Saver(asynchronous, self._saved)
+        self._saver = Saver(asynchronous, self._saved, self._check_copy)
         self._mirror: Mirror | None = None
         self._lock = contextlib.ExitStack()
 
@@ -204,7 +205,7 @@ class RunCheckpoint(L.Callback):
             print(f"warning: {error}", file=sys.stderr)
         finally:
             self._lock.close()
-            self._saver = Saver(self.asynchronous, self._saved)  # frees the memory of the old one
+            self._saver = Saver(self.asynchronous, self._saved, self._check_copy)  # frees memory
 
     on_exception = teardown
 
@@ -235,7 +236,8 @@ class RunCheckpoint(L.Callback):
         path = self.checkpoint_folder(trainer) / checkpoint_name(trainer.global_step, self._loss)
         logger = run_logger(trainer)
         with phase(trainer, "checkpoint"):
-            self._check_finite(trainer)
+            if not self.asynchronous:
+                self._check_finite(trainer)
             if logger is not None:
                 logger.sync()
             trainer.save_checkpoint(path, weights_only=False, storage_options=self._saver.save)
@@ -257,27 +259,26 @@ class RunCheckpoint(L.Callback):
     def _check_finite(self, trainer: L.Trainer) -> None:
         """Raise if the last update has made the weights or the optimizer's state non-finite."""
         parameters = trainer.lightning_module.parameters()
-        states = (s for optimizer in trainer.optimizers for s in optimizer.state.values())
-        state = (value for s in states for value in s.values() if isinstance(value, torch.Tensor))
-        finite = all_finite(itertools.chain(parameters, state))
+        states = (optimizer.state for optimizer in trainer.optimizers)
+        finite = all_finite(itertools.chain(parameters, state_tensors(states)))
         if not trainer.strategy.reduce_boolean_decision(finite):
-            older = (
-                saved_checkpoints(self.checkpoint_folder(trainer)) if self._writes(trainer) else []
-            )
-            again = (
-                f"continue from step {older[0].step} with --resume auto" if older else "begin again"
-            )
-            raise UserError(
-                f"the weights or the optimizer's state are not finite after step "
-                f"{trainer.global_step}, which is not saved: lower model.learning_rate and {again}"
-            )
+            folder = self.checkpoint_folder(trainer) if self._writes(trainer) else None
+            raise non_finite(trainer.global_step, folder)
+
+    def _check_copy(self, checkpoint: dict[str, Any], path: Path) -> None:
+        """Do the same in the thread; all ranks have the weights of rank 0."""
+        states = (optimizer["state"] for optimizer in checkpoint["optimizer_states"])
+        weights = checkpoint["state_dict"].values()
+        if not all_finite(itertools.chain(weights, state_tensors(states))):
+            raise non_finite(checkpoint["global_step"], path.parent)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Check that the last checkpoint is in `folder`, where one more attempt is made."""
         if self._mirror is None:
             return
         run = self.checkpoint_folder(trainer).parent
-        self._mirror.sync(run, self._kept)
+        with phase(trainer, "checkpoint"):
+            self._mirror.sync(run, self._kept)
         if self._mirror.failure is not None:
             raise UserError(
                 f"the last checkpoint is not in {self._mirror.url}: {self._mirror.failure}; it is "
@@ -307,6 +308,23 @@ class RunCheckpoint(L.Callback):
         if self.keep_every_n_steps is not None:
             kept |= {f.path.name for f in saved if f.step % self.keep_every_n_steps == 0}
         return kept
+
+
+def state_tensors(states: Iterable[dict[Any, dict[str, Any]]]) -> Iterator[torch.Tensor]:
+    """Yield the tensors in the states of optimizers."""
+    for state in states:
+        for values in state.values():
+            yield from (value for value in values.values() if isinstance(value, torch.Tensor))
+
+
+def non_finite(step: int, folder: Path | None) -> UserError:
+    """Return the error for a state that is not saved in a folder of checkpoints."""
+    older = [] if folder is None else saved_checkpoints(folder)
+    again = f"continue from step {older[0].step} with --resume auto" if older else "begin again"
+    return UserError(
+        f"the weights or the optimizer's state are not finite after step {step}, which is not "
+        f"saved: lower model.learning_rate and {again}"
+    )
 
 
 def set_aside(folder: Path, step: int) -> None:
