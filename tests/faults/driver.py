@@ -222,6 +222,49 @@ def patch_training_step() -> None:
     GPTModule.training_step = training_step  # type: ignore[method-assign]
 
 
+def nan_validation(step: int) -> None:
+    """The model's result for the second batch of the validation at a step is NaN."""
+    from gpt_lightning.training.module import GPTModule
+
+    real = GPTModule.validation_step
+
+    def validation_step(self: Any, batch: Any, batch_idx: int, *args: Any) -> Any:
+        if self.global_step != step or batch_idx != 1:
+            return real(self, batch, batch_idx, *args)
+        spoil = self.model.lm_head.register_forward_hook(lambda *call: call[2] * float("nan"))
+        try:
+            return real(self, batch, batch_idx, *args)
+        finally:
+            spoil.remove()
+
+    GPTModule.validation_step = validation_step  # type: ignore[method-assign]
+
+
+def spike(step: int, factor: float) -> None:
+    """The loss of an optimizer step is a multiple of what it is."""
+
+    def grow(module: Any, batch: Any, loss: Any) -> Any:
+        return loss * (factor if module.trainer.global_step == step - 1 else 1.0)
+
+    STEP.append(grow)
+
+
+def lying_folder(times: int) -> None:
+    """Uploads to checkpoint.folder report success and store half of the file, a number of times."""
+    from fsspec.implementations.local import LocalFileSystem
+
+    real, calls = LocalFileSystem.put_file, [0]
+
+    def put_file(self: Any, source: str, target: str, *args: Any, **kwargs: Any) -> None:
+        calls[0] += 1
+        if calls[0] > times:
+            return real(self, source, target, *args, **kwargs)
+        content = Path(source).read_bytes()
+        Path(target).write_bytes(content[: len(content) // 2])
+
+    LocalFileSystem.put_file = put_file
+
+
 # ---- the clock -----------------------------------------------------------------------------------
 
 
@@ -253,6 +296,9 @@ ACCIDENTS: dict[str, Callable[..., None]] = {
     "bad_gradient": bad_gradient,
     "signal_at": signal_at,
     "stop_at": stop_at,
+    "nan_validation": nan_validation,
+    "spike": spike,
+    "lying_folder": lying_folder,
     "slow": slow,
     "slow_sync": slow_sync,
     "bad_moment": bad_moment,
