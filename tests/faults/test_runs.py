@@ -30,9 +30,12 @@ LOGGERS = {
 }
 
 
-def with_logger(folder: Path, name: str) -> tuple[str, str]:
-    (folder / "logger.yaml").write_text(yaml.safe_dump({"trainer": {"logger": LOGGERS[name]}}))
-    return "--config", "logger.yaml"
+def with_logger(folder: Path, name: str, of: str = "") -> tuple[str, str]:
+    """Options of a logger; `of` is a part of its own folder's name."""
+    text = yaml.safe_dump({"trainer": {"logger": LOGGERS[name]}})
+    file = folder / f"logger{of}.yaml"
+    file.write_text(text.replace("save_dir: csv", f"save_dir: csv{of}"))
+    return "--config", file.name
 
 
 def sidecar(path: Path) -> Path:
@@ -217,7 +220,7 @@ def test_a_text_that_was_edited(stopped, case):
     before = contents(run_folder(stopped))
     text = (stopped / "text.txt").read_text()
     (stopped / "text.txt").write_text(text.replace("cat", "dog", 1))
-    line = fit(stopped, *RESUME).refused("dataset|text|data", "checkpoint|trained")
+    line = fit(stopped, *RESUME).refused("data/text-char", "SHA-256")
     case.saw(line.removeprefix("error: "))
     after = contents(run_folder(stopped))
     assert {name: after[name] for name in before} == before
@@ -229,8 +232,8 @@ def test_a_text_that_was_edited(stopped, case):
 @pytest.mark.case("R47")
 @pytest.mark.parametrize("logger", ["none", "CSV", "two"])
 def test_runs_that_start_at_once_never_share_a_folder(whole, folder, case, logger):
-    args = with_logger(folder, logger)
-    with start_fit(folder, *args) as first, start_fit(folder, *args) as second:
+    one, other = with_logger(folder, logger, "1"), with_logger(folder, logger, "2")
+    with start_fit(folder, *one) as first, start_fit(folder, *other) as second:
         first.end().ok()
         second.end().ok()
     runs = sorted((folder / "lightning_logs" / "run").glob("version_*"))
