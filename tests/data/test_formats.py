@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpt_lightning.data import formats
 from gpt_lightning.data import manifest as manifest_module
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.formats import (
@@ -211,3 +212,8 @@ def test_the_package_trusts_no_pickle() -> None:
         source = path.read_text()
         assert "allow_pickle=True" not in source, path
         assert "pickle.load" not in source, path
+
+
+def test_a_file_of_nanogpt_holds_a_whole_split():
+    assert formats.capacity("nanogpt", 100) > 10**15
+    assert [formats.capacity(name, 100) for name in ("npy", "llmc")] == [100, 100]

@@ -43,6 +43,52 @@ def test_unmeasurable_dtypes_are_refused(dtype: str) -> None:
         measure_peak(CPU, dtype)
 
 
+class Clock:
+    """A second passes with each product; reading the clock takes no time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float = 1.0) -> None:
+        self.now, self.products, self.seconds = 0.0, 0, seconds
+        monkeypatch.setattr(peak_measure.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(torch, "mm", self.multiply)
+
+    def multiply(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        self.products += 1
+        self.now += self.seconds
+
+
+def test_a_rate_is_of_the_fastest_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    rate = peak_measure._product_rate(8, CPU, torch.float32, 3.5)
+    assert rate == 2 * 8**3  # multiplications and additions a second
+    assert clock.products == 3  # a fourth one would end after the time is over
+
+
+def test_short_products_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, seconds=0.001)
+    rate = peak_measure._product_rate(8, CPU, torch.float32, 0.05)
+    assert rate == pytest.approx(2 * 8**3 / 0.001)
+    assert clock.products == 1 + 2 + 4 + 8 + 16 + 16  # until a round takes 10 ms
+
+
+def test_larger_products_are_tried_while_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, now = [], [0.0]
+    monkeypatch.setattr(peak_measure.time, "perf_counter", lambda: now[0])
+
+    def rate(n: int, device: torch.device, dtype: torch.dtype, seconds: float) -> float:
+        tried.append((n, seconds))
+        now[0] += 1.0
+        return {size: 1e12 * (i + 1) for i, size in enumerate(sizes)}[n]
+
+    sizes = peak_measure._MEASURED_SIZES
+    monkeypatch.setattr(peak_measure, "_product_rate", rate)
+    assert measure_peak(CPU, "fp32", seconds=1000.0) == 1e12 * len(sizes)
+    share = 1000.0 / len(sizes)
+    assert tried == [(sizes[0], 0.0), *((n, share) for n in sizes)]
+    tried.clear()
+    assert measure_peak(CPU, "fp32", seconds=1.0) == 1e12  # one size is always measured
+    assert [n for n, _ in tried] == [sizes[0], sizes[0]]
+
+
 @pytest.fixture
 def cache_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(platformdirs, "user_cache_dir", lambda app: str(tmp_path / app))

@@ -215,6 +215,24 @@ def test_one_bit_of_a_seed_makes_another_mask(changed):
     assert both.item() == pytest.approx(0.04, abs=5 * math.sqrt(0.04 * 0.96 / N))
 
 
+def triple32(index: int, first: int, second: int) -> int:
+    """The hash in whole numbers: Wellons' triple32 without its last round."""
+    mask = 2**32 - 1
+    x = (index + first) & mask
+    x = ((x ^ x >> 17) * 0xED5AD4BB & mask) ^ (second & mask)
+    x = (x ^ x >> 11) * 0xAC4C1B51 & mask
+    x = (x ^ x >> 15) * 0x31848BAB & mask
+    return x - 2**32 if x >= 2**31 else x
+
+
+@pytest.mark.parametrize("seeds", [(0, 0), (1, -1), (-(2**31), 2**31 - 1), (123456789, -987654321)])
+def test_the_hash_is_the_one_that_its_source_states(seeds):
+    """A mask depends on these bits alone: with others an older run resumes to another model."""
+    found = hashed_numbers(torch.Size([5, 40]), torch.tensor(seeds, dtype=torch.int32))
+    assert found.shape == (5, 40)
+    assert found.view(-1).tolist() == [triple32(index, *seeds) for index in range(200)]
+
+
 def test_the_numbers_are_uniform():
     numbers = hashed_numbers(SHAPE, seeds(4)).double()
     counts = torch.histc(numbers, bins=256, min=-(2**31), max=2**31)
