@@ -3,9 +3,11 @@
 import os
 import signal
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -104,6 +106,43 @@ def test_sigterm_ends_an_evaluation_at_once(workdir, command):
         )
     assert ended.value.code == 143
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_run_in_another_thread_leaves_the_handlers_alone():
+    """Python lets the main thread alone set them."""
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    trainer = SimpleNamespace(strategy=None, state=SimpleNamespace(fn="validate"))
+    errors = []
+
+    def run() -> None:
+        callback = signals.StopSignals()
+        try:
+            callback.on_train_start(trainer, None)
+            callback.on_validation_start(trainer, None)
+        except ValueError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert errors == []
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_a_cluster_chooses_the_signal_that_requeues_and_whether_it_does():
+    kept = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    usr = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGUSR2)}
+    environment = SimpleNamespace(requeue_signal=signal.SIGUSR2, auto_requeue=False)
+    trainer = SimpleNamespace(strategy=SimpleNamespace(cluster_environment=environment))
+    callback = signals.StopSignals()
+    try:
+        callback.on_train_start(trainer, None)
+        assert signal.getsignal(signal.SIGUSR2) == callback._on_signal
+        assert signal.getsignal(signal.SIGUSR1) == usr[signal.SIGUSR1]
+        assert not callback.requeue
+    finally:
+        for number, handler in (kept | usr).items():
+            signal.signal(number, handler)
 
 
 # ---- SLURM --------------------------------------------------------------------------------------
