@@ -76,7 +76,7 @@ def test_a_fit_on_ready_shards_imports_few_files(shards):
     assert "gpt_lightning.training.module" in imported
     assert not any(name.startswith("gpt_lightning.prepare") for name in imported)
     # the rebuild had 45; since then Trainer's checks, signals, watchdog and output have own files
-    assert len(imported) <= 50, "\n".join(sorted(imported))
+    assert len(imported) <= 52, "\n".join(sorted(imported))
 
 
 def test_no_function_is_longer_than_a_screen():

@@ -30,7 +30,7 @@ def checkpoint_files(path: Path) -> list[Path]:
     Raises:
         UserError: there are none.
     """
-    from gpt_lightning.runs.checkpoint import run_folders, saved_checkpoints
+    from gpt_lightning.runs.folders import run_folders, saved_checkpoints
 
     if path.exists() and not path.is_dir():
         return [path]
@@ -47,7 +47,7 @@ def verify(files: list[Path]) -> None:
     Raises:
         UserError: names every damaged file.
     """
-    from gpt_lightning.runs.checkpoint_io import check_digest
+    from gpt_lightning.runs.digests import check_digest
 
     damaged = []
     for file in files:

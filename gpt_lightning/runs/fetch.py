@@ -10,14 +10,14 @@ import platformdirs
 from gpt_lightning.data.remote import on_file_system
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import locked, write_atomic
-from gpt_lightning.runs.checkpoint import (
+from gpt_lightning.runs.digests import SIDECAR, check_digest
+from gpt_lightning.runs.folders import (
     RUN_FILE,
     best_of,
     run_folders,
     saved_checkpoints,
     sort_saved,
 )
-from gpt_lightning.runs.checkpoint_io import SIDECAR, check_digest
 from gpt_lightning.runs.mirror import CHECKPOINTS, RUN_FILES, Mirror, is_local
 
 

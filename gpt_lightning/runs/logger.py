@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, sync_folder, write_atomic
-from gpt_lightning.runs.checkpoint import RUN_FILE
+from gpt_lightning.runs.folders import RUN_FILE, write_run_id
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.out.*"  # TensorBoard's files
@@ -248,11 +248,6 @@ def claim_folder(runs: Path, kind: str, claim: Callable[[Path], bool] | None = N
             if free:
                 return folder
     raise AssertionError("unreachable")
-
-
-def write_run_id(folder: Path, run_id: str) -> None:
-    """Write the identity of a run into its folder."""
-    write_atomic(folder / RUN_FILE, json.dumps({"run_id": run_id}).encode() + b"\n")
 
 
 def drop_rows_after(path: Path, step: int, rows: int | None = None) -> int:

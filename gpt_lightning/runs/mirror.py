@@ -20,18 +20,18 @@ from typing import Any
 from gpt_lightning.data.remote import attempts, fetch_file
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, sync_folder
-from gpt_lightning.runs.checkpoint import (
+from gpt_lightning.runs.digests import (
+    SIDECAR,
+    read_sidecar,
+    sidecar,
+    write_sidecar,
+)
+from gpt_lightning.runs.folders import (
     RUN_FILE,
     Saved,
     run_id,
     saved_checkpoints,
     sort_saved,
-)
-from gpt_lightning.runs.checkpoint_io import (
-    SIDECAR,
-    read_sidecar,
-    sidecar,
-    write_sidecar,
 )
 
 CHECKPOINTS = "checkpoints"

@@ -18,12 +18,10 @@ from gpt_lightning.runs.checkpoint import (
     Checkpoint,
     RunRecord,
     check_run,
-    find_checkpoint,
     newest_checkpoint,
-    run_folders,
-    saved_checkpoints,
 )
-from gpt_lightning.runs.checkpoint_io import check_digest
+from gpt_lightning.runs.digests import check_digest
+from gpt_lightning.runs.folders import find_checkpoint, run_folders, saved_checkpoints
 
 # fields of GPTConfig that decide which tensors there are, or what they mean
 SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "tie_weights")

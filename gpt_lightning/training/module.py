@@ -17,7 +17,8 @@ from gpt_lightning.model import flops
 from gpt_lightning.model.compilation import compile_in_place, should_compile
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.runs import resume
-from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, initial_weights, run_id
+from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, initial_weights
+from gpt_lightning.runs.folders import run_id
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import optim, optimizers
 from gpt_lightning.training.datamodule import token_data

@@ -208,7 +208,7 @@ def test_a_compiled_model_is_not_compiled_again_for_sampling(model):
 )
 def test_the_commands_products(precision, asked, used, why, monkeypatch, tmp_path, capsys):
     model = GPT(GPTConfig(1, 1, 8, block_size=8, vocab_size=256)).eval()
-    monkeypatch.setattr("gpt_lightning.runs.checkpoint.find_checkpoint", lambda path: path)
+    monkeypatch.setattr("gpt_lightning.runs.resume.find_model", lambda address: address)
     monkeypatch.setattr(
         "gpt_lightning.runs.checkpoint.load_model", lambda path: (model, ByteTokenizer())
     )

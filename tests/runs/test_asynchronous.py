@@ -14,8 +14,9 @@ from tiny_fit import TINY_RUN
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
 from gpt_lightning.runs import checkpoint_io, host_copy
-from gpt_lightning.runs.checkpoint import saved_checkpoints
-from gpt_lightning.runs.checkpoint_io import Hashing, Saver, check_digest
+from gpt_lightning.runs.checkpoint_io import Hashing, Saver
+from gpt_lightning.runs.digests import check_digest
+from gpt_lightning.runs.folders import saved_checkpoints
 from gpt_lightning.runs.host_copy import HostCopy
 
 

@@ -10,14 +10,16 @@ from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint import (
     Checkpoint,
     RunRecord,
-    checkpoint_name,
-    find_checkpoint,
     newest_checkpoint,
     read_checkpoint,
+)
+from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
+from gpt_lightning.runs.folders import (
+    checkpoint_name,
+    find_checkpoint,
     run_folders,
     saved_checkpoints,
 )
-from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
 from gpt_lightning.runs.settings import Settings
 
 TINY = GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=8, vocab_size=10)

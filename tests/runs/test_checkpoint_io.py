@@ -13,14 +13,12 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.runs import checkpoint_io
 from gpt_lightning.runs.checkpoint_io import (
     DurableCheckpointIO,
-    check_digest,
     check_writable,
     lock_folder,
-    read_sidecar,
-    sidecar,
     sweep,
     write_durable_checkpoint,
 )
+from gpt_lightning.runs.digests import check_digest, read_sidecar, sidecar
 
 CONTENT = {"state_dict": {"w": torch.arange(1000.0)}, "global_step": 3}
 DEAD = 2**22 + 1  # above the largest process id

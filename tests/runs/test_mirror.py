@@ -15,8 +15,8 @@ from tiny_fit import TINY_RUN
 from gpt_lightning.cli import main
 from gpt_lightning.data import remote
 from gpt_lightning.errors import UserError
-from gpt_lightning.runs.checkpoint import saved_checkpoints
 from gpt_lightning.runs.fetch import check_folder
+from gpt_lightning.runs.folders import saved_checkpoints
 from gpt_lightning.runs.logger import claim_folder
 from gpt_lightning.runs.mirror import Mirror, mirror_of
 from gpt_lightning.runs.resume import find_model

@@ -16,12 +16,8 @@ from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import file_sha256
 from gpt_lightning.runs.checkpoint import read_checkpoint
-from gpt_lightning.runs.checkpoint_io import (
-    DurableCheckpointIO,
-    check_digest,
-    sidecar,
-    write_sidecar,
-)
+from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
+from gpt_lightning.runs.digests import check_digest, sidecar, write_sidecar
 
 TINY = [*TINY_RUN, "--data.batch_size=4", "--trainer.max_steps=8"]
 # by the way in which a command reads a file: {} is its path

@@ -21,20 +21,20 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import check_arguments
-from gpt_lightning.runs.checkpoint import (
-    ASIDE,
-    Saved,
-    checkpoint_name,
-    is_of_another_run,
-    saved_checkpoints,
-)
+from gpt_lightning.runs.checkpoint import is_of_another_run
 from gpt_lightning.runs.checkpoint_io import (
     DurableCheckpointIO,
     Saver,
     check_writable,
     lock_folder,
-    sidecar,
     sweep,
+)
+from gpt_lightning.runs.digests import sidecar
+from gpt_lightning.runs.folders import (
+    ASIDE,
+    Saved,
+    checkpoint_name,
+    saved_checkpoints,
 )
 from gpt_lightning.training.callbacks.speed import phase
 from gpt_lightning.training.optim import all_finite

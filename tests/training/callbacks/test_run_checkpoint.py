@@ -12,7 +12,8 @@ from tiny_fit import TINY_RUN
 from gpt_lightning import GPTConfig, GPTModule, TokenDataModule
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
-from gpt_lightning.runs.checkpoint_io import check_digest, write_durable_checkpoint
+from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
+from gpt_lightning.runs.digests import check_digest
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.optim import all_finite
 

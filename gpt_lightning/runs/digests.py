@@ -1,0 +1,137 @@
+"""SHA-256 of a file in a second file, `NAME.sha256`, and checks before a file is read."""
+
+import contextlib
+import functools
+import re
+import stat
+import sys
+import zipfile
+from pathlib import Path
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.files import explained, file_sha256, replacement, write_durable
+
+SIDECAR = ".sha256"
+
+
+def write_sidecar(path: Path, digest: str) -> None:
+    """Write the digests of the new file and of the file that it replaces.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    known = [digest]
+    if path.exists():
+        with contextlib.suppress(UserError):  # it was damaged
+            known += read_sidecar(path)[:1]
+    with replacement(sidecar(path)) as temporary:
+        lines = "".join(f"{known_digest}  {path.name}\n" for known_digest in known)
+        write_durable(temporary, lines.encode("ascii"))
+
+
+def sidecar(path: Path) -> Path:
+    """Return the path of a file's digest."""
+    return path.with_name(path.name + SIDECAR)
+
+
+def read_sidecar(path: Path) -> list[str]:
+    """Return the digests that a file may have, the newest first; empty if there is no list.
+
+    Raises:
+        UserError: The list cannot be read, is empty, or holds something else.
+    """
+    try:
+        lines = sidecar(path).read_text(encoding="ascii").splitlines()
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise damaged_sidecar(path) from error
+    digests = [line.partition(" ")[0] for line in lines]
+    if not digests or not all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests):
+        raise damaged_sidecar(path)
+    return digests
+
+
+def damaged_sidecar(path: Path) -> UserError:
+    """Return the error for a list of digests that is not one."""
+    return UserError(
+        f"{sidecar(path)} is empty, damaged or unreadable, so {path.name} cannot be checked: copy "
+        "both files again, or take another checkpoint"
+    )
+
+
+def check_digest(path: Path, required: bool = True) -> bool:
+    """Check that a file is, byte for byte, what was written.
+
+    Args:
+        path: File, with its digest in another file beside it.
+        required: False accepts a file whose digest is missing.
+
+    Returns:
+        False if the digest is missing.
+
+    Raises:
+        UserError: it differs, it cannot be read, or its digest is missing or damaged.
+    """
+    fix = "check its permissions, or take another checkpoint"
+    with explained("read", path, fix):
+        check_regular(path)
+    known = read_sidecar(path)
+    if not known and not required:
+        return False
+    if not known:
+        raise UserError(
+            f"{path} has no digest in {sidecar(path).name}, so it cannot be checked: "
+            "copy that file too, or take another checkpoint"
+        )
+    with explained("read", path, fix):
+        found = file_sha256(path)
+    if found not in known:
+        raise UserError(
+            f"{path} is damaged: expected SHA-256 {known[0]}, found {found}; "
+            "take an older checkpoint, --resume auto does"
+        )
+    return True
+
+
+@functools.cache
+def warn_without_digest(path: Path) -> None:
+    """Print, once a file, that nothing says whether it is whole."""
+    print(
+        f"warning: {path} has no digest in {sidecar(path).name}: damage would go unnoticed",
+        file=sys.stderr,
+    )
+
+
+def check_regular(path: Path) -> None:
+    """Check that a path is a regular file: reading a pipe or a device may never end.
+
+    Raises:
+        OSError: There is nothing.
+        UserError: It is something else.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        kind = "a folder" if path.is_dir() else "a pipe" if path.is_fifo() else "a device"
+        raise UserError(f"{path} is {kind}, not a checkpoint: give a file, or a run folder")
+
+
+def check_archive(path: Path) -> None:
+    """Check that a file is an archive whose records torch can map.
+
+    Raises:
+        UserError: It is something else, or its records are compressed: torch.load would take
+            compressed bytes for numbers.
+    """
+    with explained("read", path, "check its permissions, or take another checkpoint"):
+        check_regular(path)
+    problem = None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
+                problem = "its records are compressed; take the file as it was saved"
+    except Exception:  # any content may raise any error
+        from gpt_lightning.runs.foreign import describe_file
+
+        problem = describe_file(path)
+    if problem is not None:
+        raise UserError(f"{path} is not a checkpoint of gpt-lightning fit: {problem}")
