@@ -11,6 +11,7 @@ from jsonargparse.typing import (
     restricted_number_type,
 )
 
+from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import check_arguments
 
 if TYPE_CHECKING:
@@ -74,6 +75,11 @@ class Settings:
         values = check_arguments(type(self), "model", dataclasses.asdict(self))
         if values["min_learning_rate"] is None:
             values["min_learning_rate"] = values["learning_rate"] / 10
+        if values["min_learning_rate"] > values["learning_rate"]:
+            raise UserError(
+                f"model.min_learning_rate {values['min_learning_rate']} is above "
+                f"model.learning_rate {values['learning_rate']}: lower it, or set it to null"
+            )
         for name, value in values.items():
             object.__setattr__(self, name, value)
 

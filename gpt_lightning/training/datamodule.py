@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +243,7 @@ class TokenDataModule(L.LightningDataModule):
                     "leave one of the two out"
                 )
             trainer.accumulate_grad_batches = accumulate
-        interval = getattr(trainer, "val_check_interval", None)  # a time is in another attribute
+        interval = getattr(trainer, "val_check_interval", timedelta())  # a time is elsewhere
         check_accumulation(trainer.accumulate_grad_batches, interval)
 
     def _open_reader(self, settings: DataSettings, stage: str) -> Reader:

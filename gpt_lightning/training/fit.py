@@ -3,11 +3,13 @@
 import logging
 import warnings
 from collections.abc import Callable, Iterable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from jsonargparse import capture_parser, set_parsing_settings
+from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -36,8 +38,8 @@ from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.callbacks.watchdog import Watchdog
 from gpt_lightning.training.datamodule import DEFAULT_SEED, TokenDataModule
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import check_accumulation, run_folder
-from gpt_lightning.training.trainer import Trainer
+from gpt_lightning.training.steps import check_accumulation, find_callback, run_folder
+from gpt_lightning.training.trainer import Trainer, construction_error
 
 # callbacks of every run; their arguments are keys of their own
 FORCED_CALLBACKS: dict[str, type[L.Callback]] = {
@@ -130,6 +132,10 @@ class GPTCLI(LightningCLI):
         config.run_name = self.run_name()  # in config.yaml, for whoever runs it again
         self.runs = Path(trainer.default_root_dir or ".") / "lightning_logs"
         resolve_precision(trainer)
+        for callback in trainer.callbacks or ():
+            for key, value in callback.get("init_args", {}).items():
+                if isinstance(value, Enum):  # Timer's default, which config.yaml cannot hold
+                    callback.init_args[key] = value.value
         check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_interval)
         self.mirrored = self.subcommand == "fit" and config.checkpoint.folder is not None
         if self.mirrored:
@@ -190,11 +196,7 @@ class GPTCLI(LightningCLI):
             callback_keys.remove("progress")
         if config.trainer.enable_checkpointing is False:  # StopSignals still ends the run
             config.checkpoint.enabled = False
-        kwargs["enable_checkpointing"] = False  # Lightning's own, in addition to ours
-        try:
-            trainer = super().instantiate_trainer(**kwargs)
-        except (ValueError, ZeroDivisionError) as error:  # Trainer's own checks of its arguments
-            raise UserError(f"trainer: {error}") from error
+        trainer = super().instantiate_trainer(**kwargs)
         ranks.supervise(trainer.strategy)
         return trainer
 
@@ -220,6 +222,12 @@ class GPTCLI(LightningCLI):
         return [*loggers, run]
 
     def after_instantiate_classes(self) -> None:
+        freezing = find_callback(self.trainer, BaseFinetuning)
+        if freezing is not None and self.model.settings.optimizer == "muon":
+            raise UserError(
+                f"trainer.callbacks: {type(freezing).__name__} adds parameter groups, which "
+                "model.optimizer muon does not take: use model.optimizer adamw"
+            )
         config = self.config_init[str(self.subcommand)]
         config["weights_only"] = True  # loading runs no code
         config["ckpt_path"] = None if self.ckpt_path is None else str(self.ckpt_path)
@@ -289,6 +297,11 @@ def run_cli(
         )
     except MisconfigurationException as error:
         raise UserError(str(error)) from error
+    except (ValueError, ModuleNotFoundError) as error:  # of a logger's or a callback's constructor
+        reason = construction_error(error)
+        if isinstance(error, UserError) or reason is None:
+            raise
+        raise reason from error
 
 
 def default_callbacks(subcommand: str) -> list[L.Callback]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import Optimizer
 
@@ -27,6 +28,7 @@ from gpt_lightning.training.steps import (
     at_log_step,
     at_step_boundary,
     continue_loops,
+    find_callback,
     is_fitting,
     run_logger,
     unfinished_micro_batches,
@@ -125,11 +127,11 @@ class GPTModule(EvaluationModule):
                 "the cosine has no end: set trainer.max_steps or model.decay_steps, "
                 "or model.schedule to constant"
             )
-        if self._decay_steps <= self.settings.warmup_steps:
+        decay_steps = self.settings.decay_steps  # by default a short run ends in its warm-up
+        if decay_steps is not None and decay_steps <= self.settings.warmup_steps:
             raise UserError(
                 f"model.warmup_steps {self.settings.warmup_steps} must be below "
-                f"model.decay_steps {self._decay_steps} (default: trainer.max_steps): "
-                "lower model.warmup_steps"
+                f"model.decay_steps {decay_steps}: lower model.warmup_steps"
             )
 
     @property
@@ -260,6 +262,11 @@ class GPTModule(EvaluationModule):
             groups = self.trainer.optimizers[0].param_groups
             for group, options in zip(groups, self._group_options, strict=False):
                 group.update(options)
+            if find_callback(self.trainer, BaseFinetuning) is not None:
+                for group in groups:  # a resume forgets what it has unfrozen
+                    for parameter in group["params"]:
+                        parameter.requires_grad_(True)
+        self.set_learning_rates()
 
     def _run_seed(self) -> int:
         """Return the seed of the run: that of seed_everything, else one that is drawn once."""
@@ -335,13 +342,19 @@ class GPTModule(EvaluationModule):
             self.trainer.lr_scheduler_configs
         )
 
+    def set_learning_rates(self) -> None:
+        """Set the coming step's rates, before LearningRateMonitor reads them at its first batch.
+
+        They depend on the step alone: nothing to save or restore, the command line wins.
+        """
+        for group in self.trainer.optimizers[0].param_groups if self._schedules() else ():
+            if "peak_lr" in group:  # a callback's group has its own rate
+                group["lr"] = self._learning_rate(group["peak_lr"])
+
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         lr = optimizer.param_groups[0]["lr"]
-        # The rate depends on the step alone: nothing to save or restore, the command line wins.
+        self.set_learning_rates()  # also with data that have no BetweenSteps
         if self._schedules():
-            for group in optimizer.param_groups:
-                if "peak_lr" in group:  # a callback's group has its own rate
-                    group["lr"] = self._learning_rate(group["peak_lr"])
             lr = self._learning_rate(self.settings.learning_rate)
         assert self._loss_sum is not None
         self._last_loss = self._loss_sum, self.micro_batches

@@ -8,6 +8,7 @@ same step. 524,288 tokens per step at T = 1,024 are k = 16 for B = 32 on one dev
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -114,6 +115,11 @@ def check_accumulation(accumulate: int, interval: Any) -> None:
     """
     if accumulate < 1:
         raise UserError(f"trainer.accumulate_grad_batches is {accumulate}; it must be at least 1")
+    if accumulate > 1 and isinstance(interval, str | dict | timedelta):
+        raise UserError(
+            "trainer.val_check_interval is a time, which may end in the middle of a step of "
+            f"{accumulate} micro-batches: set it to a multiple of {accumulate} micro-batches"
+        )
     if isinstance(interval, int) and interval % accumulate:
         raise UserError(
             f"trainer.val_check_interval {interval} counts micro-batches and is not a multiple of "
@@ -235,6 +241,9 @@ def call_between_batches(trainer: L.Trainer) -> bool:
     """
     call_hook(trainer, "between_batches")
     if not stop_due(trainer):
+        set_rates = getattr(trainer.lightning_module, "set_learning_rates", None)
+        if set_rates is not None and at_step_boundary(trainer):  # after the save of the last step
+            set_rates()
         return True
     trainer.should_stop = True  # with no batch to come, Lightning ends the run
     return False

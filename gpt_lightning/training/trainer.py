@@ -1,21 +1,275 @@
-"""Trainer: Lightning's, whose precision may also be auto."""
+"""Trainer: Lightning's, with the arguments checked before anything is written.
 
+docs/lightning.md lists each argument, stock callback and logger with the verdict. An argument that
+Lightning accepts and then handles wrongly in a run of ours is an error here, and Lightning's own
+errors about arguments become user errors.
+"""
+
+import math
+import re
+from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import lightning as L
 from lightning.fabric.connector import _PRECISION_INPUT
+from lightning.pytorch import callbacks as stock
+from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.parsing import nearest
+from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
+from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
+from gpt_lightning.training.callbacks.progress import StepProgress
+
+# a float is a fraction of the batches, an int a number of them
+FRACTIONS = (
+    *("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches"),
+    *("overfit_batches", "val_check_interval"),
+)
+FROM_0 = (
+    *("fast_dev_run", "min_epochs", "min_steps", "log_every_n_steps", "gradient_clip_val"),
+    *("reload_dataloaders_every_n_epochs", *FRACTIONS),
+)
+# argument -> least value
+AT_LEAST = {
+    **dict.fromkeys(("max_epochs", "max_steps", "num_sanity_val_steps"), -1),
+    **dict.fromkeys(FROM_0, 0),
+    **dict.fromkeys(("num_nodes", "check_val_every_n_epoch", "accumulate_grad_batches"), 1),
+}
+FIND_UNUSED = ("ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
+STRATEGIES = ("auto", "single_device", "ddp", *FIND_UNUSED)
+CHOICES = {
+    "accelerator": ("auto", "cpu", "gpu", "cuda", "mps"),
+    "gradient_clip_algorithm": ("norm", "value"),
+    "profiler": ("simple", "advanced", "pytorch"),
+}
+# metrics of a run, those of evaluations first; the others are logged at log steps
+METRICS = (
+    *("val/loss", "val/perplexity", "train/eval_loss"),
+    *("train/loss", "optim/grad_norm", "optim/lr"),
+)
+TIME = (str, dict, timedelta)
+DURATION = r"\d+:\d\d:\d\d:\d\d"
+DEVICES = r"auto|-1|[1-9]\d*|\[\d+(, ?\d+)*\]|\d+(, ?\d+)+"  # "0" alone is no device
+ARGUMENT_ERRORS = (TypeError, ValueError, RuntimeError, ImportError, MisconfigurationException)
+# callbacks that cannot do their work in a run of ours -> what is wrong, and what works
+REFUSED: dict[type[L.Callback], str] = {
+    stock.BackboneFinetuning: "needs a module with a `backbone`, and GPTModule has none: freeze "
+    "layers with a subclass of BaseFinetuning",
+    stock.BatchSizeFinder: "would change data.batch_size after the step was made of it: measure "
+    "with `gpt-lightning bench memory`, then set data.batch_size",
+    stock.GradientAccumulationScheduler: "would change the step in the middle of the run: end it "
+    "with trainer.max_steps, then continue with --resume auto --data.allow_changes true and "
+    "another trainer.accumulate_grad_batches",
+    stock.LearningRateFinder: "tries rates that the run's own schedule sets: set "
+    "model.learning_rate, and compare short runs",
+    stock.ModelPruning: "keeps its masks in no checkpoint, so that no resume would be exact: prune "
+    "the trained model of gpt_lightning.load_model",
+    stock.SpikeDetection: "only notes batches that should be skipped, and nothing skips them: set "
+    "trainer.gradient_clip_val, or lower model.learning_rate",
+    stock.StochasticWeightAveraging: "sets learning rates that the run's own schedule replaces: "
+    "use EMAWeightAveraging, and model.schedule constant",
+}
 
 
 class Trainer(L.Trainer):
-    """Lightning's Trainer, whose precision may also be auto.
+    """Lightning's Trainer, whose arguments are checked and whose precision may be auto.
 
     Args:
         precision: Precision of training. auto: the fastest that is safe on the device, resolved
             before the Trainer is made. null: 32-true.
         kwargs: Arguments of Lightning's Trainer.
+
+    Raises:
+        UserError: an argument has no meaning, or would silently do something else.
     """
 
     def __init__(
         self, *, precision: _PRECISION_INPUT | Literal["auto"] | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(precision=precision, **kwargs)  # type: ignore[arg-type]  # never auto
+        given = {key: value for key, value in kwargs.items() if value is not None}
+        check_numbers({"check_val_every_n_epoch": 1} | kwargs)
+        check_names(given)
+        callbacks = as_list(given.get("callbacks", []))
+        check_callbacks(callbacks, given)
+        kwargs.update(replaced(callbacks, given))
+        try:
+            super().__init__(precision=precision, **kwargs)  # type: ignore[arg-type]  # never auto
+        except ARGUMENT_ERRORS as error:
+            raise argument_error(error) from error
+        if isinstance(given.get("val_check_interval"), TIME) and self.world_size > 1:
+            raise UserError(
+                "trainer.val_check_interval is a time, which ends at other steps on each of the "
+                f"{self.world_size} ranks: set it to a number of micro-batches"
+            )
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list of Lightning's arguments that take a list or a single object."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def argument_error(error: Exception) -> UserError:
+    """Return Lightning's error about an argument, without its advertisements, as a user error."""
+    text = " ".join(str(error).split())
+    package = re.search(r"pip install (?:-U )?'?([\w.\[\]<>=-]+)", text)
+    if package:
+        needed = re.sub(r"[<>=].*", "", package[1])
+        return UserError(f"trainer: {needed} is not installed: pip install '{package[1]}'")
+    return UserError("trainer: " + re.sub(r"[^.]*https?://\S+", "", text).strip())
+
+
+def construction_error(error: Exception) -> UserError | None:
+    """Return the error of a callback's or a logger's constructor as a user error.
+
+    jsonargparse lists all types that it has tried.
+    """
+    text = " ".join(str(error).split())
+    if isinstance(error, ModuleNotFoundError) or "pip install" in text:
+        return argument_error(error)
+    tried = text.partition("Errors: - ")[2].split(" - ")
+    reasons = [reason for reason in tried if not reason.startswith(("Expected", "Not a"))]
+    names = re.findall(r"class_path='[\w.]*?(\w+)'", text)
+    return UserError(f"trainer: {', '.join(names)}: {reasons[0]}") if names and reasons else None
+
+
+def check_numbers(given: dict[str, Any]) -> None:
+    """Check that every number is finite, within its bounds, and agrees with the others."""
+    for key, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"trainer.{key} is {value}; expected a finite number")
+    for key, least in AT_LEAST.items():
+        value = given.get(key)
+        if isinstance(value, int | float) and value < least:
+            raise UserError(f"trainer.{key} is {value}; it must be at least {least}")
+        if key in FRACTIONS and isinstance(value, float) and value > 1 and value % 1:
+            raise UserError(
+                f"trainer.{key} is {value}; expected a fraction from 0 to 1 or a whole number"
+            )
+    for key in ("max_steps", "max_epochs", "limit_train_batches"):
+        if given.get(key) == 0 and not given.get("fast_dev_run"):
+            raise UserError(f"trainer.{key} is 0, so there is nothing to train: raise it")
+    for unit in ("steps", "epochs"):
+        low, high = given.get(f"min_{unit}"), given.get(f"max_{unit}")
+        if low is not None and high is not None and 0 <= high < low:
+            raise UserError(f"trainer.min_{unit} {low} is above trainer.max_{unit} {high}")
+    interval = given.get("val_check_interval")
+    if interval == 0:
+        raise UserError(
+            "trainer.val_check_interval is 0; set the micro-batches between validations, or "
+            "trainer.limit_val_batches 0 for no validation"
+        )
+    if isinstance(interval, float) and given.get("check_val_every_n_epoch") is None:
+        raise UserError(
+            f"trainer.val_check_interval {interval} is a fraction of an epoch, and "
+            "trainer.check_val_every_n_epoch is null: set one of the two to a whole number"
+        )
+    for key in ("max_time", "val_check_interval"):
+        if isinstance(given.get(key), str | dict):
+            check_duration(f"trainer.{key}", given[key])
+
+
+def check_duration(key: str, value: str | dict[str, Any]) -> None:
+    """Check that a time is DD:HH:MM:SS, or a mapping of timedelta's units, and above zero."""
+    if isinstance(value, str):
+        above_zero = bool(re.fullmatch(DURATION, value) and re.search("[1-9]", value))
+    else:
+        known = value.keys() <= {"weeks", "days", "hours", "minutes", "seconds", "milliseconds"}
+        above_zero = known and timedelta(**value) > timedelta()
+    if above_zero:
+        return
+    raise UserError(
+        f"{key} is {value!r}; expected a time above zero as DD:HH:MM:SS, such as 00:01:00:00 for "
+        "an hour, or as a mapping such as {hours: 1}"
+    )
+
+
+def check_names(given: dict[str, Any]) -> None:
+    """Check the strategy, the devices, and other arguments that name a way of running."""
+    strategy, devices = given.get("strategy", "auto"), given.get("devices", "auto")
+    if isinstance(strategy, str):
+        known = strategy in STRATEGIES
+    else:  # an own start of the ranks would start them without the command line
+        known = isinstance(strategy, DDPStrategy | SingleDeviceStrategy)
+        known &= getattr(strategy, "_start_method", None) in (None, "popen")
+    if not known:
+        name = strategy if isinstance(strategy, str) else type(strategy).__name__
+        raise UserError(
+            f"trainer.strategy {name}: a run trains a whole model on each device: expected "
+            f"{', '.join(STRATEGIES)}"
+        )
+    if strategy == "single_device" and devices not in ("auto", 1, "1"):
+        raise UserError(
+            f"trainer.strategy single_device has 1 device; trainer.devices is {devices}"
+        )
+    if isinstance(devices, int | str) and not re.fullmatch(DEVICES, str(devices)):
+        raise UserError(
+            f"trainer.devices is {devices!r}; expected auto, a number of devices, -1 for all GPUs, "
+            "or a list of GPUs such as [0,1]"
+        )
+    for key, choices in CHOICES.items():
+        word = given.get(key)
+        if isinstance(word, str) and word not in choices:
+            raise UserError(
+                f"trainer.{key} is {word!r}; expected {', '.join(choices)}{nearest(word, choices)}"
+            )
+    if given.get("barebones"):
+        raise UserError(
+            "trainer.barebones would train without loggers, checkpoints and callbacks: train with "
+            "`L.Trainer(barebones=True).fit(GPTModule(...), TokenDataModule(...))` in Python"
+        )
+    if "model_registry" in given:
+        raise UserError(
+            "trainer.model_registry uploads the files of Lightning's own checkpointing, which a "
+            "run of ours replaces: upload the run folder's checkpoints/"
+        )
+
+
+def check_callbacks(callbacks: list[L.Callback], given: dict[str, Any]) -> None:
+    """Check that each callback can do its work in a run of ours."""
+    ours = any(isinstance(callback, RunCheckpoint) for callback in callbacks)
+    metrics = METRICS if given.get("log_every_n_steps", 1) else METRICS[:3]
+    modules = {type(callback).__module__.partition(".")[0] for callback in callbacks}
+    others = not modules <= {"lightning", "gpt_lightning"}  # may log metrics of their own
+    for callback in callbacks:
+        name = type(callback).__name__
+        for kind, reason in REFUSED.items():
+            if ours and isinstance(callback, kind):
+                raise UserError(f"trainer.callbacks: {name} {reason}")
+        monitor = getattr(callback, "monitor", None)
+        if ours and isinstance(monitor, str) and not others and monitor not in metrics:
+            raise UserError(
+                f"trainer.callbacks: {name} monitors {monitor!r}; this run logs "
+                f"{', '.join(metrics)}{nearest(monitor, metrics)}"
+            )
+        if isinstance(callback, stock.DeviceStatsMonitor) and not find_spec("psutil"):
+            raise UserError(f"trainer.callbacks: {name} needs psutil: pip install psutil")
+    for plugin in as_list(given.get("plugins", [])) if ours else ():
+        if isinstance(plugin, CheckpointIO) and not isinstance(plugin, DurableCheckpointIO):
+            raise UserError(
+                f"trainer.plugins: {type(plugin).__name__} would write checkpoints without their "
+                "digests: leave it out"
+            )
+
+
+def replaced(callbacks: list[L.Callback], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that differ from those that were given."""
+    changes: dict[str, Any] = {}
+    if given.get("strategy") == "single_device":  # Lightning's is the CPU whatever the accelerator
+        changes = {"strategy": "auto", "devices": 1}
+    bars = [callback for callback in callbacks if isinstance(callback, stock.ProgressBar)]
+    if len(bars) > 1:  # the user's bar in place of ours
+        callbacks = [callback for callback in callbacks if not isinstance(callback, StepProgress)]
+    if any(isinstance(callback, RunCheckpoint) for callback in callbacks):
+        # Lightning's own would be in addition to ours
+        theirs = [callback for callback in callbacks if isinstance(callback, stock.Checkpoint)]
+        if theirs and given.get("enable_checkpointing") is False:
+            raise UserError(
+                "trainer.enable_checkpointing is false, and trainer.callbacks has "
+                f"{type(theirs[0]).__name__}: leave out one of the two"
+            )
+        changes["enable_checkpointing"] = bool(theirs)
+    return changes | {"callbacks": callbacks}

@@ -15,7 +15,13 @@ from gpt_lightning.training.callbacks.progress import evaluated_part
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import StepShape, find_callback, run_folder, stop_reason
+from gpt_lightning.training.steps import (
+    StepShape,
+    find_callback,
+    run_folder,
+    stop_reason,
+    total_steps,
+)
 
 
 class RunReport(L.Callback):
@@ -26,7 +32,7 @@ class RunReport(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
-        for logger in trainer.loggers:
+        for logger in trainer.loggers if trainer.enable_autolog_hparams else ():
             logger.log_hyperparams(run_hyperparameters(trainer, pl_module))
         if trainer.is_global_zero:
             print("\n".join(self._banner(trainer, pl_module)), flush=True)
@@ -57,7 +63,15 @@ class RunReport(L.Callback):
         return [f"{name:<11} {fact}" for name, fact in facts.items()]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, GPTModule)
         self.trained = True
+        notes = {
+            "schedule": unfinished_schedule(trainer, pl_module),
+            "validation": none_due(trainer),
+        }
+        for name, note in notes.items():
+            if note and trainer.is_global_zero:
+                print(f"{name:<11} {note}", flush=True)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
@@ -92,6 +106,35 @@ class RunReport(L.Callback):
                 logs = shlex.quote(str(events.save_dir))
                 lines.append(f"look        {program('tensorboard')} --logdir {logs}")
         return lines
+
+
+def unfinished_schedule(trainer: L.Trainer, module: GPTModule) -> str:
+    """Return that the run ends before its cosine does, or an empty string."""
+    settings, total = module.settings, total_steps(trainer)
+    decay_steps = trainer.max_steps if settings.decay_steps is None else settings.decay_steps
+    end = max(settings.warmup_steps, decay_steps)
+    if settings.schedule == "constant" or not 0 < total < end:
+        return ""
+    if total <= settings.warmup_steps:
+        return f"the run ends at step {total:,}, in the warm-up of {settings.warmup_steps:,} steps"
+    return f"the run ends at step {total:,}, before the cosine's end at {end:,}"
+
+
+def none_due(trainer: L.Trainer) -> str:
+    """Return why the run has no validation, or an empty string if it has one."""
+    if trainer.limit_val_batches == 0:
+        return "none: trainer.limit_val_batches is 0"
+    if not sum(trainer.num_val_batches):
+        return "none: the data have no validation split"
+    every, in_epoch = trainer.check_val_every_n_epoch, trainer.val_check_batch
+    if in_epoch is None:  # a time
+        return ""
+    epoch = trainer.num_training_batches
+    first = in_epoch if every is None else (every - 1) * epoch + min(in_epoch, epoch)
+    micro_batches = total_steps(trainer) * trainer.accumulate_grad_batches
+    if not 0 < micro_batches < first:
+        return ""
+    return f"none: the first is due after {first:,} micro-batches, the run has {micro_batches:,}"
 
 
 def run_hyperparameters(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]:
