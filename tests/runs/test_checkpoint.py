@@ -10,6 +10,7 @@ from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint import (
     Checkpoint,
     RunRecord,
+    check_run,
     newest_checkpoint,
     read_checkpoint,
 )
@@ -18,6 +19,7 @@ from gpt_lightning.runs.folders import (
     checkpoint_name,
     find_checkpoint,
     run_folders,
+    run_id,
     saved_checkpoints,
 )
 from gpt_lightning.runs.settings import Settings
@@ -70,6 +72,26 @@ def test_the_highest_version_with_a_checkpoint_is_taken(tmp_path):
         find_checkpoint(tmp_path / "version_10")
     with pytest.raises(UserError, match="nowhere does not exist"):
         find_checkpoint(tmp_path / "nowhere")
+
+
+def test_a_run_has_the_identity_in_its_folder(tmp_path):
+    assert run_id(tmp_path) is None  # of an earlier version
+    file = tmp_path / "run.json"
+    file.write_text('{"run_id": "abc"}')
+    assert run_id(tmp_path) == "abc"
+    for damaged in ("", "{}", "[]", "null", "\0"):
+        file.write_text(damaged)
+        with pytest.raises(UserError, match=r"run\.json cannot be read .*: restore it"):
+            run_id(tmp_path)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    path = written(tmp_path / "checkpoints" / checkpoint_name(3, None), 3, run_id="abc")
+    (tmp_path / "run.json").write_text('{"run_id": "abc"}')
+    check_run(path, tmp_path)
+    (tmp_path / "run.json").write_text('{"run_id": "def"}')
+    with pytest.raises(UserError, match=r"abc|def|another run"):
+        check_run(path, tmp_path)
 
 
 def written(path: Path, step: int, **changes) -> Path:

@@ -4,6 +4,7 @@ import math
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.loggers.logger import Logger
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
@@ -183,6 +184,32 @@ def test_a_checkpoint_is_the_whole_module(text_file, tmp_path):
     assert module.hyperparameters()["betas"] == [0.9, 0.95]  # as in checkpoints before Settings
     assert again.config == dataclasses.replace(TINY, vocab_size=trainer.datamodule.vocab_size)
     assert same(again, module)
+
+
+class Logged(Logger):
+    """Keeps what is logged, and the step."""
+
+    name = version = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int | None, dict[str, float]]] = []
+
+    def log_metrics(self, metrics, step=None) -> None:
+        self.rows.append((step, dict(metrics)))
+
+    def log_hyperparams(self, *args, **kwargs) -> None: ...
+
+
+def test_an_evaluation_is_logged_at_the_step_of_its_checkpoint(text_file, tmp_path):
+    _, trainer, _ = fit(text_file, eager(), trainer={"max_steps": 3})
+    trainer.save_checkpoint(tmp_path / "3.ckpt")
+    logger = Logged()
+    again = L.Trainer(
+        accelerator="cpu", logger=logger, enable_progress_bar=False, use_distributed_sampler=False
+    )
+    again.validate(eager(), trainer.datamodule, ckpt_path=tmp_path / "3.ckpt", weights_only=True)
+    assert [step for step, row in logger.rows if "val/loss" in row] == [3]
 
 
 def test_resuming_goes_on_where_it_was(text_file, tmp_path):
