@@ -1,6 +1,7 @@
 """Command line: the table of commands, and error messages of one line."""
 
 import contextlib
+import errno
 import importlib
 import os
 import re
@@ -22,6 +23,8 @@ from gpt_lightning.errors import (
 from gpt_lightning.output import lasting_output
 
 DEBUG = "GPT_LIGHTNING_DEBUG"
+# environment variables that PyTorch and Lightning read as numbers
+NUMBERS = ("OMP_NUM_THREADS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 
 # name -> (module:function in this package, line of --help). The module is imported at the call.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -78,6 +81,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         GPT_LIGHTNING_DEBUG=1 adds the traceback.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
+    for name in NUMBERS:
+        if not re.fullmatch(r"\d[\d,]*|", value := os.environ.get(name, "").strip()):
+            print(
+                f"error: the environment variable {name} is {value!r}; expected a number: "
+                "correct it or unset it",
+                file=sys.stderr,
+            )
+            return 2
     if os.name == "nt":
         print("error: Windows itself is not supported: use WSL", file=sys.stderr)
         return 2
@@ -145,6 +156,8 @@ def print_error(error: Exception) -> int:
         return EXIT_PEER
     if isinstance(error, OSError) and error.filename is not None:
         advice = "check its permissions and the disk's space"
+        if error.errno == errno.ENAMETOOLONG:
+            advice = "choose a shorter name"
         print(f"error: {error.filename}: {error.strerror}; {advice}", file=sys.stderr)
         return 2
     print(f"error: {type(error).__name__}: {text} ({DEBUG}=1 shows the traceback)", file=sys.stderr)
@@ -166,6 +179,8 @@ def print_thread_error(args: threading.ExceptHookArgs) -> None:
 def dispatch(argv: list[str]) -> int:
     """Find the command, call it, and return the exit code."""
     if not argv or argv[0] in ("-h", "--help", "help"):
+        if len(argv) > 1 and argv[0] == "help":
+            return dispatch([argv[1], "--help"])
         print(usage())
         return 0
     if argv[0] in ("--version", "-V", "version"):

@@ -71,3 +71,15 @@ def termination_as_exit() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first line of an exception in words, without the name of its class."""
+    text = next(iter(str(error).strip().splitlines()), "")
+    if isinstance(error, KeyError):
+        return f"{text} is missing"
+    if isinstance(error, TypeError | AttributeError):
+        return "its content has another form"
+    if "Weights only load failed" in text:
+        return "it holds objects, which would run code"
+    return text or type(error).__name__

@@ -10,13 +10,17 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
+from jsonargparse.typing import restricted_number_type
 
 from gpt_lightning.errors import UserError
 
+Seed = int
+if not TYPE_CHECKING:
+    Seed = restricted_number_type("SeedInt", int, [(">=", 0), ("<=", 2**32 - 1)])
 PACKAGE = Path(__file__).resolve().parent
 # an installed package has a copy of the checkout's configs/ inside
 CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
@@ -86,12 +90,12 @@ def check_plain(key: str, value: Any) -> None:
     """Check a value that no type excludes.
 
     Raises:
-        UserError: The value is an infinite number, or an empty text where a name is expected.
+        UserError: The value is an infinite number, or empty or null where a name is expected.
     """
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{key} is {value}; it must be a finite number")
-    if value == "" and not key.endswith(MAY_BE_EMPTY) and ".init_args." not in key:
-        raise UserError(f"{key} is empty; give a value, or leave it out")
+    if value in ("", "null") and not key.endswith(MAY_BE_EMPTY) and ".init_args." not in key:
+        raise UserError(f"{key} is {value or 'empty'}; give a value, or leave it out")
 
 
 def known_keys(parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
@@ -223,8 +227,21 @@ def resolve_configs(args: list[str]) -> list[str]:
     for i in config_positions(args):
         path = config_file(args[i].removeprefix("--config="))
         check_config_file(path)
+        if i == config_positions(args)[0]:
+            check_not_overlay(path)
         resolved[i] = f"--config={path}" if args[i].startswith("--config=") else str(path)
     return resolved
+
+
+def check_not_overlay(path: Path) -> None:
+    """Raise a UserError if the first configuration changes a run that is not given."""
+    with path.open(encoding="utf-8") as file:
+        overlay = re.match(r"# Overlay of ([^.]+)\.", file.readline())
+    if overlay:
+        raise UserError(
+            f"--config {path} is an overlay of {overlay[1]}: give the run before it, "
+            f"--config RUN --config {path}"
+        )
 
 
 def config_paths(args: list[str]) -> list[Path]:
@@ -247,6 +264,8 @@ def check_config_file(path: Path) -> None:
     A YAML parser silently takes the last of two equal keys.
     """
     where = f"--config {path}"
+    if path.exists() and not path.is_file():  # a pipe can be read only once
+        raise UserError(f"{where} is no file; give a YAML file")
     try:
         text = path.read_text(encoding="utf-8-sig")
         root = yaml.compose(text, Loader=yaml.SafeLoader)

@@ -61,7 +61,9 @@ def run(argv: list[str]) -> int:
     if not args.resume or args.config is None:
         raise UserError("give doctor --resume --config FILE: the configuration to check")
     if args.steps < 4 or args.kills < 1:
-        raise UserError("--steps must be at least 4, and --kills at least 1")
+        raise UserError(
+            f"--steps is {args.steps} and --kills {args.kills}; they must be at least 4 and 1"
+        )
     seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
     print(f"{args.steps} steps of {args.config}, killed {args.kills} times; --seed {seed}")
     folder = Path(tempfile.mkdtemp(prefix="gpt-lightning-doctor-"))

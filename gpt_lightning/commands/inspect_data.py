@@ -101,6 +101,8 @@ def inspect(
     print_shards(manifest)
     if length:
         print_peek(TokenStream(path, manifest, chosen), chosen, tokenizer, offset, length)
+    if out and not lengths:
+        raise UserError("--out: these documents have no lengths to draw: leave it out")
     if lengths:
         name = path.resolve().name
         picture = Path(out) if out else ROOT / name / "documents.png"

@@ -6,6 +6,7 @@ from typing import Literal
 from jsonargparse.typing import NonNegativeFloat, PositiveInt
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.parsing import Seed
 
 
 def sample(
@@ -15,7 +16,7 @@ def sample(
     max_new_tokens: PositiveInt = 500,
     temperature: NonNegativeFloat = 0.8,
     top_k: PositiveInt | None = 200,
-    seed: int = 1337,
+    seed: Seed = 1337,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     dtype: Literal["auto", "fp32", "bf16"] = "auto",
 ) -> None:

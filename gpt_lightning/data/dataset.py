@@ -58,7 +58,9 @@ class TokenDataset:
         if split not in self.manifest.splits:
             raise UserError(
                 f"{self.address} has no {split} split, only {', '.join(self.manifest.splits)}: "
-                f"prepare it again with --{split}_fraction 0.1"
+                "make a dataset with one, "
+                f"`gpt-lightning prepare SOURCE --{split}_fraction 0.1 --out DIR`, and give it as "
+                "--data.dataset DIR"
             )
         stream = (
             TokenStream(self.folder, self.manifest, split)

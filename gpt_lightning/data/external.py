@@ -79,6 +79,8 @@ def detect_dataset(folder: Path) -> Manifest:
 def _files(folder: Path) -> list[_File]:
     with explained("read", folder, "check its permissions"):
         entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    if folder.is_file():
+        raise UserError(f"{folder} is a file; give the folder of a dataset")
     files, others = [], []
     for path in entries:
         match = _NAME.fullmatch(path.name)

@@ -249,6 +249,11 @@ def attempts(url: str, work: Callable[[Any, str], Any], action: str = "fetch") -
         except Exception as error:  # each file system has its own for lost connections
             reason = " ".join(str(error).split()) or type(error).__name__
             last: Exception = error
+            if attempt == 0:
+                print(
+                    f"cannot {action} {url} ({reason}): trying {ATTEMPTS - 1} times more",
+                    flush=True,
+                )
     raise UserError(
         f"cannot {action} {url} after {ATTEMPTS} attempts ({reason}): check the connection and the "
         "file; --resume auto continues a run from its last checkpoint"

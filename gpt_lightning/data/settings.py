@@ -4,11 +4,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from gpt_lightning.data.order import SHUFFLE_WINDOWS, OrderName
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import check_arguments
+from gpt_lightning.parsing import Seed, check_arguments
 
 SOURCES = ("dataset", "mixture", "corpus", "text_file")
 
@@ -36,7 +36,7 @@ class DataSettings:
     """Path of a UTF-8 text; prepared on first use."""
     tokenizer: str = "gpt2"
     """Tokenizer of corpus or text_file: char, byte or a tiktoken encoding such as gpt2."""
-    val_fraction: float = 0.1
+    val_fraction: ClosedUnitInterval = 0.1
     """Share of corpus or text_file, at its end, that is held out for validation."""
     data_dir: str = "data"
     """Folder of corpora and prepared datasets."""
@@ -62,7 +62,7 @@ class DataSettings:
     """Size limit of data_dir/cache, which keeps shards from a URL."""
     num_workers: NonNegativeInt = 0
     """Number of processes that read ahead; 0: the training process reads."""
-    seed: NonNegativeInt | None = None
+    seed: Seed | None = None
     """Seed of the order; null: seed_everything."""
     allow_changes: bool = False
     """Resume with other data, another order or another number of sequences per step than the
@@ -77,6 +77,7 @@ class DataSettings:
             raise UserError(
                 f"{' and '.join(given) or 'no data'} given: set exactly one of "
                 f"{', '.join(f'data.{name}' for name in SOURCES)}"
+                + (f"; take the others away, as with --{given[0]} null" if given else "")
             )
         if self.order == "nanogpt" and (
             self.num_workers or self.mixture or self.eval_batch_size not in (None, self.batch_size)

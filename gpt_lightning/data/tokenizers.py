@@ -124,7 +124,8 @@ class CharTokenizer(Tokenizer):
             at = int(np.argmax(ids < 0))
             raise UserError(
                 f"character {text[at]!r} at position {at:,} is not among the {self.vocab_size} "
-                "characters of the vocabulary: remove it, or prepare with --tokenizer byte"
+                "characters of the vocabulary: remove it, or prepare the data with the tokenizer "
+                "byte"
             )
         found: np.ndarray = ids.astype(token_dtype(self.vocab_size))
         return found
@@ -179,7 +180,7 @@ class TiktokenTokenizer(Tokenizer):
         except ValueError as error:
             raise UserError(
                 f"tiktoken cannot tokenize the text ({error}): break up its runs of white space, "
-                "or use --tokenizer byte"
+                "or use the tokenizer byte"
             ) from error
         return ids.astype(token_dtype(self.vocab_size))
 

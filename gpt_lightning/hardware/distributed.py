@@ -18,7 +18,7 @@ from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
-from gpt_lightning.errors import CONTINUE, EXIT_PEER, PeerError
+from gpt_lightning.errors import CONTINUE, EXIT_PEER, PeerError, UserError
 
 # environments that Lightning detects itself
 CLUSTERS = (
@@ -44,6 +44,20 @@ LOST_PEER = (
     "timed out",
     "ncclremoteerror",
 )
+
+
+def check_launcher(devices: Any) -> None:
+    """Check that torchrun has started as many processes as the Trainer expects on this machine.
+
+    Raises:
+        UserError: Each process would train on its own.
+    """
+    started = os.environ.get("LOCAL_WORLD_SIZE")
+    if started and str(devices).isdigit() and int(started) != int(devices):
+        raise UserError(
+            f"torchrun has started {started} processes on this machine, but trainer.devices is "
+            f"{devices}: give --trainer.devices {started}"
+        )
 
 
 class LoopbackEnvironment(envs.LightningEnvironment):

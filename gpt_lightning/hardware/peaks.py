@@ -4,6 +4,7 @@ A dtype names the arithmetic of the matrix products: bf16, fp16, tf32 (fp32 tens
 fp32 and, measured only, fp64. peak_table.py holds the table, peak_measure.py measures.
 """
 
+import functools
 import json
 import math
 import platform
@@ -94,19 +95,26 @@ def device_name(device: torch.device) -> str:
 
 
 def _output(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    """Return what a program of macOS prints; nothing if it fails or takes longer than 10 s."""
+    try:
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
 
 
+@functools.cache  # system_profiler takes up to seconds
 def _apple_gpu_name() -> str:
-    chip = _output("sysctl", "-n", "machdep.cpu.brand_string")  # "Apple M2 Max"
-    displays = json.loads(_output("system_profiler", "SPDisplaysDataType", "-json"))
-    cores = [gpu["sppci_cores"] for gpu in displays["SPDisplaysDataType"] if "sppci_cores" in gpu]
+    chip = _output("sysctl", "-n", "machdep.cpu.brand_string") or "Apple"  # "Apple M2 Max"
+    displays = json.loads(_output("system_profiler", "SPDisplaysDataType", "-json") or "{}")
+    gpus = displays.get("SPDisplaysDataType", [])
+    cores = [gpu["sppci_cores"] for gpu in gpus if "sppci_cores" in gpu]
     return f"{chip}, {cores[0]} GPU cores" if cores else chip  # absent in a virtual machine
 
 
 def _cpu_model() -> str:
     if platform.system() == "Darwin":
-        return _output("sysctl", "-n", "machdep.cpu.brand_string")
+        return _output("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     model = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)  # absent on ARM

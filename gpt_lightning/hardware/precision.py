@@ -21,7 +21,7 @@ def check_accelerator(accelerator: str, flag: str) -> None:
     """
     kind = device_kind()
     there = ["cpu"] if kind == "cpu" else ["cpu", kind, "gpu"]
-    if accelerator in ("mps", "cuda", "gpu") and accelerator not in there:
+    if accelerator not in ("auto", *there):
         raise UserError(
             f"{flag} {accelerator}: this machine has no such device "
             f"(it has: {', '.join(there)}); use {flag} auto"

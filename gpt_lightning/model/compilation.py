@@ -30,7 +30,8 @@ def should_compile(device: str, precision: str) -> tuple[bool, str]:
         return False, f"auto: off for {device}" + (" in float32" if device == "cpu" else "")
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is None:
-        return False, f"auto: off, there is no C++ compiler ({compiler}) to make it twice as fast"
+        hint = ": PyTorch takes CXX as one program, without arguments" if " " in compiler else ""
+        return False, f"auto: off, there is no C++ compiler {compiler!r}{hint}"
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         return False, "auto: off, there is no Python.h (python3-dev) to make it twice as fast"
     return True, "auto: on for cpu in bfloat16"

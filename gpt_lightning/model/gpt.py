@@ -74,6 +74,12 @@ class GPTConfig:
                 f"model.config.dropout is {self.dropout}; it must be at least 0 and below 1"
             )
 
+    @property
+    def n_matrix_params(self) -> int:
+        """Parameters of the embeddings and the blocks' matrices, without the small rest."""
+        C = self.n_embd
+        return ((self.vocab_size or 0) + self.block_size + 12 * self.n_layer * C) * C
+
 
 # The four published sizes: https://huggingface.co/openai-community. A test pins the counts.
 SIZES: dict[str, GPTConfig] = {

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import UserError, reason_of
 from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
 
 Weights = dict[str, torch.Tensor]
@@ -107,8 +107,7 @@ def _user_errors(problem: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is missing: pip install 'gpt-lightning[hub]'") from error
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise UserError(f"{problem} ({reason})") from error
+        raise UserError(f"{problem} ({reason_of(error)})") from error
 
 
 def _read(source: str) -> tuple[Weights, int | None]:
@@ -117,9 +116,7 @@ def _read(source: str) -> tuple[Weights, int | None]:
     if source in SIZES:
         advice = "give a folder with its model.safetensors as model.init_from instead"
         with _user_errors(f"cannot fetch {source} from huggingface.co: {advice}"):
-            from huggingface_hub import hf_hub_download
-
-            path = Path(hf_hub_download(f"openai-community/{source}", "model.safetensors"))
+            path = _downloaded(f"openai-community/{source}")
     elif not path.is_file() or path.suffix != ".safetensors":
         raise UserError(
             f"model.init_from: there is no .safetensors or .ckpt file {path}: give one, a folder "
@@ -131,6 +128,23 @@ def _read(source: str) -> tuple[Weights, int | None]:
         theirs = {k: v for k, v in load_file(path).items() if not MASK.search(k)}
     named = {k if k == HEAD else PREFIX + k.removeprefix(PREFIX): v for k, v in theirs.items()}
     return _transposed(named), _read_n_head(path)
+
+
+def _downloaded(repository: str) -> Path:
+    """Return the weights' file in huggingface_hub's cache, downloaded if it is not there."""
+    from huggingface_hub import (
+        get_hf_file_metadata,
+        hf_hub_download,
+        hf_hub_url,
+        try_to_load_from_cache,
+    )
+
+    name = "model.safetensors"
+    found = try_to_load_from_cache(repository, name)
+    if not isinstance(found, str):
+        get_hf_file_metadata(hf_hub_url(repository, name))  # without the download's long retries
+        found = hf_hub_download(repository, name)
+    return Path(found)
 
 
 def _transposed(weights: Weights) -> Weights:
@@ -172,6 +186,6 @@ def _check_shape(source: str, config: GPTConfig, theirs: dict[str, Any]) -> None
     if (config.vocab_size or 0) > theirs["vocab_size"]:
         differ += " (there are no weights for a padded vocabulary)"
     sized = [k for k in SIZE_KEYS if k in wrong and source in SIZES]
-    fixes = [f"--config configs/model/{source}.yaml"] if sized else []
+    fixes = [f"--config model/{source}"] if sized else []
     fixes += [f"--model.config.{k} {v}" for k, v in wrong.items() if k not in sized]
     raise UserError(f"model.config does not fit {source}: {differ}: set {' '.join(fixes)}")

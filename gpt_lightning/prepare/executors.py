@@ -53,8 +53,9 @@ class Execution:
             raise UserError("shard_index and merge were both given: merge after all jobs, alone")
         if self.shard_count is None or self.shard_index >= self.shard_count:
             raise UserError(
-                f"shard_index is {self.shard_index} and shard_count {self.shard_count}: expected "
-                "0 <= shard_index < shard_count"
+                f"shard_index is {self.shard_index} and shard_count "
+                f"{self.shard_count or 'missing'}: give --shard_count, the number of jobs, above "
+                "every --shard_index"
             )
 
     def own(self, index: int) -> bool:

@@ -11,7 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal
 from urllib.parse import urlsplit
 
-from gpt_lightning.errors import UserError
+from gpt_lightning.data.remote import on_file_system
+from gpt_lightning.errors import UserError, reason_of
 from gpt_lightning.files import explained
 
 Kind = Literal["text", "jsonl", "parquet"]
@@ -173,18 +174,16 @@ def explained_url(url: str) -> Iterator[None]:
     except ImportError as error:  # fsspec's text names the package to install
         raise UserError(f"cannot open {url}: {error}") from error
     except Exception as error:
-        reason = " ".join(str(error).split())
+        reason = "no such file" if isinstance(error, FileNotFoundError) else reason_of(error)
         raise UserError(
-            f"cannot read {url}: {type(error).__name__}: {reason}; check the address and the "
-            "connection, and run the same command again: it continues from the completed parts"
+            f"cannot read {url}: {reason}; check the address and the connection, and run the same "
+            "command again: it continues from the completed parts"
         ) from error
 
 
 def _remote(source: str) -> list[Input]:
-    import fsspec  # type: ignore[import-untyped, unused-ignore]
-
     with explained_url(source):
-        system, path = fsspec.core.url_to_fs(source)
+        system, path = on_file_system(source)
         if any(character in path for character in "*["):  # a ? begins a URL's query
             paths = system.glob(path)
         elif kind_of(source):
@@ -210,8 +209,10 @@ def _remote_input(info: Mapping[str, Any], url: str, kind: Kind, compression: st
 def _hub(source: str) -> list[Input]:
     """Return the Parquet files that the hub makes of every public dataset."""
     name, *rest = source.removeprefix(HUB).split(":")
-    if not name or len(rest) > 2:
-        raise UserError(f"{source}: expected hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
+    if name.count("/") != 1 or len(rest) > 2:
+        raise UserError(
+            f"{source}: expected hf:OWNER/NAME, hf:OWNER/NAME:CONFIG or hf:OWNER/NAME:CONFIG:SPLIT"
+        )
     config, split = [*rest, *("default", "train")[len(rest) :]]
     folder = HUB_ADDRESS.format(name=name, config=config)
     inputs = _remote(f"{folder}/{split}/*.parquet")

@@ -70,7 +70,7 @@ def _tokenizer_of_documents(settings: Settings) -> Tokenizer:
         reason = "has no end-of-text token" if tokenizer else "takes its vocabulary from one text"
         raise UserError(
             f"tokenizer {name} {reason}, and documents are separated by end-of-text tokens: use "
-            "--tokenizer gpt2, or prepare one text file"
+            "the tokenizer gpt2, or give one text file"
         )
     file_header(settings.format, token_dtype(tokenizer.vocab_size).name, 0)  # or it cannot hold it
     return tokenizer

@@ -70,8 +70,8 @@ def _decode(path: Path, data: bytes, offset: int, errors: Errors, final: bool) -
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path} is not UTF-8: byte 0x{data[error.start]:02x} at offset "
-            f"{offset + error.start:,}; convert it, for example with iconv -t utf-8, or use "
-            "--errors replace"
+            f"{offset + error.start:,}; convert it, for example with iconv -t utf-8, or make a "
+            f"dataset of it with `gpt-lightning prepare {path} --errors replace`"
         ) from error
 
 

@@ -54,6 +54,10 @@ def run(argv: list[str]) -> int:
         raise UserError(
             f"--steps is {args.steps}, which leaves {case.name} no loss to compare: raise --steps"
         )
+    if args.accelerator is not None:
+        from gpt_lightning.hardware.precision import check_accelerator
+
+        check_accelerator(args.accelerator, "--accelerator")
     options = Options(args.steps, args.accelerator, tuple(fit_options))
     chosen = choose_rungs(case, args.rungs, options)
 
@@ -83,7 +87,9 @@ def find_case(name: str | None) -> Case:
     if name is None:
         raise UserError(f"reproduce needs a table: give one of {', '.join(CASES)}, or --list")
     if name not in CASES:
-        raise UserError(f"no published table {name!r}{nearest(name, CASES)}; --list shows all")
+        raise UserError(
+            f"no published table {name!r}{nearest(name, CASES)}; there are {', '.join(CASES)}"
+        )
     return CASES[name]
 
 

@@ -20,7 +20,6 @@ of Settings.
 | shards | file -> size, inode and times, to detect replaced shards |
 | run_identity | settings of the Trainer that decide the numbers, and the seed |
 | environment | versions, device, threads, ranks: equal for a bit-exact resume |
-| spikes | windows of SpikeGuard and its count of skipped steps; empty without model.skip_spikes |
 | micro_batches | micro-batches done of an unfinished step; above 0 there is no resume |
 | run_id | identity of the run, as in run.json of its folder |
 | metrics_rows | rows of metrics.jsonl when the file was saved |
@@ -40,7 +39,7 @@ import torch
 
 from gpt_lightning import __version__
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import UserError, reason_of
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.runs.digests import check_archive, check_digest, warn_without_digest
 from gpt_lightning.runs.folders import find_checkpoint, run_id, saved_checkpoints
@@ -118,7 +117,6 @@ class RunRecord:
     shards: dict[str, list[int]] = field(default_factory=dict)
     run_identity: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
-    spikes: dict[str, Any] = field(default_factory=dict)
     micro_batches: int = 0
     run_id: str | None = None
     metrics_rows: int | None = None
@@ -212,10 +210,8 @@ def not_ours(path: Path, error: Exception, content: Any = None) -> UserError:
     known = None if content is None else describe_content(content)
     if known is not None:
         return UserError(f"{path} is not a checkpoint of gpt-lightning fit: {known}")
-    reason = str(error).splitlines()[0] if str(error) else ""
     return UserError(
-        f"{path} is not a checkpoint of gpt-lightning fit, or is damaged "
-        f"({type(error).__name__}: {reason})"
+        f"{path} is not a checkpoint of gpt-lightning fit, or is damaged ({reason_of(error)})"
     )
 
 
@@ -262,7 +258,10 @@ def load_model(path: str | Path) -> tuple[GPT, Tokenizer]:
     if record.tokenizer is None:
         raise UserError(f"{path} names no tokenizer: it was not trained on a TokenDataModule")
     model = GPT(record.config)
-    model.load_state_dict(checkpoint.weights)
+    try:
+        model.load_state_dict(checkpoint.weights)
+    except RuntimeError as error:
+        raise UserError(f"{path} has not the weights of its own settings: it is damaged") from error
     return model.eval(), tokenizer_from_spec(record.tokenizer)
 
 

@@ -110,7 +110,7 @@ def check(
         UserError: names what differs, with both values.
     """
     check_tokens(theirs.tokenizer, ours.tokenizer, address)
-    check_model(theirs, ours)
+    check_model(theirs, ours, fitting)
     changed = differences(theirs.hyperparameters(), ours.hyperparameters(), "model.")
     if not fitting:
         precision = {"precision": ours.environment.get("precision")}
@@ -161,7 +161,7 @@ def check_tokens(theirs: dict[str, Any] | None, ours: dict[str, Any] | None, add
         )
 
 
-def check_model(theirs: RunRecord, ours: RunRecord) -> None:
+def check_model(theirs: RunRecord, ours: RunRecord, fitting: bool) -> None:
     """Raise if the weights or the optimizer's state would not fit."""
     differ = [
         f"{prefix}{key} is {getattr(b, key)}, the checkpoint's {getattr(a, key)}"
@@ -173,7 +173,11 @@ def check_model(theirs: RunRecord, ours: RunRecord) -> None:
         if getattr(a, key) != getattr(b, key)
     ]
     if differ:
-        raise UserError(f"cannot resume from the checkpoint: {'; '.join(differ)}")
+        cannot = "resume from" if fitting else "evaluate"
+        raise UserError(
+            f"cannot {cannot} the checkpoint: {'; '.join(differ)}: give the config.yaml of its run "
+            "as --config, or a checkpoint of this model"
+        )
 
 
 def check_order(theirs: RunRecord, ours: RunRecord) -> None:

@@ -136,6 +136,8 @@ class TokenDataModule(L.LightningDataModule):
     # ---- Lightning's hooks, in the order in which it calls them --------------------------------
 
     def prepare_data(self) -> None:
+        if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            self._set_accumulation(self._with_defaults())  # raises before a text is prepared
         if self.settings.corpus or self.settings.text_file:
             from gpt_lightning.prepare.command import prepare_source  # not for ready shards
 

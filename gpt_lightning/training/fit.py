@@ -15,6 +15,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch._dynamo.exc import TorchDynamoException
 
+from gpt_lightning.data.settings import SOURCES
 from gpt_lightning.errors import (
     CONTINUE,
     MemoryExhaustedError,
@@ -24,7 +25,7 @@ from gpt_lightning.errors import (
 )
 from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.precision import resolve_precision
-from gpt_lightning.parsing import OneLineParser, resolve_configs
+from gpt_lightning.parsing import OneLineParser, program, resolve_configs
 from gpt_lightning.runs import resume
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
@@ -117,8 +118,8 @@ class GPTCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)
         seed = self.config[self.config.subcommand].seed_everything
-        if seed is not True and seed < 0:
-            raise UserError(f"--seed_everything is {seed}; it must be at least 0")
+        if seed is not True and not 0 <= seed < 2**32:
+            raise UserError(f"seed_everything is {seed}; expected an integer from 0 to 4294967295")
 
     def _parse_ckpt_path(self) -> None:
         # In Lightning a checkpoint's hyperparameters override the command line, and classes that
@@ -131,6 +132,8 @@ class GPTCLI(LightningCLI):
         trainer = config.trainer
         config.run_name = self.run_name()  # in config.yaml, for whoever runs it again
         self.runs = Path(trainer.default_root_dir or ".") / "lightning_logs"
+        ranks.check_launcher(trainer.devices)
+        self._check_data(config)
         resolve_precision(trainer)
         for callback in trainer.callbacks or ():
             for key, value in callback.get("init_args", {}).items():
@@ -175,11 +178,26 @@ class GPTCLI(LightningCLI):
         elif self.run_folder is not None:  # killed before its first checkpoint
             self.resume_step = 0
 
+    def _check_data(self, config: Any) -> None:
+        """Raise an error with the whole command if an evaluation has a run but no data."""
+        if self.subcommand == "fit" or not config.ckpt_path or config.config:
+            return
+        if any(config.data.get(source) for source in SOURCES):
+            return
+        path = Path(config.ckpt_path)
+        runs = (path, *path.parents[:2], *sorted(path.glob("version_*"), reverse=True))
+        found = next((run for run in runs if (run / "config.yaml").is_file()), None)
+        if found is not None:
+            raise UserError(
+                f"{self.subcommand} needs the settings and the data of the run: `{program()} "
+                f"{self.subcommand} --config {found}/config.yaml --ckpt_path {path}`"
+            )
+
     def run_name(self) -> str:
         """Return --run_name, else the name of the first configuration file, else gpt."""
         config = self.config[str(self.subcommand)]
         name: str | None = config.run_name
-        if name is not None and name != Path(name).name:
+        if name is not None and (name != Path(name).name or name == ".."):
             raise UserError(f"--run_name {name}: give a folder's name, without / or ..")
         return name or (Path(config.config[0]).stem if config.config else "gpt")
 

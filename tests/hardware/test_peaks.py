@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.hardware import peaks
 from gpt_lightning.hardware.peak_table import A100_BF16_PEAK_FLOPS, APPLE_GPU_MHZ, CHIPS
 from gpt_lightning.hardware.peaks import apple_peak, device_name, lookup, resolve_peak
 
@@ -187,8 +188,17 @@ def test_mps_name_from_the_systems_tools(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(subprocess, "run", run)
     assert device_name(torch.device("mps")) == "Apple M2 Max, 38 GPU cores"
+    peaks._apple_gpu_name.cache_clear()
     gpus[0].pop("sppci_cores")  # as in a virtual machine
     assert device_name(torch.device("mps")) == "Apple M2 Max"
+
+    def hangs(command: tuple[str, ...], **_: Any) -> subprocess.CompletedProcess[str]:
+        raise subprocess.TimeoutExpired(command, 10)
+
+    peaks._apple_gpu_name.cache_clear()
+    monkeypatch.setattr(subprocess, "run", hangs)
+    assert device_name(torch.device("mps")) == "Apple"
+    peaks._apple_gpu_name.cache_clear()
 
 
 def test_cuda_name_is_the_drivers(monkeypatch: pytest.MonkeyPatch) -> None:

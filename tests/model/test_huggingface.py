@@ -125,6 +125,8 @@ def test_a_published_name_is_fetched(folder, theirs, tokens, monkeypatch):
 
     monkeypatch.setitem(SIZES, "gpt2", TINY)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda _: None)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
     assert_same_logits(load("gpt2"), theirs, tokens)
     assert asked == [("openai-community/gpt2", "model.safetensors")]
 
@@ -182,7 +184,7 @@ def test_a_published_shape_is_checked_before_the_download(monkeypatch):
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: pytest.fail("downloaded"))
     message = refusal("gpt2-xl", GPTConfig(vocab_size=50304))
     assert "n_layer is 12, there 48, n_head is 12, there 25, n_embd is 768, there 1600" in message
-    fixes = "set --config configs/model/gpt2-xl.yaml --model.config.vocab_size 50257"
+    fixes = "set --config model/gpt2-xl --model.config.vocab_size 50257"
     assert message.endswith(fixes)
 
 
@@ -190,11 +192,12 @@ def test_without_a_network_a_folder_is_the_way_out(monkeypatch):
     def fail(*_):
         raise ConnectionError("no route to host\nsecond line")
 
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", fail)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
     message = refusal("gpt2", GPTConfig())
     assert "gpt2" in message
     assert "give a folder with its model.safetensors as model.init_from" in message
-    assert "ConnectionError: no route to host" in message
+    assert "(no route to host)" in message
 
 
 @pytest.mark.parametrize("package", ["huggingface_hub", "safetensors.torch"])
@@ -262,4 +265,4 @@ def test_weights_of_another_model(theirs, tmp_path):
         assert "is not a GPT-2" in message
         assert min(change) in message
     safetensors_torch.save_file({"model.embed_tokens.weight": torch.ones(101, 32)}, path)
-    assert "is not a GPT-2 (KeyError: 'transformer.wte.weight')" in refusal(path)
+    assert "is not a GPT-2 ('transformer.wte.weight' is missing)" in refusal(path)

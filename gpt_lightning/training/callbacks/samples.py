@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
 from gpt_lightning.data.tokenizers import Tokenizer, start_tokens
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import check_arguments
+from gpt_lightning.parsing import Seed, check_arguments
 from gpt_lightning.training.callbacks.speed import phase
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
@@ -37,7 +37,7 @@ class SampleText(L.Callback):
         prompt: str = "",
         temperature: NonNegativeFloat = 0.8,
         top_k: PositiveInt | None = 200,
-        seed: int = 1337,
+        seed: Seed = 1337,
     ) -> None:
         self.max_new_tokens, self.prompt = max_new_tokens, prompt
         self.temperature, self.top_k, self.seed = temperature, top_k, seed

@@ -9,12 +9,14 @@ from typing import Any
 
 import lightning as L
 import torch
+from jsonargparse.typing import NonNegativeInt
 
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.hardware.device import Timestamp, elapsed_s, record_event, synchronize
 from gpt_lightning.hardware.peaks import Peak, resolve_peak
 from gpt_lightning.hardware.precision import product_dtype
 from gpt_lightning.model import flops
+from gpt_lightning.parsing import check_arguments
 from gpt_lightning.training.callbacks.watchdog import Watchdog
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
@@ -44,9 +46,10 @@ class SpeedMonitor(L.Callback):
         warmup_steps: Optimizer steps at the start that the rates exclude.
     """
 
-    def __init__(self, peak_flops: str | float = "auto", warmup_steps: int = 5) -> None:
+    def __init__(self, peak_flops: str | float = "auto", warmup_steps: NonNegativeInt = 5) -> None:
         self.peak_setting = peak_flops
         self.warmup_steps = warmup_steps
+        check_arguments(SpeedMonitor, "speed", {"warmup_steps": warmup_steps})
         self.clock = PhaseClock("start-up")
         self.peak: Peak | None = None
         self.peak_line = ""
