@@ -237,7 +237,7 @@ def test_random_weights_are_not_measured(workdir, capsys, command):
 def test_test_needs_a_test_split(run_folder, workdir, capsys):
     last = ["--ckpt_path", str(run_folder)]
     line = fails(capsys, "test", "--config", "tiny.yaml", *last)
-    assert "no test split, only train, val: prepare it again with --test_fraction 0.1" in line
+    assert "no test split, only train, val: make a dataset with one" in line
     args = ["prepare", "text.txt", "--tokenizer=char", "--test_fraction=0.1", "--out=data/three"]
     assert main(args) == 0
     (workdir / "tiny.yaml").write_text(

@@ -157,13 +157,15 @@ def test_a_name_is_a_file_of_configs_unless_there_is_a_file_of_that_name(tmp_pat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quickstart").mkdir()  # a folder, such as that of the runs, is no configuration
     assert config_file("quickstart") == CONFIGS / "quickstart.yaml"
-    assert resolve_configs(["fit", "--config", "model/gpt2", "--config=quickstart", "--x"]) == [
+    assert resolve_configs(["fit", "--config", "quickstart", "--config=model/gpt2", "--x"]) == [
         "fit",
         "--config",
-        str(CONFIGS / "model" / "gpt2.yaml"),
-        f"--config={CONFIGS / 'quickstart.yaml'}",
+        str(CONFIGS / "quickstart.yaml"),
+        f"--config={CONFIGS / 'model' / 'gpt2.yaml'}",
         "--x",
     ]
+    with pytest.raises(UserError, match="is an overlay of any run: give the run before it"):
+        resolve_configs(["fit", "--config", "model/gpt2", "--config=quickstart"])
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "gpt2").write_text("seed_everything: 1")
     assert config_file("model/gpt2") == Path("model/gpt2")
