@@ -10,6 +10,7 @@ import yaml
 
 from gpt_lightning.cli import main
 from gpt_lightning.data.texts import CORPORA
+from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
 from gpt_lightning.parsing import CONFIGS, config_file, config_names, resolve_configs
 from gpt_lightning.reproduce.cases import LECTURE_LADDER, PRECISION_LADDER
