@@ -20,6 +20,7 @@ of Settings.
 | shards | file -> size, inode and times, to detect replaced shards |
 | run_identity | settings of the Trainer that decide the numbers, and the seed |
 | environment | versions, device, threads, ranks: equal for a bit-exact resume |
+| spikes | windows of SpikeGuard and its count of skipped steps; empty without model.skip_spikes |
 | micro_batches | micro-batches done of an unfinished step; above 0 there is no resume |
 | run_id | identity of the run, as in run.json of its folder |
 | metrics_rows | rows of metrics.jsonl when the file was saved |
@@ -117,6 +118,7 @@ class RunRecord:
     shards: dict[str, list[int]] = field(default_factory=dict)
     run_identity: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+    spikes: dict[str, Any] = field(default_factory=dict)
     micro_batches: int = 0
     run_id: str | None = None
     metrics_rows: int | None = None

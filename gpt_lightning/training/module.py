@@ -2,8 +2,9 @@
 
 import dataclasses
 import os
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning
@@ -32,6 +33,9 @@ from gpt_lightning.training.steps import (
     run_logger,
     unfinished_micro_batches,
 )
+
+if TYPE_CHECKING:
+    from gpt_lightning.training.spikes import SpikeGuard
 
 TUNERS_FILES = (".lr_find_", ".scale_batch_size_")  # names that Lightning's Tuner begins with
 
@@ -76,6 +80,8 @@ class GPTModule(EvaluationModule):
         self._group_options: list[dict[str, Any]] = []
         self._trained: list[torch.nn.Parameter] = []  # listed once, not at each step
         self._guard = optim.NonFiniteGuard()
+        self._spikes: SpikeGuard | None = None
+        self._spikes_before: dict[str, Any] = {}  # state of an earlier session
 
     # ---- build ---------------------------------------------------------------------------------
 
@@ -213,6 +219,7 @@ class GPTModule(EvaluationModule):
             data.reader.check_stamps(theirs.record.shards)
         if fitting:
             continue_loops(checkpoint["loops"]["fit_loop"])
+            self._spikes_before = theirs.record.spikes
         else:  # the loggers' x, which Lightning restores for fit alone
             self.trainer.fit_loop.epoch_loop._batches_that_stepped = theirs.step
         if self.trainer.is_global_zero:
@@ -226,6 +233,7 @@ class GPTModule(EvaluationModule):
             settings=self.settings,
             run_identity=resume.run_identity(self.trainer, self._seed, self._decay_steps),
             environment=resume.environment(self.trainer, self.compiles[0]),
+            spikes={} if self._spikes is None else self._spikes.state(),
             micro_batches=unfinished_micro_batches(self.trainer),
             run_id=None if logger is None else run_id(logger.folder),
             metrics_rows=None if logger is None else logger.rows,
@@ -243,6 +251,10 @@ class GPTModule(EvaluationModule):
         self.stop_requested = False
         self._trained = list(self.parameters())
         self._guard = optim.NonFiniteGuard()
+        if self.settings.skip_spikes is not None:
+            from gpt_lightning.training.spikes import SpikeGuard  # not for runs without it
+
+            self._spikes = SpikeGuard(self.settings.skip_spikes, self._spikes_before)
         self._seed = self._run_seed()
         self._generator_state = torch.get_rng_state()
         # A resumed optimizer has the checkpoint's state and the settings of this run. Another
@@ -384,9 +396,26 @@ class GPTModule(EvaluationModule):
             self._guard.watch(optimizer, norm, step)
         if by_value and gradient_clip_val is not None and gradient_clip_val > 0:
             torch.nn.utils.clip_grad_value_(self._trained, gradient_clip_val)
+        if self._spikes is not None:
+            self._skip_if_spike(self._spikes, norm)
         if at_log_step(self.trainer, step):
             self._guard.check()
             self.log("optim/grad_norm", norm)
+
+    def _skip_if_spike(self, spikes: "SpikeGuard", norm: torch.Tensor) -> None:
+        """Drop the gradients of a step that is an outlier: no optimizer changes anything then."""
+        assert self._last_loss is not None
+        total, micro_batches = self._last_loss
+        mean = torch.stack([total / micro_batches, norm.to(total)])
+        loss, norm_value = self.trainer.strategy.reduce(mean, reduce_op="mean").tolist()
+        spike = spikes.spike(loss, norm_value)
+        if spike:
+            for parameter in self._trained:
+                parameter.grad = None
+            if self.trainer.is_global_zero:
+                print(f"step {self.trainer.global_step + 1} skipped: {spike}", file=sys.stderr)
+        if at_log_step(self.trainer, self.trainer.global_step + 1):
+            self.log("optim/skipped_steps", float(spikes.skipped))
 
     def on_train_end(self) -> None:
         torch.set_rng_state(self._generator_state)

@@ -1,0 +1,55 @@
+"""SpikeGuard: which optimizer steps to skip because their loss or gradient norm is an outlier.
+
+The idea is that of OLMo-core's SkipStepOptimizer.
+"""
+
+import math
+from collections import deque
+from typing import Any
+
+WINDOW = 128  # steps
+
+
+class SpikeGuard:
+    """Compare each step's loss and gradient norm with those of the last 128 steps.
+
+    A skipped step enters the window as well, so that a level that has changed for good is accepted
+    after some steps.
+
+    Args:
+        sigmas: Standard deviations above the mean from which on a step is skipped.
+        state: State of an earlier session of the run; empty for a new run.
+    """
+
+    def __init__(self, sigmas: float, state: dict[str, Any]) -> None:
+        self.sigmas = sigmas
+        self.skipped: int = state.get("skipped", 0)
+        names = ("loss", "gradient norm")
+        self._windows = {name: deque(state.get(name, ()), WINDOW) for name in names}
+
+    def spike(self, loss: float, norm: float) -> str:
+        """Return which of the two is an outlier, and by how much; empty if none is.
+
+        The first 64 steps are never outliers. Values that are not finite are left to the
+        gradient scaler and NonFiniteGuard.
+        """
+        values = {"loss": loss, "gradient norm": norm}
+        if not all(map(math.isfinite, values.values())):
+            return ""
+        found = ""
+        for name, value in values.items():
+            window = self._windows[name]
+            mean = sum(window) / max(1, len(window))
+            sigma = math.sqrt(sum((old - mean) ** 2 for old in window) / max(1, len(window)))
+            if len(window) >= WINDOW // 2 and value > mean + self.sigmas * sigma:
+                found = found or (
+                    f"{name} {value:.4g} is more than {self.sigmas:g} standard deviations "
+                    f"({sigma:.2g}) above the mean {mean:.4g} of {len(window)} steps"
+                )
+            window.append(value)
+        self.skipped += found != ""
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Return the windows and the number of skipped steps for a checkpoint."""
+        return {"skipped": self.skipped, **{name: [*old] for name, old in self._windows.items()}}
