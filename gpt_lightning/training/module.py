@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lightning as L
 import torch
-from lightning.pytorch.callbacks import BaseFinetuning
+from lightning.pytorch.callbacks import BaseFinetuning, BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import Optimizer
 
@@ -208,6 +209,12 @@ class GPTModule(EvaluationModule):
             if data is not None:
                 data.restart()
             return
+        finders: tuple[type[L.Callback], ...] = (LearningRateFinder, BatchSizeFinder)
+        if any(find_callback(self.trainer, finder) for finder in finders):
+            raise UserError(
+                "LearningRateFinder and BatchSizeFinder make Lightning forget the step of the "
+                "checkpoint: set what they found in the new run, and resume without them"
+            )
         theirs, fitting = Checkpoint.of(checkpoint, path), is_fitting(self.trainer)
         allow_changes = data is not None and data.settings.allow_changes
         address = "this run's data" if data is None else data.address

@@ -44,6 +44,9 @@ class StepProgress(ProgressBar):
     def disable(self) -> None:
         self.enabled = False
 
+    def enable(self) -> None:
+        self.enabled = True
+
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print a line above the bar."""
         tqdm.write(" ".join(str(a) for a in args), file=sys.stdout)
