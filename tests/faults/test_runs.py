@@ -105,21 +105,25 @@ def test_every_command_sees_a_digest_that_is_none(stopped, case, kind):
     content[len(content) // 2] ^= 0x40  # damage that only the digest can show
     path.write_bytes(content)
     name = str(path)
-    commands = [
-        ["fit", "--config", "run.yaml", "--resume", name],
+    reading = [
         ["fit", "--config", "run.yaml", "--ckpt_path", name],
         ["validate", "--config", "run.yaml", "--ckpt_path", name],
+        ["sample", name, "--max_new_tokens", "3"],
+        ["checkpoint", "inspect", name],
+    ]
+    commands = [
+        ["fit", "--config", "run.yaml", "--resume", name],
         ["checkpoint", "verify", name],
+        *([] if kind == "missing" else reading),  # they go on with a warning
     ]
     codes = refusals(stopped, commands, [path.name] * len(commands))
     assert set(codes) == {2}, codes
-    for command in (["sample", name, "--max_new_tokens", "3"], ["checkpoint", "inspect", name]):
+    for command in reading if kind == "missing" else []:
         ended = gpt(stopped, *command)
         if ended.code == 0 and not re.search(r"warning.*(digest|sha256|checked)", ended.err, re.I):
             raise SilentWrong(f"{command[0]} used a damaged file without a word")
-    case.saw(
-        f"{kind}: refused by fit, validate and verify, warned or refused by sample and inspect"
-    )
+    rest = "the other commands warn" if kind == "missing" else "and by every other command"
+    case.saw(f"{kind}: refused by --resume and verify, {rest}")
 
 
 @pytest.mark.case("R46")
