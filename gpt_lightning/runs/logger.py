@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +200,10 @@ def is_rank_zero() -> bool:
 
 
 def continue_logger(logger: Logger, resume_step: int | None) -> None:
-    """Keep a logger's points of a run that is resumed, each once.
+    """Keep a logger's points of a run that is resumed, each once, in a folder of its own.
+
+    Lightning's loggers look for the next free version_N and make it later, so that two runs that
+    start at once may write to one.
 
     Args:
         logger: Logger of this session.
@@ -211,7 +214,13 @@ def continue_logger(logger: Logger, resume_step: int | None) -> None:
     """
     if isinstance(logger, TensorBoardLogger) and resume_step is not None:
         logger._kwargs["purge_step"] = resume_step + 1
-    if isinstance(logger, CSVLogger) and is_rank_zero():
+    if not isinstance(logger, CSVLogger | TensorBoardLogger) or isinstance(logger, RunEvents):
+        return
+    if logger._version is None and is_rank_zero() and "://" not in logger.root_dir:
+        made = new_folders(Path(logger.root_dir), "version")
+        numbers = (int(folder.name.removeprefix("version_")) for folder in made)
+        logger._get_next_version = numbers.__next__  # type: ignore[method-assign]
+    elif isinstance(logger, CSVLogger) and is_rank_zero():
         path = Path(logger.log_dir) / "metrics.csv"
         if path.exists():
             raise UserError(
@@ -231,23 +240,31 @@ def claim_folder(runs: Path, kind: str, claim: Callable[[Path], bool] | None = N
     Raises:
         OSError: It cannot be made.
     """
+    for folder in new_folders(runs, kind):
+        write_run_id(folder, uuid.uuid4().hex)
+        free = False
+        try:
+            free = claim is None or claim(folder)
+        finally:
+            if not free:
+                shutil.rmtree(folder)
+        if free:
+            return folder
+    raise AssertionError("unreachable")
+
+
+def new_folders(runs: Path, kind: str) -> Iterator[Path]:
+    """Make and yield folders `KIND_N` with the next free N, one after the other."""
     mark = f"{kind}_"
     taken = (path.name.removeprefix(mark) for path in runs.glob(f"{mark}*"))
     first = max((int(number) + 1 for number in taken if number.isdigit()), default=0)
     for number in itertools.count(first):
-        with contextlib.suppress(FileExistsError):
-            folder = runs / f"{mark}{number}"
+        folder = runs / f"{mark}{number}"
+        try:
             folder.mkdir(parents=True)
-            write_run_id(folder, uuid.uuid4().hex)
-            free = False
-            try:
-                free = claim is None or claim(folder)
-            finally:
-                if not free:
-                    shutil.rmtree(folder)
-            if free:
-                return folder
-    raise AssertionError("unreachable")
+        except FileExistsError:  # another process has made it
+            continue
+        yield folder
 
 
 def drop_rows_after(path: Path, step: int, rows: int | None = None) -> int:

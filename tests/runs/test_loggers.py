@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from remote_logger import RemoteLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_fit import TINY_RUN
 
 from gpt_lightning.cli import main
-from gpt_lightning.runs.logger import RunLogger, claim_folder
+from gpt_lightning.runs.logger import RunLogger, claim_folder, continue_logger
 
 TINY = [*TINY_RUN, "--data.batch_size=4", "--trainer.log_every_n_steps=1"]
 RUNS = Path("lightning_logs") / "run"
@@ -143,6 +144,21 @@ def test_runs_that_start_at_once_have_folders_of_their_own(tmp_path):
         made = list(pool.map(lambda _: claim_folder(tmp_path / "runs", "version"), range(64)))
     assert len(set(made)) == 64
     assert all(folder.is_dir() for folder in made)
+
+
+def test_other_loggers_that_start_at_once_have_folders_of_their_own_too():
+    """Lightning takes the next free number and makes the folder later."""
+    for kind in (CSVLogger, TensorBoardLogger):
+        loggers = [kind("mine", name=kind.__name__) for _ in range(3)]
+        for logger in loggers:
+            continue_logger(logger, None)
+        assert [Path(logger.log_dir).name for logger in loggers] == [
+            "version_0", "version_1", "version_2",
+        ]  # fmt: skip
+        for logger in loggers:
+            logger.log_metrics({"loss": 1.0}, step=1)
+            logger.save()
+            assert list(Path(logger.log_dir).iterdir())
 
 
 def test_a_logger_claims_its_folder_once_and_leaves_none_if_nothing_happened(tmp_path):
