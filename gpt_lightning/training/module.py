@@ -95,9 +95,8 @@ class GPTModule(EvaluationModule):
         if not hasattr(self, "model"):
             check_memory(self.config)
             torch.set_float32_matmul_precision(self.settings.matmul_precision)
-            with torch.device(
-                "cpu"
-            ):  # in Lightning's device context the GPU would draw the weights
+            # on the CPU: in Lightning's device context the GPU would draw the weights
+            with torch.device("cpu"):
                 self.model = GPT(self.config)
             if self.init_from is not None:
                 self.model.load_state_dict(initial_weights(self.init_from, self.config))
@@ -210,12 +209,12 @@ class GPTModule(EvaluationModule):
                 data.restart()
             return
         finders: tuple[type[L.Callback], ...] = (LearningRateFinder, BatchSizeFinder)
-        if any(find_callback(self.trainer, finder) for finder in finders):
+        theirs, fitting = Checkpoint.of(checkpoint, path), is_fitting(self.trainer)
+        if fitting and any(find_callback(self.trainer, finder) for finder in finders):
             raise UserError(
                 "LearningRateFinder and BatchSizeFinder make Lightning forget the step of the "
                 "checkpoint: set what they found in the new run, and resume without them"
             )
-        theirs, fitting = Checkpoint.of(checkpoint, path), is_fitting(self.trainer)
         allow_changes = data is not None and data.settings.allow_changes
         address = "this run's data" if data is None else data.address
         if "PL_GLOBAL_SEED" not in os.environ:
