@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -67,6 +68,14 @@ def test_samples_see_what_lasts() -> None:
     found = memory_meter.sampled_memory(work, lambda: level[0], lambda: None)
     assert found.phases == {"first": PhaseMemory(begin=5, peak=9, end=7)}
     assert found.largest(["first"]) is None  # samples know no single allocation
+
+
+def test_no_sample_is_taken_after_the_work() -> None:
+    found = memory_meter.sampled_memory(lambda phase: None, lambda: 5, lambda: None)
+    n_samples = len(found.timeline)
+    assert not [t for t in threading.enumerate() if "(run)" in t.name]
+    time.sleep(0.02)  # twenty samples
+    assert len(found.timeline) == n_samples
 
 
 def test_the_history_of_cuda_adds_up() -> None:

@@ -95,6 +95,33 @@ def test_a_mixture_keeps_its_proportions():
     assert mixed.counts(7 * BLOCK).tolist() == [5250, 1750]
 
 
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ([1.0, 1.0, 1.0], [334, 333, 333]),  # of equal remainders the first
+        ([2.0, 1.0], [667, 333]),
+        ([1.0, 6.0], [143, 857]),  # 142.86 and 857.14
+        ([0.0015, 0.9985], [2, 998]),
+        ([5.0], [1000]),
+    ],
+)
+def test_quotas_are_the_largest_remainders(weights, expected):
+    found = quotas({f"d{index}": weight for index, weight in enumerate(weights)})
+    assert found.tolist() == expected
+    assert found.sum() == BLOCK
+
+
+def test_shares_are_those_of_the_samples_so_far():
+    mixed = mixture()
+    assert mixed.shares(0, 0) == {"a": 0.0, "b": 0.0}
+    shares = mixed.shares(0, 2 * BLOCK)
+    assert shares == {"a": 0.75, "b": 0.25}
+    which = mixed.read(0, 0, 100, 0, 1)[:, 0] >= 10**6
+    assert mixed.shares(0, 100)["b"] == pytest.approx(which.mean())
+    epoch = mixed.n_windows
+    assert mixed.shares(1, 50) == mixed.shares(0, epoch + 50)
+
+
 def test_a_mixture_reads_every_window_of_each_dataset_before_any_again():
     mixed = mixture()
     first = mixed.read(0, 0, 4 * BLOCK, 0, 1)[:, 0]

@@ -223,3 +223,58 @@ def test_fit_from_an_address(server, tmp_path, monkeypatch, capsys):
     (tmp_path / "data" / "cache").rename(tmp_path / "old")
     assert main(["fit", *lost, *more, "--data.batch_size=2"]) == 2
     assert capsys.readouterr().err.startswith("error: cannot fetch http://127.0.0.1")
+
+
+def test_six_attempts_have_pauses_that_double_to_15_seconds(monkeypatch, capsys):
+    pauses, calls = [], []
+    monkeypatch.setattr(remote.time, "sleep", pauses.append)
+
+    def lost(system, path):
+        calls.append(path)
+        raise ConnectionError("reset  by\npeer")
+
+    with pytest.raises(
+        UserError, match=r"cannot fetch memory://x after 6 attempts \(reset by peer"
+    ):
+        remote.attempts("memory://x", lost)
+    assert len(calls) == 6
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0]  # 15.5 s
+    said = capsys.readouterr().out
+    assert said == "cannot fetch memory://x (reset by peer): trying 5 times more\n"
+    pauses.clear()
+    answers = iter([TimeoutError(), "content"])
+
+    def once(system, path):
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert remote.attempts("memory://x", once, "write") == "content"
+    assert pauses == [0.5]
+    assert "cannot write memory://x (TimeoutError)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, NotADirectoryError, PermissionError])
+def test_what_another_attempt_cannot_mend_is_said_at_once(error, monkeypatch):
+    monkeypatch.setattr(remote.time, "sleep", lambda seconds: pytest.fail("a pause"))
+
+    def refuse(system, path):
+        raise error
+
+    for action, problem in (("fetch", "does not exist"), ("write", "cannot be used to write")):
+        with pytest.raises(UserError, match=rf"memory://x {problem} \({error.__name__}\)"):
+            remote.attempts("memory://x", refuse, action)
+
+
+def test_a_damaged_file_of_the_cache_is_fetched_again(server, dataset, tmp_path):
+    data = opened(server, tmp_path)
+    whole = data.stream("train", 16).windows(np.array([0]), 16)
+    (kept,) = [p for p in (tmp_path / "data").rglob("*.npy") if p.stat().st_size]
+    content = bytearray(kept.read_bytes())
+    content[-1] ^= 1
+    kept.write_bytes(content)
+    server.requests.clear()
+    again = opened(server, tmp_path).stream("train", 16).windows(np.array([0]), 16)
+    assert np.array_equal(again, whole)
+    assert len([name for name in server.requests if name.endswith(".npy")]) == 1
