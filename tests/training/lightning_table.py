@@ -256,14 +256,14 @@ ARGUMENTS = [
     works(
         "strategy",
         {"strategy": "ddp", "devices": 2},
-        lambda run: run.rows[-1]["perf/tokens"] == 4 * 2 * 2 * 16,
+        lambda run: max(row.get("perf/tokens", 0) for row in run.rows) == 4 * 2 * 2 * 16,
         "Each rank reads its own part of every step.",
         slow=True,
     ),
     works(
         "strategy",
         {"strategy": "ddp_find_unused_parameters_true", "devices": 2},
-        lambda run: run.rows[-1]["perf/tokens"] == 4 * 2 * 2 * 16,
+        lambda run: max(row.get("perf/tokens", 0) for row in run.rows) == 4 * 2 * 2 * 16,
         "As `ddp`, also for a module that skips some of its weights.",
         slow=True,
     ),
