@@ -35,8 +35,8 @@ def test_a_runs_own_file_says_null_where_nothing_was_set(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        "trainer:\n",
-        "model:\ntrainer: {max_epochs: 1}\n",
+        "trainer: {}\n",
+        "model: {}\ntrainer: {max_epochs: 1}\n",
         "trainer: {max_epochs: 1, max_steps: -1}\n",
     ],
 )
