@@ -201,9 +201,9 @@ def test_a_file_behind_a_url(memory: MemoryFileSystem, tmp_path: Path) -> None:
 def test_urls_that_lead_nowhere(memory: MemoryFileSystem, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     for source, said in {
-        "memory://none.jsonl": r"cannot read memory://none\.jsonl: FileNotFoundError",
+        "memory://none.jsonl": r"cannot read memory://none\.jsonl: no such file",
         "memory://none/*.jsonl": "holds no documents",
-        "memory://none.txt": r"cannot read memory://none\.txt: FileNotFoundError",
+        "memory://none.txt": r"cannot read memory://none\.txt: no such file",
         "nosuch://x/a.jsonl": "cannot read nosuch://x/a.jsonl: ValueError: Protocol not known",
     }.items():
         with pytest.raises(UserError, match=said):
@@ -257,8 +257,8 @@ def test_a_dataset_of_the_hub(hub: Hub, tmp_path: Path) -> None:
     for source, said in {
         "hf:org/name:large": "hold only the beginning of train: give the dataset's own files",
         "hf:org/name:default:dev": "no split 'dev' in the configuration 'default'",
-        "hf:": "expected hf:NAME",
-        "hf:a:b:c:d": "expected hf:NAME",
+        "hf:": "expected hf:OWNER/NAME",
+        "hf:a:b:c:d": "expected hf:OWNER/NAME",
     }.items():
         with pytest.raises(UserError, match=said):
             prepare(source, out=str(tmp_path / "none"), workers=1)
