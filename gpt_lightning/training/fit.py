@@ -135,7 +135,8 @@ class GPTCLI(LightningCLI):
         ranks.check_launcher(trainer.devices)
         self._check_data(config)
         resolve_precision(trainer)
-        for callback in trainer.callbacks or ():
+        callbacks = trainer.callbacks or ()
+        for callback in callbacks if isinstance(callbacks, list | tuple) else [callbacks]:
             for key, value in callback.get("init_args", {}).items():
                 if isinstance(value, Enum):  # Timer's default, which config.yaml cannot hold
                     callback.init_args[key] = value.value
