@@ -197,19 +197,12 @@ def test_the_batch_size_finder_leaves_no_trace(as_callback):
     assert same(module, alone)
 
 
-@pytest.mark.slow
-def test_a_finder_among_the_callbacks_of_the_command(capsys):
-    options = ("data.text_file=text.txt", "data.tokenizer=char", "run_name=run")
-    argv = ["fit", *TINY_MODEL, *(f"--{o}" for o in options)]
-    finder = (
-        "--trainer.callbacks+=LearningRateFinder",
-        "--trainer.callbacks.num_training_steps=30",
-    )
-    cli = run_cli([*argv, *finder, "--trainer.max_steps=4"])
-    assert cli.trainer.global_step == 4
-    assert cli.model.learning_rate != 6e-4
+def test_a_finder_on_a_resume_is_refused():
+    trainer = stock(max_steps=3)
+    trainer.fit(make(), data())
+    trainer.save_checkpoint("3.ckpt")
     with pytest.raises(UserError, match="resume without them"):
-        run_cli([*argv, *finder, "--trainer.max_steps=6", "--resume=auto"])
+        stock(LearningRateFinder()).fit(make(), data(), ckpt_path="3.ckpt", weights_only=True)
 
 
 class OwnOptimizer(GPTModule):
