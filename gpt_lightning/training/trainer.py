@@ -64,8 +64,6 @@ REFUSED: dict[type[L.Callback], str] = {
     stock.GradientAccumulationScheduler: "would change the step in the middle of the run: end it "
     "with trainer.max_steps, then continue with --resume auto --data.allow_changes true and "
     "another trainer.accumulate_grad_batches",
-    stock.LearningRateFinder: "tries rates that the run's own schedule sets: set "
-    "model.learning_rate, and compare short runs",
     stock.ModelPruning: "keeps its masks in no checkpoint, so that no resume would be exact: prune "
     "the trained model of gpt_lightning.load_model",
     stock.SpikeDetection: "only notes batches that should be skipped, and nothing skips them: set "

@@ -101,9 +101,9 @@ class Row:
     Attributes:
         name: Argument of the Trainer, or class of a callback or logger.
         given: Arguments of the Trainer by name; objects where the command line names a class.
-        verdict: works, or refused: one line on standard error, exit code 2, nothing written.
+        verdict: works, or error: one line on standard error, exit code 2, nothing written.
         sentence: Explanation for people.
-        says: refused: part of the message.
+        says: error: part of the message.
         check: works: assertion over the run that the argument had its effect.
         also: Further options of the command line.
         label: Text for `given` in the document; None: the arguments.
@@ -112,7 +112,7 @@ class Row:
 
     name: str
     given: dict[str, Any]
-    verdict: Literal["works", "refused"]
+    verdict: Literal["works", "error"]
     sentence: str
     says: str = ""
     check: Callable[[Run], object] | None = None
@@ -143,7 +143,7 @@ def works(
 
 def refused(name: str, given: dict[str, Any], says: str, sentence: str, **kwargs: Any) -> Row:
     """Return a row that is an error before anything is written."""
-    return Row(name, given, "refused", sentence, says=says, **kwargs)
+    return Row(name, given, "error", sentence, says=says, **kwargs)
 
 
 # ---- checks of more than a line ------------------------------------------------------------------
@@ -242,7 +242,7 @@ ARGUMENTS = [
         "accelerator",
         {"accelerator": "auto"},
         lambda run: run.module.device.type in ("cpu", "cuda", "mps"),
-        "Takes the best device of the machine. `gpu`, `cuda` and `mps` are refused on a machine "
+        "Takes the best device of the machine. `gpu`, `cuda` and `mps` are errors on a machine "
         "without one.",
     ),
     refused("accelerator", {"accelerator": "tpu"}, "expected auto, cpu, gpu", "No TPU or HPU."),
@@ -322,7 +322,7 @@ ARGUMENTS = [
         "precision",
         {"precision": "transformer-engine"},
         "transformer_engine is not installed: pip install",
-        "Without the package; `16-mixed` on a CPU is refused too.",
+        "Without the package. `16-mixed` on a CPU is an error too.",
     ),
     works(
         "logger",
@@ -357,7 +357,7 @@ ARGUMENTS = [
         "max_epochs",
         {"max_epochs": 2, "limit_train_batches": 3, **EPOCHS},
         lambda run: run.trainer.global_step == 6 and run.watch.validated == [3, 6],
-        "Epochs of the run. A cosine whose end is later is said at the start.",
+        "Epochs of the run. If the cosine ends later, a line at the start prints this.",
     ),
     works("max_epochs", {"max_epochs": -1, "max_steps": 3}, steps(3), "No limit of epochs."),
     refused("max_epochs", {"max_epochs": 0}, "nothing to train", "No run folder without a step."),
@@ -371,7 +371,7 @@ ARGUMENTS = [
             "callbacks": lambda: [Stop()],
         },
         steps(4),
-        "No earlier stop, whoever asks for it.",
+        "No callback stops the run earlier.",
         label="min_epochs 2, with a callback that stops",
     ),
     refused("min_epochs", {"min_epochs": 3, "max_epochs": 2}, "is above trainer.max_epochs", ""),
@@ -388,7 +388,7 @@ ARGUMENTS = [
             "callbacks": lambda: [Stop()],
         },
         steps(3),
-        "No earlier stop, whoever asks for it, and no stop in the first epoch.",
+        "No callback stops the run earlier, or in the first epoch.",
         label="min_steps 3, with a callback that stops",
     ),
     refused("min_steps", {"min_steps": 8, "max_steps": 4}, "is above trainer.max_steps", ""),
@@ -422,7 +422,7 @@ ARGUMENTS = [
         "limit_val_batches",
         {"limit_val_batches": 0},
         lambda run: not run.watch.validated and "validation  none" in run.output,
-        "No validation; the run says so.",
+        "No validation; a line at the start prints this.",
     ),
     refused("limit_val_batches", {"limit_val_batches": -2}, "at least 0", ""),
     works(
@@ -469,7 +469,7 @@ ARGUMENTS = [
         "val_check_interval",
         {"val_check_interval": 100},
         says("validation  none: the first is due after 100 micro-batches, the run has 4"),
-        "Beyond the run: no validation, and the run says so.",
+        "Beyond the run: no validation; a line at the start prints this.",
     ),
     refused("val_check_interval", {"val_check_interval": 0}, "trainer.limit_val_batches 0", ""),
     refused("val_check_interval", {"val_check_interval": -4}, "at least 0", ""),
@@ -744,11 +744,12 @@ CALLBACKS = [
         says("at the end"),
         "Functions of your own.",
     ),
-    refused(
+    works(
         "LearningRateFinder",
-        {"callbacks": lambda: [cb.LearningRateFinder()]},
-        "set model.learning_rate",
-        "The run's own schedule sets the rates.",
+        {"callbacks": lambda: [cb.LearningRateFinder(num_training_steps=30)]},
+        lambda run: run.module.learning_rate != 6e-4,
+        "Sets the peak of the schedule. A resume without the callback continues with that rate as "
+        "--model.learning_rate.",
     ),
     works(
         "LearningRateMonitor",
@@ -942,10 +943,11 @@ TABLES = {"Arguments": ARGUMENTS, "Callbacks": CALLBACKS, "Loggers": LOGGERS}
 HEAD = """# Lightning's Trainer in `gpt-lightning fit`
 
 Every argument of Lightning's Trainer, every callback and every logger that comes with Lightning,
-and what `gpt-lightning fit` does with it. *works*: it does what Lightning documents. *refused*: one
-line on standard error, exit code 2, and nothing is written. `tests/training/lightning_table.py`
-holds these rows, and a test runs each of them. A key is written `--trainer.NAME VALUE`, or below
-`trainer:` in YAML; [configuration.md](configuration.md) has the other keys.
+and what `gpt-lightning fit` does with it. *works*: it does what Lightning documents. *error*: one
+line on standard error, exit code 2, and nothing is written. The last column has the reason, or the
+effect. `tests/training/lightning_table.py` holds these rows, and a test runs each of them. A key is
+written `--trainer.NAME VALUE`, or below `trainer:` in YAML; [configuration.md](configuration.md)
+has the other keys.
 """
 
 

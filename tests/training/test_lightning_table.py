@@ -96,7 +96,7 @@ def test_works(row, folder, capsys, caplog):
     assert row.check(run), (run.watch.__dict__, run.files, run.output[-3000:], run.rows[-3:])
 
 
-@pytest.mark.parametrize("row", cases("refused"))
+@pytest.mark.parametrize("row", cases("error"))
 def test_is_refused(row, folder, capsys):
     if row.also:  # not for Trainer alone
         theirs = row.given.get("callbacks", list)()
