@@ -11,7 +11,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal
 from urllib.parse import urlsplit
 
-from gpt_lightning.data.remote import on_file_system
 from gpt_lightning.errors import UserError, reason_of
 from gpt_lightning.files import explained
 
@@ -182,6 +181,8 @@ def explained_url(url: str) -> Iterator[None]:
 
 
 def _remote(source: str) -> list[Input]:
+    from gpt_lightning.data.remote import on_file_system  # needs fsspec, local files do not
+
     with explained_url(source):
         system, path = on_file_system(source)
         if any(character in path for character in "*["):  # a ? begins a URL's query

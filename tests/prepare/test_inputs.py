@@ -204,7 +204,7 @@ def test_urls_that_lead_nowhere(memory: MemoryFileSystem, tmp_path: Path) -> Non
         "memory://none.jsonl": r"cannot read memory://none\.jsonl: no such file",
         "memory://none/*.jsonl": "holds no documents",
         "memory://none.txt": r"cannot read memory://none\.txt: no such file",
-        "nosuch://x/a.jsonl": "cannot read nosuch://x/a.jsonl: ValueError: Protocol not known",
+        "nosuch://x/a.jsonl": "nosuch://x/a.jsonl: Protocol not known: nosuch",
     }.items():
         with pytest.raises(UserError, match=said):
             prepare(source, out=out, workers=1)

@@ -175,7 +175,7 @@ def test_input_that_makes_no_dataset(source: Path, tmp_path: Path, content: str,
 
 @pytest.mark.parametrize("tokenizer", ["char", "byte"])
 def test_tokenizers_without_end_of_text(source: Path, tmp_path: Path, tokenizer: str) -> None:
-    with pytest.raises(UserError, match="end-of-text tokens: use --tokenizer gpt2"):
+    with pytest.raises(UserError, match="end-of-text tokens: use the tokenizer gpt2"):
         prepare(str(source), tokenizer, str(tmp_path / "out"))
     assert list(tmp_path.iterdir()) == [source]
 
@@ -251,8 +251,8 @@ def test_jobs_of_an_array(source: Path, tmp_path: Path, capsys: pytest.CaptureFi
     ("options", "said"),
     [
         ({"workers": 0}, "workers is 0"),
-        ({"shard_index": 3, "shard_count": 3}, "expected 0 <= shard_index < shard_count"),
-        ({"shard_index": 0}, "expected 0 <= shard_index < shard_count"),
+        ({"shard_index": 3, "shard_count": 3}, "give --shard_count, the number of jobs, above every --shard_index"),
+        ({"shard_index": 0}, "give --shard_count, the number of jobs, above every --shard_index"),
         ({"shard_count": 0}, "shard_count is 0"),
         ({"shard_index": 0, "shard_count": 1, "merge": True}, "merge after all jobs, alone"),
     ],
