@@ -1,7 +1,8 @@
 """Stock Lightning with the same tiny model, as its documentation shows it: what do faults do there?
 
 python stock.py FOLDER STEPS [resume] [FAULT STEP]: trains on FOLDER/text.txt and resumes from
-last.ckpt; FAULT is nan or term. Prints a line a step, and at the end a digest of the weights.
+last.ckpt; FAULT is nan, moment (a NaN in AdamW's state), stop (trainer.should_stop), term or hup.
+Prints a line a step, and at the end a digest of the weights.
 """
 
 import hashlib
@@ -36,8 +37,17 @@ class Stock(L.LightningModule):
             if self.fault == "nan":
                 return loss * float("nan")
             if self.calls == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
+                self._hurt()
         return loss
+
+    def _hurt(self) -> None:
+        if self.fault == "stop":
+            self.trainer.should_stop = True
+        elif self.fault == "moment":
+            for state in self.trainer.optimizers[0].state.values():
+                state["exp_avg"].view(-1)[0] = torch.nan
+        else:
+            os.kill(os.getpid(), {"term": signal.SIGTERM, "hup": signal.SIGHUP}[self.fault])
 
     def on_train_batch_end(self, *_: Any) -> None:
         print(f"step {self.global_step}/", flush=True)

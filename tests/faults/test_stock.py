@@ -68,6 +68,32 @@ def test_sigterm(folder, unhurt, case):
     case.stock.append(f"exit {ended.code}; resumed: {again}")
 
 
+@pytest.mark.case("R34")
+def test_should_stop_within_a_step(folder, unhurt, case):
+    ended = stock(folder, "stop", "11")
+    again = verdict(stock(folder, "resume"), unhurt)
+    case.stock.append(f"exit {ended.code}; resumed: {again}")
+
+
+@pytest.mark.case("R37")
+def test_lost_output_and_a_hangup(folder, case):
+    with start_stock(folder) as process:
+        process.wait_for(5)
+        process.process.stdout.close()
+        process.process.wait(LIMIT_S)
+        code = process.process.returncode
+    hangup = stock(folder, "hup", "11", wrap=["env", "--default-signal=HUP"])
+    saved = max(int(step) for step in re.findall(r"step (\d+)/", hangup.out))
+    case.stock.append(f"reader gone: exit {code}; SIGHUP: exit {hangup.code} in step {saved + 1}")
+
+
+@pytest.mark.case("R39")
+def test_a_moment_that_is_no_number(folder, case):
+    ended = stock(folder, "moment", "30")
+    finite = re.search(r"finite (\w+)", ended.out)
+    case.stock.append(f"exit {ended.code}, weights finite: {finite[1] if finite else '-'}")
+
+
 @pytest.mark.case("R06")
 def test_full_disk(folder, case):
     with start_stock(folder) as process:

@@ -183,6 +183,8 @@ class Slot:
         import pytest
 
         os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background both are
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored, and tests send them
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for descriptor in (1, 2):
             os.dup2(log, descriptor)
@@ -281,7 +283,7 @@ def results(
         names: Test files of each module.
         folder: Empty folder for the copies of the repository.
         jobs: Mutants at a time.
-        measured: File with the seconds of the test files; it is written if it does not exist.
+        measured: File with the seconds of test files; those that it lacks are added.
     """
     slots = [Slot(folder / f"slot{number}", names.root) for number in range(jobs)]
     of = {
@@ -290,12 +292,12 @@ def results(
     }
     files = sorted({path for paths in of.values() for path in paths})
     began = time.monotonic()
+    seconds: dict[Path, float] = {}
     if measured is not None and measured.exists():
         seconds = {Path(name): took for name, took in json.loads(measured.read_text()).items()}
-    else:
-        seconds = baseline(slots, files)
-        if measured is not None:
-            measured.write_text(json.dumps({str(path): took for path, took in seconds.items()}))
+    seconds |= baseline(slots, [path for path in files if path not in seconds])
+    if measured is not None:
+        measured.write_text(json.dumps({str(path): took for path, took in seconds.items()}))
     print(f"{len(seconds)} test files pass without a mutant, {time.monotonic() - began:.0f} s")
     work: list[Job] = []
     for mutant in mutants:
