@@ -239,6 +239,9 @@ def ended(slots: Sequence[Slot], jobs: Sequence[Job]) -> Iterator[tuple[int, str
     running: dict[int, tuple[int, Job]] = {}
     while waiting or running:
         for place, slot in enumerate(slots):
+            while waiting and not waiting[-1][1][0]:  # no test: nothing can fail
+                number, _ = waiting.pop()
+                yield number, "passed", 0.0, ""
             if place not in running and waiting:
                 number, job = waiting.pop()
                 running[place] = (number, job)
@@ -256,13 +259,21 @@ def ended(slots: Sequence[Slot], jobs: Sequence[Job]) -> Iterator[tuple[int, str
 
 
 def baseline(slots: Sequence[Slot], tests: Sequence[Path]) -> dict[Path, float]:
-    """Return the seconds of each test file without a mutant; files that fail are left out."""
+    """Return the seconds of each test file without a mutant; files that fail are left out.
+
+    A file that fails is run once more: a busy machine may have been the reason.
+    """
     seconds: dict[Path, float] = {}
-    for number, end, took, output in ended(slots, [([path], None, 900.0) for path in tests]):
-        if end == "passed":
-            seconds[tests[number]] = took
-        elif end != "no tests":  # its marker is not selected, or it is skipped
-            print(f"{tests[number]}: {end} without a mutant, not used\n{output[-2000:]}")
+    for attempt in (1, 2):
+        failed = []
+        for number, end, took, output in ended(slots, [([path], None, 900.0) for path in tests]):
+            if end == "passed":
+                seconds[tests[number]] = took
+            elif end != "no tests":  # its marker is not selected, or it is skipped
+                failed.append(tests[number])
+                if attempt == 2:
+                    print(f"{tests[number]}: {end} without a mutant, not used\n{output[-2000:]}")
+        tests = failed
     return seconds
 
 
@@ -302,7 +313,6 @@ def results(
     work: list[Job] = []
     for mutant in mutants:
         tests = ordered(mutant, of[mutant.module], seconds)
-        assert tests, f"no test file names {mutant.module}"
         work.append((tests, mutant, 3 * sum(seconds[path] for path in tests) + 15))
     kinds = {"passed": "survived", "failed": "killed", "timeout": "timeout"}
     for number, end, took, output in ended(slots, work):
