@@ -148,7 +148,8 @@ def check_numbers(given: dict[str, Any]) -> None:
                 f"trainer.{key} is {value}; expected a fraction from 0 to 1 or a whole number"
             )
     for key in ("max_steps", "max_epochs", "limit_train_batches"):
-        if given.get(key) == 0 and not given.get("fast_dev_run"):
+        evaluates = key == "max_steps" and given.get("num_sanity_val_steps") == -1  # at step 0
+        if given.get(key) == 0 and not given.get("fast_dev_run") and not evaluates:
             raise UserError(f"trainer.{key} is 0, so there is nothing to train: raise it")
     for unit in ("steps", "epochs"):
         low, high = given.get(f"min_{unit}"), given.get(f"max_{unit}")
