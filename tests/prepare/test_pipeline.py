@@ -251,7 +251,10 @@ def test_jobs_of_an_array(source: Path, tmp_path: Path, capsys: pytest.CaptureFi
     ("options", "said"),
     [
         ({"workers": 0}, "workers is 0"),
-        ({"shard_index": 3, "shard_count": 3}, "give --shard_count, the number of jobs, above every --shard_index"),
+        (
+            {"shard_index": 3, "shard_count": 3},
+            "give --shard_count, the number of jobs, above every --shard_index",
+        ),
         ({"shard_index": 0}, "give --shard_count, the number of jobs, above every --shard_index"),
         ({"shard_count": 0}, "shard_count is 0"),
         ({"shard_index": 0, "shard_count": 1, "merge": True}, "merge after all jobs, alone"),
