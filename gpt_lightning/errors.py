@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import NoReturn
 
-EXIT_PEER = 75  # EX_TEMPFAIL: the same command may succeed
+EXIT_PEER = 75  # EX_TEMPFAIL of sysexits.h: the same command may succeed later
 CONTINUE = "start the same command with --resume auto to continue"
 
 
@@ -27,7 +27,7 @@ class MemoryExhaustedError(RuntimeError):
 
 
 class PeerError(RuntimeError):
-    """Another rank, or the machine it runs on, has failed. This rank did nothing wrong.
+    """Failure of another rank or of its machine.
 
     The command line prints the message without a traceback and exits with 75: the same command with
     `--resume auto` continues.

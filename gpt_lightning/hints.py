@@ -84,7 +84,7 @@ def unknown_argument(given: str, options: Sequence[str], positionals: Sequence[s
 
 
 def hint_at(word: str, options: Sequence[str]) -> str:
-    """Return the hint at the key that a word means, or an empty string."""
+    """Return the hint at the key of a word, or an empty string."""
     removed = REMOVED.get(word)
     if removed is not None and word not in options:
         return f": {removed}"
@@ -93,7 +93,7 @@ def hint_at(word: str, options: Sequence[str]) -> str:
 
 
 def suggestion(word: str, options: Sequence[str]) -> str:
-    """Return the key that a word means: by words.yaml, by its end, or by its letters."""
+    """Return the key of a word: by words.yaml, by the last part of the key, or by similarity."""
     word = word.replace("-", "_")
     table = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
     for name in (word, word.rpartition(".")[2]):
@@ -108,7 +108,7 @@ def suggestion(word: str, options: Sequence[str]) -> str:
 
 
 def wrong_value(key: str, text: str) -> str:
-    """Return the error of a value: what it is, and what it must be."""
+    """Return the error of a value, with the value that was expected."""
     if problem := class_problem(key, text):
         return problem
     if found := re.match(r"Unable to load config (?:'(.*?)'|\"(.*?)\")(?: - (.*))?$", text):
@@ -131,7 +131,7 @@ def wrong_value(key: str, text: str) -> str:
 def class_problem(key: str, text: str) -> str:
     """Return the error of a class that a key names, or an empty string.
 
-    jsonargparse's text holds the errors of the class's own parser, which `explain` has made.
+    jsonargparse's text contains the errors of the parser of that class, which `explain` has made.
     """
     name = re.search(r"class_path'?[=:] ?'(?:[\w.]+\.)?(\w+)'", text)
     problem = r"Problem with given class_path '([\w.]+)': (.*?)(?= - Expected| - Not| Given|$)"
@@ -174,7 +174,7 @@ def expectations(text: str) -> Iterator[str]:
 
 
 def explain_yaml(error: yaml.MarkedYAMLError, text: str) -> str:
-    """Return the place of a mistake in a YAML text, and what to do."""
+    """Return the place of a mistake in a YAML text, and the fix."""
     mark = error.problem_mark or error.context_mark
     line = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
     place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""

@@ -1,4 +1,4 @@
-"""Standard output and error whose loss cannot end a command."""
+"""Standard output and standard error whose loss cannot end a command."""
 
 import contextlib
 import os
@@ -10,16 +10,16 @@ from gpt_lightning.errors import UserError
 
 
 class LastingStream:
-    """Text stream that drops what its file does not take any more.
+    """Text stream that drops its text after the first error of its file.
 
-    The reader of a pipe goes away, a terminal is closed, a disk is full: from then on the output is
-    dropped, a warning is printed once on standard error or output, and the command continues.
+    The reader of a pipe goes away, a terminal is closed, or a disk is full. Then a warning is
+    printed once on the other stream, later text is dropped, and the command continues.
 
     Args:
         name: Name of the stream in the warning.
         stream: Stream, with or without a file descriptor.
-        prints_only: True for a command that does nothing but print. The end of its reader ends it
-            with exit code 0; another error is an error.
+        prints_only: True for a command that does nothing but print. If the reader goes away, the
+            command ends with exit code 0; another error is a UserError.
     """
 
     def __init__(self, name: str, stream: Any, prints_only: bool) -> None:
@@ -45,7 +45,7 @@ class LastingStream:
         descriptor = os.open(os.devnull, os.O_WRONLY)
         with contextlib.suppress(OSError, AttributeError, ValueError):  # a notebook's has none
             if self._stream.fileno() in (1, 2):
-                # for what is still in the buffer, and for child processes
+                # for text in the buffer, and for child processes
                 os.dup2(descriptor, self._stream.fileno())
         self._stream = os.fdopen(descriptor, "w")
         if self._prints_only and isinstance(error, BrokenPipeError):
@@ -65,10 +65,10 @@ def lasting_output(prints_only: bool = False) -> Iterator[None]:
     """Replace sys.stdout and sys.stderr by streams whose loss cannot end a command.
 
     Args:
-        prints_only: True for a command that does nothing but print; standard output ends it.
+        prints_only: True for a command that does nothing but print; losing standard output ends it.
     """
-    # A missing descriptor 0, 1 or 2 would be taken by the next file that is opened, a checkpoint
-    # for example, and prints of C++ would be written into it.
+    # The next file that is opened, for example a checkpoint, would get a missing descriptor 0, 1 or
+    # 2, and prints of C++ would be written into this file.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Ranks of one machine: their process group and their ends, and a maximum over ranks."""
+"""Ranks of one machine: their connection, their exit codes, and a maximum over ranks."""
 
 import atexit
 import contextlib
@@ -29,9 +29,9 @@ CLUSTERS = (
 )
 LOOPBACK = "127.0.0.1"
 
-PARENT = "GPT_LIGHTNING_PARENT"  # variable of a rank with the process that has started it
+PARENT = "GPT_LIGHTNING_PARENT"  # environment variable with the process ID of rank 0
 POLL_S = 0.25
-PATIENCE_S = 15.0  # a failed rank needs some seconds to end
+PATIENCE_S = 15.0  # longest time that a failed rank needs to end
 
 # texts of gloo, NCCL and the rendezvous when another rank is gone
 LOST_PEER = (
@@ -133,7 +133,7 @@ class RankLauncher(_SubprocessScriptLauncher):
 
         Raises:
             PeerError: Another rank was killed.
-            SystemExit: Another rank has printed an error; has its exit code.
+            SystemExit: Another rank has printed an error; the code is that of the other rank.
         """
         self._ended = threading.Event()
         os.environ[PARENT] = str(os.getpid())
@@ -154,7 +154,7 @@ class RankLauncher(_SubprocessScriptLauncher):
             self._ended.set()
 
     def end(self, patience_s: float) -> None:
-        """Wait for the other ranks, and kill those that are left."""
+        """Wait for the other ranks, and kill the ranks that still run after `patience_s`."""
         self._ended.set()
         until = time.monotonic() + patience_s
         for process in self.procs:
@@ -164,11 +164,11 @@ class RankLauncher(_SubprocessScriptLauncher):
             process.wait()
 
     def _failure(self, patience_s: float) -> PeerError | SystemExit | None:
-        """Return the end of another rank that has failed; None if none fails in time."""
+        """Return the failure of another rank; None if no rank fails within `patience_s`."""
         until = time.monotonic() + patience_s
         while True:
             ends = [(p.poll() or 0, rank) for rank, p in enumerate(self.procs, 1)]
-            code, rank = min(ends)  # a killed one first
+            code, rank = min(ends)  # a killed rank first: its code is negative
             if code < 0:
                 name = signal.Signals(-code).name
                 reason = " (out of memory?)" if name == "SIGKILL" else ""
@@ -184,7 +184,7 @@ class RankLauncher(_SubprocessScriptLauncher):
         while (failure := self._failure(0.0)) is None:
             if self._ended.wait(POLL_S):
                 return
-        if not self._ended.wait(PATIENCE_S / 3):  # usually this rank has an error of its own now
+        if not self._ended.wait(PATIENCE_S / 3):  # usually this rank fails within this time
             self.end(0.0)
             if isinstance(failure, PeerError):
                 leave(str(failure), EXIT_PEER)
@@ -193,7 +193,7 @@ class RankLauncher(_SubprocessScriptLauncher):
 
 
 def supervise(strategy: Strategy) -> None:
-    """Make ranks that this program starts end together, whichever of them fails first."""
+    """Make all ranks that this program starts end when one of them fails."""
     launcher = strategy.launcher
     if PARENT in os.environ:
         threading.Thread(target=_outlive, args=(int(os.environ[PARENT]),), daemon=True).start()
@@ -216,7 +216,7 @@ def _outlive(parent: int) -> None:
 
 
 def leave(reason: str, code: int) -> NoReturn:
-    """Print a reason and end the process at once, from a thread: the main thread hangs."""
+    """Print a reason and end the process at once; a thread calls this if the main thread hangs."""
     print(f"error: {reason}", file=sys.stderr, flush=True)
     os._exit(code)
 

@@ -25,7 +25,7 @@ of Settings.
 | run_id | identity of the run, as in run.json of its folder |
 | metrics_rows | rows of metrics.jsonl when the file was saved |
 
-Schema 2 did not have the last three. Schema 1 had `position`, `run` and `machine` for
+Schema 2 did not have the last four. Schema 1 had `position`, `run` and `machine` for
 data_position, run_identity and environment; its data_identity and shards were part of the loader's
 state, as `order` and `shards`.
 """
@@ -53,7 +53,7 @@ def check_run(path: Path, run: Path) -> None:
     """Check that a checkpoint was saved by the run of a folder.
 
     Raises:
-        UserError: another run has saved it, or it is not one of ours.
+        UserError: Another run has saved the checkpoint, or it is not one of ours.
     """
     theirs, ours = load_checkpoint(path).record.run_id, run_id(run)
     if theirs != ours:
@@ -64,7 +64,7 @@ def check_run(path: Path, run: Path) -> None:
 
 
 def is_of_another_run(path: Path, run: Path) -> bool:
-    """Return whether another run has saved a checkpoint; False for a file that is damaged."""
+    """Return whether another run has saved a checkpoint; False for a damaged file."""
     try:
         return load_checkpoint(path).record.run_id != run_id(run)
     except UserError:
@@ -72,7 +72,7 @@ def is_of_another_run(path: Path, run: Path) -> bool:
 
 
 def newest_checkpoint(run: Path) -> Path | None:
-    """Return the whole checkpoint of the highest step of a run folder, or None.
+    """Return the undamaged checkpoint of the highest step of a run folder, or None.
 
     A damaged file, and one of another run, is skipped with a warning on standard error.
     """
@@ -106,6 +106,8 @@ class RunRecord:
         run_identity: Settings of the Trainer that decide the numbers, and the seed.
         environment: Versions, device, threads, ranks.
         run_id: Identity of the run folder; None without one.
+        spikes: State of SpikeGuard; empty without model.skip_spikes.
+        micro_batches: Micro-batches done of an unfinished step.
         metrics_rows: Rows in the run's metrics file; None without one.
     """
 
@@ -233,7 +235,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint without a look at its digest.
+    """Read a checkpoint without checking its digest.
 
     Raises:
         UserError: the file is missing, would run code, or is not one of ours.

@@ -34,7 +34,7 @@ from gpt_lightning.runs.digests import (
 if TYPE_CHECKING:
     from gpt_lightning.runs.host_copy import HostCopy
 
-SPARE_BYTES = 2**20
+SPARE_BYTES = 2**20  # of the disk, in addition to a checkpoint
 
 
 class DurableCheckpointIO(CheckpointIO):
@@ -48,14 +48,15 @@ class DurableCheckpointIO(CheckpointIO):
         Args:
             checkpoint: Lightning's dict.
             path: File to write.
-            storage_options: Function that writes it, as RunCheckpoint passes; None: write it now.
+            storage_options: Function that writes the checkpoint, from RunCheckpoint; None: write it
+                now.
         """
         (storage_options or write_durable_checkpoint)(checkpoint, Path(path))
 
     def load_checkpoint(
         self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        has_digest = check_digest(Path(path), required=False)  # --resume has required it
+        has_digest = check_digest(Path(path), required=False)  # --resume has checked that it exists
         check_archive(Path(path))
         # ignores the caller and the environment: a checkpoint runs no code
         loaded: dict[str, Any] = torch.load(
@@ -73,8 +74,9 @@ class DurableCheckpointIO(CheckpointIO):
 class Saver:
     """Write the checkpoints of one run, one after the other.
 
-    Loader workers may be forked while the thread runs. The thread has no lock that a worker needs,
-    the file that it writes has no buffer that a worker could flush, and the worker closes it.
+    Loader workers may be forked while the thread runs. The thread holds no lock that a worker
+    needs. The thread's file has no buffer that a worker could flush, and the worker closes its copy
+    of the file.
 
     Args:
         asynchronous: False writes before `save` returns; True copies, and writes in a thread.
@@ -91,7 +93,7 @@ class Saver:
         self._written, self._check = written, check
         self._copy: HostCopy | None = None
         if asynchronous:
-            from gpt_lightning.runs import host_copy  # most runs need none
+            from gpt_lightning.runs import host_copy  # most runs do not need it
 
             self._copy = host_copy.HostCopy()
         self.is_prepared = not asynchronous
@@ -99,10 +101,14 @@ class Saver:
         self._error: BaseException | None = None
 
     def save(self, checkpoint: dict[str, Any], path: Path) -> None:
-        """Wait for the save before this one, and save.
+        """Wait for the previous save, and save.
+
+        Args:
+            checkpoint: Lightning's dict.
+            path: File to write.
 
         Raises:
-            UserError: This checkpoint, or the one before, cannot be written.
+            UserError: This checkpoint, or the previous one, cannot be written.
         """
         self.wait()
         if self._copy is None:
@@ -122,7 +128,7 @@ class Saver:
             self._start(self._copy.reservation(checkpoint))
 
     def wait(self) -> None:
-        """Return when nothing is being saved.
+        """Wait for the save in progress, if any.
 
         Raises:
             UserError: The last checkpoint could not be written.
@@ -132,7 +138,7 @@ class Saver:
             self.check()
 
     def check(self) -> None:
-        """Raise the error of the last save, if it has ended with one; never wait."""
+        """Raise the error of the last save, if that save has failed; never wait."""
         if self.thread is not None and not self.thread.is_alive():
             self.thread = None
             error, self._error = self._error, None
@@ -140,7 +146,7 @@ class Saver:
                 raise error
 
     def _start(self, work: Callable[[], Any]) -> None:
-        """Work in the thread; `check` and `wait` raise its error."""
+        """Start a thread that calls a function; `check` and `wait` raise the function's error."""
 
         def run() -> None:
             try:
@@ -162,11 +168,11 @@ class Saver:
         self._written(path)
 
 
-class Hashing:
+class HashingFile:
     """Unbuffered file with the SHA-256 of the bytes written to it.
 
-    Processes that are forked meanwhile, such as loader workers, close their copy of it: they would
-    keep the space of a deleted file.
+    A process that is forked meanwhile, such as a loader worker, closes its copy of the file.
+    Otherwise the space of a deleted file would stay in use.
     """
 
     _open: ClassVar[set[io.FileIO]] = set()
@@ -185,12 +191,12 @@ class Hashing:
         return len(content)
 
     def flush(self) -> None:
-        """Nothing is left to write; torch.save calls it."""
+        """Do nothing, because nothing is buffered; torch.save calls this method."""
 
     def sync(self) -> None:
         os.fsync(self._file.fileno())
 
-    def __enter__(self) -> "Hashing":
+    def __enter__(self) -> "HashingFile":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -204,23 +210,23 @@ class Hashing:
         cls._open.clear()
 
 
-os.register_at_fork(after_in_child=Hashing.close_in_child)
+os.register_at_fork(after_in_child=HashingFile.close_in_child)
 
 
 def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
     """Write a checkpoint and its digest.
 
     Raises:
-        UserError: the disk is full or the folder cannot be written; older files are untouched.
+        UserError: The disk is full or the folder cannot be written; older files are untouched.
     """
     try:
         with replacement(path) as temporary:
-            with Hashing(temporary) as file:
+            with HashingFile(temporary) as file:
                 torch.save(checkpoint, file)  # type: ignore[arg-type]  # it needs only `write`
                 file.sync()
             write_sidecar(path, file.digest.hexdigest())
     except (OSError, RuntimeError) as error:
-        # torch raises a RuntimeError of its own while it handles the OSError of our file
+        # torch raises a RuntimeError while it handles the OSError of our file
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         reason = " ".join(str(getattr(cause, "strerror", None) or cause).split())
         raise UserError(
@@ -230,7 +236,7 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove temporary files of dead processes, and digests without a file."""
+    """Delete temporary files of dead processes, and digests without a file."""
     for path in folder.glob(".*.tmp.*"):
         pid = path.name.rpartition(".")[2]
         if pid.isdigit() and not lives(int(pid)):
@@ -248,7 +254,7 @@ def check_writable(folder: Path, needed_bytes: int) -> None:
         needed_bytes: Size of one checkpoint; a new one must fit in addition to those that are kept.
 
     Raises:
-        UserError: it cannot be written, or the disk has no room.
+        UserError: The folder cannot be written, or the disk has not enough space.
     """
     probe = folder / f".probe.tmp.{os.getpid()}"
     fix = "choose another folder with --trainer.default_root_dir, or change its permissions"
@@ -272,12 +278,12 @@ def lock_folder(folder: Path) -> contextlib.ExitStack:
         UserError: Another process is training there.
     """
 
-    def refuse() -> None:
+    def raise_locked() -> None:
         raise UserError(
             f"another process is training in {folder.parent}: wait for it, or begin a run of "
             "another --run_name"
         )
 
     lock = contextlib.ExitStack()
-    lock.enter_context(locked(folder / ".lock", refuse))
+    lock.enter_context(locked(folder / ".lock", raise_locked))
     return lock

@@ -15,14 +15,18 @@ SIDECAR = ".sha256"
 
 
 def write_sidecar(path: Path, digest: str) -> None:
-    """Write the digests of the new file and of the file that it replaces.
+    """Write the digests of a new file and of the file that it replaces.
+
+    Args:
+        path: File that is about to get its name.
+        digest: SHA-256 of the new file.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The digests cannot be written.
     """
     known = [digest]
     if path.exists():
-        with contextlib.suppress(UserError):  # it was damaged
+        with contextlib.suppress(UserError):  # the list is damaged
             known += read_sidecar(path)[:1]
     with replacement(sidecar(path)) as temporary:
         lines = "".join(f"{known_digest}  {path.name}\n" for known_digest in known)
@@ -35,10 +39,10 @@ def sidecar(path: Path) -> Path:
 
 
 def read_sidecar(path: Path) -> list[str]:
-    """Return the digests that a file may have, the newest first; empty if there is no list.
+    """Return the digests that a file may have, the newest first; empty if the list is missing.
 
     Raises:
-        UserError: The list cannot be read, is empty, or holds something else.
+        UserError: The list cannot be read, is empty, or contains something else.
     """
     try:
         lines = sidecar(path).read_text(encoding="ascii").splitlines()
@@ -53,7 +57,7 @@ def read_sidecar(path: Path) -> list[str]:
 
 
 def damaged_sidecar(path: Path) -> UserError:
-    """Return the error for a list of digests that is not one."""
+    """Return the error for a damaged list of digests."""
     return UserError(
         f"{sidecar(path)} is empty, damaged or unreadable, so {path.name} cannot be checked: copy "
         "both files again, or take another checkpoint"
@@ -71,7 +75,8 @@ def check_digest(path: Path, required: bool = True) -> bool:
         False if the digest is missing.
 
     Raises:
-        UserError: it differs, it cannot be read, or its digest is missing or damaged.
+        UserError: The file differs from its digest, the file cannot be read, or the digest is
+            missing or damaged.
     """
     fix = "check its permissions, or take another checkpoint"
     with explained("read", path, fix):
@@ -89,14 +94,14 @@ def check_digest(path: Path, required: bool = True) -> bool:
     if found not in known:
         raise UserError(
             f"{path} is damaged: expected SHA-256 {known[0]}, found {found}; "
-            "take an older checkpoint, --resume auto does"
+            "use an older checkpoint, as --resume auto does"
         )
     return True
 
 
 @functools.cache
 def warn_without_digest(path: Path) -> None:
-    """Print, once a file, that nothing says whether it is whole."""
+    """Print, once for each file, that damage to the file cannot be detected."""
     print(
         f"warning: {path} has no digest in {sidecar(path).name}: damage would go unnoticed",
         file=sys.stderr,
@@ -107,8 +112,8 @@ def check_regular(path: Path) -> None:
     """Check that a path is a regular file: reading a pipe or a device may never end.
 
     Raises:
-        OSError: There is nothing.
-        UserError: It is something else.
+        OSError: The path does not exist.
+        UserError: The path is a folder, a pipe or a device.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         kind = "a folder" if path.is_dir() else "a pipe" if path.is_fifo() else "a device"
@@ -119,8 +124,8 @@ def check_archive(path: Path) -> None:
     """Check that a file is an archive whose records torch can map.
 
     Raises:
-        UserError: It is something else, or its records are compressed: torch.load would take
-            compressed bytes for numbers.
+        UserError: The file is no archive, or its records are compressed: torch.load would read
+            compressed bytes as numbers.
     """
     with explained("read", path, "check its permissions, or take another checkpoint"):
         check_regular(path)

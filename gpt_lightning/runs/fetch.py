@@ -1,8 +1,6 @@
 """Checkpoints from a copy of a run on another file system: to resume, to sample, to evaluate."""
 
-import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import platformdirs
@@ -14,6 +12,7 @@ from gpt_lightning.runs.digests import SIDECAR, check_digest
 from gpt_lightning.runs.folders import (
     RUN_FILE,
     best_of,
+    newest_versions,
     run_folders,
     saved_checkpoints,
     sort_saved,
@@ -29,22 +28,25 @@ def check_folder(folder: str, logs: Path) -> None:
         logs: Folder of the runs of this machine.
 
     Raises:
-        UserError: Its file system needs a package that is missing, or it is the runs' own folder.
+        UserError: The file system needs a package that is missing, or the address is that of the
+            runs themselves.
     """
     system, path = on_file_system(folder)
     if is_local(system) and Path(path).resolve() == logs.resolve():
-        raise UserError(f"checkpoint.folder {folder} has the runs themselves: choose another one")
+        raise UserError(
+            f"checkpoint.folder {folder} has the runs themselves: choose another folder"
+        )
 
 
 def restore(folder: str, runs: Path) -> None:
-    """Bring the newest run of a name here, if it is further there than here.
+    """Fetch the newest run of a name, unless this machine has a later checkpoint of it.
 
     Args:
         folder: Value of checkpoint.folder.
         runs: Folder of the runs of this name on this machine.
 
     Raises:
-        UserError: The runs of the same number are two runs.
+        UserError: The run of the same number on this machine is another run.
     """
     there = f"{folder.rstrip('/')}/{runs.name}"
     for name in newest_versions(Mirror(there).names()):
@@ -60,7 +62,11 @@ def restore(folder: str, runs: Path) -> None:
 
 
 def restore_run(mirror: Mirror, run: Path) -> None:
-    """Bring the newest checkpoint to a run folder whose own ones are older or damaged.
+    """Fetch the newest checkpoint to a run folder whose own checkpoints are older or damaged.
+
+    Args:
+        mirror: Copy of the run.
+        run: Run folder on this machine, which may be missing.
 
     Raises:
         UserError: The folder belongs to another run, or all checkpoints of the copy are damaged.
@@ -74,9 +80,8 @@ def restore_run(mirror: Mirror, run: Path) -> None:
             return
         name = saved.path.name
         try:
-            for file in RUN_FILES:
-                if file in mirror.names():
-                    write_atomic(run / file, mirror.read(file))
+            for file in filter(mirror.names().__contains__, RUN_FILES):
+                write_atomic(run / file, mirror.read(file))
             mirror.fetch(name, digests[name], run / CHECKPOINTS / name)
         except UserError as error:
             if not isinstance(error.__cause__, ValueError):  # no damage: the connection
@@ -99,7 +104,7 @@ def fetch_checkpoint(url: str) -> Path:
         url: Address of a .ckpt, of a run folder, or of a folder of runs.
 
     Raises:
-        UserError: There is none, or it differs from its digest.
+        UserError: There is no checkpoint, or it differs from its digest.
     """
     folder, _, file = url.rstrip("/").partition(f"/{CHECKPOINTS}/")
     mirrors = [Mirror(folder)]
@@ -123,14 +128,8 @@ def fetch_checkpoint(url: str) -> Path:
     )
 
 
-def newest_versions(names: Iterable[str]) -> list[str]:
-    """Return the names version_N, the highest N first."""
-    found = (name for name in names if re.fullmatch(r"version_\d+", name))
-    return sorted(found, key=lambda name: -int(name.removeprefix("version_")))
-
-
 def is_whole(path: Path) -> bool:
-    """Return whether a checkpoint has its digest."""
+    """Return whether a checkpoint exists and matches its digest."""
     try:
         check_digest(path)
     except UserError:

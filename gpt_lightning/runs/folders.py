@@ -52,8 +52,14 @@ def sort_saved(paths: Iterable[Path], suffix: str = "") -> list[Saved]:
 
 def run_folders(path: Path) -> list[Path]:
     """Return a run folder itself, and the runs `version_N` in it, the highest N first."""
-    runs = [p for p in path.glob("version_*") if re.fullmatch(r"version_\d+", p.name)]
-    return [path, *sorted(runs, key=lambda p: -int(p.name.removeprefix("version_")))]
+    names = newest_versions(run.name for run in path.glob("version_*"))
+    return [path, *(path / name for name in names)]
+
+
+def newest_versions(names: Iterable[str]) -> list[str]:
+    """Return the names version_N, the highest N first."""
+    found = (name for name in names if re.fullmatch(r"version_\d+", name))
+    return sorted(found, key=lambda name: -int(name.removeprefix("version_")))
 
 
 def best_of(saved: list[Saved]) -> Saved:
@@ -70,7 +76,7 @@ def find_checkpoint(path: Path) -> Path:
             has a checkpoint.
 
     Raises:
-        UserError: there is none.
+        UserError: There is none.
     """
     if path.exists() and not path.is_dir():
         return path

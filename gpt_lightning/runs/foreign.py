@@ -1,4 +1,4 @@
-"""Descriptions of files that are no checkpoints of ours, for error messages."""
+"""Descriptions of files of other programs, for error messages."""
 
 import struct
 from pathlib import Path
@@ -11,7 +11,7 @@ HEAD_BYTES = 64
 
 
 def describe_file(path: Path) -> str:
-    """Return what a file seems to be that is not an archive of torch.save, and the way out."""
+    """Return the likely kind of a file that torch.save has not written, and the fix."""
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     if not head:
@@ -38,7 +38,7 @@ def is_safetensors(head: bytes, n_bytes: int) -> bool:
 
 
 def describe_content(content: Any) -> str | None:
-    """Return what a file of torch.save seems to hold, and the way out; None: no idea."""
+    """Return the likely content of another program's torch.save, and the fix; None if unknown."""
     if not isinstance(content, dict):
         return f"it holds an object of type {type(content).__name__}"
     if {"model", "model_args"} <= content.keys():

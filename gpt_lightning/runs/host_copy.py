@@ -22,15 +22,15 @@ SPARE_BYTES = 2**20  # for what a checkpoint holds besides weights and optimizer
 
 
 class HostCopy:
-    """Copy a checkpoint's dict to memory of its own, which the next copy reuses.
+    """Copy a checkpoint's dict to the host's memory, which the next copy reuses.
 
     torch.save writes the same bytes for the copy: a storage that tensors share is copied once, as a
-    whole, and strides, offsets, and the identity of equal objects are kept. Tensors of a device are
-    written as tensors of the CPU. Sparse tensors and subclasses are cloned each time.
+    whole, and strides, offsets and the identity of objects are kept. Tensors of a device become
+    tensors of the CPU. Sparse tensors and subclasses are cloned each time.
     """
 
     def __init__(self) -> None:
-        self._memory: Any = b""  # buffer of the host
+        self._memory: Any = b""  # buffer
 
     def __call__(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         """Return the copy, which is valid until the next call."""
@@ -43,7 +43,7 @@ class HostCopy:
             offset += aligned(storage.nbytes())
         for device in {storage.device for storage in storages.values()}:
             synchronize(device)
-        # deepcopy takes from its memo what is copied already
+        # deepcopy takes objects that are in its memo from there
         memo = {
             id(tensor): on_storage(tensor, copies[storage_key(tensor)])
             if is_plain(tensor)
@@ -58,10 +58,10 @@ class HostCopy:
         return partial(self.reserve, storages_of(checkpoint))
 
     def reserve(self, storages: dict[int, torch.UntypedStorage]) -> None:
-        """Make the memory large enough for some storages.
+        """Make the memory large enough for the bytes of storages.
 
         Raises:
-            UserError: There is not as much memory.
+            UserError: The machine has not enough memory.
         """
         n_bytes = sum(aligned(storage.nbytes()) for storage in storages.values())
         if len(self._memory) >= n_bytes:
@@ -71,8 +71,8 @@ class HostCopy:
             pinned = torch.empty(n_bytes + SPARE_BYTES, dtype=torch.uint8, pin_memory=True)
             self._memory = pinned.numpy()
         else:
-            # loader workers share it, or each page would be copied at the first write after a fork;
-            # zeros make the system provide the pages now
+            # shared memory: a private page would be copied at the first write after a fork of a
+            # loader worker. Zeros make the system provide the pages now.
             try:
                 self._memory = mmap.mmap(-1, n_bytes + SPARE_BYTES)
             except OSError as error:
@@ -83,7 +83,7 @@ class HostCopy:
             torch.frombuffer(self._memory, dtype=torch.uint8).zero_()
 
     def _copied(self, storage: torch.UntypedStorage, offset: int) -> torch.Tensor:
-        """Return a storage's bytes, (storage.nbytes(),), at an offset of the memory."""
+        """Copy a storage to an offset of the memory; return its bytes, (storage.nbytes(),)."""
         if storage.nbytes() == 0:
             return torch.empty(0, dtype=torch.uint8)
         target = torch.frombuffer(
@@ -94,20 +94,20 @@ class HostCopy:
 
 
 def storages_of(checkpoint: dict[str, Any]) -> dict[int, torch.UntypedStorage]:
-    """Return the storages of a dict's plain tensors by their identity."""
+    """Return the storages of a dict's plain tensors by storage_key."""
     tensors = filter(is_plain, find_tensors(checkpoint))
     return {storage_key(tensor): tensor.untyped_storage() for tensor in tensors}
 
 
 def find_tensors(checkpoint: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the tensors of a dict, wherever torch.save finds them."""
+    """Return all tensors that torch.save would find in a dict."""
     finder = TensorFinder()
     finder.dump(checkpoint)
     return finder.found
 
 
 class TensorFinder(pickle.Pickler):
-    """Pickler that collects tensors and writes nothing of them."""
+    """Pickler that collects tensors instead of writing them."""
 
     def __init__(self) -> None:
         super().__init__(io.BytesIO())
@@ -121,7 +121,7 @@ class TensorFinder(pickle.Pickler):
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is nothing but a view of a storage: no subclass, not sparse."""
+    """Return whether a tensor is a view of a storage and nothing else: no subclass, not sparse."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.__dict__:
         return False
     altered = tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_meta
@@ -134,21 +134,21 @@ def aligned(n_bytes: int) -> int:
 
 
 def on_cuda(storages: dict[int, torch.UntypedStorage]) -> bool:
-    """Return whether a storage is copied by the device, without blocking the host."""
+    """Return whether a GPU copies one of the storages, without blocking the host."""
     return any(storage.device.type == "cuda" for storage in storages.values())
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return the identity of a tensor's storage, as torch.save takes it."""
+    """Return the identity of a tensor's storage, as torch.save compares it."""
     return tensor.untyped_storage()._cdata
 
 
 def on_storage(tensor: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
-    """Return the same view of another storage.
+    """Return a tensor of the same shape, strides and offset on another storage.
 
     Args:
         tensor: Tensor of any shape and strides.
-        content: Bytes of its storage, (n,).
+        content: Bytes of the other storage, (n,).
     """
     view = torch.empty(0, dtype=tensor.dtype).set_(
         content.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()

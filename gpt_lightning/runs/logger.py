@@ -41,7 +41,8 @@ class RunLogger(Logger):
         resume_step: Step after which a resumed run continues; rows of later steps, logged by a
             session that was killed, are deleted. None: a new run.
         resume_rows: Rows that there were when the checkpoint was saved; None: unknown.
-        claim: Function that takes a new folder's number elsewhere too; False: it is taken there.
+        claim: Function that claims a new folder's number in `checkpoint.folder` too, and returns
+            False if the number is taken there.
 
     Attributes:
         rows: Rows that this run has logged.
@@ -117,7 +118,7 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def sync(self) -> None:
-        """Write the rows to the disk: a checkpoint is saved after the rows that lead to it."""
+        """Sync the rows to the disk, before a checkpoint of their steps is saved."""
         path = self.folder / METRICS
         with explained("write", path):
             self._drop_later_rows(path)
@@ -131,7 +132,7 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Remove the folder of a run that failed before it did anything."""
+        """Delete the folder of a run that failed before it wrote anything of its own."""
         if status != "failed" or not self._is_new or self._folder is None:
             return
         # Lightning opens TensorBoard's file before it checks the settings
@@ -200,10 +201,10 @@ def is_rank_zero() -> bool:
 
 
 def continue_logger(logger: Logger, resume_step: int | None) -> None:
-    """Keep a logger's points of a run that is resumed, each once, in a folder of its own.
+    """Prepare another logger for a run, so that it writes each point once, to a folder of its own.
 
-    Lightning's loggers look for the next free version_N and make it later, so that two runs that
-    start at once may write to one.
+    Lightning's loggers choose the next free version_N and make that folder later. Without this
+    function, two runs that start at the same time may write to one folder.
 
     Args:
         logger: Logger of this session.
@@ -235,7 +236,8 @@ def claim_folder(runs: Path, kind: str, claim: Callable[[Path], bool] | None = N
     Args:
         runs: Folder to make it in.
         kind: First part of its name.
-        claim: Function that returns whether N is free elsewhere too; None: it is.
+        claim: Function that claims N in `checkpoint.folder` too, and returns False if N is taken
+            there; None: there is no such folder.
 
     Raises:
         OSError: It cannot be made.

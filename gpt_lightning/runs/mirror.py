@@ -2,9 +2,9 @@
 
 FOLDER/RUN_NAME/version_N has the run's config.yaml, run.json, metrics.jsonl and checkpoints, under
 the names that they have in lightning_logs/RUN_NAME/version_N. A file is uploaded under a temporary
-name where there are real folders, read back, compared by SHA-256, and renamed; in an object store
-it appears whole. The digest of a checkpoint, NAME.sha256, is uploaded last: without it, a
-checkpoint is never taken.
+name, read back, compared by SHA-256, and renamed. In an object store, where a file appears whole,
+it has its own name at once. The digest of a checkpoint, NAME.sha256, is uploaded last. A checkpoint
+without its digest is never used.
 """
 
 import contextlib
@@ -20,19 +20,8 @@ from typing import Any
 from gpt_lightning.data.remote import attempts, fetch_file
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, sync_folder
-from gpt_lightning.runs.digests import (
-    SIDECAR,
-    read_sidecar,
-    sidecar,
-    write_sidecar,
-)
-from gpt_lightning.runs.folders import (
-    RUN_FILE,
-    Saved,
-    run_id,
-    saved_checkpoints,
-    sort_saved,
-)
+from gpt_lightning.runs.digests import SIDECAR, read_sidecar, sidecar, write_sidecar
+from gpt_lightning.runs.folders import RUN_FILE, Saved, run_id, saved_checkpoints, sort_saved
 
 CHECKPOINTS = "checkpoints"
 BEGUN = f"{CHECKPOINTS}/.begun"  # marks a run that has begun to train
@@ -49,21 +38,24 @@ class Mirror:
         url: URL of the copy, FOLDER/RUN_NAME/version_N, on any file system of fsspec.
 
     Attributes:
-        failure: Reason why the newest checkpoint is not there; None if it is.
+        failure: Reason why the last sync has failed; None if it has not.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.failure: str | None = None
-        self._digests: dict[str, str] = {}  # of the checkpoints there, by name
+        self._digests: dict[str, str] = {}  # of the uploaded checkpoints, by name
 
     # ---- upload --------------------------------------------------------------------------------
 
     def open(self, run: Path) -> None:
-        """Take the folder for a run, or check that it is this run's, and that it can be written.
+        """Claim the copy's folder for a run, check that it can be written, and clean it up.
+
+        Args:
+            run: Run folder.
 
         Raises:
-            UserError: It belongs to another run, or cannot be written.
+            UserError: The copy belongs to another run, or cannot be written.
         """
         if not (run / RUN_FILE).exists():
             raise UserError(
@@ -76,12 +68,11 @@ class Mirror:
         names = self.names(CHECKPOINTS)
         self._digests = self.digests(names)
         for name in names:  # uploads that were interrupted
-            checkpoint = name.removesuffix(SIDECAR)
-            if ".tmp." in name or (name.endswith(".ckpt") and checkpoint not in self._digests):
+            if ".tmp." in name or (name.endswith(".ckpt") and name not in self._digests):
                 self._remove(f"{CHECKPOINTS}/{name}")
 
     def claim(self, run: Path) -> bool:
-        """Upload run.json if there is none; return whether it is this run's now."""
+        """Upload run.json unless there is one; return whether the copy is of this run."""
         content = (run / RUN_FILE).read_bytes()
 
         def create(system: Any, path: str) -> bool:
@@ -97,7 +88,7 @@ class Mirror:
         return bool(attempts(f"{self.url}/{RUN_FILE}", create, "write"))
 
     def set_aside(self, step: int) -> None:
-        """Rename the checkpoints past a step, as in the run folder."""
+        """Rename the checkpoints of later steps, as in the run folder."""
         for saved in sort_saved(map(Path, self._digests)):
             if saved.step > step:
                 del self._digests[saved.path.name]
@@ -108,7 +99,7 @@ class Mirror:
     def sync(self, run: Path, kept: Callable[[list[Saved]], set[str]]) -> None:
         """Upload what is new in a run folder, then delete checkpoints that are no longer kept.
 
-        `failure` says what went wrong, if anything did; the run goes on with its own files.
+        An error does not end the run; `failure` has its message.
 
         Args:
             run: Run folder.
@@ -135,12 +126,14 @@ class Mirror:
                 self._put(f"{CHECKPOINTS}/{name}{SIDECAR}", line)
                 self._digests[name] = digest
         for name in self._digests.keys() - keep:
-            self._remove(f"{CHECKPOINTS}/{name}{SIDECAR}")  # first: then nobody takes the file
+            self._remove(
+                f"{CHECKPOINTS}/{name}{SIDECAR}"
+            )  # first: without it nobody reads the file
             self._remove(f"{CHECKPOINTS}/{name}")
             del self._digests[name]
 
     def _put(self, name: str, content: Path | bytes, digest: str = "") -> None:
-        """Upload a file, which appears under its name when what was read back is what was sent."""
+        """Upload a file, or bytes, and compare what is read back with its SHA-256."""
         if isinstance(content, bytes):
             digest = hashlib.sha256(content).hexdigest()
 
@@ -206,10 +199,15 @@ class Mirror:
         }
 
     def fetch(self, name: str, digest: str, path: Path) -> None:
-        """Bring a checkpoint and its digest to a path.
+        """Download a checkpoint, and write its digest beside it.
+
+        Args:
+            name: File name of the checkpoint.
+            digest: SHA-256 of the checkpoint.
+            path: File to write.
 
         Raises:
-            UserError: It cannot be fetched, or differs from its digest.
+            UserError: The checkpoint cannot be fetched, or differs from its digest.
         """
         with explained("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -218,7 +216,7 @@ class Mirror:
             write_sidecar(path, digest)
 
     def check_run(self, run: Path) -> None:
-        """Raise if this is a copy of another run than that of a folder."""
+        """Raise a UserError if the copy is of another run than a run folder."""
         try:
             theirs = json.loads(self.read(RUN_FILE))["run_id"]
         except (ValueError, KeyError, TypeError) as error:
@@ -249,7 +247,7 @@ def is_object_store(system: Any) -> bool:
 
 
 def is_local(system: Any) -> bool:
-    """Return whether a file system is this machine's, with whatever is mounted."""
+    """Return whether a file system is that of this machine, including mounted disks."""
     return "file" in protocols(system)
 
 
@@ -260,7 +258,7 @@ def make_parent(system: Any, path: str) -> None:
 
 
 def remote_sha256(system: Any, path: str) -> str:
-    """Return the SHA-256 of a file that is read back; a local one is synced before."""
+    """Read a file back and return its SHA-256; a local file is synced before."""
     digest = hashlib.sha256()
     with system.open(path, "rb") as file:
         if is_local(system):

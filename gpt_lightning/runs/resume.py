@@ -14,12 +14,7 @@ import torch
 
 from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.errors import UserError
-from gpt_lightning.runs.checkpoint import (
-    Checkpoint,
-    RunRecord,
-    check_run,
-    newest_checkpoint,
-)
+from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, check_run, newest_checkpoint
 from gpt_lightning.runs.digests import check_digest
 from gpt_lightning.runs.folders import find_checkpoint, run_folders, saved_checkpoints
 
@@ -38,7 +33,7 @@ def find_model(address: str) -> Path:
     """
     if not is_remote(address):
         return find_checkpoint(Path(address))
-    from gpt_lightning.runs.fetch import fetch_checkpoint  # most runs need none
+    from gpt_lightning.runs.fetch import fetch_checkpoint  # most runs do not need it
 
     return fetch_checkpoint(address)
 
@@ -51,10 +46,11 @@ def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
         run_name_folder: Folder of the runs of this name, for `auto`.
 
     Returns:
-        Neither if there is no run, the folder alone if the run has not saved anything.
+        Path of the checkpoint, None if the run has not saved one; and the run folder, None if there
+        is no run.
 
     Raises:
-        UserError: there is no whole checkpoint where one was named, or none is left of a run.
+        UserError: A path has no undamaged checkpoint, or all checkpoints of the run are damaged.
     """
     if is_remote(resume):
         raise UserError(
@@ -107,7 +103,7 @@ def check(
         A line for each setting that differs: `key theirs -> ours`.
 
     Raises:
-        UserError: names what differs, with both values.
+        UserError: A setting differs; the message has both values.
     """
     check_tokens(theirs.tokenizer, ours.tokenizer, address)
     check_model(theirs, ours, fitting)

@@ -1,4 +1,4 @@
-"""EvaluationModule: mean loss over whole splits and all ranks, without waiting for the device."""
+"""EvaluationModule: mean loss over splits and all ranks, without waiting for the device."""
 
 import lightning as L
 import torch
@@ -12,7 +12,7 @@ from gpt_lightning.training.steps import call_hook, is_fitting
 
 
 class MeanLoss(Metric):
-    """Mean loss per token over batches and ranks; NaN if one batch's loss is.
+    """Mean loss per token over batches and ranks; NaN if the loss of one batch is NaN.
 
     torchmetrics' MeanMetric reads the device at each batch, to leave out values that are NaN.
     """
@@ -36,7 +36,7 @@ class MeanLoss(Metric):
 
 
 class EvaluationModule(L.LightningModule):
-    """The evaluating half of GPTModule."""
+    """Base class of GPTModule with the steps of validate, test and predict."""
 
     model: GPT
 
@@ -89,20 +89,20 @@ class EvaluationModule(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Log the mean loss over the evaluated tokens in nats, and the perplexity.
 
-        If the tokens are not those of the whole split, their numbers are logged too. The losses of
-        further loaders have names of their own.
+        If the tokens are not the whole split, their number is logged too. The losses of further
+        loaders are SPLIT/loss/dataloader_idx_N.
 
         Raises:
-            UserError: a loss is not finite.
+            UserError: A loss is not finite.
         """
         split, data = "test" if self.trainer.testing else "val", token_data(self.trainer)
-        # with data.eval_batches our second loader reads the training split
-        ours = data is not None and data.settings.eval_batches is not None
+        # with data.eval_batches the second loader reads the training split
+        estimates = data is not None and data.settings.eval_batches is not None
         losses: dict[str, torch.Tensor] = {}
         for i, mean in enumerate(self._losses):
             name = f"{split}/loss/dataloader_idx_{i}" if i else f"{split}/loss"
             if mean.update_called:
-                losses["train/eval_loss" if ours and i == 1 else name] = mean.compute()
+                losses["train/eval_loss" if estimates and i == 1 else name] = mean.compute()
         metrics = dict(losses)
         if f"{split}/loss" in losses:
             metrics[f"{split}/perplexity"] = losses[f"{split}/loss"].exp()

@@ -29,6 +29,7 @@ from gpt_lightning.parsing import OneLineParser, program, resolve_configs
 from gpt_lightning.runs import resume
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
+from gpt_lightning.runs.folders import run_folders
 from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
@@ -91,7 +92,7 @@ class GPTCLI(LightningCLI):
     """
 
     def __init__(self, *args: Any, folder: Path | None = None, **kwargs: Any) -> None:
-        self.run_folder = folder  # given, or of the run that is resumed
+        self.run_folder = folder  # given, or the folder of the run that is resumed
         self.ckpt_path: Path | None = None  # found by --resume, or given
         self.resume_step: int | None = None  # None: a new run
         self.resume_rows: int | None = None  # of metrics.jsonl, at that step
@@ -143,7 +144,7 @@ class GPTCLI(LightningCLI):
         check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_interval)
         self.mirrored = self.subcommand == "fit" and config.checkpoint.folder is not None
         if self.mirrored:
-            from gpt_lightning.runs import fetch  # most runs need none
+            from gpt_lightning.runs import fetch  # most runs do not need it
 
             fetch.check_folder(config.checkpoint.folder, self.runs)
             if config.resume == "auto":
@@ -163,7 +164,7 @@ class GPTCLI(LightningCLI):
     def _resume(self, config: Any) -> None:
         """Find the run and the checkpoint that `--resume` continues.
 
-        config.yaml does not name them, so that it runs the same again.
+        config.yaml names neither of them, so that it can start or continue the run again.
         """
         if self.subcommand != "fit":
             raise UserError(
@@ -186,7 +187,7 @@ class GPTCLI(LightningCLI):
         if any(config.data.get(source) for source in SOURCES):
             return
         path = Path(config.ckpt_path)
-        runs = (path, *path.parents[:2], *sorted(path.glob("version_*"), reverse=True))
+        runs = (*run_folders(path), *path.parents[:2])
         found = next((run for run in runs if (run / "config.yaml").is_file()), None)
         if found is not None:
             raise UserError(
@@ -220,7 +221,7 @@ class GPTCLI(LightningCLI):
         return trainer
 
     def _loggers(self, config: Any) -> list[Logger]:
-        """Return TensorBoard's logger or those that were chosen, and the run's own."""
+        """Return TensorBoard's logger or the loggers of trainer.logger, and the run's own."""
         kind = "version" if self.subcommand == "fit" else str(self.subcommand)
         runs = self.runs / config.run_name if self.run_folder is None else self.run_folder.parent
         claim: Callable[[Path], bool] | None = None

@@ -38,7 +38,7 @@ from gpt_lightning.training.steps import (
 if TYPE_CHECKING:
     from gpt_lightning.training.spikes import SpikeGuard
 
-TUNERS_FILES = (".lr_find_", ".scale_batch_size_")  # names that Lightning's Tuner begins with
+TUNERS_FILES = (".lr_find_", ".scale_batch_size_")  # beginnings of file names of Lightning's Tuner
 
 
 class GPTModule(EvaluationModule):
@@ -56,7 +56,7 @@ class GPTModule(EvaluationModule):
         settings: Training arguments, the fields of gpt_lightning.runs.settings.Settings.
 
     Raises:
-        UserError: settings that contradict each other or the data.
+        UserError: The settings contradict each other or the data.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class GPTModule(EvaluationModule):
         self.settings = Settings(**settings)
         optimizers.check(self.settings)
         self.micro_batches = 0  # done in the current step
-        self.stop_requested = False  # by trainer.should_stop, and not granted yet
+        self.stop_requested = False  # trainer.should_stop was set, and the run has not stopped yet
         self._loss_sum: torch.Tensor | None = None  # over the micro-batches of the current step
         self._last_loss: tuple[torch.Tensor, int] | None = None  # that sum and number, a step ago
         self._seed = 0  # of the run
@@ -202,18 +202,17 @@ class GPTModule(EvaluationModule):
             return
         self._seed = self._run_seed()
         path, data = Path(str(self.trainer.ckpt_path)), token_data(self.trainer)
-        if path.name.startswith(
-            TUNERS_FILES
-        ):  # the run before its trials, with the batch size after
-            if data is not None:
+        if path.name.startswith(TUNERS_FILES):  # the run before the trials
+            if data is not None:  # with the batch size after them
                 data.restart()
             return
         finders: tuple[type[L.Callback], ...] = (LearningRateFinder, BatchSizeFinder)
         theirs, fitting = Checkpoint.of(checkpoint, path), is_fitting(self.trainer)
         if fitting and any(find_callback(self.trainer, finder) for finder in finders):
             raise UserError(
-                "LearningRateFinder and BatchSizeFinder make Lightning forget the step of the "
-                "checkpoint: set what they found in the new run, and resume without them"
+                "LearningRateFinder and BatchSizeFinder reset the step of a resumed run: set "
+                "model.learning_rate and data.batch_size to the values that they found, and resume "
+                "without them"
             )
         allow_changes = data is not None and data.settings.allow_changes
         address = "this run's data" if data is None else data.address
@@ -300,7 +299,7 @@ class GPTModule(EvaluationModule):
         return loss
 
     def on_train_batch_end(self, *args: Any) -> None:
-        """Take a request to stop; steps.stop_due grants it between two steps."""
+        """Store a request to stop, which steps.stop_due obeys between two steps."""
         trainer = self.trainer
         if trainer.should_stop:
             trainer.should_stop, self.stop_requested = False, True

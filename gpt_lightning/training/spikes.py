@@ -1,4 +1,4 @@
-"""SpikeGuard: which optimizer steps to skip because their loss or gradient norm is an outlier.
+"""SpikeGuard: finds optimizer steps whose loss or gradient norm is an outlier, to skip them.
 
 The idea is that of OLMo-core's SkipStepOptimizer.
 """
@@ -13,8 +13,8 @@ WINDOW = 128  # steps
 class SpikeGuard:
     """Compare each step's loss and gradient norm with those of the last 128 steps.
 
-    A skipped step enters the window as well, so that a level that has changed for good is accepted
-    after some steps.
+    Skipped steps are part of the 128, so that a lasting change of the level is accepted after some
+    steps.
 
     Args:
         sigmas: Standard deviations above the mean from which on a step is skipped.
@@ -28,10 +28,10 @@ class SpikeGuard:
         self._windows = {name: deque(state.get(name, ()), WINDOW) for name in names}
 
     def spike(self, loss: float, norm: float) -> str:
-        """Return which of the two is an outlier, and by how much; empty if none is.
+        """Return a description of the outlier; empty if neither value is an outlier.
 
-        The first 64 steps are never outliers. Values that are not finite are left to the
-        gradient scaler and NonFiniteGuard.
+        The first 64 steps are never outliers. The gradient scaler and NonFiniteGuard handle
+        non-finite values.
         """
         values = {"loss": loss, "gradient norm": norm}
         if not all(map(math.isfinite, values.values())):

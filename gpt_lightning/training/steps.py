@@ -84,7 +84,7 @@ def accumulation(tokens_per_step: int, batch_size: int, block_size: int, ranks: 
         ranks: Processes W.
 
     Raises:
-        UserError: k is no whole number; names the nearest valid values.
+        UserError: k is no whole number; the message has the nearest valid values.
     """
     micro_batch = batch_size * block_size * ranks
     if tokens_per_step % micro_batch == 0:
@@ -111,7 +111,7 @@ def check_accumulation(accumulate: int, interval: Any) -> None:
         interval: Trainer's val_check_interval (an int counts micro-batches) or val_check_batch.
 
     Raises:
-        UserError: names the nearest multiple.
+        UserError: The interval is no multiple of a step; the message has the nearest multiple.
     """
     if accumulate < 1:
         raise UserError(f"trainer.accumulate_grad_batches is {accumulate}; it must be at least 1")
@@ -131,14 +131,14 @@ def check_accumulation(accumulate: int, interval: Any) -> None:
 def check_epoch(trainer: L.Trainer, batches: int) -> None:
     """Check that an epoch of limit_train_batches or overfit_batches ends with a whole step.
 
-    Lightning would make a step of the rest, in which each micro-batch has the weight of a full one.
+    Lightning would make a step of the remaining micro-batches, and weight each as in a whole step.
 
     Args:
-        trainer: Trainer with its limit; fast_dev_run, which trains no model to keep, may break it.
+        trainer: Trainer with its limit. fast_dev_run, which saves no model, is not checked.
         batches: Micro-batches of the whole epoch, a multiple of the accumulation.
 
     Raises:
-        UserError: names the nearest multiples.
+        UserError: The epoch is no multiple of a step; the message has the nearest multiples.
     """
     accumulate, limit = trainer.accumulate_grad_batches, trainer.limit_train_batches
     used = limited(batches, limit)
@@ -237,7 +237,7 @@ def call_between_batches(trainer: L.Trainer) -> bool:
     """Call `between_batches` of every callback that has it, in the order of the callbacks.
 
     Returns:
-        False if the run stops here because somebody has set trainer.should_stop.
+        False if the run stops here because trainer.should_stop was set.
     """
     call_hook(trainer, "between_batches")
     if not stop_due(trainer):
@@ -250,7 +250,7 @@ def call_between_batches(trainer: L.Trainer) -> bool:
 
 
 def call_hook(trainer: L.Trainer, name: str) -> None:
-    """Call a hook that Lightning does not have in every callback that has it, in their order."""
+    """Call a hook that is not one of Lightning's in every callback that has the hook, in order."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by a connector
         act = getattr(callback, name, None)
         if act is not None:
@@ -261,8 +261,8 @@ def stop_due(trainer: L.Trainer) -> bool:
     """Return whether the run stops now, between two steps, for trainer.should_stop.
 
     Lightning obeys should_stop after any micro-batch, and validates once more. A resume would then
-    lose a part of a step, and have a row that an uninterrupted run does not have. GPTModule
-    therefore takes the request when it is made, and it is granted here.
+    lose a part of a step, and have a row that an uninterrupted run does not have. Therefore
+    GPTModule stores the request, and the run stops here.
     """
     requested = getattr(trainer.lightning_module, "stop_requested", False)
     return requested and at_step_boundary(trainer) and trainer.fit_loop._can_stop_early
@@ -315,8 +315,8 @@ def find_callback(trainer: L.Trainer, kind: type[CallbackT]) -> CallbackT | None
 def count_steps_once(trainer: L.Trainer) -> None:
     """Make Lightning's loggers count the steps of global_step.
 
-    They have their own counter, which is one too high after a resume from the end of a run, so that
-    rows would be logged a step early (training_epoch_loop.py, reset).
+    Lightning has another counter for loggers. After a resume from the end of a run, this counter is
+    one too high, and rows would be logged a step early (training_epoch_loop.py, reset).
     """
     if at_step_boundary(trainer):
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
@@ -328,10 +328,11 @@ def run_logger(trainer: L.Trainer) -> RunLogger | None:
 
 
 def continue_loops(loops: dict[str, Any]) -> None:
-    """Change the state of a run's loops, if the run had ended, to that of a run in the middle.
+    """Change the loops' state of a finished run to the state of a run that is not finished.
 
-    Lightning counts the last epoch as done even where max_steps has ended it, and resumes after a
-    whole epoch with an empty one (max_steps) or at the beginning of the data (max_epochs).
+    Lightning counts the last epoch as done even if max_steps has ended it early. After a whole
+    epoch, Lightning resumes with an empty epoch (max_steps) or at the beginning of the data
+    (max_epochs).
 
     Args:
         loops: State of the fit loop in a checkpoint.

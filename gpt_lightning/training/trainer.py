@@ -1,7 +1,7 @@
-"""Trainer: Lightning's, with the arguments checked before anything is written.
+"""Trainer: Lightning's Trainer, whose arguments are checked before anything is written.
 
-docs/lightning.md lists each argument, stock callback and logger with the verdict. An argument that
-Lightning accepts and then handles wrongly in a run of ours is an error here, and Lightning's own
+docs/lightning.md lists each argument, stock callback and logger with its verdict. An argument that
+Lightning accepts, but would handle wrongly in a run of ours, is an error here. Lightning's own
 errors about arguments become user errors.
 """
 
@@ -25,18 +25,14 @@ from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
 
 # a float is a fraction of the batches, an int a number of them
-FRACTIONS = (
-    *("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches"),
-    *("overfit_batches", "val_check_interval"),
-)
-FROM_0 = (
-    *("fast_dev_run", "min_epochs", "min_steps", "log_every_n_steps", "gradient_clip_val"),
-    *("reload_dataloaders_every_n_epochs", *FRACTIONS),
-)
+LIMITS = tuple(f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict"))
+FRACTIONS = (*LIMITS, "overfit_batches", "val_check_interval")
 # argument -> least value
 AT_LEAST = {
     **dict.fromkeys(("max_epochs", "max_steps", "num_sanity_val_steps"), -1),
-    **dict.fromkeys(FROM_0, 0),
+    **dict.fromkeys(FRACTIONS, 0),
+    **dict.fromkeys(("fast_dev_run", "min_epochs", "min_steps", "log_every_n_steps"), 0),
+    **dict.fromkeys(("gradient_clip_val", "reload_dataloaders_every_n_epochs"), 0),
     **dict.fromkeys(("num_nodes", "check_val_every_n_epoch", "accumulate_grad_batches"), 1),
 }
 FIND_UNUSED = ("ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
@@ -46,17 +42,14 @@ CHOICES = {
     "gradient_clip_algorithm": ("norm", "value"),
     "profiler": ("simple", "advanced", "pytorch"),
 }
-# metrics of a run, those of evaluations first; the others are logged at log steps
-METRICS = (
-    *("val/loss", "val/perplexity", "train/eval_loss"),
-    *("train/loss", "optim/grad_norm", "optim/lr"),
-)
+EVALUATION_METRICS = ("val/loss", "val/perplexity", "train/eval_loss")
+STEP_METRICS = ("train/loss", "optim/grad_norm", "optim/lr")  # logged at log steps
 TIME = (str, dict, timedelta)
 DURATION = r"\d+:\d\d:\d\d:\d\d"
 DEVICES = r"auto|-1|[1-9]\d*|\[\d+(, ?\d+)*\]|\d+(, ?\d+)+"  # "0" alone is no device
 ARGUMENT_ERRORS = (TypeError, ValueError, RuntimeError, ImportError, MisconfigurationException)
-# callbacks that cannot do their work in a run of ours -> what is wrong, and what works
-REFUSED: dict[type[L.Callback], str] = {
+# callbacks that cannot work in a run of ours -> the reason, and what works instead
+UNSUPPORTED: dict[type[L.Callback], str] = {
     stock.BackboneFinetuning: "needs a module with a `backbone`, and GPTModule has none: freeze "
     "layers with a subclass of BaseFinetuning",
     stock.BatchSizeFinder: "would change data.batch_size after the step was made of it: measure "
@@ -66,8 +59,8 @@ REFUSED: dict[type[L.Callback], str] = {
     "another trainer.accumulate_grad_batches",
     stock.ModelPruning: "keeps its masks in no checkpoint, so that no resume would be exact: prune "
     "the trained model of gpt_lightning.load_model",
-    stock.SpikeDetection: "only notes batches that should be skipped, and nothing skips them: set "
-    "trainer.gradient_clip_val, or lower model.learning_rate",
+    stock.SpikeDetection: "only records batches that should be skipped, and nothing skips them: "
+    "set model.skip_spikes, for example to 6",
     stock.StochasticWeightAveraging: "sets learning rates that the run's own schedule replaces: "
     "use EMAWeightAveraging, and model.schedule constant",
 }
@@ -82,7 +75,7 @@ class Trainer(L.Trainer):
         kwargs: Arguments of Lightning's Trainer.
 
     Raises:
-        UserError: an argument has no meaning, or would silently do something else.
+        UserError: An argument has no meaning, or would silently have another effect.
     """
 
     def __init__(
@@ -93,7 +86,7 @@ class Trainer(L.Trainer):
         check_names(given)
         callbacks = as_list(given.get("callbacks", []))
         check_callbacks(callbacks, given)
-        kwargs.update(replaced(callbacks, given))
+        kwargs.update(changed_arguments(callbacks, given))
         try:
             super().__init__(precision=precision, **kwargs)  # type: ignore[arg-type]  # never auto
         except ARGUMENT_ERRORS as error:
@@ -106,7 +99,7 @@ class Trainer(L.Trainer):
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a list of Lightning's arguments that take a list or a single object."""
+    """Return the value of an argument that accepts a list or a single object, as a list."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
@@ -121,9 +114,9 @@ def argument_error(error: Exception) -> UserError:
 
 
 def construction_error(error: Exception) -> UserError | None:
-    """Return the error of a callback's or a logger's constructor as a user error.
+    """Return the error of a callback's or a logger's constructor as a user error, if it is one.
 
-    jsonargparse lists all types that it has tried.
+    jsonargparse's message lists all types that it has tried.
     """
     text = " ".join(str(error).split())
     if isinstance(error, ModuleNotFoundError) or "pip install" in text:
@@ -135,7 +128,7 @@ def construction_error(error: Exception) -> UserError | None:
 
 
 def check_numbers(given: dict[str, Any]) -> None:
-    """Check that every number is finite, within its bounds, and agrees with the others."""
+    """Check that every number is finite, within its bounds, and consistent with the others."""
     for key, value in given.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"trainer.{key} is {value}; expected a finite number")
@@ -187,11 +180,11 @@ def check_duration(key: str, value: str | dict[str, Any]) -> None:
 
 
 def check_names(given: dict[str, Any]) -> None:
-    """Check the strategy, the devices, and other arguments that name a way of running."""
+    """Check the strategy, the devices, and other arguments whose values are names."""
     strategy, devices = given.get("strategy", "auto"), given.get("devices", "auto")
     if isinstance(strategy, str):
         known = strategy in STRATEGIES
-    else:  # an own start of the ranks would start them without the command line
+    else:  # other start methods would start ranks without the command line
         known = isinstance(strategy, DDPStrategy | SingleDeviceStrategy)
         known &= getattr(strategy, "_start_method", None) in (None, "popen")
     if not known:
@@ -223,19 +216,19 @@ def check_names(given: dict[str, Any]) -> None:
     if "model_registry" in given:
         raise UserError(
             "trainer.model_registry uploads the files of Lightning's own checkpointing, which a "
-            "run of ours replaces: upload the run folder's checkpoints/"
+            "run of ours replaces: leave it out, and upload the run folder's checkpoints/"
         )
 
 
 def check_callbacks(callbacks: list[L.Callback], given: dict[str, Any]) -> None:
     """Check that each callback can do its work in a run of ours."""
     ours = any(isinstance(callback, RunCheckpoint) for callback in callbacks)
-    metrics = METRICS if given.get("log_every_n_steps", 1) else METRICS[:3]
+    metrics = EVALUATION_METRICS + (STEP_METRICS if given.get("log_every_n_steps", 1) else ())
     modules = {type(callback).__module__.partition(".")[0] for callback in callbacks}
     others = not modules <= {"lightning", "gpt_lightning"}  # may log metrics of their own
     for callback in callbacks:
         name = type(callback).__name__
-        for kind, reason in REFUSED.items():
+        for kind, reason in UNSUPPORTED.items():
             if ours and isinstance(callback, kind):
                 raise UserError(f"trainer.callbacks: {name} {reason}")
         monitor = getattr(callback, "monitor", None)
@@ -254,8 +247,8 @@ def check_callbacks(callbacks: list[L.Callback], given: dict[str, Any]) -> None:
             )
 
 
-def replaced(callbacks: list[L.Callback], given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that differ from those that were given."""
+def changed_arguments(callbacks: list[L.Callback], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that Lightning gets instead of those that were given."""
     changes: dict[str, Any] = {}
     if given.get("strategy") == "single_device":  # Lightning's is the CPU whatever the accelerator
         changes = {"strategy": "auto", "devices": 1}

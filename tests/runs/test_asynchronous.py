@@ -14,7 +14,7 @@ from tiny_fit import TINY_RUN
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
 from gpt_lightning.runs import checkpoint_io, host_copy
-from gpt_lightning.runs.checkpoint_io import Hashing, Saver
+from gpt_lightning.runs.checkpoint_io import HashingFile, Saver
 from gpt_lightning.runs.digests import check_digest
 from gpt_lightning.runs.folders import saved_checkpoints
 from gpt_lightning.runs.host_copy import HostCopy
@@ -173,11 +173,11 @@ def test_an_error_of_the_thread_is_raised_once(tmp_path):
 
 
 def test_a_forked_process_closes_the_file_and_leaves_its_bytes(tmp_path):
-    with Hashing(tmp_path / "file") as file:
+    with HashingFile(tmp_path / "file") as file:
         file.write(b"before")
         pid = os.fork()
         if pid == 0:
-            os._exit(0 if file._file.closed and not Hashing._open else 1)
+            os._exit(0 if file._file.closed and not HashingFile._open else 1)
         assert os.waitpid(pid, 0)[1] == 0
         file.write(b"after")
     assert (tmp_path / "file").read_bytes() == b"beforeafter"
@@ -214,14 +214,14 @@ def test_a_run_saves_the_same_states(text_file, monkeypatch):
 
 def test_a_full_disk_ends_the_run_at_the_next_step(text_file, monkeypatch, capsys):
     monkeypatch.chdir(text_file.parent)
-    real = checkpoint_io.Hashing.write
+    real = checkpoint_io.HashingFile.write
 
     def write(self, content):
         if "step-0000004" in str(self._file.name):
             raise OSError(28, "No space left on device")
         return real(self, content)
 
-    monkeypatch.setattr(checkpoint_io.Hashing, "write", write)
+    monkeypatch.setattr(checkpoint_io.HashingFile, "write", write)
     assert fit("--checkpoint.asynchronous=true") == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: cannot write ")

@@ -327,7 +327,7 @@ def test_a_shared_folder(text_file, tmp_path):
         ("s3://bucket/runs", "Install s3fs to access S3: pip install s3fs"),
         ("gs://bucket/runs", "pip install gcsfs"),
         ("nowhere://runs", "Protocol not known: nowhere: use s3://, gs:// or a folder"),
-        ("lightning_logs", "has the runs themselves: choose another one"),
+        ("lightning_logs", "has the runs themselves: choose another folder"),
         ("file", "cannot "),
     ],
 )

@@ -838,8 +838,8 @@ CALLBACKS = [
     refused(
         "SpikeDetection",
         {"callbacks": lambda: [cb.SpikeDetection()]},
-        "trainer.gradient_clip_val",
-        "It notes batches that should be skipped, and nothing skips them.",
+        "model.skip_spikes",
+        "It records batches to skip, and nothing skips them; model.skip_spikes does.",
     ),
     works(
         "ThroughputMonitor",

@@ -30,12 +30,7 @@ from gpt_lightning.runs.checkpoint_io import (
     sweep,
 )
 from gpt_lightning.runs.digests import sidecar
-from gpt_lightning.runs.folders import (
-    ASIDE,
-    Saved,
-    checkpoint_name,
-    saved_checkpoints,
-)
+from gpt_lightning.runs.folders import ASIDE, Saved, checkpoint_name, saved_checkpoints
 from gpt_lightning.training.callbacks.speed import phase
 from gpt_lightning.training.optim import all_finite
 from gpt_lightning.training.steps import (
@@ -86,7 +81,7 @@ class RunCheckpoint(L.Callback):
         self.every_n_steps, self.keep_last = every_n_steps, keep_last
         self.keep_best, self.keep_every_n_steps = keep_best, keep_every_n_steps
         self.asynchronous, self.folder, self.enabled = asynchronous, folder, enabled
-        check_arguments(RunCheckpoint, "checkpoint", vars(self))  # so far the arguments alone
+        check_arguments(RunCheckpoint, "checkpoint", vars(self))  # only the arguments are set
         self.best_loss = math.inf  # lowest validation loss of the run
         self.best_since_step: int | None = None  # 0, or the resume from a file without a best loss
         self._loss: float | None = None  # validation loss at the current step
@@ -102,8 +97,8 @@ class RunCheckpoint(L.Callback):
         share_run_folder(trainer)
         if stage == "fit" and self.enabled:
             use_durable_io(trainer)
-        # The first in each hook: at the end WeightAveraging copies its average into the model. A
-        # longer run must not continue from the average.
+        # RunCheckpoint comes first in each hook: at the end WeightAveraging copies its average into
+        # the model, and a longer run must not continue from the average.
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         callbacks.sort(key=lambda callback: callback is not self)
 
@@ -115,7 +110,7 @@ class RunCheckpoint(L.Callback):
             self._lock = lock_folder(folder)
             sweep(folder)
             if self.folder is not None:
-                from gpt_lightning.runs.mirror import mirror_of  # most runs need none
+                from gpt_lightning.runs.mirror import mirror_of  # most runs do not need it
 
                 self._mirror = mirror_of(self.folder, folder.parent)
                 self._mirror.open(folder.parent)
@@ -170,15 +165,14 @@ class RunCheckpoint(L.Callback):
             return
         if self._saver.thread is not None:
             self._saver.check()
-        ends = stop_due(trainer)
-        if ends:
+        if stop_due(trainer):
             self.finish(trainer)
+            if trainer.is_global_zero:
+                print(self._stop_line(trainer), file=sys.stderr)
         elif self._due:
             self.save(trainer)
-        if ends and trainer.is_global_zero:
-            print(self._ending(trainer), file=sys.stderr)
 
-    def _ending(self, trainer: L.Trainer) -> str:
+    def _stop_line(self, trainer: L.Trainer) -> str:
         reason = stop_reason(trainer)
         text = f"{reason}: stopped after step {trainer.global_step}"
         if not self._writes(trainer):
@@ -218,12 +212,12 @@ class RunCheckpoint(L.Callback):
     def save(self, trainer: L.Trainer) -> None:
         """Write the run as it is now, read it back, and delete files that are no longer kept.
 
-        An asynchronous save returns when all is copied.
+        An asynchronous save returns when the checkpoint is copied to memory.
 
         Raises:
-            UserError: it holds non-finite numbers; or it, or the checkpoint before, cannot be
-                written. Older files are untouched.
-            RuntimeError: a step has begun.
+            UserError: The run has non-finite numbers; or this checkpoint, or the one before, cannot
+                be written. Older files are untouched.
+            RuntimeError: A step has begun.
         """
         self._due = False
         if unfinished_micro_batches(trainer):
@@ -266,14 +260,18 @@ class RunCheckpoint(L.Callback):
             raise non_finite(trainer.global_step, folder)
 
     def _check_copy(self, checkpoint: dict[str, Any], path: Path) -> None:
-        """Do the same in the thread; all ranks have the weights of rank 0."""
+        """Check a copy in the saver's thread; all ranks have the weights of rank 0."""
         states = (optimizer["state"] for optimizer in checkpoint["optimizer_states"])
         weights = checkpoint["state_dict"].values()
         if not all_finite(itertools.chain(weights, state_tensors(states))):
             raise non_finite(checkpoint["global_step"], path.parent)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Check that the last checkpoint is in `folder`, where one more attempt is made."""
+        """Copy the last checkpoint to `folder` if it is not there yet.
+
+        Raises:
+            UserError: The checkpoint cannot be copied.
+        """
         if self._mirror is None:
             return
         run = self.checkpoint_folder(trainer).parent
@@ -296,7 +294,7 @@ class RunCheckpoint(L.Callback):
         for file in saved:
             if file.path.name not in kept:
                 DurableCheckpointIO().remove_checkpoint(file.path)
-        drop_aside(written.parent, max(file.step for file in saved if file.path == written))
+        drop_aside(written.parent, next(file.step for file in saved if file.path == written))
         if self._mirror is not None:
             self._mirror.sync(written.parent.parent, self._kept)
 
@@ -330,16 +328,16 @@ def non_finite(step: int, folder: Path | None) -> UserError:
 def set_aside(folder: Path, step: int) -> None:
     """Rename the checkpoints of later steps when a run continues from `step`.
 
-    They belong to another branch of the run, or are damaged; under their names the next resume
-    would take them for the newest. They are deleted when the run has saved a later step, or sets
-    others aside.
+    They belong to another branch of the run, or are damaged; the next resume would use the newest
+    of them. They are deleted when the run has saved the same or a later step, or when the next
+    resume sets other checkpoints aside.
     """
     later = [saved for saved in saved_checkpoints(folder) if saved.step > step]
     if later:
         drop_aside(folder)
     for saved in later:
         path = saved.path.with_name(saved.path.name + ASIDE)
-        print(f"set aside   {path.name}: it is past step {step}", file=sys.stderr)
+        print(f"set aside   {path.name}: its step is after step {step}", file=sys.stderr)
         saved.path.replace(path)
         with contextlib.suppress(FileNotFoundError):  # a file without a digest
             sidecar(saved.path).replace(sidecar(path))

@@ -28,7 +28,7 @@ class StopSignals(L.Callback):
     without saving.
 
     Args:
-        requeue: False: SIGUSR1 does not requeue a SLURM job.
+        requeue: True requeues a SLURM job on SIGUSR1; False only ends it.
     """
 
     def __init__(self, requeue: bool = True) -> None:
@@ -54,7 +54,7 @@ class StopSignals(L.Callback):
     def _listen(self, trainer: L.Trainer) -> None:
         """Handle the signals in place of Lightning, which ends a run with exit code 0.
 
-        Lightning has noted the program's own handlers, and restores them at the end.
+        Lightning has stored the program's own handlers, and restores them at the end.
         """
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may set handlers
@@ -85,7 +85,7 @@ class StopSignals(L.Callback):
             checkpoint.finish(trainer)
         trainer.strategy.barrier()  # until rank 0 has read the file back
         if not trainer.is_global_zero:
-            raise SystemExit(0)  # a launcher kills rank 0 when another ends with anything else
+            raise SystemExit(0)  # another code would make the launcher kill rank 0
         text = f"{signal.Signals(stop).name}: stopped after step {trainer.global_step}"
         if checkpoint is not None and checkpoint.enabled:
             text += "; --resume auto continues"
@@ -99,7 +99,7 @@ class StopSignals(L.Callback):
         if trainer.world_size == 1:
             return self._signal
         device = trainer.strategy.root_device
-        if device.type == "cuda":  # a step later, and nothing waits
+        if device.type == "cuda":  # one step late, so that the host never waits
             if self._agreement is None:
                 self._agreement = DelayedMax(device)
             return self._agreement(self._signal)
@@ -111,7 +111,7 @@ class StopSignals(L.Callback):
 def requeue_job() -> str:
     """Make SLURM start this job again; return the outcome as text.
 
-    An element of an array is named by the array, because one of them has the array's own job ID.
+    An element of a job array is named ARRAY_ELEMENT: one element has the job ID of the array.
     """
     job = os.environ["SLURM_JOB_ID"]
     if "SLURM_ARRAY_JOB_ID" in os.environ:

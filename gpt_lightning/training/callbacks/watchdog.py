@@ -21,27 +21,27 @@ ANSWER_S = 3.0  # time for the other ranks to print their stacks
 
 
 class Watchdog(L.Callback):
-    """End all ranks if one of them hangs. Each prints the stacks of its threads first.
+    """End all ranks if one of them hangs. Each rank prints the stacks of its threads first.
 
-    A rank that waits for a hung rank waits in a collective of C++, where Python handles no signal,
-    so a thread watches the main thread. Runs of one rank are not watched.
+    A rank that waits for a hung rank is inside a collective of C++, where Python handles no signal.
+    Therefore a thread watches the main thread. Runs of one rank are not watched.
 
     Args:
-        limit_s: Seconds without a batch, a validation or a save, after which the run ends with exit
-            code 75; null: never.
-        grace_s: Seconds without a new batch after SIGTERM or another stop signal, after which the
-            run ends without saving; at least twice the longest batch so far.
+        limit_s: Longest time in seconds between two batches, validations or saves. After this time
+            the run ends with exit code 75; null: no limit.
+        grace_s: Longest time of a batch in seconds after a stop signal such as SIGTERM. After this
+            time the run ends without saving. The least value is twice the longest batch so far.
     """
 
     def __init__(
         self, limit_s: PositiveFloat | None = 1800.0, grace_s: PositiveFloat = 20.0
     ) -> None:
         self.limit_s, self.grace_s = limit_s, grace_s
-        check_arguments(Watchdog, "watchdog", vars(self))  # so far the arguments alone
+        check_arguments(Watchdog, "watchdog", vars(self))  # only the arguments are set
         self._beat_s = 0.0  # time of the last sign of progress
         self._in_batch = False  # True if this was the start or end of a batch
-        self._longest_s = 0.0  # between two of those
-        self._pipe: tuple[int, int] | None = None  # the kernel's signals, from handler to thread
+        self._longest_s = 0.0  # longest time between two of those
+        self._pipe: tuple[int, int] | None = None  # numbers of signals, from handler to thread
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         main = threading.current_thread() is threading.main_thread()
@@ -50,7 +50,7 @@ class Watchdog(L.Callback):
         self.beat()
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
-        # written by the handler in C, whatever the main thread waits for
+        # Python's handler in C writes to the pipe even while the main thread waits
         signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         threading.Thread(target=self._watch, args=(trainer, self._pipe[0]), daemon=True).start()
 
@@ -66,7 +66,7 @@ class Watchdog(L.Callback):
     # ---- the main thread -------------------------------------------------------------------------
 
     def beat(self, *args: Any, in_batch: bool = False, **kwargs: Any) -> None:
-        """Note progress of this rank; `phase` does so, too, before samples and saves."""
+        """Record progress of this rank; `phase` calls this before samples and saves."""
         now = time.monotonic()
         if self._in_batch and in_batch:
             self._longest_s = max(self._longest_s, now - self._beat_s)
@@ -92,7 +92,7 @@ class Watchdog(L.Callback):
                 if not received:  # teardown
                     os.close(signals)
                     return
-                stops = STOP_SIGNALS & {*received}  # other signals are of loader workers
+                stops = STOP_SIGNALS & {*received}  # loader workers cause other signals
                 if stops and not stop:
                     stop, since = max(stops), time.monotonic()
             now, grace_s = time.monotonic(), max(self.grace_s, 2 * self._longest_s)
