@@ -41,7 +41,7 @@ test: $(DEV) ## Run the test suite
 test-slow: $(DEV) ## Run the tests that the suite leaves out because they are slow (minutes)
 	$(BIN)/python -m pytest -m slow --numprocesses auto --maxprocesses 4
 
-faults: $(DEV) ## Kill and damage real runs, print each case's result (about ten minutes)
+faults: $(DEV) ## Kill and damage real runs, print each case's result (more than ten minutes)
 	$(BIN)/python -m pytest tests/faults -m "" --numprocesses auto --maxprocesses 2 \
 	  -o faulthandler_timeout=900
 
