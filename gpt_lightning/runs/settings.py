@@ -61,8 +61,8 @@ class Settings:
     """Muon's momentum."""
     skip_spikes: PositiveFloat | None = None
     """Skip the update of a step whose loss or gradient norm is more than this number of standard
-    deviations above the mean of the last 128 steps; null: never. 6 is a common choice. The device
-    is then synchronized at every step."""
+    deviations above the mean of the last 128 steps; null: never. 6 is a common choice. With a
+    number, the device is synchronized at every step."""
     fused: Switch = "auto"
     """Use AdamW's fused kernel; auto: if the device has one."""
     compile: Switch = "auto"

@@ -61,11 +61,11 @@ class RunCheckpoint(L.Callback):
         keep_last: Number of the newest files to keep.
         keep_best: Number of files with the lowest validation loss to keep.
         keep_every_n_steps: Steps between two files that are never deleted; null: none.
-        asynchronous: True blocks training while a checkpoint is copied to the host's memory, which
-            takes its size once more, and writes the file in a thread.
-        folder: Folder or URL (s3://, gs://) to copy each checkpoint to, with config.yaml and
-            metrics.jsonl, as FOLDER/RUN_NAME/version_N. --resume auto continues from there.
-        enabled: False saves nothing.
+        asynchronous: True writes the file in a thread. Training waits only for a copy in the host's
+            memory, which needs the size of a checkpoint.
+        folder: Folder or URL (s3://, gs://) for a copy of each checkpoint, with config.yaml and
+            metrics.jsonl, in FOLDER/RUN_NAME/version_N. --resume auto continues from there.
+        enabled: True saves checkpoints; False saves none.
     """
 
     def __init__(
