@@ -376,7 +376,12 @@ ARGUMENTS = [
     ),
     refused("min_epochs", {"min_epochs": 3, "max_epochs": 2}, "is above trainer.max_epochs", ""),
     works("max_steps", {"max_steps": 3}, steps(3), "Optimizer steps, also below the warm-up."),
-    refused("max_steps", {"max_steps": 0}, "nothing to train", "No run folder without a step."),
+    refused(
+        "max_steps",
+        {"max_steps": 0},
+        "nothing to train",
+        "No run folder without a step; num_sanity_val_steps -1 evaluates at step 0.",
+    ),
     refused("max_steps", {"max_steps": -5}, "at least -1", "-1 is no limit."),
     works(
         "min_steps",
