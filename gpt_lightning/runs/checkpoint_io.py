@@ -10,11 +10,13 @@ import contextlib
 import hashlib
 import io
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -217,13 +219,16 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
     """Write a checkpoint and its digest.
 
     Raises:
-        UserError: The disk is full or the folder cannot be written; older files are untouched.
+        UserError: The disk is full, the folder cannot be written, or the checkpoint has an object
+            that no resume could read; older files are untouched.
     """
     try:
         with replacement(path) as temporary:
             with HashingFile(temporary) as file:
                 torch.save(checkpoint, file)  # type: ignore[arg-type]  # it needs only `write`
                 file.sync()
+            # reads what precedes the tensors; raises for what no resume could read
+            torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
             write_sidecar(path, file.digest.hexdigest())
     except (OSError, RuntimeError) as error:
         # torch raises a RuntimeError while it handles the OSError of our file
@@ -232,6 +237,14 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         raise UserError(
             f"cannot write {path}: {reason[:200]}; the checkpoints before it are untouched: free "
             "some space or choose another folder with --trainer.default_root_dir"
+        ) from error
+    except UnpicklingError as error:
+        kind = re.search(r"GLOBAL ([\w.]+)", str(error))
+        raise UserError(
+            f"{path} is not saved, because no resume could read it: it has an object"
+            f"{f' of {kind[1]}' if kind else ''}; the checkpoints before it are untouched: let "
+            "state_dict of each callback return numbers, strings, tensors, and lists or dicts of "
+            "them"
         ) from error
 
 

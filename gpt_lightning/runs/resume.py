@@ -127,10 +127,12 @@ def check(
 
 def run_identity(trainer: L.Trainer, seed: int, decay_steps: int) -> dict[str, Any]:
     """Return the settings outside of the module that decide the numbers of a run."""
+    algorithm = trainer.gradient_clip_algorithm
     return {
         "seed_everything": seed,
         "gradient_clip_val": trainer.gradient_clip_val,
-        "gradient_clip_algorithm": trainer.gradient_clip_algorithm,
+        # a plain string: no checkpoint with an enum can be read
+        "gradient_clip_algorithm": algorithm and str(algorithm.value),
         "decay_steps": decay_steps,
     }
 

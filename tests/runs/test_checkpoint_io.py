@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import resource
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,17 @@ def test_a_full_disk_is_named_as_the_system_names_it(tmp_path, limit):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_object_that_no_resume_could_read_is_not_saved(file):
+    with pytest.raises(
+        UserError, match=r"not saved.* object of fractions\.Fraction; the "
+    ) as error:
+        write_durable_checkpoint({**CONTENT, "callbacks": {"Mine": Fraction(1, 2)}}, file)
+    assert "\n" not in str(error.value)
+    check_digest(file)
+    assert DurableCheckpointIO().load_checkpoint(file)["global_step"] == 3
+    assert {path.name for path in file.parent.iterdir()} == {"a.ckpt", "a.ckpt.sha256"}
 
 
 def test_a_file_is_synced_before_it_has_its_name(tmp_path, monkeypatch):

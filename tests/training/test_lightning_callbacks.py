@@ -86,6 +86,14 @@ def test_a_timer_may_be_named_on_the_command_line():
     assert "interval: step" in Path("lightning_logs/run/version_0/config.yaml").read_text()
 
 
+@pytest.mark.parametrize("algorithm", ["value", pytest.param("norm", marks=pytest.mark.slow)])
+def test_a_run_with_a_clipping_algorithm_is_resumed(algorithm):
+    clip = ["--trainer.gradient_clip_val=0.01", f"--trainer.gradient_clip_algorithm={algorithm}"]
+    whole = fit("whole", 3, *clip)
+    fit("cut", 2, *clip)
+    assert fit("cut", 3, "--resume=auto", *clip) == whole
+
+
 def test_a_wrong_argument_of_a_callback_is_one_line(capsys):
     stop = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/loss"]
     assert main(["fit", *BASE, *stop, "--trainer.callbacks.mode=lower"]) == 2
