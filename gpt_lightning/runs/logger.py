@@ -23,6 +23,7 @@ from gpt_lightning.runs.folders import RUN_FILE, write_run_id
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.out.*"  # TensorBoard's files
+HPARAMS = TensorBoardLogger.NAME_HPARAMS_FILE
 # curves whose last values TensorBoard's HPARAMS tab compares
 COMPARED_METRICS = ("val/loss", "train/loss", "perf/tokens_per_sec", "perf/mfu")
 
@@ -135,9 +136,10 @@ class RunLogger(Logger):
         """Delete the folder of a run that failed before it wrote anything of its own."""
         if status != "failed" or not self._is_new or self._folder is None:
             return
-        # Lightning opens TensorBoard's file before it checks the settings
+        # TensorBoard's two are there before Lightning has checked all settings. --resume auto would
+        # continue this run, and not the one before.
         files = [path for path in self._folder.rglob("*") if not path.is_dir()]
-        if all(path.match(EVENTS) or path.name == RUN_FILE for path in files):
+        if all(path.match(EVENTS) or path.name in (RUN_FILE, HPARAMS) for path in files):
             shutil.rmtree(self._folder, ignore_errors=True)
             for parent in (self.runs, self.runs.parent):
                 with contextlib.suppress(OSError):  # not empty: other runs are in it

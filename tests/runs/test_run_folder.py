@@ -200,3 +200,18 @@ def test_a_checkpoint_without_a_count_of_rows_keeps_those_up_to_its_step(capsys)
         metrics.write('{"step": 5, "train/loss": 1.0}\n{"step": 6, "tr')
     assert fit(8, "--resume=auto") == 0
     assert logged_steps() == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "limit_train_batches=0.00001",
+        pytest.param("limit_val_batches=0.00001", marks=pytest.mark.slow),
+    ],
+)
+def test_a_setting_that_the_loaders_refuse_leaves_no_run_to_continue(wrong, capsys):
+    assert fit(1) == 0
+    assert fit(2, f"--trainer.{wrong}") == 2
+    assert [run.name for run in RUN.parent.iterdir()] == ["version_0"]
+    assert fit(2, "--resume=auto") == 0
+    assert logged_steps() == [1, 2]
