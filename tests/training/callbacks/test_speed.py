@@ -353,6 +353,6 @@ def test_on_the_machines_clock_the_phases_add_up_too(text_file, every_n_steps):
     seconds, wall_s = monitor.seconds(), perf_counter() - began
     assert rows[8]["perf/step_ms"] < 100  # a save takes 100, a step 8 and its overhead
     assert min(seconds.values()) >= 0
-    assert sum(seconds.values()) == pytest.approx(wall_s, rel=0.01)
+    assert sum(seconds.values()) == pytest.approx(wall_s, rel=0.01, abs=0.01)  # wall has set-up
     rate = float(monitor.report(trainer, module)[0].split()[1].replace(",", ""))
     assert rate == pytest.approx(6 * 64 / seconds["train"], rel=0.01)
