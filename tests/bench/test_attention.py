@@ -121,6 +121,7 @@ def test_the_grid_is_rows_and_a_picture(capsys) -> None:
     assert "sdpa-cudnn" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_a_row(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.undo()  # a real process with a real limit
     configuration = {

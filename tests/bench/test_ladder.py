@@ -32,6 +32,7 @@ def results() -> dict:
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_every_rung_is_a_row_with_a_rate(capsys):
     assert main(["bench", "ladder", "--rungs", "fp32,tf32,flash", "--steps", "2", *TINY]) == 0
     rows = results()["ladder"]

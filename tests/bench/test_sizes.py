@@ -188,6 +188,7 @@ def test_what_a_cpu_cannot_do_is_skipped(dtype):
     assert failure(caught.value)["status"] == "skipped"
 
 
+@pytest.mark.slow
 def test_too_large_a_batch_is_a_row(limited_memory, capsys):
     # logits of 20,000 x 16 x 10,000 float32 are 12 GiB; that a sweep goes on is in test_sweep.py
     argv = "bench sizes --device cpu --n_layer 1 --n_head 1 --d_model 16 --contexts 16 --steps 1"

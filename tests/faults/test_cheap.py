@@ -4,6 +4,8 @@ import pytest
 from folders import contents
 from harness import fit, gpt
 
+pytestmark = pytest.mark.slow  # CI runs them
+
 
 @pytest.mark.case("R18")
 @pytest.mark.parametrize(

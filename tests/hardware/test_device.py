@@ -12,6 +12,7 @@ from gpt_lightning.hardware import device as devices
 from gpt_lightning.hardware.device import keep_freed_memory
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
 def test_freed_memory_is_kept():
     """After its first steps, training takes no new pages, which the system would clear."""
@@ -39,6 +40,7 @@ def test_freed_memory_is_kept():
     assert keep_freed_memory()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
 def test_blocks_of_more_than_2_gib_are_kept_too():
     """Compare the end of the heap before and after an untouched block of 2.5 GiB."""

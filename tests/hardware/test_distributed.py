@@ -25,6 +25,7 @@ def rows(name):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_two_ranks_train_on_the_batches_of_one(text_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text(CONFIG)

@@ -59,6 +59,7 @@ def test_a_run_that_ends_early_is_no_success(tinyshakespeare, capsys):
     assert "2 published losses have no counterpart" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_rung_that_breaks_is_a_row_and_the_others_run(tinyshakespeare, monkeypatch, capsys):
     monkeypatch.setattr("torch.nn.Module.compile", lambda self: 1 / 0)
     args = ["--rungs", "compile,gpt2-init", "--steps", "2", "--accelerator", "cpu"]

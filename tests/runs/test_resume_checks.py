@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.utilities import GradClipAlgorithmType
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
@@ -126,7 +127,7 @@ def test_the_keys_of_a_trainer_that_checkpoints_have():
     """They are in every checkpoint; under another name a change would not be noticed."""
     trainer = SimpleNamespace(
         gradient_clip_val=0.5,
-        gradient_clip_algorithm="norm",
+        gradient_clip_algorithm=GradClipAlgorithmType.NORM,
         world_size=4,
         precision="32-true",
         strategy=SimpleNamespace(root_device=torch.device("cuda")),

@@ -122,6 +122,7 @@ def test_fast_dev_run_may_end_in_the_middle_of_a_step():
 EPOCHS = ("--trainer.max_epochs=3", "--trainer.max_steps=-1", "--model.decay_steps=21")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "stop"),
     [

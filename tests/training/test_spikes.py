@@ -104,6 +104,7 @@ def test_the_first_steps_are_never_skipped():
     assert planted.unchanged == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [66, pytest.param(70, marks=SLOW)])
 def test_a_resumed_run_skips_the_same_steps(stop, capsys):
     options = ("--model.skip_spikes=0.5", "--model.config.dropout=0.1")

@@ -175,6 +175,7 @@ def test_an_evaluation_does_not_ask(capsys):
     assert main(["validate", *TINY, "--data.tokens_per_step=100", f"--ckpt_path={path}"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", ["--model.config.loss_chunk=5", "--model.config.checkpointing=true"]
 )

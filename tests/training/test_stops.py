@@ -121,6 +121,7 @@ def early_stopping(**changes) -> EarlyStopping:
     return EarlyStopping("val/loss", patience=1, min_delta=9.0, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [EPOCHS, pytest.param((*EPOCHS, *BY_STEPS), marks=SLOW)])
 def test_early_stopping_ends_with_its_validation(kind, capsys):
     trainer = run("cut", *kind, callbacks=(early_stopping(),))
@@ -149,6 +150,7 @@ def test_min_steps_comes_before_a_stop():
     must_be_the_whole_run(*STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("short", "long"),
     [

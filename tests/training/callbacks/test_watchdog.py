@@ -74,6 +74,7 @@ def test_a_signal_to_a_hung_batch_ends_the_run(watchdog):
     assert code == 143
 
 
+@pytest.mark.slow
 def test_a_signal_waits_for_a_long_batch_and_for_a_save(watchdog):
     dog = watchdog(grace_s=0.1)
     dog.on_train_batch_start()
