@@ -115,9 +115,18 @@ def environment(num_nodes: int, plugins: list[Any]) -> list[envs.ClusterEnvironm
 
     Returns:
         An empty list where a cluster or a launcher starts the ranks; Lightning detects that itself.
+
+    Raises:
+        UserError: There are other nodes, and nothing connects them.
     """
     managed = any(kind.detect() for kind in CLUSTERS) or "LOCAL_RANK" in os.environ
     chosen = any(isinstance(plugin, envs.ClusterEnvironment) for plugin in plugins)
+    named = {"MASTER_ADDR", "NODE_RANK"} <= os.environ.keys()
+    if num_nodes > 1 and not (managed or chosen or named):
+        raise UserError(
+            f"trainer.num_nodes is {num_nodes}, but nothing names the other nodes: start each node "
+            "with torchrun or srun, or set MASTER_ADDR, MASTER_PORT and NODE_RANK on it"
+        )
     return [] if num_nodes > 1 or managed or chosen else [LoopbackEnvironment()]
 
 

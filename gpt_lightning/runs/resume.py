@@ -117,7 +117,9 @@ def check(
             f"{theirs.micro_batches} of its micro-batches, whose gradients it does not have: "
             "resume from one that was saved between two steps, such as those of RunCheckpoint"
         )
-    if not allow_changes:
+    if allow_changes:
+        changed += differences(theirs.data_identity, ours.data_identity)
+    else:
         check_order(theirs, ours)
     changed += differences(theirs.run_identity, ours.run_identity)
     masks = ", with other dropout masks" if ours.config.dropout > 0 else ""

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpt_lightning.cli import main
+from gpt_lightning.errors import UserError
+from gpt_lightning.hardware.distributed import environment
 
 CONFIG = """
 trainer: {accelerator: cpu, max_steps: 10, val_check_interval: 10, check_val_every_n_epoch: null}
@@ -43,3 +45,13 @@ def test_two_ranks_train_on_the_batches_of_one(text_file, tmp_path, monkeypatch)
         for key in {"train/loss", "val/loss", "optim/grad_norm"} & a.keys():
             assert a[key] == pytest.approx(b[key], rel=1e-5), key
     assert one[0]["perf/tokens"] == two[0]["perf/tokens"] == 10 * 8 * 16
+
+
+def test_other_nodes_need_a_launcher_or_an_address(monkeypatch):
+    for name in ("LOCAL_RANK", "MASTER_ADDR", "NODE_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match="num_nodes is 2, but nothing names the other nodes"):
+        environment(2, [])
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    monkeypatch.setenv("NODE_RANK", "0")
+    assert environment(2, []) == []
