@@ -30,6 +30,7 @@ def test_a_rung_is_the_published_one(tinyshakespeare, capsys):
     assert data["machine"]["command"].endswith("--rungs gpt2-init,timed --steps 2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -72,6 +73,7 @@ def test_a_rung_that_breaks_is_a_row_and_the_others_run(tinyshakespeare, monkeyp
     assert rungs["compile"]["note"].startswith("ZeroDivisionError")
 
 
+@pytest.mark.slow
 def test_evaluations_and_the_best_of_them(tinyshakespeare, capsys):
     # a small model for speed: other numbers than nanoGPT's, so red, and the machinery is the same
     small = ["--model.config.n_layer=1", "--model.config.n_embd=24", "--data.eval_batches=2"]

@@ -16,6 +16,7 @@ from tiny_fit import TINY_RUN
 from gpt_lightning.cli import main
 from gpt_lightning.runs.logger import RunLogger, claim_folder, continue_logger
 
+pytestmark = pytest.mark.slow  # CI runs them
 TINY = [*TINY_RUN, "--data.batch_size=4", "--trainer.log_every_n_steps=1"]
 RUNS = Path("lightning_logs") / "run"
 CSV = {"class_path": "CSVLogger", "init_args": {"save_dir": "csv", "name": "mine"}}
@@ -96,7 +97,6 @@ def test_fit_resume_sample_and_hints_with_every_logger(name, capsys):
         assert RemoteLogger.hyperparameters["model/n_layer"] == 1
 
 
-@pytest.mark.slow
 def test_points_after_the_checkpoint_are_purged_from_tensorboard_alone_or_among_others():
     """A killed session's points past its last save are drawn once, by the session after it."""
     own = {"class_path": "TensorBoardLogger", "init_args": {"save_dir": "mine", "version": "a"}}

@@ -21,6 +21,7 @@ from gpt_lightning.runs.logger import claim_folder
 from gpt_lightning.runs.mirror import Mirror, mirror_of
 from gpt_lightning.runs.resume import find_model
 
+pytestmark = pytest.mark.slow  # CI runs them
 RUN = Path("lightning_logs/run/version_0")
 
 
@@ -175,7 +176,6 @@ def test_an_interrupted_upload_is_never_taken(text_file):
 # ---- continue ------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", ["false", "true"])
 def test_a_new_machine_continues_exactly(text_file, asynchronous):
     more = f"--checkpoint.asynchronous={asynchronous}"
@@ -190,7 +190,6 @@ def test_a_new_machine_continues_exactly(text_file, asynchronous):
     assert there() == here()
 
 
-@pytest.mark.slow
 def test_the_higher_step_of_the_same_run_wins(text_file, capsys):
     assert fit(steps=4) == 0
     shutil.copytree(RUN, "old")
@@ -210,7 +209,6 @@ def test_the_higher_step_of_the_same_run_wins(text_file, capsys):
     assert there()["checkpoints/step-0000008-loss-2.6972.ckpt"] == newest  # copied again
 
 
-@pytest.mark.slow
 def test_a_damaged_copy_is_passed_over(text_file, capsys):
     assert fit() == 0
     newest = max(name for name in Flaky.store if name.endswith(".ckpt"))
@@ -238,7 +236,6 @@ def test_a_lost_connection_is_no_damage(text_file, capsys, monkeypatch):
     assert re.match("error: cannot fetch .*step-0000006.*lost", capsys.readouterr().err)
 
 
-@pytest.mark.slow
 def test_a_copy_without_a_whole_checkpoint_is_refused(text_file, capsys):
     assert fit(steps=2) == 0
     (newest,) = (name for name in Flaky.store if name.endswith(".ckpt"))
@@ -248,7 +245,6 @@ def test_a_copy_without_a_whole_checkpoint_is_refused(text_file, capsys):
     assert "no checkpoint of flaky://bucket/runs/run/version_0 is whole" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_run_that_ended_before_its_first_step_is_passed_over(text_file, capsys):
     assert fit(steps=2) == 0
     shutil.rmtree(RUN)
@@ -310,7 +306,6 @@ def test_other_commands_read_from_there(text_file, capsys):
     assert "give --resume auto, and --checkpoint.folder" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_shared_folder(text_file, tmp_path):
     assert fit(folder=str(tmp_path / "shared")) == 0
     copy = tmp_path / "shared/run/version_0"

@@ -72,6 +72,7 @@ def as_schema_1(path: Path) -> None:
     write_durable_checkpoint(file, path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "as_before"),
     [

@@ -11,6 +11,7 @@ from gpt_lightning.cli import main
 from gpt_lightning.commands.check_resume import compare
 from gpt_lightning.training import fit
 
+pytestmark = pytest.mark.slow  # CI runs them
 SLOW = pytest.mark.slow
 BASE = (
     *TINY_MODEL,
@@ -87,7 +88,6 @@ def test_a_limited_epoch_is_the_beginning_of_its_order(reload):
     assert run("--trainer.limit_train_batches=0.28", *reload).trained == seen  # 7.56
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("order", ["sequential", "repeat", "nanogpt", "random"])
 def test_a_limited_epoch_in_other_orders(order):
     plain = run("--trainer.limit_train_batches=7", f"--data.order={order}").trained
@@ -122,7 +122,6 @@ def test_fast_dev_run_may_end_in_the_middle_of_a_step():
 EPOCHS = ("--trainer.max_epochs=3", "--trainer.max_steps=-1", "--model.decay_steps=21")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "stop"),
     [

@@ -13,6 +13,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training.fit import default_callbacks, run_cli
 
+pytestmark = pytest.mark.slow  # CI runs them
 BASE = [
     *TINY_RUN,
     *("--data.batch_size=2", "--model.compile=false", "--model.config.dropout=0.1"),
@@ -67,7 +68,6 @@ def test_validate_gives_the_value_of_the_average(capsys):
     assert f"validation loss {run[4, 'val/loss']:.4f}" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("when", [{"monitor": "val/loss"}, {"every_n_train_steps": 3}])
 def test_a_file_of_model_checkpoint_continues_exactly(when, accumulate):

@@ -90,6 +90,7 @@ def fit_by_ranks(row: Row) -> Run:
     return Run(None, None, None, Watch(), done.stdout, [json.loads(line) for line in lines], [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", cases("works"))
 def test_works(row, folder, capsys, caplog):
     run = fit_by_ranks(row) if row.given.get("devices") == 2 else fit(row, capsys, caplog)

@@ -28,6 +28,7 @@ from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.fit import run_cli
 from gpt_lightning.training.module import GPTModule
 
+pytestmark = pytest.mark.slow  # CI runs them
 SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 STOCK = """
 import json
@@ -61,7 +62,6 @@ if trainer.is_global_zero:
 """
 
 
-@pytest.mark.slow
 def test_two_ranks_of_a_stock_trainer_evaluate_the_whole_split_once(tmp_path, text_file):
     (tmp_path / "stock.py").write_text(STOCK)
 
@@ -237,7 +237,6 @@ def test_another_schedule_of_our_optimizer_wins():
     assert {group["lr"] for group in trainer.optimizers[0].param_groups} == {0.25e-2}
 
 
-@pytest.mark.slow
 def test_weight_averaging_sets_the_rates_that_it_names():
     average = StochasticWeightAveraging(swa_lrs=1e-2, swa_epoch_start=1, annealing_epochs=1)
     trainer = stock(average, max_steps=-1, max_epochs=4, limit_train_batches=3)

@@ -12,6 +12,7 @@ from gpt_lightning.commands.check_resume import compare, metrics_rows
 from gpt_lightning.training.fit import run_cli
 from gpt_lightning.training.spikes import WINDOW, SpikeGuard
 
+pytestmark = pytest.mark.slow  # CI runs them
 SLOW = pytest.mark.slow
 BASE = (
     *TINY_MODEL,
@@ -89,7 +90,6 @@ def test_a_planted_spike_is_skipped_and_counted(of, sigmas, kind, capsys):
     assert counts == [0.0] * 69 + [1.0] * 11
 
 
-@pytest.mark.slow
 def test_without_the_option_a_spike_is_trained_on():
     planted = Planted(70)
     run(planted=planted)
@@ -97,14 +97,12 @@ def test_without_the_option_a_spike_is_trained_on():
     assert "optim/skipped_steps" not in rows()[-1]
 
 
-@pytest.mark.slow
 def test_the_first_steps_are_never_skipped():
     planted = Planted(WINDOW // 2)
     run("--model.skip_spikes=20", planted=planted)
     assert planted.unchanged == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stop", [66, pytest.param(70, marks=SLOW)])
 def test_a_resumed_run_skips_the_same_steps(stop, capsys):
     options = ("--model.skip_spikes=0.5", "--model.config.dropout=0.1")

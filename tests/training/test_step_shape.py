@@ -12,6 +12,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.steps import StepShape, accumulation, largest_divisor, options_for
 
+pytestmark = pytest.mark.slow  # CI runs them
 TINY = [
     *TINY_RUN,
     "--data.batch_size=4",
@@ -175,7 +176,6 @@ def test_an_evaluation_does_not_ask(capsys):
     assert main(["validate", *TINY, "--data.tokens_per_step=100", f"--ckpt_path={path}"]) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", ["--model.config.loss_chunk=5", "--model.config.checkpointing=true"]
 )

@@ -16,6 +16,7 @@ from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 
+pytestmark = pytest.mark.slow  # CI runs them
 BASE = (
     *TINY_MODEL,
     "--data.text_file=text.txt",
@@ -93,7 +94,6 @@ def test_a_stop_waits_for_the_end_of_the_step(kind, stop, step):
     must_be_the_whole_run(*kind)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [STEPS, (*EPOCHS, *BY_STEPS)])
 @pytest.mark.parametrize(
     "stop",
@@ -121,7 +121,6 @@ def early_stopping(**changes) -> EarlyStopping:
     return EarlyStopping("val/loss", patience=1, min_delta=9.0, **changes)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [EPOCHS, pytest.param((*EPOCHS, *BY_STEPS), marks=SLOW)])
 def test_early_stopping_ends_with_its_validation(kind, capsys):
     trainer = run("cut", *kind, callbacks=(early_stopping(),))
@@ -143,14 +142,12 @@ def test_a_stop_names_its_reason_and_the_way_on(capsys):
     assert "EarlyStopping: Monitored metric val/loss" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_min_steps_comes_before_a_stop():
     enough = ("--trainer.min_steps=7", "--trainer.min_epochs=1")
     assert run("cut", *STEPS, *enough, callbacks=(Stop(9),)).global_step == 7
     must_be_the_whole_run(*STEPS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("short", "long"),
     [
@@ -165,14 +162,12 @@ def test_a_finished_run_goes_on_as_if_it_had_not_ended(short, long):
     must_be_the_whole_run(*long)
 
 
-@pytest.mark.slow
 def test_a_finished_run_goes_on_from_its_own_weights_not_from_their_average():
     average = ("--trainer.callbacks+=EMAWeightAveraging", "--trainer.callbacks.decay=0.5")
     run("cut", *average, "--trainer.max_steps=7")
     must_be_the_whole_run(*STEPS, *average)
 
 
-@pytest.mark.slow
 def test_samples_are_drawn_with_the_weights_of_the_validation_loss(monkeypatch):
     seen = []
 

@@ -126,6 +126,7 @@ def test_want_of_memory_is_no_failure(limited_memory):
     assert run_sweep(BENCH, configurations("memory", "skip", "fine"), ["bench", "toy"]) == 0
 
 
+@pytest.mark.slow
 def test_a_row_that_hangs_is_timed_out():
     found = sweep.isolated(BENCH.measure, {"kind": "hang", "value": 1}, timeout_s=0.5)
     assert found["status"] == "timed out"
@@ -230,6 +231,7 @@ def test_what_a_number_can_be_goes_by_its_unit(name, value, wrong):
     assert bool(implausible({name: value})) == wrong
 
 
+@pytest.mark.slow
 def test_a_row_that_hangs_takes_its_children_with_it():
     began = time.monotonic()
     found = sweep.isolated(BENCH.measure, {"kind": "child", "value": 1}, timeout_s=1.0)
