@@ -67,7 +67,7 @@ BENCH = Bench(
         ),
         options.steps(10),
     ),
-    notes=(*paragraphs(__doc__), *paragraphs(course_report.__doc__)),
+    notes=paragraphs(__doc__),
     beside=course_report.published_tables,
 )
 

@@ -2,7 +2,7 @@
 
 toy: Linear(20, 10) - ReLU - LayerNorm - Linear, without biases. gpt: our GPT with two layers of
 width 32. The published table is CUDA's fp16 table of the toy model, so that only this row can
-differ from it.
+differ from it. It is from a report on profiles and mixed precision whose origin was not found.
 
 cuda-rules: rules of CUDA's autocast, read through the dispatcher with tensors that have a shape and
 no data, for the forward only; no GPU is needed. Autocast on a CPU has other rules: layer norm is
@@ -30,7 +30,7 @@ AUTOCAST = {"fp16": "float16", "bf16": "bfloat16"}
 MODELS = ("toy", "gpt")
 # device name for the rules of CUDA's autocast, read from the dispatcher without a GPU
 CUDA_RULES = "cuda-rules"
-# the systems course's toy model on CUDA under fp16 autocast
+# the toy model on CUDA under fp16 autocast
 PUBLISHED = {
     "parameters": "float32",
     "linear": "float16",

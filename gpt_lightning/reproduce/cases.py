@@ -122,7 +122,7 @@ def l4_rung(name: str) -> Rung:
 LECTURE_LADDER = Case(
     name="lecture-ladder",
     title="A lecture's ladder: ten rungs of 50 steps from one batch to a padded vocabulary",
-    source="https://github.com/karpathy/build-nanogpt, run on MPS and an L4; sources in reference/",
+    source="https://github.com/aakashvardhan/s21-gpt2 at bd5f890, on MPS and an L4 GPU",
     kind="steps",
     reference="lecture_ladder.csv",
     rungs=stacked(
@@ -155,7 +155,7 @@ BFLOAT16_LADDER = ((0, 5e-4), (1, 2e-3))
 PRECISION_LADDER = Case(
     name="precision-ladder",
     title="GPT-2 124M, 16 x 1,024 tokens per step: a CPU, a GPU, TF32, bfloat16, torch.compile",
-    source="published logs of one GPU; sources in reference/",
+    source="logs of a CPU and a GPU without their names; origin not found",
     kind="steps",
     reference="precision_ladder.csv",
     rungs=stacked(
@@ -197,8 +197,8 @@ BABY_GPT = (*NANOGPT, "--data.eval_batches=200")
 SHAKESPEARE_CHAR = Case(
     name="shakespeare-char",
     title="nanoGPT's baby GPT on tiny Shakespeare, 5,000 steps, on a CPU, a Mac and a GPU",
-    source="https://github.com/karpathy/nanoGPT, config/train_shakespeare_char.py; "
-    "sources of the logs in reference/",
+    source="https://github.com/vglazer/vglazer.github.io at aa7d2d0, nanoGPT's program with "
+    "config/train_shakespeare_char.py, on an M3 Max",
     kind="evaluations",
     reference="shakespeare_char_evals.csv",
     times="shakespeare_char_iters.csv",
@@ -250,7 +250,7 @@ SHAKESPEARE_CHAR = Case(
 SHAKESPEARE_SMALL = Case(
     name="shakespeare-char-small",
     title="nanoGPT's small CPU preset on tiny Shakespeare, 2,000 steps, no dropout",
-    source="nanoGPT's own program, run by us by the command of its README",
+    source="https://github.com/karpathy/nanoGPT at 3adf61e1, run by us with its README's command",
     kind="evaluations",
     reference="nanogpt_cpu_preset_evals.csv",
     times="nanogpt_cpu_preset_iters.csv",

@@ -60,7 +60,8 @@ class Bench:
         files: Pass `measure` the report's folder as `folder`, for files of a row.
         tables: Further tables of the report: name -> row dataclass. A measurement returns their
             rows as a list of mappings under that name; fields of the configuration are added.
-        beside: Function from the rows so far to tables that were not measured here: name -> rows.
+        beside: Function from the rows so far to tables that were not measured here, name -> rows,
+            and to the notes on them.
         epilogue: Function from the parsed arguments and the finished sweep to last words.
     """
 
@@ -75,7 +76,9 @@ class Bench:
     picture: Picture | None = None
     files: bool = False
     tables: dict[str, type[Row]] = field(default_factory=dict)
-    beside: Callable[[Sequence[Row]], dict[str, Sequence[Row]]] | None = None
+    beside: Callable[[Sequence[Row]], tuple[dict[str, Sequence[Row]], tuple[str, ...]]] | None = (
+        None
+    )
     epilogue: Callable[[Any, "Sweep"], str] | None = None
 
 
@@ -180,9 +183,11 @@ class Sweep:
     def report(self, findings: Sequence[str] = ()) -> None:
         """Write the report of the rows so far, with findings below the notes."""
         tables: dict[str, Sequence[Row]] = {"rows": self.rows, **self._tables}
+        notes = self.bench.notes
         if self.bench.beside is not None:
-            tables |= self.bench.beside(self.rows)
-        notes = (*self.bench.notes, *findings)
+            published, remarks = self.bench.beside(self.rows)
+            tables, notes = tables | published, notes + remarks
+        notes = (*notes, *findings)
         pictures = draw(self.bench, self.folder, self.rows)
         write_report(self.folder, self.bench.title, self.machine, tables, notes, pictures)
 
