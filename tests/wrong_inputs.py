@@ -2001,6 +2001,14 @@ SLOW = [
         "data.eval_batches is 0; it must be at least 1",
     ),
     (
+        "fit --config tiny.yaml --data.eval_batches 2 --data.eval_train_batches 3",
+        "data.eval_train_batches is 3, data.eval_batches 2: the first is a part of the second",
+    ),
+    (
+        "fit --config tiny.yaml --data.eval_train_batches 3",
+        "data.eval_train_batches is 3, data.eval_batches null: the first is a part of the second",
+    ),
+    (
         "fit --config tiny.yaml --data.block_size 64",
         "data.block_size is 64, but model.config.block_size is 32: lower the first",
     ),

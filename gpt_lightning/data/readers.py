@@ -125,11 +125,12 @@ class Reader(abc.ABC):
         return next(iter(self.datasets.values())).stream(split, self.block_size)
 
     def eval_loaders(self) -> list[EvalLoader]:
-        """Return a loader of the whole validation split, or eval_batches of val and of train."""
+        """Return a loader of the validation split, or of random batches of val and of train."""
         n = self.settings.eval_batches
         if n is None:
             return [self.split_loader("val")]
-        return [self._loader(self.samples(split), n) for split in ("val", "train")]
+        sizes = {"val": n, "train": self.settings.eval_train_batches or n}
+        return [self._loader(self.samples(split), size) for split, size in sizes.items()]
 
     def split_loader(self, split: str) -> EvalLoader:
         """Return a loader that reads every token of a split once."""

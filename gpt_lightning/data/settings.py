@@ -52,6 +52,9 @@ class DataSettings:
     eval_batches: PositiveInt | None = None
     """Evaluate on this number of random batches from the validation split, and as many from the
     training split, as nanoGPT does. null: evaluate on every token of the validation split."""
+    eval_train_batches: PositiveInt | None = None
+    """Number of those batches from the training split that are evaluated; null: eval_batches. With
+    data.order nanogpt all are drawn, so that the draws after an evaluation stay nanoGPT's."""
     order: OrderName | Literal["nanogpt"] = "shuffled"
     """sequential: front to back; random: random positions, as in nanoGPT; shuffled: each window
     once per epoch, shard by shard in a large dataset; repeat: the first batch again and again;
@@ -78,6 +81,11 @@ class DataSettings:
                 f"{' and '.join(given) or 'no data'} given: set exactly one of "
                 f"{', '.join(f'data.{name}' for name in SOURCES)}"
                 + (f"; take the others away, as with --{given[0]} null" if given else "")
+            )
+        if (self.eval_train_batches or 0) > (self.eval_batches or 0):
+            raise UserError(
+                f"data.eval_train_batches is {self.eval_train_batches}, data.eval_batches "
+                f"{self.eval_batches or 'null'}: the first is a part of the second, lower it"
             )
         if self.order == "nanogpt" and (
             self.num_workers or self.mixture or self.eval_batch_size not in (None, self.batch_size)

@@ -1,6 +1,7 @@
 """Pictures of results."""
 
 from collections.abc import Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
         distance = [max(abs(r.difference), 1e-7) for r in published]  # 0 has no logarithm
         differences.plot(steps, distance, "o-", ms=3, lw=0.8, color=color)
         differences.step(
-            steps, [r.tolerance for r in published], where="post", color=color, ls="--", lw=1
+            steps, [r.tolerance or nan for r in published], where="post", color=color, ls="--", lw=1
         )
     losses.plot([], [], color="0.3", label="line: ours")  # what line and circle stand for
     losses.plot([], [], ls="", marker="o", mfc="none", mec="0.3", label="circle: published")

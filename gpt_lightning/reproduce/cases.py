@@ -70,6 +70,7 @@ class Case:
             intervals.
         reference: File under reference/ with the published losses.
         times: File with the published step times, if it is another.
+        eval_batches: Batches of each split in a published evaluation; None for steps.
         rungs: Rows of the table, in order.
         alternatives: True if the rungs are variants of one run. By default only the first one that
             this machine can run is run.
@@ -82,6 +83,7 @@ class Case:
     reference: str
     rungs: tuple[Rung, ...]
     times: str | None = None
+    eval_batches: int | None = None
     alternatives: bool = False
 
 
@@ -193,6 +195,8 @@ NANOGPT = (
     "--trainer.num_sanity_val_steps=-1",  # nanoGPT evaluates at step 0 too
 )
 BABY_GPT = (*NANOGPT, "--data.eval_batches=200")
+# bfloat16 rounds to 8 bits, so no run gives the published digits, at step 0 either
+BFLOAT16_CURVE = ((0, 5.0e-4), (1, 0.06))
 
 SHAKESPEARE_CHAR = Case(
     name="shakespeare-char",
@@ -202,6 +206,7 @@ SHAKESPEARE_CHAR = Case(
     kind="evaluations",
     reference="shakespeare_char_evals.csv",
     times="shakespeare_char_iters.csv",
+    eval_batches=200,
     alternatives=True,
     rungs=(
         Rung(
@@ -244,6 +249,22 @@ SHAKESPEARE_CHAR = Case(
             time="hours on two cores; --max-steps 0, the evaluation alone: a quarter of an hour",
             note="the published run on a CPU ends after 50 steps: compared with MPS",
         ),
+        Rung(
+            "cpu-bf16",
+            BFLOAT16_CURVE,
+            configs=("shakespeare_char",),
+            published="mps-eager",
+            published_times="",
+            settings=(
+                *BABY_GPT,
+                "--trainer.accelerator=cpu",
+                "--trainer.precision=bf16-mixed",
+                "--data.eval_train_batches=20",
+            ),
+            device="cpu",
+            time="three hours on two quiet cores that multiply bfloat16",
+            note="a variant of ours, compared with MPS in float32; bfloat16 cannot give the digits",
+        ),
     ),
 )
 
@@ -254,6 +275,7 @@ SHAKESPEARE_SMALL = Case(
     kind="evaluations",
     reference="nanogpt_cpu_preset_evals.csv",
     times="nanogpt_cpu_preset_iters.csv",
+    eval_batches=20,
     rungs=(
         Rung(
             "small",

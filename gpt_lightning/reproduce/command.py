@@ -35,6 +35,11 @@ def make_parser() -> OneLineParser:
     parser.add_argument("--steps", "--max-steps", type=int | None, help=steps)
     accelerator = "cpu, mps, gpu or auto; null: that of each rung's configuration."
     parser.add_argument("--accelerator", type=str | None, help=accelerator)
+    resume = (
+        "Continue evaluations from the run's checkpoint. auto: in the newest folder that has one, "
+        "or start a new run if there is none. Or a folder of results."
+    )
+    parser.add_argument("--resume", type=str | None, help=resume)
     return parser
 
 
@@ -61,9 +66,15 @@ def run(argv: list[str]) -> int:
     options = Options(args.steps, args.accelerator, tuple(fit_options))
     chosen = choose_rungs(case, args.rungs, options)
 
-    from gpt_lightning.reproduce.runner import CaseRun  # not for --help: torch takes seconds
+    if args.resume is not None and case.kind == "steps":
+        raise UserError(f"--resume: {case.name} saves no checkpoints, its rungs are of few steps")
 
-    case_run = CaseRun(case, options, next_folder(ROOT / case.name), argv)
+    from gpt_lightning.reproduce.resume import find_folder  # not for --help: torch takes seconds
+    from gpt_lightning.reproduce.runner import CaseRun
+
+    root = ROOT / case.name
+    folder = None if args.resume is None else find_folder(args.resume, root, chosen)
+    case_run = CaseRun(case, options, folder or next_folder(root), argv, folder is not None)
     print(case.title)
     for name, fact in case_run.machine.items():
         print(f"{name:<9} {fact}")
@@ -218,7 +229,7 @@ def print_summary(case_run: "CaseRun") -> None:
                 text += f"{missed[0].ours:.6f} against {missed[0].theirs:.6f}"
             print(text)
     drifted = sum(row.verdict == Verdict.DRIFT for row in case_run.losses)
-    total = sum(row.theirs is not None for row in case_run.losses)
+    total = sum(bool(row.verdict) for row in case_run.losses)
     line = f"{total - len(misses) - drifted} of {total} losses within their tolerance"
     if drifted:
         line += f", {drifted} outside it but within what rounding errors explain"

@@ -18,12 +18,14 @@ class Published:
         step_ms: Median of the step times without the first; None: no times were published.
         tokens_per_sec: Median of the same steps.
         first_step_ms: Time of the first step, which includes compilation.
+        batches: Batches of each split in an evaluation; None for losses of steps.
     """
 
     losses: dict[tuple[int, str], float]
     step_ms: float | None
     tokens_per_sec: float | None
     first_step_ms: float | None = None
+    batches: int | None = None
 
 
 def read_published(case: Case, rung: Rung) -> Published:
@@ -43,7 +45,11 @@ def read_published(case: Case, rung: Rung) -> Published:
     step_ms = [float(row["dt_ms"]) for row in times if row["dt_ms"]]
     rates = [float(row["tokens_per_sec"]) for row in times if row.get("tokens_per_sec")]
     return Published(
-        losses, _median(step_ms[1:]), _median(rates[1:]), step_ms[0] if step_ms else None
+        losses,
+        _median(step_ms[1:]),
+        _median(rates[1:]),
+        step_ms[0] if step_ms else None,
+        case.eval_batches,
     )
 
 

@@ -39,7 +39,7 @@ class Options:
 
 @dataclass(frozen=True)
 class LossRow:
-    """One published loss and ours."""
+    """One published loss and ours; without a verdict if ours is of fewer batches than theirs."""
 
     rung: str = column("rung", width=17)
     step: int = column("step", "d")
@@ -51,6 +51,7 @@ class LossRow:
     verdict: str = column("verdict")
     step_ms: float | None = column("step ms", ",.1f", 9)
     tokens_per_sec: float | None = column("tokens/s", ",.0f", 9)
+    batches: int | None = column("batches", "d")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from gpt_lightning.reports.plots import plot_losses
 from gpt_lightning.reports.tables import Console, write_report
 from gpt_lightning.reproduce.cases import Case, Rung
 from gpt_lightning.reproduce.published import Published, read_published
+from gpt_lightning.reproduce.resume import earlier
 from gpt_lightning.reproduce.rows import LossRow, Options, PhaseRow, RungRow, Verdict
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import Observation, RunRecorder, RunTimings
@@ -28,10 +29,13 @@ class CaseRun:
         options: Changes that the command line makes to every rung.
         folder: Folder of the results.
         argv: Command line, for the report.
+        resume: True if the rungs continue from their checkpoints in the folder.
     """
 
-    def __init__(self, case: Case, options: Options, folder: Path, argv: list[str]) -> None:
-        self.case, self.options, self.folder = case, options, folder
+    def __init__(
+        self, case: Case, options: Options, folder: Path, argv: list[str], resume: bool = False
+    ) -> None:
+        self.case, self.options, self.folder, self.resume = case, options, folder, resume
         self.losses: list[LossRow] = []
         self.rungs: list[RungRow] = []
         self.phases: list[PhaseRow] = []
@@ -49,10 +53,11 @@ class CaseRun:
         """
         published = read_published(self.case, rung)
         note = f"; {rung.note}" if rung.note else ""
+        checkpoint, step, seen = earlier(self.folder, rung) if self.resume else (None, 0, [])
         print(f"\n{rung.name}: {' + '.join(rung.configs)}{note}")
         first = len(self.losses)
         try:
-            timings = self._train(rung, published)
+            timings = self._train(rung, published, checkpoint, seen)
         except UserError:
             if len(self.losses) == first:
                 raise
@@ -62,14 +67,20 @@ class CaseRun:
             row = RungRow(rung.name, Verdict.ERROR, note=f"{type(error).__name__}: {text}")
         else:
             row = self._rung_row(rung, published, self.losses[first:], timings)
+            if step:
+                since = f"continued at step {step}: times and phases are of the steps since"
+                row = replace(row, note="; ".join(filter(None, (row.note, since))))
             self.phases += [PhaseRow(rung.name, *phase) for phase in timings.seconds.items()]
         self.rungs.append(row)
         self.write()
         free_memory()
 
-    def _train(self, rung: Rung, published: Published) -> RunTimings:
+    def _train(
+        self, rung: Rung, published: Published, checkpoint: Path | None, seen: list[Observation]
+    ) -> RunTimings:
         each_step = self.case.kind == "steps"
-        console = Console(LossRow, without=() if each_step else ("step_ms", "tokens_per_sec"))
+        without = ("batches",) if each_step else ("step_ms", "tokens_per_sec")
+        console = Console(LossRow, without)
         tqdm.write(console.header())
 
         def add(row: LossRow) -> None:
@@ -79,8 +90,11 @@ class CaseRun:
                 self.write()  # an evaluation may be an hour of work
 
         recorder = RunRecorder(lambda seen: add(loss_row(rung, published, seen)), each_step)
+        for observation in seen:
+            recorder.show(observation)
+        resume = [] if checkpoint is None else [f"--resume={checkpoint}"]
         training.run_cli(
-            ["fit", *self._arguments(rung)],
+            ["fit", *self._arguments(rung), *resume],
             callbacks=[recorder],
             folder=self.folder / rung.name,
         )
@@ -104,12 +118,15 @@ class CaseRun:
     def _rung_row(
         self, rung: Rung, published: Published, rows: list[LossRow], timings: RunTimings
     ) -> RungRow:
-        verdicts = [row.verdict for row in rows if row.difference is not None]
+        compared = [row for row in rows if row.verdict]
+        verdicts = [row.verdict for row in compared]
+        partial = sum(row.difference is not None for row in rows) - len(compared)
         missing = missing_losses(self.case, published, rows, timings.max_steps)
         timed, here = is_timed(rung, timings.device), timings.device
         notes = [
             rung.note,
             f"{missing} published losses have no counterpart" if missing else "",
+            f"{partial} losses without a verdict: other batches than theirs" if partial else "",
             "" if timed else f"losses only: its times are of a {rung.device}, this is {here}",
             f"{timings.stalls} stalls left out of the rates" if timings.stalls else "",
             best_note(published, rows) if self.case.kind == "evaluations" else "",
@@ -121,7 +138,7 @@ class CaseRun:
             here.type,
             len(verdicts),
             verdicts.count(Verdict.DRIFT),
-            max((abs(row.difference) for row in rows if row.difference is not None), default=None),
+            max((abs(row.difference or 0.0) for row in compared), default=None),
             published_first_step_ms=published.first_step_ms,
             published_step_ms=published.step_ms,
             note="; ".join(note for note in notes if note),
@@ -174,6 +191,7 @@ def loss_row(rung: Rung, published: Published, seen: Observation) -> LossRow:
     """Return the row of one of our losses, with the published one of that step if there is one."""
     theirs = published.losses.get((seen.step, seen.split))
     row = compare(rung, seen.step, seen.split, theirs, seen.loss)
+    row = without_verdict(row, seen.batches, published.batches)
     if seen.seconds is None or seen.tokens is None or not is_timed(rung, seen.device):
         return row
     return replace(row, step_ms=seen.seconds * 1e3, tokens_per_sec=seen.tokens / seen.seconds)
@@ -183,7 +201,14 @@ def best_row(rung: Rung, published: Published, ours: list[LossRow]) -> LossRow:
     """Compare our lowest validation loss with the lowest published one up to our last step."""
     best = min(ours, key=lambda row: row.ours)
     theirs = published_validation(published, ours)
-    return compare(rung, best.step, "best", min(theirs)[0] if theirs else None, best.ours)
+    row = compare(rung, best.step, "best", min(theirs)[0] if theirs else None, best.ours)
+    return without_verdict(row, best.batches, published.batches)
+
+
+def without_verdict(row: LossRow, batches: int | None, theirs: int | None) -> LossRow:
+    """Return a row with its number of batches, and without a verdict if theirs is another."""
+    row = replace(row, batches=batches)
+    return row if batches == theirs else replace(row, tolerance=None, verdict="")
 
 
 def best_note(published: Published, rows: list[LossRow]) -> str:

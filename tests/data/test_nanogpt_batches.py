@@ -15,6 +15,7 @@ from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 
 T, B, EVALS = 8, 3, 2
+SPLITS = ("training", "val", "train")
 
 
 class Recorder(L.Callback):
@@ -114,6 +115,21 @@ def test_dropout_does_not_move_the_batches(text_file, tmp_path):
         trainer(recorder).fit(module, datamodule(text_file, tmp_path))
         batches.append(torch.stack([batch for _, batch in recorder.seen]))
     assert torch.equal(*batches)
+
+
+def test_batches_that_are_not_evaluated_are_drawn_all_the_same(text_file, tmp_path):
+    seen = []
+    for part in (None, 1):
+        recorder, data = Recorder(), datamodule(text_file, tmp_path, eval_train_batches=part)
+        L.seed_everything(1337)
+        trainer(recorder).fit(GPTModule(config(vocab_size=None), schedule="constant"), data)
+        seen.append({split: [x for name, x in recorder.seen if name == split] for split in SPLITS})
+    whole, part = seen
+    assert [len(whole[split]) for split in SPLITS] == [4, 3 * EVALS, 3 * EVALS]
+    assert [len(part[split]) for split in SPLITS] == [4, 3 * EVALS, 3]
+    for split in ("training", "val"):
+        assert all(map(torch.equal, whole[split], part[split]))
+    assert all(map(torch.equal, whole["train"][::EVALS], part["train"]))  # the first that are drawn
 
 
 def test_the_state_goes_on_where_it_was(text_file, tmp_path):

@@ -96,6 +96,8 @@ def test_a_rung_has_a_configuration_and_published_losses(case: Case, rung: Rung,
     last_of_ours = values["trainer.max_steps"] - (case.kind == "steps")
     assert last == last_of_ours
     assert rung.tolerance[0][0] == 0
+    if case.kind == "evaluations":
+        assert values["data.eval_batches"] == case.eval_batches == published.batches
     assert [step for step, _ in rung.tolerance] == sorted(step for step, _ in rung.tolerance)
 
 
@@ -141,7 +143,8 @@ def test_the_band_of_a_curve_is_twice_the_distance_of_two_published_runs():
     one, other = (published_losses(SHAKESPEARE_CHAR, f"mps-{n}") for n in ("eager", "compile"))
     apart = max(abs(loss - other[key]) for key, loss in one.items() if key[0] > 0)
     for rung in SHAKESPEARE_CHAR.rungs:
-        assert rung.tolerance_at(0) == 0.5e-4, "half a unit of the last published decimal"
+        # half a unit of the last published decimal; bfloat16 has eight bits
+        assert rung.tolerance_at(0) == (5e-4 if rung.name == "cpu-bf16" else 0.5e-4)
         assert 2 * apart <= rung.tolerance_at(1) < 2.2 * apart
         assert rung.tolerance_at(5000) == rung.tolerance_at(1)
         assert rung.drift == ()

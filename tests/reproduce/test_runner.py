@@ -229,6 +229,25 @@ def test_evaluations_keep_the_bar_and_checkpoints_and_compare_the_best(
     assert "best validation loss 2.0050 at step 250, theirs 2.0000 at 250" in row.note
 
 
+def test_a_loss_of_fewer_batches_has_no_verdict(training, case_run, monkeypatch):
+    losses = {(0, "train"): 4.0, (0, "val"): 4.0}
+    published = Published(losses, None, None, batches=200)
+    monkeypatch.setattr(runner, "read_published", lambda case, rung: published)
+    rung = replace(RUNG, below=None)
+    case_run.case = replace(case_run.case, kind="evaluations", rungs=(rung,))
+    training.observations = [
+        Observation(CPU, 0, "train", 9.0, batches=20), Observation(CPU, 0, "val", 4.0, batches=200)
+    ]  # fmt: skip
+    training.timings = RunTimings(CPU, 0, {})
+    case_run.run(rung)
+    train, val, best = case_run.losses
+    assert (train.difference, train.tolerance, train.verdict, train.batches) == (5.0, None, "", 20)
+    assert (val.verdict, val.batches, best.verdict, best.batches) == ("ok", 200, "ok", 200)
+    (row,) = case_run.rungs
+    assert (row.verdict, row.losses, row.worst_difference) == (Verdict.OK, 2, 0.0)
+    assert "1 losses without a verdict: other batches than theirs" in row.note
+
+
 def test_missing_losses_are_counted_up_to_the_steps_of_the_run():
     case = Case("c", "A case", "somewhere", "steps", "x.csv", ())
     published = Published({(s, "batch"): 1.0 for s in range(5)}, None, None)

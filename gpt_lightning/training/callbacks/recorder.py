@@ -31,6 +31,7 @@ class Observation:
         loss: Loss in nats.
         seconds: Time of the step; None for an evaluation.
         tokens: Tokens of the step.
+        batches: Batches of the evaluation; None for a step.
     """
 
     device: torch.device
@@ -39,6 +40,7 @@ class Observation:
     loss: float
     seconds: float | None = None
     tokens: int | None = None
+    batches: int | None = None
 
 
 @dataclass
@@ -105,11 +107,14 @@ class RunRecorder(L.Callback):
         self._tokens = 0
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        metrics = trainer.callback_metrics
-        step = trainer.global_step
-        for split, key in (("train", "train/eval_loss"), ("val", "val/loss")):
+        metrics, step, device = trainer.callback_metrics, trainer.global_step, pl_module.device
+        sizes = (
+            trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+        )
+        for split, key, loader in (("train", "train/eval_loss", 1), ("val", "val/loss", 0)):
             if key in metrics:
-                self.show(Observation(pl_module.device, step, split, float(metrics[key])))
+                loss, batches = float(metrics[key]), int(sizes[loader])
+                self.show(Observation(device, step, split, loss, batches=batches))
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)

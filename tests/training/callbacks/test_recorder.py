@@ -63,8 +63,8 @@ def test_each_step_has_its_loss_its_time_and_its_tokens(text_file, monkeypatch, 
         assert one.seconds == pytest.approx(0.01 * accumulate)
         assert one.tokens == B * T * accumulate
     assert steps[-1].loss == float(trainer.callback_metrics["train/loss"])
-    evaluations = [(one.step, one.split) for one in seen if one.split != "batch"]
-    assert evaluations == [(3, "val"), (6, "val")]
+    evaluations = [(one.step, one.split, one.batches) for one in seen if one.split != "batch"]
+    assert evaluations == [(3, "val", 1), (6, "val", 1)]
     assert seen[-1].loss == float(trainer.callback_metrics["val/loss"])
     assert (seen[-1].seconds, seen[-1].tokens) == (None, None)
     rate = B * T / 0.01
