@@ -6,41 +6,48 @@ attentions for which it called a fused kernel instead, so that the row measures 
 F.scaled_dot_product_attention restricted to one backend. Forward and backward are phases of one
 step, each timed inside it; times are medians.
 
+MODULE:FUNCTION as a kernel: your own, imported from the working directory and called as
+function(q, k, v, causal) with q, k and v of (batch, context, d). Before it is timed, its output and
+gradients at up to 1,024 tokens are compared with the definition in float64. Its error may be four
+times that of naive in the row's dtype, plus 1e-5 of the largest value; above that the row fails.
+
+model: gpt2 is attention alone, as in the systems course's exercise; course rotates q and k (RoPE)
+in the forward, as its model does.
+
 held: memory at the end of the forward minus memory before it, in a step that is not timed. peak:
 highest memory in that step, with q, k and v. Memory comes from the allocator on CUDA, from the
 profiler's record of tensors on a CPU, and from samples on MPS.
 """
 
 import itertools
-import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch._dynamo.utils import counters
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpt_lightning.bench.core import curves, memory_meter, options, timing, training_step, worker
+from gpt_lightning.bench.core import curves, memory_meter, options, timing, training_step
+from gpt_lightning.bench.core.attention_kernels import (
+    KERNELS,
+    Attention,
+    check_kernel,
+    check_own,
+    make_attention,
+)
+from gpt_lightning.bench.core.course_model import RoPE
 from gpt_lightning.bench.core.memory_meter import MIB, Memory, PhaseContext
+from gpt_lightning.bench.core.options import Values, listed
 from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
-from gpt_lightning.model.attention import naive_attention
+from gpt_lightning.errors import UserError
 from gpt_lightning.reports.tables import column
 
-NO_KERNEL = ("no viable backend", "no available kernel")  # torch's words
-Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-
-# name -> SDPBackend and its node in the autograd graph, or None for the definition
-KERNELS: dict[str, tuple[str, str] | None] = {
-    "naive": None,
-    "compiled": None,
-    "sdpa-math": ("MATH", "Softmax"),
-    "sdpa-flash": ("FLASH_ATTENTION", "FlashAttention"),
-    "sdpa-efficient": ("EFFICIENT_ATTENTION", "EfficientAttention"),
-    "sdpa-cudnn": ("CUDNN_ATTENTION", "CudnnAttention"),
-}
+CHECKED_TOKENS = 1024  # of the comparison of a user's kernel with the definition
 
 
 @sweep_row
@@ -49,6 +56,7 @@ class AttentionRow:
 
     device: str = column("device")
     dtype: str = column("dtype")
+    model: str = column("model")
     kernel: str = column("kernel", width=14)
     causal: bool = column("causal")
     batch: int = column("batch", "d")
@@ -56,8 +64,10 @@ class AttentionRow:
     context: int = column("context", "d")
     warmup: int = column("warm-up", "d")
     forward_ms: float | None = column("forward ms", ",.3f")
+    forward_mean_ms: float | None = column("mean", ",.3f", 9, console=False)
     forward_std_ms: float | None = column("std", ",.3f", 6, console=False)
     backward_ms: float | None = column("backward ms", ",.3f")
+    backward_mean_ms: float | None = column("mean", ",.3f", 9, console=False)
     backward_std_ms: float | None = column("std", ",.3f", 6, console=False)
     total_ms: float | None = column("total ms", ",.3f", 9)
     total_mean_ms: float | None = column("mean ms", ",.3f", 9, console=False)
@@ -94,12 +104,36 @@ def panels(rows: Sequence[AttentionRow]) -> dict[tuple[str, str], Any]:
         quantities.items(), dict.fromkeys(r.d for r in rows)
     ):
         lines = found.setdefault((quantity, f"d = {d}"), [])
-        for kernel, causal in dict.fromkeys((r.kernel, r.causal) for r in rows):
-            same = [r for r in rows if (r.kernel, r.causal, r.d) == (kernel, causal, d)]
+        kernels = list(dict.fromkeys((r.model, r.kernel) for r in rows))
+        for model, kernel, causal in dict.fromkeys((r.model, r.kernel, r.causal) for r in rows):
+            line = (model, kernel, causal, d)
+            same = [r for r in rows if (r.model, r.kernel, r.causal, r.d) == line]
             points = [(r.context, getattr(r, field)) for r in same]
-            color = f"C{list(KERNELS).index(kernel)}"
-            lines.append(curves.Line(kernel, points, color, "-" if causal else "--"))
+            color = f"C{kernels.index((model, kernel))}"
+            label = kernel + " with RoPE" * (model == "course")
+            lines.append(curves.Line(label, points, color, "-" if causal else "--"))
     return found
+
+
+def known_or_own(text: str) -> str:
+    """Accept the name of a kernel, or MODULE:FUNCTION of a module that Python finds."""
+    if ":" not in text:
+        return options.one_of(KERNELS)(text)
+    if not re.fullmatch(r"[\w.]+:[\w.]+", text):
+        raise ValueError(f"{text!r} is not MODULE:FUNCTION")
+    module = text.partition(":")[0]
+    if PathFinder.find_spec(module.partition(".")[0], [os.getcwd(), *sys.path]) is None:
+        raise ValueError(f"there is no module {module!r} in this folder or in Python's path")
+    return text
+
+
+def read_models(args: Any) -> list[Values]:
+    """Return the models of --model; RoPE needs pairs of channels."""
+    found = listed(args, "model", options.one_of(options.MODELS))
+    odd = [d for d in listed(args, "d", options.at_least(1)) if d % 2]
+    if "course" in found and odd:
+        raise UserError(f"--d {odd[0]} is odd, and RoPE rotates pairs of channels: give even --d")
+    return [{"model": model} for model in found]
 
 
 BENCH = Bench(
@@ -113,7 +147,17 @@ BENCH = Bench(
         options.switches("causal", "true", "Mask the future"),
         options.numbers("d", "d", "16,32,64,128", "Head widths"),
         options.contexts("256,1024,4096,8192,16384"),
-        options.words("kernels", "kernel", KERNELS),
+        replace(options.models(), read=read_models),
+        replace(
+            options.axis(
+                "kernels",
+                "kernel",
+                ",".join(KERNELS),
+                known_or_own,
+                f"Any of {', '.join(KERNELS)}, or MODULE:FUNCTION of your own.",
+            ),
+            alias="kernel",
+        ),
         options.shared("batch", 8, "Sequences per batch."),
         options.warmup(2),
         options.steps(10),
@@ -131,12 +175,19 @@ def measure_attention(row: AttentionRow, steps: int, memory_gib: float | None) -
     memory_meter.limit_memory(device, memory_gib)
     graphs = training_step.compiled_graphs()
     torch.manual_seed(0)
-    attention = make_attention(row.kernel, row.causal)
-    shape = (row.batch, 1, row.context, row.d)
-    make = partial(torch.randn, shape, device=device, dtype=dtype, requires_grad=True)
+    rope = RoPE(row.d, row.context).to(device) if row.model == "course" else None
+    attention = make_attention(row.kernel, row.causal, rope)
+
+    def make(tokens: int = row.context) -> torch.Tensor:
+        shape = (row.batch, 1, tokens, row.d)
+        return torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
+
+    if ":" in row.kernel:
+        tensors = [make(min(row.context, CHECKED_TOKENS)) for _ in range(4)]
+        check_own(make_attention(row.kernel, row.causal), row.causal, tensors)
     check_kernel(row.kernel, attention, make)
     tensors = [make() for _ in range(4)]
-    times, first_step_s = timing.measure(
+    times, first = timing.measure(
         lambda timer: run_step(attention, tensors, timer.phase), device, row.warmup, steps
     )
     tensors.clear()  # the memory of a step is measured with its own tensors alone
@@ -144,69 +195,20 @@ def measure_attention(row: AttentionRow, steps: int, memory_gib: float | None) -
         lambda phase: run_step(attention, [make() for _ in range(4)], phase), device
     )
     return {
-        "first_step_s": first_step_s,
+        "first_step_s": first["total"] / 1e3,
         **timing.phase_columns(times, "forward", "backward"),
         **memory_of(memory),
-        "graphs": training_step.checked_graphs(row.kernel == "compiled", graphs),
+        "graphs": graphs_of(row.kernel, graphs),
         "replaced": counters["inductor"]["fuse_attention"],  # by scaled_dot_product_attention
         "matmul_precision": torch.get_float32_matmul_precision(),
     }
 
 
-def make_attention(kernel: str, causal: bool) -> Attention:
-    """Return a function of q, k and v, (B, 1, T, d) each."""
-    if (backend := KERNELS[kernel]) is None:
-        written = partial(naive_attention, dropout_p=0.0) if causal else unmasked_attention
-        function: Attention = torch.compile(written, dynamic=False)
-        return function if kernel == "compiled" else written
-
-    def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        with sdpa_kernel(SDPBackend.__members__[backend[0]]):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-    return fused
-
-
-def unmasked_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Compute attention by definition, without a mask."""
-    scores = (q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5  # (B, 1, T, T)
-    out: torch.Tensor = scores.softmax(dim=-1) @ v
-    return out
-
-
-def check_kernel(kernel: str, attention: Attention, make: Callable[[], torch.Tensor]) -> None:
-    """Call a fused kernel once and find the kernel that ran in the autograd graph.
-
-    Raises:
-        SkippedError: torch has no such kernel for these tensors (the message has torch's reason),
-            or torch ran another kernel.
-    """
-    if (backend := KERNELS[kernel]) is None:
-        return
-    with warnings.catch_warnings(record=True) as reasons:
-        warnings.simplefilter("always")
-        try:
-            out = attention(make(), make(), make())
-        except RuntimeError as error:
-            if not any(sign in str(error).lower() for sign in NO_KERNEL):
-                raise
-            said = [str(reason.message).split(" (Triggered")[0] for reason in reasons]
-            raise worker.SkippedError("; ".join([*said, str(error)])) from error
-    ran = graph_nodes(out)
-    if not any(backend[1] in name for name in ran):
-        raise worker.SkippedError(f"torch took another kernel: {', '.join(sorted(ran))}")
-
-
-def graph_nodes(out: torch.Tensor) -> set[str]:
-    """Return the names of the autograd nodes behind a tensor."""
-    names: set[str] = set()
-    rest: list[Any] = [out.grad_fn]
-    while rest:
-        node = rest.pop()
-        if node is not None:
-            names.add(node.name())
-            rest += [parent for parent, _ in node.next_functions]
-    return names
+def graphs_of(kernel: str, before: int) -> int:
+    """Return the graphs made since `before`; a user's kernel may have compiled itself."""
+    if ":" in kernel:
+        return training_step.compiled_graphs() - before
+    return training_step.checked_graphs(kernel == "compiled", before)
 
 
 def run_step(attention: Attention, tensors: Sequence[torch.Tensor], phase: PhaseContext) -> None:

@@ -1,12 +1,13 @@
 """Data loader: tokens/s by order, block size, batch and workers, and the limit.
 
 Random tokens of two bytes from files that were just read or written, so that the loader is measured
-and not the disk. A loop takes batches and does nothing with them. tokens/s is a mean over time,
-which includes stalls; the batch time is a median. The first batch includes the order's permutation
-and the start of the workers.
+and not the disk. A loop takes batches and does nothing with them. tokens/s derives from the mean
+times of ten parts of the batches, of which the median is taken, so that one stall of the machine
+does not count; the batch time is a median. The first batch includes the order's permutation and the
+start of the workers.
 
 A token is written as int64 three times, in the window of T + 1 tokens, as input and as target: a
-little more than 24 bytes. The floor is the median time of the work that every loader must do: a
+little more than 24 bytes. The floor is the time, taken alike, of the work that every loader does: a
 plain loop over the mapped file that writes inputs and targets, 16 bytes per token, in one process.
 Several workers can beat it.
 
@@ -109,21 +110,22 @@ def measure_data(row: DataRow, batches: int, warmup: int, data_dir: str) -> dict
             x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
             timer.end("copy")
 
-    times, first_s = timing.measure(take, device, warmup, batches)
+    times, first = timing.record(take, device, warmup, batches)
     tokens = row.batch_size * row.block_size
-    floor = timing.stats(floor_ms(dataset(0, row.n_tokens, Path(data_dir)), tokens, batches))
-    tokens_per_sec = tokens / times["total"].mean * 1e3
+    copies = floor_ms(dataset(0, row.n_tokens, Path(data_dir)), tokens, batches)
+    floor = timing.steady_mean(copies)
+    tokens_per_sec = tokens / timing.steady_mean(times["total"]) * 1e3
     written = 8 * (row.block_size + 1) / row.block_size + 16  # int64: window of T + 1, x and y
     return {
-        "first_batch_ms": first_s * 1e3,
-        **timing.columns("batch", times["batch"], "std", "p90", "max"),
-        "copy_ms": times["copy"].median if "copy" in times else None,
+        "first_batch_ms": first["total"],
+        **timing.columns("batch", timing.stats(times["batch"]), "std", "p90", "max"),
+        "copy_ms": timing.stats(times["copy"]).median if "copy" in times else None,
         "tokens_per_sec": tokens_per_sec,
         "bytes_written_per_token": written,
         "written_gb_per_sec": tokens_per_sec * written / 1e9,
-        "floor_ms": floor.median,
-        "floor_tokens_per_sec": tokens / floor.median * 1e3,
-        "floor_share": tokens_per_sec * floor.median / tokens / 1e3,
+        "floor_ms": floor,
+        "floor_tokens_per_sec": tokens / floor * 1e3,
+        "floor_share": tokens_per_sec * floor / tokens / 1e3,
     }
 
 

@@ -81,7 +81,7 @@ def run(argv: list[str]) -> int:
     """Run `bench fit-batch ...`.
 
     Returns:
-        0: Settings were found; 1: not one sequence fits.
+        0: Settings were found; 1: not one sequence fits, or a trial failed for another reason.
 
     Raises:
         UserError: Options contradict each other.
@@ -95,14 +95,29 @@ def run(argv: list[str]) -> int:
     sweep = Sweep(BENCH, [trial | {"batch": 1}], argv, args.resume, args.timeout_s)
 
     def fits(batch: int) -> bool:
-        return bool(sweep.measure(trial | {"batch": batch}).status == "ok")
+        status = sweep.measure(trial | {"batch": batch}).status
+        if status not in ("ok", "out of memory"):
+            raise TrialError
+        return bool(status == "ok")
 
-    largest, refused = search(fits, args.max_batch or step.sequences)
-    lines = findings(sweep.rows, largest, refused, step, config)
+    largest = 0
+    try:
+        largest, refused = search(fits, args.max_batch or step.sequences)
+        lines = findings(sweep.rows, largest, refused, step, config)
+    except TrialError:
+        row = sweep.rows[-1]
+        lines = [
+            f"stopped     the trial of {row.batch} sequences failed ({row.status}: {row.note}), "
+            "not for lack of memory; correct the cause, then continue with --resume"
+        ]
     print("\n" + "\n".join(lines))
     sweep.report(lines)
     sweep.print_files()
     return int(largest == 0)
+
+
+class TrialError(Exception):
+    """A trial failed for another reason than memory, so that nothing is known about its batch."""
 
 
 def search(fits: Callable[[int], bool], most: int) -> tuple[int, int | None]:
@@ -178,10 +193,8 @@ def findings(
     if largest == 0:
         switches = memory_options(GPTConfig(**config.model.config.as_dict()), step.block_size)
         advice = " ".join(switches) or "a shorter data.block_size, or a smaller model"
-        way_out = f": try {advice}" if rows[0].status == "out of memory" else ""
-        return [f"not one sequence fits ({rows[0].status}, {rows[0].note}){way_out}"]
-    why = next((row.status for row in rows if row.batch == refused), "")
-    refusal = f"; {refused} does not ({why})" if refused else ""
+        return [f"not one sequence fits ({rows[0].status}, {rows[0].note}): try {advice}"]
+    refusal = f"; {refused} does not" if refused else ""
     fastest = max((row for row in rows if row.status == "ok"), key=lambda r: r.tokens_per_sec)
     batch = largest_divisor(step.sequences, largest)
     options = options_for(

@@ -11,18 +11,26 @@ CPU, with torch itself and the profiler's records.
 
 residual: B T d 4 / 2^20 MiB, one activation of the residual stream in float32. measured: output of
 the first block. held/residual: held in units of residual.
+
+blocks: blocks per checkpoint (--groups), whose inputs alone are kept; 0 without checkpointing.
+
+saved: tensors that autograd saves in one forward without checkpointing, parameters left out, by the
+module that was running; for the first block and for all that is outside of the blocks.
 """
 
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from gpt_lightning.bench.core import memory_meter, options, training_step
+from gpt_lightning.bench.core import memory_meter, options, saved_tensors, training_step, worker
+from gpt_lightning.bench.core.course_model import CourseModel
 from gpt_lightning.bench.core.memory_meter import MIB, Memory, PhaseContext
 from gpt_lightning.bench.core.options import Option, Values, listed
 from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
@@ -38,9 +46,11 @@ class MemoryRow:
 
     device: str = column("device")
     dtype: str = column("dtype")
+    model: str = column("model")
     size: str = column("size", width=8)
     mode: str = column("mode", width=9)
     checkpointing: bool = column("checkpointing")
+    blocks: int = column("blocks", "d")
     batch: int = column("batch", "d")
     context: int = column("context", "d")
     method: str = column("memory by", default="")
@@ -58,43 +68,79 @@ class MemoryRow:
     files: str = column("files", default="", console=False)
 
 
+@dataclass(frozen=True)
+class SavedRow:
+    """Tensors that one module saves for the backward."""
+
+    device: str = column("device")
+    dtype: str = column("dtype")
+    model: str = column("model")
+    size: str = column("size", width=8)
+    batch: int = column("batch", "d")
+    context: int = column("context", "d")
+    where: str = column("where")
+    module: str = column("module")
+    shape: str = column("shape")
+    saved_dtype: str = column("saved in")
+    tensors: int | None = column("tensors", "d")
+    mib: float | None = column("MiB", ",.3f")
+    residuals: float | None = column("MiB/residual", ",.2f")
+
+
 def picture(folder: Path, rows: Sequence[Row]) -> list[str]:
-    """Return the timelines of the rows, and draw the peak over the context if it varies."""
+    """Draw the peak over context and over blocks per checkpoint; return all pictures' names."""
     drawn = [name for row in rows for name in row.files.split() if name.endswith(".png")]
-    if len({row.context for row in rows if row.status == "ok"}) < 2:
-        return drawn
+    grouped = [row for row in rows if row.checkpointing]
+    groups = {"peak.png": (rows, "context", "blocks"), "groups.png": (grouped, "blocks", "context")}
+    for name, (shown, x_field, other) in groups.items():
+        if len({getattr(row, x_field) for row in shown if row.status == "ok"}) > 1:
+            draw_peaks(folder / name, shown, x_field, other)
+            drawn.insert(0, name)
+    return drawn
+
+
+def draw_peaks(path: Path, rows: Sequence[Row], x_field: str, other: str) -> None:
+    """Draw the peak over a field of the rows; lines differ in `other` and in the configuration."""
     from gpt_lightning.bench.core.curves import Line, plot_panels  # not in a row's process
 
+    names = {"context": "context (tokens)", "blocks": "blocks per checkpoint"}
+    fields = ("device", "dtype", "mode", "batch", other)
     panels: dict[tuple[str, str], Any] = {}
-    names = dict.fromkeys((r.device, r.dtype, r.mode, r.checkpointing, r.batch) for r in rows)
-    for size, (index, name) in itertools.product(
-        dict.fromkeys(row.size for row in rows), enumerate(names)
+    lines = dict.fromkeys(tuple(getattr(row, field) for field in fields) for row in rows)
+    for (model, size), (index, line) in itertools.product(
+        dict.fromkeys((row.model, row.size) for row in rows), enumerate(lines)
     ):
-        same = [r for r in rows if (r.device, r.dtype, r.mode, r.checkpointing, r.batch) == name]
-        points = [(r.context, r.peak_mib) for r in same if r.size == size]
-        label = f"{name[0]} {name[1]} {name[2]}{', checkpointing' * name[3]}, batch {name[4]}"
-        lines = panels.setdefault(("peak (MiB)", size), [])
-        lines.append(Line(label, points, f"C{index % 10}"))
-    plot_panels(folder / "peak.png", "Peak memory of a step", "context (tokens)", panels)
-    return ["peak.png", *drawn]
+        points = [
+            (getattr(row, x_field), row.peak_mib)
+            for row in rows
+            if (row.model, row.size, *(getattr(row, field) for field in fields))
+            == (model, size, *line)
+        ]
+        label = f"{line[0]} {line[1]} {line[2]}, batch {line[3]}"
+        label += f", {names[other]}: {line[4]}" if line[4] else ""
+        panel = panels.setdefault(("peak (MiB)", f"{model} {size}"), [])
+        panel.append(Line(label, points, f"C{index % 10}"))
+    plot_panels(path, "Peak memory of a step", names[x_field], panels)
 
 
 def read_modes(args: Any) -> list[Values]:
-    """Return the modes of --modes with --checkpointing.
+    """Return the modes of --modes with --checkpointing and --groups.
 
     Inference keeps no activations, so that checkpointing changes nothing: it is one row.
     """
+    sizes = {False: [0], True: listed(args, "groups", options.at_least(1))}
     switches = listed(args, "checkpointing", options.switch)
     return [
-        {"mode": mode, "checkpointing": checkpointing}
+        {"mode": mode, "checkpointing": checkpointing, "blocks": blocks}
         for mode in listed(args, "modes", options.one_of(MODES))
         for checkpointing in (switches if mode == "training" else [False])
+        for blocks in sizes[checkpointing]
     ]
 
 
 BENCH = Bench(
     name="memory",
-    title="Memory of GPT-2s by phase",
+    title="Memory of language models by phase",
     row=MemoryRow,
     measure="gpt_lightning.bench.memory:measure_row",
     options=(
@@ -105,20 +151,28 @@ BENCH = Bench(
         options.dtypes("fp32,bf16"),
         Option("modes", ",".join(MODES), f"Any of {', '.join(MODES)}.", read_modes),
         Option("checkpointing", "false,true", "true, false, or both with a comma."),
+        Option("groups", "1", "Blocks per checkpoint, separated by commas."),
         options.warmup(1),
         options.MEMORY_LIMIT,
     ),
     notes=paragraphs(__doc__),
     picture=picture,
     files=True,
+    tables={"saved": SavedRow},
 )
 
 
 def measure_row(
     row: MemoryRow, shape: list[int], warmup: int, memory_gib: float | None, folder: str
 ) -> dict[str, Any]:
-    """Measure one step; write a timeline and, on CUDA, a snapshot into the folder."""
+    """Measure one step; write a timeline and, on CUDA, a snapshot into the folder.
+
+    Raises:
+        SkippedError: A checkpoint would have more blocks than the model.
+    """
     device = torch.device(row.device)
+    if row.blocks > shape[0]:
+        raise worker.SkippedError(f"the model has {shape[0]} blocks")
     training_step.use_dtype(row.dtype, device)
     memory_meter.limit_memory(device, memory_gib)
     torch.manual_seed(0)
@@ -126,36 +180,52 @@ def measure_row(
     Path(folder).mkdir(parents=True, exist_ok=True)
     snapshot = Path(folder) / f"{stem}.pickle" if device.type == "cuda" else None
     outputs: list[int] = []  # bytes of the first block's output, call by call
+    saved: list[dict[str, Any]] = []
+    residual = row.batch * row.context * shape[2] * 4
 
     def work(phase: PhaseContext) -> None:
         with phase("setup"):
-            model = training_step.make_model(shape, row.context).to(device)
+            model = training_step.make_subject(row.model, shape, row.context).to(device)
             model.transformer.h[0].register_forward_hook(
                 lambda *call: outputs.append(call[2].nbytes)
             )
             if row.checkpointing:
-                model.transformer.checkpointing = True
+                checkpoint_groups(model, row.blocks)
+            elif row.mode == "training":
+                batch = training_step.random_batch(row.batch, row.context, device)
+                with training_step.autocast(row.dtype, device):
+                    saved.extend(saved_tensors.by_module(model, batch, residual))
+                del batch
             step = make_step(model, row.mode, row.dtype, row.batch, row.context)
             for _ in range(warmup):
                 step(nullcontext)
         step(phase)
 
     memory = memory_meter.measure_memory(work, device, snapshot)
-    found = columns(memory, row.batch * row.context * shape[2] * 4, outputs[-1])
+    found = columns(memory, residual, outputs[-1])
     if device.type == "cpu":
         found["resident_gib"] = training_step.peak_memory_gib(device)
-    return {**found, "files": draw(memory, Path(folder), stem, snapshot)}
+    return {**found, "saved": saved, "files": draw(memory, Path(folder), stem, snapshot)}
+
+
+def checkpoint_groups(model: GPT | CourseModel, blocks: int) -> None:
+    """Keep only the input of each group of so many blocks, and recompute the group."""
+    transformer = model.transformer
+    h = list(transformer.h)
+    groups = [nn.Sequential(*h[i : i + blocks]) for i in range(0, len(h), blocks)]
+    transformer.h = nn.ModuleList(groups)
+    transformer.checkpointing = True
 
 
 def name_of(row: MemoryRow) -> str:
     """Return a file name that no other configuration has."""
-    mode = row.mode + "-checkpointing" * row.checkpointing
+    mode = row.mode + f"-checkpointing{row.blocks}" * row.checkpointing
     size = row.size.replace("/", "x")
-    return f"{size}-{row.device}-{row.dtype}-{mode}-b{row.batch}-t{row.context}"
+    return f"{row.model}-{size}-{row.device}-{row.dtype}-{mode}-b{row.batch}-t{row.context}"
 
 
 def make_step(
-    model: GPT, mode: str, dtype: str, batch: int, context: int
+    model: GPT | CourseModel, mode: str, dtype: str, batch: int, context: int
 ) -> Callable[[PhaseContext], object]:
     """Return a step of inference or training that calls its phases."""
     device = model.lm_head.weight.device

@@ -9,17 +9,19 @@ first kernel to the end of the last one on a GPU, the range `step` on a CPU. ker
 durations; on a CPU of ops, each without the ops that it calls. busy: kernels over span. The own
 time of `forward` is that of the embeddings, the head and the loss.
 
-products: matrix products. softmax: also that of the loss. reductions: layer norms, sums, the loss.
-other: lookups, copies between devices, allocation, views and their dispatch. The op that launched a
-kernel decides its kind.
+products: matrix products; their calls are counted with and without those of the attention (scores
+and values). softmax: also that of the loss. reductions: layer norms, sums, the loss. other:
+lookups, copies between devices, allocation, views and their dispatch. The op that launched a kernel
+decides its kind.
 
 attention: FLOPs are 2 for a multiply-add and 5 for an element of the softmax (maximum, difference,
 exponential, sum, quotient). Scores include scaling and masking: their FLOPs are not counted, and
-their time is the difference between kernels and products.
+their time is the difference between kernels and products. RoPE: 3 FLOPs a channel of q and k.
 
 Published for 4 layers, d_model 512, context 256, batch 4 in fp32 on an A100: matrix products take
 over 70% of the forward in 30 calls and slightly over 50% of the full step, the kernels of the
-optimizer 3 ms in a span of 16 ms, and softmax about 25% of the attention's time.
+optimizer 3 ms in a span of 16 ms, and softmax about 25% of the attention's time. With 4 layers the
+course's model (--model course) has 37 products, 29 without the attention's; GPT-2 has 25 and 17.
 
 The traces open in chrome://tracing and in https://ui.perfetto.dev; `tensorboard --logdir` on this
 folder shows the tables under TEXT and the times under SCALARS.
@@ -41,6 +43,13 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from gpt_lightning.bench.core import options, timing, trace_tables, traces, training_step, worker
+from gpt_lightning.bench.core.course_model import (
+    CourseAttention,
+    CourseModel,
+    RMSNorm,
+    RoPE,
+    SwiGLU,
+)
 from gpt_lightning.bench.core.sweep import Bench, Sweep, paragraphs, sweep_row
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.model.attention import AttentionFn, naive_attention
@@ -52,8 +61,12 @@ MODULES: dict[type[nn.Module], str] = {
     CausalSelfAttention: "attention",
     MLP: "MLP",
     nn.LayerNorm: "layer norm",
+    CourseAttention: "attention",
+    RoPE: "RoPE",
+    SwiGLU: "MLP",
+    RMSNorm: "RMS norm",
 }
-PARTS = ("attention scores", "softmax", "value product")
+PARTS = trace_tables.PARTS
 PHASES = ("step", "data", "forward", "backward", "optimizer")
 NAMES = (*PHASES, *MODULES.values(), *PARTS)
 
@@ -64,6 +77,7 @@ class Setting:
 
     device: str = column("device")
     dtype: str = column("dtype")
+    model: str = column("model")
     size: str = column("size", width=8)
     batch: int = column("batch", "d")
     context: int = column("context", "d")
@@ -80,6 +94,7 @@ class ProfileRow(Setting):
     busy: float | None = column("busy", ".1%", 6)
     kernel_calls: float | None = column("calls", ",.0f", 6, console=False)
     products_calls: float | None = column("products' calls", ",.0f")
+    products_outside_calls: float | None = column("without attention's", ",.0f")
     products: float | None = column("products", ".1%")
     softmax: float | None = column("softmax", ".1%")
     elementwise: float | None = column("elementwise", ".1%")
@@ -179,7 +194,7 @@ def measure_profile(
     if device.type == "mps":
         raise worker.SkippedError("torch.profiler sees no kernels of MPS")
     torch.manual_seed(0)
-    model = training_step.make_model(shape, row.context).to(device)
+    model = training_step.make_subject(row.model, shape, row.context).to(device)
     step = Step(model, device, row.dtype, row.batch, row.mode)
 
     def timed(timer: timing.StepTimer) -> None:
@@ -191,10 +206,10 @@ def measure_profile(
     if nsys:
         watched(step, steps)
         return {"timer_ms": times["total"].median}
-    setting = (row.device, row.dtype, row.size, f"{row.batch}x{row.context}", row.mode)
+    setting = (row.device, row.dtype, row.model, row.size, f"{row.batch}x{row.context}", row.mode)
     label = "-".join(setting).replace("/", "-")
     works = profiled(step, steps, Path(folder) / f"trace-{label}.json.gz")
-    flops = trace_tables.attention_flops(shape, row.batch, row.context)
+    flops = trace_tables.attention_flops(row.model, shape, row.batch, row.context)
     result = {
         "trace": f"trace-{label}.json.gz",
         **trace_tables.summary(works, steps, times["total"].median, step.on_gpu),
@@ -207,7 +222,7 @@ def measure_profile(
 
 
 class Step:
-    """Step of a GPT with attention written out, on random tokens.
+    """Step of a model with attention written out, on random tokens.
 
     Args:
         model: Model on the device.
@@ -217,7 +232,14 @@ class Step:
         mode: Mode, one of MODES.
     """
 
-    def __init__(self, model: GPT, device: torch.device, dtype: str, batch: int, mode: str) -> None:
+    def __init__(
+        self,
+        model: GPT | CourseModel,
+        device: torch.device,
+        dtype: str,
+        batch: int,
+        mode: str,
+    ) -> None:
         self.model, self.device, self.dtype, self.mode = model, device, dtype, mode
         self.on_gpu = device.type == "cuda"
         self.tokens = torch.randint(training_step.VOCABULARY, (1_000_000,))
@@ -268,10 +290,10 @@ def nvtx_range(name: str) -> Iterator[None]:
         yield
 
 
-def set_attention(model: GPT, attention: AttentionFn) -> None:
+def set_attention(model: nn.Module, attention: AttentionFn) -> None:
     """Replace the attention of every layer."""
     for module in model.modules():
-        if isinstance(module, CausalSelfAttention):
+        if isinstance(module, CausalSelfAttention | CourseAttention):
             module.attention = attention
 
 

@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from gpt_lightning.bench import attention
 from gpt_lightning.bench.core import memory_meter, sweep
 from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core.course_model import RoPE
 from gpt_lightning.bench.core.memory_meter import MIB, Memory, PhaseMemory
 from gpt_lightning.bench.core.worker import SkippedError, call, failure
 from gpt_lightning.cli import main
@@ -33,8 +36,10 @@ def own_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "isolated", in_this_process)
 
 
-def measured(kernel: str, context: int, causal: bool = True, dtype: str = "fp32") -> dict:
-    row = attention.AttentionRow("cpu", dtype, kernel, causal, BATCH, D, context, warmup=1)
+def measured(
+    kernel: str, context: int, causal: bool = True, dtype: str = "fp32", model: str = "gpt2"
+) -> dict:
+    row = attention.AttentionRow("cpu", dtype, model, kernel, causal, BATCH, D, context, warmup=1)
     return attention.measure_attention(row, steps=3, memory_gib=None)
 
 
@@ -121,6 +126,138 @@ def test_the_grid_is_rows_and_a_picture(capsys) -> None:
     assert "sdpa-cudnn" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_courses_attention_rotates_queries_and_keys(causal: bool) -> None:
+    q, k, v = qkv(32)
+    rope = RoPE(D, 32)
+    expected = attention.make_attention("naive", causal)(rope(q), rope(k), v)
+    torch.testing.assert_close(attention.make_attention("naive", causal, rope)(q, k, v), expected)
+    assert not torch.allclose(attention.make_attention("naive", causal)(q, k, v), expected)
+
+
+def test_rope_is_in_the_forward(monkeypatch) -> None:
+    def slow(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.01)
+        return x * 1.0
+
+    monkeypatch.setattr(RoPE, "forward", slow)
+    assert measured("naive", 8, model="course")["forward_ms"] > 20  # queries and keys
+    assert measured("naive", 8)["forward_ms"] < 20
+
+
+# ---- a kernel of the user ------------------------------------------------------------------------
+
+OWN = """
+import torch
+
+def plain(q, k, v, causal):
+    scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
+    if causal:
+        future = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(future, float("-inf"))
+    return scores.softmax(-1) @ v
+
+def forgets_the_mask(q, k, v, causal):
+    return plain(q, k, v, False)
+
+def slightly_off(q, k, v, causal):
+    return plain(q, k, v, causal) * 1.0001
+
+def transposed(q, k, v, causal):
+    return plain(q, k, v, causal).transpose(1, 2)
+
+class Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal):
+        ctx.causal = causal
+        ctx.save_for_backward(q, k, v)
+        return plain(q, k, v, causal)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        q, k, v = (t.detach().requires_grad_() for t in ctx.saved_tensors)
+        with torch.enable_grad():
+            out = plain(q, k, v, ctx.causal)
+        dq, dk, dv = torch.autograd.grad(out, (q, k, v), gradient)
+        return dq, dk, WRONG * dv, None
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)  # as the working directory is in a row's process
+
+    def write(wrong: str = "1") -> None:
+        Path("own_kernel.py").write_text(OWN.replace("WRONG", wrong))
+        sys.modules.pop("own_kernel", None)
+
+    write()
+    yield write
+    sys.modules.pop("own_kernel", None)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_right_kernel_is_measured(own, causal, dtype) -> None:
+    for name in ("plain", "Function.apply"):
+        row = measured(f"own_kernel:{name}", 16, causal=causal, dtype=dtype)
+        assert row["total_ms"] > 0
+        assert row["graphs"] == 0
+
+
+def test_a_wrong_kernel_is_not_measured(own) -> None:
+    with pytest.raises(RuntimeError, match=r"wrong output: .* off the definition in float64"):
+        measured("own_kernel:forgets_the_mask", 16)
+    assert measured("own_kernel:forgets_the_mask", 16, causal=False)["total_ms"] > 0
+    with pytest.raises(RuntimeError, match=r"wrong output: .* the limit is"):
+        measured("own_kernel:slightly_off", 16)
+    with pytest.raises(RuntimeError, match="Mismatch in shape"):
+        measured("own_kernel:transposed", 16 + 1)
+    own(wrong="1.01")
+    with pytest.raises(RuntimeError, match="wrong gradient of v"):
+        measured("own_kernel:Function.apply", 16)
+
+
+def test_a_long_kernel_is_compared_on_part_of_the_context(own, monkeypatch) -> None:
+    monkeypatch.setattr(attention, "CHECKED_TOKENS", 8)
+    compared = []
+    monkeypatch.setattr(
+        attention, "check_own", lambda kernel, causal, tensors: compared.extend(tensors)
+    )
+    measured("own_kernel:plain", 16)
+    measured("own_kernel:plain", 4)
+    assert [t.shape[2] for t in compared] == [8] * 4 + [4] * 4
+
+
+def test_a_wrong_kernel_is_a_failed_row_beside_the_others(own, capsys) -> None:
+    options = "--d 8 --contexts 16 --steps 1 --batch 1 --memory-gib=1"
+    kernels = "naive,own_kernel:plain,own_kernel:forgets_the_mask"
+    command = ["bench", "attention", "--device=cpu", *options.split(), "--kernel", kernels]
+    assert main(command) == 1
+    (path,) = folders.ROOT.glob("attention/*/results.json")
+    rows = {row["kernel"]: row for row in json.loads(path.read_text())["rows"]}
+    assert [row["status"] for row in rows.values()] == ["ok", "ok", "error"]
+    assert "wrong output" in rows["own_kernel:forgets_the_mask"]["note"]
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["--kernel", "own_kernel"], "error: --kernels is 'own_kernel': 'own_kernel' is none of"),
+        (
+            ["--kernel", "nowhere:f"],
+            "error: --kernels is 'nowhere:f': there is no module 'nowhere'",
+        ),
+        (["--kernel", "own_kernel:"], "error: --kernels is 'own_kernel:': 'own_kernel:' is not"),
+        (["--model", "course", "--d", "16,5"], "error: --d 5 is odd, and RoPE rotates pairs"),
+    ],
+)
+def test_mistakes_take_one_line(args, line, own, capsys) -> None:
+    assert main(["bench", "attention", *args]) == 2
+    assert capsys.readouterr().err.startswith(line)
+    assert not folders.ROOT.exists()
+
+
 @pytest.mark.slow
 def test_out_of_memory_is_a_row(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.undo()  # a real process with a real limit
@@ -128,6 +265,7 @@ def test_out_of_memory_is_a_row(monkeypatch, tmp_path: Path) -> None:
         "device": "cpu",
         "dtype": "fp32",
         "kernel": "naive",
+        "model": "gpt2",
         "causal": True,
         "batch": 8,
         "d": D,

@@ -25,7 +25,7 @@ def test_rates_agree_with_each_other(order, tmp_path):
     row = measured(tmp_path, order=order)
     tokens = 4 * 32
     assert row["tokens_per_sec"] > 0
-    # a mean over time lies between the rates of the slowest and the fastest batch
+    # at most ten batches are a part of one each, and the rate is the median's
     assert row["tokens_per_sec"] >= tokens / row["batch_max_ms"] * 1e3 * (1 - 1e-9)
     # 33 tokens in a window, 32 inputs, 32 targets
     assert row["bytes_written_per_token"] == 8 * (33 + 32 + 32) / 32
@@ -35,6 +35,15 @@ def test_rates_agree_with_each_other(order, tmp_path):
     assert row["floor_tokens_per_sec"] == pytest.approx(tokens / row["floor_ms"] * 1e3)
     assert row["floor_share"] == pytest.approx(row["tokens_per_sec"] / row["floor_tokens_per_sec"])
     assert row["copy_ms"] is None  # batches are there already
+
+
+def test_one_stall_changes_neither_the_rate_nor_the_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "floor_ms", lambda *args: [0.5] * 30)
+    steady = {"batch": [1.0] * 29 + [1000.0], "total": [1.0] * 29 + [1000.0]}
+    monkeypatch.setattr(data.timing, "record", lambda *args: (steady, {"total": 1.0}))
+    row = measured(tmp_path, order="sequential")
+    assert row["tokens_per_sec"] == 4 * 32 / 1.0 * 1e3
+    assert row["floor_share"] == 0.5
 
 
 def test_a_slow_source_is_seen(tmp_path, monkeypatch):

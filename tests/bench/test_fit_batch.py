@@ -155,9 +155,19 @@ def test_where_nothing_fits_the_switches_are_proposed(machine, capsys):
     assert "try --model.config.loss_chunk 8 --model.config.checkpointing true" in (
         capsys.readouterr().out
     )
-    machine(limit=0, status="error")
+
+
+@pytest.mark.parametrize("status", ["error", "crashed", "timed out"])
+@pytest.mark.parametrize("limit", [0, 3])
+def test_a_crash_says_nothing_about_memory(machine, capsys, status, limit):
+    asked = machine(limit, status)
     assert bench() == 1
-    assert "not one sequence fits (error, no room)\n" in capsys.readouterr().out
+    assert asked[-1]["batch"] == limit + 1  # no search between a crash and a trial that fits
+    printed = capsys.readouterr().out
+    assert f"the trial of {limit + 1} sequences failed ({status}: no room), not for lack" in printed
+    assert "fit" not in printed.split("stopped")[1].split("lightning_logs")[0]
+    (report,) = Path("lightning_logs/bench/fit-batch").glob("*/results.md")
+    assert f"the trial of {limit + 1} sequences failed" in report.read_text()
 
 
 def test_an_interrupted_search_goes_on(machine):

@@ -14,7 +14,7 @@ from gpt_lightning.bench import memory
 from gpt_lightning.bench.core import memory_meter, sweep, training_step
 from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core.memory_meter import MIB, PhaseMemory
-from gpt_lightning.bench.core.worker import call
+from gpt_lightning.bench.core.worker import SkippedError, call
 from gpt_lightning.cli import main
 
 CPU = torch.device("cpu")
@@ -30,8 +30,9 @@ def no_limit_of_pytest(tmp_path, monkeypatch):
 
 def measured(mode: str = "training", checkpointing: bool = False, dtype: str = "fp32", **more):
     arguments = {"device": "cpu", "size": "3/2/64", "shape": SHAPE, "batch": BATCH}
-    arguments |= {"context": CONTEXT, "warmup": 1, "memory_gib": None, "folder": "files"} | more
-    arguments |= {"dtype": dtype, "mode": mode, "checkpointing": checkpointing}
+    arguments |= {"context": CONTEXT, "warmup": 1, "memory_gib": None, "folder": "files"}
+    arguments |= {"dtype": dtype, "mode": mode, "checkpointing": checkpointing, "model": "gpt2"}
+    arguments |= {"blocks": int(checkpointing)} | more
     return call(memory.measure_row, arguments)
 
 
@@ -215,6 +216,51 @@ def test_checkpointing_keeps_a_residual_a_block() -> None:
     saved = plain["held_residuals"] - checkpointed["held_residuals"]
     assert saved > 10 * SHAPE[0]
     assert checkpointed["start_mib"] == plain["start_mib"]
+
+
+def test_a_larger_group_keeps_fewer_inputs_and_recomputes_more(monkeypatch) -> None:
+    make_batch = training_step.random_batch
+    monkeypatch.setattr(training_step, "VOCABULARY", 16)  # else the logits are the peak
+    monkeypatch.setattr(training_step, "random_batch", lambda *args: make_batch(*args, 16))
+    rows = {n: measured(checkpointing=True, shape=[8, 2, 64], blocks=n) for n in (1, 4, 8)}
+    # a group keeps its input and the state of the random numbers
+    each = 1 + torch.get_rng_state().nbytes / (BATCH * CONTEXT * 64 * 4)
+    for n, row in rows.items():
+        kept = rows[8]["held_residuals"] + (8 / n - 1) * each
+        assert row["held_residuals"] == pytest.approx(kept, abs=0.1)
+    # the activations of a group exist at once
+    one, four, eight = (rows[n]["backward_peak_mib"] for n in (1, 4, 8))
+    assert one < four < eight
+    with pytest.raises(SkippedError, match="the model has 3 blocks"):
+        measured(checkpointing=True, blocks=4)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", ["gpt2", "course"])
+def test_saved_tensors_are_what_a_forward_holds(model, dtype) -> None:
+    row = measured(model=model, dtype=dtype)
+    sums = {part["where"]: part["mib"] for part in row["saved"] if part["module"] == "in all"}
+    assert set(sums) == {"block 0", "outside of the blocks"}
+    expected = sums["outside of the blocks"] + SHAPE[0] * sums["block 0"]
+    assert row["held_mib"] == pytest.approx(expected, rel=0.03)
+    parts = [part for part in row["saved"] if part["module"] != "in all"]
+    for where, whole in sums.items():
+        assert sum(p["mib"] for p in parts if p["where"] == where) == pytest.approx(whole)
+    for part in row["saved"]:
+        assert part["residuals"] == pytest.approx(part["mib"] / row["residual_mib"])
+
+
+def test_what_a_gpts_block_saves() -> None:
+    """The input of each linear layer, once, and GELU's."""
+    row = measured()
+    wide = {
+        part["module"]: (part["shape"], part["tensors"])
+        for part in row["saved"]
+        if part["where"] == "block 0" and part["shape"].endswith(" x 256")
+    }
+    assert wide == {"mlp.gelu": (f"{BATCH} x {CONTEXT} x 256", 1),
+                    "mlp.c_proj": (f"{BATCH * CONTEXT} x 256", 1)}  # fmt: skip
+    assert measured("inference")["saved"] == measured(checkpointing=True)["saved"] == []
 
 
 def test_inference_keeps_nothing_but_the_logits() -> None:

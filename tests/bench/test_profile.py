@@ -34,6 +34,7 @@ SHAPE, BATCH, CONTEXT = [2, 2, 32], 2, 16
 SETTING = {
     "device": "cpu",
     "dtype": "fp32",
+    "model": "gpt2",
     "size": "2/2/32",
     "shape": SHAPE,
     "batch": BATCH,
@@ -96,7 +97,27 @@ def test_matrix_products_are_counted(measured):
     mode, row = measured
     forward = SHAPE[0] * 6 + 1  # four linear layers, scores and values; the head
     # the backward pass has two for each of the forward's
-    assert row["products_calls"] == (forward if mode == "inference" else 3 * forward)
+    times = 1 if mode == "inference" else 3
+    assert row["products_calls"] == times * forward
+    # the backward of the attention is in no range of its own
+    assert row["products_calls"] - row["products_outside_calls"] == 2 * SHAPE[0]
+
+
+@pytest.mark.parametrize(("model", "calls"), [("gpt2", (25, 17)), ("course", (37, 29))])
+def test_products_of_four_layers_beside_the_published_30(model, calls, folder):
+    setting = SETTING | {"model": model, "shape": [4, 2, 32], "mode": "inference"}
+    row = call(measure_profile, setting | {"folder": str(folder / model)})
+    assert (row["products_calls"], row["products_outside_calls"]) == calls
+
+
+def test_the_courses_attention_has_rope_as_a_part(folder):
+    setting = SETTING | {"model": "course", "mode": "inference", "folder": str(folder / "rope")}
+    row = call(measure_profile, setting)
+    ranges = {part["range"]: part for part in row["ranges"]}
+    assert ranges["step / forward / attention / RoPE"]["calls"] == 2 * SHAPE[0]  # queries and keys
+    assert {"step / forward / MLP", "step / forward / RMS norm"} <= set(ranges)
+    (rope,) = (part for part in row["attention"] if part["part"] == "RoPE")
+    assert rope["gflop"] == SHAPE[0] * 6 * BATCH * CONTEXT * SHAPE[2] / 1e9
 
 
 def test_attention_is_named_in_every_layer(measured):
@@ -143,7 +164,7 @@ def test_flops_of_the_attention_are_those_that_torch_counts():
     with FlopCounterMode(display=False) as counter:
         model(torch.randint(100, (BATCH, CONTEXT)))
     layers = [counter.get_flop_counts()[f"GPT.transformer.h.{i}.attn"] for i in range(SHAPE[0])]
-    ours = attention_flops(SHAPE, BATCH, CONTEXT)
+    ours = attention_flops("gpt2", SHAPE, BATCH, CONTEXT)
     softmax = ours.pop("softmax")
     assert sum(ours.values()) == sum(sum(layer.values()) for layer in layers)
     assert softmax == SHAPE[0] * BATCH * SHAPE[1] * CONTEXT**2 * 5

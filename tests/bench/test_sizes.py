@@ -5,13 +5,14 @@ import math
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from gpt_lightning.bench import sizes
 from gpt_lightning.bench.core import results as folders
-from gpt_lightning.bench.core import sweep
+from gpt_lightning.bench.core import sweep, timing
 from gpt_lightning.bench.core import training_step as subject
 from gpt_lightning.bench.core.course_report import PublishedRow, published_tables, read_published
 from gpt_lightning.bench.core.options import COURSE_SIZES
@@ -24,6 +25,8 @@ TINY = {
     "device": "cpu",
     "dtype": "fp32",
     "compile": False,
+    "model": "gpt2",
+    "optimizer": True,
     "size": "1/1/16",
     "shape": [1, 1, 16],
     "batch": 2,
@@ -73,6 +76,51 @@ def test_time_is_in_the_phase_that_took_it(phase, owner, name, no_rates, monkeyp
     phases = {key: row[key] for key in ("forward_ms", "backward_ms", "optimizer_ms")}
     assert max(phases, key=phases.get) == phase
     assert row[phase] >= 200
+
+
+def test_forward_and_backward_have_a_sum_of_each_step(no_rates, monkeypatch):
+    times = {"forward": [1.0, 2.0, 30.0], "backward": [9.0, 3.0, 8.0], "optimizer": [1.0] * 3}
+    times["total"] = [11.0, 6.0, 39.0]
+    first = {"forward": 7.0, "total": 8.0}
+    monkeypatch.setattr(timing, "record", lambda *args: (dict(times), first))
+    monkeypatch.setattr(timing, "measure", lambda *args: ({"inference": timing.stats([5.0])}, {}))
+    row = call(sizes.measure_size, TINY)
+    assert (row["forward_ms"], row["forward_mean_ms"]) == (2.0, 11.0)
+    assert (row["backward_ms"], row["backward_mean_ms"]) == (8.0, pytest.approx(20 / 3))
+    assert (row["forward_backward_ms"], row["forward_backward_mean_ms"]) == (10.0, 53 / 3)
+    assert row["forward_backward_std_ms"] == pytest.approx(17.7858, abs=1e-4)  # of 10, 5 and 38
+    assert (row["first_forward_ms"], row["first_step_ms"]) == (7.0, 8.0)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "course"])
+def test_without_the_optimizer_no_weight_changes(model, no_rates, monkeypatch):
+    models = []
+    make = subject.make_subject
+
+    def kept(*args):
+        models.append(make(*args))
+        models.append([p.detach().clone() for p in models[0].parameters()])
+        return models[0]
+
+    monkeypatch.setattr(subject, "make_subject", kept)
+    row = call(sizes.measure_size, TINY | {"optimizer": False, "model": model})
+    assert row["optimizer_ms"] is None
+    assert row["total_ms"] >= row["forward_backward_ms"]
+    after = list(models[0].parameters())
+    assert all(torch.equal(*pair) for pair in zip(after, models[1], strict=True))
+    assert type(models[0]).__name__ == {"gpt2": "GPT", "course": "CourseModel"}[model]
+
+
+def test_the_speed_up_is_over_the_fp32_row_of_the_same_configuration():
+    row = sizes.SizeRow("cpu", "fp32", False, "small", 4, 256, "gpt2", True, 2, total_ms=12.0)
+    assert sizes.over_fp32(row, []).speedup == 1.0
+    half = replace(row, dtype="bf16", total_ms=3.0)
+    assert sizes.over_fp32(half, [row]).speedup == 4.0
+    for other in ("device", "compile", "size", "batch", "context", "model", "optimizer", "warmup"):
+        assert sizes.over_fp32(replace(half, **{other: 5}), [row]).speedup is None
+    assert sizes.over_fp32(half, []).speedup is None
+    assert sizes.over_fp32(half, [replace(row, total_ms=None)]).speedup is None
+    assert sizes.over_fp32(replace(half, total_ms=None), [row]).speedup is None
 
 
 def test_statistics_of_the_total_are_in_order(no_rates):
@@ -224,7 +272,19 @@ def test_rates_are_those_of_the_total(monkeypatch):
         (["--contexts", "8,a"], "error: --contexts is '8,a': 'a' is no whole number"),
         (["--batches", "-3"], "error: --batches is '-3': -3 is below 1"),
         (["--n-layer", "0"], "error: n_layer is 0; it must be at least 1"),
-        (["--n-head", "3", "--d-model", "16"], "error: --d-model 16 is not divisible by 3 heads"),
+        (["--n-head", "3", "--d-model", "16"], "error: a width of 16 is not divisible by 3 heads"),
+        (["--shapes", "4,5"], "error: --shapes is '4,5': '4' is not LAYERSxWIDTH, such as 4x512"),
+        (["--shapes", "4x0"], "error: --shapes is '4x0': 0 is below 1"),
+        (["--shapes", "4x8", "--n-layer", "2"], "error: give --shapes, or --n-layer and --d-model"),
+        (["--shapes", "4x8", "--d-model", "2"], "error: give --shapes, or --n-layer and --d-model"),
+        (
+            ["--shapes", "2x9", "--model", "gpt2,course"],
+            "error: 1 heads of a width of 9 have an odd",
+        ),
+        (
+            ["--model", "gpt"],
+            "error: --model is 'gpt': 'gpt' is none of gpt2, course: did you mean",
+        ),
         (["--timeout-s", "0"], "error: timeout_s is 0; it must be above 0"),
         (["--dtypes", "fp64"], "error: --dtypes is 'fp64'"),
         (["--compile", "maybe"], "error: --compile is 'maybe'"),
@@ -249,6 +309,9 @@ def test_mistakes_take_one_line(args, line, capsys, monkeypatch):
         ("--d_model 512", {"12/8/512": (12, 8, 512)}),  # heads of 64, as GPT-2's
         ("--n_layer 3 --d_model 16", {"3/1/16": (3, 1, 16)}),
         ("--n_layer 3 --n_head 4 --d_model 16", {"3/4/16": (3, 4, 16)}),
+        ("--n_head 6", {"12/6/768": (12, 6, 768)}),
+        ("--shapes 4x512,16x1024", {"4/8/512": (4, 8, 512), "16/16/1024": (16, 16, 1024)}),
+        ("--shapes 2x16 --n_head 4", {"2/4/16": (2, 4, 16)}),
     ],
 )
 def test_sizes_of_ones_own(options, found):
@@ -266,7 +329,7 @@ def test_a_warmup_study_is_a_row_each():
 
 
 def published(*sizes_: str, batch: int = 4) -> list[PublishedRow]:
-    rows = [sizes.SizeRow("cpu", "fp32", False, size, batch, 256, 2) for size in sizes_]
+    rows = [sizes.SizeRow("cpu", "fp32", False, size, batch, 256) for size in sizes_]
     tables, _ = published_tables(rows)
     return list(tables.get("published", []))
 

@@ -3,7 +3,7 @@
 Published: https://github.com/elbiczel/cs336g-a2-systems at 769ef21, measured on other machines than
 this one. The model is not a GPT-2: RMSNorm, RoPE, SwiGLU with three matrices of 4 C, no biases, a
 head of its own. It has 128.6 M parameters where our small has 92.9 M, and 3,407 M where our 2.7B
-has 2,544 M: 1.29 (small) to 1.32 (2.7B) times our FLOPs per token.
+has 2,544 M: 1.29 (small) to 1.32 (2.7B) times our FLOPs per token. --model course measures it.
 
 Defects of the published rows: backward is the difference of two means, of the whole step and of the
 forward, so that one row is negative; on the MacBook --compile was ignored; on the GPU 'float32' ran

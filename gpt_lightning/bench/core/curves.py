@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure  # not pyplot: no global state, no window
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
 from gpt_lightning.bench.core.memory_meter import MIB, Memory
 
@@ -53,7 +53,9 @@ def plot_panels(
         draw_lines(axes, lines)
         axes.set_ylabel(quantity if column == columns[0] else "")
         axes.set_title(column if quantity == quantities[0] else "")
-    figure.supxlabel(x_name)
+        axes.set_xlabel(x_name if quantity == quantities[-1] else "")
+    for row in grid:
+        number_values(row[0])
     handles, labels = grid[0][0].get_legend_handles_labels()
     widest = max(map(len, labels), default=1) + 8  # characters, with the line before them
     fit = max(1, int(size[0] * 15 / widest))  # 15 characters an inch at this size
@@ -66,13 +68,20 @@ def draw_lines(axes: Any, lines: Sequence[Line]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter("{x:.0f}")
-    axes.yaxis.set_minor_formatter(NullFormatter())  # twice the time to draw, for clutter
     for line in lines:
         points = sorted((x, y) for x, y in line.points if y is not None and y > 0)
         xs, ys = [x for x, _ in points], [y for _, y in points]
         label = line.label if points else "_"  # a line without points is not in the legend
         axes.plot(xs, ys, "o" + line.style, ms=3, lw=1, color=line.color, label=label)
     axes.grid(alpha=0.3)
+
+
+def number_values(axes: Any) -> None:
+    """Write plain numbers beside the powers of ten, and between them where there are few powers."""
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_formatter("{x:,g}")
+    few = high < 10 * low  # else twice the time to draw, for clutter
+    axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:,g}") if few else NullFormatter())
 
 
 def plot_timeline(path: Path, title: str, memory: Memory) -> None:

@@ -32,6 +32,7 @@ COURSE_SIZES: dict[str, Shape] = {
     "2.7B": (32, 32, 2560),
 }
 DTYPES = ("fp32", "tf32", "bf16", "fp16")
+MODELS = ("gpt2", "course")  # the course's model is core/course_model.py
 HEAD_WIDTH = 64  # GPT-2's
 
 
@@ -234,6 +235,11 @@ def switches(name: str, default: str, about: str) -> Option:
     return axis(name, name, default, switch, f"{about}: true, false, or both with a comma.")
 
 
+def models() -> Option:
+    """Declare --model."""
+    return words("model", "model", MODELS, "gpt2")
+
+
 def contexts(default: str) -> Option:
     """Declare --contexts."""
     return numbers("contexts", "context", default, "Tokens per sequence")
@@ -283,30 +289,51 @@ def named_sizes(shapes: Mapping[str, tuple[int, ...]], default: str) -> Option:
     return Option("sizes", default, about, lambda args: read_sizes(args, shapes))
 
 
-def course_or_own_size(args: Any) -> list[Values]:
-    """Return the sizes of --sizes, or the one of --n-layer, --n-head and --d-model.
+def layers_and_width(text: str) -> tuple[int, int]:
+    """Convert LAYERSxWIDTH."""
+    layers, x, width = text.partition("x")
+    if not x:
+        raise ValueError(f"{text!r} is not LAYERSxWIDTH, such as 4x512")
+    return at_least(1)(layers), at_least(1)(width)
+
+
+def course_or_own_sizes(args: Any) -> list[Values]:
+    """Return the sizes of --shapes, the one of --n-layer, --n-head and --d-model, or --sizes.
 
     Missing values of the three default to those of `small`; heads are HEAD_WIDTH wide.
 
     Raises:
-        UserError: The width is not a multiple of the heads.
+        UserError: The width is not a multiple of the heads, or the course's heads have an odd
+            number of channels, which RoPE cannot rotate in pairs.
     """
-    given = [name for name in ("n_layer", "n_head", "d_model") if getattr(args, name) is not None]
-    if not given:
+    single = args.n_layer is not None or args.d_model is not None
+    if args.shapes is not None and single:
+        raise UserError("give --shapes, or --n-layer and --d-model, not both")
+    if not (args.shapes or single or args.n_head):
         return read_sizes(args, COURSE_SIZES)
     small_layers, _, small_width = COURSE_SIZES["small"]
-    n_layer, d_model = args.n_layer or small_layers, args.d_model or small_width
-    n_head = args.n_head or max(1, d_model // HEAD_WIDTH)
-    if d_model % n_head:
-        raise UserError(
-            f"--d-model {d_model} is not divisible by {n_head} heads: "
-            "give another --n-head or --d-model"
-        )
-    return [{"size": f"{n_layer}/{n_head}/{d_model}", "shape": [n_layer, n_head, d_model]}]
+    one = (args.n_layer or small_layers, args.d_model or small_width)
+    found = []
+    for n_layer, d_model in listed(args, "shapes", layers_and_width) if args.shapes else [one]:
+        n_head = args.n_head or max(1, d_model // HEAD_WIDTH)
+        if d_model % n_head:
+            raise UserError(
+                f"a width of {d_model} is not divisible by {n_head} heads: "
+                "give another --n-head or width"
+            )
+        if "course" in args.model.split(",") and d_model // n_head % 2:
+            raise UserError(
+                f"{n_head} heads of a width of {d_model} have an odd number of channels, and RoPE "
+                "rotates pairs: give another --n-head or width"
+            )
+        found.append({"size": f"{n_layer}/{n_head}/{d_model}", "shape": [n_layer, n_head, d_model]})
+    return found
 
 
 SIZES = (
-    Option("sizes", "small", f"Any of {', '.join(COURSE_SIZES)}.", course_or_own_size),
+    models(),
+    Option("sizes", "small", f"Any of {', '.join(COURSE_SIZES)}.", course_or_own_sizes),
+    Option("shapes", None, "Custom sizes, LAYERSxWIDTH: 4x512,16x1024.", type=str | None),
     optional("n_layer", "Number of layers of a custom size, instead of --sizes."),
     optional("n_head", f"Number of heads of the custom size; null: d_model / {HEAD_WIDTH}."),
     optional("d_model", "Width of the custom size."),

@@ -63,6 +63,8 @@ class Bench:
         beside: Function from the rows so far to tables that were not measured here, name -> rows,
             and to the notes on them.
         epilogue: Function from the parsed arguments and the finished sweep to last words.
+        relate: Function from a new row and the rows before it to the row with columns that depend
+            on them, such as a speed-up.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Bench:
         None
     )
     epilogue: Callable[[Any, "Sweep"], str] | None = None
+    relate: Callable[[Row, Sequence[Row]], Row] | None = None
 
 
 def paragraphs(docstring: str | None) -> tuple[str, ...]:
@@ -147,6 +150,7 @@ class Sweep:
         machine = machine_of(configurations, argv)
         self.machine = machine | earlier_machine(self.folder, machine)
         self.rows: list[Row] = []
+        self.pictures: list[str] = []  # drawn after the last row: it takes seconds
         self._tables: dict[str, list[Row]] = {name: [] for name in bench.tables}
         self._console = Console(bench.row)
         for name, fact in self.machine.items():
@@ -162,6 +166,8 @@ class Sweep:
         """
         for configuration in self.configurations:
             self.measure(configuration)
+        self.pictures = draw(self.bench, self.folder, self.rows)
+        self.report()
         self.print_files()
         return int(any(row.status not in FINE for row in self.rows))
 
@@ -172,7 +178,8 @@ class Sweep:
             with termination_as_exit():
                 measured = measure_row(self.bench, self.folder, configuration, self.timeout_s)
             keep(self.folder, configuration, measured)
-        self.rows.append(make_row(self.bench.row, configuration | measured))
+        row = make_row(self.bench.row, configuration | measured)
+        self.rows.append(self.bench.relate(row, self.rows) if self.bench.relate else row)
         print(self._console.line(self.rows[-1]), flush=True)
         for name, row_type in self.bench.tables.items():
             parts = measured.get(name, [])
@@ -188,8 +195,7 @@ class Sweep:
             published, remarks = self.bench.beside(self.rows)
             tables, notes = tables | published, notes + remarks
         notes = (*notes, *findings)
-        pictures = draw(self.bench, self.folder, self.rows)
-        write_report(self.folder, self.bench.title, self.machine, tables, notes, pictures)
+        write_report(self.folder, self.bench.title, self.machine, tables, notes, self.pictures)
 
     def print_files(self) -> None:
         """Print where the report is."""

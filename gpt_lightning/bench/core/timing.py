@@ -17,7 +17,7 @@ import torch
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.hardware.device import Timestamp, elapsed_s, record_event, synchronize
 
-STALL = 10.0  # times the median
+PARTS = 10  # of the batches of `steady_rate`
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,6 @@ class Stats:
         min: Shortest duration.
         p90: 90th percentile.
         max: Longest duration: it shows an outlier.
-        steady_mean: Mean without stalls, durations of over ten times the median. Rates derive from
-            it, as SpeedMonitor's do.
     """
 
     median: float
@@ -41,7 +39,6 @@ class Stats:
     min: float
     p90: float
     max: float
-    steady_mean: float
 
 
 def stats(milliseconds: list[float]) -> Stats:
@@ -55,8 +52,21 @@ def stats(milliseconds: list[float]) -> Stats:
         min=ordered[0],
         p90=ordered[min(len(ordered) - 1, round(0.9 * (len(ordered) - 1)))],
         max=ordered[-1],
-        steady_mean=statistics.fmean([value for value in ordered if value <= STALL * median]),
     )
+
+
+def steady_mean(milliseconds: list[float]) -> float:
+    """Return the median of the means of PARTS consecutive parts.
+
+    Work that comes in bursts, such as the batches of several workers, is averaged within each part;
+    a stall of the machine changes one part only.
+
+    Args:
+        milliseconds: Durations in their order, at least one.
+    """
+    size = math.ceil(len(milliseconds) / PARTS)
+    starts = range(0, len(milliseconds), size)
+    return statistics.median(statistics.fmean(milliseconds[i : i + size]) for i in starts)
 
 
 def columns(name: str, durations: Stats, *statistics: str) -> dict[str, float]:
@@ -66,10 +76,10 @@ def columns(name: str, durations: Stats, *statistics: str) -> dict[str, float]:
 
 
 def phase_columns(times: dict[str, Stats], *phases: str) -> dict[str, float]:
-    """Return columns of statistics: median and std of each phase, and everything of the total."""
+    """Return columns of statistics: median, mean, std of each phase, and all of the total."""
     found = columns("total", times["total"], "mean", "std", "min", "p90", "max")
     for phase in phases:
-        found |= columns(phase, times[phase], "std")
+        found |= columns(phase, times[phase], "mean", "std")
     return found
 
 
@@ -111,7 +121,7 @@ class StepTimer:
 
 def measure(
     step: Callable[[StepTimer], object], device: torch.device, warmup: int, steps: int
-) -> tuple[dict[str, Stats], float]:
+) -> tuple[dict[str, Stats], dict[str, float]]:
     """Return the statistics of what `record` returns."""
     times, first = record(step, device, warmup, steps)
     return {phase: stats(values) for phase, values in times.items()}, first
@@ -119,7 +129,7 @@ def measure(
 
 def record(
     step: Callable[[StepTimer], object], device: torch.device, warmup: int, steps: int
-) -> tuple[dict[str, list[float]], float]:
+) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Run a step `warmup` times without the clock, then `steps` times with it.
 
     Args:
@@ -129,13 +139,12 @@ def record(
         steps: Measured steps, at least 1.
 
     Returns:
-        Milliseconds of each step by phase, and the seconds of the very first step, compilation
-        included.
+        Milliseconds of each step by phase, and those of the very first step, compilation included.
     """
     assert steps >= 1, steps
     synchronize(device)
     timer = StepTimer(device)
-    first = math.nan
+    first: dict[str, float] = {}
     for index in range(warmup + steps):
         if index == warmup and warmup:
             synchronize(device)
@@ -143,7 +152,7 @@ def record(
         timer.begin()
         step(timer)
         if index == 0:
-            first = timer.milliseconds()["total"][0] / 1e3
+            first = {phase: values[0] for phase, values in timer.milliseconds().items()}
     return timer.milliseconds(), first
 
 

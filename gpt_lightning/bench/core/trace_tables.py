@@ -6,19 +6,24 @@ from typing import Any
 from gpt_lightning.bench.core import traces
 from gpt_lightning.bench.core.traces import Work
 
+PARTS = ("attention scores", "softmax", "value product")  # ranges inside an attention
+
 
 def summary(works: list[Work], steps: int, timer_ms: float, on_gpu: bool) -> dict[str, float]:
     """Return the columns of the row: times, calls and shares."""
     places = traces.by_range(works)[("step",)]
     spans = [traces.span_ms(place, inner, on_gpu) for place, inner in places.items()]
     kernels_ms = traces.total_ms(works) / steps
+    products = [work for work in works if work.kind == "products"]
+    outside = [work for work in products if work.inside[-1].path[-1] not in PARTS]
     return {
         "timer_ms": timer_ms,
         "span_ms": statistics.fmean(spans),
         "kernels_ms": kernels_ms,
         "busy": kernels_ms / statistics.fmean(spans),
         "kernel_calls": len(works) / steps,
-        "products_calls": sum(work.kind == "products" for work in works) / steps,
+        "products_calls": len(products) / steps,
+        "products_outside_calls": len(outside) / steps,
         **traces.shares(works),
     }
 
@@ -46,10 +51,11 @@ def ranges_table(works: list[Work], steps: int, on_gpu: bool) -> list[dict[str, 
     return rows
 
 
-def attention_flops(shape: list[int], batch: int, context: int) -> dict[str, int]:
+def attention_flops(model: str, shape: list[int], batch: int, context: int) -> dict[str, int]:
     """Return the FLOPs of the attention of all layers in one forward pass, by part.
 
     Args:
+        model: Model, one of options.MODELS.
         shape: Layers, heads, width C.
         batch: Sequences B.
         context: Tokens T.
@@ -57,12 +63,14 @@ def attention_flops(shape: list[int], batch: int, context: int) -> dict[str, int
     Returns:
         Part -> FLOPs. projections: 3 C and C columns from C rows, 2 FLOPs a multiply-add. Scores
         and values: the full T x T square of each head. softmax: maximum, difference, exponential,
-        sum, quotient.
+        sum, quotient. RoPE: two products and a sum for each channel of queries and keys.
     """
     n_layer, n_head, C = shape
     square = batch * context**2
+    rope = {"RoPE": n_layer * 6 * batch * context * C} if model == "course" else {}
     return {
         "projections": n_layer * 8 * batch * context * C**2,
+        **rope,
         "attention scores": n_layer * 2 * square * C,
         "softmax": n_layer * 5 * square * n_head,
         "value product": n_layer * 2 * square * C,

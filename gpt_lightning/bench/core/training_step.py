@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from gpt_lightning.bench.core.course_model import CourseConfig, CourseModel
 from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.hardware.device import keep_freed_memory
 from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
@@ -88,6 +89,14 @@ def make_model(shape: list[int], context: int) -> GPT:
     """Make a GPT-2 of (layers, heads, width) with the course's vocabulary."""
     n_layer, n_head, n_embd = shape
     return GPT(GPTConfig(n_layer, n_head, n_embd, block_size=context, vocab_size=VOCABULARY))
+
+
+def make_subject(model: str, shape: list[int], context: int) -> GPT | CourseModel:
+    """Make a model, one of options.MODELS, of (layers, heads, width)."""
+    if model == "gpt2":
+        return make_model(shape, context)
+    n_layer, n_head, n_embd = shape
+    return CourseModel(CourseConfig(n_layer, n_head, n_embd, context, VOCABULARY))
 
 
 def random_batch(
@@ -224,7 +233,11 @@ def peak_memory_gib(device: torch.device) -> float:
 
 
 def rates(
-    model: GPT, device: torch.device, dtype: str, tokens_per_sec: float, context: int
+    model: GPT | CourseModel,
+    device: torch.device,
+    dtype: str,
+    tokens_per_sec: float,
+    context: int,
 ) -> dict[str, float]:
     """Return tokens/s and MFU as SpeedMonitor defines them.
 

@@ -1,0 +1,142 @@
+"""Attention of one head: the definition, the fused kernels of PyTorch, and a user's own."""
+
+import importlib
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from gpt_lightning.bench.core import worker
+from gpt_lightning.bench.core.course_model import RoPE
+from gpt_lightning.model.attention import naive_attention
+
+NO_KERNEL = ("no viable backend", "no available kernel")  # torch's words
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+# name -> SDPBackend and its node in the autograd graph, or None for the definition
+KERNELS: dict[str, tuple[str, str] | None] = {
+    "naive": None,
+    "compiled": None,
+    "sdpa-math": ("MATH", "Softmax"),
+    "sdpa-flash": ("FLASH_ATTENTION", "FlashAttention"),
+    "sdpa-efficient": ("EFFICIENT_ATTENTION", "EfficientAttention"),
+    "sdpa-cudnn": ("CUDNN_ATTENTION", "CudnnAttention"),
+}
+
+
+def make_attention(kernel: str, causal: bool, rope: RoPE | None = None) -> Attention:
+    """Return a function of q, k and v, (B, 1, T, d) each; with `rope` it rotates q and k first."""
+    if ":" in kernel:
+        inner = own_attention(kernel, causal)
+    elif KERNELS[kernel] is not None:
+        inner = fused_attention(kernel, causal)
+    else:
+        inner = partial(naive_attention, dropout_p=0.0) if causal else unmasked_attention
+
+    def rotated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        assert rope is not None
+        return inner(rope(q).type_as(q), rope(k).type_as(k), v)
+
+    attention = inner if rope is None else rotated
+    return torch.compile(attention, dynamic=False) if kernel == "compiled" else attention
+
+
+def unmasked_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Compute attention by definition, without a mask."""
+    scores = (q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5  # (B, 1, T, T)
+    out: torch.Tensor = scores.softmax(dim=-1) @ v
+    return out
+
+
+def fused_attention(kernel: str, causal: bool) -> Attention:
+    """Return F.scaled_dot_product_attention restricted to the backend of a kernel."""
+    backend = KERNELS[kernel]
+    assert backend is not None, kernel
+
+    def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.__members__[backend[0]]):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return fused
+
+
+def own_attention(kernel: str, causal: bool) -> Attention:
+    """Return MODULE:FUNCTION of the user, which takes (B, T, d), as a function of (B, 1, T, d)."""
+    module, _, name = kernel.partition(":")
+    function = operator.attrgetter(name)(importlib.import_module(module))
+
+    def own(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = function(q.squeeze(1), k.squeeze(1), v.squeeze(1), causal)
+        return out.unsqueeze(1)
+
+    return own
+
+
+def check_own(attention: Attention, causal: bool, tensors: Sequence[torch.Tensor]) -> None:
+    """Compare the output and the gradients of a user's kernel with those of the definition.
+
+    Args:
+        attention: Kernel of the user.
+        causal: Mask the future.
+        tensors: q, k, v and the output's gradient, (B, 1, T, d) each.
+
+    Raises:
+        RuntimeError: A shape differs (message of torch), or an error exceeds its limit.
+    """
+    plain = make_attention("naive", causal)
+    exact = [t.detach().cpu().double().requires_grad_() for t in tensors]  # MPS has no float64
+
+    def outputs(function: Attention, *given: torch.Tensor) -> list[torch.Tensor]:
+        q, k, v, gradient = given
+        out = function(q, k, v)
+        return [out, *torch.autograd.grad(out, (q, k, v), gradient)]
+
+    names = ("output", "gradient of q", "gradient of k", "gradient of v")
+    found = (outputs(attention, *tensors), outputs(plain, *tensors), outputs(plain, *exact))
+    for name, own, rounded, true in zip(names, *found, strict=True):
+        error, usual = ((t.cpu().double() - true).abs().max().item() for t in (own, rounded))
+        limit = 4 * usual + 1e-5 * true.abs().max().item()
+        if not error <= limit:
+            raise RuntimeError(
+                f"wrong {name}: {error:.2e} off the definition in float64; the limit is {limit:.2e}"
+            )
+
+
+def check_kernel(kernel: str, attention: Attention, make: Callable[[], torch.Tensor]) -> None:
+    """Call a fused kernel once and find the kernel that ran in the autograd graph.
+
+    Raises:
+        SkippedError: torch has no such kernel for these tensors (the message has torch's reason),
+            or torch ran another kernel.
+    """
+    if (backend := KERNELS.get(kernel)) is None:
+        return
+    with warnings.catch_warnings(record=True) as reasons:
+        warnings.simplefilter("always")
+        try:
+            out = attention(make(), make(), make())
+        except RuntimeError as error:
+            if not any(sign in str(error).lower() for sign in NO_KERNEL):
+                raise
+            said = [str(reason.message).split(" (Triggered")[0] for reason in reasons]
+            raise worker.SkippedError("; ".join([*said, str(error)])) from error
+    ran = graph_nodes(out)
+    if not any(backend[1] in name for name in ran):
+        raise worker.SkippedError(f"torch took another kernel: {', '.join(sorted(ran))}")
+
+
+def graph_nodes(out: torch.Tensor) -> set[str]:
+    """Return the names of the autograd nodes behind a tensor."""
+    names: set[str] = set()
+    rest: list[Any] = [out.grad_fn]
+    while rest:
+        node = rest.pop()
+        if node is not None:
+            names.add(node.name())
+            rest += [parent for parent, _ in node.next_functions]
+    return names

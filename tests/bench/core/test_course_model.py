@@ -1,0 +1,139 @@
+"""The systems course's model: its counts, its formulas, and the FLOPs that torch counts."""
+
+import math
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from gpt_lightning.bench.core.course_model import (
+    CourseConfig,
+    CourseModel,
+    RMSNorm,
+    RoPE,
+    SwiGLU,
+)
+from gpt_lightning.bench.core.options import COURSE_SIZES
+from gpt_lightning.model.flops import flops_per_token
+
+TINY = CourseConfig(n_layer=2, n_head=2, n_embd=16, block_size=12, vocab_size=50)
+
+
+@pytest.mark.parametrize(
+    ("size", "n_params"),
+    [
+        # 2 V C + n_layer (4 C^2 + 3 C 4 C + 2 C) + C
+        ("small", 128_625_408),  # a published report: 128.6 M
+        ("medium", 423_183_360),
+        ("large", 969_411_840),
+        ("xl", 1_998_235_200),
+        ("2.7B", 3_406_809_600),  # 3,407 M
+    ],
+)
+def test_parameters_are_those_of_the_course(size, n_params):
+    with torch.device("meta"):
+        model = CourseModel(CourseConfig(*COURSE_SIZES[size], 256, 10_000))
+    assert model.num_params() == n_params
+    assert model.num_params(embeddings=False) == n_params - 10_000 * COURSE_SIZES[size][2]
+    assert not [name for name, _ in model.named_parameters() if "bias" in name]
+
+
+def test_flops_are_those_that_torch_counts():
+    torch.manual_seed(0)
+    model = CourseModel(TINY)
+    B, T = 3, TINY.block_size
+    idx, targets = torch.randint(TINY.vocab_size, (2, B, T))
+    with FlopCounterMode(display=False) as counter:
+        model(idx, targets).backward()
+    norms = sum(m.weight.numel() for m in model.modules() if isinstance(m, RMSNorm))
+    matrices = model.num_params(embeddings=False) - norms
+    # the full square of the attention, and each product twice in the backward
+    per_token = flops_per_token(matrices, TINY.n_layer, TINY.n_embd, T)
+    assert counter.get_total_flops() == per_token * B * T
+
+
+def test_a_rotated_product_depends_on_the_distance_alone():
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 8)
+    rope = RoPE(8, 64)
+    products = rope(q.expand(64, 8)) @ rope(k.expand(64, 8)).T  # (64, 64) of positions
+    for distance in (0, 1, 7, 40):
+        same = products.diagonal(distance)
+        torch.testing.assert_close(same, same[0].expand_as(same), rtol=0, atol=1e-5)
+    assert products.diagonal(0)[0] == pytest.approx(float(q @ k.T), abs=1e-5)
+    assert (products.diagonal(1)[0] - products.diagonal(0)[0]).abs() > 1e-2
+
+
+def test_pairs_turn_by_their_own_angle():
+    x = torch.tensor([[1.0, 0.0, 1.0, 0.0]]).expand(3, 4)
+    turned = RoPE(4, 3)(x)
+    for position in range(3):
+        for pair, angle in ((0, position), (2, position * 10_000**-0.5)):
+            assert float(turned[position, pair]) == pytest.approx(math.cos(angle), abs=1e-6)
+            assert float(turned[position, pair + 1]) == pytest.approx(math.sin(angle), abs=1e-6)
+
+
+def test_a_norm_is_the_root_of_the_mean_square():
+    norm = RMSNorm(2)
+    torch.nn.init.constant_(norm.weight, 3.0)
+    assert norm(torch.tensor([[3.0, 4.0]])).tolist()[0] == pytest.approx(
+        [3 * 3 / math.sqrt(12.5 + 1e-5), 3 * 4 / math.sqrt(12.5 + 1e-5)]
+    )
+    assert norm(torch.zeros(1, 2)).abs().max() == 0.0  # epsilon: not nan
+    halves = norm(torch.tensor([[300.0, 400.0]], dtype=torch.float16))  # squares exceed float16
+    assert halves.dtype == torch.float16
+    assert halves.isfinite().all()
+
+
+def test_a_mlp_gates_its_hidden_channels():
+    mlp = SwiGLU(1)
+    for layer, weights in ((mlp.w1, [1, 2, 3, 4]), (mlp.w3, [5, 6, 7, 8]), (mlp.w2, [1, 1, 1, 1])):
+        layer.weight.data = torch.tensor(weights, dtype=torch.float32).view_as(layer.weight)
+    silu = [x / (1 + math.exp(-x)) for x in (1, 2, 3, 4)]
+    expected = sum(gate * x for gate, x in zip(silu, (5, 6, 7, 8), strict=True))
+    assert float(mlp(torch.ones(1, 1)).detach()) == pytest.approx(expected)
+
+
+def test_no_position_sees_a_later_one_and_the_order_counts():
+    torch.manual_seed(0)
+    model = CourseModel(TINY)
+    idx = torch.randint(TINY.vocab_size, (1, 12))
+    changed = idx.clone()
+    changed[0, -1] = (idx[0, -1] + 1) % TINY.vocab_size
+    before, after = model(idx), model(changed)
+    torch.testing.assert_close(after[:, :-1], before[:, :-1])
+    assert not torch.allclose(after[:, -1], before[:, -1])
+    swapped = idx.clone()
+    swapped[0, :2] = idx[0, :2].flip(0)
+    assert not torch.allclose(model(swapped)[:, -1], before[:, -1])
+
+
+def test_the_loss_is_the_mean_cross_entropy():
+    torch.manual_seed(0)
+    model = CourseModel(TINY)
+    idx, targets = torch.randint(TINY.vocab_size, (2, 2, 12))
+    chosen = model(idx).log_softmax(-1).gather(-1, targets[..., None])
+    assert float(model(idx, targets)) == pytest.approx(-float(chosen.mean()), rel=1e-5)
+
+
+def test_weights_are_drawn_within_three_deviations():
+    torch.manual_seed(0)
+    model = CourseModel(CourseConfig(1, 2, 64, 8, 1000))
+    std = math.sqrt(2 / (64 + 4 * 64))
+    weight = model.transformer.h[0].mlp.w1.weight
+    assert float(weight.std()) == pytest.approx(std, rel=0.05)
+    assert weight.abs().max() <= 3 * std
+    assert float(model.transformer.wte.weight.std()) == pytest.approx(1.0, rel=0.05)
+
+
+def test_checkpointing_changes_no_gradient():
+    torch.manual_seed(0)
+    model = CourseModel(TINY)
+    idx, targets = torch.randint(TINY.vocab_size, (2, 2, 12))
+    gradients = []
+    for model.transformer.checkpointing in (False, True):
+        model.zero_grad()
+        model(idx, targets).backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    for plain, checkpointed in zip(*gradients, strict=True):
+        torch.testing.assert_close(checkpointed, plain, rtol=0, atol=0)
