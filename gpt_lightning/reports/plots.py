@@ -52,6 +52,35 @@ def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
     figure.savefig(path)
 
 
+def plot_curves(
+    path: Path, title: str, panels: dict[str, dict[str, Sequence[tuple[float, float]]]]
+) -> None:
+    """Draw losses over tokens on a logarithmic axis, a panel for each kind of loss.
+
+    Args:
+        path: A .png file.
+        title: Title of the picture.
+        panels: Title of a panel -> name of a curve -> (tokens, loss); points at 0 are left out.
+    """
+    size = (LOSSES_WIDTH_IN, 3.2 * len(panels) + 0.6)
+    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+    figure.suptitle(title)
+    for axes, (name, curves) in zip(
+        figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0],
+        panels.items(),
+        strict=True,
+    ):
+        for index, (label, points) in enumerate(curves.items()):
+            xs, ys = [x for x, _ in points if x], [y for x, y in points if x]
+            dots = "o" if len(xs) <= 100 else ""
+            axes.plot(xs, ys, f"{dots}{('-', '--')[index % 2]}", ms=3, lw=1, label=label)
+        axes.set(xscale="log", ylabel="loss (nats per token)", title=name)
+        axes.legend()
+        axes.grid(alpha=0.3)
+    axes.set_xlabel("tokens")
+    figure.savefig(path)
+
+
 def plot_bars(
     path: Path, title: str, labels: Sequence[str], panels: dict[str, Sequence[float | None]]
 ) -> None:

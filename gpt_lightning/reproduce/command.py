@@ -8,6 +8,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, nearest, split_fit_options
 from gpt_lightning.reports.tables import Console, column
 from gpt_lightning.reproduce.cases import CASES, Case, Rung
+from gpt_lightning.reproduce.curves import CURVES
 from gpt_lightning.reproduce.rows import Options, RungRow, Verdict
 
 if TYPE_CHECKING:
@@ -35,6 +36,12 @@ def make_parser() -> OneLineParser:
     parser.add_argument("--steps", "--max-steps", type=int | None, help=steps)
     accelerator = "cpu, mps, gpu or auto; null: that of each rung's configuration."
     parser.add_argument("--accelerator", type=str | None, help=accelerator)
+    parser.add_argument(
+        "--against",
+        nargs=2,
+        metavar=("RUN", "CURVE"),
+        help="Compare a run folder with a published curve, by tokens; --list names the curves.",
+    )
     resume = (
         "Continue evaluations from the run's checkpoint. auto: in the newest folder that has one, "
         "or start a new run if there is none. Or a folder of results."
@@ -53,6 +60,12 @@ def run(argv: list[str]) -> int:
     args = make_parser().parse_args(own)
     if args.list:
         print_list()
+        return 0
+    if args.against:
+        from gpt_lightning.reproduce.against import compare_run
+
+        path, curve = args.against
+        compare_run(path, curve, next_folder(ROOT / "against"), argv)
         return 0
     case = find_case(args.case)
     if args.steps is not None and args.steps < (1 if case.kind == "steps" else 0):
@@ -204,6 +217,9 @@ def print_list() -> None:
             here = "yes" if not reason else "no" if impossible(rung, Options()) else "part"
             time = f"{rung.time}{fetched}" + (f"; {reason}" if reason else "")
             print(console.line(ListRow(case.name, rung.name, rung.device, CORPUS, here, time)))
+    print("\nCurves that any run can be compared with, by tokens:")
+    for name, curve in CURVES.items():
+        print(f"reproduce --against RUN {name:<23}  {curve.title}")
 
 
 def print_summary(case_run: "CaseRun") -> None:

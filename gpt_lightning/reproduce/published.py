@@ -33,7 +33,7 @@ def read_published(case: Case, rung: Rung) -> Published:
     losses_of = rung.name if rung.published is None else rung.published
     times_of = losses_of if rung.published_times is None else rung.published_times
     losses: dict[tuple[int, str], float] = {}
-    for row in _rows(case.reference, losses_of):
+    for row in read_rows(case.reference, losses_of):
         step = int(row["step"])
         if case.kind == "steps":
             losses[step, "batch"] = float(row["loss"])
@@ -41,7 +41,7 @@ def read_published(case: Case, rung: Rung) -> Published:
             losses[step, "train"] = float(row["train_loss"])
             losses[step, "val"] = float(row["val_loss"])
     assert losses, f"no rows {losses_of!r} in {case.reference}"
-    times = _rows(case.times or case.reference, times_of)
+    times = read_rows(case.times or case.reference, times_of)
     step_ms = [float(row["dt_ms"]) for row in times if row["dt_ms"]]
     rates = [float(row["tokens_per_sec"]) for row in times if row.get("tokens_per_sec")]
     return Published(
@@ -57,7 +57,7 @@ def _median(values: list[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _rows(file_name: str, name: str) -> list[dict[str, str]]:
+def read_rows(file_name: str, name: str) -> list[dict[str, str]]:
     """Return the rows whose first column is `name`, in their order."""
     table = resources.files("gpt_lightning") / "reference" / file_name
     with table.open(encoding="utf-8") as file:

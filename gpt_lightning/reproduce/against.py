@@ -1,0 +1,137 @@
+"""Any run beside a published curve, by tokens: `reproduce --against RUN CURVE`.
+
+The published curve is interpolated linearly in the logarithm of tokens, and nowhere extended.
+Equal tokens are equal data only if text, tokenizer and context are equal; tokenizers are compared.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.hardware.machine import machine_record
+from gpt_lightning.parsing import nearest
+from gpt_lightning.reports.plots import plot_curves
+from gpt_lightning.reports.tables import Console, column, write_report
+from gpt_lightning.reproduce.curves import CURVES, Curve, Points, interpolate, read_curve
+from gpt_lightning.runs.checkpoint import load_checkpoint
+from gpt_lightning.runs.folders import run_folders, saved_checkpoints
+from gpt_lightning.runs.logger import METRICS
+
+PICTURE = "curves.png"
+SPLITS = {"val": "validation loss", "train": "training loss, evaluated", "batch": "loss of steps"}
+
+
+@dataclass(frozen=True)
+class AgainstRow:
+    """One loss of the run, and the published curve at as many tokens."""
+
+    split: str = column("split")
+    tokens: float = column("tokens", ",.0f", 13)
+    ours: float = column("ours", ".4f", 7)
+    theirs: float = column("theirs", ".4f", 7)
+    difference: float = column("difference", "+.4f")
+
+
+def compare_run(run: str, name: str, folder: Path, argv: list[str]) -> None:
+    """Print and write the losses of a run beside a published curve.
+
+    Args:
+        run: Run folder, or a folder of runs `version_N`, of which the newest is taken.
+        name: Name of the curve.
+        folder: Folder of the results.
+        argv: Command line, for the report.
+
+    Raises:
+        UserError: There is no such curve or run, or the two have nothing to compare.
+    """
+    if name not in CURVES:
+        raise UserError(f"no curve {name!r}{nearest(name, CURVES)}; there are {', '.join(CURVES)}")
+    curve = CURVES[name]
+    path = next((path for path in run_folders(Path(run)) if (path / METRICS).is_file()), None)
+    if path is None:
+        raise UserError(f"{run} has no {METRICS}: give a run folder: lightning_logs/NAME/version_0")
+    check_tokenizer(path, curve)
+    ours, theirs = read_run(path / METRICS), read_curve(curve)
+    rows = compare(ours, theirs)
+    if not rows:
+        ends = [points[-1][0] for points in theirs.values() if points]
+        raise UserError(
+            f"{path} has no loss within the tokens of {name}, {curve.tokens_per_step:,} (its first "
+            f"step) to {max(ends):,.0f}: train longer, or choose another curve"
+        )
+    last = [row for row in rows if row.split == rows[0].split][-1]
+    line = (
+        f"you are {last.difference:+.4f} at {last.tokens / 1e6:,.4g} M tokens "
+        f"({SPLITS[last.split]} {last.ours:.4f}, theirs {last.theirs:.4f})"
+    )
+    panels = {
+        SPLITS[split]: {"ours": ours[split], name: theirs[split]}
+        for split in dict.fromkeys(row.split for row in rows)
+    }
+    title = f"{path} against {curve.title}"
+    write_report(folder, title, machine_record(argv), {"losses": rows}, [line], [PICTURE])
+    plot_curves(folder / PICTURE, curve.title, panels)
+    console = Console(AgainstRow)
+    print(f"{title}\n{console.header()}")
+    for row in rows:
+        if row.split != "batch":  # hundreds, in losses.csv
+            print(console.line(row))
+    print(f"{line}\n\n{folder}: results.md, losses.csv, {PICTURE}")
+
+
+def check_tokenizer(run: Path, curve: Curve) -> None:
+    """Raise a UserError if a run has another tokenizer than a curve, as its checkpoint names it."""
+    saved = saved_checkpoints(run / "checkpoints")
+    spec = load_checkpoint(saved[0].path).record.tokenizer if saved else None
+    if spec is None:
+        print(
+            f"warning: {run} has no checkpoint that names its tokenizer; the losses of the curve "
+            f"are per token of {curve.tokenizer}",
+            file=sys.stderr,
+        )
+    elif spec["name"] != curve.tokenizer:
+        raise UserError(
+            f"{run} counts tokens of {spec['name']}, the curve tokens of {curve.tokenizer}: "
+            "their losses cannot be compared"
+        )
+
+
+def read_run(path: Path) -> Points:
+    """Return the losses of a metrics file.
+
+    Raises:
+        UserError: The file counts no tokens.
+    """
+    lines = path.read_bytes().splitlines(keepends=True)
+    rows = [json.loads(line) for line in lines if line.endswith(b"\n")]  # the run may go on
+    counts = {row["step"]: row["perf/tokens"] for row in rows if row.get("perf/tokens")}
+    if not counts:
+        raise UserError(f"{path} has no perf/tokens: the run ended before its first log step")
+    steps, counted = [0, *counts], [0.0, *counts.values()]
+
+    def tokens(step: int) -> float:
+        if step > steps[-1]:
+            return counted[-1] * step / steps[-1]
+        return float(np.interp(step, steps, counted))
+
+    points: Points = {}
+    for split, key, updates in (
+        ("val", "val/loss", 0), ("train", "train/eval_loss", 0), ("batch", "train/loss", 1),
+    ):  # fmt: skip
+        found = [row for row in rows if row.get(key) is not None]  # NaN is null
+        points[split] = [(tokens(row["step"] - updates), row[key]) for row in found]
+    return points
+
+
+def compare(ours: Points, theirs: Points) -> list[AgainstRow]:
+    """Return a row for each of our losses within the tokens of the published ones."""
+    return [
+        AgainstRow(split, tokens, loss, published, loss - published)
+        for split in SPLITS
+        for tokens, loss in ours[split]
+        if (published := interpolate(theirs[split], tokens)) is not None
+    ]

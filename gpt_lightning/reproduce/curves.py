@@ -1,0 +1,79 @@
+"""Published loss curves by tokens, from reference/*.csv."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpt_lightning.reproduce.published import read_rows
+
+# split -> (tokens, loss in nats), tokens ascending
+Points = dict[str, Sequence[tuple[float, float]]]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Published curve.
+
+    Attributes:
+        title: Model and data.
+        tokenizer: Name of the tokenizer.
+        tokens_per_step: Tokens of an optimizer step.
+        evaluations: File under reference/ with `step` and losses.
+        name: Name in the first column of the files.
+        iterations: File with the losses of training steps, if there is one.
+    """
+
+    title: str
+    tokenizer: str
+    tokens_per_step: int
+    evaluations: str
+    name: str
+    iterations: str | None = None
+
+
+def shakespeare(device: str, name: str) -> Curve:
+    """Return a curve of nanoGPT's baby GPT."""
+    files = ("shakespeare_char_evals.csv", name, "shakespeare_char_iters.csv")
+    return Curve(f"nanoGPT's baby GPT on tiny Shakespeare, {device}", "char", 64 * 256, *files)
+
+
+SMALL = ("nanogpt_cpu_preset_evals.csv", "small", "nanogpt_cpu_preset_iters.csv")
+FINEWEB = ("gpt2", 2**19, "fineweb_evals.csv")
+CURVES = {
+    "shakespeare-mps": shakespeare("MPS", "mps-eager"),
+    "shakespeare-mps-compile": shakespeare("MPS, compiled", "mps-compile"),
+    "shakespeare-cpu": shakespeare("a CPU, 50 steps", "cpu-eager"),
+    "shakespeare-small": Curve("nanoGPT's small CPU preset", "char", 12 * 64, *SMALL),
+    "build-nanogpt": Curve("GPT-2 124M on FineWeb-Edu", *FINEWEB, "build-nanogpt"),
+    "llm.c": Curve("GPT-2 124M on FineWeb", *FINEWEB, "llm.c"),
+}
+
+
+def read_curve(curve: Curve) -> Points:
+    """Return the losses of a published curve; splits without any are empty."""
+    sources = {
+        "val": (curve.evaluations, "step", "val_loss"),
+        "train": (curve.evaluations, "step", "train_loss"),
+        "batch": (curve.iterations, "iter", "train_loss"),
+    }
+    return {
+        split: [
+            (int(row[step]) * float(curve.tokens_per_step), float(row[loss]))
+            for row in (read_rows(file, curve.name) if file else ())
+            if row.get(loss)
+        ]
+        for split, (file, step, loss) in sources.items()
+    }
+
+
+def interpolate(points: Sequence[tuple[float, float]], tokens: float) -> float | None:
+    """Return the loss of a curve at a number of tokens; None outside of its points."""
+    if tokens == 0:
+        return dict(points).get(0.0)
+    trained = [(math.log(x), loss) for x, loss in points if x]
+    if not trained or not trained[0][0] <= math.log(tokens) <= trained[-1][0]:
+        return None
+    xs, ys = zip(*trained, strict=True)
+    return float(np.interp(math.log(tokens), xs, ys))

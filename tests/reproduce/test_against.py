@@ -1,0 +1,174 @@
+"""`gpt-lightning reproduce --against`: a run beside a published curve, by tokens."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from gpt_lightning.cli import main
+from gpt_lightning.reproduce import against, command
+from gpt_lightning.reproduce.against import compare, read_run
+from gpt_lightning.reproduce.curves import CURVES, interpolate, read_curve
+
+STEP = 64 * 256  # tokens
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def write_run(folder, rows):
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def of_evaluations(losses):
+    """Rows of a run with nanoGPT's batch: a training row and an evaluation at each step."""
+    return [
+        row
+        for step, loss in losses.items()
+        for row in (
+            {"step": step, "train/loss": 3.0, "perf/tokens": float(step * STEP)},
+            {"step": step, "val/loss": loss, "train/eval_loss": loss - 0.1},
+        )
+    ]
+
+
+def test_curves_are_the_published_ones():
+    mps = read_curve(CURVES["shakespeare-mps"])
+    assert mps["val"][:2] == [(0.0, 4.2823), (250.0 * STEP, 2.0676)]
+    assert mps["train"][1] == (250.0 * STEP, 1.9639)
+    assert mps["batch"][:2] == [(0.0, 4.2639), (10.0 * STEP, 3.1459)]
+    assert [len(read_curve(CURVES["shakespeare-cpu"])[split]) for split in ("val", "batch")] == [
+        1, 6,
+    ]  # fmt: skip
+    assert read_curve(CURVES["shakespeare-small"])["val"][-1] == (2000.0 * 12 * 64, 1.8857)
+    lecture, llm_c = (read_curve(CURVES[name])["val"] for name in ("build-nanogpt", "llm.c"))
+    assert (len(lecture), lecture[-1]) == (78, (19072.0 * 2**19, 3.0663))
+    assert (len(llm_c), llm_c[-1]) == (80, (19552.0 * 2**19, 3.2731))
+    assert {curve.tokenizer for curve in CURVES.values()} == {"char", "gpt2"}
+    for name, curve in CURVES.items():
+        points = read_curve(curve)
+        assert all(tokens == sorted(tokens) for tokens in map(list, points.values())), name
+        assert points["val"][0][0] == 0.0
+
+
+def test_a_curve_is_linear_in_the_logarithm_of_tokens_and_ends_at_its_points():
+    points = [(0.0, 4.0), (100.0, 3.0), (400.0, 1.0)]
+    assert interpolate(points, 200.0) == pytest.approx(2.0)
+    assert interpolate(points, 100.0) == 3.0
+    assert interpolate(points, 400.0) == 1.0
+    assert interpolate(points, 0.0) == 4.0
+    assert interpolate(points, 99.0) is None  # the fall from the untrained model has no points
+    assert interpolate(points, 401.0) is None
+    assert interpolate(points[1:], 0.0) is None
+    assert interpolate(points[:1], 5.0) is None
+
+
+def test_evaluations_have_the_tokens_of_their_step_and_losses_those_before_it(tmp_path):
+    rows = [
+        {"step": 10, "train/loss": 5.0, "perf/tokens": 1000.0},
+        {"step": 15, "val/loss": 4.5},
+        {"step": 20, "train/loss": None, "perf/tokens": 3000.0},  # not a number
+        {"step": 25, "val/loss": 4.0, "train/eval_loss": 3.9},
+    ]
+    path = write_run(tmp_path, rows)
+    with path.open("a") as file:
+        file.write('{"step": 30, "val/l')  # is being written
+    assert read_run(path) == {
+        "val": [(2000.0, 4.5), (3750.0, 4.0)],
+        "train": [(3750.0, 3.9)],
+        "batch": [(900.0, 5.0)],
+    }
+
+
+def test_losses_are_compared_where_the_curve_has_points():
+    theirs = {"val": [(0.0, 4.0), (10.0, 2.0)], "train": [], "batch": [(0.0, 4.0)]}
+    ours = {"val": [(5.0, 3.0), (10.0, 2.5)], "train": [(10.0, 1.0)], "batch": [(0.0, 4.5)]}
+    assert [(row.split, row.tokens, row.difference) for row in compare(ours, theirs)] == [
+        ("val", 10.0, 0.5), ("batch", 0.0, 0.5),
+    ]  # fmt: skip
+
+
+def test_the_command_says_how_far_off_a_run_is(tmp_path, capsys):
+    run = tmp_path / "lightning_logs" / "mine" / "version_3"
+    losses = {100: 3.0, 250: 2.0676 + 0.0100, 500: 1.7326 - 0.0500, 1000: 1.5 + 0.0400}
+    write_run(run, of_evaluations(losses))
+    # tokens of the last evaluation: 1,000 steps
+    assert main(["reproduce", "--against", str(run.parent), "shakespeare-mps"]) == 0
+    out, err = capsys.readouterr()
+    theirs = dict(read_curve(CURVES["shakespeare-mps"])["val"])[1000.0 * STEP]
+    off = 1.54 - theirs
+    assert f"you are {off:+.4f} at 16.38 M tokens (validation loss 1.5400, theirs {theirs}" in out
+    lines = [line.split() for line in out.splitlines() if line.startswith("val ")]
+    assert [line[1] for line in lines] == ["4,096,000", "8,192,000", "16,384,000"]
+    assert [line[-1] for line in lines][:2] == ["+0.0100", "-0.0500"]
+    assert not any(line.startswith("batch ") for line in out.splitlines())
+    assert "per token of char" in err  # no checkpoint names the run's own
+    folder = command.ROOT / "against" / "version_0"
+    assert "batch," in (folder / "losses.csv").read_text()
+    assert (folder / "curves.png").stat().st_size > 10_000
+    page = (folder / "results.md").read_text()
+    assert str(run) in page
+    assert "you are" in page
+
+
+def test_without_evaluations_the_last_loss_of_a_step_is_named(tmp_path, capsys):
+    rows = [{"step": 11, "train/loss": 3.2, "perf/tokens": 11.0 * STEP}]
+    write_run(tmp_path / "run", rows)
+    assert main(["reproduce", "--against", "run", "shakespeare-cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "you are +0.0662 at 0.1638 M tokens (loss of steps 3.2000, theirs 3.1338)" in out
+
+
+def test_a_run_of_another_tokenizer_is_an_error(tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    write_run(run, of_evaluations({250: 2.0}))
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "step-0000250.ckpt").touch()
+    record = SimpleNamespace(tokenizer={"name": "gpt2"})
+    monkeypatch.setattr(against, "load_checkpoint", lambda path: SimpleNamespace(record=record))
+    assert main(["reproduce", "--against", "run", "shakespeare-mps"]) == 2
+    assert "run counts tokens of gpt2, the curve tokens of char" in capsys.readouterr().err
+    record.tokenizer = {"name": "char", "characters": "ab"}
+    assert main(["reproduce", "--against", "run", "shakespeare-mps"]) == 0
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rows", "curve", "line"),
+    [
+        (None, "shakespeare-mps", "error: run has no metrics.jsonl: give a run folder"),
+        ([], "shakespeare-mp", "error: no curve 'shakespeare-mp': did you mean"),
+        ([{"step": 1, "val/loss": 2.0}], "llm.c", "error: run/metrics.jsonl has no perf/tokens"),
+        (
+            [{"step": 1, "val/loss": 2.0, "perf/tokens": 5.0}],
+            "llm.c",
+            "error: run has no loss within the tokens of llm.c, 524,288 (its first step) to "
+            "10,250,878,976: train longer",
+        ),
+    ],
+)
+def test_mistakes_take_one_line(rows, curve, line, tmp_path, capsys):
+    if rows is not None:
+        write_run(tmp_path / "run", rows)
+    assert main(["reproduce", "--against", "run", curve]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(line)
+    assert not command.ROOT.exists()
+
+
+def test_the_curves_meet_after_the_first_logged_step():
+    for curve in CURVES.values():
+        points = read_curve(curve)["val"]
+        if len(points) > 1:
+            assert math.isclose(points[1][0], 250 * curve.tokens_per_step)
+
+
+def test_list_names_every_curve(capsys):
+    assert main(["reproduce", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"--against RUN {name}" in out for name in CURVES)
