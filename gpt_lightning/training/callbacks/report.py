@@ -53,7 +53,7 @@ class RunReport(L.Callback):
             "optimizer": f"{settings.optimizer}, learning rate {settings.learning_rate:g} "
             f"({settings.schedule})",
             "data": f"{data.address}: {data.training_tokens():,} training tokens, "
-            f"{data.settings.order} order",
+            f"{data.settings.order} order; 1 epoch = {len(data.reader.train_loader):,} batches",
             "step": str(StepShape(data.settings.batch_size, data.block_size, k, W)),
             "run folder": str(run_folder(trainer) or "none"),
         }
@@ -68,6 +68,7 @@ class RunReport(L.Callback):
         notes = {
             "schedule": unfinished_schedule(trainer, pl_module),
             "validation": none_due(trainer),
+            "shapes": odd_shapes(pl_module.config.n_embd, pl_module.config.vocab_size or 0),
         }
         for name, note in notes.items():
             if note and trainer.is_global_zero:
@@ -118,6 +119,23 @@ def unfinished_schedule(trainer: L.Trainer, module: GPTModule) -> str:
     if total <= settings.warmup_steps:
         return f"the run ends at step {total:,}, in the warm-up of {settings.warmup_steps:,} steps"
     return f"the run ends at step {total:,}, before the cosine's end at {end:,}"
+
+
+def odd_shapes(n_embd: int, vocab_size: int) -> str:
+    """Return a hint about sizes that slow matrix products on GPUs, or an empty string.
+
+    Args:
+        n_embd: Width C.
+        vocab_size: Vocabulary V. A small one is not named: its padding would cost more than it
+            gains.
+    """
+    up = -(-vocab_size // 64) * 64
+    hints = []
+    if vocab_size < up <= 1.05 * vocab_size:
+        hints.append(f"vocabulary {vocab_size:,} (next: model.config.vocab_size {up})")
+    if n_embd % 64:
+        hints.append(f"width {n_embd}")
+    return f"no multiple of 64, slower on GPUs: {', '.join(hints)}" if hints else ""
 
 
 def none_due(trainer: L.Trainer) -> str:

@@ -12,7 +12,7 @@ from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import device_name
 from gpt_lightning.parsing import program
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
-from gpt_lightning.training.callbacks.report import run_hyperparameters
+from gpt_lightning.training.callbacks.report import odd_shapes, run_hyperparameters
 from gpt_lightning.training.fit import run_cli
 
 TINY = [
@@ -103,8 +103,10 @@ def test_the_banner_and_the_summary_are_facts_of_the_run(capsys):
     assert facts["optimizer"] == "adamw, learning rate 0.0025 (constant)"
     assert (
         facts["data"]
-        == f"{data.address}: {data.training_tokens():,} training tokens, sequential order"
+        == f"{data.address}: {data.training_tokens():,} training tokens, sequential order; "
+        f"1 epoch = {(data.training_tokens() - 1) // 16 // 4 // 3 * 3} batches"
     )
+    assert facts["shapes"] == "no multiple of 64, slower on GPUs: width 8"
     assert facts["step"] == "192 tokens = 4 sequences x 16 tokens x 3 accumulated x 1 ranks"
     assert facts["run folder"] == "lightning_logs/a run/version_0"
     metrics, held_out = trainer.callback_metrics, len(data.reader.stream("val")) - 1
@@ -124,6 +126,24 @@ def test_the_banner_and_the_summary_are_facts_of_the_run(capsys):
     }  # fmt: skip
     assert (found["precision"], found["dataset"]) == ("32-true", data.address)
     assert found["gradient_clip_val"] == (trainer.gradient_clip_val or 0.0)
+
+
+@pytest.mark.parametrize(
+    ("n_embd", "vocab_size", "hint"),
+    [
+        (768, 50304, ""),
+        (768, 65, ""),  # 128 would be twice the head
+        (768, 0, ""),
+        (768, 50257, "vocabulary 50,257 (next: model.config.vocab_size 50304)"),
+        (6, 10000, "vocabulary 10,000 (next: model.config.vocab_size 10048), width 6"),
+        (64, 1220, "vocabulary 1,220 (next: model.config.vocab_size 1280)"),
+        (64, 1219, ""),  # 5.004% more
+        (96, 64, "width 96"),
+    ],
+)
+def test_sizes_that_slow_a_gpu_down_are_named(n_embd, vocab_size, hint):
+    text = f"no multiple of 64, slower on GPUs: {hint}" if hint else ""
+    assert odd_shapes(n_embd, vocab_size) == text
 
 
 def test_a_run_that_is_over_prints_one_line(capsys):
