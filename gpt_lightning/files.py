@@ -145,6 +145,22 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def reference_text(name: str) -> str:
+    """Return a file of published numbers, which must be the one that this version was made with.
+
+    Raises:
+        UserError: The file has been changed; its SHA-256 is not the one in SHA256SUMS.
+    """
+    folder = Path(__file__).with_name("reference")
+    content, sums = (folder / name).read_bytes(), (folder / "SHA256SUMS").read_text()
+    if f"{hashlib.sha256(content).hexdigest()}  {name}\n" not in sums:
+        raise UserError(
+            f"{folder / name} has been changed: its SHA-256 is not the one in SHA256SUMS; install "
+            "gpt-lightning again"
+        )
+    return content.decode()
+
+
 # ---- locks -------------------------------------------------------------------------------------
 
 

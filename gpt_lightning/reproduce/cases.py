@@ -89,7 +89,7 @@ class Case:
 
 # The first three rungs of the lecture were not seeded. Their bands are the largest distance of the
 # published curve from those of eight seeds of ours (of forty at step 0). The bands detect half the
-# learning rate, but not a tied matrix.
+# learning rate, but not a tied matrix, which settings.py compares itself.
 UNSEEDED = "not seeded in the original: the curve counts, not the digits"
 # At a learning rate of 0.09 rounding errors grow tenfold every four steps. Up to step 32 float32 is
 # within 2e-5 of the published losses. By step 49 the two published rows of the same arithmetic,
@@ -285,9 +285,9 @@ SHAKESPEARE_SMALL = Case(
         Rung(
             "small",
             configs=("shakespeare_char_cpu",),
-            # the same draws, and no dropout: the whole curve, up to rounding errors that training
-            # multiplies
-            tolerance=((0, 1e-4), (1, 5e-3)),
+            # The same draws, and no dropout. Seen: 5e-5, half a unit of the last published decimal,
+            # over all 2,000 steps.
+            tolerance=((0, 1e-4), (1, 5e-4)),
             settings=(
                 *NANOGPT,
                 "--model.learning_rate=1.0e-3",

@@ -47,6 +47,8 @@ def make_parser() -> OneLineParser:
         "or start a new run if there is none. Or a folder of results."
     )
     parser.add_argument("--resume", type=str | None, help=resume)
+    selftest = "Break each setting that a rung is about, in all cases or in one; train nothing."
+    parser.add_argument("--selftest", action="store_true", help=selftest)
     return parser
 
 
@@ -67,6 +69,8 @@ def run(argv: list[str]) -> int:
         path, curve = args.against
         compare_run(path, curve, next_folder(ROOT / "against"), argv)
         return 0
+    if args.selftest:
+        return selftest(args.case, args.rungs, fit_options)
     case = find_case(args.case)
     if args.steps is not None and args.steps < (1 if case.kind == "steps" else 0):
         raise UserError(
@@ -102,6 +106,23 @@ def run(argv: list[str]) -> int:
     return 2 if Verdict.ERROR in verdicts else 1 if Verdict.FAILED in verdicts else 0
 
 
+def selftest(name: str | None, rungs: str | None, fit_options: list[str]) -> int:
+    """Break the settings of all cases, or those of one case or of its named rungs."""
+    if fit_options or (rungs is not None and name is None):
+        given = (
+            f"{fit_options[0]}, which it cannot use" if fit_options else "--rungs without a case"
+        )
+        raise UserError(
+            f"--selftest has {given}: give `reproduce [CASE [--rungs NAMES]] --selftest`"
+        )
+    cases = list(CASES.values()) if name is None else [find_case(name)]
+    named = None if rungs is None else [rung.name for rung in named_rungs(cases[0], rungs)]
+
+    from gpt_lightning.reproduce.selftest import run_selftest  # not for --help
+
+    return run_selftest(cases, named)
+
+
 def find_case(name: str | None) -> Case:
     """Return the case of a name.
 
@@ -123,24 +144,33 @@ def choose_rungs(case: Case, names: str | None, options: Options) -> list[Rung]:
     Raises:
         UserError: There is no such rung, or it cannot run here.
     """
-    by_name = {rung.name: rung for rung in case.rungs}
     if names is None:
         able = [rung for rung in case.rungs if not why_not(rung, options)]
         if not able:
             raise UserError(f"{case.name}: {why_not(case.rungs[0], options)}")
         return able[:1] if case.alternatives else able
-    chosen = []
+    chosen = named_rungs(case, names)
+    for rung in chosen:
+        reason = impossible(rung, options)
+        if reason:
+            raise UserError(f"{case.name}, {rung.name}: {reason}")
+    return chosen
+
+
+def named_rungs(case: Case, names: str) -> list[Rung]:
+    """Return the rungs with names that are separated by commas.
+
+    Raises:
+        UserError: There is no such rung.
+    """
+    by_name = {rung.name: rung for rung in case.rungs}
     for name in names.split(","):
         if name not in by_name:
             raise UserError(
                 f"{case.name} has no rung {name!r}{nearest(name, by_name)}; "
                 f"it has {', '.join(by_name)}"
             )
-        reason = impossible(by_name[name], options)
-        if reason:
-            raise UserError(f"{case.name}, {name}: {reason}")
-        chosen.append(by_name[name])
-    return chosen
+    return [by_name[name] for name in names.split(",")]
 
 
 def target(rung: Rung, options: Options) -> str:

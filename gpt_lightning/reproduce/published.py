@@ -3,8 +3,8 @@
 import csv
 import statistics
 from dataclasses import dataclass
-from importlib import resources
 
+from gpt_lightning.files import reference_text
 from gpt_lightning.reproduce.cases import Case, Rung
 
 
@@ -59,6 +59,5 @@ def _median(values: list[float]) -> float | None:
 
 def read_rows(file_name: str, name: str) -> list[dict[str, str]]:
     """Return the rows whose first column is `name`, in their order."""
-    table = resources.files("gpt_lightning") / "reference" / file_name
-    with table.open(encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if next(iter(row.values())) == name]
+    lines = csv.DictReader(reference_text(file_name).splitlines())
+    return [row for row in lines if next(iter(row.values())) == name]

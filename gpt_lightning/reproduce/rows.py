@@ -77,6 +77,26 @@ class RungRow:
 
 
 @dataclass(frozen=True)
+class SettingRow:
+    """Setting of the published run, and the one that was read from ours."""
+
+    rung: str = column("rung", width=17)
+    setting: str = column("setting", width=23)
+    theirs: str = column("theirs", width=12)
+    ours: str = column("ours", width=12)
+    verdict: str = column("verdict")
+
+    @property
+    def is_wrong(self) -> bool:
+        """True if ours is another."""
+        return self.verdict == Verdict.FAILED
+
+    def difference(self) -> str:
+        """Return both settings in one line."""
+        return f"{self.setting} is {self.ours}, theirs is {self.theirs}"
+
+
+@dataclass(frozen=True)
 class PhaseRow:
     """Wall time of one phase of a rung."""
 

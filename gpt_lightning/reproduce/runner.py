@@ -14,8 +14,16 @@ from gpt_lightning.reports.tables import Console, write_report
 from gpt_lightning.reproduce.cases import Case, Rung
 from gpt_lightning.reproduce.published import Published, read_published
 from gpt_lightning.reproduce.resume import earlier
-from gpt_lightning.reproduce.rows import LossRow, Options, PhaseRow, RungRow, Verdict
+from gpt_lightning.reproduce.rows import LossRow, Options, PhaseRow, RungRow, SettingRow, Verdict
+from gpt_lightning.reproduce.settings import (
+    Settings,
+    batch_settings,
+    compare_settings,
+    published_settings,
+    read_settings,
+)
 from gpt_lightning.training import fit as training
+from gpt_lightning.training.callbacks.probe import RunProbe
 from gpt_lightning.training.callbacks.recorder import Observation, RunRecorder, RunTimings
 
 PICTURE = "losses.png"
@@ -38,6 +46,7 @@ class CaseRun:
         self.case, self.options, self.folder, self.resume = case, options, folder, resume
         self.losses: list[LossRow] = []
         self.rungs: list[RungRow] = []
+        self.settings: list[SettingRow] = []
         self.phases: list[PhaseRow] = []
         self.machine = machine_record(argv)
 
@@ -92,28 +101,28 @@ class CaseRun:
         recorder = RunRecorder(lambda seen: add(loss_row(rung, published, seen)), each_step)
         for observation in seen:
             recorder.show(observation)
+        probe = RunProbe(lambda module: self._check(rung, read_settings(module)))
         resume = [] if checkpoint is None else [f"--resume={checkpoint}"]
         training.run_cli(
-            ["fit", *self._arguments(rung), *resume],
-            callbacks=[recorder],
+            ["fit", *fit_arguments(self.case, rung, self.options), *resume],
+            callbacks=[recorder, probe],
             folder=self.folder / rung.name,
         )
+        if checkpoint is None:
+            self._check(rung, batch_settings(probe.batches))
         own = [row for row in self.losses if row.rung == rung.name and row.split == "val"]
         if own:
             add(best_row(rung, published, own))
         assert recorder.speed is not None
         return recorder.speed
 
-    def _arguments(self, rung: Rung) -> list[str]:
-        quiet = ["--samples.max_new_tokens=0"]
-        if self.case.kind == "steps":  # each step prints a line, and nobody resumes these runs
-            quiet += [
-                "--trainer.log_every_n_steps=1",
-                "--trainer.enable_progress_bar=false",
-                "--trainer.enable_checkpointing=false",
-            ]
-        configs = [f"--config={name}" for name in rung.configs]
-        return [*configs, *quiet, *rung.settings, *self.options.arguments()]
+    def _check(self, rung: Rung, ours: Settings) -> None:
+        """Compare settings of the run with the published ones; print those that differ."""
+        rows = compare_settings(rung, published_settings(self.case, rung), ours)
+        self.settings += rows
+        for row in rows:
+            if row.is_wrong:
+                tqdm.write(f"{row.verdict}: {row.difference()}")
 
     def _rung_row(
         self, rung: Rung, published: Published, rows: list[LossRow], timings: RunTimings
@@ -123,7 +132,10 @@ class CaseRun:
         partial = sum(row.difference is not None for row in rows) - len(compared)
         missing = missing_losses(self.case, published, rows, timings.max_steps)
         timed, here = is_timed(rung, timings.device), timings.device
+        wrong = [row.setting for row in self.settings if row.rung == rung.name and row.is_wrong]
+        failed = Verdict.FAILED in verdicts or missing or wrong or not verdicts
         notes = [
+            f"other settings than theirs: {', '.join(wrong)}" if wrong else "",
             rung.note,
             f"{missing} published losses have no counterpart" if missing else "",
             f"{partial} losses without a verdict: other batches than theirs" if partial else "",
@@ -134,7 +146,7 @@ class CaseRun:
         ]
         return RungRow(
             rung.name,
-            Verdict.FAILED if Verdict.FAILED in verdicts or missing or not verdicts else Verdict.OK,
+            Verdict.FAILED if failed else Verdict.OK,
             here.type,
             len(verdicts),
             verdicts.count(Verdict.DRIFT),
@@ -174,12 +186,30 @@ class CaseRun:
             self.folder,
             title=self.case.title,
             machine=self.machine,
-            tables={"rungs": self.rungs, "losses": self.losses, "phases": self.phases},
+            tables={
+                "rungs": self.rungs,
+                "losses": self.losses,
+                "settings": self.settings,
+                "phases": self.phases,
+            },
             notes=[f"Theirs: {self.case.source}."],
             pictures=[PICTURE] if self.losses else [],
         )
         if self.losses:
             plot_losses(self.folder / PICTURE, self.case.title, self.losses)
+
+
+def fit_arguments(case: Case, rung: Rung, options: Options) -> list[str]:
+    """Return the arguments of `fit` for a rung."""
+    quiet = ["--samples.max_new_tokens=0"]
+    if case.kind == "steps":  # each step prints a line, and nobody resumes these runs
+        quiet += [
+            "--trainer.log_every_n_steps=1",
+            "--trainer.enable_progress_bar=false",
+            "--trainer.enable_checkpointing=false",
+        ]
+    configs = [f"--config={name}" for name in rung.configs]
+    return [*configs, *quiet, *rung.settings, *options.arguments()]
 
 
 def ratio(a: float | None, b: float | None) -> float | None:

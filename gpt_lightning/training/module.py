@@ -329,12 +329,12 @@ class GPTModule(EvaluationModule):
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         return self.device.type in optim.FUSED_ADAMW_DEVICES and scaler is None
 
-    def _learning_rate(self, peak: float) -> float:
-        """Return the coming step's rate of a group: one schedule, scaled to the group's peak."""
+    def learning_rate_at(self, step: int, peak: float) -> float:
+        """Return a group's rate at an optimizer step: one schedule, scaled to the group's peak."""
         settings = self.settings
         assert settings.min_learning_rate is not None  # Settings fills in the default
         return optim.learning_rate(
-            self.trainer.global_step,
+            step,
             peak=peak,
             minimum=settings.min_learning_rate * (peak / settings.learning_rate),
             warmup_steps=settings.warmup_steps,
@@ -353,15 +353,16 @@ class GPTModule(EvaluationModule):
 
         They depend on the step alone: nothing to save or restore, the command line wins.
         """
+        step = self.trainer.global_step
         for group in self.trainer.optimizers[0].param_groups if self._schedules() else ():
             if "peak_lr" in group:  # a callback's group has its own rate
-                group["lr"] = self._learning_rate(group["peak_lr"])
+                group["lr"] = self.learning_rate_at(step, group["peak_lr"])
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         lr = optimizer.param_groups[0]["lr"]
         self.set_learning_rates()  # also with data that have no BetweenSteps
         if self._schedules():
-            lr = self._learning_rate(self.settings.learning_rate)
+            lr = self.learning_rate_at(self.trainer.global_step, self.settings.learning_rate)
         assert self._loss_sum is not None
         self._last_loss = self._loss_sum, self.micro_batches
         if at_log_step(self.trainer, self.trainer.global_step + 1):

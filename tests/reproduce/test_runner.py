@@ -139,7 +139,7 @@ def training(monkeypatch):
 
         def __call__(self, argv, callbacks, folder):
             calls.append((argv, folder))
-            (recorder,) = callbacks
+            recorder, self.probe = callbacks
             for seen in self.observations:
                 recorder.show(seen)
             if self.error is not None:
@@ -151,6 +151,7 @@ def training(monkeypatch):
     planted.calls = calls
     monkeypatch.setattr(runner.training, "run_cli", planted)
     monkeypatch.setattr(runner, "read_published", lambda case, rung: PUBLISHED)
+    monkeypatch.setattr(runner, "published_settings", lambda case, rung: {"order": "repeat"})
     return planted
 
 
@@ -185,6 +186,39 @@ def test_a_loss_that_misses_fails_the_rung(training, case_run):
     case_run.run(RUNG)
     assert case_run.rungs[0].verdict == Verdict.FAILED
     assert [row.verdict for row in case_run.losses] == [Verdict.OK, Verdict.FAILED, Verdict.OK]
+
+
+def test_a_setting_that_differs_fails_the_rung_whatever_its_losses_are(
+    training, case_run, monkeypatch, capsys
+):
+    training.observations = steps_of(4.0, 3.0, 0.499)
+    monkeypatch.setattr(runner, "batch_settings", lambda batches: {"order": "sequential"})
+    case_run.run(RUNG)
+    (row,) = case_run.rungs
+    assert row.verdict == Verdict.FAILED
+    assert row.note == "other settings than theirs: order; changed: --model.learning_rate=1"
+    assert "FAIL: order is sequential, theirs is repeat" in capsys.readouterr().out
+    page = (case_run.folder / "results.md").read_text()
+    assert "| one | order | repeat | sequential | FAIL |" in page
+    monkeypatch.setattr(runner, "batch_settings", lambda batches: {"order": "repeat"})
+    two = replace(RUNG, name="two")  # the rows of another rung do not count
+    case_run.case = replace(case_run.case, rungs=(RUNG, two))
+    case_run.run(two)
+    assert [row.verdict for row in case_run.rungs] == [Verdict.FAILED, Verdict.OK]
+    assert "FAIL" not in capsys.readouterr().out
+
+
+def test_settings_are_compared_before_the_first_step(training, case_run, monkeypatch):
+    case_run.run(RUNG)
+    monkeypatch.setattr(runner, "read_settings", lambda module: {"order": module})
+    training.probe.look("random")
+    assert [row.ours for row in case_run.settings] == ["random"]
+
+
+def test_a_resumed_rung_is_not_compared_by_its_first_batches(training, case_run, monkeypatch):
+    monkeypatch.setattr(runner, "batch_settings", lambda batches: {"order": "sequential"})
+    case_run._train(RUNG, PUBLISHED, Path("x.ckpt"), [])
+    assert case_run.settings == []
 
 
 def test_a_rung_that_diverges_has_failed_and_one_that_breaks_is_an_error(training, case_run):

@@ -15,10 +15,10 @@ context over total. Where the report has no number of warm-up steps, it was the 
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 from gpt_lightning.bench.core.sweep import paragraphs
+from gpt_lightning.files import reference_text
 from gpt_lightning.reports.tables import Row, column
 
 FILE = "end_to_end.csv"
@@ -72,9 +72,7 @@ def published_tables(rows: Sequence[Row]) -> tuple[dict[str, Sequence[Row]], tup
 
 def read_published() -> list[PublishedRow]:
     """Read all rows of the report, in its order."""
-    table = resources.files("gpt_lightning") / "reference" / FILE
-    with table.open(encoding="utf-8") as file:
-        return [published_row(line) for line in csv.DictReader(file)]
+    return [published_row(line) for line in csv.DictReader(reference_text(FILE).splitlines())]
 
 
 def published_row(line: dict[str, str]) -> PublishedRow:

@@ -1,0 +1,190 @@
+"""Settings of a run, read from its own objects, against those of the published run.
+
+A curve within its tolerance does not prove that a rung is what it is named after: a tied matrix, a
+third of the learning rate or another beta changes the curves of unseeded runs by less than another
+seed does. So everything that a rung's numbers depend on is compared, too. Theirs are in
+reference/settings.yaml, written by hand from the published programs. Ours are never read from a
+configuration: they are the model's tensors, the optimizer's groups, the Trainer and the batches.
+"""
+
+import functools
+import math
+import zlib
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+import yaml
+from torch import nn
+
+from gpt_lightning.data.loader import Batch
+from gpt_lightning.files import reference_text
+from gpt_lightning.model.gpt import GPT, Block
+from gpt_lightning.reproduce.cases import Case, Rung
+from gpt_lightning.reproduce.rows import SettingRow, Verdict
+from gpt_lightning.training.datamodule import token_data
+from gpt_lightning.training.module import GPTModule
+
+Settings = dict[str, Any]
+RATE_STEPS = (0, 100, 1000, 2000, 5000)  # optimizer steps whose learning rates are compared
+CLOSE = 1e-5  # relative difference of numbers that count as equal
+
+
+@functools.cache
+def _tables() -> dict[str, dict[str, Settings]]:
+    tables: dict[str, dict[str, Settings]] = yaml.safe_load(reference_text("settings.yaml"))
+    return tables
+
+
+def published_settings(case: Case, rung: Rung) -> Settings:
+    """Return the settings of a published run, with its device if no other will do."""
+    settings = _tables()[case.name][rung.name]
+    anywhere = rung.device == "any" or rung.losses_anywhere
+    return settings if anywhere else {**settings, "device": rung.device}
+
+
+def compare_settings(rung: Rung, theirs: Settings, ours: Settings) -> list[SettingRow]:
+    """Return a row for each of their settings that was read from our run."""
+    rows = []
+    for name, declared in theirs.items():
+        if name in ours:
+            verdict = Verdict.OK if equal(declared, ours[name]) else Verdict.FAILED
+            rows.append(SettingRow(rung.name, name, text(declared), text(ours[name]), verdict))
+    return rows
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Return whether two values are equal, numbers up to rounding."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(equal, a, b))
+    if {type(a), type(b)} <= {int, float}:
+        return math.isclose(a, b, rel_tol=CLOSE)
+    return type(a) is type(b) and bool(a == b)
+
+
+def text(value: Any) -> str:
+    """Return a value for a table."""
+    if isinstance(value, list):
+        return ", ".join(map(text, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+# ---- ours ----------------------------------------------------------------------------------------
+
+
+def read_settings(module: GPTModule) -> Settings:
+    """Return the settings of a run before its first step; a resumed run has no initial weights."""
+    trainer = module.trainer
+    settings = model_settings(module.model) | update_settings(module) | data_settings(module)
+    if trainer.ckpt_path is None:
+        settings |= initial_weights(module.model)
+    return settings | {
+        "device": trainer.strategy.root_device.type.replace("cuda", "gpu"),
+        "ranks": trainer.world_size,
+        "precision": str(trainer.precision),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+    }
+
+
+def one(values: Iterable[Any]) -> Any:
+    """Return the value that all have, or the list of the values that there are."""
+    found: list[Any] = []
+    found.extend(value for value in values if value not in found)
+    return found[0] if len(found) == 1 else found
+
+
+def model_settings(model: GPT) -> Settings:
+    """Return the shape and the layers of a model."""
+    transformer, blocks = model.transformer, cast(list[Block], list(model.transformer.h))
+    rates = [layer.p for layer in model.modules() if isinstance(layer, nn.Dropout)]
+    kernels = (block.attn.attention.__name__.removesuffix("_attention") for block in blocks)
+    return {
+        "n_layer": len(blocks),
+        "n_head": one(block.attn.n_head for block in blocks),
+        "n_embd": transformer.wte.embedding_dim,
+        "block_size": transformer.wpe.num_embeddings,
+        "vocab_size": model.lm_head.out_features,
+        "parameters": model.num_params(),
+        "bias": any(name.endswith("bias") for name, _ in model.named_parameters()),
+        "tie_weights": model.lm_head.weight is transformer.wte.weight,
+        "dropout": one([*rates, *(block.attn.dropout for block in blocks)]),
+        "activation": one(f"gelu, {block.mlp.gelu.approximate}" for block in blocks),
+        # hashed: naive attention of a model that is compiled for a CPU
+        "attention": one("naive" if name == "hashed" else name for name in kernels),
+        "compile": model._compiled_call_impl is not None,
+        "checkpointing": transformer.checkpointing,
+        "loss_chunk": model.config.loss_chunk or "none",
+    }
+
+
+def initial_weights(model: GPT) -> Settings:
+    """Return standard deviations, and one weight that depends on the seed and every earlier draw.
+
+    init_std: token embedding, position embedding, matrices, residual projections, biases.
+    """
+    named = dict(model.named_parameters())
+    groups: list[list[torch.Tensor]] = [
+        [model.transformer.wte.weight],
+        [model.transformer.wpe.weight],
+        [w for name, w in named.items() if name.endswith(("c_attn.weight", "c_fc.weight"))],
+        [w for name, w in named.items() if name.endswith("c_proj.weight")],
+        [w for name, w in named.items() if name.endswith(("attn.bias", "c_fc.bias", "proj.bias"))],
+    ]
+    flat = [torch.cat([w.detach().cpu().flatten() for w in g]) if g else None for g in groups]
+    stds = [0.0 if weights is None else float(weights.double().std()) for weights in flat]
+    return {"init_std": stds, "init_weight": groups[3][-1][0, 0].item()}
+
+
+def update_settings(module: GPTModule) -> Settings:
+    """Return the optimizer, its rates, decay, clipping and accumulation."""
+    trainer = module.trainer
+    (optimizer,) = trainer.optimizers
+    groups = optimizer.param_groups
+    decayed = [group for group in groups if group["weight_decay"]]
+    clip = trainer.gradient_clip_val
+    peaks = [group["peak_lr"] for group in groups]
+    return {
+        "optimizer": type(optimizer).__name__,
+        "fused": one(bool(group.get("fused")) for group in groups),
+        "betas": one(list(group.get("betas", ())) for group in groups),
+        "eps": one(group.get("eps") for group in groups),
+        "weight_decay": one([group["weight_decay"] for group in decayed] or [0.0]),
+        "decayed_parameters": sum(p.numel() for group in decayed for p in group["params"]),
+        "learning_rates": one(
+            [module.learning_rate_at(step, peak) for step in RATE_STEPS] for peak in peaks
+        ),
+        "gradient_clip": f"{clip}, {trainer.gradient_clip_algorithm or 'norm'}" if clip else "none",
+        "accumulate_grad_batches": trainer.accumulate_grad_batches,
+    }
+
+
+def data_settings(module: GPTModule) -> Settings:
+    """Return the tokens, the shape of a batch, the seed, and the evaluations if there are any."""
+    trainer, data = module.trainer, token_data(module.trainer)
+    assert data is not None
+    reader = data.reader
+    settings = {
+        "tokenizer": data.manifest.tokenizer["name"],
+        "train_tokens": data.training_tokens(),
+        "batch": [reader.batch_size, reader.block_size],
+        "seed": reader.seed,
+    }
+    if "val" in data.manifest.splits:
+        settings["eval_batches"] = len(reader.eval_loaders()[0])
+        settings["val_check_interval"] = trainer.val_check_interval
+        settings["evaluates_first"] = trainer.num_sanity_val_steps == math.inf
+    return settings
+
+
+def batch_settings(batches: list[Batch]) -> Settings:
+    """Return the order of the first two batches, and the CRC-32 of the first; empty without two."""
+    if len(batches) < 2:
+        return {}
+    (x, y), (next_x, _) = batches
+    following = torch.cat([x[1:, 0], next_x[:1, 0]])  # first tokens of the rows after the first
+    order = "random"
+    if torch.equal(x, next_x):
+        order = "repeat"
+    elif torch.equal(following, y[:, -1]):
+        order = "sequential"
+    return {"order": order, "first_batch": zlib.crc32(torch.stack([x, y]).numpy().tobytes())}

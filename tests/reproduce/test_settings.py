@@ -1,0 +1,326 @@
+"""Settings that are read from a run's objects, and the self-test that breaks them."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import gpt_lightning
+from gpt_lightning import files
+from gpt_lightning.cli import main
+from gpt_lightning.data.order import WindowOrder
+from gpt_lightning.errors import UserError
+from gpt_lightning.model.attention import sdpa_attention
+from gpt_lightning.model.gpt import GPT, CausalSelfAttention
+from gpt_lightning.reproduce import selftest, settings
+from gpt_lightning.reproduce.cases import CASES, LECTURE_LADDER, PRECISION_LADDER
+from gpt_lightning.reproduce.rows import Verdict
+from gpt_lightning.reproduce.settings import published_settings
+from gpt_lightning.training import optim
+from gpt_lightning.training.fit import training_parser
+
+RUNGS = {rung.name: rung for rung in LECTURE_LADDER.rungs}
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+# ---- comparison ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        (0.09, 0.09 * (1 + 9e-6), True),
+        (0.09, 0.09 * (1 + 11e-6), False),
+        (1, 1.0, True),
+        (1, True, False),
+        ("naive", "naive", True),
+        ("naive", ["naive", "sdpa"], False),
+        ([0.9, 0.99], [0.9, 0.99], True),
+        ([0.9, 0.99], [0.9, 0.95], False),
+        ([0.9], [0.9, 0.9], False),
+        ([0.9, 0.99], [[0.9, 0.99], [0.9, 0.95]], False),
+        (0.5, None, False),
+    ],
+)
+def test_values_are_equal_up_to_rounding(a, b, same):
+    assert settings.equal(a, b) is same
+
+
+def test_each_setting_that_was_read_is_a_row():
+    theirs = {"tie_weights": True, "betas": [0.9, 0.99], "chip": "a chip", "order": "repeat"}
+    ours = {"tie_weights": False, "betas": [0.9, 0.99], "order": "repeat", "speed": 1}
+    rows = settings.compare_settings(RUNGS["timed"], theirs, ours)
+    assert [(row.setting, row.verdict) for row in rows] == [
+        ("tie_weights", Verdict.FAILED), ("betas", Verdict.OK), ("order", Verdict.OK),
+    ]  # fmt: skip
+    assert rows[0].difference() == "tie_weights is False, theirs is True"
+    assert (rows[1].rung, rows[1].ours, rows[1].is_wrong) == ("timed", "0.9, 0.99", False)
+
+
+def windows(name: str, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    starts = WindowOrder(name, 1000, 8, seed=1).starts(0, 4 * batch, 4)
+    rows = torch.arange(1000).unfold(0, 9, 1)[torch.from_numpy(starts)]
+    return rows[:, :-1], rows[:, 1:]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("repeat", "repeat"),
+        ("sequential", "sequential"),
+        ("random", "random"),
+        ("shuffled", "random"),
+    ],
+)
+def test_the_order_is_that_of_the_first_two_batches(name, found):
+    batches = [windows(name, 0), windows(name, 1)]
+    read = settings.batch_settings(batches)
+    assert read["order"] == found
+    x, y = batches[0]
+    other = (x, y + (torch.arange(8) == 7))  # one target of each row
+    assert settings.batch_settings([other, batches[1]])["first_batch"] != read["first_batch"]
+    assert settings.batch_settings(batches[:1]) == {}
+    assert windows("sequential", 0)[0][0, 0] == 0
+
+
+def test_rows_that_do_not_follow_each_other_are_no_sequence():
+    (x, y), following = windows("sequential", 0), windows("sequential", 1)
+    assert settings.batch_settings([(x, y), windows("sequential", 2)])["order"] == "random"
+    swapped = [1, 0, 2, 3]
+    assert settings.batch_settings([(x[swapped], y[swapped]), following])["order"] == "random"
+
+
+# ---- published settings --------------------------------------------------------------------------
+
+
+def test_every_rung_has_settings_that_agree_with_each_other():
+    for case in CASES.values():
+        assert settings._tables()[case.name].keys() == {rung.name for rung in case.rungs}
+        for rung in case.rungs:
+            theirs = published_settings(case, rung)
+            L, C, V, T = (theirs[key] for key in ("n_layer", "n_embd", "vocab_size", "block_size"))
+            block = 12 * C**2 + (13 * C if theirs["bias"] else 2 * C)
+            n = L * block + (V + T) * C + (2 * C if theirs["bias"] else C)
+            assert theirs["parameters"] == n + (0 if theirs["tie_weights"] else V * C)
+            matrices = theirs["parameters"] if theirs["weight_decay"] == 0.01 else n - C - L * 2 * C
+            assert theirs["decayed_parameters"] == matrices
+            assert ("device" in theirs) == (rung.device != "any" and not rung.losses_anywhere)
+
+
+def test_published_rates_are_those_of_the_programs():
+    for case, decay_steps in (("shakespeare-char", 5000), ("shakespeare-char-small", 2000)):
+        for rung in CASES[case].rungs:
+            rates = [
+                optim.learning_rate(
+                    step, peak=1e-3, minimum=1e-4, warmup_steps=100, decay_steps=decay_steps,
+                    schedule="cosine",
+                )
+                for step in settings.RATE_STEPS
+            ]  # fmt: skip
+            assert published_settings(CASES[case], rung)["learning_rates"] == pytest.approx(rates)
+
+
+def test_a_changed_reference_file_is_an_error(tmp_path, monkeypatch):
+    folder = tmp_path / "package"
+    shutil.copytree(Path(gpt_lightning.__file__).with_name("reference"), folder / "reference")
+    monkeypatch.setattr(files, "__file__", str(folder / "files.py"))
+    assert files.reference_text("precision_ladder.csv").startswith("rung,step,loss")
+    table = folder / "reference" / "precision_ladder.csv"
+    table.write_text(table.read_text().replace("10.9355", "10.9356", 1))
+    with pytest.raises(UserError, match=r"precision_ladder\.csv has been changed: its SHA-256"):
+        files.reference_text("precision_ladder.csv")
+
+
+# ---- programs that are not what they are named after ---------------------------------------------
+
+
+def untied(self, config):
+    make_gpt(self, config)
+    self.lm_head.weight = nn.Parameter(self.lm_head.weight.detach().clone())
+
+
+def one_fused_block(self, config):
+    make_gpt(self, config)
+    self.transformer.h[3].attn.attention = sdpa_attention
+
+
+def scaled_once_more(self, residual_std):
+    draw_weights(self, residual_std)
+    for block in self.transformer.h:
+        with torch.no_grad():
+            block.mlp.c_proj.weight.mul_(1.01)
+
+
+def other_heads(self, config):
+    make_attention(self, replace(config, n_head=3))
+
+
+def other_betas(groups, **options):
+    return make_adamw(groups, **{**options, "betas": (0.9, 0.95)})
+
+
+def one_window_later(self, *args):
+    return window_starts(self, *args) + self.block_size
+
+
+make_gpt, draw_weights, make_attention = (
+    GPT.__init__,
+    GPT._init_normal,
+    CausalSelfAttention.__init__,
+)
+make_adamw, window_starts = optim.AdamW, WindowOrder.starts
+
+
+MODEL = "gpt_lightning.model.gpt"
+
+
+@pytest.mark.parametrize(
+    ("rung", "place", "broken", "seen"),
+    [
+        pytest.param("weight-tying", f"{MODEL}.GPT.__init__", untied,
+                     "parameters tie_weights decayed_parameters", id="not tied"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("timed", f"{MODEL}.GPT.__init__", one_fused_block, "attention"),
+                ("timed", f"{MODEL}.GPT._init_normal", scaled_once_more, "init_std init_weight"),
+                ("timed", f"{MODEL}.CausalSelfAttention.__init__", other_heads, "n_head"),
+                ("timed", "gpt_lightning.training.optim.AdamW", other_betas, "betas"),
+                ("timed", "gpt_lightning.data.order.WindowOrder.starts", one_window_later,
+                 "first_batch"),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_a_program_that_does_something_else_is_seen(
+    rung, place, broken, seen, tinyshakespeare, monkeypatch
+):
+    monkeypatch.setattr(place, broken)
+    assert selftest.wrong_settings(LECTURE_LADDER, RUNGS[rung], []) == seen.split()
+
+
+# ---- the self-test -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def parser():
+    return training_parser()
+
+
+@pytest.fixture
+def quick(parser, monkeypatch):
+    """The parser of `fit`, which takes a second to make, made once."""
+    monkeypatch.setattr(selftest.training, "training_parser", lambda: parser)
+
+
+def test_the_selftest_sees_each_break(tinyshakespeare, quick, capsys):
+    rungs = ["--rungs", "sequential-loader"]
+    assert main(["reproduce", "lecture-ladder", "--selftest", *rungs]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1] == ["lecture-ladder", "sequential-loader", "ok"]
+    assert lines[2][2:] == ["data.order", "sequential", "repeat", "red", "order"]
+    assert lines[-1] == ["1", "ok,", "1", "red"]
+
+
+@pytest.mark.slow
+def test_every_break_of_every_rung_is_seen(tinyshakespeare, capsys):
+    assert main(["reproduce", "--selftest"]) == 0
+    out = capsys.readouterr().out
+    assert "FAIL" not in out
+    rows = [line.split() for line in out.splitlines() if line.startswith(tuple(CASES))]
+    assert sum("red" in row for row in rows) >= 115
+    skipped = {row[2] for row in rows if "skipped" in row}
+    assert skipped == selftest.NOT_BROKEN.keys() | {
+        "trainer.accelerator", "trainer.val_check_interval",
+    }  # fmt: skip
+
+
+def test_a_break_that_stays_green_fails_the_selftest(quick, monkeypatch, capsys):
+    monkeypatch.setattr(selftest, "wrong_settings", lambda case, rung, changes: [])
+    assert selftest.run_selftest([LECTURE_LADDER], ["weight-tying"]) == 1
+    assert "FAIL     nothing" in capsys.readouterr().out
+
+
+def test_a_rung_that_differs_unbroken_fails_the_selftest(quick, monkeypatch, capsys):
+    monkeypatch.setattr(selftest, "wrong_settings", lambda case, rung, changes: ["seed"])
+    assert selftest.run_selftest([LECTURE_LADDER], ["weight-tying"]) == 1
+    assert "1 FAIL, 1 red" in capsys.readouterr().out
+
+
+def test_a_break_that_cannot_run_is_seen(quick, monkeypatch, capsys):
+    def refuse(case: object, rung: object, changes: list[str]) -> list[str]:
+        if changes:
+            raise UserError("no such window")
+        return []
+
+    monkeypatch.setattr(selftest, "wrong_settings", refuse)
+    assert selftest.run_selftest([LECTURE_LADDER], ["weight-tying"]) == 0
+    assert "red      no such window" in capsys.readouterr().out
+
+
+def test_a_setting_that_is_not_read_fails_the_selftest(tinyshakespeare, monkeypatch):
+    theirs = {**published_settings(LECTURE_LADDER, RUNGS["timed"]), "tide_weights": True}
+    monkeypatch.setattr(selftest, "published_settings", lambda case, rung: theirs)
+    wrong = selftest.wrong_settings(LECTURE_LADDER, RUNGS["timed"], [])
+    assert wrong == ["tide_weights (not read)"]
+
+
+@pytest.mark.slow
+def test_a_gpu_rung_is_built_on_the_cpu_where_there_is_no_gpu(tinyshakespeare, monkeypatch):
+    rung = replace(RUNGS["timed"], device="gpu")
+    theirs = {**published_settings(LECTURE_LADDER, RUNGS["timed"]), "device": "gpu"}
+    monkeypatch.setattr(selftest, "published_settings", lambda case, rung: theirs)
+    monkeypatch.setattr(selftest, "device_kind", lambda: "cpu")
+    assert selftest.wrong_settings(LECTURE_LADDER, rung, []) == []
+    cpu = ["--trainer.accelerator=cpu"]
+    assert selftest.wrong_settings(LECTURE_LADDER, rung, cpu) == ["device"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "before", "wrong"),
+    [
+        ("model.fused", False, {}, "true"),
+        ("model.config.n_layer", 6, {}, "7"),
+        ("model.weight_decay", 0.5, {}, "0.505"),
+        ("data.order", "sequential", {}, "random"),
+        ("data.order", "nanogpt", {}, "sequential"),
+        ("data.order", "nanogpt", {"data.order": "repeat"}, "repeat"),
+        ("model.compile", True, {"model.compile": False}, "false"),
+        ("data.eval_batches", 20, {"data.eval_batches": None}, "null"),
+        ("trainer.accelerator", "gpu", {"trainer.accelerator": "mps"}, "cpu"),
+    ],
+)
+def test_a_wrong_value_is_another_one(key, value, before, wrong):
+    assert selftest.wrong_value(key, value, before) == wrong
+
+
+def test_only_keys_without_a_number_are_left_whole():
+    steps, evaluations = LECTURE_LADDER, CASES["shakespeare-char"]
+    gpu, cpu = PRECISION_LADDER.rungs[2], PRECISION_LADDER.rungs[0]
+    reason = selftest.why_not_broken
+    assert reason(steps, RUNGS["timed"], "trainer.accelerator") == "every device gives its losses"
+    assert "CPU" in reason(PRECISION_LADDER, cpu, "trainer.accelerator")
+    assert reason(PRECISION_LADDER, gpu, "trainer.accelerator") == ""
+    assert reason(steps, RUNGS["timed"], "trainer.val_check_interval") != ""
+    assert reason(evaluations, evaluations.rungs[0], "trainer.val_check_interval") == ""
+    assert reason(steps, RUNGS["timed"], "model.betas") == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["--model.learning_rate", "1"], "error: --selftest has --model.learning_rate, which"),
+        (["--rungs", "timed"], "error: --selftest has --rungs without a case"),
+        (["lecture-ladder", "--rungs", "tmed"], "error: lecture-ladder has no rung 'tmed': did"),
+    ],
+)
+def test_mistakes_take_one_line(args, line, capsys):
+    assert main(["reproduce", "--selftest", *args]) == 2
+    assert capsys.readouterr().err.startswith(line)
