@@ -47,6 +47,10 @@ def test_a_run_past_the_best_step_and_one_without_training_batches(losses):
         "The run went to step 2,000 of 5,000. Best validation loss: **1.4712** at step 2,000"
         in text
     )
+    rows.append(row(2250, "train", 1.1, 1.2, 20))  # its validation goes on
+    assert "| 2250 | 1.1000 | 1.2000 | 20 | | | | |" in (
+        " ".join(SCRIPT["section"]({"losses": rows, "machine": MACHINE}).split())
+    )
     assert "| 2000 | | | | | 1.4712 | 200 | |" in text
     assert "1.4673" in text
     assert "1.4697" in text

@@ -306,3 +306,14 @@ CASES = {
     case.name: case
     for case in (LECTURE_LADDER, PRECISION_LADDER, SHAKESPEARE_SMALL, SHAKESPEARE_CHAR)
 }
+# reports whose figures are no losses (reference/figures.csv): name -> title and origin
+REPORTS = {
+    "profile-report": (
+        "A profile and mixed-precision report: kernels, times and dtypes on an A100",
+        "origin not found",
+    ),
+    "systems-course": (
+        "A systems course's report: sums in float16, forward and backward by size",
+        "https://github.com/elbiczel/cs336g-a2-systems at 769ef21",
+    ),
+}

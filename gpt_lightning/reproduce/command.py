@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, nearest, split_fit_options
 from gpt_lightning.reports.tables import Console, column
-from gpt_lightning.reproduce.cases import CASES, Case, Rung
+from gpt_lightning.reproduce.cases import CASES, REPORTS, Case, Rung
 from gpt_lightning.reproduce.curves import CURVES
 from gpt_lightning.reproduce.rows import Options, RungRow, Verdict
 
@@ -26,7 +26,7 @@ def make_parser() -> OneLineParser:
         description="Run the settings of a published table and compare its numbers with ours. "
         "Options of `fit` (--model.learning_rate 3.0e-3, --seed_everything 1) change every rung.",
     )
-    parser.add_argument("case", nargs="?", help=f"One of {', '.join(CASES)}.")
+    parser.add_argument("case", nargs="?", help=f"One of {', '.join([*CASES, *REPORTS])}.")
     parser.add_argument(
         "--list", action="store_true", help="List the rungs, their needs, and which can run here."
     )
@@ -71,6 +71,12 @@ def run(argv: list[str]) -> int:
         return 0
     if args.selftest:
         return selftest(args.case, args.rungs, fit_options)
+    if args.case in REPORTS:
+        if fit_options or {args.rungs, args.steps, args.accelerator, args.resume} != {None}:
+            raise UserError(f"{args.case} has figures and no rungs: give it without options")
+        from gpt_lightning.reproduce.figures import run_report
+
+        return run_report(args.case, next_folder(ROOT / args.case), argv)
     case = find_case(args.case)
     if args.steps is not None and args.steps < (1 if case.kind == "steps" else 0):
         raise UserError(
@@ -129,11 +135,12 @@ def find_case(name: str | None) -> Case:
     Raises:
         UserError: There is no such case.
     """
+    names = [*CASES, *REPORTS]
     if name is None:
-        raise UserError(f"reproduce needs a table: give one of {', '.join(CASES)}, or --list")
+        raise UserError(f"reproduce needs a table: give one of {', '.join(names)}, or --list")
     if name not in CASES:
         raise UserError(
-            f"no published table {name!r}{nearest(name, CASES)}; there are {', '.join(CASES)}"
+            f"no published table {name!r}{nearest(name, names)}; there are {', '.join(names)}"
         )
     return CASES[name]
 
@@ -247,6 +254,13 @@ def print_list() -> None:
             here = "yes" if not reason else "no" if impossible(rung, Options()) else "part"
             time = f"{rung.time}{fetched}" + (f"; {reason}" if reason else "")
             print(console.line(ListRow(case.name, rung.name, rung.device, CORPUS, here, time)))
+    for name, (title, _) in REPORTS.items():
+        print(f"{name:<16}  {title}; sums and dtypes here, the rest on that GPU")
+    print("\nSources:")
+    for case in CASES.values():
+        print(f"{case.name:<24}{case.source}")
+    for name, (_, origin) in REPORTS.items():
+        print(f"{name:<24}{origin}")
     print("\nCurves that any run can be compared with, by tokens:")
     for name, curve in CURVES.items():
         print(f"reproduce --against RUN {name:<23}  {curve.title}")

@@ -1,0 +1,105 @@
+"""Published figures that are no losses: a table of each report, with a verdict where it can be had.
+
+Sums and dtypes are compared on every machine. The others are of one GPU: on another GPU they are
+measured without a verdict, elsewhere the row has the command. Times count as equal within a half of
+theirs, because the reports do not have the programs.
+"""
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpt_lightning.bench.command import run as run_bench
+from gpt_lightning.bench.core import results
+from gpt_lightning.hardware.machine import machine_record
+from gpt_lightning.reports.tables import RESULTS, Console, column, write_report
+from gpt_lightning.reproduce.autocast_dtypes import CUDA_RULES, measure_dtypes
+from gpt_lightning.reproduce.cases import REPORTS
+from gpt_lightning.reproduce.float16_sums import PUBLISHED, measure_sum
+from gpt_lightning.reproduce.published import read_rows
+from gpt_lightning.reproduce.rows import Verdict
+
+
+@dataclass(frozen=True)
+class FigureRow:
+    """Published figure and ours."""
+
+    figure: str = column("figure", width=46)
+    theirs: str = column("theirs", width=9)
+    ours: str = column("ours", width=9)
+    verdict: str = column("verdict", width=7)
+    note: str = column("note", default="")
+
+
+def run_report(name: str, folder: Path, argv: list[str]) -> int:
+    """Print and write every figure of a report.
+
+    Returns:
+        0: No figure differs. 1: One does.
+    """
+    console, rows = Console(FigureRow), []
+    title, source = REPORTS[name]
+    print(f"{title}\n{console.header()}")
+    for figure in read_rows("figures.csv", name):
+        ours, verdict, note = MEASURES[figure["measure"]](figure)
+        rows.append(FigureRow(figure["figure"], figure["published"], ours, verdict, note))
+        print(console.line(rows[-1]), flush=True)
+    write_report(folder, title, machine_record(argv), {"figures": rows}, [f"Theirs: {source}."])
+    print(f"\n{folder}: results.md, results.json, figures.csv")
+    return int(any(row.verdict == Verdict.FAILED for row in rows))
+
+
+def same(ours: str, figure: dict[str, str]) -> Verdict:
+    """Return OK if a text is the published one."""
+    return Verdict.OK if ours == figure["published"] else Verdict.FAILED
+
+
+def sum_of(figure: dict[str, str]) -> tuple[str, str, str]:
+    """Return the sum of a thousand times 0.01 to four decimals."""
+    ours = f"{measure_sum('cpu', *PUBLISHED[int(figure['field'])])['sum']:.4f}"
+    return ours, same(ours, figure), ""
+
+
+def dtype_of(figure: dict[str, str]) -> tuple[str, str, str]:
+    """Return a dtype under fp16 autocast by CUDA's rules; gradients need a device."""
+    gradients = figure["field"] == "gradients"
+    device = "cuda" if torch.cuda.is_available() else "cpu" if gradients else CUDA_RULES
+    ours = measure_dtypes(device, "fp16", "toy")[figure["field"]]
+    return ours, same(ours, figure), f"by the rules of {device.removesuffix('-rules')}"
+
+
+def bench_of(figure: dict[str, str]) -> tuple[str, str, str]:
+    """Return a measurement of `bench` on a GPU, or the command that makes it."""
+    command = f"gpt-lightning bench {figure['command']}"
+    if not torch.cuda.is_available():
+        return "", Verdict.SKIPPED, f"needs an {figure['device']}: {command}"
+    table = bench_results(figure["command"])[figure["table"]]
+    key, _, value = figure["where"].partition("=")
+    found = next((row[figure["field"]] for row in table if not key or row[key] == value), None)
+    if found is None:
+        return "", Verdict.FAILED, f"{command} has not measured it"
+    here = torch.cuda.get_device_name()
+    if figure["device"] not in here:
+        return f"{found:.4g}", "", f"this is {here}, theirs an {figure['device']}"
+    if not figure["low"]:
+        return f"{found:.4g}", "", "counted without a verdict"
+    fits = float(figure["low"]) <= found <= float(figure["high"])
+    bounds = f"from {figure['low']} to {figure['high']}"
+    return f"{found:.4g}", Verdict.OK if fits else Verdict.FAILED, bounds
+
+
+MEASURES = {"sum": sum_of, "dtype": dtype_of, "bench": bench_of}
+
+
+@functools.cache
+def bench_results(command: str) -> dict[str, Any]:
+    """Run a benchmark once and return its report."""
+    run_bench(["bench", *command.split()])
+    folders = (results.ROOT / command.split()[0]).iterdir()
+    folder = max(folders, key=lambda path: path.stat().st_mtime)
+    report: dict[str, Any] = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    return report

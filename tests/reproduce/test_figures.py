@@ -1,0 +1,147 @@
+"""`reproduce profile-report` and `systems-course`: figures that are no losses."""
+
+import dataclasses
+import json
+
+import pytest
+
+from gpt_lightning.bench import profile, sizes
+from gpt_lightning.bench.core import sweep
+from gpt_lightning.cli import main
+from gpt_lightning.reproduce import command, figures
+from gpt_lightning.reproduce.cases import REPORTS
+from gpt_lightning.reproduce.published import read_rows
+
+BENCHES = {"profile": profile.BENCH, "sizes": sizes.BENCH}
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    figures.bench_results.cache_clear()
+
+
+def rows(name):
+    path = command.ROOT / name / "version_0" / "results.json"
+    return {row["figure"]: row for row in json.loads(path.read_text())["figures"]}
+
+
+def test_dtypes_and_sums_have_a_verdict_and_the_rest_its_command(capsys):
+    assert main(["reproduce", "profile-report"]) == 0
+    assert main(["reproduce", "systems-course"]) == 0
+    out = capsys.readouterr().out
+    found = rows("profile-report") | rows("systems-course")
+    assert sum(row["verdict"] == "ok" for row in found.values()) == 7 + 4
+    assert found["dtype of the layer norm"]["ours"] == "float32"
+    assert found["float16"]["ours"] == found["float16"]["theirs"] == "9.9531"
+    assert found["dtype of the gradients"]["note"] == "by the rules of cpu"
+    forward = found["forward ms"]
+    assert (forward["verdict"], forward["theirs"]) == ("skipped", "33")
+    assert forward["note"].startswith("needs an A100: gpt-lightning bench profile --model course")
+    assert "needs an RTX PRO 6000: gpt-lightning bench sizes" in out
+
+
+def test_another_dtype_and_another_sum_fail(monkeypatch, capsys):
+    monkeypatch.setattr(figures, "measure_sum", lambda *args: {"sum": 10.0002})
+    assert main(["reproduce", "systems-course"]) == 1
+    assert [row["verdict"] for row in rows("systems-course").values()][:2] == ["FAIL", "FAIL"]
+    dtypes = dict.fromkeys(("parameters", "linear", "activation", "layer_norm"), "float32")
+    dtypes |= dict.fromkeys(("logits", "loss", "gradients"), "float32")
+    monkeypatch.setattr(figures, "measure_dtypes", lambda *args: dtypes)
+    assert main(["reproduce", "profile-report"]) == 1
+    assert rows("profile-report")["dtype of the logits"]["verdict"] == "FAIL"
+    assert rows("profile-report")["dtype of the loss"]["verdict"] == "ok"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A machine with an A100 whose benchmarks have measured what the report has."""
+    tables = {
+        "rows": [{"timer_ms": 33.0, "products": 0.52, "total_ms": 68.0, "products_calls": 37.0}],
+        "ranges": [
+            {"range": "step", "kernels_ms": 99.0, "span_ms": 99.0},
+            {"range": "step / optimizer", "kernels_ms": 3.0, "span_ms": 25.0},
+        ],
+        "attention": [{"part": "softmax", "time_share": 0.25}],
+    }
+    calls = []
+
+    def run_bench(argv):
+        calls.append(argv)
+        folder = figures.results.make_folder(argv[1])
+        (folder / "results.json").write_text(json.dumps(tables))
+
+    monkeypatch.setattr(figures, "run_bench", run_bench)
+    monkeypatch.setattr(figures, "machine_record", lambda argv: {"command": " ".join(argv)})
+    monkeypatch.setattr(figures.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(figures.torch.cuda, "get_device_name", lambda *_: "NVIDIA A100-SXM4-80GB")
+    dtypes = {row["field"]: row["published"] for row in read_rows("figures.csv", "profile-report")}
+    monkeypatch.setattr(figures, "measure_dtypes", lambda *args: dtypes)
+    return tables, calls
+
+
+def test_a_gpu_measures_each_command_once_and_compares(gpu):
+    _, calls = gpu
+    assert main(["reproduce", "profile-report"]) == 1
+    found = rows("profile-report")
+    verdicts = {name: row["verdict"] for name, row in found.items()}
+    assert verdicts["forward ms"] == "ok"
+    assert verdicts["products' share of the forward's kernels"] == "FAIL"  # 52%
+    assert verdicts["products' share with backward and optimizer"] == "ok"
+    assert verdicts["optimizer's kernels ms"] == "ok"
+    assert verdicts["optimizer's span ms"] == "FAIL"  # 25 ms, theirs 16
+    assert verdicts["softmax's share of the attention's time"] == "ok"
+    assert verdicts["full step ms, 4 x 512, fp16"] == "ok"
+    assert verdicts["full step ms, 16 x 1024, fp32"] == "FAIL"
+    assert verdicts["products' calls in the forward"] == ""
+    assert found["optimizer's span ms"]["ours"] == "25"
+    assert found["optimizer's span ms"]["note"] == "from 8 to 24"
+    assert len(calls) == len({tuple(call) for call in calls}) == 6
+    assert " ".join(calls[0]) == "bench profile --model course --shapes 4x512 --modes inference"
+
+
+def test_another_gpu_has_figures_without_a_verdict(gpu, monkeypatch):
+    monkeypatch.setattr(figures.torch.cuda, "get_device_name", lambda *_: "NVIDIA L4")
+    assert main(["reproduce", "profile-report"]) == 0
+    span = rows("profile-report")["optimizer's span ms"]
+    assert (span["ours"], span["verdict"]) == ("25", "")
+    assert span["note"] == "this is NVIDIA L4, theirs an A100"
+
+
+def test_a_row_that_the_bench_has_not_fails(gpu):
+    gpu[0]["ranges"] = gpu[0]["ranges"][:1]
+    gpu[0]["rows"][0]["timer_ms"] = None
+    assert main(["reproduce", "profile-report"]) == 1
+    found = rows("profile-report")
+    assert "has not measured it" in found["optimizer's kernels ms"]["note"]
+    assert found["forward ms"]["verdict"] == "FAIL"
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_the_benches_have_the_options_and_the_columns(name):
+    for row in read_rows("figures.csv", name):
+        if row["measure"] != "bench":
+            continue
+        bench = BENCHES[row["command"].split()[0]]
+        _, configurations = sweep.read_options(bench, row["command"].split()[1:])
+        assert len(configurations) == 1, row
+        table = bench.row if row["table"] == "rows" else bench.tables[row["table"]]
+        columns = {field.name for field in dataclasses.fields(table)}
+        assert {row["field"], row["where"].partition("=")[0] or row["field"]} <= columns
+        if row["low"]:
+            assert float(row["low"]) < float(row["high"])
+
+
+@pytest.mark.parametrize("options", [["--steps", "1"], ["--model.compile", "true"]])
+def test_a_report_takes_no_options(options, capsys):
+    assert main(["reproduce", "profile-report", *options]) == 2
+    assert "profile-report has figures and no rungs" in capsys.readouterr().err
+
+
+def test_list_names_five_sources(capsys):
+    assert main(["reproduce", "--list"]) == 0
+    sources = capsys.readouterr().out.partition("Sources:\n")[2].partition("\n\n")[0]
+    assert [line.split()[0] for line in sources.splitlines()] == [
+        "lecture-ladder", "precision-ladder", "shakespeare-char-small", "shakespeare-char",
+        "profile-report", "systems-course",
+    ]  # fmt: skip
