@@ -9,34 +9,34 @@ a crash between the two renames.
 import contextlib
 import hashlib
 import io
+import math
 import os
 import re
-import shutil
-import threading
+import sys
 from collections.abc import Callable
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import lightning as L
 import torch
-from lightning.pytorch.plugins.io import CheckpointIO
+from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, lives, locked, replacement
+from gpt_lightning.files import replacement
+from gpt_lightning.runs.checkpoint import is_of_another_run
 from gpt_lightning.runs.digests import (
-    SIDECAR,
     check_archive,
     check_digest,
     sidecar,
     warn_without_digest,
     write_sidecar,
 )
+from gpt_lightning.runs.folders import ASIDE, saved_checkpoints
 
 if TYPE_CHECKING:
     from gpt_lightning.runs.host_copy import HostCopy
-
-SPARE_BYTES = 2**20  # of the disk, in addition to a checkpoint
 
 
 class DurableCheckpointIO(CheckpointIO):
@@ -99,8 +99,8 @@ class Saver:
 
             self._copy = host_copy.HostCopy()
         self.is_prepared = not asynchronous
-        self.thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="saver")
+        self.work: Future[Any] | None = None  # in the thread, or ended with an error
 
     def save(self, checkpoint: dict[str, Any], path: Path) -> None:
         """Wait for the previous save, and save.
@@ -117,7 +117,7 @@ class Saver:
             self._write(checkpoint, path)
         else:
             self.is_prepared = True
-            self._start(partial(self._write_copy, self._copy(checkpoint), path))
+            self.work = self._thread.submit(self._write_copy, self._copy(checkpoint), path)
 
     def prepare(self, checkpoint: dict[str, Any]) -> None:
         """Begin to reserve the memory of the copy, so that the first save does not wait for it.
@@ -127,7 +127,7 @@ class Saver:
         """
         self.is_prepared = True
         if self._copy is not None:
-            self._start(self._copy.reservation(checkpoint))
+            self.work = self._thread.submit(self._copy.reservation(checkpoint))
 
     def wait(self) -> None:
         """Wait for the save in progress, if any.
@@ -135,30 +135,15 @@ class Saver:
         Raises:
             UserError: The last checkpoint could not be written.
         """
-        if self.thread is not None:
-            self.thread.join()
+        if self.work is not None:
+            wait([self.work])
             self.check()
 
     def check(self) -> None:
         """Raise the error of the last save, if that save has failed; never wait."""
-        if self.thread is not None and not self.thread.is_alive():
-            self.thread = None
-            error, self._error = self._error, None
-            if error is not None:
-                raise error
-
-    def _start(self, work: Callable[[], Any]) -> None:
-        """Start a thread that calls a function; `check` and `wait` raise the function's error."""
-
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:
-                self._error = error
-
-        # no daemon: the interpreter does not end before the file is complete
-        self.thread = threading.Thread(target=run, name="saver")
-        self.thread.start()
+        if self.work is not None and self.work.done():
+            done, self.work = self.work, None
+            done.result()
 
     def _write_copy(self, checkpoint: dict[str, Any], path: Path) -> None:
         self._check(checkpoint, path)
@@ -248,55 +233,45 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         ) from error
 
 
-def sweep(folder: Path) -> None:
-    """Delete temporary files of dead processes, and digests without a file."""
-    for path in folder.glob(".*.tmp.*"):
-        pid = path.name.rpartition(".")[2]
-        if pid.isdigit() and not lives(int(pid)):
-            path.unlink(missing_ok=True)
-    for path in folder.glob(f"*{SIDECAR}"):
-        if not path.with_name(path.name.removesuffix(SIDECAR)).exists():
-            path.unlink(missing_ok=True)
+# ---- for RunCheckpoint ---------------------------------------------------------------------------
 
 
-def check_writable(folder: Path, needed_bytes: int) -> None:
-    """Check before the first step that checkpoints can be written to a folder.
+def set_aside(folder: Path, step: int) -> None:
+    """Rename the checkpoints of later steps when a run continues from `step`.
 
-    Args:
-        folder: Folder, which is made if it is missing.
-        needed_bytes: Size of one checkpoint; a new one must fit in addition to those that are kept.
+    They belong to another branch of the run, or are damaged; the next resume would use the newest
+    of them. They are deleted when the run has saved the same or a later step, or when the next
+    resume sets other checkpoints aside.
+    """
+    later = [saved for saved in saved_checkpoints(folder) if saved.step > step]
+    if later:
+        drop_aside(folder)
+    for saved in later:
+        path = saved.path.with_name(saved.path.name + ASIDE)
+        print(f"set aside   {path.name}: its step is after step {step}", file=sys.stderr)
+        saved.path.replace(path)
+        with contextlib.suppress(FileNotFoundError):  # a file without a digest
+            sidecar(saved.path).replace(sidecar(path))
+
+
+def drop_aside(folder: Path, passed: float = math.inf) -> None:
+    """Delete the run's checkpoints that were set aside, up to the step that it has passed."""
+    for saved in saved_checkpoints(folder, ASIDE):
+        if saved.step <= passed and not is_of_another_run(saved.path, folder.parent):
+            DurableCheckpointIO().remove_checkpoint(saved.path)
+
+
+def use_durable_io(trainer: L.Trainer) -> None:
+    """Let a Trainer that was made without DurableCheckpointIO write and read through it.
 
     Raises:
-        UserError: The folder cannot be written, or the disk has not enough space.
+        UserError: The Trainer has another CheckpointIO.
     """
-    probe = folder / f".probe.tmp.{os.getpid()}"
-    fix = "choose another folder with --trainer.default_root_dir, or change its permissions"
-    with explained("write to", folder, fix):
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"x")
-        probe.unlink()
-        free = shutil.disk_usage(folder).free
-    if free < needed_bytes + SPARE_BYTES:
+    strategy = trainer.strategy
+    if type(strategy.checkpoint_io) is TorchCheckpointIO:  # Lightning's default
+        strategy.checkpoint_io = DurableCheckpointIO()
+    if not isinstance(strategy.checkpoint_io, DurableCheckpointIO):
         raise UserError(
-            f"{folder} has {free / 1e6:,.0f} MB left, and a checkpoint takes some "
-            f"{needed_bytes / 1e6:,.0f} MB: free some space, or choose another folder with "
-            "--trainer.default_root_dir"
+            f"RunCheckpoint writes through DurableCheckpointIO: leave out the plugin "
+            f"{type(strategy.checkpoint_io).__name__}"
         )
-
-
-def lock_folder(folder: Path) -> contextlib.ExitStack:
-    """Keep other processes from training in a run's folder until the result is closed.
-
-    Raises:
-        UserError: Another process is training there.
-    """
-
-    def raise_locked() -> None:
-        raise UserError(
-            f"another process is training in {folder.parent}: wait for it, or begin a run of "
-            "another --run_name"
-        )
-
-    lock = contextlib.ExitStack()
-    lock.enter_context(locked(folder / ".lock", raise_locked))
-    return lock

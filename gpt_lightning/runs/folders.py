@@ -1,19 +1,24 @@
-"""Run folders: their names, their identity, and the names of the checkpoints in them."""
+"""Run folders: names, identity, lock and disk space, and the names of the checkpoints in them."""
 
+import contextlib
 import json
 import math
+import os
 import re
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import write_atomic
+from gpt_lightning.files import explained, lives, locked, write_atomic
 from gpt_lightning.parsing import program
+from gpt_lightning.runs.digests import SIDECAR
 
 RUN_FILE = "run.json"  # in a run folder; holds the run's identity
 NAME = re.compile(r"step-(\d+)(?:-loss-(\d+\.\d+))?\.ckpt")  # RunCheckpoint's files
 ASIDE = ".old"  # suffix of checkpoints that were set aside
+SPARE_BYTES = 2**20  # of the disk, in addition to a checkpoint
 
 
 @dataclass(frozen=True)
@@ -116,3 +121,58 @@ def run_id(run: Path) -> str | None:
 def write_run_id(folder: Path, run_id: str) -> None:
     """Write the identity of a run into its folder."""
     write_atomic(folder / RUN_FILE, json.dumps({"run_id": run_id}).encode() + b"\n")
+
+
+# ---- before the first step ---------------------------------------------------------------------
+
+
+def sweep(folder: Path) -> None:
+    """Delete temporary files of dead processes, and digests without a file."""
+    for path in folder.glob(".*.tmp.*"):
+        pid = path.name.rpartition(".")[2]
+        if pid.isdigit() and not lives(int(pid)):
+            path.unlink(missing_ok=True)
+    for path in folder.glob(f"*{SIDECAR}"):
+        if not path.with_name(path.name.removesuffix(SIDECAR)).exists():
+            path.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path, needed_bytes: int) -> None:
+    """Check before the first step that checkpoints can be written to a folder.
+
+    Args:
+        folder: Folder, which is made if it is missing.
+        needed_bytes: Size of one checkpoint; a new one must fit in addition to those that are kept.
+
+    Raises:
+        UserError: The folder cannot be written, or the disk has not enough space.
+    """
+    probe = folder / f".probe.tmp.{os.getpid()}"
+    fix = "choose another folder with --trainer.default_root_dir, or change its permissions"
+    with explained("write to", folder, fix):
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"x")
+        probe.unlink()
+        free = shutil.disk_usage(folder).free
+    if free < needed_bytes + SPARE_BYTES:
+        raise UserError(
+            f"{folder} has {free / 1e6:,.0f} MB left, and a checkpoint takes some "
+            f"{needed_bytes / 1e6:,.0f} MB: free some space, or choose another folder with "
+            "--trainer.default_root_dir"
+        )
+
+
+def lock_folder(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Keep other processes from training in a run's folder.
+
+    Raises:
+        UserError: Another process is training there.
+    """
+
+    def raise_locked() -> None:
+        raise UserError(
+            f"another process is training in {folder.parent}: wait for it, or begin a run of "
+            "another --run_name"
+        )
+
+    return locked(folder / ".lock", raise_locked)

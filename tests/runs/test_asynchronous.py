@@ -209,7 +209,10 @@ def test_a_run_saves_the_same_states(text_file, monkeypatch):
     assert len(one) == 5
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-    assert not any(thread.name == "saver" for thread in threading.enumerate())
+    savers = [thread for thread in threading.enumerate() if thread.name.startswith("saver")]
+    for thread in savers:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in savers)
 
 
 def test_a_full_disk_ends_the_run_at_the_next_step(text_file, monkeypatch, capsys):

@@ -11,15 +11,10 @@ import pytest
 import torch
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.runs import checkpoint_io
-from gpt_lightning.runs.checkpoint_io import (
-    DurableCheckpointIO,
-    check_writable,
-    lock_folder,
-    sweep,
-    write_durable_checkpoint,
-)
+from gpt_lightning.runs import folders
+from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO, write_durable_checkpoint
 from gpt_lightning.runs.digests import check_digest, read_sidecar, sidecar
+from gpt_lightning.runs.folders import SPARE_BYTES, check_writable, lock_folder, sweep
 
 CONTENT = {"state_dict": {"w": torch.arange(1000.0)}, "global_step": 3}
 DEAD = 2**22 + 1  # above the largest process id
@@ -138,13 +133,13 @@ def test_leftovers_of_dead_processes_go_and_those_of_living_ones_stay(tmp_path):
 
 
 def test_room_for_one_more_file_is_asked_for_before_the_first_step(tmp_path, monkeypatch):
-    free = checkpoint_io.shutil.disk_usage(tmp_path)
+    free = folders.shutil.disk_usage(tmp_path)
     room = 10 * 2**20
-    monkeypatch.setattr(checkpoint_io.shutil, "disk_usage", lambda folder: free._replace(free=room))
-    check_writable(tmp_path / "new", room - checkpoint_io.SPARE_BYTES)
+    monkeypatch.setattr(folders.shutil, "disk_usage", lambda folder: free._replace(free=room))
+    check_writable(tmp_path / "new", room - SPARE_BYTES)
     assert list((tmp_path / "new").iterdir()) == []
     with pytest.raises(UserError, match=r"new has 10 MB left, and a checkpoint takes some 9 MB"):
-        check_writable(tmp_path / "new", room - checkpoint_io.SPARE_BYTES + 1)
+        check_writable(tmp_path / "new", room - SPARE_BYTES + 1)
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(UserError, match="cannot write to"):
         check_writable(tmp_path / "file" / "x", 0)

@@ -10,41 +10,22 @@ import contextlib
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import check_arguments
-from gpt_lightning.runs.checkpoint import is_of_another_run
-from gpt_lightning.runs.checkpoint_io import (
-    DurableCheckpointIO,
-    Saver,
-    check_writable,
-    lock_folder,
-    sweep,
-)
-from gpt_lightning.runs.digests import sidecar
-from gpt_lightning.runs.folders import ASIDE, Saved, checkpoint_name, saved_checkpoints
+from gpt_lightning.runs import checkpoint_io, folders
+from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO, Saver
+from gpt_lightning.runs.folders import Saved, saved_checkpoints
+from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks.speed import phase
 from gpt_lightning.training.optim import all_finite
-from gpt_lightning.training.steps import (
-    at_step_boundary,
-    check_accumulation,
-    count_steps_once,
-    is_fitting,
-    run_folder,
-    run_logger,
-    share_run_folder,
-    stop_due,
-    stop_reason,
-    unfinished_micro_batches,
-)
 
 if TYPE_CHECKING:
     from gpt_lightning.runs.mirror import Mirror
@@ -94,9 +75,9 @@ class RunCheckpoint(L.Callback):
     # ---- the moments to save ---------------------------------------------------------------------
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        share_run_folder(trainer)
+        steps.share_run_folder(trainer)
         if stage == "fit" and self.enabled:
-            use_durable_io(trainer)
+            checkpoint_io.use_durable_io(trainer)
         # RunCheckpoint comes first in each hook: at the end WeightAveraging copies its average into
         # the model, and a longer run must not continue from the average.
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -106,9 +87,9 @@ class RunCheckpoint(L.Callback):
         if trainer.is_global_zero and self._writes(trainer):
             weights = sum(p.numel() * p.element_size() for p in pl_module.parameters())
             folder = self.checkpoint_folder(trainer)
-            check_writable(folder, 3 * weights)  # AdamW has two more of each
-            self._lock = lock_folder(folder)
-            sweep(folder)
+            folders.check_writable(folder, 3 * weights)  # AdamW has two more of each
+            self._lock.enter_context(folders.lock_folder(folder))
+            folders.sweep(folder)
             if self.folder is not None:
                 from gpt_lightning.runs.mirror import mirror_of  # most runs do not need it
 
@@ -122,7 +103,7 @@ class RunCheckpoint(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             # an interval that was a fraction of an epoch is a number of micro-batches by now
-            check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_batch)
+            steps.check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_batch)
         if self.best_since_step is None:
             self.best_since_step = trainer.global_step
         self._saved_step = trainer.global_step  # the state that a run starts from is on disk
@@ -134,16 +115,16 @@ class RunCheckpoint(L.Callback):
                 "with --checkpoint.folder"
             )
         if trainer.is_global_zero and self._writes(trainer):
-            set_aside(self.checkpoint_folder(trainer), trainer.global_step)
+            checkpoint_io.set_aside(self.checkpoint_folder(trainer), trainer.global_step)
             if self._mirror is not None:
                 self._mirror.set_aside(trainer.global_step)
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        count_steps_once(trainer)
+        steps.count_steps_once(trainer)
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         every = self.every_n_steps
-        if at_step_boundary(trainer):
+        if steps.at_step_boundary(trainer):
             self._loss = None
             if not self._saver.is_prepared and trainer.is_global_zero and self._writes(trainer):
                 optimizers = [optimizer.state_dict() for optimizer in trainer.optimizers]
@@ -152,7 +133,7 @@ class RunCheckpoint(L.Callback):
             self._due |= every is not None and trainer.global_step % every == 0
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.sanity_checking or not is_fitting(trainer):
+        if trainer.sanity_checking or not steps.is_fitting(trainer):
             return
         if "val/loss" in trainer.callback_metrics:
             self._loss = float(trainer.callback_metrics["val/loss"])
@@ -161,11 +142,11 @@ class RunCheckpoint(L.Callback):
 
     def between_batches(self, trainer: L.Trainer) -> None:
         """Save if it is time to; BetweenSteps calls this between two micro-batches."""
-        if not at_step_boundary(trainer):
+        if not steps.at_step_boundary(trainer):
             return
-        if self._saver.thread is not None:
+        if self._saver.work is not None:
             self._saver.check()
-        if stop_due(trainer):
+        if steps.stop_due(trainer):
             self.finish(trainer)
             if trainer.is_global_zero:
                 print(self._stop_line(trainer), file=sys.stderr)
@@ -173,7 +154,7 @@ class RunCheckpoint(L.Callback):
             self.save(trainer)
 
     def _stop_line(self, trainer: L.Trainer) -> str:
-        reason = stop_reason(trainer)
+        reason = steps.stop_reason(trainer)
         text = f"{reason}: stopped after step {trainer.global_step}"
         if not self._writes(trainer):
             return text
@@ -207,7 +188,7 @@ class RunCheckpoint(L.Callback):
 
     def checkpoint_folder(self, trainer: L.Trainer) -> Path:
         """Return the folder of the run's checkpoints."""
-        return (run_folder(trainer) or Path(trainer.default_root_dir)) / "checkpoints"
+        return (steps.run_folder(trainer) or Path(trainer.default_root_dir)) / "checkpoints"
 
     def save(self, trainer: L.Trainer) -> None:
         """Write the run as it is now, read it back, and delete files that are no longer kept.
@@ -220,15 +201,16 @@ class RunCheckpoint(L.Callback):
             RuntimeError: A step has begun.
         """
         self._due = False
-        if unfinished_micro_batches(trainer):
+        if steps.unfinished_micro_batches(trainer):
             raise RuntimeError("a checkpoint can be saved between two optimizer steps only")
         if self._saved_step == trainer.global_step:
             return
         if not self._writes(trainer):
             self._check_finite(trainer)
             return
-        path = self.checkpoint_folder(trainer) / checkpoint_name(trainer.global_step, self._loss)
-        logger = run_logger(trainer)
+        name = folders.checkpoint_name(trainer.global_step, self._loss)
+        path = self.checkpoint_folder(trainer) / name
+        logger = steps.run_logger(trainer)
         with phase(trainer, "checkpoint"):
             if not self.asynchronous:
                 self._check_finite(trainer)
@@ -245,7 +227,7 @@ class RunCheckpoint(L.Callback):
             UserError: as `save`.
         """
         self.save(trainer)
-        if self._saver.thread is not None:
+        if self._saver.work is not None:
             with phase(trainer, "checkpoint"):
                 self._saver.wait()
             self._warn()
@@ -253,17 +235,15 @@ class RunCheckpoint(L.Callback):
     def _check_finite(self, trainer: L.Trainer) -> None:
         """Raise if the last update has made the weights or the optimizer's state non-finite."""
         parameters = trainer.lightning_module.parameters()
-        states = (optimizer.state for optimizer in trainer.optimizers)
-        finite = all_finite(itertools.chain(parameters, state_tensors(states)))
+        finite = is_finite(parameters, [optimizer.state for optimizer in trainer.optimizers])
         if not trainer.strategy.reduce_boolean_decision(finite):
             folder = self.checkpoint_folder(trainer) if self._writes(trainer) else None
             raise non_finite(trainer.global_step, folder)
 
     def _check_copy(self, checkpoint: dict[str, Any], path: Path) -> None:
         """Check a copy in the saver's thread; all ranks have the weights of rank 0."""
-        states = (optimizer["state"] for optimizer in checkpoint["optimizer_states"])
-        weights = checkpoint["state_dict"].values()
-        if not all_finite(itertools.chain(weights, state_tensors(states))):
+        states = [optimizer["state"] for optimizer in checkpoint["optimizer_states"]]
+        if not is_finite(checkpoint["state_dict"].values(), states):
             raise non_finite(checkpoint["global_step"], path.parent)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -294,7 +274,8 @@ class RunCheckpoint(L.Callback):
         for file in saved:
             if file.path.name not in kept:
                 DurableCheckpointIO().remove_checkpoint(file.path)
-        drop_aside(written.parent, next(file.step for file in saved if file.path == written))
+        step = next(file.step for file in saved if file.path == written)
+        checkpoint_io.drop_aside(written.parent, step)
         if self._mirror is not None:
             self._mirror.sync(written.parent.parent, self._kept)
 
@@ -308,11 +289,11 @@ class RunCheckpoint(L.Callback):
         return kept
 
 
-def state_tensors(states: Iterable[dict[Any, dict[str, Any]]]) -> Iterator[torch.Tensor]:
-    """Yield the tensors in the states of optimizers."""
-    for state in states:
-        for values in state.values():
-            yield from (value for value in values.values() if isinstance(value, torch.Tensor))
+def is_finite(weights: Iterable[torch.Tensor], states: list[dict[Any, dict[str, Any]]]) -> bool:
+    """Return whether all numbers in weights and in the states of optimizers are finite."""
+    values = (value for state in states for held in state.values() for value in held.values())
+    tensors = (value for value in values if isinstance(value, torch.Tensor))
+    return all_finite(itertools.chain(weights, tensors))
 
 
 def non_finite(step: int, folder: Path | None) -> UserError:
@@ -323,44 +304,3 @@ def non_finite(step: int, folder: Path | None) -> UserError:
         f"the weights or the optimizer's state are not finite after step {step}, which is not "
         f"saved: lower model.learning_rate and {again}"
     )
-
-
-def set_aside(folder: Path, step: int) -> None:
-    """Rename the checkpoints of later steps when a run continues from `step`.
-
-    They belong to another branch of the run, or are damaged; the next resume would use the newest
-    of them. They are deleted when the run has saved the same or a later step, or when the next
-    resume sets other checkpoints aside.
-    """
-    later = [saved for saved in saved_checkpoints(folder) if saved.step > step]
-    if later:
-        drop_aside(folder)
-    for saved in later:
-        path = saved.path.with_name(saved.path.name + ASIDE)
-        print(f"set aside   {path.name}: its step is after step {step}", file=sys.stderr)
-        saved.path.replace(path)
-        with contextlib.suppress(FileNotFoundError):  # a file without a digest
-            sidecar(saved.path).replace(sidecar(path))
-
-
-def drop_aside(folder: Path, passed: float = math.inf) -> None:
-    """Delete the run's checkpoints that were set aside, up to the step that it has passed."""
-    for saved in saved_checkpoints(folder, ASIDE):
-        if saved.step <= passed and not is_of_another_run(saved.path, folder.parent):
-            DurableCheckpointIO().remove_checkpoint(saved.path)
-
-
-def use_durable_io(trainer: L.Trainer) -> None:
-    """Let a Trainer that was made without DurableCheckpointIO write and read through it.
-
-    Raises:
-        UserError: The Trainer has another CheckpointIO.
-    """
-    strategy = trainer.strategy
-    if type(strategy.checkpoint_io) is TorchCheckpointIO:  # Lightning's default
-        strategy.checkpoint_io = DurableCheckpointIO()
-    if not isinstance(strategy.checkpoint_io, DurableCheckpointIO):
-        raise UserError(
-            f"RunCheckpoint writes through DurableCheckpointIO: leave out the plugin "
-            f"{type(strategy.checkpoint_io).__name__}"
-        )
