@@ -33,9 +33,9 @@ from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.reports.tables import Row, column
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.fit import quiet_lightning
-from gpt_lightning.training.memory_advice import memory_options
+from gpt_lightning.training.memory_advice import memory_options, options_for
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import StepShape, accumulation, largest_divisor, options_for
+from gpt_lightning.training.steps import StepShape, accumulation, largest_divisor
 from gpt_lightning.training.trainer import Trainer
 
 SHARE = 0.8  # default limit of a trial: share of the machine's available memory

@@ -205,8 +205,8 @@ def compare(first: Path, second: Path) -> dict[str, bool]:
 
 def final_checkpoint(run: Path) -> dict[str, Any]:
     """Return the content of a run's last checkpoint."""
-    from gpt_lightning.runs.checkpoint import newest_checkpoint
     from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
+    from gpt_lightning.runs.resume import newest_checkpoint
 
     path = newest_checkpoint(run)
     if path is None:

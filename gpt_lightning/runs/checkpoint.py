@@ -31,11 +31,11 @@ state, as `order` and `shards`.
 """
 
 import dataclasses
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
 
 from gpt_lightning import __version__
@@ -43,24 +43,10 @@ from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError, reason_of
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.runs.digests import check_archive, check_digest, warn_without_digest
-from gpt_lightning.runs.folders import find_checkpoint, run_id, saved_checkpoints
+from gpt_lightning.runs.folders import find_checkpoint, run_id
 from gpt_lightning.runs.settings import Settings
 
 SCHEMA = 3
-
-
-def check_run(path: Path, run: Path) -> None:
-    """Check that a checkpoint was saved by the run of a folder.
-
-    Raises:
-        UserError: Another run has saved the checkpoint, or it is not one of ours.
-    """
-    theirs, ours = load_checkpoint(path).record.run_id, run_id(run)
-    if theirs != ours:
-        raise UserError(
-            f"{path} is a checkpoint of run {theirs}, and {run} is run {ours}: begin a new run "
-            "from it with --ckpt_path"
-        )
 
 
 def is_of_another_run(path: Path, run: Path) -> bool:
@@ -69,22 +55,6 @@ def is_of_another_run(path: Path, run: Path) -> bool:
         return load_checkpoint(path).record.run_id != run_id(run)
     except UserError:
         return False
-
-
-def newest_checkpoint(run: Path) -> Path | None:
-    """Return the undamaged checkpoint of the highest step of a run folder, or None.
-
-    A damaged file, and one of another run, is skipped with a warning on standard error.
-    """
-    for saved in saved_checkpoints(run / "checkpoints"):
-        try:
-            check_digest(saved.path)
-            check_run(saved.path, run)
-        except UserError as error:
-            print(f"warning: {error}; skipped", file=sys.stderr)
-        else:
-            return saved.path
-    return None
 
 
 # ---- content -------------------------------------------------------------------------------------
@@ -157,6 +127,30 @@ class RunRecord:
                 "environment": facts.get("machine", {}),
             }
         return cls(config=config, settings=Settings(**arguments), **facts)
+
+
+def run_identity(trainer: L.Trainer, seed: int, decay_steps: int) -> dict[str, Any]:
+    """Return the settings outside of the module that decide the numbers of a run."""
+    algorithm = trainer.gradient_clip_algorithm
+    return {
+        "seed_everything": seed,
+        "gradient_clip_val": trainer.gradient_clip_val,
+        # a plain string: no checkpoint with an enum can be read
+        "gradient_clip_algorithm": algorithm and str(algorithm.value),
+        "decay_steps": decay_steps,
+    }
+
+
+def environment(trainer: L.Trainer, compiled: bool) -> dict[str, Any]:
+    """Return versions, device, threads and ranks, which must match for a bit-exact resume."""
+    return {
+        "torch": str(torch.__version__),
+        "device": trainer.strategy.root_device.type,
+        "threads": torch.get_num_threads(),
+        "ranks": trainer.world_size,
+        "precision": str(trainer.precision),
+        "compile": compiled,
+    }
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,20 @@ restored: it raises where the result would silently be another run, and returns 
 setting that this command changes. docs/resume.md states what a resumed run guarantees.
 """
 
+import sys
 from pathlib import Path
 from typing import Any
 
-import lightning as L
-import torch
-
 from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.errors import UserError
-from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, check_run, newest_checkpoint
+from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, load_checkpoint
 from gpt_lightning.runs.digests import check_digest
-from gpt_lightning.runs.folders import find_checkpoint, run_folders, saved_checkpoints
+from gpt_lightning.runs.folders import (
+    find_checkpoint,
+    run_folders,
+    run_id,
+    saved_checkpoints,
+)
 
 # fields of GPTConfig that decide which tensors there are, or what they mean
 SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "tie_weights")
@@ -87,6 +90,36 @@ def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
     return None, run if run != path else None
 
 
+def newest_checkpoint(run: Path) -> Path | None:
+    """Return the undamaged checkpoint of the highest step of a run folder, or None.
+
+    A damaged file, and one of another run, is skipped with a warning on standard error.
+    """
+    for saved in saved_checkpoints(run / "checkpoints"):
+        try:
+            check_digest(saved.path)
+            check_run(saved.path, run)
+        except UserError as error:
+            print(f"warning: {error}; skipped", file=sys.stderr)
+        else:
+            return saved.path
+    return None
+
+
+def check_run(path: Path, run: Path) -> None:
+    """Check that a checkpoint was saved by the run of a folder.
+
+    Raises:
+        UserError: Another run has saved the checkpoint, or it is not one of ours.
+    """
+    theirs, ours = load_checkpoint(path).record.run_id, run_id(run)
+    if theirs != ours:
+        raise UserError(
+            f"{path} is a checkpoint of run {theirs}, and {run} is run {ours}: begin a new run "
+            "from it with --ckpt_path"
+        )
+
+
 def check(
     theirs: RunRecord, ours: RunRecord, address: str, fitting: bool, allow_changes: bool
 ) -> list[str]:
@@ -125,30 +158,6 @@ def check(
     masks = ", with other dropout masks" if ours.config.dropout > 0 else ""
     inexact = differences(theirs.environment, ours.environment)
     return changed + [f"{d}: equal to rounding errors{masks}, not bit for bit" for d in inexact]
-
-
-def run_identity(trainer: L.Trainer, seed: int, decay_steps: int) -> dict[str, Any]:
-    """Return the settings outside of the module that decide the numbers of a run."""
-    algorithm = trainer.gradient_clip_algorithm
-    return {
-        "seed_everything": seed,
-        "gradient_clip_val": trainer.gradient_clip_val,
-        # a plain string: no checkpoint with an enum can be read
-        "gradient_clip_algorithm": algorithm and str(algorithm.value),
-        "decay_steps": decay_steps,
-    }
-
-
-def environment(trainer: L.Trainer, compiled: bool) -> dict[str, Any]:
-    """Return versions, device, threads and ranks, which must match for a bit-exact resume."""
-    return {
-        "torch": str(torch.__version__),
-        "device": trainer.strategy.root_device.type,
-        "threads": torch.get_num_threads(),
-        "ranks": trainer.world_size,
-        "precision": str(trainer.precision),
-        "compile": compiled,
-    }
 
 
 def check_tokens(theirs: dict[str, Any] | None, ours: dict[str, Any] | None, address: str) -> None:

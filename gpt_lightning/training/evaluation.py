@@ -1,12 +1,11 @@
 """EvaluationModule: mean loss over splits and all ranks, without waiting for the device."""
 
-import lightning as L
 import torch
 from torchmetrics import Metric
 
 from gpt_lightning.data.loader import IGNORE_INDEX, Batch
 from gpt_lightning.errors import UserError
-from gpt_lightning.model.gpt import GPT
+from gpt_lightning.training.build import BuildModule
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.steps import call_hook, is_fitting
 
@@ -35,20 +34,13 @@ class MeanLoss(Metric):
         return self.loss_sum / self.tokens
 
 
-class EvaluationModule(L.LightningModule):
+class EvaluationModule(BuildModule):
     """Base class of GPTModule with the steps of validate, test and predict."""
-
-    model: GPT
 
     def __init__(self) -> None:
         super().__init__()
         self._losses: list[MeanLoss] = []  # for each loader
         self._evaluated = 0  # positions of this rank in the first loader, with padding
-
-    @property
-    def evaluates_compiled(self) -> bool:
-        """True if evaluations run the compiled model."""
-        raise NotImplementedError
 
     def on_validation_model_zero_grad(self) -> None:
         super().on_validation_model_zero_grad()

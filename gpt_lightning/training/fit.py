@@ -26,7 +26,6 @@ from gpt_lightning.errors import (
 from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.precision import resolve_precision
 from gpt_lightning.parsing import OneLineParser, program, resolve_configs
-from gpt_lightning.runs import resume
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.folders import run_folders
@@ -152,7 +151,9 @@ class GPTCLI(LightningCLI):
         if config.resume != "never":
             self._resume(config)
         if self.ckpt_path is None and config.ckpt_path is not None:
-            self.ckpt_path = resume.find_model(config.ckpt_path)
+            from gpt_lightning.runs.resume import find_model  # not for runs from random weights
+
+            self.ckpt_path = find_model(config.ckpt_path)
             config.ckpt_path = str(self.ckpt_path)
             read_checkpoint(self.ckpt_path)  # raises before anything is built
         if self.ckpt_path is None and self.subcommand != "fit" and config.model.init_from is None:
@@ -171,6 +172,8 @@ class GPTCLI(LightningCLI):
                 f"--resume is for fit: give {self.subcommand} --resume never, and --ckpt_path with "
                 "a checkpoint or a run folder"
             )
+        from gpt_lightning.runs import resume  # for a resume alone
+
         found, self.run_folder = resume.find(config.resume, self.runs / config.run_name)
         config.resume = "never"
         if found is not None:

@@ -1,12 +1,14 @@
 """Options that need less memory for the same optimizer step, for the out-of-memory error."""
 
+from typing import Any
+
 import lightning as L
 
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.parsing import program
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import StepShape, largest_divisor, options_for
+from gpt_lightning.training.steps import StepShape, largest_divisor
 
 
 def out_of_memory_line(
@@ -55,6 +57,40 @@ def out_of_memory_line(
         f"{step.block_size} tokens per micro-batch: {way_out}; "
         f"{program()} bench fit-batch finds the largest batch that fits"
     )
+
+
+def options_for(
+    old: StepShape,
+    batch_size: int,
+    *,
+    follows: bool,
+    eval_batch_size: int,
+    val_check_interval: Any = None,
+    limit_val_batches: Any = None,
+) -> list[str]:
+    """Return the options of `fit` that change the micro-batch and nothing else.
+
+    Args:
+        old: Current step.
+        batch_size: New batch size, a divisor of `old.sequences`.
+        follows: True if data.tokens_per_step is set, so that the accumulation follows.
+        eval_batch_size: Current value; the new one is no larger than `batch_size`.
+        val_check_interval: Setting of the Trainer; an int counts micro-batches.
+        limit_val_batches: Setting of the Trainer; an int counts batches.
+    """
+    new = old.with_batch_size(batch_size)
+    own_eval = eval_batch_size != old.batch_size  # else it equals data.batch_size
+    new_eval = min(eval_batch_size, batch_size) if own_eval else batch_size
+    found = {"data.batch_size": batch_size}
+    if not follows:
+        found["trainer.accumulate_grad_batches"] = new.accumulate
+    if own_eval and new_eval != eval_batch_size:
+        found["data.eval_batch_size"] = new_eval
+    if type(val_check_interval) is int and new.accumulate != old.accumulate:
+        found["trainer.val_check_interval"] = val_check_interval * new.accumulate // old.accumulate
+    if type(limit_val_batches) is int and limit_val_batches and new_eval != eval_batch_size:
+        found["trainer.limit_val_batches"] = -(-limit_val_batches * eval_batch_size // new_eval)
+    return [f"--{key} {value}" for key, value in found.items()]
 
 
 def smaller_batch(batch_size: int) -> int:

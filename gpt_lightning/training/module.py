@@ -2,51 +2,29 @@
 
 import dataclasses
 import os
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import lightning as L
 import torch
-from lightning.pytorch.callbacks import BaseFinetuning, BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import Optimizer
 
 from gpt_lightning.data.loader import Batch
-from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.device import keep_freed_memory, memory_gib, seed_device
-from gpt_lightning.model import flops
-from gpt_lightning.model.compilation import compile_in_place, should_compile
-from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.runs import resume
-from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, initial_weights
+from gpt_lightning.hardware.device import seed_device
+from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.runs.checkpoint import RunRecord, environment, run_identity
 from gpt_lightning.runs.folders import run_id
 from gpt_lightning.runs.settings import Settings
-from gpt_lightning.training import optim, optimizers
+from gpt_lightning.training import optim, optimizers, steps
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.evaluation import EvaluationModule
-from gpt_lightning.training.steps import (
-    at_log_step,
-    at_step_boundary,
-    continue_loops,
-    find_callback,
-    is_fitting,
-    run_logger,
-    unfinished_micro_batches,
-)
 
 if TYPE_CHECKING:
     from gpt_lightning.training.spikes import SpikeGuard
 
-TUNERS_FILES = (".lr_find_", ".scale_batch_size_")  # beginnings of file names of Lightning's Tuner
-
 
 class GPTModule(EvaluationModule):
     """LightningModule that trains a GPT-2.
-
-    The model is created in `configure_model`, after the data are known, so that it may take its
-    vocabulary from the tokenizer. It is created on the CPU, as the first to draw from the run's
-    seed, so that every device starts from the same weights.
 
     Args:
         config: Shape of the model.
@@ -84,167 +62,6 @@ class GPTModule(EvaluationModule):
         self._spikes: SpikeGuard | None = None
         self._spikes_before: dict[str, Any] = {}  # state of an earlier session
 
-    # ---- build ---------------------------------------------------------------------------------
-
-    def configure_model(self) -> None:
-        fitting = self._trainer is not None and is_fitting(self.trainer)
-        if self._trainer is not None:
-            self.config = self._fit_to_data()
-        if fitting and self.settings.schedule == "cosine":
-            self._check_cosine()
-        if not hasattr(self, "model"):
-            check_memory(self.config)
-            torch.set_float32_matmul_precision(self.settings.matmul_precision)
-            # on the CPU: in Lightning's device context the GPU would draw the weights
-            with torch.device("cpu"):
-                self.model = GPT(self.config)
-            if self.init_from is not None:
-                self.model.load_state_dict(initial_weights(self.init_from, self.config))
-        if self._trainer is None:
-            return  # load_from_checkpoint
-        if self.compiles[0] and self.model._compiled_call_impl is None:
-            compile_in_place(self.model, self._device_type)
-        if fitting and self._device_type == "cpu":
-            keep_freed_memory()
-
-    def _fit_to_data(self) -> GPTConfig:
-        """Return the configuration with the tokenizer's vocabulary; raise if it is too small."""
-        config, data = self.config, token_data(self.trainer)
-        if data is None:
-            return config
-        if config.vocab_size is None:
-            config = dataclasses.replace(config, vocab_size=data.vocab_size)
-        assert config.vocab_size is not None
-        if config.vocab_size < data.vocab_size:
-            raise UserError(
-                f"model.config.vocab_size is {config.vocab_size}, but {data.address} has "
-                f"{data.vocab_size} tokens: set it to {data.vocab_size}, or to null"
-            )
-        return config
-
-    def _check_cosine(self) -> None:
-        if self._decay_steps < 0:
-            raise UserError(
-                "the cosine has no end: set trainer.max_steps or model.decay_steps, "
-                "or model.schedule to constant"
-            )
-        decay_steps = self.settings.decay_steps  # by default a short run ends in its warm-up
-        if decay_steps is not None and decay_steps <= self.settings.warmup_steps:
-            raise UserError(
-                f"model.warmup_steps {self.settings.warmup_steps} must be below "
-                f"model.decay_steps {decay_steps}: lower model.warmup_steps"
-            )
-
-    @property
-    def _decay_steps(self) -> int:
-        steps = self.settings.decay_steps
-        return self.trainer.max_steps if steps is None else steps
-
-    @property
-    def _device_type(self) -> str:
-        return "cpu" if self._trainer is None else str(self.trainer.strategy.root_device.type)
-
-    @property
-    def compiles(self) -> tuple[bool, str]:
-        """True if the model is compiled on this device, and the reason."""
-        if self.settings.compile != "auto":
-            return self.settings.compile, "as set"
-        precision = "32-true" if self._trainer is None else str(self.trainer.precision)
-        return should_compile(self._device_type, precision)
-
-    @property
-    def evaluates_compiled(self) -> bool:
-        """True if evaluations are compiled too: on a CPU that takes longer than it saves."""
-        return self.compiles[0] and self._device_type != "cpu"
-
-    @property
-    def learning_rate(self) -> float:
-        """Peak of the learning rate, which Tuner.lr_find sets."""
-        return self.settings.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, peak: float) -> None:
-        old = self.settings
-        assert old.min_learning_rate is not None
-        minimum = old.min_learning_rate * (peak / old.learning_rate)  # the same share of the peak
-        self.settings = dataclasses.replace(old, learning_rate=peak, min_learning_rate=minimum)
-        live = [] if self._optimizer is None else self._optimizer.param_groups
-        for group in (*live, *self._group_options):
-            if group.get("peak_lr") == old.learning_rate:
-                group["peak_lr"] = peak
-
-    @property
-    def flops_per_token(self) -> int:
-        """FLOPs of a training token, forward and backward, at the run's context; see flops.py."""
-        data = None if self._trainer is None else token_data(self.trainer)
-        return flops.flops_per_token(
-            n_params=self.model.num_params(embeddings=False),
-            n_layer=self.config.n_layer,
-            n_embd=self.config.n_embd,
-            block_size=data.block_size if data is not None else self.config.block_size,
-        )
-
-    # ---- checkpoints ---------------------------------------------------------------------------
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """Return the arguments as plain values: `GPTModule(**hyperparameters())` is this module.
-
-        Without `init_from`, whose weights are in the checkpoint.
-        """
-        return RunRecord(config=self.config, settings=self.settings).hyperparameters()
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._guard.check()  # no checkpoint of steps that were skipped
-        self.record().write(checkpoint)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self._trainer is None:  # load_from_checkpoint: no run to compare with
-            return
-        self._seed = self._run_seed()
-        path, data = Path(str(self.trainer.ckpt_path)), token_data(self.trainer)
-        if path.name.startswith(TUNERS_FILES):  # the run before the trials
-            if data is not None:  # with the batch size after them
-                data.restart()
-            return
-        finders: tuple[type[L.Callback], ...] = (LearningRateFinder, BatchSizeFinder)
-        theirs, fitting = Checkpoint.of(checkpoint, path), is_fitting(self.trainer)
-        if fitting and any(find_callback(self.trainer, finder) for finder in finders):
-            raise UserError(
-                "LearningRateFinder and BatchSizeFinder reset the step of a resumed run: set "
-                "model.learning_rate and data.batch_size to the values that they found, and resume "
-                "without them"
-            )
-        allow_changes = data is not None and data.settings.allow_changes
-        address = "this run's data" if data is None else data.address
-        if "PL_GLOBAL_SEED" not in os.environ:
-            self._drawn_seed = theirs.record.run_identity.get("seed_everything", self._seed)
-            self._seed = self._run_seed()
-        changed = resume.check(theirs.record, self.record(), address, fitting, allow_changes)
-        if fitting and data is not None and not allow_changes:
-            data.reader.check_stamps(theirs.record.shards)
-        if fitting:
-            continue_loops(checkpoint["loops"]["fit_loop"])
-            self._spikes_before = theirs.record.spikes
-        else:  # the loggers' x, which Lightning restores for fit alone
-            self.trainer.fit_loop.epoch_loop._batches_that_stepped = theirs.step
-        if self.trainer.is_global_zero:
-            print(resume.resumption(path, theirs, changed))
-
-    def record(self) -> RunRecord:
-        """Return the description of this run that its checkpoints hold."""
-        data, logger = token_data(self.trainer), run_logger(self.trainer)
-        return RunRecord(
-            config=self.config,
-            settings=self.settings,
-            run_identity=resume.run_identity(self.trainer, self._seed, self._decay_steps),
-            environment=resume.environment(self.trainer, self.compiles[0]),
-            spikes={} if self._spikes is None else self._spikes.state(),
-            micro_batches=unfinished_micro_batches(self.trainer),
-            run_id=None if logger is None else run_id(logger.folder),
-            metrics_rows=None if logger is None else logger.rows,
-            **({} if data is None else data.record()),
-        )
-
     # ---- step ----------------------------------------------------------------------------------
 
     def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
@@ -268,7 +85,7 @@ class GPTModule(EvaluationModule):
             groups = self.trainer.optimizers[0].param_groups
             for group, options in zip(groups, self._group_options, strict=False):
                 group.update(options)
-            if find_callback(self.trainer, BaseFinetuning) is not None:
+            if steps.find_callback(self.trainer, BaseFinetuning) is not None:
                 for group in groups:  # a resume forgets what it has unfrozen
                     for parameter in group["params"]:
                         parameter.requires_grad_(True)
@@ -304,15 +121,36 @@ class GPTModule(EvaluationModule):
         if trainer.should_stop:
             trainer.should_stop, self.stop_requested = False, True
         if self.stop_requested and token_data(trainer) is None:  # data without BetweenSteps
-            trainer.should_stop = at_step_boundary(trainer)
+            trainer.should_stop = steps.at_step_boundary(trainer)
 
     on_train_epoch_start = on_train_batch_end
 
     def on_validation_end(self) -> None:
-        if is_fitting(self.trainer) and not self.trainer.sanity_checking:
+        if steps.is_fitting(self.trainer) and not self.trainer.sanity_checking:
             self.on_train_batch_end()
 
     # ---- update --------------------------------------------------------------------------------
+
+    @property
+    def _decay_steps(self) -> int:
+        decay_steps = self.settings.decay_steps
+        return self.trainer.max_steps if decay_steps is None else decay_steps
+
+    @property
+    def learning_rate(self) -> float:
+        """Peak of the learning rate, which Tuner.lr_find sets."""
+        return self.settings.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, peak: float) -> None:
+        old = self.settings
+        assert old.min_learning_rate is not None
+        minimum = old.min_learning_rate * (peak / old.learning_rate)  # the same share of the peak
+        self.settings = dataclasses.replace(old, learning_rate=peak, min_learning_rate=minimum)
+        live = [] if self._optimizer is None else self._optimizer.param_groups
+        for group in (*live, *self._group_options):
+            if group.get("peak_lr") == old.learning_rate:
+                group["peak_lr"] = peak
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         self._optimizer = optimizer = optimizers.build(self.model, self.settings, self._fused())
@@ -365,7 +203,7 @@ class GPTModule(EvaluationModule):
             lr = self.learning_rate_at(self.trainer.global_step, self.settings.learning_rate)
         assert self._loss_sum is not None
         self._last_loss = self._loss_sum, self.micro_batches
-        if at_log_step(self.trainer, self.trainer.global_step + 1):
+        if steps.at_log_step(self.trainer, self.trainer.global_step + 1):
             self.log("train/loss", self._loss_sum / self.micro_batches, sync_dist=True)
             self.log("optim/lr", lr)
             self.log("step", self.trainer.global_step + 1.0)  # the loggers' x: the first is 1
@@ -382,7 +220,7 @@ class GPTModule(EvaluationModule):
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
-        if is_fitting(self.trainer):
+        if steps.is_fitting(self.trainer):
             self._log_last_loss()
 
     def configure_gradient_clipping(
@@ -403,40 +241,58 @@ class GPTModule(EvaluationModule):
         if by_value and gradient_clip_val is not None and gradient_clip_val > 0:
             torch.nn.utils.clip_grad_value_(self._trained, gradient_clip_val)
         if self._spikes is not None:
-            self._skip_if_spike(self._spikes, norm)
-        if at_log_step(self.trainer, step):
+            assert self._last_loss is not None
+            total, micro_batches = self._last_loss
+            self._spikes.skip(self, total / micro_batches, norm)
+        if steps.at_log_step(self.trainer, step):
             self._guard.check()
             self.log("optim/grad_norm", norm)
-
-    def _skip_if_spike(self, spikes: "SpikeGuard", norm: torch.Tensor) -> None:
-        """Drop the gradients of a step that is an outlier: no optimizer changes anything then."""
-        assert self._last_loss is not None
-        total, micro_batches = self._last_loss
-        mean = torch.stack([total / micro_batches, norm.to(total)])
-        loss, norm_value = self.trainer.strategy.reduce(mean, reduce_op="mean").tolist()
-        spike = spikes.spike(loss, norm_value)
-        if spike:
-            for parameter in self._trained:
-                parameter.grad = None
-            if self.trainer.is_global_zero:
-                print(f"step {self.trainer.global_step + 1} skipped: {spike}", file=sys.stderr)
-        if at_log_step(self.trainer, self.trainer.global_step + 1):
-            self.log("optim/skipped_steps", float(spikes.skipped))
 
     def on_train_end(self) -> None:
         torch.set_rng_state(self._generator_state)
         self._guard.check()
 
+    # ---- checkpoints ---------------------------------------------------------------------------
 
-def check_memory(config: GPTConfig) -> None:
-    """Check that the weights alone fit into this machine's memory, before they are made.
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the arguments as plain values: `GPTModule(**hyperparameters())` is this module.
 
-    Raises:
-        UserError: names the number of parameters and the memory that they take.
-    """
-    n, here_gib = config.n_matrix_params, memory_gib()
-    if n * 4 / 2**30 > here_gib:
-        raise UserError(
-            f"model.config has {n:,} parameters, {n * 4 / 2**30:,.0f} GiB in float32, and this "
-            f"machine has {here_gib:.0f} GiB: lower model.config.n_layer or model.config.n_embd"
+        Without `init_from`, whose weights are in the checkpoint.
+        """
+        return RunRecord(config=self.config, settings=self.settings).hyperparameters()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._guard.check()  # no checkpoint of steps that were skipped
+        self.record().write(checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self._trainer is None:  # load_from_checkpoint: no run to compare with
+            return
+        from gpt_lightning.training import continuation  # not for a new run
+
+        self._seed = self._run_seed()
+        theirs = continuation.loaded(self.trainer, checkpoint)
+        if theirs is None:
+            return
+        if "PL_GLOBAL_SEED" not in os.environ:
+            self._drawn_seed = theirs.record.run_identity.get("seed_everything", self._seed)
+            self._seed = self._run_seed()
+        continuation.compare(self.trainer, theirs, self.record())
+        if steps.is_fitting(self.trainer):
+            continuation.continue_loops(checkpoint["loops"]["fit_loop"])
+            self._spikes_before = theirs.record.spikes
+
+    def record(self) -> RunRecord:
+        """Return the description of this run that its checkpoints hold."""
+        data, logger = token_data(self.trainer), steps.run_logger(self.trainer)
+        return RunRecord(
+            config=self.config,
+            settings=self.settings,
+            run_identity=run_identity(self.trainer, self._seed, self._decay_steps),
+            environment=environment(self.trainer, self.compiles[0]),
+            spikes={} if self._spikes is None else self._spikes.state(),
+            micro_batches=steps.unfinished_micro_batches(self.trainer),
+            run_id=None if logger is None else run_id(logger.folder),
+            metrics_rows=None if logger is None else logger.rows,
+            **({} if data is None else data.record()),
         )

@@ -4,8 +4,14 @@ The idea is that of OLMo-core's SkipStepOptimizer.
 """
 
 import math
+import sys
 from collections import deque
 from typing import Any
+
+import lightning as L
+import torch
+
+from gpt_lightning.training.steps import at_log_step
 
 WINDOW = 128  # steps
 
@@ -49,6 +55,25 @@ class SpikeGuard:
             window.append(value)
         self.skipped += found != ""
         return found
+
+    def skip(self, module: L.LightningModule, loss: torch.Tensor, norm: torch.Tensor) -> None:
+        """Drop the gradients of a step that is an outlier: no optimizer changes anything then.
+
+        Args:
+            module: Module whose gradients are dropped.
+            loss: Mean loss of the step on this rank, a scalar.
+            norm: Norm of all gradients, a scalar.
+        """
+        trainer, step = module.trainer, module.trainer.global_step + 1
+        means = trainer.strategy.reduce(torch.stack([loss, norm.to(loss)]), reduce_op="mean")
+        spike = self.spike(*means.tolist())
+        if spike:
+            for parameter in module.parameters():
+                parameter.grad = None
+            if trainer.is_global_zero:
+                print(f"step {step} skipped: {spike}", file=sys.stderr)
+        if at_log_step(trainer, step):
+            module.log("optim/skipped_steps", float(self.skipped))
 
     def state(self) -> dict[str, Any]:
         """Return the windows and the number of skipped steps for a checkpoint."""

@@ -151,40 +151,6 @@ def check_epoch(trainer: L.Trainer, batches: int) -> None:
         )
 
 
-def options_for(
-    old: StepShape,
-    batch_size: int,
-    *,
-    follows: bool,
-    eval_batch_size: int,
-    val_check_interval: Any = None,
-    limit_val_batches: Any = None,
-) -> list[str]:
-    """Return the options of `fit` that change the micro-batch and nothing else.
-
-    Args:
-        old: Current step.
-        batch_size: New batch size, a divisor of `old.sequences`.
-        follows: True if data.tokens_per_step is set, so that the accumulation follows.
-        eval_batch_size: Current value; the new one is no larger than `batch_size`.
-        val_check_interval: Setting of the Trainer; an int counts micro-batches.
-        limit_val_batches: Setting of the Trainer; an int counts batches.
-    """
-    new = old.with_batch_size(batch_size)
-    own_eval = eval_batch_size != old.batch_size  # else it equals data.batch_size
-    new_eval = min(eval_batch_size, batch_size) if own_eval else batch_size
-    found = {"data.batch_size": batch_size}
-    if not follows:
-        found["trainer.accumulate_grad_batches"] = new.accumulate
-    if own_eval and new_eval != eval_batch_size:
-        found["data.eval_batch_size"] = new_eval
-    if type(val_check_interval) is int and new.accumulate != old.accumulate:
-        found["trainer.val_check_interval"] = val_check_interval * new.accumulate // old.accumulate
-    if type(limit_val_batches) is int and limit_val_batches and new_eval != eval_batch_size:
-        found["trainer.limit_val_batches"] = -(-limit_val_batches * eval_batch_size // new_eval)
-    return [f"--{key} {value}" for key, value in found.items()]
-
-
 # ---- between two steps --------------------------------------------------------------------------
 
 
@@ -325,28 +291,6 @@ def count_steps_once(trainer: L.Trainer) -> None:
 def run_logger(trainer: L.Trainer) -> RunLogger | None:
     """Return the owner of the run folder; None with a Trainer that has no RunLogger."""
     return next((logger for logger in trainer.loggers if isinstance(logger, RunLogger)), None)
-
-
-def continue_loops(loops: dict[str, Any]) -> None:
-    """Change the loops' state of a finished run to the state of a run that is not finished.
-
-    Lightning counts the last epoch as done even if max_steps has ended it early. After a whole
-    epoch, Lightning resumes with an empty epoch (max_steps) or at the beginning of the data
-    (max_epochs).
-
-    Args:
-        loops: State of the fit loop in a checkpoint.
-    """
-    batches = loops["epoch_loop.batch_progress"]
-    epochs = loops["epoch_progress"]["total"], loops["epoch_progress"]["current"]
-    if not batches["is_last_batch"]:
-        for count in epochs:
-            count["processed"] = count["completed"] = max(0, count["started"] - 1)
-    elif epochs[0]["completed"] == epochs[0]["started"]:
-        batches["current"] = dict.fromkeys(batches["current"], 0)
-        batches["is_last_batch"] = False
-        for count in epochs:
-            count["ready"] = count["started"] = count["completed"] + 1
 
 
 def run_folder(trainer: L.Trainer) -> Path | None:

@@ -10,8 +10,6 @@ from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint import (
     Checkpoint,
     RunRecord,
-    check_run,
-    newest_checkpoint,
     read_checkpoint,
 )
 from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
@@ -22,6 +20,7 @@ from gpt_lightning.runs.folders import (
     run_id,
     saved_checkpoints,
 )
+from gpt_lightning.runs.resume import check_run, newest_checkpoint
 from gpt_lightning.runs.settings import Settings
 
 TINY = GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=8, vocab_size=10)

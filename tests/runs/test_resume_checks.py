@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import GradClipAlgorithmType
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs import resume
-from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord
+from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, environment, run_identity
 from gpt_lightning.runs.settings import Settings
 
 CONFIG = GPTConfig(n_layer=2, n_head=2, n_embd=8, block_size=8, vocab_size=10, dropout=0.2)
@@ -133,13 +133,13 @@ def test_the_keys_of_a_trainer_that_checkpoints_have():
         precision="32-true",
         strategy=SimpleNamespace(root_device=torch.device("cuda")),
     )
-    assert resume.run_identity(trainer, 7, 30) == {
+    assert run_identity(trainer, 7, 30) == {
         "seed_everything": 7,
         "gradient_clip_val": 0.5,
         "gradient_clip_algorithm": "norm",
         "decay_steps": 30,
     }
-    assert resume.environment(trainer, compiled=True) == {
+    assert environment(trainer, compiled=True) == {
         "torch": torch.__version__,
         "device": "cuda",
         "threads": torch.get_num_threads(),

@@ -1,0 +1,122 @@
+"""BuildModule: make a GPT for the data of a run, and compile it for the run's device."""
+
+import dataclasses
+
+import lightning as L
+import torch
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.hardware.device import keep_freed_memory, memory_gib
+from gpt_lightning.model import flops
+from gpt_lightning.model.compilation import compile_in_place, should_compile
+from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.runs.checkpoint import initial_weights
+from gpt_lightning.runs.settings import Settings
+from gpt_lightning.training.datamodule import token_data
+from gpt_lightning.training.steps import is_fitting
+
+
+class BuildModule(L.LightningModule):
+    """Base class of GPTModule that makes the model.
+
+    The model is created in `configure_model`, after the data are known, so that it may take its
+    vocabulary from the tokenizer. It is created on the CPU, as the first to draw from the run's
+    seed, so that every device starts from the same weights.
+    """
+
+    config: GPTConfig
+    init_from: str | None
+    settings: Settings
+    model: GPT
+
+    def configure_model(self) -> None:
+        fitting = self._trainer is not None and is_fitting(self.trainer)
+        if self._trainer is not None:
+            self.config = self._fit_to_data()
+        if fitting and self.settings.schedule == "cosine":
+            self._check_cosine()
+        if not hasattr(self, "model"):
+            check_memory(self.config)
+            torch.set_float32_matmul_precision(self.settings.matmul_precision)
+            # on the CPU: in Lightning's device context the GPU would draw the weights
+            with torch.device("cpu"):
+                self.model = GPT(self.config)
+            if self.init_from is not None:
+                self.model.load_state_dict(initial_weights(self.init_from, self.config))
+        if self._trainer is None:
+            return  # load_from_checkpoint
+        if self.compiles[0] and self.model._compiled_call_impl is None:
+            compile_in_place(self.model, self._device_type)
+        if fitting and self._device_type == "cpu":
+            keep_freed_memory()
+
+    def _fit_to_data(self) -> GPTConfig:
+        """Return the configuration with the tokenizer's vocabulary; raise if it is too small."""
+        config, data = self.config, token_data(self.trainer)
+        if data is None:
+            return config
+        if config.vocab_size is None:
+            config = dataclasses.replace(config, vocab_size=data.vocab_size)
+        assert config.vocab_size is not None
+        if config.vocab_size < data.vocab_size:
+            raise UserError(
+                f"model.config.vocab_size is {config.vocab_size}, but {data.address} has "
+                f"{data.vocab_size} tokens: set it to {data.vocab_size}, or to null"
+            )
+        return config
+
+    def _check_cosine(self) -> None:
+        decay_steps = self.settings.decay_steps
+        if (self.trainer.max_steps if decay_steps is None else decay_steps) < 0:
+            raise UserError(
+                "the cosine has no end: set trainer.max_steps or model.decay_steps, "
+                "or model.schedule to constant"
+            )
+        # by default a short run ends in its warm-up
+        if decay_steps is not None and decay_steps <= self.settings.warmup_steps:
+            raise UserError(
+                f"model.warmup_steps {self.settings.warmup_steps} must be below "
+                f"model.decay_steps {decay_steps}: lower model.warmup_steps"
+            )
+
+    @property
+    def _device_type(self) -> str:
+        return "cpu" if self._trainer is None else str(self.trainer.strategy.root_device.type)
+
+    @property
+    def compiles(self) -> tuple[bool, str]:
+        """True if the model is compiled on this device, and the reason."""
+        if self.settings.compile != "auto":
+            return self.settings.compile, "as set"
+        precision = "32-true" if self._trainer is None else str(self.trainer.precision)
+        return should_compile(self._device_type, precision)
+
+    @property
+    def evaluates_compiled(self) -> bool:
+        """True if evaluations are compiled too: on a CPU that takes longer than it saves."""
+        return self.compiles[0] and self._device_type != "cpu"
+
+    @property
+    def flops_per_token(self) -> int:
+        """FLOPs of a training token, forward and backward, at the run's context; see flops.py."""
+        data = None if self._trainer is None else token_data(self.trainer)
+        return flops.flops_per_token(
+            n_params=self.model.num_params(embeddings=False),
+            n_layer=self.config.n_layer,
+            n_embd=self.config.n_embd,
+            block_size=data.block_size if data is not None else self.config.block_size,
+        )
+
+
+def check_memory(config: GPTConfig) -> None:
+    """Check that the weights alone fit into this machine's memory, before they are made.
+
+    Raises:
+        UserError: names the number of parameters and the memory that they take.
+    """
+    n, here_gib = config.n_matrix_params, memory_gib()
+    if n * 4 / 2**30 > here_gib:
+        raise UserError(
+            f"model.config has {n:,} parameters, {n * 4 / 2**30:,.0f} GiB in float32, and this "
+            f"machine has {here_gib:.0f} GiB: lower model.config.n_layer or model.config.n_embd"
+        )
