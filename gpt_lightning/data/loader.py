@@ -31,6 +31,20 @@ def limited(batches: int, limit: int | float) -> int:
     return min(limit, batches) if isinstance(limit, int) else int(limit * batches)
 
 
+def reading(
+    batches: Dataset[Batch], indices: range, num_workers: int, pin_memory: bool
+) -> "DataLoader[Batch]":
+    """Return a loader of some batches, in the order of their indices."""
+    return DataLoader(
+        batches,
+        batch_size=None,  # an item is a batch already
+        sampler=indices,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        generator=torch.Generator(),  # else it draws from the run's generator at every epoch
+    )
+
+
 class TrainBatches(Dataset[Batch]):
     """Micro-batches of one rank in one epoch, by index.
 
@@ -101,15 +115,8 @@ class TrainLoader:
         if self.position >= end:
             self.epoch, self.position = self.epoch + (not self.overfit), 0
         batches = TrainBatches(self.source, self.epoch, self.batch_size, self.rank, self.world)
-        loader = DataLoader(
-            batches,
-            batch_size=None,  # an item is a batch already
-            sampler=range(self.position, end),
-            num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
-            generator=torch.Generator(),  # else it draws from the run's generator at every epoch
-        )
-        batches_read = iter(loader)
+        indices = range(self.position, end)
+        batches_read = iter(reading(batches, indices, self.num_workers, self.pin_memory))
         while self.position < end:
             began = time.perf_counter()
             batch = next(batches_read)
@@ -162,14 +169,7 @@ class EvalLoader:
         self, batches: Dataset[Batch], n_batches: int, num_workers: int, pin_memory: bool
     ) -> None:
         self.dataset = batches
-        self._loader = DataLoader(
-            batches,
-            batch_size=None,  # an item is a batch already
-            sampler=range(n_batches),
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            generator=torch.Generator(),  # its own: evaluation must not move the run's dropout
-        )
+        self._loader = reading(batches, range(n_batches), num_workers, pin_memory)
 
     def __len__(self) -> int:
         return len(self._loader)

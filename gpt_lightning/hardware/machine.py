@@ -4,7 +4,6 @@ import datetime
 import os
 import platform
 import shlex
-import subprocess
 from importlib import metadata
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 
 from gpt_lightning import __version__
 from gpt_lightning.hardware.device import device_kind, memory_gib
-from gpt_lightning.hardware.peaks import device_name
+from gpt_lightning.hardware.peaks import device_name, output_of
 
 
 def machine_record(argv: list[str], device: torch.device | None = None) -> dict[str, str]:
@@ -45,18 +44,10 @@ def version() -> str:
     if not (folder.parent / ".git").exists():
         return __version__
     # empty without git, and in a checkout of another user
-    commit = _output("git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*")
+    commit = output_of("git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*")
     return f"{__version__} ({commit})" if commit else __version__
 
 
 def _driver() -> str:
-    versions = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    versions = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return (versions or "unknown").splitlines()[0]
-
-
-def _output(*command: str) -> str:
-    """Return what a command prints; empty if it fails or does not exist."""
-    try:
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""

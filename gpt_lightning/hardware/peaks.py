@@ -94,8 +94,8 @@ def device_name(device: torch.device) -> str:
     return f"{_cpu_model()}, {torch.get_num_threads()} threads"
 
 
-def _output(*command: str) -> str:
-    """Return what a program of macOS prints; nothing if it fails or takes longer than 10 s."""
+def output_of(*command: str) -> str:
+    """Return the text that a program prints; empty if it fails or takes longer than 10 s."""
     try:
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
@@ -105,8 +105,8 @@ def _output(*command: str) -> str:
 
 @functools.cache  # system_profiler takes up to seconds
 def _apple_gpu_name() -> str:
-    chip = _output("sysctl", "-n", "machdep.cpu.brand_string") or "Apple"  # "Apple M2 Max"
-    displays = json.loads(_output("system_profiler", "SPDisplaysDataType", "-json") or "{}")
+    chip = output_of("sysctl", "-n", "machdep.cpu.brand_string") or "Apple"  # "Apple M2 Max"
+    displays = json.loads(output_of("system_profiler", "SPDisplaysDataType", "-json") or "{}")
     gpus = displays.get("SPDisplaysDataType", [])
     cores = [gpu["sppci_cores"] for gpu in gpus if "sppci_cores" in gpu]
     return f"{chip}, {cores[0]} GPU cores" if cores else chip  # absent in a virtual machine
@@ -114,7 +114,7 @@ def _apple_gpu_name() -> str:
 
 def _cpu_model() -> str:
     if platform.system() == "Darwin":
-        return _output("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
+        return output_of("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     model = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)  # absent on ARM

@@ -5,21 +5,18 @@ documents' lengths in tokens (uint64), the SHA-256 of their texts (32 bytes each
 The description of the part as JSON follows, and the length of this description (uint64).
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import sync_folder
 
 COUNT = np.dtype("<u8")
 DIGEST_BYTES = 32
@@ -64,24 +61,21 @@ class Block:
 
 
 class PartWriter:
-    """Writer of one part under a temporary name, which `complete` replaces.
+    """Writer of one part, whose file is a part as soon as `complete` has returned.
 
     Memory: a block of about 1 Mi tokens, or one longer document.
 
     Args:
-        path: Path of the part.
+        file: File to write.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        # Host and process: array jobs on many machines may share the folder.
-        self._temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
         self._digest = hashlib.sha256()
         self._documents: list[np.ndarray] = []
         self._digests: list[bytes] = []
         self._held = 0  # tokens of the block that is not written yet
         self._n_documents = self._n_tokens = self._n_bytes = 0
-        self._file = open(self._temporary, "wb")  # noqa: SIM115 - closed by complete or abandon
 
     def add(self, text: bytes, tokens: np.ndarray) -> None:
         """Add a document: its text in UTF-8 and its tokens, (n,)."""
@@ -93,24 +87,15 @@ class PartWriter:
             self._flush()
 
     def complete(self, skipped: int, replaced: int) -> Part:
-        """Write the last block, sync the file, and rename it."""
+        """Write the last block and the description, and sync the file."""
         self._flush()
         counts = self._n_documents, self._n_tokens, self._n_bytes, skipped, replaced
         part = Part(*counts, sha256=self._digest.hexdigest())
         description = json.dumps(dataclasses.asdict(part)).encode()
-        with self._file as file:
-            file.write(description + len(description).to_bytes(8, "little"))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(self._temporary, self._path)
-        sync_folder(self._path.parent)
+        self._file.write(description + len(description).to_bytes(8, "little"))
+        self._file.flush()
+        os.fsync(self._file.fileno())
         return part
-
-    def abandon(self) -> None:
-        """Delete the temporary file; after `complete` there is none."""
-        with contextlib.suppress(OSError):  # closing flushes, and the disk may be full
-            self._file.close()
-        self._temporary.unlink(missing_ok=True)
 
     def _flush(self) -> None:
         if not self._documents:

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, write_atomic
+from gpt_lightning.files import explained, replacement, write_atomic
 from gpt_lightning.prepare.columns import column_sizes
 from gpt_lightning.prepare.documents import Document, Documents
 from gpt_lightning.prepare.inputs import Input, explained_input, is_url, open_input
@@ -185,14 +185,15 @@ def run_unit(job: Job, unit: Unit) -> Part:
     """
     tokenizer = build_tokenizer(job.settings.tokenizer)
     reader = Documents(job.settings.text_field, job.settings.errors)
-    with explained("write", job.parts):
-        writer = PartWriter(job.part(unit))
-        try:
-            for document in _documents(reader, unit):
-                _add(writer, reader, document, tokenizer)
-            return writer.complete(reader.skipped, reader.replaced)
-        finally:
-            writer.abandon()
+    with (
+        explained("write", job.parts),
+        replacement(job.part(unit)) as temporary,
+        temporary.open("wb") as file,
+    ):
+        writer = PartWriter(file)
+        for document in _documents(reader, unit):
+            _add(writer, reader, document, tokenizer)
+        return writer.complete(reader.skipped, reader.replaced)
 
 
 def _documents(reader: Documents, unit: Unit) -> Iterator[Document]:

@@ -12,6 +12,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, file_sha256, replacement, write_durable
 
 SIDECAR = ".sha256"
+FIX = "check its permissions, or take another checkpoint"
 
 
 def write_sidecar(path: Path, digest: str) -> None:
@@ -78,9 +79,7 @@ def check_digest(path: Path, required: bool = True) -> bool:
         UserError: The file differs from its digest, the file cannot be read, or the digest is
             missing or damaged.
     """
-    fix = "check its permissions, or take another checkpoint"
-    with explained("read", path, fix):
-        check_regular(path)
+    check_regular(path)
     known = read_sidecar(path)
     if not known and not required:
         return False
@@ -89,7 +88,7 @@ def check_digest(path: Path, required: bool = True) -> bool:
             f"{path} has no digest in {sidecar(path).name}, so it cannot be checked: "
             "copy that file too, or take another checkpoint"
         )
-    with explained("read", path, fix):
+    with explained("read", path, FIX):
         found = file_sha256(path)
     if found not in known:
         raise UserError(
@@ -112,10 +111,11 @@ def check_regular(path: Path) -> None:
     """Check that a path is a regular file: reading a pipe or a device may never end.
 
     Raises:
-        OSError: The path does not exist.
-        UserError: The path is a folder, a pipe or a device.
+        UserError: The path does not exist, or is a folder, a pipe or a device.
     """
-    if not stat.S_ISREG(path.stat().st_mode):
+    with explained("read", path, FIX):
+        mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
         kind = "a folder" if path.is_dir() else "a pipe" if path.is_fifo() else "a device"
         raise UserError(f"{path} is {kind}, not a checkpoint: give a file, or a run folder")
 
@@ -127,8 +127,7 @@ def check_archive(path: Path) -> None:
         UserError: The file is no archive, or its records are compressed: torch.load would read
             compressed bytes as numbers.
     """
-    with explained("read", path, "check its permissions, or take another checkpoint"):
-        check_regular(path)
+    check_regular(path)
     problem = None
     try:
         with zipfile.ZipFile(path) as archive:

@@ -28,7 +28,6 @@ BEGUN = f"{CHECKPOINTS}/.begun"  # marks a run that has begun to train
 RUN_FILES = (RUN_FILE, "config.yaml", "metrics.jsonl")
 # no folders, and no cheap rename; an object appears when it is complete
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "r2"}
-CHUNK_BYTES = 2**23
 
 
 class Mirror:
@@ -126,10 +125,8 @@ class Mirror:
                 self._put(f"{CHECKPOINTS}/{name}{SIDECAR}", line)
                 self._digests[name] = digest
         for name in self._digests.keys() - keep:
-            self._remove(
-                f"{CHECKPOINTS}/{name}{SIDECAR}"
-            )  # first: without it nobody reads the file
-            self._remove(f"{CHECKPOINTS}/{name}")
+            for file in (f"{name}{SIDECAR}", name):  # without its digest, nobody reads the second
+                self._remove(f"{CHECKPOINTS}/{file}")
             del self._digests[name]
 
     def _put(self, name: str, content: Path | bytes, digest: str = "") -> None:
@@ -259,10 +256,7 @@ def make_parent(system: Any, path: str) -> None:
 
 def remote_sha256(system: Any, path: str) -> str:
     """Read a file back and return its SHA-256; a local file is synced before."""
-    digest = hashlib.sha256()
     with system.open(path, "rb") as file:
         if is_local(system):
             os.fsync(file.fileno())
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

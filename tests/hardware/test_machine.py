@@ -30,13 +30,13 @@ def test_the_commit_is_that_of_the_repository_with_the_package(tmp_path, monkeyp
     file = tmp_path / "gpt_lightning" / "hardware" / "machine.py"
     monkeypatch.setattr(machine, "__file__", str(file))
     asked = []
-    monkeypatch.setattr(machine, "_output", lambda *words: asked.append(words) or "abc1234")
+    monkeypatch.setattr(machine, "output_of", lambda *words: asked.append(words) or "abc1234")
     assert version() == f"{__version__} (abc1234)"
     assert asked[0][:3] == ("git", "-C", str(tmp_path / "gpt_lightning"))
-    monkeypatch.setattr(machine, "_output", lambda *words: "")  # no git
+    monkeypatch.setattr(machine, "output_of", lambda *words: "")  # no git
     assert version() == __version__
     (tmp_path / ".git").rmdir()
-    monkeypatch.setattr(machine, "_output", lambda *words: "of a repository around it")
+    monkeypatch.setattr(machine, "output_of", lambda *words: "of a repository around it")
     assert version() == __version__
 
 
@@ -44,9 +44,9 @@ def test_a_gpu_is_named_with_its_memory_and_driver(monkeypatch):
     properties = SimpleNamespace(total_memory=80 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(machine, "device_name", lambda device: f"chip {device.type}")
-    monkeypatch.setattr(machine, "_output", lambda *words: "550.54\n550.54")
+    monkeypatch.setattr(machine, "output_of", lambda *words: "550.54\n550.54")
     record = machine_record([], torch.device("cuda"))
     assert record["device"] == f"chip cuda, 80 GiB, CUDA {torch.version.cuda}, driver 550.54"
     assert record["CPU"] == f"chip cpu of {os.cpu_count()}"
-    monkeypatch.setattr(machine, "_output", lambda *words: "")
+    monkeypatch.setattr(machine, "output_of", lambda *words: "")
     assert machine_record([], torch.device("cuda"))["device"].endswith("driver unknown")

@@ -71,10 +71,11 @@ TEXTS = {
 
 def part(path: Path, documents: list[tuple[list[int], int]]) -> tuple[Path, Part]:
     """A part of documents, each with its tokens and the number of its split."""
-    writer = PartWriter(path)
-    for tokens, split in documents:
-        writer.add(TEXTS[split][0].encode(), np.array(tokens, UINT16))
-    return path, writer.complete(0, 0)
+    with path.open("wb") as file:
+        writer = PartWriter(file)
+        for tokens, split in documents:
+            writer.add(TEXTS[split][0].encode(), np.array(tokens, UINT16))
+        return path, writer.complete(0, 0)
 
 
 @pytest.mark.parametrize("cuts", [[], [1], [3, 3, 7], list(range(1, 12))])

@@ -96,10 +96,11 @@ def test_a_part_holds_the_documents_behind_end_of_text(folder: Path, tmp_path: P
 
 
 def write_part(path: Path, documents: list[list[int]]) -> Part:
-    writer = PartWriter(path)
-    for i, tokens in enumerate(documents):
-        writer.add(str(i).encode(), np.array(tokens, UINT16))
-    return writer.complete(skipped=0, replaced=0)
+    with path.open("wb") as file:
+        writer = PartWriter(file)
+        for i, tokens in enumerate(documents):
+            writer.add(str(i).encode(), np.array(tokens, UINT16))
+        return writer.complete(skipped=0, replaced=0)
 
 
 def test_blocks_are_the_documents_however_they_are_cut(
