@@ -1,4 +1,4 @@
-"""How `doctor --resume` makes a short run of a long one's configuration."""
+"""`doctor --resume` makes a short run of a long run's configuration."""
 
 from pathlib import Path
 

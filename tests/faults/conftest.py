@@ -31,14 +31,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Case:
-    """What a test tells the table."""
+    """Outcome of a test, for the table."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
         self.stock: list[str] = []
 
     def saw(self, text: str) -> None:
-        """Notes what came of the injection; printed too, for a test that fails later."""
+        """Record the outcome of the injection; print it too, for a test that fails later."""
         print(text)
         self.seen.append(text)
 
@@ -51,7 +51,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Adds to the report what the table takes from it: plain data, as it may cross processes."""
+    """Add the data of the table to the report: plain data, as it may cross processes."""
     report: Any = yield
     marker = next(reversed([*item.iter_markers("case")]), None)  # a parameter's own comes last
     if marker is None or (call.when != "call" and report.outcome == "passed"):
@@ -107,7 +107,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `whole`, and with the checkpoint of each step; without its trace."""
+    """Run like `whole`, with the checkpoint of each step and without its trace."""
     folder = write_inputs(tmp_path_factory.mktemp("every"))
     fit(folder, "--checkpoint.every_n_steps", "1", "--checkpoint.keep_last", "99").ok()
     return folder

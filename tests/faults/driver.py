@@ -25,7 +25,7 @@ def die() -> None:
 
 
 def is_data(path: Any) -> bool:
-    """Whether a file is a checkpoint's temporary."""
+    """Return whether a file is the temporary file of a checkpoint."""
     name = Path(str(path)).name
     return ".ckpt" in name and ".tmp" in name and ".sha256" not in name
 
@@ -89,7 +89,7 @@ def kill_in_save(moment: str, number: int) -> None:
 
 
 def slow_sync(seconds: float) -> None:
-    """Each fsync takes some seconds."""
+    """Make each fsync take some seconds."""
     real = os.fsync
 
     def fsync(descriptor: int) -> None:
@@ -120,7 +120,7 @@ def trace(path: str) -> None:
 
 
 def bad_gradient(value: str, step: int, rank: int) -> None:
-    """The gradient of an optimizer step (1 is the first) is nan or inf on one rank."""
+    """Make the gradient of an optimizer step (1 is the first) nan or inf on one rank."""
 
     def spoil(module: Any, batch: Any, loss: Any) -> Any:
         here = module.trainer.global_step == step - 1 and module.global_rank == rank
@@ -130,7 +130,7 @@ def bad_gradient(value: str, step: int, rank: int) -> None:
 
 
 def user_error(step: int, rank: int) -> None:
-    """An optimizer step (1 is the first) raises a UserError on one rank."""
+    """Raise a UserError in an optimizer step (1 is the first) on one rank."""
 
     def fail(module: Any, batch: Any, loss: Any) -> Any:
         if module.trainer.global_step == step - 1 and module.global_rank == rank:
@@ -170,7 +170,7 @@ def stop_at(step: int, micro: int) -> None:
 
 
 def slow(seconds: float) -> None:
-    """Each micro-batch takes some seconds more."""
+    """Make each micro-batch take some seconds more."""
 
     def wait(module: Any, batch: Any, loss: Any) -> Any:
         time.sleep(seconds)
@@ -193,7 +193,7 @@ def bad_moment(step: int) -> None:
 
 
 def gradients(path: str) -> None:
-    """Saves the gradients of the last step by parameter."""
+    """Save the gradients of the last step by parameter."""
     import torch
 
     from gpt_lightning.training.module import GPTModule
@@ -223,7 +223,7 @@ def patch_training_step() -> None:
 
 
 def nan_validation(step: int) -> None:
-    """The model's result for the second batch of the validation at a step is NaN."""
+    """Make the model's result NaN for the second batch of the validation at a step."""
     from gpt_lightning.training.module import GPTModule
 
     real = GPTModule.validation_step
@@ -241,7 +241,7 @@ def nan_validation(step: int) -> None:
 
 
 def spike(step: int, factor: float) -> None:
-    """The loss of an optimizer step is a multiple of what it is."""
+    """Multiply the loss of an optimizer step."""
 
     def grow(module: Any, batch: Any, loss: Any) -> Any:
         return loss * (factor if module.trainer.global_step == step - 1 else 1.0)
@@ -250,7 +250,7 @@ def spike(step: int, factor: float) -> None:
 
 
 def lying_folder(times: int) -> None:
-    """Uploads to checkpoint.folder report success and store half of the file, a number of times."""
+    """Make uploads to checkpoint.folder report success and store half of the file, some times."""
     from fsspec.implementations.local import LocalFileSystem
 
     real, calls = LocalFileSystem.put_file, [0]
@@ -269,7 +269,7 @@ def lying_folder(times: int) -> None:
 
 
 def clock(offset_s: float, after_calls: int) -> None:
-    """The wall clock is set after a number of looks at it."""
+    """Set the wall clock after it was read a number of times."""
     real, calls = time.time, [0]
 
     def jumped() -> float:
@@ -280,7 +280,7 @@ def clock(offset_s: float, after_calls: int) -> None:
 
 
 def no_locks() -> None:
-    """The file system has no flock, as Lustre without its option."""
+    """Take flock from the file system, as Lustre without its option."""
     import errno
     import fcntl
 

@@ -20,7 +20,7 @@ def step_of(path: Path) -> int:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """Of a run, the newest first."""
+    """Return the checkpoints of a run, the newest first."""
     return sorted((run / "checkpoints").glob("step-*.ckpt"), key=step_of, reverse=True)
 
 
@@ -36,7 +36,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def leaves(value: Any, name: str = "") -> dict[str, Any]:
-    """Every tensor as (dtype, shape, bytes), so that -0.0 is not 0.0, and every other value."""
+    """Return every tensor as (dtype, shape, bytes), so that -0.0 is not 0.0, and other values."""
     if isinstance(value, torch.Tensor):
         flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
         return {name: (str(value.dtype), tuple(value.shape), flat.numpy().tobytes())}
@@ -53,7 +53,7 @@ def leaves(value: Any, name: str = "") -> dict[str, Any]:
 
 
 def state_differences(one: Path, other: Path) -> list[str]:
-    """Names of what differs between two checkpoints: weights, optimizer, counters, positions."""
+    """Return the parts that differ in two checkpoints: weights, optimizer, counters, positions."""
     a, b = load(one), load(other)
     for state in (a, b):
         state.pop("callbacks", None)  # names of files; what they count is in the metrics
@@ -65,7 +65,7 @@ _ABSENT = object()
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
-    """The metrics file without times and rates."""
+    """Return the rows of the metrics file without times and rates."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
     return [
         {
@@ -78,7 +78,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 
 def read_trace(path: Path) -> tuple[Trace, list[str]]:
-    """What was trained on by (rank, step, micro-batch), and what is wrong with the order.
+    """Return the batches by (rank, step, micro-batch), and the faults of their order.
 
     A step that was lost with a killed process is trained again: with the same windows, the same
     dropout and thus the same loss, or it is listed as wrong. So is a gap. A rank that joins later
@@ -102,7 +102,7 @@ def read_trace(path: Path) -> tuple[Trace, list[str]]:
 
 
 def differences(one: Path, other: Path, traces: tuple[Path, Path] | None = None) -> list[str]:
-    """What keeps two finished runs from being the same, bit for bit; empty if nothing does."""
+    """Return the differences of two finished runs, compared bit for bit."""
     a, b = newest(one), newest(other)
     found = [] if step_of(a) == step_of(b) else [f"ended at {a.name} and {b.name}"]
     found += [f"checkpoint {key}" for key in state_differences(a, b)]
@@ -120,14 +120,14 @@ def differences(one: Path, other: Path, traces: tuple[Path, Path] | None = None)
 
 
 def must_equal(one: Path, other: Path, traces: tuple[Path, Path] | None = None) -> None:
-    """Both ended with 0: a difference is a silent wrong result."""
+    """Compare two runs that ended with 0: a difference is a silent wrong result."""
     found = differences(one, other, traces)
     if found:
         raise SilentWrong(f"{len(found)} differences: {'; '.join(found[:8])}"[:2000])
 
 
 def finite(path: Path) -> bool:
-    """Whether every number of a checkpoint's tensors is."""
+    """Return whether every number in a checkpoint's tensors is finite."""
     state = load(path)
     tensors = [*state["state_dict"].values()]
     tensors += [
@@ -141,7 +141,7 @@ def finite(path: Path) -> bool:
 
 
 def sequences(path: Path) -> list[tuple[int, list[str]]]:
-    """The sequences of every step in the global order, whatever ranks and micro-batches they had.
+    """Return the sequences of every step in the global order, for any ranks and micro-batches.
 
     Rank r of W has rows r, r + W, ... of each global micro-batch.
     """

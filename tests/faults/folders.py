@@ -59,14 +59,14 @@ def write_inputs(folder: Path) -> Path:
 
 
 def run_folder(folder: Path, name: str = "run") -> Path:
-    """The newest run: one that was killed before its first save is begun anew in the next."""
+    """Return the newest run: one that was killed before its first save begins anew in the next."""
     runs = folder / "lightning_logs" / name
     versions = [int(path.name.removeprefix("version_")) for path in runs.glob("version_*")]
     return runs / f"version_{max(versions, default=0)}"
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """The digest of every file below a folder, by name."""
+    """Return the digest of every file below a folder, by name."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -75,13 +75,13 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Temporaries and locks that a run has left below a folder."""
+    """Return temporary files and locks that a run has left below a folder."""
     names = (str(path.relative_to(folder)) for path in folder.rglob("*"))
     return sorted(n for n in names if re.search(r"\.tmp|\.lock|\.probe|\.spool", n))
 
 
 def rewind(run: Path, step: int) -> None:
-    """Removes the checkpoints past a step, as if the run had been killed right after its save."""
+    """Remove the checkpoints past a step, as if the run had been killed right after its save."""
     for path in (run / "checkpoints").iterdir():
         match = re.match(r"step-(\d+)", path.name)
         if match and int(match[1]) > step:

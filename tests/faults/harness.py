@@ -33,7 +33,7 @@ class SilentWrong(AssertionError):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: its exit code (-9: SIGKILL), what it printed, how long it took."""
+    """End of a process: its exit code (-9: SIGKILL), its output, and its seconds."""
 
     code: int
     out: str
@@ -50,7 +50,7 @@ class Ended:
         return self
 
     def refused(self, *words: str, code: int = 2) -> str:
-        """The one line that names each of `words`; regular expressions."""
+        """Return the one line that names each of `words`; regular expressions."""
         if self.code == 0:
             raise SilentWrong(f"exit 0, expected a refusal naming {words}: {self.out[-1000:]}")
         assert "Traceback" not in self.err, self.err[-3000:]
@@ -95,13 +95,13 @@ class Running:
         self.process.wait()
 
     def kill(self) -> None:
-        """Ends all its processes."""
+        """Kill all processes of the command."""
         for pid in self.descendants():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def wait_for(self, step: int) -> int:
-        """Reads what it prints until it has done a step; the step that it told of."""
+        """Read the output until a step is done; return the step that the line names."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self._out.append(line)
@@ -112,7 +112,7 @@ class Running:
         raise AssertionError(f"ended before step {step}: {''.join(self._err)[-2000:]}")
 
     def end(self, limit_s: float = LIMIT_S) -> Ended:
-        """Waits for its end, and then for that of its workers and ranks."""
+        """Wait for the end of the process, and then of its workers and ranks."""
         assert self.process.stdout is not None
         hung = threading.Event()
 
@@ -140,7 +140,7 @@ class Running:
         return Ended(self.process.returncode, "".join(self._out), "".join(self._err), seconds)
 
     def descendants(self) -> list[int]:
-        """Its living processes, itself included; defunct ones have no environment."""
+        """Return the living processes of the command; defunct ones have no environment."""
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
@@ -151,7 +151,7 @@ class Running:
         return found
 
     def rank(self, number: int) -> int:
-        """The process of a rank."""
+        """Return the process of a rank."""
         for pid in self.descendants():
             environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             if f"LOCAL_RANK={number}".encode() in environ:
@@ -166,7 +166,7 @@ def start(
     env: dict[str, str] | None = None,
     wrap: Sequence[str] = (),
 ) -> Running:
-    """Starts `gpt-lightning ARGS`.
+    """Start `gpt-lightning ARGS`.
 
     Args:
         folder: It runs in.
@@ -181,7 +181,7 @@ def start(
 
 
 def gpt(folder: Path, *args: str, **kwargs: Any) -> Ended:
-    """Runs `gpt-lightning ARGS` to its end."""
+    """Run `gpt-lightning ARGS` to its end."""
     with start(folder, *args, **kwargs) as process:
         return process.end()
 
@@ -195,7 +195,7 @@ def start_fit(folder: Path, *args: str, **kwargs: Any) -> Running:
 
 
 def refusals(folder: Path, commands: list[list[str]], names: list[str], **kwargs: Any) -> list[int]:
-    """Runs many commands in one process; their exit codes. Each line must name its file."""
+    """Run many commands in one process; return their exit codes. Each line must name its file."""
     ended = gpt(folder, faults={"many": commands}, **kwargs).ok()
     assert "Traceback" not in ended.err, ended.err[-2000:]
     said = re.split(r"^exit (-?\d+)\n", ended.err, flags=re.MULTILINE)

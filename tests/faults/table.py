@@ -1,4 +1,4 @@
-"""The cases, and the table of how they went."""
+"""The cases, and the table of their results."""
 
 from dataclasses import dataclass, field
 
@@ -75,7 +75,7 @@ CASES: dict[str, tuple[str, str]] = {
 
 @dataclass
 class Row:
-    """How the injections of one case went."""
+    """Results of the injections of one case."""
 
     passed: int = 0
     failed: int = 0
@@ -99,13 +99,13 @@ class Row:
 
 
 def cell(text: str, limit: int = 160) -> str:
-    """Text as a cell of Markdown."""
+    """Return text as a cell of Markdown."""
     text = " ".join(text.split()).replace("|", "\\|")
     return text if len(text) <= limit else text[: limit - 4] + " ..."
 
 
 def markdown(rows: dict[str, Row], environment: str) -> str:
-    """The headline figures and a line for each case that ran."""
+    """Return the headline figures and a line for each case that ran."""
     ran = {case: row for case, row in rows.items() if row.passed or row.failed}
     good = sum(not row.failed for row in ran.values())
     injections = sum(row.passed + row.failed for row in ran.values())

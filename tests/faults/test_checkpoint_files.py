@@ -105,7 +105,7 @@ def test_a_full_disk_is_refused_before_the_first_step(folder, case, small_disk):
 
 
 def without_privilege() -> list[str]:
-    """What takes root's right to write everywhere; nothing for others, who lack it."""
+    """Return the command that takes root's right to write everywhere; empty for other users."""
     if os.geteuid() != 0:
         return []
     if not shutil.which("setpriv"):

@@ -22,7 +22,7 @@ AGAIN = "start the same command with --resume auto to continue"
 
 
 def one_line(process: Running, code: int, *words: str, limit_s: float = 100) -> float:
-    """The seconds to the end of all ranks, with a code and one line of error."""
+    """Return the seconds to the end of all ranks, which have a code and one line of error."""
     began = time.monotonic()
     ended = process.end(limit_s)
     seconds = time.monotonic() - began

@@ -37,13 +37,13 @@ each_way = pytest.mark.parametrize(
 
 
 def last_save_before(step: int, asynchronous: bool = False) -> int:
-    """The last step whose save is complete when a later step's line is printed."""
+    """Return the last step whose save is complete when a later step's line is printed."""
     saves = [s for s in range(step) if s % SAVE == 0 or s % VALIDATE == 0]
     return saves[-2:][0] if asynchronous else saves[-1]  # the last one may be under way
 
 
 def killed_at_random(folder: Path, rng: random.Random, trace: Path, *args: str) -> str:
-    """Starts the run, kills it at a random moment, and says when."""
+    """Start the run, kill it at a random moment, and return that moment."""
     done = max([step_of(p) for p in checkpoints(run_folder(folder))], default=0)
     step = rng.randint(min(done + 1, STEPS - 4), STEPS - 4)
     delay_s = rng.uniform(0, 0.02)
@@ -240,7 +240,7 @@ def test_optimizer_and_rate_against_the_closed_form(folder, case, step):
 
 
 def expected_rate(step: int) -> float:
-    """Linear warm-up to 3e-3 in step 6, then half a cosine to a tenth of it at the last step."""
+    """Return the rate: warm-up to 3e-3 in step 6, then half a cosine to a tenth of it."""
     peak, low, warmup = 3.0e-3, 3.0e-4, 5
     if step < warmup:
         return peak * (step + 1) / (warmup + 1)
@@ -248,7 +248,7 @@ def expected_rate(step: int) -> float:
 
 
 def check_update(before: dict, after: dict, gradients: dict, rate: float) -> None:
-    """One step of AdamW in float64 from the saved state and the gradients."""
+    """Make one step of AdamW in float64 from the saved state and the gradients."""
     groups = after["optimizer_states"][0]["param_groups"]
     old, new = (s["optimizer_states"][0]["state"] for s in (before, after))
     names = names_by_index(after, groups, gradients)
@@ -271,7 +271,7 @@ def check_update(before: dict, after: dict, gradients: dict, rate: float) -> Non
 
 
 def names_by_index(state: dict, groups: list[dict], gradients: dict) -> dict[int, str]:
-    """Parameters in the optimizer's order: matrices first, then vectors, each in the model's."""
+    """Return parameters in the optimizer's order: matrices, then vectors, each in the model's."""
     ordered = [n for n in gradients if gradients[n].dim() >= 2]
     ordered += [n for n in gradients if gradients[n].dim() < 2]
     indices = [index for group in groups for index in group["params"]]

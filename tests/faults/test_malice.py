@@ -35,7 +35,7 @@ class Eval(Shell):
 
 
 def malicious(kind: str, good: dict[str, Any], marker: Path) -> Any:
-    """What a checkpoint of that kind holds."""
+    """Return the content of a malicious checkpoint of one kind."""
     command = f"touch {marker}"
     inner = good["hyper_parameters"]
     return {

@@ -1,4 +1,4 @@
-"""What a run may go on with, and what not: R10, R19, R25, R27, R30."""
+"""Settings that a resume may change, and settings that it may not: R10, R19, R25, R27, R30."""
 
 import re
 
@@ -155,7 +155,7 @@ def test_a_path_that_is_missing(stopped, case):
 
 @pytest.mark.case("R30")
 def test_a_path_is_what_it_says(every, tmp_path, case):
-    """An older checkpoint by name: the run goes on from there, not from the newest."""
+    """An older checkpoint by name: the run continues from there, not from the newest."""
     folder = copied(every, tmp_path / "work", 20)
     older = next(p for p in checkpoints(run_folder(folder)) if step_of(p) == 14)
     ended = fit(folder, "--resume", str(older)).ok()
@@ -166,7 +166,7 @@ def test_a_path_is_what_it_says(every, tmp_path, case):
 
 @pytest.mark.case("R30")
 def test_a_future_that_was_left_is_not_taken_up_again(every, tmp_path, case):
-    """Resumed from an older file and stopped early: auto goes on from there, not from beyond."""
+    """Resumed from an older file and stopped early: auto continues there, not from a later file."""
     folder = copied(every, tmp_path / "work", 20)
     older = next(p for p in checkpoints(run_folder(folder)) if step_of(p) == 14)
     stop = {"signal_at": [15, 16, 1]}

@@ -1,5 +1,5 @@
-"""What happens in and around a run's folder between two sessions: R35, R36, R38, R43 to R47, R53,
-R56, R57, R62, R63."""
+"""Changes in and around a run's folder between two sessions: R35, R36, R38, R43 to R47, R53, R56,
+R57, R62, R63."""
 
 import json
 import os
@@ -31,7 +31,7 @@ LOGGERS = {
 
 
 def with_logger(folder: Path, name: str, of: str = "") -> tuple[str, str]:
-    """Options of a logger; `of` is a part of its own folder's name."""
+    """Return the options of a logger; `of` is a part of its own folder's name."""
     text = yaml.safe_dump({"trainer": {"logger": LOGGERS[name]}})
     file = folder / f"logger{of}.yaml"
     file.write_text(text.replace("save_dir: csv", f"save_dir: csv{of}"))

@@ -1,4 +1,4 @@
-"""Runs that end before their last step, and go on: R34, R37, R60, R61."""
+"""Runs that end before their last step, and continue: R34, R37, R60, R61."""
 
 import os
 import pty
@@ -60,7 +60,7 @@ def test_early_stopping(whole, folder, case):
 
 
 def shell(folder, command: str):
-    """Runs a command of bash, in which FIT is the run."""
+    """Run a command of bash, in which FIT is the run."""
     fit_ = f"{sys.executable} -m gpt_lightning fit --config run.yaml"
     text = f"set -o pipefail; {command.replace('FIT', fit_)}"
     with Running(["bash", "-c", text], folder, {}) as process:

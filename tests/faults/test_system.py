@@ -95,7 +95,7 @@ def test_nothing_tells_to_listen_to_the_world(case):
 
 
 def listening(pids: list[int]) -> list[str]:
-    """Addresses beyond loopback, in the kernel's hexadecimal, that processes listen at."""
+    """Return addresses beyond loopback, in hexadecimal, at which processes listen."""
     inodes = set()
     for pid in pids:
         for path in Path(f"/proc/{pid}/fd").glob("*"):

@@ -89,7 +89,7 @@ class Result:
 
 
 def is_core(module: str) -> bool:
-    """Whether mutants are made of a module (its name without the package's)."""
+    """Return whether mutants are made of a module (its name without the package's)."""
     room, _, rest = module.partition(".")
     if module in NOT_CORE:
         return False

@@ -1,4 +1,4 @@
-"""What SOURCE may name, and what a dataset made of it is called."""
+"""Files that SOURCE may name, and the names of the datasets made of them."""
 
 import io
 import json

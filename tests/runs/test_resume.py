@@ -1,4 +1,4 @@
-"""What `--resume` goes on with: the right run, the right file, and the settings of this command."""
+"""`--resume` continues the right run from the right file with the settings of this command."""
 
 import json
 from pathlib import Path

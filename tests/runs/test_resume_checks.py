@@ -1,4 +1,4 @@
-"""What a checkpoint and the run that resumes it must share, by the records alone."""
+"""Facts that a checkpoint and the run that resumes it must share, by the records alone."""
 
 from dataclasses import replace
 from pathlib import Path

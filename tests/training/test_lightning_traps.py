@@ -1,4 +1,4 @@
-"""What Lightning 2.6 does that we work around: if one of these fails, a workaround may go."""
+"""Faults of Lightning 2.6 that we work around: if one test fails, its workaround may go."""
 
 import lightning as L
 import pytest

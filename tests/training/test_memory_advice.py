@@ -1,4 +1,4 @@
-"""When memory runs out: one line, with a configuration of the same tokens a step."""
+"""Out-of-memory errors: one line, with a configuration of the same tokens per step."""
 
 import re
 import resource

@@ -1,4 +1,4 @@
-"""What would hold training up: waiting for the device, evaluation in other clothes, compilation."""
+"""Causes of stalls: waiting for the device, compilation in evaluations and for new shapes."""
 
 import sys
 from pathlib import Path

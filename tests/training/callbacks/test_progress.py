@@ -1,4 +1,4 @@
-"""What StepProgress says of the time that is left, and when it prints a line."""
+"""StepProgress: the time that is left, and the steps at which it prints a line."""
 
 import io
 import math
