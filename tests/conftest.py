@@ -45,6 +45,12 @@ def text_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def own_folder(tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the test in a folder of its own, with the text in it."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def limited_memory() -> Iterator[None]:
     """2 GiB of address space more than now, for this process and those that it starts."""
     if sys.platform != "linux":

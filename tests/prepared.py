@@ -1,6 +1,8 @@
-"""Datasets for tests, made without the command line."""
+"""Datasets and files of tokens for tests, made without the command line."""
 
 from pathlib import Path
+
+import numpy as np
 
 from gpt_lightning.data.manifest import Manifest
 from gpt_lightning.prepare.settings import Settings
@@ -19,3 +21,17 @@ def prepare_text(
     """Prepare one text in `out`, as `gpt-lightning prepare` does, and return the manifest."""
     settings = Settings(tokenizer, val_fraction, test_fraction, shard_tokens)
     return prepare_one_text(source, source.name, out, settings, overwrite)[0]
+
+
+def random_tokens(n: int, seed: int = 0, vocab: int = 50257) -> np.ndarray:
+    """Return random tokens, uint16 (n,)."""
+    return np.random.default_rng(seed).integers(0, vocab, n).astype(np.uint16)
+
+
+def llmc_bytes(tokens: np.ndarray, **header: int) -> bytes:
+    """Return a file of llm.c, whose header has other numbers where they are given."""
+    fields = np.zeros(256, dtype=np.int32)
+    fields[0] = header.get("magic", 20240520)
+    fields[1] = header.get("version", 1)
+    fields[2] = header.get("count", len(tokens))
+    return fields.tobytes() + tokens.astype(np.uint16).tobytes()

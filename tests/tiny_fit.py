@@ -12,10 +12,9 @@ TINY_MODEL = [
     "--samples.max_new_tokens=0",
 ]
 # in a folder with the fixture `text_file`
+TINY_FIT = [*TINY_MODEL, "--data.text_file=text.txt", "--data.tokenizer=char"]
 TINY_RUN = [
-    *TINY_MODEL,
-    "--data.text_file=text.txt",
-    "--data.tokenizer=char",
+    *TINY_FIT,
     "--trainer.val_check_interval=4",
     "--trainer.check_val_every_n_epoch=null",
     "--run_name=run",

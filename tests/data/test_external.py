@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prepared import llmc_bytes, random_tokens
 
 from gpt_lightning.data import dataset as dataset_module
 from gpt_lightning.data.dataset import load_manifest
@@ -17,19 +18,7 @@ VOCAB = 50257
 TEXT = "to be, or not to be: that is the question"
 
 
-def some(n: int, seed: int = 0, vocab: int = VOCAB) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, vocab, n).astype(np.uint16)
-
-
 # ---- the other programs, by hand ---------------------------------------------------------------
-
-
-def llmc_bytes(tokens: np.ndarray, **header: int) -> bytes:
-    fields = np.zeros(256, dtype=np.int32)
-    fields[0] = header.get("magic", 20240520)
-    fields[1] = header.get("version", 1)
-    fields[2] = header.get("count", len(tokens))
-    return fields.tobytes() + tokens.astype(np.uint16).tobytes()
 
 
 def nanogpt(folder: Path, splits: dict[str, np.ndarray]) -> None:
@@ -65,7 +54,7 @@ def read_back(folder: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_what_another_program_wrote_comes_back(program: str, tmp_path: Path) -> None:
-    splits = {"train": some(5000), "val": some(700, seed=1)}
+    splits = {"train": random_tokens(5000), "val": random_tokens(700, seed=1)}
     PROGRAMS[program](tmp_path, splits)
     (tmp_path / "readme.md").write_text("files of other kinds do not matter")
     found = read_back(tmp_path)
@@ -78,7 +67,7 @@ def test_what_another_program_wrote_comes_back(program: str, tmp_path: Path) -> 
 
 
 def test_one_data_set_in_four_formats_gives_the_same_windows(tmp_path: Path) -> None:
-    splits = {"train": some(5000), "val": some(700, seed=1)}
+    splits = {"train": random_tokens(5000), "val": random_tokens(700, seed=1)}
     starts = np.random.default_rng(2).integers(0, 4000, 50)
     seen = []
     for program, write in PROGRAMS.items():
@@ -93,7 +82,7 @@ def test_one_data_set_in_four_formats_gives_the_same_windows(tmp_path: Path) -> 
 def test_a_dataset_that_was_moved_is_the_same(tmp_path: Path) -> None:
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
-        modded(tmp_path / name, {"train": some(600), "val": some(50)})
+        modded(tmp_path / name, {"train": random_tokens(600), "val": random_tokens(50)})
     assert load_manifest(tmp_path / "here") == load_manifest(tmp_path / "there")
 
 
@@ -135,23 +124,35 @@ def rename(old: str, new: str) -> Callable[[Path], Any]:
 
 
 T2, T3 = "fineweb_train_000002.bin", "fineweb_train_000003.bin"
-GOOD = llmc_bytes(some(50))
+GOOD = llmc_bytes(random_tokens(50))
 LLMC_DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "odd truncation": (swap(T2, GOOD[:-1]), r"1,123 bytes for a header that promises 1,124"),
     "even truncation": (swap(T2, GOOD[:-2]), r"1,122 bytes for a header that promises 1,124"),
     "grown": (swap(T2, GOOD + b"00"), "1,126 bytes for a header"),
     "short header": (swap(T2, GOOD[:1000]), "1,000 bytes"),
     "empty": (swap(T2, b""), "0 bytes"),
-    "wrong magic": (swap(T2, llmc_bytes(some(50), magic=7)), "magic number 20240520, found 7"),
-    "llama 3": (swap(T2, llmc_bytes(some(50), magic=20240801)), "20240801, tokens of Llama 3"),
-    "version": (swap(T2, llmc_bytes(some(50), version=2)), "version 2, not 1"),
-    "count": (swap(T2, llmc_bytes(some(50), count=51)), "header that promises 1,126"),
-    "negative count": (swap(T2, llmc_bytes(some(50), count=-1)), "header that promises 1,022"),
+    "wrong magic": (
+        swap(T2, llmc_bytes(random_tokens(50), magic=7)),
+        "magic number 20240520, found 7",
+    ),
+    "llama 3": (
+        swap(T2, llmc_bytes(random_tokens(50), magic=20240801)),
+        "20240801, tokens of Llama 3",
+    ),
+    "version": (swap(T2, llmc_bytes(random_tokens(50), version=2)), "version 2, not 1"),
+    "count": (swap(T2, llmc_bytes(random_tokens(50), count=51)), "header that promises 1,126"),
+    "negative count": (
+        swap(T2, llmc_bytes(random_tokens(50), count=-1)),
+        "header that promises 1,022",
+    ),
     "missing": (lambda folder: (folder / T2).unlink(), r"after \S*000001\.bin, found \S*000003"),
     "twice": (swap("fineweb_train_2.bin", GOOD), "expected the shard after"),
     "extra": (swap("model.bin", GOOD), r"model\.bin.*not that of a shard"),
-    "raw": (swap("train.bin", some(50).tobytes()), "one data set and one format"),
-    "npy": (lambda folder: np.save(folder / "fineweb_train_000004", some(9)), "one format"),
+    "raw": (swap("train.bin", random_tokens(50).tobytes()), "one data set and one format"),
+    "npy": (
+        lambda folder: np.save(folder / "fineweb_train_000004", random_tokens(9)),
+        "one format",
+    ),
     "another set": (rename(T3, "books_train_000003.bin"), "one data set"),
     "a token": (swap(T2, llmc_bytes(np.array([1, 50256, 50257]))), r"token 50,257 at position 2"),
     "a folder": (lambda f: ((f / T2).unlink(), (f / T2).mkdir()), "Is a directory"),
@@ -160,7 +161,7 @@ LLMC_DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 @pytest.mark.parametrize("kind", LLMC_DAMAGE)
 def test_damage_of_llmcs_shards_is_found_at_start(kind: str, tmp_path: Path) -> None:
-    modded(tmp_path, {"train": some(600), "val": some(50)})
+    modded(tmp_path, {"train": random_tokens(600), "val": random_tokens(50)})
     assert load_manifest(tmp_path).tokens("train") == 600
     damage, found = LLMC_DAMAGE[kind]
     damage(tmp_path)
@@ -173,7 +174,7 @@ def test_damage_of_llmcs_shards_is_found_at_start(kind: str, tmp_path: Path) -> 
 
 
 def test_all_damaged_files_are_named(tmp_path: Path) -> None:
-    modded(tmp_path, {"train": some(600), "val": some(50)})
+    modded(tmp_path, {"train": random_tokens(600), "val": random_tokens(50)})
     for name in (T2, T3):
         swap(name, GOOD[:-1])(tmp_path)
     with pytest.raises(UserError, match=f"in {T2} 1,123 bytes.*in {T3} 1,123 bytes"):
@@ -187,15 +188,15 @@ def test_all_damaged_files_are_named(tmp_path: Path) -> None:
         (b"", "an empty file"),
         (np.array([3, 50257, 5], np.uint16).tobytes(), "token 50,257 at position 1"),
         *[
-            (llmc_bytes(some(9), magic=magic), f"found {magic}, {name}")
+            (llmc_bytes(random_tokens(9), magic=magic), f"found {magic}, {name}")
             for magic, name in OTHER_MAGICS.items()
         ],
-        (llmc_bytes(some(9), magic=20240801, count=3), "Llama 3"),
-        (llmc_bytes(some(9), magic=5), "found 5, which is unknown"),  # a damaged header
+        (llmc_bytes(random_tokens(9), magic=20240801, count=3), "Llama 3"),
+        (llmc_bytes(random_tokens(9), magic=5), "found 5, which is unknown"),  # a damaged header
     ],
 )
 def test_bare_files_that_are_no_tokens(content: bytes, found: str, tmp_path: Path) -> None:
-    some(9).tofile(tmp_path / "val.bin")
+    random_tokens(9).tofile(tmp_path / "val.bin")
     (tmp_path / "train.bin").write_bytes(content)
     with pytest.raises(UserError, match=found) as caught:
         load_manifest(tmp_path)
@@ -208,7 +209,9 @@ def test_no_magic_can_be_gpt2_tokens() -> None:
         assert max(np.array([magic], "<i4").view("<u2")) >= VOCAB
 
 
-@pytest.mark.parametrize("array", [some(9).astype(np.uint32), some(8).reshape(2, 4)])
+@pytest.mark.parametrize(
+    "array", [random_tokens(9).astype(np.uint32), random_tokens(8).reshape(2, 4)]
+)
 def test_build_nanogpts_shards_of_another_type(array: np.ndarray, tmp_path: Path) -> None:
     np.save(tmp_path / "edufineweb_train_000001", array)
     with pytest.raises(
@@ -219,7 +222,7 @@ def test_build_nanogpts_shards_of_another_type(array: np.ndarray, tmp_path: Path
 
 def test_our_shards_without_their_manifest_are_no_dataset(tmp_path: Path) -> None:
     for name in ("train-00000.npy", "train_00000.npy"):
-        np.save(tmp_path / name, some(9))
+        np.save(tmp_path / name, random_tokens(9))
         with pytest.raises(UserError, match=r"not a prepared dataset, it has no manifest\.json"):
             load_manifest(tmp_path)
 
@@ -240,7 +243,7 @@ def test_the_scan_at_start_names_the_position(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: int
 ) -> None:
     monkeypatch.setattr("gpt_lightning.data.manifest.PIECE_BYTES", 100)
-    tokens = some(1000)
+    tokens = random_tokens(1000)
     tokens[position] = VOCAB
     nanogpt(tmp_path, {"train": tokens})
     with pytest.raises(UserError, match=f"token 50,257 at position {position}"):

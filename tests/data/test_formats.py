@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prepared import llmc_bytes, random_tokens
 
 from gpt_lightning.data import formats
 from gpt_lightning.data import manifest as manifest_module
@@ -29,18 +30,6 @@ VOCAB = 50257
 TEXT = "to be, or not to be: that is the question"
 
 
-def some(n: int, seed: int = 0, vocab: int = VOCAB) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, vocab, n).astype(np.uint16)
-
-
-def llmc_bytes(tokens: np.ndarray, **header: int) -> bytes:
-    fields = np.zeros(256, dtype=np.int32)
-    fields[0] = header.get("magic", 20240520)
-    fields[1] = header.get("version", 1)
-    fields[2] = header.get("count", len(tokens))
-    return fields.tobytes() + tokens.astype(np.uint16).tobytes()
-
-
 def meta_of(characters: str) -> dict[str, Any]:
     return {
         "vocab_size": len(characters),
@@ -55,7 +44,7 @@ def meta_of(characters: str) -> dict[str, Any]:
 @pytest.mark.parametrize("file_format", FORMATS)
 @pytest.mark.parametrize("n_tokens", [1, 511, 512, 70_000])
 def test_header_and_tokens_come_back(file_format: str, n_tokens: int, tmp_path: Path) -> None:
-    tokens = some(n_tokens)
+    tokens = random_tokens(n_tokens)
     path = tmp_path / file_name(file_format, "train", 0)
     path.write_bytes(file_header(file_format, "uint16", n_tokens) + tokens.tobytes())
     found = mapped(path, "uint16", file_format)
@@ -64,7 +53,7 @@ def test_header_and_tokens_come_back(file_format: str, n_tokens: int, tmp_path: 
 
 
 def test_other_programs_read_what_we_write(tmp_path: Path) -> None:
-    tokens = some(1000)
+    tokens = random_tokens(1000)
     assert file_header("llmc", "uint16", 1000) + tokens.tobytes() == llmc_bytes(tokens)
     assert file_header("nanogpt", "uint16", 1000) == b""
     for dtype in ("uint16", "uint32"):
@@ -105,9 +94,9 @@ ALTERED: dict[str, Callable[[bytes], bytes]] = {
     "odd truncation": lambda content: content[:-1],
     "even truncation": lambda content: content[:-2],
     "grown": lambda content: content + b"00",
-    "magic": lambda content: llmc_bytes(some(100), magic=1),
-    "version": lambda content: llmc_bytes(some(100), version=2),
-    "count": lambda content: llmc_bytes(some(99)),
+    "magic": lambda content: llmc_bytes(random_tokens(100), magic=1),
+    "version": lambda content: llmc_bytes(random_tokens(100), version=2),
+    "count": lambda content: llmc_bytes(random_tokens(99)),
     "empty": lambda content: b"",
 }
 
@@ -116,14 +105,14 @@ ALTERED: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("kind", ALTERED)
 def test_damage_beside_our_manifest(file_format: str, kind: str, tmp_path: Path) -> None:
     name = file_name(file_format, "train", 0)
-    content = file_header(file_format, "uint16", 100) + some(100).tobytes()
+    content = file_header(file_format, "uint16", 100) + random_tokens(100).tobytes()
     (tmp_path / name).write_bytes(content)
     shard = Shard(name, 100, hashlib.sha256(content).hexdigest())
     splits = {"train": (shard,)}
     source = TextOrigin("s", 1, "0")
     Manifest({"name": "gpt2"}, VOCAB, "uint16", source, {}, splits, file_format).save(tmp_path)
     stream = TokenStream(tmp_path, load_manifest(tmp_path), "train")
-    assert stream.windows(np.array([0]), 100).tolist() == [some(100).tolist()]
+    assert stream.windows(np.array([0]), 100).tolist() == [random_tokens(100).tolist()]
     (tmp_path / name).write_bytes(ALTERED[kind](content))
     with pytest.raises(UserError, match=r"expected 100 tokens of uint16, found.*prepare") as caught:
         load_manifest(tmp_path)

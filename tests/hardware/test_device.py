@@ -12,6 +12,12 @@ from gpt_lightning.hardware import device as devices
 from gpt_lightning.hardware.device import keep_freed_memory
 
 
+def printed(code: str, *args: str) -> list[str]:
+    """Return the words that a process prints."""
+    command = [sys.executable, "-c", code, *args]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
 def test_freed_memory_is_kept():
@@ -28,10 +34,7 @@ def test_freed_memory_is_kept():
     )
     faults = {}
     for how in ("keep", "leave"):
-        done = subprocess.run(
-            [sys.executable, "-c", code, how], capture_output=True, text=True, check=True
-        )
-        kept, count = done.stdout.split()
+        kept, count = printed(code, how)
         faults[how] = int(count)
         if how == "keep" and kept == "False":
             pytest.skip("another C library")
@@ -57,8 +60,8 @@ def test_blocks_of_more_than_2_gib_are_kept_too():
         "hand_back_freed_memory()\n"
         "print(kept, grown >= size, libc.sbrk(0) - start < size)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split()[1:] == ["True", "True"] or done.stdout.startswith("False")
+    kept, *found = printed(code)
+    assert found == ["True", "True"] or kept == "False"
 
 
 # ---- what each kind of device spells differently -------------------------------------------------

@@ -32,8 +32,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("csv", "remote")
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path, text_file, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def clean(own_folder, monkeypatch) -> None:
     monkeypatch.setattr(RemoteLogger, "rows", [])
     monkeypatch.setattr(RemoteLogger, "hyperparameters", {})
 

@@ -12,13 +12,10 @@ from gpt_lightning.commands.check_resume import compare
 from gpt_lightning.runs.checkpoint import SCHEMA
 from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 TINY = [*TINY_RUN, "--data.batch_size=4", "--trainer.log_every_n_steps=1"]
 RUN = Path("lightning_logs") / "run"
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, text_file, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def fit(steps: int, *args: str) -> int:

@@ -14,14 +14,11 @@ from gpt_lightning.cli import main
 from gpt_lightning.commands.check_resume import fit_command
 from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 TINY = [*TINY_RUN, "--data.batch_size=4", "--trainer.log_every_n_steps=1"]
 RUNS = Path("lightning_logs") / "run"
 RUN = RUNS / "version_0"
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, text_file, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def fit(steps: int, *args: str) -> int:

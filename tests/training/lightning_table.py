@@ -253,20 +253,22 @@ ARGUMENTS = [
         lambda run: type(run.trainer.strategy).__name__ == "SingleDeviceStrategy",
         "One device of the accelerator, also on a machine with several.",
     ),
-    works(
-        "strategy",
-        {"strategy": "ddp", "devices": 2},
-        lambda run: max(row.get("perf/tokens", 0) for row in run.rows) == 4 * 2 * 2 * 16,
-        "Each rank reads its own part of every step.",
-        slow=True,
-    ),
-    works(
-        "strategy",
-        {"strategy": "ddp_find_unused_parameters_true", "devices": 2},
-        lambda run: max(row.get("perf/tokens", 0) for row in run.rows) == 4 * 2 * 2 * 16,
-        "As `ddp`, also for a module that skips some of its weights.",
-        slow=True,
-    ),
+    *[
+        works(
+            "strategy",
+            {"strategy": strategy, "devices": 2},
+            lambda run: max(row.get("perf/tokens", 0) for row in run.rows) == 4 * 2 * 2 * 16,
+            sentence,
+            slow=True,
+        )
+        for strategy, sentence in (
+            ("ddp", "Each rank reads its own part of every step."),
+            (
+                "ddp_find_unused_parameters_true",
+                "As `ddp`, also for a module that skips some of its weights.",
+            ),
+        )
+    ],
     *[
         refused(
             "strategy",

@@ -5,18 +5,15 @@ from pathlib import Path
 
 import lightning as L
 import pytest
-from tiny_fit import TINY_MODEL
+from tiny_fit import TINY_FIT
 
 from gpt_lightning.cli import main
 from gpt_lightning.commands.check_resume import compare
 from gpt_lightning.training import fit
 
-pytestmark = pytest.mark.slow  # CI runs them
-SLOW = pytest.mark.slow
+pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.slow]  # CI runs them
 BASE = (
-    *TINY_MODEL,
-    "--data.text_file=text.txt",
-    "--data.tokenizer=char",
+    *TINY_FIT,
     "--data.batch_size=32",
     "--trainer.max_steps=20",
     "--trainer.log_every_n_steps=1",
@@ -25,11 +22,6 @@ BASE = (
 )
 EPOCH = 27  # micro-batches
 RELOAD = "--trainer.reload_dataloaders_every_n_epochs=1"
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, text_file, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 class Batches(L.Callback):
@@ -56,9 +48,7 @@ def run(*args: str, name: str = "run", stop: int | None = None) -> Batches:
     return batches
 
 
-@pytest.mark.parametrize(
-    "order", ["shuffled", *(pytest.param(name, marks=SLOW) for name in ("random", "sequential"))]
-)
+@pytest.mark.parametrize("order", ["shuffled", *(name for name in ("random", "sequential"))])
 def test_overfitting_repeats_the_first_batches(order):
     plain = run(f"--data.order={order}").trained
     seen = run(f"--data.order={order}", "--trainer.overfit_batches=3")
@@ -127,15 +117,15 @@ EPOCHS = ("--trainer.max_epochs=3", "--trainer.max_steps=-1", "--model.decay_ste
     [
         (("--trainer.overfit_batches=4",), 10),
         (("--trainer.limit_train_batches=7", RELOAD, *EPOCHS), 10),
-        pytest.param(("--trainer.overfit_batches=4", *EPOCHS), 10, marks=SLOW),
-        pytest.param(("--trainer.overfit_batches=4",), 12, marks=SLOW),
-        pytest.param(("--trainer.limit_train_batches=7",), 7, marks=SLOW),
-        pytest.param(("--trainer.limit_train_batches=7", *EPOCHS), 14, marks=SLOW),
-        pytest.param((RELOAD,), 11, marks=SLOW),
-        pytest.param((RELOAD, *EPOCHS), 30, marks=SLOW),
-        pytest.param(("--trainer.limit_train_batches=0.5", "--data.order=nanogpt"), 15, marks=SLOW),
-        pytest.param(("--trainer.limit_train_batches=7", "--data.order=repeat"), 9, marks=SLOW),
-        pytest.param(("--trainer.limit_train_batches=7", "--data.order=sequential"), 9, marks=SLOW),
+        (("--trainer.overfit_batches=4", *EPOCHS), 10),
+        (("--trainer.overfit_batches=4",), 12),
+        (("--trainer.limit_train_batches=7",), 7),
+        (("--trainer.limit_train_batches=7", *EPOCHS), 14),
+        ((RELOAD,), 11),
+        ((RELOAD, *EPOCHS), 30),
+        (("--trainer.limit_train_batches=0.5", "--data.order=nanogpt"), 15),
+        (("--trainer.limit_train_batches=7", "--data.order=repeat"), 9),
+        (("--trainer.limit_train_batches=7", "--data.order=sequential"), 9),
     ],
 )
 def test_a_resume_is_the_whole_run(kind, stop):

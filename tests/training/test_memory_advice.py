@@ -16,14 +16,9 @@ from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.training.memory_advice import memory_options, smaller_batch
 from gpt_lightning.training.module import GPTModule
 
-pytestmark = pytest.mark.slow  # CI runs them
+pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.slow]  # CI runs them
 CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
 CPU_MESSAGE = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 3221225472 bytes."
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, text_file, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def fit(steps: int, *args: str) -> int:

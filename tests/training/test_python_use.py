@@ -107,8 +107,7 @@ def same(a: GPTModule, b: GPTModule) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path, text_file, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def clean(own_folder, monkeypatch) -> None:
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
 
 

@@ -6,28 +6,20 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-from tiny_fit import TINY_MODEL
+from tiny_fit import TINY_FIT
 
 from gpt_lightning.commands.check_resume import compare, metrics_rows
 from gpt_lightning.training.fit import run_cli
 from gpt_lightning.training.spikes import WINDOW, SpikeGuard
 
-pytestmark = pytest.mark.slow  # CI runs them
-SLOW = pytest.mark.slow
+pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.slow]  # CI runs them
 BASE = (
-    *TINY_MODEL,
-    "--data.text_file=text.txt",
-    "--data.tokenizer=char",
+    *TINY_FIT,
     "--data.batch_size=4",
     "--trainer.max_steps=80",
     "--trainer.log_every_n_steps=1",
     "--trainer.limit_val_batches=0",
 )
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, text_file, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 class Planted(L.Callback):
@@ -75,8 +67,8 @@ def rows(name: str = "run") -> list[dict]:
     ("of", "sigmas", "kind"),
     [
         ("norm", 20, ("--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=1.0")),
-        pytest.param("norm", 20, (), marks=SLOW),
-        pytest.param("loss", 4, ("--model.optimizer=muon", "--data.batch_size=64"), marks=SLOW),
+        ("norm", 20, ()),
+        ("loss", 4, ("--model.optimizer=muon", "--data.batch_size=64")),
     ],
 )
 def test_a_planted_spike_is_skipped_and_counted(of, sigmas, kind, capsys):
@@ -103,7 +95,7 @@ def test_the_first_steps_are_never_skipped():
     assert planted.unchanged == []
 
 
-@pytest.mark.parametrize("stop", [66, pytest.param(70, marks=SLOW)])
+@pytest.mark.parametrize("stop", [66, 70])
 def test_a_resumed_run_skips_the_same_steps(stop, capsys):
     options = ("--model.skip_spikes=0.5", "--model.config.dropout=0.1")
     whole, first, second = Planted(0), Planted(0, stop=stop), Planted(0)

@@ -13,18 +13,13 @@ from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.memory_advice import options_for
 from gpt_lightning.training.steps import StepShape, accumulation, largest_divisor
 
-pytestmark = pytest.mark.slow  # CI runs them
+pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.slow]  # CI runs them
 TINY = [
     *TINY_RUN,
     "--data.batch_size=4",
     "--trainer.val_check_interval=8",
     "--trainer.log_every_n_steps=1",
 ]
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, text_file, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def fit(steps: int, *args: str) -> int:

@@ -16,7 +16,7 @@ from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 
-pytestmark = pytest.mark.slow  # CI runs them
+pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.slow]  # CI runs them
 BASE = (
     *TINY_MODEL,
     "--data.text_file=text.txt",
@@ -29,11 +29,6 @@ SLOW = pytest.mark.slow
 STEPS = ("--trainer.max_steps=15",)
 EPOCHS = ("--trainer.max_epochs=3", "--trainer.max_steps=-1", "--model.decay_steps=18")
 BY_STEPS = ("--trainer.check_val_every_n_epoch=null", "--trainer.val_check_interval=12")
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, text_file, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 class Stop(L.Callback):

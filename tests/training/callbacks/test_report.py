@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_fit import TINY_FIT
 
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import device_name
@@ -15,26 +16,14 @@ from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import odd_shapes, run_hyperparameters
 from gpt_lightning.training.fit import run_cli
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 TINY = [
-    "--model.config.n_layer=1",
-    "--model.config.n_head=1",
-    "--model.config.n_embd=8",
-    "--model.config.block_size=16",
-    "--model.config.vocab_size=null",
-    "--data.text_file=text.txt",
-    "--data.tokenizer=char",
+    *TINY_FIT,
     "--data.batch_size=4",
-    "--trainer.accelerator=cpu",
-    "--trainer.limit_val_batches=1",
     "--trainer.max_steps=2",
-    "--samples.max_new_tokens=0",
     "--run_name=a run",
 ]
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, text_file, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def test_the_command_to_sample_works_as_it_is_printed(capsys):
@@ -63,7 +52,7 @@ def best(out: str) -> str:
 
 
 def test_the_best_loss_is_of_all_sessions(capsys, monkeypatch):
-    run = [*TINY, "--model.schedule=constant", "--trainer.val_check_interval=2"]
+    run = [*TINY, "--trainer.val_check_interval=2"]
     assert main(["fit", *run]) == 0
     first = best(capsys.readouterr().out)
     worse = [*run, "--resume=auto", "--trainer.max_steps=4", "--model.learning_rate=10"]
@@ -74,7 +63,7 @@ def test_the_best_loss_is_of_all_sessions(capsys, monkeypatch):
 
 
 def test_the_best_loss_since_a_file_without_one_has_its_step(capsys, monkeypatch):
-    run = [*TINY, "--model.schedule=constant", "--trainer.val_check_interval=2"]
+    run = [*TINY, "--trainer.val_check_interval=2"]
     with monkeypatch.context() as earlier:
         earlier.setattr(RunCheckpoint, "state_dict", lambda self: {})
         assert main(["fit", *run]) == 0
@@ -87,7 +76,7 @@ def test_the_banner_and_the_summary_are_facts_of_the_run(capsys):
     args = ["--trainer.max_steps=6", "--trainer.log_every_n_steps=2", "--trainer.devices=1"]
     more = ["--trainer.accumulate_grad_batches=3", "--trainer.val_check_interval=9"]
     every = ["--trainer.check_val_every_n_epoch=null", "--model.learning_rate=2.5e-3"]
-    argv = [*args, *more, *every, "--model.schedule=constant", "--data.order=sequential"]
+    argv = [*args, *more, *every, "--data.order=sequential"]
     trainer = run_cli(["fit", *TINY, *argv]).trainer
     out = capsys.readouterr().out
     lines = [line for line in out.splitlines() if " | " not in line]  # of the progress

@@ -17,13 +17,10 @@ from gpt_lightning.runs.digests import check_digest
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.optim import all_finite
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 TINY = [*TINY_RUN, "--data.batch_size=4", "--trainer.log_every_n_steps=1"]
 RUN = Path("lightning_logs") / "run" / "version_0"
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, text_file, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def fit(steps: int, *args: str) -> int:
