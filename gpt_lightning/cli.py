@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sample": ("commands.sample:sample", "generate text with a trained model"),
     "reproduce": ("reproduce.command:run", "repeat published results, compare by row: --list"),
     "bench": ("bench.command:run", "measure this machine: bench --help"),
+    "report": ("bench.report.command:run", "write a course's report: report course --help"),
     "configs": ("commands.configs:configs", "list the configurations of --config"),
     "checkpoint": (
         "commands.checkpoint:checkpoint",

@@ -17,7 +17,13 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser
 from gpt_lightning.reports.tables import RESULTS, Console, column, write_report
 
-NO_TABLES = ("title", "machine", "notes", "published")  # in a report; published rows never differ
+NO_TABLES = (
+    "title",
+    "machine",
+    "notes",
+    "pictures",
+    "published",
+)  # in a report; published rows never differ
 OUTCOME = ("status", "note")
 ALONE = "only in"
 Row = dict[str, Any]  # field -> value

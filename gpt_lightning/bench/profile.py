@@ -42,7 +42,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from gpt_lightning.bench.core import options, timing, trace_tables, traces, training_step, worker
+from gpt_lightning.bench.core import (
+    nsys,
+    options,
+    timing,
+    trace_tables,
+    traces,
+    training_step,
+    worker,
+)
 from gpt_lightning.bench.core.course_model import (
     CourseAttention,
     CourseModel,
@@ -143,12 +151,7 @@ class KernelRow(Setting):
 
 def nsys_command(args: Any, sweep: Sweep) -> str:
     """Return a command that records the last row's steps with nsys, with NVTX ranges."""
-    values = sweep.configurations[-1] | {"device": "cuda", "folder": ".", "nsys": True}
-    command = [
-        *("nsys", "profile", "--trace=cuda,nvtx,cublas", "--output=gpt-lightning-profile"),
-        *("--capture-range=cudaProfilerApi", "--capture-range-end=stop"),
-        *("python", "-m", "gpt_lightning.bench.core.worker", BENCH.measure, json.dumps(values)),
-    ]
+    command = nsys.command(BENCH.measure, sweep.configurations[-1])
     return f"\nWith Nsight Systems and an NVIDIA GPU:\n{shlex.join(command)}"
 
 
@@ -182,7 +185,7 @@ def measure_profile(
     warmup: int,
     top: int,
     folder: str,
-    nsys: bool = False,
+    for_nsys: bool = False,
 ) -> dict[str, Any]:
     """Time a step, then profile it.
 
@@ -203,7 +206,7 @@ def measure_profile(
 
     times, _ = timing.measure(timed, device, warmup, steps)
     step.add_ranges()
-    if nsys:
+    if for_nsys:
         watched(step, steps)
         return {"timer_ms": times["total"].median}
     setting = (row.device, row.dtype, row.model, row.size, f"{row.batch}x{row.context}", row.mode)

@@ -78,11 +78,16 @@ class Console:
         return "  ".join(map(format, texts, self.paddings)).rstrip()
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """Return a Markdown table with numbers aligned to the right; empty if there are no rows."""
+def markdown(rows: Sequence[Row], names: Sequence[str] = ()) -> str:
+    """Return a Markdown table with numbers aligned to the right; empty if there are no rows.
+
+    Args:
+        rows: Rows of one type.
+        names: Names of the columns to show; empty: all.
+    """
     if not rows:
         return ""
-    fields = dataclasses.fields(rows[0])
+    fields = [field for field in dataclasses.fields(rows[0]) if not names or field.name in names]
     rule = ["---:" if field.metadata["spec"] else "---" for field in fields]
     lines = [titles(fields), rule, *(cells(row, fields) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
@@ -129,6 +134,7 @@ def write_report(
         "title": title,
         "machine": machine,
         "notes": list(notes),
+        "pictures": list(pictures),
         **{name: [dataclasses.asdict(row) for row in rows] for name, rows in tables.items()},
     }
     texts[RESULTS] = json.dumps(data, indent=2) + "\n"

@@ -216,7 +216,7 @@ def test_a_planted_crash_is_a_row_and_the_others_have_their_tables(own_process, 
     row = make_row(ProfileRow, values)
     rest = {name: value for name, value in values.items() if not hasattr(row, name)}
     inspect.signature(measure_profile).bind(row, **rest)  # what nsys runs can be called
-    assert (values["device"], values["nsys"]) == ("cuda", True)
+    assert (values["device"], values["for_nsys"]) == ("cuda", True)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_under_nsys_only_the_steps_are_recorded_and_no_profiler_is_in_the_way(
     monkeypatch.setattr(Step, "__call__", lambda self: calls.append("step") or run_step(self))
     call(
         measure_profile,
-        SETTING | {"mode": "full-step", "folder": str(tmp_path), "nsys": True},
+        SETTING | {"mode": "full-step", "folder": str(tmp_path), "for_nsys": True},
     )
     steps = ["step"] * SETTING["steps"]
     # warm-up and those timed without ranges; one more with them; those recorded

@@ -21,7 +21,7 @@ import torch
 
 from gpt_lightning.bench.core.options import Option, Values, configurations, parse
 from gpt_lightning.bench.core.plausible import finite, implausible
-from gpt_lightning.bench.core.results import find_folder, keep, key, make_folder
+from gpt_lightning.bench.core.results import find_folder, finished, keep, key, make_folder
 from gpt_lightning.bench.core.worker import MARK, make_row
 from gpt_lightning.errors import UserError, is_out_of_memory, termination_as_exit
 from gpt_lightning.hardware.machine import machine_record
@@ -128,6 +128,7 @@ class Sweep:
         argv: The command, for the report.
         resume: Continue the newest sweep that has one of these configurations.
         timeout_s: Time limit of a row.
+        folder: Folder of the results, whose finished rows are not measured again; None: a new one.
 
     Raises:
         UserError: There is nothing to measure, or nothing to resume.
@@ -140,13 +141,18 @@ class Sweep:
         argv: list[str],
         resume: bool = False,
         timeout_s: float = 600.0,
+        folder: Path | None = None,
     ) -> None:
         if not configurations:
             raise UserError(f"bench {bench.name}: no configuration is left to measure")
         self.bench, self.configurations, self.timeout_s = bench, configurations, timeout_s
-        self.folder, self._done = (
-            find_folder(bench.name, configurations) if resume else (make_folder(bench.name), {})
-        )
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.folder, self._done = folder, finished(folder)
+        elif resume:
+            self.folder, self._done = find_folder(bench.name, configurations)
+        else:
+            self.folder, self._done = make_folder(bench.name), {}
         machine = machine_of(configurations, argv)
         self.machine = machine | earlier_machine(self.folder, machine)
         self.rows: list[Row] = []

@@ -1,0 +1,1 @@
+"""Reports of several benches in one document."""

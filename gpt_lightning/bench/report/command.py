@@ -1,0 +1,203 @@
+"""Command `gpt-lightning report course`: the report of the systems course's assignment.
+
+Each section of sections.yaml is a sweep of a bench, in a folder of its own. Rows that an earlier
+call has measured are kept. The rows of this machine and of the folders of --machines become one
+report.md and one report.html.
+"""
+
+import base64
+import importlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from markdown import markdown as to_html
+
+from gpt_lightning.bench.command import find_benches
+from gpt_lightning.bench.core import course_report, nsys, options
+from gpt_lightning.bench.core.sweep import Bench, Sweep, read_options
+from gpt_lightning.bench.core.worker import make_row
+from gpt_lightning.bench.report import answers
+from gpt_lightning.errors import UserError
+from gpt_lightning.files import write_atomic
+from gpt_lightning.hardware.machine import machine_record
+from gpt_lightning.parsing import OneLineParser, underscored
+from gpt_lightning.reports.tables import RESULTS, markdown, write_report
+
+ROOT = Path("lightning_logs") / "report"
+TABLE = yaml.safe_load(Path(__file__).with_name("sections.yaml").read_text(encoding="utf-8"))
+# sizes by device; the first is profiled, the last one's memory is measured
+SIZES = {"cpu": "small,medium", "mps": "small,medium,large", "cuda": ",".join(options.COURSE_SIZES)}
+INTRODUCTION = (
+    "The model is the systems course's: RMSNorm, RoPE, SwiGLU, an untied head. Times are medians "
+    "of the steps, with their mean and standard deviation beside them. The command above a table "
+    "measures it."
+)
+QUICK = " **This is a --quick report of a tiny model: its times mean nothing.**"
+STYLE = """<style>
+body { font: 15px/1.5 sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em }
+table { border-collapse: collapse; display: block; overflow-x: auto; font-size: 13px }
+td, th { border: 1px solid #ccc; padding: 2px 8px; white-space: nowrap }
+img { max-width: 100% } pre { background: #f4f4f4; padding: 8px; overflow-x: auto }
+</style>"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Section of the report; sections.yaml describes the fields."""
+
+    name: str
+    title: str
+    bench: str
+    options: str
+    columns: Sequence[str] = ()
+    tables: Sequence[str] = ()
+    answer: str = ""
+    compiles: bool = False
+
+
+SECTIONS = {entry["name"]: Section(**entry) for entry in TABLE["sections"]}
+
+
+def make_parser() -> OneLineParser:
+    """Return the parser of the command."""
+    parser = OneLineParser(
+        prog="gpt-lightning report",
+        description="Measure and write the report of the systems course's assignment. Another "
+        "call measures only what is missing.",
+    )
+    names = ",".join(SECTIONS)
+    parser.add_argument("name", choices=["course"], help="Name of the report.")
+    parser.add_argument("--device", default="auto", help="cpu, mps, cuda or auto.")
+    parser.add_argument("--sizes", type=str | None, help="Sizes; null: those that suit the device.")
+    parser.add_argument("--sections", default=names, help=f"Sections to measure: {names}.")
+    parser.add_argument("--machines", nargs="+", default=[], help="Reports of other machines.")
+    parser.add_argument(
+        "--quick", action="store_true", help="A tiny model, in a minute, as a test."
+    )
+    parser.add_argument("--out", type=str | None, help=f"Folder; null: a folder in {ROOT}.")
+    about = "Time limit of each row, in seconds."
+    parser.add_argument("--timeout_s", type=options.PositiveFinite, default=1800.0, help=about)
+    return parser
+
+
+def run(argv: list[str]) -> int:
+    """Run `report course`.
+
+    Returns:
+        0: Every row was measured, or could not be for lack of memory; 1: a row failed otherwise.
+
+    Raises:
+        UserError: An option is wrong, or a folder of --machines has no report.
+    """
+    args = make_parser().parse_args(underscored(argv[1:]))
+    chosen = options.listed(args, "sections", options.one_of(SECTIONS))
+    (device,) = options.devices(args)[:1]
+    folder = Path(args.out or ROOT / ("course-quick" if args.quick else "course"))
+    for machine in args.machines:
+        if not list(Path(machine).glob(f"*/{RESULTS}")):
+            raise UserError(
+                f"--machines: {machine} has no report; give a folder of `report course`"
+            )
+    failed = False
+    for section in map(SECTIONS.__getitem__, chosen):
+        if section.name == nsys.NAME:
+            failed |= run_nsys(section, args, device, folder / section.name, argv)
+        elif not (args.quick and section.compiles):
+            print(f"\n{section.title}\n")
+            words = filled(section, args, device)
+            bench, rows = read(section, words)
+            own, where = ["bench", section.bench, *words], folder / section.name
+            failed |= bool(Sweep(bench, rows, own, False, args.timeout_s, where).run())
+    write(folder, [folder, *map(Path, args.machines)], args.quick)
+    print(f"\n{folder}: report.md, report.html")
+    return int(failed)
+
+
+def filled(section: Section, args: Any, device: str) -> list[str]:
+    """Return the options of a section for a device."""
+    sizes = args.sizes or SIZES[device]
+    names = {"sizes": sizes, "one": sizes.split(",")[0], "last": sizes.split(",")[-1]}
+    words = {word: f"--sizes {name}" for word, name in names.items()} | {"device": device}
+    text = section.options.format(**words | TABLE["words"]["quick" if args.quick else "full"])
+    return shlex.split(text if "--device" in text else f"--device {device} {text}")
+
+
+def read(section: Section, words: list[str]) -> tuple[Bench, list[options.Values]]:
+    """Return the bench of a section, and its rows."""
+    bench: Bench = importlib.import_module(find_benches()[section.bench]).BENCH
+    return bench, read_options(bench, words)[1]
+
+
+def run_nsys(section: Section, args: Any, device: str, folder: Path, argv: list[str]) -> bool:
+    """Record the section with nsys where it can be and was not; return whether that failed."""
+    if nsys.missing() or (folder / RESULTS).exists():
+        return False
+    bench, (row,) = read(section, filled(section, args, device))
+    try:
+        found = nsys.record(bench.measure, row, folder, args.timeout_s)
+    except subprocess.SubprocessError as error:
+        print(f"warning: nsys failed: {error}", file=sys.stderr)
+        return True
+    write_report(folder, section.title, machine_record(argv), {"rows": found})
+    return False
+
+
+# ---- the document --------------------------------------------------------------------------------
+
+
+def write(folder: Path, machines: Sequence[Path], quick: bool) -> None:
+    """Write report.md and report.html from the rows of all machines."""
+    parts = ["# Report of the systems assignment", INTRODUCTION + QUICK * quick]
+    for section in SECTIONS.values():
+        parts.append(f"## {section.title}")
+        found = [
+            path / section.name for path in machines if (path / section.name / RESULTS).exists()
+        ]
+        parts += [part for path in found for part in described(section, path, folder)]
+        if not found:
+            why = nsys.missing() if section.name == nsys.NAME else ""
+            parts.append(f"{why} Not measured. The command for it:".strip())
+            parts.append(f"```\ngpt-lightning report course --sections {section.name}\n```")
+    text = "\n\n".join(parts) + "\n"
+    page = to_html(text, extensions=["tables", "fenced_code"])
+    page = re.sub(r'src="([^"]+)"', lambda link: embedded(folder / link[1]), page)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / "report.md", text.encode())
+    write_atomic(
+        folder / "report.html", f"<!doctype html><meta charset=utf-8>{STYLE}{page}".encode()
+    )
+
+
+def embedded(picture: Path) -> str:
+    """Return the `src` of a picture that contains its bytes."""
+    return f'src="data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}"'
+
+
+def described(section: Section, path: Path, folder: Path) -> Iterator[str]:
+    """Yield the machine, tables, pictures and answers of a section on one machine."""
+    data = json.loads((path / RESULTS).read_text(encoding="utf-8"))
+    machine = data["machine"]
+    facts = [machine[name] for name in ("device", "CPU", "memory", "software", "date")]
+    yield "; ".join(dict.fromkeys(facts)) + f"\n\n```\n{machine['command']}\n```"
+    bench, _ = read(section, [])
+    types = {**bench.tables, "rows": bench.row, course_report.TABLE: course_report.PublishedRow}
+    if section.name == nsys.NAME:
+        types["rows"] = nsys.NsysRow
+    for name in ("rows", *section.tables):
+        if rows := [make_row(types[name], row) for row in data.get(name, [])]:
+            title = "" if name == "rows" else f"### {name.capitalize()}\n\n"
+            yield title + markdown(rows, section.columns if name == "rows" else ()).rstrip()
+    for name in data["pictures"]:
+        yield f"![{Path(name).stem}]({os.path.relpath(path / name, folder)})"
+    if section.answer:
+        for question, answer in getattr(answers, section.answer)(data):
+            yield f"**{question}** {answer}"

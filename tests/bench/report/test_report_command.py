@@ -1,0 +1,328 @@
+"""`gpt-lightning report course`: sections, answers, other machines, nsys."""
+
+import importlib
+import json
+import re
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt_lightning.bench.core import curves, memory_meter, nsys, sweep
+from gpt_lightning.bench.core import training_step as subject
+from gpt_lightning.bench.core.worker import call, failure
+from gpt_lightning.bench.report import answers, command
+from gpt_lightning.cli import main
+
+FOLDER = Path("lightning_logs/report/course-quick")
+PNG = b"\x89PNG\r\n\x1a\n"
+RTX = {"device": "a GPU", "CPU": "a CPU", "memory": "9 GiB", "software": "x", "date": "y"}
+
+
+@pytest.fixture
+def calls(tmp_path, monkeypatch):
+    """Rows are measured in this process, pictures are stubs; returns the measured rows."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(memory_meter, "limit_memory", lambda device, gib: None)
+    monkeypatch.setattr(subject, "rates", lambda *args: {"tokens_per_sec": 1.0, "mfu": 0.5})
+    for name in ("plot_panels", "plot_timeline"):  # which take seconds
+        monkeypatch.setattr(curves, name, lambda path, *what: path.write_bytes(PNG))
+    found: list[dict] = []
+
+    def isolated(address, configuration, timeout_s):
+        found.append(configuration)
+        module, function = address.split(":")
+        try:
+            measure = getattr(importlib.import_module(module), function)
+            return {"status": "ok", "note": "", **call(measure, configuration)}
+        except Exception as error:
+            return failure(error)
+
+    monkeypatch.setattr(sweep, "isolated", isolated)
+    return found
+
+
+def report(*more: str) -> int:
+    return main(["report", "course", "--quick", "--device", "cpu", *more])
+
+
+def part(text: str, title: str) -> str:
+    return text.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def test_a_report_has_every_section_and_measures_no_row_twice(calls):
+    sections = "no-warm-up,profile,checkpoints"
+    assert report("--sections", "no-warm-up,profile") == 0
+    first = len(calls)
+    assert {row["model"] for row in calls} == {"course"}
+    assert report("--sections", sections) == 0
+    assert [row.get("blocks") for row in calls[first:]] == [1, 2]  # of checkpoints alone
+    text = (FOLDER / "report.md").read_text()
+    titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert titles == [section.title for section in command.SECTIONS.values()]
+    for name, section in command.SECTIONS.items():
+        own = part(text, section.title)
+        if name in sections.split(","):
+            assert f"gpt-lightning bench {section.bench} --device cpu --model course" in own
+            assert "| cpu |" in own
+        else:
+            assert f"gpt-lightning report course --sections {name}\n" in own
+    assert "no NVIDIA GPU" in part(text, "Kernels by NVTX range (nsys)")
+    assert "the first forward took" in part(text, "No warm-up").lower()
+    assert all(f"({letter}): " in part(text, "Profiling") for letter in "abcde")
+    assert "tiny model: its times mean nothing" in text
+    page = (FOLDER / "report.html").read_text()
+    assert page.count("<h2>") == len(titles)
+    pictures = re.findall(r"!\[.*\]\((.*)\)", text)
+    assert "checkpoints/groups.png" in pictures
+    assert all((FOLDER / name).is_file() for name in pictures)
+    assert page.count('src="data:image/png;base64,iVBOR') == len(pictures) == page.count("src=")
+
+
+def test_columns_are_the_courses(calls):
+    assert report("--sections", "bf16") == 0
+    row = next(
+        line
+        for line in (FOLDER / "report.md").read_text().splitlines()
+        if line.startswith("| device")
+    )
+    for group in ("forward ms | mean | std", "backward ms | mean | std"):
+        assert group in row
+    assert "forward + backward ms | mean | std" in row
+    assert "optimizer" not in row
+
+
+def test_rows_of_other_machines_are_beside_ours(calls, tmp_path):
+    assert report("--sections", "no-warm-up") == 0
+    other = tmp_path / "other" / "no-warm-up"
+    other.mkdir(parents=True)
+    data = json.loads((FOLDER / "no-warm-up" / "results.json").read_text())
+    data["machine"] = RTX | {"command": "gpt-lightning bench sizes --device cuda"}
+    data["rows"][0]["device"] = "cuda"
+    (other / "results.json").write_text(json.dumps(data))
+    before = len(calls)
+    assert report("--sections", "no-warm-up", "--machines", "other") == 0
+    assert len(calls) == before
+    own = part((FOLDER / "report.md").read_text(), "No warm-up")
+    assert own.index("| cpu |") < own.index("a GPU; a CPU; 9 GiB; x; y") < own.index("| cuda |")
+    assert main(["report", "course", "--machines", "nowhere"]) == 2
+
+
+def test_a_failed_row_is_in_the_report_and_in_the_exit_code(calls, monkeypatch):
+    crash = {"status": "crashed", "note": "planted"}
+    monkeypatch.setattr(sweep, "isolated", lambda *args: crash)
+    assert report("--sections", "profile,memory,no-warm-up,checkpoints,attention") == 1
+    text = (FOLDER / "report.md").read_text()
+    assert text.count("| crashed | planted |") == 2 + 2 + 1 + 2 + 1
+
+
+def test_sizes_suit_the_device_and_sections_take_their_part():
+    args = command.make_parser().parse_args(["course"])
+    options = {name: command.SECTIONS[name] for name in ("end-to-end", "profile", "memory")}
+    for device, sizes in (("cpu", "small,medium"), ("cuda", "small,medium,large,xl,2.7B")):
+        words = {name: command.filled(s, args, device) for name, s in options.items()}
+        assert words["end-to-end"][:4] == ["--device", device, "--model", "course"]
+        found = [words[name][words[name].index("--sizes") + 1] for name in options]
+        assert found == [sizes, "small", sizes.split(",")[-1]]
+    dtypes = command.filled(command.SECTIONS["dtypes"], args, "mps")
+    assert dtypes[:4] == ["--device", "mps,cuda-rules", "--models", "toy,gpt"]
+    args = command.make_parser().parse_args(["course", "--sizes", "large"])
+    assert "large" in command.filled(command.SECTIONS["end-to-end"], args, "cpu")
+
+
+@pytest.mark.parametrize("quick", [[], ["--quick"]])
+def test_every_section_can_be_typed(quick):
+    args = command.make_parser().parse_args(["course", *quick])
+    for section in command.SECTIONS.values():
+        bench, rows = command.read(section, command.filled(section, args, "cpu"))
+        assert rows
+        columns = bench.row.__dataclass_fields__
+        assert set(section.columns) <= set(columns), section.name
+        assert set(section.tables) <= {*bench.tables, "published"}
+        assert not section.answer or callable(getattr(answers, section.answer))
+
+
+def test_mistakes_take_one_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for args, line in (
+        (["kurs"], "error: "),
+        (["course", "--sections", "profil"], "error: --sections is 'profil': 'profil' is none of"),
+        (["course", "--machines", "nowhere"], "error: --machines: nowhere has no report; give a"),
+    ):
+        assert main(["report", *args]) == 2
+        errors = capsys.readouterr().err
+        assert errors.startswith(line)
+        assert errors.count("\n") == 1
+    assert not Path("lightning_logs").exists()
+
+
+# ---- answers -------------------------------------------------------------------------------------
+
+
+def answered(function, **tables) -> str:
+    rows = [{"status": "ok", "size": "S"} | row for row in tables.pop("rows")]
+    return " ".join(f"{q} {a}" for q, a in function({"rows": rows, **tables}))
+
+
+def test_answers_are_the_numbers_of_the_rows():
+    times = {"forward_mean_ms": 20.0, "backward_mean_ms": 50.0, "forward_ms": 16.0}
+    times |= {"backward_ms": 40.0, "forward_std_ms": 3.0, "backward_std_ms": 1.0}
+    text = answered(answers.passes, rows=[times])
+    assert "Forward 20.0 ms, backward 50.0 ms" in text
+    assert "2.50 times the forward" in text
+    assert "15.0% of the forward's mean and 2.0% of the backward's" in text
+    text = answered(answers.first_call, rows=[times | {"first_forward_ms": 80.0}])
+    assert "took 80.0 ms, 5.0 times the median of 16.0 ms; with it the mean is 20.0 ms" in text
+    blocks = [{"blocks": n, "peak_mib": peak} for n, peak in ((1, 9.0), (3, 7.0), (6, 8.0))]
+    assert "3 blocks per checkpoint, with 7.0 MiB" in answered(answers.checkpoints, rows=blocks)
+
+
+def test_answers_about_attention():
+    rows = [{"d": 16, "context": T, "held_mib": mib} for T, mib in ((256, 2.0), (1024, 30.0))]
+    rows += [{"d": d, "context": 4096, "status": "out of memory"} for d in (64, 32)]
+    text = answered(answers.attention, rows=rows)
+    assert "At 4,096 tokens with d = 32." in text
+    assert "From 2.0 MiB at 256 tokens to 30.0 MiB at 1,024: 15.0 times for 4 times" in text
+    assert "At no measured size." in answered(answers.attention, rows=rows[:1])
+
+
+def test_answers_about_memory():
+    row = {"mode": "training", "context": 128, "residual_mib": 2.0, "largest_mib": 5.0}
+    rows = [row | {"dtype": "fp32", "peak_mib": 10.0}, row | {"dtype": "bf16", "peak_mib": 8.0}]
+    text = answered(answers.memory, rows=rows)
+    assert "128 tokens: 2.000 MiB" in text
+    assert "5.0 MiB, 2.5 residual activations" in text
+    assert "The peak is 0.80 times that of fp32." in text
+
+
+def test_answers_about_a_profile():
+    shares = {"softmax": 0.1, "elementwise": 0.2, "reductions": 0.05, "other": 0.05}
+    row = {"products": 0.6, "products_calls": 37, "products_outside_calls": 29, **shares}
+    row |= {"span_ms": 3.0, "timer_ms": 2.0}
+    rows = [row | {"mode": "inference"}, row | {"mode": "full-step", "products": 0.5}]
+
+    def of(mode, **fields):
+        return {"size": "S", "mode": mode, **fields}
+
+    kernels = [
+        of("inference", kernel="mm", kind="products", calls=29, share=0.55),
+        of("inference", kernel="exp", kind="softmax", calls=4, share=0.1),
+        of("inference", kernel="9 more", kind="", calls=4, share=0.1),
+        of("full-step", kernel="adam", kind="elementwise", calls=5, share=0.4),
+    ]
+    parts = [
+        of("inference", part="attention scores", products_ms=1.0, kernels_ms=2.0, gflop=3.0),
+        of("inference", part="value product", products_ms=1.0, kernels_ms=1.0, gflop=3.0),
+        of("inference", part="softmax", kernels_ms=4.0, gflop=0.6, time_share=0.4, flop_share=0.01),
+    ]
+    ranges = [of("full-step", range="step / optimizer", kernels_ms=3.0, span_ms=16.0)]
+    text = answered(answers.profile, rows=rows, kernels=kernels, attention=parts, ranges=ranges)
+    assert "3.00 ms in the profile, 2.00 ms by the timer without the profiler: 1.50 times" in text
+    assert "Forward: mm, 29 calls, 55.0% of the time. Whole step: adam, 5 calls, 40.0%" in text
+    assert "exp 10.0%; by kind: softmax 10.0%, elementwise 20.0%" in text
+    assert "60.0% of the forward, in 37 calls (29 without the attention's), and 50.0%" in text
+    assert "take 3.00 ms in a span of 16.00 ms" in text
+    assert "2.00 times their time and 0.100 times their FLOPs" in text
+
+
+# ---- nsys ----------------------------------------------------------------------------------------
+
+
+def write_database(path: Path) -> None:
+    """Two steps; the backward's kernel is launched from another thread; one range by its id."""
+    with sqlite3.connect(path) as database:
+        database.executescript(
+            """
+            CREATE TABLE StringIds (id INTEGER, value TEXT);
+            CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, text TEXT, textId INTEGER);
+            CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME
+              (start INTEGER, end INTEGER, correlationId INTEGER, globalTid INTEGER);
+            CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL
+              (start INTEGER, end INTEGER, correlationId INTEGER);
+            INSERT INTO StringIds VALUES (7, 'backward');
+            INSERT INTO NVTX_EVENTS VALUES (0, 100, 'step', NULL), (10, 40, 'forward', NULL),
+              (50, 90, NULL, 7), (200, 300, 'step', NULL), (210, 240, 'forward', NULL),
+              (95, 99, 'empty', NULL);
+            INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES
+              (10, 12, 1, 1), (40, 41, 2, 1), (60, 61, 3, 2), (220, 221, 4, 1), (150, 151, 5, 1);
+            INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1000000, 3000000, 1),
+              (3000000, 4000000, 2), (4000000, 9000000, 3), (9000000, 12000000, 4),
+              (20000000, 90000000, 5);
+            """
+        )
+
+
+def test_kernels_are_summed_by_the_ranges_of_their_launch(tmp_path):
+    write_database(tmp_path / "nsys.sqlite")
+    rows = nsys.read_kernels(tmp_path / "nsys.sqlite")
+    found = {row.range: (row.occurrences, row.kernels, row.kernels_ms) for row in rows}
+    assert found == {
+        "step": (2, 2.0, 5.5),  # 2 + 1 + 5 and 3 ms
+        "forward": (2, 1.5, 3.0),
+        "backward": (1, 1.0, 5.0),
+    }
+    assert [row.range for row in rows] == ["step", "forward", "backward"]
+
+
+def test_nsys_runs_where_it_is_there_and_its_rows_are_in_the_report(calls, monkeypatch):
+    monkeypatch.setattr(nsys, "missing", lambda: "")
+    runs = []
+
+    def run(words, cwd, check, timeout):
+        runs.append((words, cwd, check, timeout))
+        write_database(Path(cwd) / "nsys.sqlite")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(command, "machine_record", lambda argv: RTX | {"command": "nsys"})
+    assert report("--sections", "nsys") == 0
+    ((words, _, check, timeout),) = runs
+    assert words[:2] == ["nsys", "profile"]
+    assert words[-4:-2] == ["-m", "gpt_lightning.bench.core.worker"]
+    values = json.loads(words[-1])
+    assert (values["device"], values["mode"], values["for_nsys"]) == ("cuda", "full-step", True)
+    assert (check, timeout) == (True, 1800.0)
+    text = (FOLDER / "report.md").read_text()
+    assert "| step | 2 | 2.0 | 5.500 |" in part(text, "Kernels by NVTX range (nsys)")
+    assert report("--sections", "nsys") == 0
+    assert len(runs) == 1
+
+
+def test_a_failed_nsys_is_a_failure(calls, monkeypatch, capsys):
+    def run(words, **how):
+        raise subprocess.CalledProcessError(1, words[:1])
+
+    monkeypatch.setattr(nsys, "missing", lambda: "")
+    monkeypatch.setattr(subprocess, "run", run)
+    assert report("--sections", "nsys") == 1
+    assert "warning: nsys failed" in capsys.readouterr().err
+
+
+def test_what_nsys_needs(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "no NVIDIA GPU" in nsys.missing()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(nsys.shutil, "which", lambda name: None)
+    assert "not installed" in nsys.missing()
+    monkeypatch.setattr(nsys.shutil, "which", lambda name: "/bin/nsys")
+    assert nsys.missing() == ""
+
+
+@pytest.mark.slow  # 18 processes
+def test_the_quick_report(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "gpt_lightning", "report", "course", "--quick", "--device", "cpu"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = (tmp_path / FOLDER / "report.md").read_text()
+    measured = [name for name, s in command.SECTIONS.items() if not s.compiles and name != "nsys"]
+    for name in measured:
+        assert "| ok |" in part(text, command.SECTIONS[name].title), name
+    assert text.count("Not measured. The command for it:") == len(command.SECTIONS) - len(measured)
