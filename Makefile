@@ -21,7 +21,7 @@ DEV := $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test test-slow faults mutants format bench-gpu tensorboard clean \
+.PHONY: help setup train test test-slow faults mutants pages format bench-gpu tensorboard clean \
   check check-format check-lint check-types check-imports check-spelling
 
 help: ## List the targets
@@ -47,6 +47,9 @@ faults: $(DEV) ## Kill and damage real runs, print each case's result (more than
 
 mutants: $(DEV) ## Change 300 lines of the core, one at a time, and count the changes that tests see (an hour)
 	$(BIN)/python tests/mutants/run.py --page lightning_logs/mutants/results.md
+
+pages: $(DEV) ## Measure the pages in benchmarks/ that take minutes, compare with the last time
+	$(BIN)/python benchmarks/pages.py
 
 check: check-format check-lint check-types check-imports check-spelling ## Check format, lint, types, imports, spelling
 

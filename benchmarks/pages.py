@@ -1,0 +1,281 @@
+"""Measure the pages of this folder that take minutes, and compare them with their last measurement.
+
+    python benchmarks/pages.py            all pages (`make pages`)
+    python benchmarks/pages.py dtypes     some of them
+
+Each page of PAGES is written by this script alone. It begins with its commands, commit, date and
+machine. The rows behind it are in rows/NAME.json. Losses, counts and sizes of tensors are compared
+on every machine. Times are compared on the machine that the page names, when both measurements were
+taken on an idle machine; elsewhere their ratios are printed. The commands of CHECKS compare losses
+with published ones themselves. The exit code is 1 if a comparison fails.
+"""
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpt_lightning.bench.command import find_benches
+from gpt_lightning.bench.core.results import ROWS, key, read_rows
+from gpt_lightning.bench.core.worker import make_row
+from gpt_lightning.reports.tables import RESULTS, console_columns, markdown
+
+HERE = Path(__file__).resolve().parent
+STORE = HERE / "rows"
+IDLE = 0.5  # load average before a measurement; above it times are not compared
+FACTOR = 1.25  # of a time on the same machine
+LOSS = 1e-3  # absolute; a loss in bfloat16 depends on the number of threads
+SIZE = 0.02  # relative, of tensors
+EXACT = ("products_calls", "products_outside_calls", "graphs", "replaced", "sum")
+MACHINE = ("device", "CPU", "memory", "software")
+
+
+@dataclass(frozen=True)
+class Page:
+    """Page that this script writes.
+
+    Attributes:
+        title: First words of the page.
+        commands: Commands, `gpt-lightning bench` left out; each becomes a table.
+        time: Column of the printed ratios; empty: no time is measured.
+        tables: Further tables to show.
+        picture: Copy the first picture of each command.
+    """
+
+    title: str
+    commands: tuple[str, ...]
+    time: str = ""
+    tables: tuple[str, ...] = ()
+    picture: bool = False
+
+
+PAGES = {
+    "sizes": Page(
+        "Forward, backward and optimizer by model, size and dtype",
+        (
+            "sizes --device cpu --model gpt2,course --sizes small --dtypes fp32,bf16 "
+            "--compile false,true --steps 5",
+            "sizes --device cpu --model course --sizes small --dtypes fp32 --optimizer false "
+            "--warmup 0,1,2,5 --steps 5",
+            "sizes --device cpu --model gpt2 --shapes 4x512,16x1024 --dtypes fp32,bf16 --steps 3",
+            "sizes --device cpu --model course --sizes large --dtypes bf16 --optimizer false "
+            "--warmup 1 --steps 2",
+        ),
+        time="forward_backward_ms",
+    ),
+    "attention": Page(
+        "Attention alone",
+        (
+            "attention --device cpu --d 16,64 --contexts 256,1024,2048 "
+            "--kernels naive,compiled,sdpa-flash",
+        ),
+        time="total_ms",
+        picture=True,
+    ),
+    "memory": Page(
+        "Memory by phase, saved tensors, and blocks per checkpoint",
+        (
+            "memory --device cpu --model gpt2,course --sizes small --contexts 256 --dtypes fp32 "
+            "--groups 1,3,12",
+        ),
+        tables=("saved",),
+    ),
+    "matmul": Page(
+        "Matrix products", ("matmul --device cpu --squares 512,1024,2048",), time="forward_ms"
+    ),
+    "profile": Page(
+        "Where the time of a step goes",
+        ("profile --device cpu --model gpt2,course --shapes 4x512 --modes inference,full-step",),
+        time="timer_ms",
+        tables=("attention",),
+    ),
+    "dtypes": Page("dtypes under autocast", ("dtypes --device cpu,cuda-rules",)),
+    "accumulation": Page("A thousand times 0.01", ("accumulation --device cpu",)),
+    "overhead": Page("Costs of the Trainer and the callbacks", ("overhead --device cpu",), "a_ms"),
+    "generate": Page(
+        "Sampling with and without a cache",
+        ("generate --device cpu --models baby --rounds 3",),
+        time="cached_ms",
+    ),
+    "fit-batch": Page(
+        "The largest micro-batch that fits",
+        (
+            "fit-batch --config quickstart --trainer.precision 32-true "
+            "--model.config.vocab_size 65 --limit_gib 1",
+        ),
+        time="micro_batch_ms",
+    ),
+}
+CHECKS = ("reproduce lecture-ladder --rungs gpt2-init", "reproduce shakespeare-char-small")
+
+
+def main() -> int:
+    """Measure pages, compare them, and write them; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("pages", nargs="*", metavar="NAME", help=", ".join(PAGES))
+    names = parser.parse_args().pages or list(PAGES)
+    if unknown := set(names) - set(PAGES):
+        parser.error(f"no page {', '.join(unknown)}; expected any of {', '.join(PAGES)}")
+    failures = []
+    load = round(os.getloadavg()[0], 1)  # of others: the pages make their own
+    measured: dict[str, Any] = {}
+    try:
+        for name in names:
+            tables = [read(run(["bench", *words.split()])) for words in PAGES[name].commands]
+            measured[name] = {"load": load, "tables": tables}
+            stored = STORE / f"{name}.json"
+            old = json.loads(stored.read_text()) if stored.exists() else None
+            failures += [f"{name}: {line}" for line in judged(PAGES[name], old, measured[name])]
+    finally:  # not before: a changed page would be a change of the commit that is measured
+        for name, new in measured.items():
+            write(name, PAGES[name], new)
+    if names == list(PAGES):
+        for words in CHECKS:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                run(words.split())
+                continue
+            failures.append(words)
+    print("\n" + ("\n".join(f"FAILED {line}" for line in failures) or "Every comparison holds."))
+    return int(bool(failures))
+
+
+def run(words: list[str]) -> Path | None:
+    """Run gpt-lightning, show its output, and return the folder of the report that it names."""
+    command = [sys.executable, "-m", "gpt_lightning", *words]
+    print(f"\ngpt-lightning {' '.join(words)}", flush=True)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent) as process:
+        assert process.stdout is not None
+        lines = [print(line, end="", flush=True) or line for line in process.stdout]  # type: ignore[func-returns-value]
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    found = [match[1] for line in lines if (match := re.match(r"(\S+): results\.md", line))]
+    return HERE.parent / found[-1] if found else None
+
+
+def read(folder: Path | None) -> dict[str, Any]:
+    """Return the report of a folder, with the configuration of each row."""
+    assert folder is not None, "the bench wrote no report"
+    data: dict[str, Any] = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    configurations = [configuration for configuration, _ in read_rows(folder / ROWS)]
+    return data | {"folder": str(folder), "configurations": configurations}
+
+
+# ---- the comparison ------------------------------------------------------------------------------
+
+
+def judged(page: Page, old: dict[str, Any] | None, new: dict[str, Any]) -> Iterator[str]:
+    """Compare two measurements of a page; print the ratios and yield the failures."""
+    for table in new["tables"]:
+        yield from (f"a row is {row['status']}: {row['note']}" for row in failed(table))
+    if old is None:
+        print("There is no measurement to compare with.")
+        return
+    facts = [{name: m["tables"][0]["machine"][name] for name in MACHINE[:3]} for m in (old, new)]
+    comparable = facts[0] == facts[1] and max(old["load"], new["load"]) <= IDLE
+    before = dict(identified(old))
+    ratios = []
+    for identity, row in identified(new):
+        then = before.get(identity, {})
+        for name in row.keys() & then.keys():
+            if wrong := difference(name, then[name], row[name]):
+                words = (f"{k} {v}" for k, v in json.loads(identity).items() if k in row)
+                yield f"{', '.join(words)}: {name} {wrong}"
+        if page.time and row.get(page.time) and then.get(page.time):
+            ratios.append(row[page.time] / then[page.time])
+    if ratios:
+        middle = statistics.median(ratios)
+        print(
+            f"{page.time}: {middle:.2f} times the last measurement "
+            f"({min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)} rows)"
+            + ("" if comparable else "; another machine or a busy one: not compared")
+        )
+        if comparable and not 1 / FACTOR <= middle <= FACTOR:
+            yield f"{page.time} is {middle:.2f} times the last measurement"
+
+
+def failed(table: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows that failed; memory that ran out and skipped rows are results."""
+    return [row for row in table["rows"] if row["status"] not in ("ok", "skipped", "out of memory")]
+
+
+def identified(measurement: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of a measurement with their configuration; folders are none."""
+    for table in measurement["tables"]:
+        for configuration, row in zip(table["configurations"], table["rows"], strict=True):
+            yield key({k: v for k, v in configuration.items() if k != "folder"}), row
+
+
+def difference(name: str, old: Any, new: Any) -> str:
+    """Describe a loss, count, size or word that differs; empty if it does not."""
+    if "loss" in name and isinstance(new, float) and isinstance(old, float):
+        wrong = abs(new - old) > LOSS
+    elif name.endswith("_mib") and old and new and not name.startswith("resident"):
+        wrong = abs(new / old - 1) > SIZE
+    elif name in EXACT or (isinstance(new, str) and name not in ("note", "trace", "files")):
+        wrong = new != old
+    else:
+        return ""
+    return f"was {old}, is {new}" if wrong else ""
+
+
+# ---- the page ------------------------------------------------------------------------------------
+
+
+def write(name: str, page: Page, measured: dict[str, Any]) -> None:
+    """Write a page and its rows."""
+    bench = importlib.import_module(find_benches()[name]).BENCH
+    machine = measured["tables"][0]["machine"]
+    commands = "\n".join(f"gpt-lightning bench {words}" for words in page.commands)
+    load = f"Load average before: {measured['load']}."
+    if measured["load"] > IDLE:
+        load += " **The machine was busy: times and ratios of times are not those of an idle one.**"
+    facts = f"{machine['date']}. " + "; ".join(dict.fromkeys(machine[n] for n in MACHINE))
+    parts = [f"# {page.title}", f"```\n{wrapped(commands)}\n```", filled(f"{facts}. {load}")]
+    for index, table in enumerate(measured["tables"]):
+        types = {"rows": bench.row, **bench.tables}
+        for title in ("rows", *page.tables):
+            rows = [make_row(types[title], row) for row in table[title]]
+            head = f"{title.capitalize()}:\n\n" if title != "rows" else ""
+            parts.append(head + markdown(rows, console_columns(types[title])).rstrip())
+        for picture in table["pictures"][: int(page.picture)]:
+            target = f"{name}{index or ''}.png"
+            shutil.copyfile(Path(table["folder"]) / picture, HERE / target)
+            parts.append(f"![{page.title}]({target})")
+    notes = measured["tables"][0]["notes"]
+    parts += [filled(note) if len(note) > 100 else note for note in notes]
+    parts.append(f"`make pages` measures this page again (`python benchmarks/pages.py {name}`).")
+    (HERE / f"{name}.md").write_text("\n\n".join(parts) + "\n")
+    STORE.mkdir(exist_ok=True)
+    kept = ("machine", "configurations", "rows")
+    tables = [{field: table[field] for field in kept} for table in measured["tables"]]
+    stored = json.dumps({"load": measured["load"], "tables": tables}, indent=1)
+    (STORE / f"{name}.json").write_text(stored + "\n")
+
+
+def filled(text: str) -> str:
+    """Wrap a paragraph; lines never begin with what Markdown reads as a list or a heading."""
+    text = textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+    return re.sub(r"\n(?=[#+*-] |\d+\.)", " ", text)
+
+
+def wrapped(commands: str) -> str:
+    """Break long commands with backslashes."""
+    return "\n".join(
+        " \\\n    ".join(textwrap.wrap(line, 92, break_on_hyphens=False, break_long_words=False))
+        for line in commands.splitlines()
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

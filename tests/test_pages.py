@@ -1,0 +1,100 @@
+"""benchmarks/pages.py: a page is of its rows, and a changed loss or time is seen."""
+
+import copy
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+from gpt_lightning.bench.command import find_benches
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = runpy.run_path(str(ROOT / "benchmarks" / "pages.py"))
+MACHINE = {"device": "a CPU", "CPU": "a CPU of 2", "memory": "9 GiB", "software": "0.1.0 (abc)"}
+MACHINE |= {"command": "gpt-lightning bench x", "date": "today"}
+
+
+def measurement(load: float = 0.1, **changes) -> dict:
+    row = {"device": "cpu", "status": "ok", "note": "", "loss": 2.0, "peak_mib": 100.0}
+    row |= {"total_ms": 10.0, "graphs": 2, "calls": 7} | changes
+    table = {"machine": MACHINE, "configurations": [{"device": "cpu"}], "rows": [row]}
+    return {"load": load, "tables": [table]}
+
+
+def judged(old, new) -> list[str]:
+    return list(SCRIPT["judged"](SCRIPT["Page"]("a page", (), "total_ms"), old, new))
+
+
+def test_the_same_measurement_holds(capsys):
+    assert judged(measurement(), measurement(total_ms=12.0, calls=9, note="x")) == []
+    assert "total_ms: 1.20 times the last measurement (1.20 to 1.20, 1 rows)\n" in (
+        capsys.readouterr().out
+    )
+    assert judged(None, measurement()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"loss": 2.002}, "device cpu: loss was 2.0, is 2.002"),
+        ({"peak_mib": 103.0}, "device cpu: peak_mib was 100.0, is 103.0"),
+        ({"graphs": 1}, "device cpu: graphs was 2, is 1"),
+        ({"total_ms": 13.0}, "total_ms is 1.30 times the last measurement"),
+        ({"total_ms": 7.0}, "total_ms is 0.70 times the last measurement"),
+    ],
+)
+def test_a_change_is_a_failure(changes, line):
+    assert judged(measurement(), measurement(**changes)) == [line]
+
+
+def test_small_changes_are_none():
+    assert judged(measurement(), measurement(loss=2.0009, peak_mib=101.9)) == []
+
+
+def test_times_of_another_or_a_busy_machine_are_ratios_alone(capsys):
+    other = measurement(total_ms=90.0, loss=3.0)
+    other["tables"][0]["machine"] = MACHINE | {"device": "another"}
+    busy = measurement(load=0.6, total_ms=90.0, loss=3.0)
+    for new in (other, busy):
+        assert judged(measurement(), new) == ["device cpu: loss was 2.0, is 3.0"]
+        assert "9.00 times" in capsys.readouterr().out
+    assert judged(busy, measurement(loss=3.0)) == []
+
+
+def test_a_failed_row_is_a_failure():
+    for status, lines in (("crashed", ["a row is crashed: why"]), ("skipped", [])):
+        new = measurement()
+        new["tables"][0]["rows"][0] |= {"status": status, "note": "why"}
+        assert judged(None, new) == lines
+
+
+def test_a_page_has_its_command_commit_date_and_machine(tmp_path, monkeypatch):
+    monkeypatch.setitem(SCRIPT["write"].__globals__, "HERE", tmp_path)
+    monkeypatch.setitem(SCRIPT["write"].__globals__, "STORE", tmp_path / "rows")
+    row = {"device": "cpu", "accumulator": "float32", "addend": "float16", "upcast": True}
+    row |= {"sum": 10.0021, "published": 10.0021, "error": 2.1e-3, "status": "ok", "note": ""}
+    table = {"machine": MACHINE, "rows": [row], "configurations": [{}], "pictures": []}
+    measured = {"load": 3.0, "tables": [table | {"notes": ["A note. " * 20], "folder": "x"}]}
+    SCRIPT["write"]("accumulation", SCRIPT["PAGES"]["accumulation"], copy.deepcopy(measured))
+    text = (tmp_path / "accumulation.md").read_text()
+    head, _, rest = text.partition("|")
+    assert "\ngpt-lightning bench accumulation --device cpu\n" in head
+    assert "today. a CPU; a CPU of 2; 9 GiB; 0.1.0 (abc). Load average before: 3.0." in head
+    assert "The machine was busy" in " ".join(head.split())
+    assert "| cpu | float32 | float16 | True | 10.0021 |" in rest
+    assert all(len(line) <= 100 for line in text.splitlines() if line[:1] not in "|!")
+    stored = json.loads((tmp_path / "rows" / "accumulation.json").read_text())
+    assert stored == {
+        "load": 3.0,
+        "tables": [{"machine": MACHINE, "configurations": [{}], "rows": [row]}],
+    }
+    measured["load"] = 0.2
+    SCRIPT["write"]("accumulation", SCRIPT["PAGES"]["accumulation"], measured)
+    assert "busy" not in (tmp_path / "accumulation.md").read_text()
+
+
+def test_each_bench_that_the_docs_name_has_its_page():
+    assert set(SCRIPT["PAGES"]) <= set(find_benches())
+    for name, page in SCRIPT["PAGES"].items():
+        assert all(words.split()[0] == name for words in page.commands)
