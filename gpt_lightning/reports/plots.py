@@ -24,12 +24,13 @@ def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
     losses, differences = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
     series = list(dict.fromkeys((row.rung, row.split) for row in rows if row.split != "best"))
     several = len({rung for rung, _ in series}) > 1
+    ladder = all(split == "batch" for _, split in series)
     for index, (rung, split) in enumerate(series):
         points = [row for row in rows if (row.rung, row.split) == (rung, split)]
         published = [row for row in points if row.theirs is not None]
         color = f"C{index % 10}"
         name = f"{rung} {split}" if several else f"{split} loss"
-        label = rung if split == "batch" else name
+        label = rung if ladder else name
         losses.plot([r.step for r in points], [r.ours for r in points], color=color, label=label)
         steps = [r.step for r in published]
         circles: dict[str, Any] = {"ls": "", "marker": "o", "mfc": "none", "mec": color}

@@ -19,6 +19,8 @@ class Rung:
         name: Name on the command line and in the tables.
         tolerance: (step, largest difference from that step on), in order of steps.
         configs: Names of configurations: a base, then overlays. Empty: see `stacked`.
+        iterations: Tolerance of the losses of training steps beside evaluations; empty: these are
+            not compared.
         drift: (step, largest difference from that step on) where rounding errors have grown beyond
             the tolerance. A difference between the two bounds is `drift`, not a failure.
         published: Name of the published losses; None: `name`.
@@ -37,6 +39,7 @@ class Rung:
     name: str
     tolerance: tuple[tuple[int, float], ...]
     configs: tuple[str, ...] = ()
+    iterations: tuple[tuple[int, float], ...] = ()
     drift: tuple[tuple[int, float], ...] = ()
     published: str | None = None
     published_times: str | None = None
@@ -49,9 +52,10 @@ class Rung:
     below: tuple[int, float] | None = None
     note: str = ""
 
-    def tolerance_at(self, step: int) -> float:
+    def tolerance_at(self, step: int, split: str = "val") -> float:
         """Return the largest difference from the published loss that passes at a step."""
-        return [bound for first, bound in self.tolerance if first <= step][-1]
+        bounds = self.iterations if self.iterations and split == "batch" else self.tolerance
+        return [bound for first, bound in bounds if first <= step][-1]
 
     def drift_at(self, step: int) -> float:
         """Return the largest difference at a step that rounding errors explain; 0: none."""
@@ -288,6 +292,7 @@ SHAKESPEARE_SMALL = Case(
             # The same draws, and no dropout. Seen: 5e-5, half a unit of the last published decimal,
             # over all 2,000 steps.
             tolerance=((0, 1e-4), (1, 5e-4)),
+            iterations=((0, 1e-4), (1, 5e-4)),
             settings=(
                 *NANOGPT,
                 "--model.learning_rate=1.0e-3",

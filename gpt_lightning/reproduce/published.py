@@ -1,11 +1,21 @@
-"""Read the published numbers from reference/*.csv."""
+"""Read the published numbers and settings from reference/."""
 
 import csv
+import functools
 import statistics
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+import yaml
 
 from gpt_lightning.files import reference_text
+from gpt_lightning.hardware.peaks import lookup
+from gpt_lightning.hardware.precision import product_dtype
+from gpt_lightning.model import flops
 from gpt_lightning.reproduce.cases import Case, Rung
+
+Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -14,7 +24,8 @@ class Published:
 
     Attributes:
         losses: (step, split) -> loss in nats; split is `batch` for the loss of a training step,
-            `train` or `val` for an evaluation.
+            `train` or `val` for an evaluation. Training steps beside evaluations are among them if
+            the rung has a tolerance for them.
         step_ms: Median of the step times without the first; None: no times were published.
         tokens_per_sec: Median of the same steps.
         first_step_ms: Time of the first step, which includes compilation.
@@ -42,6 +53,8 @@ def read_published(case: Case, rung: Rung) -> Published:
             losses[step, "val"] = float(row["val_loss"])
     assert losses, f"no rows {losses_of!r} in {case.reference}"
     times = read_rows(case.times or case.reference, times_of)
+    if rung.iterations:
+        losses |= {(int(row["iter"]), "batch"): float(row["train_loss"]) for row in times}
     step_ms = [float(row["dt_ms"]) for row in times if row["dt_ms"]]
     rates = [float(row["tokens_per_sec"]) for row in times if row.get("tokens_per_sec")]
     return Published(
@@ -61,3 +74,59 @@ def read_rows(file_name: str, name: str) -> list[dict[str, str]]:
     """Return the rows whose first column is `name`, in their order."""
     lines = csv.DictReader(reference_text(file_name).splitlines())
     return [row for row in lines if next(iter(row.values())) == name]
+
+
+# ---- settings and speed --------------------------------------------------------------------------
+
+
+@functools.cache
+def _tables() -> dict[str, dict[str, Settings]]:
+    tables: dict[str, dict[str, Settings]] = yaml.safe_load(reference_text("settings.yaml"))
+    return tables
+
+
+def published_settings(case: Case, rung: Rung) -> Settings:
+    """Return the settings of a published run, with its device if no other will do."""
+    settings = _tables()[case.name][rung.name]
+    anywhere = rung.device == "any" or rung.losses_anywhere
+    return settings if anywhere else {**settings, "accelerator": rung.device}
+
+
+def published_speed(
+    case: Case, rung: Rung, published: Published
+) -> tuple[float | None, float | None, str]:
+    """Return tokens/s and MFU of the published run, and a note on the peak of the MFU."""
+    theirs = published_settings(case, rung)
+    (B, T), C = theirs["batch"], theirs["n_embd"]
+    rate = published.tokens_per_sec
+    if rate is None and published.step_ms is not None:
+        rate = B * T * theirs["accumulate_grad_batches"] / published.step_ms * 1e3
+    if rate is None:
+        return None, None, ""
+    chip = theirs.get("chip", "")
+    device = torch.device("mps" if chip.startswith("Apple") else "cuda")
+    dtype = product_dtype(theirs["precision"], theirs["matmul_precision"], device)
+    peak = lookup(chip, dtype)
+    if peak is None:
+        return rate, None, "their MFU: chip's peak not known"
+    tables = theirs["block_size"] + (0 if theirs["tie_weights"] else theirs["vocab_size"])
+    n_params = theirs["parameters"] - tables * C
+    work = flops.flops_per_token(n_params, theirs["n_layer"], C, T)
+    note = f"their MFU relative to {peak.flops / 1e12:.4g} TFLOP/s: {peak.label}"
+    return rate, flops.mfu(rate, work, peak.flops), note
+
+
+def float32_rung(case: Case, rung: Rung) -> list[Rung]:
+    """Return the first rung in float32 with the device and the batch of a rung in less; or none."""
+    theirs = published_settings(case, rung)
+    if is_float32(theirs):
+        return []
+    rungs = [other for other in case.rungs if other.device == rung.device]
+    others = [(other, published_settings(case, other)) for other in rungs]
+    same = [o for o, s in others if is_float32(s) and s["batch"] == theirs["batch"]]
+    return same[:1]
+
+
+def is_float32(theirs: Settings) -> bool:
+    """Return whether products are in float32, not in TF32 either."""
+    return (theirs["precision"], theirs["matmul_precision"]) == ("32-true", "highest")

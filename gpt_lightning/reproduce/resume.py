@@ -63,7 +63,9 @@ def earlier(folder: Path, rung: Rung) -> tuple[Path, int, list[Observation]]:
             torch.device("cpu"), row["step"], row["split"], row["ours"], batches=row.get("batches")
         )
         for row in read_losses(folder)
-        if row["rung"] == rung.name and row["split"] != "best" and row["step"] <= step
+        if row["rung"] == rung.name and row["split"] != "best"
+        # a loss of step n is of the update after n updates
+        if row["step"] + (row["split"] == "batch") <= step
     ]
     return path, step, seen
 

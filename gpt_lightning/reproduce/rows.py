@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpt_lightning.reports.tables import column
+from gpt_lightning.reproduce.cases import Case, Rung
 
 
 class Verdict(StrEnum):
@@ -30,11 +31,19 @@ class Options:
     accelerator: str | None = None
     fit: tuple[str, ...] = ()
 
-    def arguments(self) -> list[str]:
-        """Return the arguments of `fit`."""
+    def arguments(self, case: Case, rung: Rung) -> list[str]:
+        """Return the arguments of `fit` for a rung."""
+        quiet = ["--samples.max_new_tokens=0"]
+        if case.kind == "steps":  # each step prints a line, and nobody resumes these runs
+            quiet += [
+                "--trainer.log_every_n_steps=1",
+                "--trainer.enable_progress_bar=false",
+                "--trainer.enable_checkpointing=false",
+            ]
+        configs = [f"--config={name}" for name in rung.configs]
         steps = [] if self.steps is None else [f"--trainer.max_steps={self.steps}"]
         accelerator = [f"--trainer.accelerator={self.accelerator}"] if self.accelerator else []
-        return [*steps, *accelerator, *self.fit]
+        return [*configs, *quiet, *rung.settings, *steps, *accelerator, *self.fit]
 
 
 @dataclass(frozen=True)
@@ -69,10 +78,15 @@ class RungRow:
     tokens_per_sec: float | None = column("tokens/s", ",.0f", 9)
     mfu: float | None = column("MFU", ".1%", 6)
     peak_tflops: float | None = column("of TFLOP/s", ".4g")
+    peak_memory_gib: float | None = column("memory GiB", ".2f")
     speedup: float | None = column("speed-up", ".2f")
+    fp32_speedup: float | None = column("over fp32", ".2f")
     published_first_step_ms: float | None = column("their first ms", ",.0f")
     published_step_ms: float | None = column("their ms", ",.1f", 9)
+    published_tokens_per_sec: float | None = column("their tokens/s", ",.0f")
+    published_mfu: float | None = column("their MFU", ".1%")
     published_speedup: float | None = column("their speed-up", ".2f")
+    published_fp32_speedup: float | None = column("their over fp32", ".2f")
     note: str = column("note", default="")
 
 

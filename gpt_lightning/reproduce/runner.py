@@ -6,25 +6,26 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from gpt_lightning.bench.core.training_step import peak_memory_gib, reset_peak_memory
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import free_memory
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.reports.plots import plot_losses
 from gpt_lightning.reports.tables import Console, write_report
 from gpt_lightning.reproduce.cases import Case, Rung
-from gpt_lightning.reproduce.published import Published, read_published
+from gpt_lightning.reproduce.published import (
+    Published,
+    Settings,
+    float32_rung,
+    published_settings,
+    published_speed,
+    read_published,
+)
 from gpt_lightning.reproduce.resume import earlier
 from gpt_lightning.reproduce.rows import LossRow, Options, PhaseRow, RungRow, SettingRow, Verdict
-from gpt_lightning.reproduce.settings import (
-    Settings,
-    batch_settings,
-    compare_settings,
-    published_settings,
-    read_settings,
-)
+from gpt_lightning.reproduce.settings import batch_settings, compare_settings, read_settings
 from gpt_lightning.training import fit as training
-from gpt_lightning.training.callbacks.probe import RunProbe
-from gpt_lightning.training.callbacks.recorder import Observation, RunRecorder, RunTimings
+from gpt_lightning.training.callbacks.recorder import Observation, RunProbe, RunRecorder, RunTimings
 
 PICTURE = "losses.png"
 
@@ -65,6 +66,7 @@ class CaseRun:
         checkpoint, step, seen = earlier(self.folder, rung) if self.resume else (None, 0, [])
         print(f"\n{rung.name}: {' + '.join(rung.configs)}{note}")
         first = len(self.losses)
+        reset_peak_memory()
         try:
             timings = self._train(rung, published, checkpoint, seen)
         except UserError:
@@ -94,17 +96,20 @@ class CaseRun:
 
         def add(row: LossRow) -> None:
             self.losses.append(row)
-            tqdm.write(console.line(row))  # above the progress bar
-            if not each_step:
-                self.write()  # an evaluation may be an hour of work
+            evaluation = row.split != "batch"
+            if each_step or evaluation or row.verdict == Verdict.FAILED:
+                tqdm.write(console.line(row))  # above the progress bar
+            if evaluation:
+                self.write()  # it may be an hour of work
 
-        recorder = RunRecorder(lambda seen: add(loss_row(rung, published, seen)), each_step)
+        steps = {step for step, split in published.losses if split == "batch"}
+        recorder = RunRecorder(lambda seen: add(loss_row(rung, published, seen)), each_step, steps)
         for observation in seen:
             recorder.show(observation)
         probe = RunProbe(lambda module: self._check(rung, read_settings(module)))
         resume = [] if checkpoint is None else [f"--resume={checkpoint}"]
         training.run_cli(
-            ["fit", *fit_arguments(self.case, rung, self.options), *resume],
+            ["fit", *self.options.arguments(self.case, rung), *resume],
             callbacks=[recorder, probe],
             folder=self.folder / rung.name,
         )
@@ -130,7 +135,7 @@ class CaseRun:
         compared = [row for row in rows if row.verdict]
         verdicts = [row.verdict for row in compared]
         partial = sum(row.difference is not None for row in rows) - len(compared)
-        missing = missing_losses(self.case, published, rows, timings.max_steps)
+        missing = missing_losses(published, rows, timings.max_steps)
         timed, here = is_timed(rung, timings.device), timings.device
         wrong = [row.setting for row in self.settings if row.rung == rung.name and row.is_wrong]
         failed = Verdict.FAILED in verdicts or missing or wrong or not verdicts
@@ -143,6 +148,7 @@ class CaseRun:
             f"{timings.stalls} stalls left out of the rates" if timings.stalls else "",
             best_note(published, rows) if self.case.kind == "evaluations" else "",
             f"changed: {' '.join(self.options.fit)}" if self.options.fit else "",
+            published_speed(self.case, rung, published)[2],
         ]
         return RungRow(
             rung.name,
@@ -151,33 +157,44 @@ class CaseRun:
             len(verdicts),
             verdicts.count(Verdict.DRIFT),
             max((abs(row.difference or 0.0) for row in compared), default=None),
-            published_first_step_ms=published.first_step_ms,
-            published_step_ms=published.step_ms,
             note="; ".join(note for note in notes if note),
-            **(self._speeds(rung, published, timings) if timed else {}),
+            **self._speeds(rung, published, timings if timed else None),
         )
 
     def _speeds(
-        self, rung: Rung, published: Published, timings: RunTimings
+        self, rung: Rung, published: Published, timings: RunTimings | None
     ) -> dict[str, float | None]:
-        """Return the speed columns; speed-ups are over the rung before it in the published table.
+        """Return the speed columns, those of ours only with timings.
 
-        Rungs without published times are not in that table.
+        Speed-ups are over the rung before it in the published table, which has no rungs without
+        published times, and over the rung in float32.
         """
+        mine = None if timings is None else timings.tokens_per_sec
+        theirs, mfu, _ = published_speed(self.case, rung, published)
+        columns = {
+            "published_first_step_ms": published.first_step_ms,
+            "published_step_ms": published.step_ms,
+            "published_tokens_per_sec": theirs,
+            "published_mfu": mfu,
+        }
         earlier = self.case.rungs[: self.case.rungs.index(rung)]
         before = [other for other in earlier if other.published_times != ""][-1:]
-        ours = theirs = None
-        if before and not self.case.alternatives:
-            ours = {row.rung: row.tokens_per_sec for row in self.rungs}.get(before[0].name)
-            theirs = read_published(self.case, before[0]).tokens_per_sec
-        return {
+        bases = {"speedup": before, "fp32_speedup": float32_rung(self.case, rung)}
+        measured = {row.rung: row.tokens_per_sec for row in self.rungs}
+        for name, base in bases.items() if not self.case.alternatives else ():
+            if base:
+                rate = read_published(self.case, base[0]).tokens_per_sec
+                columns[name] = ratio(mine, measured.get(base[0].name))
+                columns[f"published_{name}"] = ratio(theirs, rate)
+        if timings is None:
+            return columns
+        return columns | {
             "first_step_ms": timings.first_step_ms,
             "step_ms": timings.step_ms,
-            "tokens_per_sec": timings.tokens_per_sec,
+            "tokens_per_sec": mine,
             "mfu": timings.mfu,
             "peak_tflops": ratio(timings.peak_flops, 1e12),
-            "speedup": ratio(timings.tokens_per_sec, ours),
-            "published_speedup": ratio(published.tokens_per_sec, theirs),
+            "peak_memory_gib": peak_memory_gib(timings.device),
         }
 
     def write(self) -> None:
@@ -199,19 +216,6 @@ class CaseRun:
             plot_losses(self.folder / PICTURE, self.case.title, self.losses)
 
 
-def fit_arguments(case: Case, rung: Rung, options: Options) -> list[str]:
-    """Return the arguments of `fit` for a rung."""
-    quiet = ["--samples.max_new_tokens=0"]
-    if case.kind == "steps":  # each step prints a line, and nobody resumes these runs
-        quiet += [
-            "--trainer.log_every_n_steps=1",
-            "--trainer.enable_progress_bar=false",
-            "--trainer.enable_checkpointing=false",
-        ]
-    configs = [f"--config={name}" for name in rung.configs]
-    return [*configs, *quiet, *rung.settings, *options.arguments()]
-
-
 def ratio(a: float | None, b: float | None) -> float | None:
     """Return a / b, or None if one of them is missing."""
     return a / b if a and b else None
@@ -221,7 +225,8 @@ def loss_row(rung: Rung, published: Published, seen: Observation) -> LossRow:
     """Return the row of one of our losses, with the published one of that step if there is one."""
     theirs = published.losses.get((seen.step, seen.split))
     row = compare(rung, seen.step, seen.split, theirs, seen.loss)
-    row = without_verdict(row, seen.batches, published.batches)
+    if seen.split != "batch":
+        row = without_verdict(row, seen.batches, published.batches)
     if seen.seconds is None or seen.tokens is None or not is_timed(rung, seen.device):
         return row
     return replace(row, step_ms=seen.seconds * 1e3, tokens_per_sec=seen.tokens / seen.seconds)
@@ -258,10 +263,10 @@ def published_validation(published: Published, ours: list[LossRow]) -> list[tupl
     return [(loss, step) for (step, split), loss in points if split == "val" and step <= last]
 
 
-def missing_losses(case: Case, published: Published, rows: list[LossRow], max_steps: int) -> int:
+def missing_losses(published: Published, rows: list[LossRow], max_steps: int) -> int:
     """Count the published losses within `max_steps` that have no counterpart among ours."""
-    last = max_steps - 1 if case.kind == "steps" else max_steps
-    expected = {key for key in published.losses if key[0] <= last}
+    keys = published.losses  # an evaluation follows the last step, a loss of a step precedes it
+    expected = {(step, split) for step, split in keys if step + (split == "batch") <= max_steps}
     found = {(row.step, row.split) for row in rows}
     return len(expected - found)
 
@@ -270,7 +275,7 @@ def compare(rung: Rung, step: int, split: str, theirs: float | None, ours: float
     """Return a row without times; without a published loss it has no verdict."""
     if theirs is None:
         return LossRow(rung.name, step, split, None, ours)
-    difference, tolerance = ours - theirs, rung.tolerance_at(step)
+    difference, tolerance = ours - theirs, rung.tolerance_at(step, split)
     verdict = Verdict.FAILED  # nan fails too
     if abs(difference) <= tolerance:
         verdict = Verdict.OK

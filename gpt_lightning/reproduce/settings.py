@@ -7,66 +7,39 @@ reference/settings.yaml, written by hand from the published programs. Ours are n
 configuration: they are the model's tensors, the optimizer's groups, the Trainer and the batches.
 """
 
-import functools
 import math
 import zlib
 from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
-import yaml
 from torch import nn
 
 from gpt_lightning.data.loader import Batch
-from gpt_lightning.files import reference_text
 from gpt_lightning.model.gpt import GPT, Block
-from gpt_lightning.reproduce.cases import Case, Rung
+from gpt_lightning.reproduce.cases import Rung
+from gpt_lightning.reproduce.published import Settings
 from gpt_lightning.reproduce.rows import SettingRow, Verdict
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
 
-Settings = dict[str, Any]
 RATE_STEPS = (0, 100, 1000, 2000, 5000)  # optimizer steps whose learning rates are compared
-CLOSE = 1e-5  # relative difference of numbers that count as equal
-
-
-@functools.cache
-def _tables() -> dict[str, dict[str, Settings]]:
-    tables: dict[str, dict[str, Settings]] = yaml.safe_load(reference_text("settings.yaml"))
-    return tables
-
-
-def published_settings(case: Case, rung: Rung) -> Settings:
-    """Return the settings of a published run, with its device if no other will do."""
-    settings = _tables()[case.name][rung.name]
-    anywhere = rung.device == "any" or rung.losses_anywhere
-    return settings if anywhere else {**settings, "device": rung.device}
 
 
 def compare_settings(rung: Rung, theirs: Settings, ours: Settings) -> list[SettingRow]:
     """Return a row for each of their settings that was read from our run."""
-    rows = []
-    for name, declared in theirs.items():
-        if name in ours:
-            verdict = Verdict.OK if equal(declared, ours[name]) else Verdict.FAILED
-            rows.append(SettingRow(rung.name, name, text(declared), text(ours[name]), verdict))
-    return rows
-
-
-def equal(a: Any, b: Any) -> bool:
-    """Return whether two values are equal, numbers up to rounding."""
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(equal, a, b))
-    if {type(a), type(b)} <= {int, float}:
-        return math.isclose(a, b, rel_tol=CLOSE)
-    return type(a) is type(b) and bool(a == b)
+    both = ((name, text(value), text(ours[name])) for name, value in theirs.items() if name in ours)
+    return [
+        SettingRow(rung.name, *names, Verdict.OK if names[1] == names[2] else Verdict.FAILED)
+        for names in both
+    ]
 
 
 def text(value: Any) -> str:
-    """Return a value for a table."""
+    """Return a value as it is compared and printed, numbers with five digits."""
     if isinstance(value, list):
         return ", ".join(map(text, value))
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 # ---- ours ----------------------------------------------------------------------------------------
@@ -79,7 +52,7 @@ def read_settings(module: GPTModule) -> Settings:
     if trainer.ckpt_path is None:
         settings |= initial_weights(module.model)
     return settings | {
-        "device": trainer.strategy.root_device.type.replace("cuda", "gpu"),
+        "accelerator": trainer.strategy.root_device.type.replace("cuda", "gpu"),
         "ranks": trainer.world_size,
         "precision": str(trainer.precision),
         "matmul_precision": torch.get_float32_matmul_precision(),

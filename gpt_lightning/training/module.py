@@ -209,11 +209,15 @@ class GPTModule(EvaluationModule):
             self.log("step", self.trainer.global_step + 1.0)  # the loggers' x: the first is 1
         self._loss_sum, self.micro_batches = None, 0
 
+    @property
+    def last_loss(self) -> torch.Tensor | None:
+        """Mean loss of the last step on this rank; None before the first."""
+        return None if self._last_loss is None else self._last_loss[0] / self._last_loss[1]
+
     def _log_last_loss(self) -> None:
         """Show callbacks the loss of the last step, which may not have been a log step."""
-        if self._last_loss is not None:
-            total, micro_batches = self._last_loss
-            self.log("train/loss", total / micro_batches, sync_dist=True, logger=False)
+        if self.last_loss is not None:
+            self.log("train/loss", self.last_loss, sync_dist=True, logger=False)
 
     def on_train_epoch_end(self) -> None:
         self._log_last_loss()
@@ -241,9 +245,8 @@ class GPTModule(EvaluationModule):
         if by_value and gradient_clip_val is not None and gradient_clip_val > 0:
             torch.nn.utils.clip_grad_value_(self._trained, gradient_clip_val)
         if self._spikes is not None:
-            assert self._last_loss is not None
-            total, micro_batches = self._last_loss
-            self._spikes.skip(self, total / micro_batches, norm)
+            assert self.last_loss is not None
+            self._spikes.skip(self, self.last_loss, norm)
         if steps.at_log_step(self.trainer, step):
             self._guard.check()
             self.log("optim/grad_norm", norm)

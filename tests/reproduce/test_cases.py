@@ -186,6 +186,17 @@ def test_tolerances_change_at_their_steps():
     assert [rung.tolerance_at(step) for step in (0, 4, 5, 99)] == [1.0, 1.0, 2.0, 2.0]
 
 
+def test_every_tenth_step_of_the_small_preset_is_compared():
+    (small,) = CASES["shakespeare-char-small"].rungs
+    losses = read_published(CASES["shakespeare-char-small"], small).losses
+    steps = [step for step, split in losses if split == "batch"]
+    assert steps == list(range(0, 2001, 10))
+    assert (losses[0, "batch"], losses[50, "batch"]) == (4.1828, 2.9336)
+    assert small.iterations == ((0, 1e-4), (1, 5e-4))
+    assert small.tolerance_at(9, "batch") == 5e-4
+    assert [rung.name for _, rung in RUNGS if rung.iterations] == ["small"]
+
+
 def test_published_times_are_medians_without_the_first_step():
     rungs = {rung.name: rung for rung in PRECISION_LADDER.rungs}
     compiled = read_published(PRECISION_LADDER, rungs["gpu-bf16-compile"])

@@ -9,7 +9,13 @@ import torch
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.reproduce import runner
-from gpt_lightning.reproduce.cases import LECTURE_LADDER, PRECISION_LADDER, Case, Rung
+from gpt_lightning.reproduce.cases import (
+    LECTURE_LADDER,
+    PRECISION_LADDER,
+    SHAKESPEARE_CHAR,
+    Case,
+    Rung,
+)
 from gpt_lightning.reproduce.published import Published, read_published
 from gpt_lightning.reproduce.rows import Options, RungRow, Verdict
 from gpt_lightning.reproduce.runner import CaseRun, best_row, compare, is_timed, loss_row
@@ -64,7 +70,10 @@ def test_the_best_row_compares_up_to_where_ours_came():
 
 
 @pytest.fixture
-def case_run(tmp_path):
+def case_run(tmp_path, monkeypatch):
+    # a case that has no published settings
+    monkeypatch.setattr(runner, "published_speed", lambda *args: (None, None, "no chip"))
+    monkeypatch.setattr(runner, "float32_rung", lambda case, rung: [])
     case = Case("c", "A case", "somewhere", "steps", "lecture_ladder.csv", (RUNG,))
     return CaseRun(case, Options(fit=("--model.learning_rate=1",)), tmp_path, ["reproduce", "c"])
 
@@ -97,8 +106,46 @@ def test_speed_ups_are_over_the_rung_before_in_the_published_table():
     speeds = run._speeds(gpu, published, cuda)
     assert speeds["speedup"] == 30.0
     assert speeds["published_speedup"] == pytest.approx(25.7, abs=0.05)
+    assert "fp32_speedup" not in speeds  # it is the rung in float32
     run.rungs = []  # not measured in this call
     assert run._speeds(gpu, published, cuda)["speedup"] is None
+
+
+def test_their_columns_are_there_without_ours_and_over_the_rung_in_float32():
+    run = CaseRun(PRECISION_LADDER, Options(), Path("unused"), [])
+    tf32, bf16 = PRECISION_LADDER.rungs[3:5]
+    run.rungs = [RungRow("gpu-fp32", Verdict.OK, tokens_per_sec=100.0)]
+    published = read_published(PRECISION_LADDER, bf16)
+    speeds = run._speeds(bf16, published, None)
+    assert speeds["published_tokens_per_sec"] == published.tokens_per_sec
+    assert speeds["published_step_ms"] == pytest.approx(142.0, abs=0.1)
+    assert speeds["published_speedup"] == pytest.approx(1.62, abs=0.005)
+    assert speeds["published_fp32_speedup"] == pytest.approx(763.2 / 142.0, rel=1e-3)
+    assert not {"step_ms", "tokens_per_sec", "mfu", "peak_memory_gib"} & speeds.keys()
+    assert speeds["fp32_speedup"] is None
+    timings = RunTimings(CPU, 6, {}, tokens_per_sec=700.0, mfu=0.3)
+    speeds = run._speeds(bf16, published, timings)
+    assert (speeds["fp32_speedup"], speeds["speedup"], speeds["mfu"]) == (7.0, None, 0.3)
+    assert 0.05 < speeds["peak_memory_gib"] < 16
+    assert run._speeds(tf32, published, timings)["fp32_speedup"] == 7.0
+
+
+def test_variants_of_a_run_have_no_speed_ups():
+    run = CaseRun(SHAKESPEARE_CHAR, Options(), Path("unused"), [])
+    compiled = SHAKESPEARE_CHAR.rungs[2]
+    speeds = run._speeds(compiled, read_published(SHAKESPEARE_CHAR, compiled), None)
+    assert not any("speedup" in name for name in speeds)
+    assert speeds["published_mfu"] > 0
+
+
+def test_the_memory_of_a_rung_is_its_own(training, case_run, monkeypatch):
+    begun = []
+    monkeypatch.setattr(runner, "reset_peak_memory", lambda: begun.append(len(training.calls)))
+    monkeypatch.setattr(runner, "peak_memory_gib", lambda device: 2.5)
+    training.observations = steps_of(4.0, 3.0, 0.499)
+    case_run.run(RUNG)
+    assert begun == [0]  # before the run
+    assert case_run.rungs[0].peak_memory_gib == 2.5
 
 
 def test_a_rung_without_a_published_loss_has_failed(case_run):
@@ -145,7 +192,7 @@ def training(monkeypatch):
             if self.error is not None:
                 raise self.error
             recorder.speed = self.timings
-            self.each_step = recorder.each_step
+            self.each_step, self.steps = recorder.each_step, recorder.steps
 
     planted = Planted()
     planted.calls = calls
@@ -196,7 +243,9 @@ def test_a_setting_that_differs_fails_the_rung_whatever_its_losses_are(
     case_run.run(RUNG)
     (row,) = case_run.rungs
     assert row.verdict == Verdict.FAILED
-    assert row.note == "other settings than theirs: order; changed: --model.learning_rate=1"
+    assert (
+        row.note == "other settings than theirs: order; changed: --model.learning_rate=1; no chip"
+    )
     assert "FAIL: order is sequential, theirs is repeat" in capsys.readouterr().out
     page = (case_run.folder / "results.md").read_text()
     assert "| one | order | repeat | sequential | FAIL |" in page
@@ -283,14 +332,38 @@ def test_a_loss_of_fewer_batches_has_no_verdict(training, case_run, monkeypatch)
 
 
 def test_missing_losses_are_counted_up_to_the_steps_of_the_run():
-    case = Case("c", "A case", "somewhere", "steps", "x.csv", ())
     published = Published({(s, "batch"): 1.0 for s in range(5)}, None, None)
     rows = [compare(RUNG, s, "batch", 1.0, 1.0) for s in (0, 1)]
-    assert runner.missing_losses(case, published, rows, max_steps=2) == 0  # steps 0 and 1
-    assert runner.missing_losses(case, published, rows, max_steps=3) == 1
-    assert runner.missing_losses(case, published, rows, max_steps=50) == 3
-    evaluations = replace(case, kind="evaluations")
-    assert runner.missing_losses(evaluations, published, rows, max_steps=2) == 1  # step 2 too
+    assert runner.missing_losses(published, rows, max_steps=2) == 0  # steps 0 and 1
+    assert runner.missing_losses(published, rows, max_steps=3) == 1
+    assert runner.missing_losses(published, rows, max_steps=50) == 3
+    evaluations = replace(published, losses={(s, "val"): 1.0 for s in range(5)})
+    rows = [compare(RUNG, s, "val", 1.0, 1.0) for s in (0, 1)]
+    assert runner.missing_losses(evaluations, rows, max_steps=2) == 1  # after step 2, too
+
+
+def test_losses_of_steps_beside_evaluations_have_a_tolerance_of_their_own(
+    training, case_run, monkeypatch, capsys
+):
+    losses = {(0, "val"): 4.0, (0, "batch"): 4.0, (10, "batch"): 3.0}
+    published = Published(losses, None, None, batches=20)
+    monkeypatch.setattr(runner, "read_published", lambda case, rung: published)
+    rung = Rung("one", tolerance=((0, 1e-4),), iterations=((0, 1e-2), (5, 0.1)))
+    case_run.case = replace(case_run.case, kind="evaluations", rungs=(rung,))
+    training.observations = [
+        Observation(CPU, 0, "val", 4.0, batches=20),
+        Observation(CPU, 0, "batch", 4.005),
+        Observation(CPU, 10, "batch", 3.2),
+    ]
+    training.timings = RunTimings(CPU, 11, {})
+    case_run.run(rung)
+    assert training.steps == {0, 10}
+    assert [(row.tolerance, row.verdict) for row in case_run.losses[:3]] == [
+        (1e-4, Verdict.OK), (1e-2, Verdict.OK), (0.1, Verdict.FAILED),
+    ]  # fmt: skip
+    printed = capsys.readouterr().out
+    assert "4.005" not in printed  # two hundred lines
+    assert "3.200000" in printed
 
 
 def test_a_ratio_needs_both():

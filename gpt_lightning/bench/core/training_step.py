@@ -219,6 +219,15 @@ def checked_graphs(compiled: bool, before: int) -> int:
     return graphs
 
 
+def reset_peak_memory() -> None:
+    """Begin a new peak: of tensors on CUDA, resident of the process on Linux."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    path = Path("/proc/self/clear_refs")
+    if path.exists():
+        path.write_text("5")  # VmHWM
+
+
 def peak_memory_gib(device: torch.device) -> float:
     """Return the peak memory so far: of tensors on a GPU, resident of the process elsewhere."""
     if device.type == "cuda":

@@ -1,7 +1,8 @@
-"""RunRecorder: each loss, step time and evaluation of a run, as it comes."""
+"""RunRecorder: each loss and step time of a run, as it comes. RunProbe: its objects and batches."""
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,9 @@ from gpt_lightning.training.callbacks.speed import (
     tokens_per_sec,
     without_stalls,
 )
+from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import find_callback
+from gpt_lightning.training.steps import at_step_boundary, find_callback
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,16 @@ class RunRecorder(L.Callback):
         each_step: True: every optimizer step is synchronized and timed, from the batch on the
             device to the end of the update, as the published ladders did. False: SpeedMonitor's
             times, which need no synchronization.
+        steps: Optimizer steps whose losses are shown if each_step is False; 0 is the first.
     """
 
-    def __init__(self, show: Callable[[Observation], None], each_step: bool) -> None:
-        self.show, self.each_step = show, each_step
+    def __init__(
+        self,
+        show: Callable[[Observation], None],
+        each_step: bool,
+        steps: Container[int] = (),
+    ) -> None:
+        self.show, self.each_step, self.steps = show, each_step, steps
         self.speed: RunTimings | None = None
         self._steps: list[tuple[float, int]] = []  # seconds and tokens
         self._begin = 0.0
@@ -96,13 +104,20 @@ class RunRecorder(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, *_: Any
     ) -> None:
         self._tokens += batch[0].numel() * trainer.world_size
-        if not self.each_step or trainer.global_step == len(self._steps):
+        step = trainer.global_step - 1
+        if not self.each_step:
+            if at_step_boundary(trainer) and step in self.steps:
+                assert isinstance(pl_module, GPTModule)
+                assert pl_module.last_loss is not None
+                loss = float(pl_module.last_loss)
+                self.show(Observation(pl_module.device, step, "batch", loss))
+            return
+        if trainer.global_step == len(self._steps):
             return
         synchronize(trainer.strategy.root_device)
         seconds = time.perf_counter() - self._begin
         loss = float(trainer.callback_metrics["train/loss"])
         self._steps.append((seconds, self._tokens))
-        step = trainer.global_step - 1
         self.show(Observation(pl_module.device, step, "batch", loss, seconds, self._tokens))
         self._tokens = 0
 
@@ -134,3 +149,39 @@ class RunRecorder(L.Callback):
             if monitor.peak is not None:
                 self.speed.peak_flops = monitor.peak.flops
                 self.speed.mfu = monitor.mfu(steps, trainer, pl_module)
+
+
+class ProbedError(Exception):
+    """End of a run that was started for its objects alone."""
+
+
+class RunProbe(L.Callback):
+    """Call a function before the first step, and keep the first two micro-batches.
+
+    Args:
+        look: Function that is called with the module when model, optimizer and data exist.
+        stop: True to raise ProbedError then; the batches are read before.
+
+    Attributes:
+        batches: First two micro-batches of this process, on the CPU.
+    """
+
+    def __init__(self, look: Callable[[GPTModule], None], stop: bool = False) -> None:
+        self.look, self.stop = look, stop
+        self.batches: list[Batch] = []
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, GPTModule)
+        self.look(pl_module)
+        if self.stop:
+            data = token_data(trainer)
+            assert data is not None
+            self.batches = list(itertools.islice(data.reader.train_loader, 2))
+            raise ProbedError
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        if len(self.batches) < 2:
+            x, y = batch
+            self.batches.append((x.cpu(), y.cpu()))

@@ -5,7 +5,7 @@ import torch
 from tiny_fit import TINY_RUN
 
 from gpt_lightning.training import fit
-from gpt_lightning.training.callbacks.probe import ProbedError, RunProbe
+from gpt_lightning.training.callbacks.recorder import ProbedError, RunProbe
 
 
 @pytest.fixture(autouse=True)

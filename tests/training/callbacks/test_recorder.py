@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import lightning as L
 import pytest
+import torch
 
 from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPTConfig
@@ -29,10 +30,10 @@ class Work(GPTModule):
         return super().training_step(batch, batch_idx)
 
 
-def run(text_file, monkeypatch, each_step=True, accumulate=1, slow_step=-1, max_steps=6):
+def run(text_file, monkeypatch, each_step=True, accumulate=1, slow_step=-1, max_steps=6, steps=()):
     module, seen = Work(slow_step), []
     monkeypatch.setattr(recorder, "time", SimpleNamespace(perf_counter=lambda: module.now))
-    callback = RunRecorder(seen.append, each_step)
+    callback = RunRecorder(seen.append, each_step, steps)
     trainer = L.Trainer(
         accelerator="cpu",
         max_steps=max_steps,
@@ -99,6 +100,21 @@ def test_without_the_time_of_each_step_the_times_are_the_monitors(text_file, mon
     assert timings.tokens_per_sec > 0
     assert timings.step_ms > 0
     assert set(timings.seconds) >= {"train", "validation"}
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_the_losses_of_some_steps_are_those_of_each(text_file, monkeypatch, accumulate):
+    torch.manual_seed(0)
+    every, _, _, _ = run(text_file, monkeypatch, accumulate=accumulate)
+    torch.manual_seed(0)
+    losses = {one.step: one.loss for one in every if one.split == "batch"}
+    seen, _, module, _ = run(
+        text_file, monkeypatch, each_step=False, accumulate=accumulate, steps={0, 3}
+    )
+    some = [(one.step, one.loss, one.seconds) for one in seen if one.split == "batch"]
+    assert some == [(0, losses[0], None), (3, losses[3], None)]
+    assert float(module.last_loss) == losses[5]
+    assert GPTModule(CONFIG).last_loss is None
 
 
 def test_a_run_of_one_step_has_no_rate(text_file, monkeypatch):
