@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from lightning.fabric.plugins import environments as envs
@@ -60,6 +60,20 @@ def check_launcher(devices: Any) -> None:
         )
 
 
+def check_group(world_size: int) -> None:
+    """Check that a process group of an earlier run in this process has the ranks of this run.
+
+    Raises:
+        UserError: It has another number of ranks, with which it would train wrongly.
+    """
+    group = torch.distributed.get_world_size() if torch.distributed.is_initialized() else world_size
+    if group != world_size:
+        raise UserError(
+            f"an earlier run in this process has connected {group} ranks, and this run has "
+            f"{world_size}: start it in a new process"
+        )
+
+
 class LoopbackEnvironment(envs.LightningEnvironment):
     """Lightning's environment of one machine, with the ranks connected over the loopback address.
 
@@ -68,9 +82,8 @@ class LoopbackEnvironment(envs.LightningEnvironment):
     loopback socket, and all ranks are its clients.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._store: TCPStore | None = None
+    # of the process: as the process group, it outlives a run, and a second run uses it again
+    _store: ClassVar[TCPStore | None] = None
 
     @property
     def main_address(self) -> str:
@@ -87,7 +100,7 @@ class LoopbackEnvironment(envs.LightningEnvironment):
             listener.bind((LOOPBACK, 0))
             listener.listen()
             port = listener.getsockname()[1]
-            self._store = TCPStore(
+            LoopbackEnvironment._store = TCPStore(
                 LOOPBACK,
                 port,
                 is_master=True,
@@ -97,13 +110,6 @@ class LoopbackEnvironment(envs.LightningEnvironment):
         os.environ["MASTER_PORT"] = str(port)
         # makes PyTorch connect to this store as a client instead of opening one
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-
-    def teardown(self) -> None:
-        super().teardown()
-        if self._store is not None:
-            self._store, self._main_port = None, -1
-            for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
-                os.environ.pop(name, None)
 
 
 def environment(num_nodes: int, plugins: list[Any]) -> list[envs.ClusterEnvironment]:
@@ -177,7 +183,7 @@ class RankLauncher(_SubprocessScriptLauncher):
         until = time.monotonic() + patience_s
         while True:
             ends = [(p.poll() or 0, rank) for rank, p in enumerate(self.procs, 1)]
-            code, rank = min(ends)  # a killed rank first: its code is negative
+            code, rank = min(ends, default=(0, 0))  # a killed rank first: its code is negative
             if code < 0:
                 name = signal.Signals(-code).name
                 reason = " (out of memory?)" if name == "SIGKILL" else ""

@@ -112,12 +112,21 @@ class GPTCLI(LightningCLI):
             default="never",
             help="Only for fit. never: start a new run. auto: continue the newest run of this "
             "name from its newest undamaged checkpoint, or start a new run if there is none. "
-            "A path: continue this run folder, or this checkpoint in its run folder.",
+            "A path: continue this run folder, the newest run of this folder, or this checkpoint "
+            "in its run folder.",
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)
-        seed = self.config[self.config.subcommand].seed_everything
+        config = self.config[self.config.subcommand]
+        # config.yaml of a run has the ckpt_path that the run began with; a flag is newer
+        begins = any(arg.partition("=")[0] == "--ckpt_path" for arg in args) and config.ckpt_path
+        if begins and config.resume not in ("auto", "never") and self.config.subcommand == "fit":
+            raise UserError(
+                f"--resume {config.resume} continues a run, and --ckpt_path {begins} begins a new "
+                "one from a checkpoint: leave out one of the two"
+            )
+        seed = config.seed_everything
         if seed is not True and not 0 <= seed < 2**32:
             raise UserError(f"seed_everything is {seed}; expected an integer from 0 to 4294967295")
 
@@ -201,10 +210,15 @@ class GPTCLI(LightningCLI):
     def run_name(self) -> str:
         """Return --run_name, else the name of the first configuration file, else gpt."""
         config = self.config[str(self.subcommand)]
-        name: str | None = config.run_name
-        if name is not None and (name != Path(name).name or name == ".."):
-            raise UserError(f"--run_name {name}: give a folder's name, without / or ..")
-        return name or (Path(config.config[0]).stem if config.config else "gpt")
+        stem = Path(config.config[0]).stem if config.config else "gpt"
+        name: str = config.run_name or stem
+        plain = name.isprintable() and name == name.strip() and name != ".."
+        if name != Path(name).name or not plain:
+            raise UserError(
+                f"--run_name {name!r}: give a folder's name, without /, .., control characters or "
+                "space at its ends"
+            )
+        return name
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         config = self.config_init[str(self.subcommand)]
@@ -220,6 +234,7 @@ class GPTCLI(LightningCLI):
         if config.trainer.enable_checkpointing is False:  # StopSignals still ends the run
             config.checkpoint.enabled = False
         trainer = super().instantiate_trainer(**kwargs)
+        ranks.check_group(trainer.world_size)
         ranks.supervise(trainer.strategy)
         return trainer
 

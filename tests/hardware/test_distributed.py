@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.distributed import environment
+from gpt_lightning.hardware.distributed import LoopbackEnvironment, check_group, environment
 
 CONFIG = """
 trainer: {accelerator: cpu, max_steps: 10, val_check_interval: 10, check_val_every_n_epoch: null}
@@ -45,6 +46,53 @@ def test_two_ranks_train_on_the_batches_of_one(text_file, tmp_path, monkeypatch)
         for key in {"train/loss", "val/loss", "optim/grad_norm"} & a.keys():
             assert a[key] == pytest.approx(b[key], rel=1e-5), key
     assert one[0]["perf/tokens"] == two[0]["perf/tokens"] == 10 * 8 * 16
+
+
+AGAIN = """
+import os
+from pathlib import Path
+from gpt_lightning.training.fit import run_cli
+if __name__ == "__main__":
+    for steps in (2, 4):
+        options = [f"--trainer.max_steps={steps}", "--trainer.devices=RANKS", "--resume=auto"]
+        done = run_cli(["fit", "--config", "run.yaml", "--trainer.strategy=ddp", *options])
+        Path(f"rank-{os.environ['LOCAL_RANK']}-{done.trainer.global_step}").touch()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_second_run_in_one_process(ranks, text_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(CONFIG)
+    Path("again.py").write_text(AGAIN.replace("RANKS", str(ranks)))
+    done = subprocess.run(
+        [sys.executable, "again.py"], capture_output=True, text=True, timeout=100, check=True
+    )
+    ended = sorted(path.name for path in Path().glob("rank-*"))
+    assert ended == [f"rank-{rank}-{steps}" for rank in range(ranks) for steps in (2, 4)]
+    assert done.stdout.count("resume      no checkpoint in") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_runs_of_one_process_share_a_store(monkeypatch):
+    for name in ("MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(LoopbackEnvironment, "_store", None)
+    first = LoopbackEnvironment()
+    port = first.main_port
+    first.teardown()
+    assert LoopbackEnvironment().main_port == port
+    assert LoopbackEnvironment._store.port == port
+
+
+def test_a_process_group_of_an_earlier_run_must_have_the_same_ranks(monkeypatch):
+    check_group(2)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    check_group(2)
+    with pytest.raises(UserError, match="has connected 2 ranks, and this run has 1: start it in"):
+        check_group(1)
 
 
 def test_other_nodes_need_a_launcher_or_an_address(monkeypatch):

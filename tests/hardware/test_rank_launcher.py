@@ -80,6 +80,11 @@ def test_the_result_is_returned_and_ranks_are_waited_for(launcher):
     assert launcher.procs[0].poll() == 0
 
 
+def test_one_rank_needs_no_other():
+    launcher = RankLauncher(LoopbackEnvironment(), 1, 1)
+    assert launcher._failure(0.0) is None
+
+
 def test_a_rank_0_that_hangs_ends_when_another_fails(launcher, monkeypatch):
     ended = []
     monkeypatch.setattr(distributed, "leave", lambda *end: ended.append(end))
