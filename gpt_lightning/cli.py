@@ -179,15 +179,20 @@ def print_thread_error(args: threading.ExceptHookArgs) -> None:
 
 def dispatch(argv: list[str]) -> int:
     """Find the command, call it, and return the exit code."""
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        if len(argv) > 1 and argv[0] == "help":
-            return dispatch([argv[1], "--help"])
+    if not argv:
+        print(usage(), file=sys.stderr)
+        return 2
+    name, rest = argv[0], argv[1:]
+    if name in ("-h", "--help", "help") and rest:
+        return dispatch([rest[0], "--help", *rest[1:]])
+    if name in ("-h", "--help", "help"):
         print(usage())
         return 0
-    if argv[0] in ("--version", "-V", "version"):
+    if name in ("--version", "-V", "version"):
+        if rest:
+            raise UserError(f"unknown argument {rest[0]!r}: {name} takes none, remove it")
         print(f"gpt-lightning {__version__}")
         return 0
-    name = argv[0]
     if name not in COMMANDS:
         raise UserError(f"no command {name!r}{command_hint(name)}")
     for arg in argv[1:]:

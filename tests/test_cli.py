@@ -177,7 +177,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(run_folder, workdir, capsys):
 def test_resuming_a_finished_run_says_so_and_changes_nothing(run_folder, workdir, capsys):
     assert main(["fit", "--config", "tiny.yaml", "--ckpt_path", str(run_folder)]) == 0
     printed = capsys.readouterr().out
-    assert "nothing to do: the checkpoint is at step 20, trainer.max_steps is 20" in printed
+    assert "nothing to do: the run is at step 20, trainer.max_steps is 20" in printed
 
 
 def test_sampling_looks_past_runs_without_a_checkpoint(run_folder, workdir, capsys):
@@ -367,9 +367,17 @@ def test_a_defect_is_one_line_and_a_traceback_on_request(workdir, capsys, monkey
 
 
 def test_help_lists_every_command(capsys):
-    assert main([]) == 0
+    assert main(["--help"]) == 0
     printed = capsys.readouterr().out
     assert all(f"  {name} " in printed for name in COMMANDS)
+    assert main([]) == 2  # a script without its word has done nothing
+    assert capsys.readouterr() == ("", printed)
+
+
+@pytest.mark.parametrize("word", ["help", "--help", "-h"])
+def test_help_takes_a_command(word, capsys):
+    assert main([word, "configs"]) == 0
+    assert "usage: gpt-lightning configs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["prepare", "sample", "completion", "configs"])

@@ -8,6 +8,7 @@ import ast
 import importlib
 import importlib.util
 import pkgutil
+import sys
 from pathlib import Path
 
 from gpt_lightning import bench
@@ -56,7 +57,10 @@ def make_parser() -> OneLineParser:
 
 def run(argv: list[str]) -> int:
     """Run `bench NAME ...`; return the exit code."""
-    if len(argv) < 2 or argv[1] in ("-h", "--help"):
+    if len(argv) < 2:
+        print(usage(), file=sys.stderr)
+        return 2
+    if argv[1] in ("-h", "--help"):
         print(usage())
         return 0
     name, benches = argv[1], find_benches()

@@ -1,5 +1,6 @@
 """`gpt-lightning data inspect`: contents of a dataset."""
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,7 +58,10 @@ def make_parser() -> OneLineParser:
 
 def run(argv: list[str]) -> int:
     """Run `data inspect ...`; return the exit code."""
-    if len(argv) < 2 or argv[1] in ("-h", "--help"):
+    if len(argv) < 2:
+        print(USAGE, file=sys.stderr)
+        return 2
+    if argv[1] in ("-h", "--help"):
         print(USAGE)
         return 0
     if argv[1] != "inspect":

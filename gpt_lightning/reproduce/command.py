@@ -61,6 +61,9 @@ def run(argv: list[str]) -> int:
     own, fit_options = split_fit_options(argv[1:])
     args = make_parser().parse_args(own)
     if args.list:
+        for other in argv[1:]:
+            if other != "--list":
+                raise UserError(f"unknown argument {other!r}: --list takes none, remove it")
         print_list()
         return 0
     if args.against:
@@ -98,9 +101,6 @@ def run(argv: list[str]) -> int:
     root = ROOT / case.name
     folder = None if args.resume is None else find_folder(args.resume, root, chosen)
     case_run = CaseRun(case, options, folder or next_folder(root), argv, folder is not None)
-    print(case.title)
-    for name, fact in case_run.machine.items():
-        print(f"{name:<9} {fact}")
     for rung in case.rungs:
         if rung in chosen:
             case_run.run(rung)

@@ -50,6 +50,8 @@ class CaseRun:
         self.settings: list[SettingRow] = []
         self.phases: list[PhaseRow] = []
         self.machine = machine_record(argv)
+        machine = [f"{name:<9} {fact}" for name, fact in self.machine.items()]
+        self._head = [case.title, *machine]  # printed when a rung's settings are checked
 
     def skip(self, rung: Rung, reason: str) -> None:
         """Add a row without numbers, with the reason."""
@@ -64,7 +66,7 @@ class CaseRun:
         published = read_published(self.case, rung)
         note = f"; {rung.note}" if rung.note else ""
         checkpoint, step, seen = earlier(self.folder, rung) if self.resume else (None, 0, [])
-        print(f"\n{rung.name}: {' + '.join(rung.configs)}{note}")
+        self._head.append(f"\n{rung.name}: {' + '.join(rung.configs)}{note}")
         first = len(self.losses)
         reset_peak_memory()
         try:
@@ -92,7 +94,6 @@ class CaseRun:
         each_step = self.case.kind == "steps"
         without = ("batches",) if each_step else ("step_ms", "tokens_per_sec")
         console = Console(LossRow, without)
-        tqdm.write(console.header())
 
         def add(row: LossRow) -> None:
             self.losses.append(row)
@@ -102,10 +103,17 @@ class CaseRun:
             if evaluation:
                 self.write()  # it may be an hour of work
 
+        def begin() -> None:
+            tqdm.write("\n".join([*self._head, console.header()]))
+            self._head.clear()
+            for observation in seen:
+                recorder.show(observation)
+
+        def show(seen: Observation) -> None:
+            add(loss_row(rung, published, seen))
+
         steps = {step for step, split in published.losses if split == "batch"}
-        recorder = RunRecorder(lambda seen: add(loss_row(rung, published, seen)), each_step, steps)
-        for observation in seen:
-            recorder.show(observation)
+        recorder = RunRecorder(show, each_step, steps, begin)
         probe = RunProbe(lambda module: self._check(rung, read_settings(module)))
         resume = [] if checkpoint is None else [f"--resume={checkpoint}"]
         training.run_cli(

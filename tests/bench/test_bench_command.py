@@ -58,8 +58,10 @@ def test_a_new_bench_is_one_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "no_op.py").write_text(NEW)
     monkeypatch.setattr(bench, "__path__", [*bench.__path__, str(tmp_path)])
-    assert main(["bench"]) == 0
+    assert main(["bench", "--help"]) == 0
     assert "  no-op         Times of nothing at all\n" in capsys.readouterr().out
+    assert main(["bench"]) == 2
+    assert "  no-op         Times of nothing at all\n" in capsys.readouterr().err
     assert "no-op" in command.make_parser().format_help()
     measure = importlib.import_module("gpt_lightning.bench.no_op").measure
     monkeypatch.setattr(

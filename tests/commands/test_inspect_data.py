@@ -150,8 +150,10 @@ def test_mistakes_in_one_line(
 
 
 def test_the_command_without_its_words(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data"]) == 0
+    assert main(["data", "--help"]) == 0
     assert "data inspect DIR" in capsys.readouterr().out
+    assert main(["data"]) == 2
+    assert "data inspect DIR" in capsys.readouterr().err
     assert main(["data", "inspekt"]) == 2
     assert "did you mean 'inspect'?" in capsys.readouterr().err
 

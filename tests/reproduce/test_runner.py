@@ -187,6 +187,9 @@ def training(monkeypatch):
         def __call__(self, argv, callbacks, folder):
             calls.append((argv, folder))
             recorder, self.probe = callbacks
+            if isinstance(self.error, UserError) and not self.observations:
+                raise self.error  # before the fit starts
+            recorder.on_fit_start(None, None)
             for seen in self.observations:
                 recorder.show(seen)
             if self.error is not None:
@@ -211,7 +214,10 @@ def test_a_rung_is_run_with_its_settings_and_compared(training, case_run, capsys
     case_run.case = replace(case_run.case, rungs=(rung,))
     training.observations = steps_of(4.0, 3.0, 0.499)
     case_run.run(rung)
-    assert "one: a + b; as published" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out.startswith(f"{case_run.case.title}\n")
+    machine = "\n".join(f"{name:<9} {fact}" for name, fact in case_run.machine.items())
+    assert f"\n{machine}\n\none: a + b; as published\n" in out
     ((argv, folder),) = training.calls
     assert argv == [
         "fit", "--config=a", "--config=b", "--samples.max_new_tokens=0",
@@ -283,11 +289,14 @@ def test_a_rung_that_diverges_has_failed_and_one_that_breaks_is_an_error(trainin
     assert case_run.phases == []
 
 
-def test_a_wrong_setting_is_the_users_and_no_row(training, case_run):
+def test_a_wrong_setting_is_the_users_and_no_row_and_prints_nothing_else(
+    training, case_run, capsys
+):
     training.error = UserError("no such file")
     with pytest.raises(UserError, match="no such file"):
         case_run.run(RUNG)
     assert case_run.rungs == []
+    assert capsys.readouterr().out == ""
 
 
 def test_evaluations_keep_the_bar_and_checkpoints_and_compare_the_best(

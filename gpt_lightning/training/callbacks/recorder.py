@@ -81,6 +81,7 @@ class RunRecorder(L.Callback):
             device to the end of the update, as the published ladders did. False: SpeedMonitor's
             times, which need no synchronization.
         steps: Optimizer steps whose losses are shown if each_step is False; 0 is the first.
+        begin: Function that is called before the first number, when all settings are checked.
     """
 
     def __init__(
@@ -88,12 +89,16 @@ class RunRecorder(L.Callback):
         show: Callable[[Observation], None],
         each_step: bool,
         steps: Container[int] = (),
+        begin: Callable[[], None] = lambda: None,
     ) -> None:
-        self.show, self.each_step, self.steps = show, each_step, steps
+        self.show, self.each_step, self.steps, self.begin = show, each_step, steps, begin
         self.speed: RunTimings | None = None
         self._steps: list[tuple[float, int]] = []  # seconds and tokens
         self._begin = 0.0
         self._tokens = 0
+
+    def on_fit_start(self, *args: Any) -> None:
+        self.begin()
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if self.each_step and self._tokens == 0:
