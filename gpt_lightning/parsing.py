@@ -90,8 +90,12 @@ def check_plain(key: str, value: Any) -> None:
     """Check a value that no type excludes.
 
     Raises:
-        UserError: The value is an infinite number, or empty or null where a name is expected.
+        UserError: The value is an infinite number, an integer of more than 64 bits, or empty or
+            null where a name is expected.
     """
+    own_bounds = key == "seed_everything"
+    if isinstance(value, int) and abs(value) >= 2**63 and not own_bounds:
+        raise UserError(f"{key} is {value}; expected an integer below 2^63")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{key} is {value}; it must be a finite number")
     if value in ("", "null") and not key.endswith(MAY_BE_EMPTY) and ".init_args." not in key:

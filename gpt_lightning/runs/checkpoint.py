@@ -47,6 +47,9 @@ from gpt_lightning.runs.folders import find_checkpoint, run_id
 from gpt_lightning.runs.settings import Settings
 
 SCHEMA = 3
+# enum of Lightning in checkpoints of earlier versions; its value is read as a string
+CLIP_ENUM = "lightning.pytorch.utilities.enums.GradClipAlgorithmType"
+torch.serialization.add_safe_globals([(str, CLIP_ENUM)])
 
 
 def is_of_another_run(path: Path, run: Path) -> bool:

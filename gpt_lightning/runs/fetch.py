@@ -17,7 +17,7 @@ from gpt_lightning.runs.folders import (
     saved_checkpoints,
     sort_saved,
 )
-from gpt_lightning.runs.mirror import CHECKPOINTS, RUN_FILES, Mirror, is_local
+from gpt_lightning.runs.mirror import CHECKPOINTS, RUN_FILES, Mirror, is_local, protocols
 
 
 def check_folder(folder: str, logs: Path) -> None:
@@ -28,10 +28,15 @@ def check_folder(folder: str, logs: Path) -> None:
         logs: Folder of the runs of this machine.
 
     Raises:
-        UserError: The file system needs a package that is missing, or the address is that of the
-            runs themselves.
+        UserError: The file system needs a package that is missing or is the process's memory, or
+            the address is that of the runs themselves.
     """
     system, path = on_file_system(folder)
+    if "memory" in protocols(system):
+        raise UserError(
+            f"checkpoint.folder {folder} would be lost at the end of the process: choose a folder, "
+            "or a bucket such as s3://NAME"
+        )
     if is_local(system) and Path(path).resolve() == logs.resolve():
         raise UserError(
             f"checkpoint.folder {folder} has the runs themselves: choose another folder"

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
 from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.errors import UserError
 from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, load_checkpoint
@@ -81,28 +83,38 @@ def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
         raise UserError(
             f"--resume {path}: no whole checkpoint there; give a checkpoint, a run folder, or auto"
         )
-    if saved_checkpoints(run / "checkpoints"):
-        raise UserError(
-            f"--resume auto: no checkpoint in {run} is whole and of this run: restore one, or "
-            "begin a new run with --resume never"
-        )
-    print(f"resume      no checkpoint in {run}: starting at step 0")
+    rank_zero_only(print)(f"resume      no checkpoint in {run}: starting at step 0")
     return None, run if run != path else None
 
 
 def newest_checkpoint(run: Path) -> Path | None:
-    """Return the undamaged checkpoint of the highest step of a run folder, or None.
+    """Return the undamaged checkpoint of the highest step of a run folder.
 
     A damaged file, and one of another run, is skipped with a warning on standard error.
+
+    Returns:
+        Path of the checkpoint; None if the folder has none.
+
+    Raises:
+        UserError: All checkpoints are damaged or of another run.
     """
+    skipped: list[UserError] = []
     for saved in saved_checkpoints(run / "checkpoints"):
         try:
             check_digest(saved.path)
             check_run(saved.path, run)
         except UserError as error:
-            print(f"warning: {error}; skipped", file=sys.stderr)
-        else:
-            return saved.path
+            skipped.append(error)
+            continue
+        for reason in skipped:
+            rank_zero_only(print)(f"warning: {reason}; skipped", file=sys.stderr)
+        return saved.path
+    if skipped:
+        first = str(skipped[0]).partition("; ")[0]
+        raise UserError(
+            f"no checkpoint in {run} is whole and of this run ({first}): restore one, or begin a "
+            "new run with --resume never"
+        ) from skipped[0]
     return None
 
 

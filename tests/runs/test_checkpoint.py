@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.utilities.enums import GradClipAlgorithmType
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint import (
     Checkpoint,
     RunRecord,
+    load_checkpoint,
     read_checkpoint,
 )
 from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
@@ -119,7 +122,31 @@ def test_the_newest_whole_file_is_taken_and_a_damaged_one_is_named(tmp_path, cap
     assert files[2].name in said
     for file in files[:2]:
         file.write_bytes(b"")
-    assert newest_checkpoint(tmp_path) is None
+    with pytest.raises(UserError, match=r"no checkpoint in .* \(.*step-0000003.* is damaged: .*\)"):
+        newest_checkpoint(tmp_path)
+    assert capsys.readouterr().err == ""  # one line
+    assert newest_checkpoint(tmp_path / "elsewhere") is None
+
+
+def test_warnings_of_a_resume_are_printed_by_rank_0_alone(tmp_path, monkeypatch, capsys):
+    good, bad = (tmp_path / "checkpoints" / checkpoint_name(step, None) for step in (1, 2))
+    written(good, 1)
+    written(bad, 2).write_bytes(b"")
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    assert newest_checkpoint(tmp_path) == good
+    assert capsys.readouterr().err == ""
+
+
+def test_the_clipping_enum_in_files_of_earlier_versions_is_read_as_a_string(tmp_path):
+    record = RunRecord(config=TINY, settings=Settings())
+    content = {"state_dict": {}, "global_step": 1}
+    record.write(content)
+    identity = {"gradient_clip_algorithm": GradClipAlgorithmType.NORM}
+    content["gpt_lightning"]["run_identity"] = identity
+    torch.save(content, tmp_path / "old.ckpt")
+    found = load_checkpoint(tmp_path / "old.ckpt").record.run_identity
+    assert found == {"gradient_clip_algorithm": "norm"}
+    assert type(found["gradient_clip_algorithm"]) is str
 
 
 def test_a_checkpoint_is_its_record_its_weights_its_step_and_its_tokens(tmp_path):

@@ -25,6 +25,7 @@ from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO, Saver
 from gpt_lightning.runs.folders import Saved, saved_checkpoints
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks.speed import phase
+from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.optim import all_finite
 
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ class RunCheckpoint(L.Callback):
     # ---- the moments to save ---------------------------------------------------------------------
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        data = token_data(trainer)
+        if stage == "fit" and data is not None and self._writes(trainer):
+            data.tokenizer.spec()  # checkpoints have it; raises before there is a run folder
         steps.share_run_folder(trainer)
         if stage == "fit" and self.enabled:
             checkpoint_io.use_durable_io(trainer)

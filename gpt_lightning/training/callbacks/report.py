@@ -64,7 +64,6 @@ class RunReport(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
-        self.trained = True
         notes = {
             "schedule": unfinished_schedule(trainer, pl_module),
             "validation": none_due(trainer),
@@ -74,12 +73,15 @@ class RunReport(L.Callback):
             if note and trainer.is_global_zero:
                 print(f"{name:<11} {note}", flush=True)
 
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.trained = True
+
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
         if trainer.is_global_zero and not self.trained:
             ended = f"trainer.max_steps is {trainer.max_steps:,}"
             reason = f"{stop_reason(trainer)} ends the run" if trainer.should_stop else ended
-            print(f"nothing to do: the checkpoint is at step {trainer.global_step:,}, {reason}")
+            print(f"nothing to do: the run is at step {trainer.global_step:,}, {reason}")
         elif trainer.is_global_zero:
             print("\n".join(self._summary(trainer, pl_module)), flush=True)
 
@@ -95,8 +97,7 @@ class RunReport(L.Callback):
             since = checkpoint.best_since_step
             since_text = f" since step {since:,}" if since else ""
             losses.append(f"best val/loss {checkpoint.best_loss:.4f}{since_text}")
-        outcome = f"loss        {', '.join(losses)} after {steps} steps"
-        lines = ["", outcome if losses else f"steps       {steps}, none logged in this session"]
+        lines = ["", f"loss        {', '.join(losses)} after {steps} steps"]
         if speed is not None:
             lines += speed.report(trainer, module)
         folder = run_folder(trainer)

@@ -5,6 +5,7 @@ import re
 import shlex
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 from tiny_fit import TINY_FIT
@@ -14,7 +15,7 @@ from gpt_lightning.hardware.peaks import device_name
 from gpt_lightning.parsing import program
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import odd_shapes, run_hyperparameters
-from gpt_lightning.training.fit import run_cli
+from gpt_lightning.training.fit import default_callbacks, run_cli
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -140,7 +141,19 @@ def test_a_run_that_is_over_prints_one_line(capsys):
     capsys.readouterr()
     assert main(["fit", *TINY, "--resume=auto"]) == 0
     out = capsys.readouterr().out
-    assert "nothing to do: the checkpoint is at step 2, trainer.max_steps is 2" in out
+    assert "nothing to do: the run is at step 2, trainer.max_steps is 2" in out
+    assert "\nloss " not in out
+
+
+class StopAtOnce(L.Callback):
+    def on_train_start(self, trainer, module):
+        trainer.should_stop = True
+
+
+def test_a_run_without_a_step_prints_no_loss_and_no_command_that_needs_one(capsys):
+    run_cli(["fit", *TINY], callbacks=[StopAtOnce(), *default_callbacks("fit")])
+    out = capsys.readouterr().out
+    assert out.endswith("nothing to do: the run is at step 0, trainer.should_stop ends the run\n")
     assert "\nloss " not in out
 
 
