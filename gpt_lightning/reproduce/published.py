@@ -100,13 +100,12 @@ def published_speed(
     (B, T), C = theirs["batch"], theirs["n_embd"]
     rate = published.tokens_per_sec
     if rate is None and published.step_ms is not None:
-        rate = B * T * theirs["accumulate_grad_batches"] / published.step_ms * 1e3
+        rate = B * T / published.step_ms * 1e3
     if rate is None:
         return None, None, ""
-    chip = theirs.get("chip", "")
-    device = torch.device("mps" if chip.startswith("Apple") else "cuda")
-    dtype = product_dtype(theirs["precision"], theirs["matmul_precision"], device)
-    peak = lookup(chip, dtype)
+    arithmetic = theirs["precision"], theirs["matmul_precision"]
+    dtype = product_dtype(*arithmetic, torch.device("cuda"))  # no Mac in the tables has TF32 set
+    peak = lookup(theirs.get("chip", ""), dtype)
     if peak is None:
         return rate, None, "their MFU: chip's peak not known"
     tables = theirs["block_size"] + (0 if theirs["tie_weights"] else theirs["vocab_size"])

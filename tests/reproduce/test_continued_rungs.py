@@ -88,6 +88,14 @@ def test_evaluations_of_an_earlier_version_have_no_number_of_batches(tmp_path, m
     assert resume.earlier(tmp_path, CPU)[2][0].batches is None
 
 
+def test_the_loss_of_the_step_after_the_checkpoint_is_made_again(tmp_path, monkeypatch):
+    path = save(tmp_path, rows=[loss(step, "batch") for step in (0, 1, 2, 3)])
+    monkeypatch.setattr(resume, "newest_checkpoint", lambda run: path)
+    monkeypatch.setattr(resume, "read_checkpoint", lambda path: SimpleNamespace(step=2))
+    # two updates have been made, those of the steps 0 and 1
+    assert [one.step for one in resume.earlier(tmp_path, CPU)[2]] == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("args", "line"),
     [

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_fit import TINY_RUN
 from torch import nn
 
 import gpt_lightning
@@ -16,13 +17,15 @@ from gpt_lightning.cli import main
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.attention import sdpa_attention
-from gpt_lightning.model.gpt import GPT, CausalSelfAttention
+from gpt_lightning.model.compilation import compile_in_place
+from gpt_lightning.model.gpt import GPT, CausalSelfAttention, GPTConfig
 from gpt_lightning.reproduce import published, selftest, settings
 from gpt_lightning.reproduce.cases import CASES, LECTURE_LADDER, Rung
 from gpt_lightning.reproduce.published import published_settings
 from gpt_lightning.reproduce.rows import Verdict
 from gpt_lightning.training import optim
-from gpt_lightning.training.fit import training_parser
+from gpt_lightning.training.callbacks.recorder import RunProbe
+from gpt_lightning.training.fit import run_cli, training_parser
 
 RUNGS = {rung.name: rung for rung in LECTURE_LADDER.rungs}
 
@@ -285,6 +288,46 @@ def test_a_program_that_does_something_else_is_seen(
     assert selftest.wrong_settings(LECTURE_LADDER, RUNGS[rung], []) == seen.split()
 
 
+def test_a_run_with_evaluations_has_all_settings(tinyshakespeare):
+    case = CASES["shakespeare-char-small"]
+    assert selftest.wrong_settings(case, case.rungs[0], []) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "seen"),
+    [
+        ("--model.weight_decay=0", ["weight_decay", "decayed_parameters"]),
+        ("--trainer.gradient_clip_algorithm=value", ["gradient_clip"]),
+        ("--trainer.gradient_clip_val=0", ["gradient_clip"]),
+        ("--model.config.loss_chunk=8", ["loss_chunk"]),
+    ],
+)
+def test_options_that_change_a_setting_are_seen(option, seen, tinyshakespeare):
+    case = CASES["shakespeare-char-small"]
+    assert selftest.wrong_settings(case, case.rungs[0], [option]) == seen
+
+
+@pytest.mark.slow
+def test_naive_attention_of_a_model_compiled_for_a_cpu_is_naive():
+    model = GPT(GPTConfig(n_layer=2, n_head=1, n_embd=8, vocab_size=9, attention="naive"))
+    assert settings.model_settings(model)["compile"] is False
+    compile_in_place(model, "cpu")
+    read = settings.model_settings(model)
+    assert (read["attention"], read["compile"], read["activation"]) == ("naive", True, "gelu, tanh")
+
+
+@pytest.mark.slow
+def test_a_resumed_run_has_no_initial_weights(text_file):
+    read = []
+    probe = RunProbe(lambda module: read.append(settings.read_settings(module)))
+    for more in (["--trainer.max_steps=1"], ["--trainer.max_steps=2", "--resume=auto"]):
+        run_cli(["fit", *TINY_RUN, *more], callbacks=[probe])
+    new, resumed = read
+    assert new.keys() - resumed.keys() == {"init_std", "init_weight"}
+    assert new == new | resumed
+
+
 # ---- the self-test -------------------------------------------------------------------------------
 
 
@@ -342,6 +385,7 @@ def test_a_break_that_cannot_run_is_seen(quick, monkeypatch, capsys):
     assert "red      no such window" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_setting_that_is_not_read_fails_the_selftest(tinyshakespeare, monkeypatch):
     theirs = {**published_settings(LECTURE_LADDER, RUNGS["timed"]), "tide_weights": True}
     monkeypatch.setattr(selftest, "published_settings", lambda case, rung: theirs)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.reports.plots import plot_losses
 from gpt_lightning.reproduce import runner
 from gpt_lightning.reproduce.cases import (
     LECTURE_LADDER,
@@ -167,6 +169,21 @@ def test_the_report_is_written(case_run):
         (case_run.folder / "losses.csv").read_text().splitlines()[1].startswith("one,0,batch,4.0")
     )
     assert (case_run.folder / "losses.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("splits", "labels"),
+    [(["batch"], ["one"]), (["batch", "val"], ["batch loss", "val loss"])],
+)
+def test_a_curve_of_steps_has_the_rungs_name_unless_there_are_evaluations(
+    splits, labels, tmp_path, monkeypatch
+):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: drawn.append(figure))
+    rows = [compare(RUNG, step, split, 4.0, 4.00005) for split in splits for step in (0, 1)]
+    plot_losses(tmp_path / "losses.png", "A case", rows)
+    legend = drawn[0].axes[0].get_legend().get_texts()
+    assert [text.get_text() for text in legend][: len(labels)] == labels
 
 
 # ---- running a rung ------------------------------------------------------------------------------
