@@ -13,13 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpt_lightning import __version__
-from gpt_lightning.errors import (
-    EXIT_PEER,
-    MemoryExhaustedError,
-    PeerError,
-    UserError,
-    termination_as_exit,
-)
+from gpt_lightning.errors import MemoryExhaustedError, PeerError, UserError, termination_as_exit
 from gpt_lightning.output import lasting_output
 
 DEBUG = "GPT_LIGHTNING_DEBUG"
@@ -149,12 +143,9 @@ def print_error(error: Exception) -> int:
         time.sleep(1 + local_rank() / 2)
     # the message of a data loader's worker is a traceback, with the UserError at its end
     text = " ".join(str(error).rpartition("UserError: ")[2].split())
-    if isinstance(error, UserError | MemoryExhaustedError):
+    if isinstance(error, UserError | MemoryExhaustedError | PeerError):
         print(f"error: {text}", file=sys.stderr)
-        return 2
-    if isinstance(error, PeerError):
-        print(f"error: {text}", file=sys.stderr)
-        return EXIT_PEER
+        return error.exit_code
     if isinstance(error, OSError) and error.filename is not None:
         advice = "check its permissions and the disk's space"
         if error.errno == errno.ENAMETOOLONG:

@@ -18,12 +18,16 @@ class UserError(ValueError):
     a defect of the program or of the machine, and exits with 1.
     """
 
+    exit_code = 2
+
 
 class MemoryExhaustedError(RuntimeError):
     """Out of memory. The message is one line that names settings with a smaller need.
 
     The command line treats it like a UserError; benchmarks record a failed row and continue.
     """
+
+    exit_code = 2
 
 
 class PeerError(RuntimeError):
@@ -32,6 +36,8 @@ class PeerError(RuntimeError):
     The command line prints the message without a traceback and exits with 75: the same command with
     `--resume auto` continues.
     """
+
+    exit_code = EXIT_PEER
 
 
 # messages of the allocators of CUDA, MPS and the CPU, of cuBLAS and cuDNN, of C++ and the system

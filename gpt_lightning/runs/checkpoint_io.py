@@ -236,6 +236,16 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
 # ---- for RunCheckpoint ---------------------------------------------------------------------------
 
 
+def non_finite(step: int, folder: Path | None) -> UserError:
+    """Return the error for a state that is not saved in a folder of checkpoints."""
+    older = [] if folder is None else saved_checkpoints(folder)
+    again = f"continue from step {older[0].step} with --resume auto" if older else "begin again"
+    return UserError(
+        f"the weights or the optimizer's state are not finite after step {step}, which is not "
+        f"saved: lower model.learning_rate and {again}"
+    )
+
+
 def set_aside(folder: Path, step: int) -> None:
     """Rename the checkpoints of later steps when a run continues from `step`.
 

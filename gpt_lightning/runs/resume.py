@@ -65,15 +65,7 @@ def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
     auto = resume == "auto"
     path = run_name_folder if auto else Path(resume)
     if path.exists() and not path.is_dir():
-        check_digest(path)
-        if path.resolve().parent.name != "checkpoints":
-            raise UserError(
-                f"--resume {path} is in no run's folder checkpoints/: begin a new run from it with "
-                "--ckpt_path"
-            )
-        run = path.resolve().parent.parent
-        check_run(path, run)
-        return path, run
+        return path, checked_run_of(path)
     # the newest training run version_N, or the folder itself
     run = next((run for run in run_folders(path)[1:] if (run / "checkpoints").is_dir()), path)
     found = newest_checkpoint(run)
@@ -85,6 +77,23 @@ def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
         )
     rank_zero_only(print)(f"resume      no checkpoint in {run}: starting at step 0")
     return None, run if run != path else None
+
+
+def checked_run_of(path: Path) -> Path:
+    """Return the run folder of a checkpoint that `--resume` names.
+
+    Raises:
+        UserError: The checkpoint is damaged, in no run folder, or of another run.
+    """
+    check_digest(path)
+    folder = path.resolve().parent
+    if folder.name != "checkpoints":
+        raise UserError(
+            f"--resume {path} is in no run's folder checkpoints/: begin a new run from it with "
+            "--ckpt_path"
+        )
+    check_run(path, folder.parent)
+    return folder.parent
 
 
 def newest_checkpoint(run: Path) -> Path | None:

@@ -17,13 +17,7 @@ from gpt_lightning.data.readers import NanoGPTReader, Place, Reader, WindowReade
 from gpt_lightning.data.settings import DataSettings
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
-from gpt_lightning.training.steps import (
-    BetweenSteps,
-    accumulation,
-    call_between_batches,
-    check_accumulation,
-    check_epoch,
-)
+from gpt_lightning.training import steps
 
 DEFAULT_SEED = 1337
 
@@ -152,16 +146,16 @@ class TokenDataModule(L.LightningDataModule):
             self._set_accumulation(settings)
         self._reader = reader = self._open_reader(settings, stage)
         if stage == "fit":
-            check_epoch(self.trainer, len(reader.train_loader))  # opens the train split
+            steps.check_epoch(self.trainer, len(reader.train_loader))  # opens the train split
             if "val" in self.manifest.splits:
                 reader.stream("val")
             self._start = reader.train_loader.state_dict()
         else:
             reader.stream("test" if stage == "test" else "val")
 
-    def train_dataloader(self) -> BetweenSteps:
-        hook = functools.partial(call_between_batches, self.trainer)
-        return BetweenSteps(self.reader.train_loader, hook)
+    def train_dataloader(self) -> steps.BetweenSteps:
+        hook = functools.partial(steps.call_between_batches, self.trainer)
+        return steps.BetweenSteps(self.reader.train_loader, hook)
 
     def val_dataloader(self) -> list[EvalLoader]:
         # training without a validation split is fine, evaluating without one is not
@@ -236,7 +230,7 @@ class TokenDataModule(L.LightningDataModule):
         trainer, tokens, B = self.trainer, settings.tokens_per_step, settings.batch_size
         if tokens is not None:
             T, ranks = block_size_of(settings), trainer.num_devices * trainer.num_nodes
-            accumulate = accumulation(tokens, B, T, ranks)
+            accumulate = steps.accumulation(tokens, B, T, ranks)
             if trainer.accumulate_grad_batches not in (1, accumulate):  # 1 is its default
                 raise UserError(
                     f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but "
@@ -246,7 +240,7 @@ class TokenDataModule(L.LightningDataModule):
                 )
             trainer.accumulate_grad_batches = accumulate
         interval = getattr(trainer, "val_check_interval", timedelta())  # a time is elsewhere
-        check_accumulation(trainer.accumulate_grad_batches, interval)
+        steps.check_accumulation(trainer.accumulate_grad_batches, interval)
 
     def _open_reader(self, settings: DataSettings, stage: str) -> Reader:
         trainer = self.trainer

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch._dynamo.exc import TorchDynamoException
 
-from gpt_lightning.data.settings import SOURCES
 from gpt_lightning.errors import (
     CONTINUE,
     MemoryExhaustedError,
@@ -25,10 +24,9 @@ from gpt_lightning.errors import (
 )
 from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.precision import resolve_precision
-from gpt_lightning.parsing import OneLineParser, program, resolve_configs
+from gpt_lightning.parsing import OneLineParser, resolve_configs
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
-from gpt_lightning.runs.folders import run_folders
 from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
@@ -40,7 +38,7 @@ from gpt_lightning.training.callbacks.watchdog import Watchdog
 from gpt_lightning.training.datamodule import DEFAULT_SEED, TokenDataModule
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import check_accumulation, find_callback, run_folder
-from gpt_lightning.training.trainer import Trainer, construction_error
+from gpt_lightning.training.trainer import Trainer, as_list, construction_error
 
 # callbacks of every run; their arguments are keys of their own
 FORCED_CALLBACKS: dict[str, type[L.Callback]] = {
@@ -142,10 +140,12 @@ class GPTCLI(LightningCLI):
         config.run_name = self.run_name()  # in config.yaml, for whoever runs it again
         self.runs = Path(trainer.default_root_dir or ".") / "lightning_logs"
         ranks.check_launcher(trainer.devices)
-        self._check_data(config)
+        if self.subcommand != "fit":
+            from gpt_lightning.training.continuation import check_sources  # not for fit
+
+            check_sources(str(self.subcommand), config)
         resolve_precision(trainer)
-        callbacks = trainer.callbacks or ()
-        for callback in callbacks if isinstance(callbacks, list | tuple) else [callbacks]:
+        for callback in as_list(trainer.callbacks or []):
             for key, value in callback.get("init_args", {}).items():
                 if isinstance(value, Enum):  # Timer's default, which config.yaml cannot hold
                     callback.init_args[key] = value.value
@@ -192,21 +192,6 @@ class GPTCLI(LightningCLI):
         elif self.run_folder is not None:  # killed before its first checkpoint
             self.resume_step = 0
 
-    def _check_data(self, config: Any) -> None:
-        """Raise an error with the whole command if an evaluation has a run but no data."""
-        if self.subcommand == "fit" or not config.ckpt_path or config.config:
-            return
-        if any(config.data.get(source) for source in SOURCES):
-            return
-        path = Path(config.ckpt_path)
-        runs = (*run_folders(path), *path.parents[:2])
-        found = next((run for run in runs if (run / "config.yaml").is_file()), None)
-        if found is not None:
-            raise UserError(
-                f"{self.subcommand} needs the settings and the data of the run: `{program()} "
-                f"{self.subcommand} --config {found}/config.yaml --ckpt_path {path}`"
-            )
-
     def run_name(self) -> str:
         """Return --run_name, else the name of the first configuration file, else gpt."""
         config = self.config[str(self.subcommand)]
@@ -223,8 +208,7 @@ class GPTCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         config = self.config_init[str(self.subcommand)]
         kwargs["logger"] = self._loggers(config)
-        setting = config.trainer.plugins
-        chosen = [] if setting is None else setting if isinstance(setting, list) else [setting]
+        chosen = as_list(config.trainer.plugins or [])
         environment = ranks.environment(config.trainer.num_nodes, chosen)
         kwargs["plugins"] = [*chosen, *environment, DurableCheckpointIO()]
         # Lightning raises for "off" if such a callback is in the list
@@ -254,7 +238,7 @@ class GPTCLI(LightningCLI):
         if setting is None or isinstance(setting, bool):
             loggers = [] if setting is False else [RunEvents(run)]
         else:
-            loggers = list(setting) if isinstance(setting, Iterable) else [setting]
+            loggers = as_list(setting)
         for logger in loggers:
             continue_logger(logger, self.resume_step)
         return [*loggers, run]

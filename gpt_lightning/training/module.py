@@ -219,8 +219,7 @@ class GPTModule(EvaluationModule):
         if self.last_loss is not None:
             self.log("train/loss", self.last_loss, sync_dist=True, logger=False)
 
-    def on_train_epoch_end(self) -> None:
-        self._log_last_loss()
+    on_train_epoch_end = _log_last_loss
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
@@ -245,7 +244,6 @@ class GPTModule(EvaluationModule):
         if by_value and gradient_clip_val is not None and gradient_clip_val > 0:
             torch.nn.utils.clip_grad_value_(self._trained, gradient_clip_val)
         if self._spikes is not None:
-            assert self.last_loss is not None
             self._spikes.skip(self, self.last_loss, norm)
         if steps.at_log_step(self.trainer, step):
             self._guard.check()

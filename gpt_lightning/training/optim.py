@@ -1,5 +1,6 @@
 """An update, in torch alone: learning rate, seeds, parameter groups, clipping, non-finite guard."""
 
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -128,6 +129,13 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
     if all(bool(torch.stack(found).isfinite().all()) for found in sums.values()):
         return True
     return all(bool(tensor.isfinite().all()) for tensor in numbers)  # a sum may overflow
+
+
+def is_finite(weights: Iterable[torch.Tensor], states: list[dict[Any, dict[str, Any]]]) -> bool:
+    """Return whether all numbers in weights and in the states of optimizers are finite."""
+    values = (value for state in states for held in state.values() for value in held.values())
+    tensors = (value for value in values if isinstance(value, torch.Tensor))
+    return all_finite(itertools.chain(weights, tensors))
 
 
 class NonFiniteGuard:

@@ -56,7 +56,9 @@ class SpikeGuard:
         self.skipped += found != ""
         return found
 
-    def skip(self, module: L.LightningModule, loss: torch.Tensor, norm: torch.Tensor) -> None:
+    def skip(
+        self, module: L.LightningModule, loss: torch.Tensor | None, norm: torch.Tensor
+    ) -> None:
         """Drop the gradients of a step that is an outlier: no optimizer changes anything then.
 
         Args:
@@ -64,6 +66,7 @@ class SpikeGuard:
             loss: Mean loss of the step on this rank, a scalar.
             norm: Norm of all gradients, a scalar.
         """
+        assert loss is not None, "the optimizer steps after a forward pass"
         trainer, step = module.trainer, module.trainer.global_step + 1
         means = trainer.strategy.reduce(torch.stack([loss, norm.to(loss)]), reduce_op="mean")
         spike = self.spike(*means.tolist())

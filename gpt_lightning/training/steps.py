@@ -310,15 +310,3 @@ def share_run_folder(trainer: L.Trainer) -> None:
 def is_fitting(trainer: L.Trainer) -> bool:
     """Return whether the command is `fit`, also while it validates."""
     return trainer.state.fn == TrainerFn.FITTING
-
-
-def total_steps(trainer: L.Trainer) -> int:
-    """Return the optimizer steps of the whole run; 0 if it has no end.
-
-    Trainer.estimated_stepping_batches drops the loader's state on a resume with max_epochs.
-    """
-    ends = [trainer.max_steps] if trainer.max_steps >= 0 else []
-    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-        steps_per_epoch = int(trainer.num_training_batches) // trainer.accumulate_grad_batches
-        ends.append(trainer.max_epochs * steps_per_epoch)
-    return min(ends, default=0)

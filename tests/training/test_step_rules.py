@@ -11,6 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.training import steps
+from gpt_lightning.training.callbacks.progress import total_steps
 
 
 def trainer_of(**changes) -> SimpleNamespace:
@@ -46,7 +47,7 @@ def trainer_of(**changes) -> SimpleNamespace:
     ],
 )
 def test_the_first_end_counts(max_steps, max_epochs, total):
-    assert steps.total_steps(trainer_of(max_steps=max_steps, max_epochs=max_epochs)) == total
+    assert total_steps(trainer_of(max_steps=max_steps, max_epochs=max_epochs)) == total
 
 
 @pytest.mark.parametrize(

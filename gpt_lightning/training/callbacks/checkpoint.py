@@ -7,15 +7,12 @@ checkpoint therefore holds exactly the run after `step` steps.
 """
 
 import contextlib
-import itertools
 import math
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
-import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from gpt_lightning.errors import UserError
@@ -26,7 +23,7 @@ from gpt_lightning.runs.folders import Saved, saved_checkpoints
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks.speed import phase
 from gpt_lightning.training.datamodule import token_data
-from gpt_lightning.training.optim import all_finite
+from gpt_lightning.training.optim import is_finite
 
 if TYPE_CHECKING:
     from gpt_lightning.runs.mirror import Mirror
@@ -242,13 +239,13 @@ class RunCheckpoint(L.Callback):
         finite = is_finite(parameters, [optimizer.state for optimizer in trainer.optimizers])
         if not trainer.strategy.reduce_boolean_decision(finite):
             folder = self.checkpoint_folder(trainer) if self._writes(trainer) else None
-            raise non_finite(trainer.global_step, folder)
+            raise checkpoint_io.non_finite(trainer.global_step, folder)
 
     def _check_copy(self, checkpoint: dict[str, Any], path: Path) -> None:
         """Check a copy in the saver's thread; all ranks have the weights of rank 0."""
         states = [optimizer["state"] for optimizer in checkpoint["optimizer_states"]]
         if not is_finite(checkpoint["state_dict"].values(), states):
-            raise non_finite(checkpoint["global_step"], path.parent)
+            raise checkpoint_io.non_finite(checkpoint["global_step"], path.parent)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Copy the last checkpoint to `folder` if it is not there yet.
@@ -291,20 +288,3 @@ class RunCheckpoint(L.Callback):
         if self.keep_every_n_steps is not None:
             kept |= {f.path.name for f in saved if f.step % self.keep_every_n_steps == 0}
         return kept
-
-
-def is_finite(weights: Iterable[torch.Tensor], states: list[dict[Any, dict[str, Any]]]) -> bool:
-    """Return whether all numbers in weights and in the states of optimizers are finite."""
-    values = (value for state in states for held in state.values() for value in held.values())
-    tensors = (value for value in values if isinstance(value, torch.Tensor))
-    return all_finite(itertools.chain(weights, tensors))
-
-
-def non_finite(step: int, folder: Path | None) -> UserError:
-    """Return the error for a state that is not saved in a folder of checkpoints."""
-    older = [] if folder is None else saved_checkpoints(folder)
-    again = f"continue from step {older[0].step} with --resume auto" if older else "begin again"
-    return UserError(
-        f"the weights or the optimizer's state are not finite after step {step}, which is not "
-        f"saved: lower model.learning_rate and {again}"
-    )

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
 from gpt_lightning.parsing import check_arguments
-from gpt_lightning.training.steps import at_log_step, is_fitting, log_every_n_steps, total_steps
+from gpt_lightning.training.steps import at_log_step, is_fitting, log_every_n_steps
 
 QUIET_S = 30.0  # interval of the lines that a long evaluation prints
 
@@ -141,6 +141,18 @@ class StepProgress(ProgressBar):
         first, began = self._start
         seconds = (time.monotonic() - began) / (self._step - first) * (self._total - self._step)
         return f"{tqdm.format_interval(round(seconds))} left"
+
+
+def total_steps(trainer: L.Trainer) -> int:
+    """Return the optimizer steps of the whole run; 0 if it has no end.
+
+    Trainer.estimated_stepping_batches drops the loader's state on a resume with max_epochs.
+    """
+    ends = [trainer.max_steps] if trainer.max_steps >= 0 else []
+    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+        steps_per_epoch = int(trainer.num_training_batches) // trainer.accumulate_grad_batches
+        ends.append(trainer.max_epochs * steps_per_epoch)
+    return min(ends, default=0)
 
 
 def line_interval(total: int, log_every: int) -> int:

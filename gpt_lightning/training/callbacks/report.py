@@ -11,17 +11,11 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from gpt_lightning.hardware.peaks import device_name
 from gpt_lightning.parsing import program
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
-from gpt_lightning.training.callbacks.progress import evaluated_part
-from gpt_lightning.training.callbacks.speed import SpeedMonitor
+from gpt_lightning.training.callbacks.progress import evaluated_part, total_steps
+from gpt_lightning.training.callbacks.speed import SpeedMonitor, median_s, tokens_per_sec
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import (
-    StepShape,
-    find_callback,
-    run_folder,
-    stop_reason,
-    total_steps,
-)
+from gpt_lightning.training.steps import StepShape, find_callback, run_folder, stop_reason
 
 
 class RunReport(L.Callback):
@@ -99,7 +93,7 @@ class RunReport(L.Callback):
             losses.append(f"best val/loss {checkpoint.best_loss:.4f}{since_text}")
         lines = ["", f"loss        {', '.join(losses)} after {steps} steps"]
         if speed is not None:
-            lines += speed.report(trainer, module)
+            lines += speed_lines(speed, trainer, module)
         folder = run_folder(trainer)
         if checkpoint is not None and checkpoint.enabled and folder is not None:
             lines.append(f"sample      {program()} sample {shlex.quote(str(folder))}")
@@ -108,6 +102,24 @@ class RunReport(L.Callback):
                 logs = shlex.quote(str(events.save_dir))
                 lines.append(f"look        {program('tensorboard')} --logdir {logs}")
         return lines
+
+
+def speed_lines(monitor: SpeedMonitor, trainer: L.Trainer, module: GPTModule) -> list[str]:
+    """Return a line with the run's speed and a line with the wall seconds by phase."""
+    seconds = monitor.seconds()
+    parts = ", ".join(f"{phase} {s:.1f}" for phase, s in seconds.items())
+    lines = [f"time        {sum(seconds.values()):.1f} s: {parts}"]
+    steps, stalls = monitor.steps()
+    if steps:
+        median_ms = median_s(steps) * 1e3
+        speed = f"{tokens_per_sec(steps):,.0f} tokens/s, median step {median_ms:.1f} ms"
+        if monitor.peak is not None:
+            speed += f", MFU {monitor.mfu(steps, trainer, module):.1%} of {monitor.peak.label}"
+        if stalls:
+            longest = max(s for s, _ in stalls)
+            speed += f"; {len(stalls)} stalls left out, the longest of {longest:.1f} s"
+        lines.insert(0, f"speed       {speed}")
+    return lines
 
 
 def unfinished_schedule(trainer: L.Trainer, module: GPTModule) -> str:

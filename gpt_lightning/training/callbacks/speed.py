@@ -209,24 +209,7 @@ class SpeedMonitor(L.Callback):
             tokens_per_sec(steps), module.flops_per_token, self.peak.flops, trainer.world_size
         )
 
-    # ---- the report ----------------------------------------------------------------------------
-
-    def report(self, trainer: L.Trainer, module: GPTModule) -> list[str]:
-        """Return a line with the run's speed and a line with the wall seconds by phase."""
-        seconds = self.seconds()
-        parts = ", ".join(f"{phase} {s:.1f}" for phase, s in seconds.items())
-        lines = [f"time        {sum(seconds.values()):.1f} s: {parts}"]
-        steps, stalls = self.steps()
-        if steps:
-            median_ms = median_s(steps) * 1e3
-            speed = f"{tokens_per_sec(steps):,.0f} tokens/s, median step {median_ms:.1f} ms"
-            if self.peak is not None:
-                speed += f", MFU {self.mfu(steps, trainer, module):.1%} of {self.peak.label}"
-            if stalls:
-                longest = max(s for s, _ in stalls)
-                speed += f"; {len(stalls)} stalls left out, the longest of {longest:.1f} s"
-            lines.insert(0, f"speed       {speed}")
-        return lines
+    # ---- results -------------------------------------------------------------------------------
 
     def steps(self) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
         """Return seconds and tokens of the steps after warm-up, stalls apart."""

@@ -15,6 +15,7 @@ from gpt_lightning.data.loader import EvalBatches, TrainBatches
 from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.training.callbacks import speed
+from gpt_lightning.training.callbacks.report import speed_lines
 from gpt_lightning.training.callbacks.speed import (
     PhaseClock,
     SpeedMonitor,
@@ -264,7 +265,7 @@ def test_the_phases_add_up_to_the_wall_time(text_file, time):
 
 def test_the_report_names_rate_median_and_phases(text_file, time):
     trainer, module, monitor, _ = run(text_file, time)
-    rate, split = monitor.report(trainer, module)
+    rate, split = speed_lines(monitor, trainer, module)
     assert f"{6 * 64 / 0.063:,.0f} tokens/s, median step 10.0 ms, MFU" in rate
     assert "validation 3.0" in split
     assert "checkpoint 10.0" in split
@@ -322,7 +323,7 @@ def test_the_report_keeps_stalls_out_of_the_rates_and_apart_in_time():
     monitor = SpeedMonitor()
     monitor.clock = PhaseClock("train", now=iter([0.0, 30.0]).__next__)
     monitor._measured = [(0.5, 100)] * 40 + [(10.0, 100)]
-    lines = monitor.report(None, None)
+    lines = speed_lines(monitor, None, None)
     assert lines[0] == (
         "speed       200 tokens/s, median step 500.0 ms; 1 stalls left out, the longest of 10.0 s"
     )
@@ -353,6 +354,6 @@ def test_on_the_machines_clock_the_phases_add_up_too(text_file, every_n_steps):
     seconds, wall_s = monitor.seconds(), perf_counter() - began
     assert rows[8]["perf/step_ms"] < 100  # a save takes 100, a step 8 and its overhead
     assert min(seconds.values()) >= 0
-    assert sum(seconds.values()) == pytest.approx(wall_s, rel=0.01, abs=0.01)  # wall has set-up
-    rate = float(monitor.report(trainer, module)[0].split()[1].replace(",", ""))
+    assert sum(seconds.values()) == pytest.approx(wall_s, abs=0.04)  # of set-up; a save takes 0.1
+    rate = float(speed_lines(monitor, trainer, module)[0].split()[1].replace(",", ""))
     assert rate == pytest.approx(6 * 64 / seconds["train"], rel=0.01)
