@@ -103,7 +103,7 @@ def run(argv: list[str]) -> int:
     case_run = CaseRun(case, options, folder or next_folder(root), argv, folder is not None)
     for rung in case.rungs:
         if rung in chosen:
-            case_run.run(rung)
+            case_run.run(rung.on(target(rung, options)))
         elif args.rungs is None and not case.alternatives:
             case_run.skip(rung, why_not(rung, options))
     case_run.write()

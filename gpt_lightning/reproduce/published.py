@@ -29,6 +29,8 @@ class Published:
         step_ms: Median of the step times without the first; None: no times were published.
         tokens_per_sec: Median of the same steps.
         first_step_ms: Time of the first step, which includes compilation.
+        early_ms: Mean of the printed steps 10 to 50, the figure of the Shakespeare runs' author.
+        process_s: Wall, user and system seconds of the process; empty: not published.
         batches: Batches of each split in an evaluation; None for losses of steps.
     """
 
@@ -37,6 +39,8 @@ class Published:
     tokens_per_sec: float | None
     first_step_ms: float | None = None
     batches: int | None = None
+    early_ms: float | None = None
+    process_s: tuple[float, ...] = ()
 
 
 def read_published(case: Case, rung: Rung) -> Published:
@@ -53,8 +57,11 @@ def read_published(case: Case, rung: Rung) -> Published:
             losses[step, "val"] = float(row["val_loss"])
     assert losses, f"no rows {losses_of!r} in {case.reference}"
     times = read_rows(case.times or case.reference, times_of)
-    if rung.iterations:
-        losses |= {(int(row["iter"]), "batch"): float(row["train_loss"]) for row in times}
+    if rung.iterations and case.times:
+        rows = read_rows(case.times, losses_of)
+        losses |= {(int(row["iter"]), "batch"): float(row["train_loss"]) for row in rows}
+    early = [float(row["dt_ms"]) for row in times if 10 <= int(row.get("iter", 0)) <= 50]
+    process = read_rows("shakespeare_char_times.csv", times_of)
     step_ms = [float(row["dt_ms"]) for row in times if row["dt_ms"]]
     rates = [float(row["tokens_per_sec"]) for row in times if row.get("tokens_per_sec")]
     return Published(
@@ -63,6 +70,8 @@ def read_published(case: Case, rung: Rung) -> Published:
         _median(rates[1:]),
         step_ms[0] if step_ms else None,
         case.eval_batches,
+        statistics.fmean(early) if early else None,
+        tuple(float(text) for row in process for text in list(row.values())[1:]),
     )
 
 
@@ -88,6 +97,8 @@ def _tables() -> dict[str, dict[str, Settings]]:
 def published_settings(case: Case, rung: Rung) -> Settings:
     """Return the settings of a published run, with its device if no other will do."""
     settings = _tables()[case.name][rung.name]
+    if f"--model.config.attention={rung.cpu_attention}" in rung.settings:  # Rung.on a CPU
+        settings = {**settings, "attention": rung.cpu_attention}
     anywhere = rung.device == "any" or rung.losses_anywhere
     return settings if anywhere else {**settings, "accelerator": rung.device}
 

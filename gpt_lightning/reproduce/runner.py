@@ -79,6 +79,8 @@ class CaseRun:
             text = " ".join(str(error).split())[:300]
             row = RungRow(rung.name, Verdict.ERROR, note=f"{type(error).__name__}: {text}")
         else:
+            if step:
+                timings.early_ms = None
             row = self._rung_row(rung, published, self.losses[first:], timings)
             if step:
                 since = f"continued at step {step}: times and phases are of the steps since"
@@ -144,6 +146,7 @@ class CaseRun:
         verdicts = [row.verdict for row in compared]
         partial = sum(row.difference is not None for row in rows) - len(compared)
         missing = missing_losses(published, rows, timings.max_steps)
+        each_step = self.case.kind == "steps"
         timed, here = is_timed(rung, timings.device), timings.device
         wrong = [row.setting for row in self.settings if row.rung == rung.name and row.is_wrong]
         failed = Verdict.FAILED in verdicts or missing or wrong or not verdicts
@@ -154,7 +157,8 @@ class CaseRun:
             f"{partial} losses without a verdict: other batches than theirs" if partial else "",
             "" if timed else f"losses only: its times are of a {rung.device}, this is {here}",
             f"{timings.stalls} stalls left out of the rates" if timings.stalls else "",
-            best_note(published, rows) if self.case.kind == "evaluations" else "",
+            *(() if each_step else process_notes(published, timings, timed)),
+            "" if each_step else best_note(published, rows),
             f"changed: {' '.join(self.options.fit)}" if self.options.fit else "",
             published_speed(self.case, rung, published)[2],
         ]
@@ -262,6 +266,22 @@ def best_note(published: Published, rows: list[LossRow]) -> str:
         return ""
     best, (loss, step) = min(ours, key=lambda row: row.ours), min(theirs)
     return f"best validation loss {best.ours:.4f} at step {best.step}, theirs {loss:.4f} at {step}"
+
+
+def process_notes(published: Published, timings: RunTimings, timed: bool) -> list[str]:
+    """Return sentences about the steps 10 to 50, CPU time, and step times that changed."""
+    notes = []
+    if timed and timings.early_ms and published.early_ms:
+        early = f"{timings.early_ms:,.0f} ms, theirs {published.early_ms:,.0f} ms"
+        notes.append(f"mean of the steps 10 to 50: {early}")
+    wall, (user, system) = sum(timings.seconds.values()), timings.cpu_s
+    text = f"wall {wall:,.0f} s, user {user:,.0f} s, system {system:,.0f} s"
+    if published.process_s:
+        wall, user, system = published.process_s
+        text += f"; theirs {wall:,.0f} s, {user:,.0f} s, {system:,.0f} s"
+    if timings.drift is not None:
+        text += f"; step time {timings.drift:+.0%} from the first tenth to the last (heat, load)"
+    return [*notes, text]
 
 
 def published_validation(published: Published, ours: list[LossRow]) -> list[tuple[float, int]]:

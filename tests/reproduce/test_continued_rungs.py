@@ -68,7 +68,7 @@ def test_a_folder_that_is_named_has_a_checkpoint_and_no_other_rung(tmp_path):
 
 def test_evaluations_after_the_checkpoint_are_made_again(tmp_path, monkeypatch):
     rows = [loss(step, split, batches=7) for step in (0, 2, 4) for split in ("train", "val")]
-    rows += [loss(2, "best"), loss(2, "val", "gpu")]
+    rows += [loss(2, "best"), loss(2, "val", "gpu"), loss(1, "batch"), loss(2, "batch")]
     path = save(tmp_path, rows=rows)
     monkeypatch.setattr(resume, "newest_checkpoint", lambda run: path if run.exists() else None)
     monkeypatch.setattr(resume, "read_checkpoint", lambda path: SimpleNamespace(step=2))
@@ -76,6 +76,7 @@ def test_evaluations_after_the_checkpoint_are_made_again(tmp_path, monkeypatch):
     assert (found, step) == (path, 2)
     assert [(one.step, one.split, one.loss, one.batches) for one in seen] == [
         (0, "train", 2.0, 7), (0, "val", 2.0, 7), (2, "train", 4.0, 7), (2, "val", 4.0, 7),
+        (1, "batch", 3.0, None),  # step 2 is trained again
     ]  # fmt: skip
     with pytest.raises(UserError, match=r"no checkpoint in .*gpu is whole"):
         resume.earlier(tmp_path, GPU)
@@ -128,12 +129,13 @@ def test_a_killed_run_ends_with_the_same_table(tinyshakespeare, tmp_path, monkey
     out = capsys.readouterr().out
     assert "continued at step 2: times and phases are of the steps since" in out
     assert "3 losses without a verdict: other batches than theirs" in out
-    assert "0 of 0 losses within their tolerance" in out
+    assert "0 of 1 losses within their tolerance" in out  # of step 0
     whole, resumed = (
         (command.ROOT / "shakespeare-char" / f"version_{i}" / "losses.csv").read_text()
         for i in range(2)
     )
     assert resumed == whole
-    assert [row.split(",")[1] for row in whole.splitlines()[1:]] == list("0022440")
-    assert [row.split(",")[-1] for row in whole.splitlines()[1:]] == list("1313133")
+    assert [row.split(",")[1] for row in whole.splitlines()[1:]] == list("00022440")
+    batches = [row.split(",")[-1] for row in whole.splitlines()[1:]]
+    assert batches == ["1", "3", "", "1", "3", "1", "3", "3"]
     assert not (command.ROOT / "shakespeare-char" / "version_2").exists()

@@ -107,10 +107,8 @@ def test_mistakes_take_one_line(args, line, capsys):
 
 def test_what_cannot_run_here_is_refused_with_the_reason(monkeypatch, capsys):
     monkeypatch.setattr(command, "available_devices", lambda: {"any", "cpu"})
-    assert main(["reproduce", "precision-ladder", "--rungs", "gpu-bf16"]) == 2
-    assert (
-        "gpu-bf16: needs an NVIDIA GPU, which this machine does not have" in capsys.readouterr().err
-    )
+    assert main(["reproduce", "shakespeare-char", "--variant", "gpu"]) == 2
+    assert "gpu: needs an NVIDIA GPU, which this machine does not have" in capsys.readouterr().err
     monkeypatch.setattr("gpt_lightning.hardware.device.memory_gib", lambda: 4.0)
     assert main(["reproduce", "precision-ladder", "--rungs", "cpu-fp32"]) == 2
     assert "needs 15 GiB of memory, this machine has 4.0" in capsys.readouterr().err

@@ -406,3 +406,55 @@ def test_a_ratio_needs_both():
 )  # fmt: skip
 def test_times_are_compared_on_the_rungs_device_alone(device, here, timed):
     assert is_timed(replace(RUNG, device=device), torch.device(here)) is timed
+
+
+# ---- runs of evaluations -------------------------------------------------------------------------
+
+
+def evaluations_of(case_run, monkeypatch, training, losses, **changes) -> Rung:
+    """A rung of evaluations; its published numbers, and what `fit` returns."""
+    published = Published(losses, None, None, batches=None)
+    monkeypatch.setattr(runner, "read_published", lambda case, rung: published)
+    rung = replace(RUNG, below=None, **changes)
+    case_run.case = replace(case_run.case, kind="evaluations", rungs=(rung,))
+    training.timings = RunTimings(CPU, 20, {"train": 2.0})
+    return rung
+
+
+def test_a_resumed_run_with_a_wrong_setting_is_the_users_and_writes_nothing(
+    training, case_run, monkeypatch
+):
+    rung = evaluations_of(case_run, monkeypatch, training, {(0, "val"): 4.0})
+    case_run.resume = True
+    seen = [Observation(CPU, 0, "val", 4.0)]
+    monkeypatch.setattr(runner, "earlier", lambda folder, rung: (Path("x.ckpt"), 2, seen))
+    training.error = UserError("the checkpoint has another seed")
+    with pytest.raises(UserError, match="another seed"):
+        case_run.run(rung)
+    assert not (case_run.folder / "results.json").exists()
+    training.error = None
+    training.timings.early_ms = 5.0
+    case_run.losses.clear()
+    case_run.run(rung)
+    assert "--resume=x.ckpt" in training.calls[-1][0]
+    note = case_run.rungs[0].note
+    assert "continued at step 2" in note
+    assert "steps 10 to 50" not in note
+
+
+def test_the_authors_own_figures_are_beside_ours():
+    published = Published({}, None, None, early_ms=220.8, process_s=(3588.66, 90.18, 32.03))
+    timings = RunTimings(CPU, 50, {"train": 10.0, "validation": 2.4}, cpu_s=(20.0, 1.5))
+    assert runner.process_notes(published, timings, True) == [
+        "wall 12 s, user 20 s, system 2 s; theirs 3,589 s, 90 s, 32 s"
+    ]
+    timings.early_ms, timings.drift = 1986.7, 0.4091
+    assert runner.process_notes(published, timings, True) == [
+        "mean of the steps 10 to 50: 1,987 ms, theirs 221 ms",
+        "wall 12 s, user 20 s, system 2 s; theirs 3,589 s, 90 s, 32 s; "
+        "step time +41% from the first tenth to the last (heat, load)",
+    ]
+    assert len(runner.process_notes(published, timings, False)) == 1  # another device's times
+    assert runner.process_notes(Published({}, None, None), RunTimings(CPU, 1, {}), True) == [
+        "wall 0 s, user 0 s, system 0 s"
+    ]
