@@ -140,6 +140,7 @@ def main() -> int:
     finally:  # not before: a changed page would be a change of the commit that is measured
         for name, new in measured.items():
             write(name, PAGES[name], new)
+        write_index()
     if names == list(PAGES):
         for words in CHECKS:
             with contextlib.suppress(subprocess.CalledProcessError):
@@ -261,6 +262,16 @@ def write(name: str, page: Page, measured: dict[str, Any]) -> None:
     tables = [{field: table[field] for field in kept} for table in measured["tables"]]
     stored = json.dumps({"load": measured["load"], "tables": tables}, indent=1)
     (STORE / f"{name}.json").write_text(stored + "\n")
+
+
+def write_index() -> None:
+    """Write README.md, with a line for each page of PAGES that exists."""
+    lines = ["# Pages that `make pages` measures", "| page | content |", "| --- | --- |"]
+    for name, page in PAGES.items():
+        if (HERE / f"{name}.md").exists():
+            lines.append(f"| [{name}.md]({name}.md) | {page.title} |")
+    text = "\n".join(lines).replace("\n|", "\n\n|", 1)
+    (HERE / "README.md").write_text(text + "\n")
 
 
 def filled(text: str) -> str:

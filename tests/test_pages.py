@@ -94,7 +94,17 @@ def test_a_page_has_its_command_commit_date_and_machine(tmp_path, monkeypatch):
     assert "busy" not in (tmp_path / "accumulation.md").read_text()
 
 
-def test_each_bench_that_the_docs_name_has_its_page():
+def test_the_index_has_the_pages_that_exist(tmp_path, monkeypatch):
+    monkeypatch.setitem(SCRIPT["write_index"].__globals__, "HERE", tmp_path)
+    (tmp_path / "memory.md").touch()
+    SCRIPT["write_index"]()
+    lines = (tmp_path / "README.md").read_text().splitlines()
+    title = SCRIPT["PAGES"]["memory"].title
+    table = ["| page | content |", "| --- | --- |", f"| [memory.md](memory.md) | {title} |"]
+    assert lines[1:] == ["", *table]
+
+
+def test_each_page_is_of_one_bench():
     assert set(SCRIPT["PAGES"]) <= set(find_benches())
     for name, page in SCRIPT["PAGES"].items():
         assert all(words.split()[0] == name for words in page.commands)

@@ -163,6 +163,9 @@ def forgets_the_mask(q, k, v, causal):
 def slightly_off(q, k, v, causal):
     return plain(q, k, v, causal) * 1.0001
 
+def a_tenth_off(q, k, v, causal):
+    return plain(q, k, v, causal) * 1.1
+
 def transposed(q, k, v, causal):
     return plain(q, k, v, causal).transpose(1, 2)
 
@@ -211,6 +214,8 @@ def test_a_wrong_kernel_is_not_measured(own) -> None:
     assert measured("own_kernel:forgets_the_mask", 16, causal=False)["total_ms"] > 0
     with pytest.raises(RuntimeError, match=r"wrong output: .* the limit is"):
         measured("own_kernel:slightly_off", 16)
+    with pytest.raises(RuntimeError, match=r"wrong output: .* the limit is"):
+        measured("own_kernel:a_tenth_off", 16, dtype="bf16")  # whose own error is a hundredth
     with pytest.raises(RuntimeError, match="Mismatch in shape"):
         measured("own_kernel:transposed", 16 + 1)
     own(wrong="1.01")

@@ -167,7 +167,7 @@ def write(folder: Path, machines: Sequence[Path], quick: bool) -> None:
             why = nsys.missing() if section.name == nsys.NAME else ""
             parts.append(f"{why} Not measured. The command for it:".strip())
             parts.append(f"```\ngpt-lightning report course --sections {section.name}\n```")
-    text = "\n\n".join(parts) + "\n"
+    text = "\n\n".join(parts).replace("<", "&lt;") + "\n"  # templates in the names of kernels
     page = to_html(text, extensions=["tables", "fenced_code"])
     page = re.sub(r'src="([^"]+)"', lambda link: embedded(folder / link[1]), page)
     folder.mkdir(parents=True, exist_ok=True)

@@ -94,6 +94,51 @@ def test_a_mlp_gates_its_hidden_channels():
     assert float(mlp(torch.ones(1, 1)).detach()) == pytest.approx(expected)
 
 
+def by_definition(model: CourseModel, idx: torch.Tensor) -> torch.Tensor:
+    """The logits, with complex numbers as rotations and nothing of the model but its weights."""
+    weights = dict(model.named_parameters())
+    (B, T), nh = idx.shape, model.config.n_head
+    hs = model.config.n_embd // nh
+    turns = torch.arange(T)[:, None] * 10_000.0 ** (-torch.arange(hs // 2) * 2 / hs)
+    rotations = torch.polar(torch.ones_like(turns), turns)  # (T, hs / 2)
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x / ((x**2).mean(-1, keepdim=True) + 1e-5).sqrt() * weights[f"{name}.weight"]
+
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(x.reshape(B, nh, T, hs // 2, 2))
+        return torch.view_as_real(pairs * rotations).reshape(x.shape)
+
+    x = weights["transformer.wte.weight"][idx]
+    for i in range(model.config.n_layer):
+        block = f"transformer.h.{i}"
+
+        def linear(y: torch.Tensor, name: str, block: str = block) -> torch.Tensor:
+            return y @ weights[f"{block}.{name}.weight"].T
+
+        y = norm(x, f"{block}.ln_1")
+        q, k, v = (
+            linear(y, f"attn.{name}_proj").reshape(B, T, nh, hs).movedim(2, 1) for name in "qkv"
+        )
+        scores = rotated(q) @ rotated(k).mT / math.sqrt(hs)
+        visible = torch.ones(T, T).tril() > 0
+        y = torch.where(visible, scores, -torch.inf).softmax(-1) @ v
+        x = x + linear(y.movedim(1, 2).reshape(B, T, -1), "attn.out_proj")
+        y = norm(x, f"{block}.ln_2")
+        gate = linear(y, "mlp.w1")
+        x = x + linear(gate * gate.sigmoid() * linear(y, "mlp.w3"), "mlp.w2")
+    return norm(x, "transformer.ln_f") @ weights["lm_head.weight"].T
+
+
+def test_the_model_is_its_definition():
+    torch.manual_seed(0)
+    model = CourseModel(TINY)
+    for parameter in model.parameters():  # norms too: ones would hide where they are
+        torch.nn.init.normal_(parameter, std=0.3)
+    idx = torch.randint(TINY.vocab_size, (2, 12))
+    torch.testing.assert_close(model(idx), by_definition(model, idx))
+
+
 def test_no_position_sees_a_later_one_and_the_order_counts():
     torch.manual_seed(0)
     model = CourseModel(TINY)
