@@ -108,6 +108,11 @@ PAGES = {
         ("generate --device cpu --models baby --rounds 3",),
         time="cached_ms",
     ),
+    "peers": Page(
+        "The same GPT-2 through transformers and ours",
+        ("peers --device cpu --sizes small --rounds 3",),
+        time="ours_ms",
+    ),
     "fit-batch": Page(
         "The largest micro-batch that fits",
         (
