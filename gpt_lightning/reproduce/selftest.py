@@ -15,7 +15,7 @@ import yaml
 from jsonargparse import dict_to_namespace
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.device import device_kind
+from gpt_lightning.hardware.device import device_kind, free_memory
 from gpt_lightning.parsing import resolve_configs
 from gpt_lightning.reports.tables import Console, column
 from gpt_lightning.reproduce import settings
@@ -151,6 +151,8 @@ def wrong_settings(case: Case, rung: Rung, changes: list[str]) -> list[str]:
             training.run_cli(run, callbacks=[probe], folder=Path(folder) / "run")
         except ProbedError:
             ours |= settings.batch_settings(probe.batches)
+        finally:
+            free_memory()
     theirs = published_settings(case, rung)
     rows = settings.compare_settings(rung, theirs, ours)
     left_out = "accelerator" if away and "--trainer.accelerator=cpu" not in changes else ""

@@ -127,6 +127,7 @@ def update_settings(module: GPTModule) -> Settings:
             [module.learning_rate_at(step, peak) for step in RATE_STEPS] for peak in peaks
         ),
         "gradient_clip": f"{clip}, {trainer.gradient_clip_algorithm or 'norm'}" if clip else "none",
+        "skip_spikes": module.settings.skip_spikes or "never",
         "accumulate_grad_batches": trainer.accumulate_grad_batches,
     }
 
@@ -150,14 +151,18 @@ def data_settings(module: GPTModule) -> Settings:
 
 
 def batch_settings(batches: list[Batch]) -> Settings:
-    """Return the order of the first two batches, and the CRC-32 of the first; empty without two."""
-    if len(batches) < 2:
+    """Return the CRC-32 of the first batch, and the order of two; nothing of what was not read."""
+    if not batches:
         return {}
-    (x, y), (next_x, _) = batches
+    x, y = batches[0]
+    first = {"first_batch": zlib.crc32(torch.stack([x, y]).numpy().tobytes())}
+    if len(batches) < 2:
+        return first
+    next_x, _ = batches[1]
     following = torch.cat([x[1:, 0], next_x[:1, 0]])  # first tokens of the rows after the first
     order = "random"
     if torch.equal(x, next_x):
         order = "repeat"
     elif torch.equal(following, y[:, -1]):
         order = "sequential"
-    return {"order": order, "first_batch": zlib.crc32(torch.stack([x, y]).numpy().tobytes())}
+    return {"order": order, **first}

@@ -100,7 +100,8 @@ def test_the_order_is_that_of_the_first_two_batches(name, found):
     x, y = batches[0]
     other = (x, y + (torch.arange(8) == 7))  # one target of each row
     assert settings.batch_settings([other, batches[1]])["first_batch"] != read["first_batch"]
-    assert settings.batch_settings(batches[:1]) == {}
+    assert settings.batch_settings(batches[:1]) == {"first_batch": read["first_batch"]}
+    assert settings.batch_settings([]) == {}
     assert windows("sequential", 0)[0][0, 0] == 0
 
 
@@ -301,6 +302,7 @@ def test_a_run_with_evaluations_has_all_settings(tinyshakespeare):
         ("--trainer.gradient_clip_algorithm=value", ["gradient_clip"]),
         ("--trainer.gradient_clip_val=0", ["gradient_clip"]),
         ("--model.config.loss_chunk=8", ["loss_chunk"]),
+        ("--model.skip_spikes=6", ["skip_spikes"]),
     ],
 )
 def test_options_that_change_a_setting_are_seen(option, seen, tinyshakespeare):
