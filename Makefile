@@ -21,7 +21,7 @@ DEV := $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test test-slow faults mutants pages format bench-gpu tensorboard clean \
+.PHONY: help setup train test test-slow faults mutants pages format bench-gpu cpu-losses tensorboard clean \
   check check-format check-lint check-types check-imports check-spelling
 
 help: ## List the targets
@@ -74,6 +74,12 @@ format: $(DEV) ## Format the code and apply ruff's fixes
 
 bench-gpu: $(DEV) ## Measure the four GPT-2 sizes on this GPU (about an hour)
 	$(BIN)/gpt-lightning bench gpu
+
+cpu-losses: $(BASE) ## Compare the GPU rungs' losses with a CPU's (hours; 20 GB of memory)
+	$(BIN)/gpt-lightning reproduce precision-ladder --accelerator cpu \
+	  --rungs cpu-fp32,cpu-bf16,gpu-fp32,gpu-tf32,gpu-bf16,gpu-bf16-compile
+	$(BIN)/gpt-lightning reproduce lecture-ladder --accelerator cpu \
+	  --rungs bf16,compile,flash,vocab-50304
 
 tensorboard: $(BASE) ## Show the runs in lightning_logs/
 	$(BIN)/tensorboard --logdir lightning_logs

@@ -6,7 +6,7 @@ published numbers are in reference/, whose README names their sources.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 Device = Literal["any", "cpu", "mps", "gpu"]
 
@@ -228,6 +228,32 @@ BABY_GPT = (*NANOGPT, "--data.eval_batches=200")
 # bfloat16 rounds to 8 bits, so no run gives the published digits, at step 0 either
 BFLOAT16_CURVE = ((0, 5.0e-4), (1, 0.06))
 
+
+def baby_gpt(name: str, published: str, *settings: str, time: str, **more: Any) -> Rung:
+    """Return a variant of nanoGPT's baby GPT; the first word of its name is its device.
+
+    Args:
+        name: Name of the rung.
+        published: Name of the published losses.
+        settings: Options of `fit` beside nanoGPT's.
+        time: Duration, as text.
+        more: Other fields of the rung.
+    """
+    device: Any = name.partition("-")[0]
+    accelerator = f"--trainer.accelerator={device.replace('gpu', 'cuda')}"
+    return Rung(
+        name,
+        more.pop("tolerance", CURVE),
+        ("shakespeare_char",),
+        STEPS,
+        published=published,
+        settings=(*BABY_GPT, accelerator, *settings),
+        device=device,
+        time=time,
+        **more,
+    )
+
+
 SHAKESPEARE_CHAR = Case(
     name="shakespeare-char",
     title="nanoGPT's baby GPT on tiny Shakespeare, 5,000 steps, on a CPU, a Mac and a GPU",
@@ -239,76 +265,42 @@ SHAKESPEARE_CHAR = Case(
     eval_batches=200,
     alternatives=True,
     rungs=(
-        Rung(
+        baby_gpt(
             "gpu",
-            CURVE,
-            iterations=STEPS,
-            configs=("shakespeare_char",),
-            published="mps-eager",
-            published_times="",
-            settings=(*BABY_GPT, "--trainer.accelerator=cuda"),
-            device="gpu",
+            "mps-eager",
             time="minutes",
+            published_times="",
             note="no log of this run on a GPU was published: compared with MPS",
         ),
-        Rung(
-            "mps",
-            CURVE,
-            iterations=STEPS,
-            configs=("shakespeare_char",),
-            published="mps-eager",
-            settings=(*BABY_GPT, "--trainer.accelerator=mps"),
-            device="mps",
-            time="20 minutes (221 ms per step were published)",
-        ),
-        Rung(
+        baby_gpt("mps", "mps-eager", time="20 minutes (221 ms per step were published)"),
+        baby_gpt(
             "mps-compile",
-            CURVE,
-            iterations=STEPS,
-            configs=("shakespeare_char",),
-            published="mps-compile",
-            settings=(*BABY_GPT, "--trainer.accelerator=mps", "--model.compile=true"),
-            device="mps",
+            "mps-compile",
+            "--model.compile=true",
             time="30 minutes (306 ms per step were published)",
             note="compiled is 1.38 times slower than eager there (means of steps 10 to 50)",
         ),
-        Rung(
+        baby_gpt(
             "cpu",
-            CURVE,
-            iterations=STEPS,
-            configs=("shakespeare_char",),
-            published="mps-eager",
+            "mps-eager",
             published_times="cpu-eager",
-            settings=(*BABY_GPT, "--trainer.accelerator=cpu"),
-            device="cpu",
             time="hours on two cores; --max-steps 0, the evaluation alone: a quarter of an hour",
             note="the published run on a CPU ends after 50 steps: compared with MPS",
         ),
-        Rung(
+        baby_gpt(
             "cpu-50",
-            CURVE,
-            iterations=STEPS,
-            configs=("shakespeare_char",),
-            published="cpu-eager",
-            settings=(*BABY_GPT, "--trainer.accelerator=cpu", "--trainer.max_steps=51"),
-            device="cpu",
+            "cpu-eager",
+            "--trainer.max_steps=51",
             time="20 minutes on two cores",
             note="theirs draws dropout from the batches' generator: only the first batch is equal",
         ),
-        Rung(
+        baby_gpt(
             "cpu-bf16",
-            BFLOAT16_CURVE,
-            iterations=STEPS,
-            configs=("shakespeare_char",),
-            published="mps-eager",
+            "mps-eager",
+            "--trainer.precision=bf16-mixed",
+            "--data.eval_train_batches=20",
+            tolerance=BFLOAT16_CURVE,
             published_times="",
-            settings=(
-                *BABY_GPT,
-                "--trainer.accelerator=cpu",
-                "--trainer.precision=bf16-mixed",
-                "--data.eval_train_batches=20",
-            ),
-            device="cpu",
             time="three hours on two quiet cores that multiply bfloat16",
             note="a variant of ours, compared with MPS in float32; bfloat16 cannot give the digits",
         ),
