@@ -1,8 +1,9 @@
 """`make mutants`: mutants of the core, each against the test files that name its module.
 
 A mutant is one edit of one line (edits.py), at a place drawn with a seed from all places of the
-core. It is killed if one of the test files of its module (naming.py) fails or takes more than three
-times as long as without a mutant. All other mutants are survivors, equivalent ones too.
+core. It is killed if one of the test files of its module (naming.py) fails, first their tests of
+the default suite, then the slow ones, or if they take more than three times as long as without a
+mutant. All other mutants are survivors, equivalent ones too.
 
 A server imports torch, Lightning and pytest once and forks for each mutant; a child imports the
 package from a copy of the repository in which that one line has changed.
@@ -53,6 +54,7 @@ ONCE = (
 )
 ENOUGH_BYTES = 12 * 2**30  # of memory for a mutant, so that none takes the machine's
 MARK = "GPT_LIGHTNING_MUTANT"
+NO_TESTS = 5  # pytest's exit status when nothing was selected
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Mutant:
     """An edit of a module.
 
     Attributes:
+        number: Place in the order of the draw, from 1.
         module: Dotted name without the package's.
         path: File, relative to the repository.
         line: Line number.
@@ -68,6 +71,7 @@ class Mutant:
         edit: The edit.
     """
 
+    number: int
     module: str
     path: Path
     line: int
@@ -115,9 +119,8 @@ def draw(names: Names, count: int, seed: int, only: str) -> list[Mutant]:
         if len(mutants) < count and _compiles(mutated):
             line = source.count("\n", 0, edit.start)
             before, after = (text.splitlines()[line].strip() for text in (source, mutated))
-            mutants.append(
-                Mutant(module, path.relative_to(names.root), line + 1, before, after, edit)
-            )
+            place = path.relative_to(names.root), line + 1
+            mutants.append(Mutant(len(mutants) + 1, module, *place, before, after, edit))
     return mutants
 
 
@@ -199,9 +202,15 @@ class Slot:
             "PYTHONPATH": str(self.repository),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"]
         temporary = self.repository.parent / "tests"
-        return int(pytest.main([*options, f"--basetemp={temporary}", *map(str, tests)]))
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"]
+        options.append(f"--basetemp={temporary}")
+        codes = []
+        for marker in ([], ["-m", "slow"]):
+            codes.append(int(pytest.main([*options, *marker, *map(str, tests)])))
+            if codes[-1] not in (0, NO_TESTS):
+                return codes[-1]
+        return min(codes)  # 0 unless both found no test
 
     def end(self, limit_s: float, mutant: Mutant | None) -> str:
         """Return how the child ended: passed, failed, timeout, no tests; "" while it runs."""
@@ -216,7 +225,7 @@ class Slot:
             shutil.copy2(self.root / mutant.path, self.repository / mutant.path)
         self.pid = 0
         code = os.waitstatus_to_exitcode(status)
-        ends = {0: "passed", 4: "failed", 5: "no tests", 70: "failed"}
+        ends = {0: "passed", NO_TESTS: "no tests"}
         return "timeout" if not pid else ends.get(code, "failed")
 
     def _kill(self) -> None:
@@ -377,6 +386,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300, help="mutants (300)")
     parser.add_argument("--seed", type=int, default=SEED, help=f"seed of the draw ({SEED})")
     parser.add_argument("--only", default="", help="a module or room: training.steps")
+    parser.add_argument("--numbers", default="", help="only these of the draw: 3,17")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (2)")
     parser.add_argument("--page", type=Path, help="file for the results, in Markdown")
     parser.add_argument("--baseline", type=Path, help="file that keeps the tests' times")
@@ -386,6 +396,8 @@ def main() -> int:
     began = time.monotonic()
     names = Names(ROOT)
     mutants = draw(names, args.count, args.seed, args.only)
+    if args.numbers:
+        mutants = [mutants[int(number) - 1] for number in args.numbers.split(",")]
     for name in ONCE:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -396,7 +408,7 @@ def main() -> int:
             m = result.mutant
             print(
                 f"{len(found):3d}/{len(mutants)} {result.end:8s} {result.seconds:6.1f} s  "
-                f"{m.path}:{m.line}  {m.edit.operator}:  {m.before}  ->  {m.after}",
+                f"#{m.number} {m.path}:{m.line}  {m.edit.operator}:  {m.before}  ->  {m.after}",
                 flush=True,
             )
     text = page(found, args.seed, (time.monotonic() - began) / 60)
