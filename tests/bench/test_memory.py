@@ -299,3 +299,10 @@ def test_a_sweep_has_a_timeline_for_each_row(monkeypatch) -> None:
     for name in [*pictures, "peak.png"]:
         assert Path(folder, name).stat().st_size > 5_000
         assert name in (folder / "results.md").read_text()
+
+
+def test_a_mac_is_sampled_while_it_works(monkeypatch):
+    monkeypatch.setattr(memory_meter, "sampled_memory", lambda *args: args)
+    work = object()
+    asked = (work, torch.mps.current_allocated_memory, torch.mps.synchronize)
+    assert memory_meter.measure_memory(work, torch.device("mps")) == asked

@@ -4,6 +4,7 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,12 @@ def test_meta_is_nanogpts(tmp_path: Path) -> None:
     assert read_meta(tmp_path / "meta.pkl") == characters
     with pytest.raises(UserError, match="char and gpt2, not byte"):
         write_extras("nanogpt", tmp_path, ByteTokenizer())
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_gpt2s_vocabulary_needs_no_file_beside_the_shards(file_format: str, tmp_path: Path) -> None:
+    write_extras(file_format, tmp_path, SimpleNamespace(name="gpt2"))  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
 
 
 # ---- other formats with our manifest -----------------------------------------------------------

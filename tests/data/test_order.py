@@ -50,3 +50,7 @@ def test_random_starts_are_uniform_over_all_whole_windows():
 def test_neighbouring_random_starts_are_uncorrelated():
     starts = order("random").starts(0, 0, 100_000).astype(float)
     assert abs(np.corrcoef(starts[:-1], starts[1:])[0, 1]) < 0.015  # 5 / sqrt(100,000)
+
+
+def test_repeat_reads_the_first_windows_whatever_the_position():
+    assert list(order("repeat").starts(3, 40, 4)) == [0, T, 2 * T, 3 * T]

@@ -1,3 +1,4 @@
+import importlib.machinery
 import os
 import sys
 from pathlib import Path
@@ -173,3 +174,11 @@ def test_unsorted_characters_are_refused() -> None:
 def test_tokenizers_fit_the_protocol() -> None:
     every: list[Tokenizer] = [build_tokenizer(name, "ab") for name in ("char", "byte", "gpt2")]
     assert [tokenizer.eot_token for tokenizer in every] == [None, None, 50256]
+
+
+@pytest.mark.parametrize(
+    "spec", [None, importlib.machinery.ModuleSpec(tokenizers.GPT2_PACKAGE, loader=None)]
+)
+def test_without_the_package_of_gpt2s_vocabulary_there_is_no_folder(spec, monkeypatch):
+    monkeypatch.setattr(tokenizers.importlib.util, "find_spec", lambda name: spec)
+    assert tokenizers._gpt2_package() is None

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -145,3 +146,24 @@ def test_the_command_line_ends_with_75(monkeypatch, capsys):
     monkeypatch.setattr(cli, "dispatch", raises(PeerError("rank 1 was ended by SIGKILL")))
     assert cli.main(["fit"]) == 75
     assert capsys.readouterr().err == "error: rank 1 was ended by SIGKILL\n"
+
+
+@pytest.mark.parametrize(
+    ("codes", "ended"),
+    [
+        ([0, None], None),
+        ([0, 2, 1], SystemExit(2)),
+        ([None, 1, 75], SystemExit(75)),
+        ([2, -9, -15], "rank 3 was ended by SIGTERM; "),
+        ([2, -9, None], "rank 2 was ended by SIGKILL (out of memory?); "),
+    ],
+)
+def test_a_killed_rank_comes_before_the_highest_exit_code(codes, ended):
+    launcher = RankLauncher(LoopbackEnvironment(), len(codes) + 1, 1)
+    launcher.procs = [SimpleNamespace(poll=lambda code=code: code) for code in codes]
+    failure = launcher._failure(0.0)
+    if isinstance(ended, str):
+        assert isinstance(failure, PeerError)
+        assert str(failure).startswith(ended)
+    else:
+        assert (failure and failure.code) == (ended and ended.code)

@@ -34,3 +34,8 @@ def test_auto_needs_pythons_headers(monkeypatch, tmp_path):
     compiled, why = should_compile("cpu", "bf16-mixed")
     assert not compiled
     assert "Python.h" in why
+
+
+def test_the_reason_names_float32_only_where_bfloat16_would_be_compiled():
+    assert should_compile("cpu", "32-true") == (False, "auto: off for cpu in float32")
+    assert should_compile("mps", "32-true") == (False, "auto: off for mps")

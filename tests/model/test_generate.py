@@ -4,6 +4,7 @@ import torch
 from gpt_lightning.commands.sample import sample
 from gpt_lightning.data.tokenizers import ByteTokenizer
 from gpt_lightning.model.generate import (
+    can_pack,
     filter_top_k,
     generate,
     key_value_cache,
@@ -224,3 +225,15 @@ def test_the_commands_products(precision, asked, used, why, monkeypatch, tmp_pat
     sample(str(tmp_path / "a.ckpt"), max_new_tokens=1, device="cpu", dtype=asked)
     assert dtypes == [torch.bfloat16 if used == "bf16" else None]
     assert capsys.readouterr().out.startswith(f"# {tmp_path / 'a.ckpt'}, in {used}: {why}\n")
+
+
+def test_only_bfloat16_products_need_a_cpu_with_bfloat16(monkeypatch):
+    weight = torch.ones(2, 2)
+    for supported in (True, False):
+        monkeypatch.setattr(
+            torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda bf16=supported: bf16
+        )
+        assert can_pack(weight, torch.bfloat16) is supported
+        assert can_pack(weight, torch.float32)
+        assert not can_pack(weight, torch.float16)
+        assert not can_pack(weight.to("meta"), torch.float32)

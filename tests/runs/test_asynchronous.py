@@ -74,6 +74,22 @@ def test_a_change_after_the_copy_is_not_in_it():
     assert saved(copied) == before
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.ones(2, dtype=torch.complex64).conj().imag,  # negated
+        torch.ones(2, device="meta"),
+        torch.eye(2).to_sparse(),
+        torch.ones(2).as_subclass(Marked),
+    ],
+    ids=["conjugated", "negated", "meta", "sparse", "subclass"],
+)
+def test_only_plain_views_of_memory_are_copied_as_bytes(tensor):
+    assert host_copy.is_plain(torch.ones(2)[1:])
+    assert not host_copy.is_plain(tensor)
+
+
 def test_memory_is_reused_and_grows():
     copy = HostCopy()
     first = copy({"a": torch.ones(1000)})["a"].data_ptr()

@@ -79,3 +79,9 @@ def test_a_record_comes_back_from_a_checkpoint():
     record.write(checkpoint)
     assert RunRecord.read(checkpoint) == record
     assert type(record.settings.learning_rate) is float  # a plain number, no class to import
+
+
+def test_the_learning_rate_may_be_its_own_minimum_but_not_below_it():
+    assert Settings(learning_rate=1e-3, min_learning_rate=1e-3).min_learning_rate == 1e-3
+    with pytest.raises(UserError, match=r"min_learning_rate 0.002 is above model.learning_rate 0"):
+        Settings(learning_rate=1e-3, min_learning_rate=2e-3)

@@ -9,9 +9,11 @@ from lightning.pytorch.loggers.logger import Logger
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.settings import Settings
+from gpt_lightning.training import module as module_of_training
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.optim import learning_rate
+from gpt_lightning.training.spikes import SpikeGuard
 
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=None)
 
@@ -342,3 +344,33 @@ def test_64_true_is_float64_throughout(text_file):
     (result,) = trainer.validate(module, trainer.datamodule, verbose=False)
     stream = trainer.datamodule.reader.stream("val")
     assert result["val/loss"] == pytest.approx(float(losses.sum() / (len(stream) - 1)), rel=1e-13)
+
+
+def test_a_fit_leaves_the_callers_random_numbers_and_an_evaluation_its_allocator(
+    text_file, monkeypatch
+):
+    kept = []
+    monkeypatch.setattr(module_of_training, "keep_freed_memory", lambda: kept.append("fit"))
+    states = []
+    started = GPTModule.on_train_start
+    monkeypatch.setattr(
+        GPTModule,
+        "on_train_start",
+        lambda self: (states.append(torch.get_rng_state()), started(self)),
+    )
+    module, trainer, _ = fit(text_file, GPTModule(dataclasses.replace(TINY, dropout=0.5)))
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert kept == ["fit"]
+    trainer.validate(module, datamodule=trainer.datamodule, verbose=False)
+    assert kept == ["fit"]
+
+
+def test_the_spike_guard_sees_the_mean_of_the_micro_batches(text_file, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        SpikeGuard, "spike", lambda self, loss, norm: (seen.append((loss, norm)), "")[1]
+    )
+    accumulate = {"accumulate_grad_batches": 4}
+    _, _, rows = fit(text_file, GPTModule(TINY, skip_spikes=6.0), trainer=accumulate)
+    assert [loss for loss, _ in seen] == pytest.approx([row["train/loss"] for row in rows])
+    assert [norm for _, norm in seen] == pytest.approx([row["optim/grad_norm"] for row in rows])

@@ -6,9 +6,11 @@ import torch
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import optimizers
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.optimizers import muon
 
 TINY = GPTConfig(n_layer=1, n_head=1, n_embd=16, block_size=16, vocab_size=None)
 
@@ -79,3 +81,9 @@ def test_rates_of_another_optimizer_are_its_own(text_file):
 
     trainer = fit(text_file, Subclass(TINY, warmup_steps=1))
     assert trainer.optimizers[0].param_groups[0]["lr"] == 0.125
+
+
+def test_muon_decays_matrices_alone():
+    muon.check(Settings(optimizer="muon"))
+    with pytest.raises(UserError, match="decay is all, which muon does not support"):
+        muon.check(Settings(optimizer="muon", decay="all"))

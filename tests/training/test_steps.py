@@ -8,7 +8,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import BetweenSteps
+from gpt_lightning.training.steps import BetweenSteps, continue_loops
 
 
 class Events(L.Callback):
@@ -102,3 +102,33 @@ def test_numbers_out_of_bounds_are_refused_without_the_command_line():
     with pytest.raises(UserError, match=r"data.cache_limit_gb is -1; it must be at least 0"):
         TokenDataModule(dataset="x", cache_limit_gb=-1)
     assert type(TokenDataModule(dataset="x", batch_size=4).settings.batch_size) is int
+
+
+def loops(is_last_batch: bool, completed: int) -> dict:
+    """State of a fit loop that has started four epochs."""
+    count = {"ready": 4, "started": 4, "processed": 4, "completed": completed}
+    seen = {"ready": 9, "started": 9, "processed": 9, "completed": 9}
+    return {
+        "epoch_progress": {"total": dict(count), "current": dict(count)},
+        "epoch_loop.batch_progress": {"current": seen, "is_last_batch": is_last_batch},
+    }
+
+
+def test_a_finished_run_that_continues_is_in_its_epoch_or_in_the_next():
+    inside = loops(is_last_batch=False, completed=4)
+    continue_loops(inside)
+    count = {"ready": 4, "started": 4, "processed": 3, "completed": 3}
+    assert inside["epoch_progress"] == {"total": count, "current": count}
+    assert inside["epoch_loop.batch_progress"]["current"]["completed"] == 9
+
+    ended = loops(is_last_batch=True, completed=4)
+    continue_loops(ended)
+    count = {"ready": 5, "started": 5, "processed": 4, "completed": 4}
+    assert ended["epoch_progress"] == {"total": count, "current": count}
+    batches = ended["epoch_loop.batch_progress"]
+    assert not batches["is_last_batch"]
+    assert set(batches["current"].values()) == {0}
+
+    unfinished = loops(is_last_batch=True, completed=3)
+    continue_loops(unfinished)
+    assert unfinished == loops(is_last_batch=True, completed=3)

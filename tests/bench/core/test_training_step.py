@@ -55,9 +55,10 @@ def test_a_step_is_forward_backward_and_an_update():
     assert model.w.grad is None  # freed
 
 
-def test_micro_batches_are_a_mean():
-    _, (gradient,), phases, loss = trained(micro_batches=4)
-    assert phases == [*["forward", "backward"] * 4, "optimizer"]
+@pytest.mark.parametrize("n", [2, 4])
+def test_micro_batches_are_a_mean(n):
+    _, (gradient,), phases, loss = trained(micro_batches=n)
+    assert phases == [*["forward", "backward"] * n, "optimizer"]
     torch.testing.assert_close(gradient, torch.full((2, 3), 0.01))
     assert loss == pytest.approx(0.06)
 

@@ -13,6 +13,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.training.callbacks import progress as module
 from gpt_lightning.training.callbacks.progress import (
     StepProgress,
+    evaluated_part,
     format_metrics,
     line_interval,
 )
@@ -143,10 +144,19 @@ def test_on_a_terminal_there_is_one_bar(clock, monkeypatch):
     trained(progress, trainer, 10)
     bar = progress._bar
     assert (bar.n, bar.total) == (10, 10)
+    assert bar.dynamic_ncols  # follows the terminal when its window changes
     progress.on_train_end(trainer, None)
     assert progress._bar is None
     assert "10/10" in screen.getvalue()
     assert "loss 1.5000" in screen.getvalue()
+
+
+def test_a_part_of_a_split_has_its_size_beside_the_loss():
+    assert evaluated_part({}, "val") == ""
+    assert evaluated_part({"val/tokens": 1024.0}, "val") == " on 1,024 random tokens"
+    partial = {"val/tokens": 1024.0, "val/split_tokens": 4096.0}
+    assert evaluated_part(partial, "val") == " on 1,024 of 4,096 tokens"
+    assert evaluated_part(partial, "test") == ""
 
 
 def test_steps_between_lines_have_a_bound():

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -13,6 +14,8 @@ from tiny_fit import TINY_FIT
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import device_name
 from gpt_lightning.parsing import program
+from gpt_lightning.runs.settings import Settings
+from gpt_lightning.training.callbacks import report
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import odd_shapes, run_hyperparameters
 from gpt_lightning.training.fit import default_callbacks, run_cli
@@ -160,3 +163,21 @@ def test_a_run_without_a_step_prints_no_loss_and_no_command_that_needs_one(capsy
 def logged() -> list[dict]:
     file = Path("lightning_logs/a run/version_0/metrics.jsonl")
     return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "settings", "line"),
+    [
+        (10, {}, "the run ends at step 10, in the warm-up of 100 steps"),
+        (100, {"decay_steps": 102}, "the run ends at step 100, in the warm-up of 100 steps"),
+        (101, {"decay_steps": 102}, "the run ends at step 101, before the cosine's end at 102"),
+        (101, {}, ""),
+        (102, {"decay_steps": 102}, ""),
+        (103, {"decay_steps": 102}, ""),
+        (10, {"schedule": "constant"}, ""),
+    ],
+)
+def test_a_run_that_ends_before_its_schedule(max_steps, settings, line, monkeypatch):
+    monkeypatch.setattr(report, "total_steps", lambda trainer: trainer.max_steps)
+    module = SimpleNamespace(settings=Settings(warmup_steps=100, **settings))
+    assert report.unfinished_schedule(SimpleNamespace(max_steps=max_steps), module) == line

@@ -3,9 +3,11 @@
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.loggers.logger import DummyLogger, Logger
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.training.callbacks import samples
 from gpt_lightning.training.callbacks.samples import SampleText
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
@@ -105,3 +107,25 @@ def test_a_prompt_that_the_tokenizer_lacks_is_an_error_before_the_first_step(fit
 def test_arguments_have_bounds_in_python_too(argument, value):
     with pytest.raises(UserError, match=f"samples.{argument} is {value}"):
         SampleText(**{argument: value})
+
+
+def test_the_text_goes_to_loggers_that_take_texts_and_to_no_other(fit, monkeypatch):
+    class Table(DummyLogger):
+        def log_text(self, name, columns, rows, step):
+            logged.append((name, columns, rows[0][0], step))
+
+    class Numbers(Logger):  # has no method for texts
+        name = version = "numbers"
+
+        def log_metrics(self, metrics, step=None): ...
+
+        def log_hyperparams(self, *args, **kwargs): ...
+
+    logged: list[tuple] = []
+    monkeypatch.setattr(samples, "WandbLogger", Table)
+    _, _, texts = fit(SampleText(max_new_tokens=5), logger=[Numbers(), Table()])
+    assert [(name, columns, step) for name, columns, _, step in logged] == [
+        ("samples/text", ["text"], 2),
+        ("samples/text", ["text"], 4),
+    ]
+    assert texts.split() == "\n".join(text for _, _, text, _ in logged).split()

@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.training.callbacks.watchdog import Watchdog
+from gpt_lightning.hardware.distributed import PARENT
+from gpt_lightning.training.callbacks import watchdog as watchdog_module
+from gpt_lightning.training.callbacks.watchdog import ANSWER_S, Watchdog
 
 TRAINER = SimpleNamespace(world_size=2, global_rank=0)
 
@@ -114,3 +116,16 @@ def test_the_end_prints_the_stacks_and_the_advice(monkeypatch, capfd):
 def test_bounds(settings):
     with pytest.raises(UserError, match="watchdog"):
         Watchdog(**settings)
+
+
+def test_a_rank_that_a_launcher_started_ends_its_launcher_when_nobody_answers(monkeypatch, capfd):
+    killed, ended = [], []
+    monkeypatch.setenv(PARENT, "4711")
+    monkeypatch.setattr(watchdog_module.time, "sleep", lambda seconds: ended.append(seconds))
+    monkeypatch.setattr(watchdog_module.os, "kill", lambda *args: killed.append(args))
+    monkeypatch.setattr(watchdog_module.os, "_exit", lambda code: ended.append(code))
+    trainer = SimpleNamespace(global_rank=1, strategy=SimpleNamespace(launcher=None))
+    Watchdog()._end(trainer, "no progress", 75)
+    assert killed == [(4711, signal.SIGKILL)]
+    assert ended == [2 * ANSWER_S, 75]
+    assert "rank 1: no progress; its threads:" in capfd.readouterr().err

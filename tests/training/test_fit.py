@@ -1,0 +1,72 @@
+"""The parts of the fit command that need no run: who writes config.yaml, and ends of a command."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch.cli import LightningCLI
+from tiny_fit import TINY_RUN
+from torch._dynamo.exc import InternalTorchDynamoError
+
+from gpt_lightning.errors import MemoryExhaustedError, PeerError, UserError
+from gpt_lightning.runs import fetch
+from gpt_lightning.training import fit, memory_advice
+from gpt_lightning.training.fit import GPTCLI, SaveConfig, run_cli
+
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+@pytest.mark.parametrize(("rank_zero", "has_folder"), [(True, True), (True, False), (False, True)])
+def test_rank_0_writes_config_yaml_where_there_is_a_run_folder(
+    rank_zero, has_folder, tmp_path, monkeypatch
+):
+    written = []
+    parser = SimpleNamespace(save=lambda config, path, **kwargs: written.append((config, path)))
+    monkeypatch.setattr(fit, "run_folder", lambda trainer: tmp_path if has_folder else None)
+    callback = SaveConfig(parser, {"seed_everything": 1})
+    callback.on_train_start(SimpleNamespace(is_global_zero=rank_zero), None)
+    expected = [({"seed_everything": 1}, tmp_path / "config.yaml")]
+    assert written == (expected if rank_zero and has_folder else [])
+
+
+def ended(monkeypatch, error: Exception) -> None:
+    """End a subcommand of a command without a run with an error."""
+
+    def fail(self, subcommand):
+        raise error
+
+    monkeypatch.setattr(LightningCLI, "_run_subcommand", fail)
+    cli = object.__new__(GPTCLI)
+    cli.trainer, cli.model, cli.datamodule = "the trainer", "the module", "the data"
+    cli._run_subcommand("validate")
+
+
+def test_a_lack_of_memory_is_one_line_about_the_subcommand(monkeypatch):
+    monkeypatch.setattr(memory_advice, "out_of_memory_line", lambda *args: " ".join(args))
+    with pytest.raises(MemoryExhaustedError, match=r"^validate the trainer the module the data$"):
+        ended(monkeypatch, OUT_OF_MEMORY)
+
+
+def test_a_failed_compilation_a_lost_rank_and_a_defect_differ(monkeypatch):
+    compilation = InternalTorchDynamoError("g++ failed\nmore lines")
+    with pytest.raises(UserError, match=r"\(InternalTorchDynamoError: g\+\+ failed\): set"):
+        ended(monkeypatch, compilation)
+    lost = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+    with pytest.raises(PeerError, match="the connection to another rank is lost"):
+        ended(monkeypatch, lost)
+    with pytest.raises(KeyError):
+        ended(monkeypatch, KeyError("a defect"))
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_only_resume_auto_fetches_the_run_of_another_folder(
+    resume, tmp_path, text_file, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    fetched = []
+    monkeypatch.setattr(fetch, "restore", lambda *args: fetched.append(args))
+    options = [f"--resume={resume}", "--checkpoint.folder=shared", "--ckpt_path=missing.ckpt"]
+    with pytest.raises(UserError, match=r"missing\.ckpt"):
+        run_cli(["fit", *TINY_RUN, *options])
+    assert fetched == ([("shared", Path("lightning_logs/run"))] if resume == "auto" else [])

@@ -1,0 +1,161 @@
+"""Bounds of the Trainer's arguments, from both sides, without a run."""
+
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+from lightning.pytorch import callbacks as stock
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.training import trainer as module
+from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
+from gpt_lightning.training.callbacks.progress import StepProgress
+from gpt_lightning.training.trainer import (
+    AT_LEAST,
+    as_list,
+    changed_arguments,
+    check_callbacks,
+    check_duration,
+    check_names,
+    check_numbers,
+)
+
+BETWEEN = {"check_val_every_n_epoch": 1}
+
+
+@pytest.mark.parametrize(("key", "least"), AT_LEAST.items())
+def test_every_number_has_a_least_value(key, least):
+    zero_is_nothing = key in ("max_steps", "max_epochs", "limit_train_batches")
+    if not (least == 0 and (zero_is_nothing or key == "val_check_interval")):
+        check_numbers(BETWEEN | {key: least})
+    with pytest.raises(UserError, match=f"trainer.{key} is {least - 1}; it must be at least"):
+        check_numbers(BETWEEN | {key: least - 1})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"gradient_clip_val": float("inf")}, "gradient_clip_val is inf; expected a finite number"),
+        ({"limit_val_batches": 1.5}, "expected a fraction from 0 to 1 or a whole number"),
+        ({"max_steps": 0}, "max_steps is 0, so there is nothing to train"),
+        ({"max_epochs": 0, "num_sanity_val_steps": -1}, "max_epochs is 0, so"),
+        ({"limit_train_batches": 0}, "limit_train_batches is 0, so"),
+        ({"limit_train_batches": 0.0}, "limit_train_batches is 0, so"),
+        ({"min_steps": 5, "max_steps": 4}, "trainer.min_steps 5 is above trainer.max_steps 4"),
+        ({"min_epochs": 2, "max_epochs": 1}, "trainer.min_epochs 2 is above trainer.max_epochs 1"),
+        ({"val_check_interval": 0}, "set the micro-batches between validations"),
+        ({"val_check_interval": 0.5, "check_val_every_n_epoch": None}, "is a fraction of an epoch"),
+        ({"max_time": "00:00:00:00"}, "trainer.max_time is '00:00:00:00'; expected a time above"),
+        ({"val_check_interval": "1:00"}, "trainer.val_check_interval is '1:00'; expected a time"),
+    ],
+)
+def test_numbers_that_contradict_each_other(given, message):
+    with pytest.raises(UserError, match=message):
+        check_numbers(BETWEEN | given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"limit_val_batches": 2.0},
+        {"limit_val_batches": 1.0, "overfit_batches": 0.25},
+        {"max_steps": 0, "num_sanity_val_steps": -1},  # nanoGPT's evaluation at step 0
+        {"max_steps": 0, "fast_dev_run": 1},
+        {"min_steps": 4, "max_steps": 4},
+        {"min_steps": 4, "max_steps": -1},
+        {"min_steps": 0, "max_steps": 1},
+        {"min_epochs": None, "max_epochs": 3},
+        {"val_check_interval": 5, "check_val_every_n_epoch": None},
+        {"val_check_interval": 0.5},
+        {"val_check_interval": None, "check_val_every_n_epoch": None},
+        {"max_time": "00:00:00:01"},
+        {"max_time": {"minutes": 5}},
+        {"max_time": timedelta(0)},  # Lightning's own business
+    ],
+)
+def test_numbers_that_agree(given):
+    check_numbers(BETWEEN | given)
+
+
+@pytest.mark.parametrize("value", [{"hours": 0}, {"years": 1}, "0:00:01", "00:01:00:00 "])
+def test_a_duration_is_above_zero_in_known_units(value):
+    check_duration("trainer.max_time", {"hours": 1})
+    with pytest.raises(UserError, match=r"expected a time above zero as DD:HH:MM:SS"):
+        check_duration("trainer.max_time", value)
+
+
+@pytest.mark.parametrize("strategy", [*module.STRATEGIES, DDPStrategy(), SingleDeviceStrategy()])
+def test_strategies_that_train_a_whole_model_on_each_device(strategy):
+    check_names({"strategy": strategy})
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp_spawn", DDPStrategy(start_method="spawn")])
+def test_other_strategies_are_an_error(strategy):
+    name = strategy if isinstance(strategy, str) else "DDPStrategy"
+    with pytest.raises(UserError, match=f"trainer.strategy {name}: a run trains a whole model"):
+        check_names({"strategy": strategy})
+
+
+@pytest.mark.parametrize("devices", ["auto", -1, 1, 2, "12", "[0,1]", "[0, 1]", "0,1", [0, 1]])
+def test_devices(devices):
+    check_names({"devices": devices})
+    if devices not in ("auto", 1):
+        with pytest.raises(UserError, match=r"single_device has 1 device; trainer.devices is"):
+            check_names({"devices": devices, "strategy": "single_device"})
+
+
+@pytest.mark.parametrize("devices", [0, -2, "0", "gpu", "[]", "1.5", ""])
+def test_devices_that_do_not_exist(devices):
+    with pytest.raises(UserError, match=r"trainer.devices is .*; expected auto, a number"):
+        check_names({"devices": devices})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"accelerator": "tpu"}, "trainer.accelerator is 'tpu'; expected auto, cpu, gpu, cuda"),
+        ({"profiler": "xla"}, "trainer.profiler is 'xla'"),
+        ({"barebones": True}, "trainer.barebones would train without loggers"),
+        ({"model_registry": "name"}, "trainer.model_registry uploads the files"),
+    ],
+)
+def test_names_without_a_meaning_here(given, message):
+    with pytest.raises(UserError, match=message):
+        check_names(given)
+    check_names({key: None for key in given if key != "model_registry"})
+
+
+def test_callbacks_are_checked_where_the_run_is_ours():
+    averaging = stock.StochasticWeightAveraging(swa_lrs=1e-3)
+    stopping = stock.EarlyStopping(monitor="loss")
+    check_callbacks([averaging, stopping], {})
+    with pytest.raises(UserError, match="StochasticWeightAveraging sets learning rates"):
+        check_callbacks([RunCheckpoint(), averaging], {})
+    with pytest.raises(UserError, match="EarlyStopping monitors 'loss'; this run logs val/loss"):
+        check_callbacks([RunCheckpoint(), stopping], {})
+    by_step = stock.EarlyStopping(monitor="train/loss")
+    check_callbacks([RunCheckpoint(), by_step], {})
+    with pytest.raises(UserError, match="monitors 'train/loss'"):
+        check_callbacks([RunCheckpoint(), by_step], {"log_every_n_steps": 0})
+
+
+def test_lightning_gets_one_progress_bar_and_one_kind_of_checkpoint():
+    ours, bar, theirs = RunCheckpoint(), StepProgress(), stock.ModelCheckpoint()
+    assert changed_arguments([], {}) == {"callbacks": []}
+    assert changed_arguments([bar], {})["callbacks"] == [bar]
+    rich = stock.TQDMProgressBar()
+    assert changed_arguments([bar, rich], {})["callbacks"] == [rich]
+    assert changed_arguments([ours], {})["enable_checkpointing"] is False
+    assert changed_arguments([ours, theirs], {})["enable_checkpointing"] is True
+    assert "enable_checkpointing" not in changed_arguments([theirs], {})
+    with pytest.raises(UserError, match="enable_checkpointing is false, and"):
+        changed_arguments([ours, theirs], {"enable_checkpointing": False})
+    single = changed_arguments([], {"strategy": "single_device"})
+    assert single == {"strategy": "auto", "devices": 1, "callbacks": []}
+
+
+def test_an_argument_that_is_one_object_is_a_list_of_it():
+    only = SimpleNamespace()
+    assert as_list(only) == [only]
+    assert as_list((1, 2)) == as_list([1, 2]) == [1, 2]
