@@ -249,14 +249,9 @@ def stop_reason(trainer: L.Trainer) -> str:
 # ---- accessors for Trainer attributes that Lightning leaves untyped ----------------------------
 
 
-def log_every_n_steps(trainer: L.Trainer) -> int:
-    """Return the optimizer steps from one log to the next; 0 logs nothing."""
-    return int(trainer.log_every_n_steps)  # type: ignore[attr-defined]
-
-
 def at_log_step(trainer: L.Trainer, step: int) -> bool:
     """Return whether an optimizer step is logged (1 is the first)."""
-    every = log_every_n_steps(trainer)
+    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # 0 logs nothing
     return every > 0 and step % every == 0
 
 
@@ -297,14 +292,6 @@ def run_folder(trainer: L.Trainer) -> Path | None:
     """Return the run folder, if any."""
     logger = run_logger(trainer)
     return None if logger is None else logger.folder
-
-
-def share_run_folder(trainer: L.Trainer) -> None:
-    """Send the run folder, which rank 0 has made, to the other ranks."""
-    logger = run_logger(trainer)
-    if logger is not None and trainer.world_size > 1:
-        folder: Any = logger.folder if trainer.is_global_zero else None
-        logger.folder = trainer.strategy.broadcast(folder)
 
 
 def is_fitting(trainer: L.Trainer) -> bool:

@@ -76,7 +76,7 @@ class RunCheckpoint(L.Callback):
         data = token_data(trainer)
         if stage == "fit" and data is not None and self._writes(trainer):
             data.tokenizer.spec()  # checkpoints have it; raises before there is a run folder
-        steps.share_run_folder(trainer)
+        share_run_folder(trainer)
         if stage == "fit" and self.enabled:
             checkpoint_io.use_durable_io(trainer)
         # RunCheckpoint comes first in each hook: at the end WeightAveraging copies its average into
@@ -288,3 +288,11 @@ class RunCheckpoint(L.Callback):
         if self.keep_every_n_steps is not None:
             kept |= {f.path.name for f in saved if f.step % self.keep_every_n_steps == 0}
         return kept
+
+
+def share_run_folder(trainer: L.Trainer) -> None:
+    """Send the run folder, which rank 0 has made, to the other ranks."""
+    logger = steps.run_logger(trainer)
+    if logger is not None and trainer.world_size > 1:
+        folder: Any = logger.folder if trainer.is_global_zero else None
+        logger.folder = trainer.strategy.broadcast(folder)

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
 from gpt_lightning.parsing import check_arguments
-from gpt_lightning.training.steps import at_log_step, is_fitting, log_every_n_steps
+from gpt_lightning.training.steps import at_log_step, is_fitting
 
 QUIET_S = 30.0  # interval of the lines that a long evaluation prints
 
@@ -70,7 +70,8 @@ class StepProgress(ProgressBar):
                 smoothing=0.05,
             )
         if self.plain_every_n_steps is None:
-            self.plain_every_n_steps = line_interval(self._total, log_every_n_steps(trainer))
+            log_every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+            self.plain_every_n_steps = line_interval(self._total, log_every)
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if trainer.global_step == self._step or not self.enabled:
