@@ -70,13 +70,13 @@ def run(argv: list[str]) -> int:
         from gpt_lightning.reproduce.against import compare_run
 
         path, curve = args.against
+        if argv[1:] != ["--against", path, curve]:
+            raise UserError("--against trains nothing: give `reproduce --against RUN CURVE` alone")
         compare_run(path, curve, next_folder(ROOT / "against"), argv)
         return 0
     if args.selftest:
         return selftest(args.case, args.rungs, fit_options)
-    if args.case in REPORTS:
-        if fit_options or {args.rungs, args.steps, args.accelerator, args.resume} != {None}:
-            raise UserError(f"{args.case} has figures and no rungs: give it without options")
+    if args.case in REPORTS and argv[1:] == [args.case]:
         from gpt_lightning.reproduce.figures import run_report
 
         return run_report(args.case, next_folder(ROOT / args.case), argv)
@@ -138,6 +138,8 @@ def find_case(name: str | None) -> Case:
     names = [*CASES, *REPORTS]
     if name is None:
         raise UserError(f"reproduce needs a table: give one of {', '.join(names)}, or --list")
+    if name in REPORTS:
+        raise UserError(f"{name} has figures and no rungs: give it without options")
     if name not in CASES:
         raise UserError(
             f"no published table {name!r}{nearest(name, names)}; there are {', '.join(names)}"

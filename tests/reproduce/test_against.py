@@ -161,6 +161,12 @@ def test_mistakes_take_one_line(rows, curve, line, tmp_path, capsys):
     assert not command.ROOT.exists()
 
 
+@pytest.mark.parametrize("more", [["shakespeare-char"], ["--steps", "1"], ["--model.compile=true"]])
+def test_the_comparison_takes_nothing_else(more, capsys):
+    assert main(["reproduce", "--against", "run", "llm.c", *more]) == 2
+    assert "--against trains nothing: give `reproduce --against RUN" in capsys.readouterr().err
+
+
 def test_the_curves_meet_after_the_first_logged_step():
     for curve in CURVES.values():
         points = read_curve(curve)["val"]

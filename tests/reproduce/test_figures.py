@@ -132,7 +132,7 @@ def test_the_benches_have_the_options_and_the_columns(name):
             assert float(row["low"]) < float(row["high"])
 
 
-@pytest.mark.parametrize("options", [["--steps", "1"], ["--model.compile", "true"]])
+@pytest.mark.parametrize("options", [["--steps", "1"], ["--model.compile", "true"], ["--selftest"]])
 def test_a_report_takes_no_options(options, capsys):
     assert main(["reproduce", "profile-report", *options]) == 2
     assert "profile-report has figures and no rungs" in capsys.readouterr().err
