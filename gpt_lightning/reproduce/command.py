@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser, nearest, split_fit_options
 from gpt_lightning.reports.tables import Console, column
-from gpt_lightning.reproduce.cases import CASES, REPORTS, Case, Rung
+from gpt_lightning.reproduce.cases import CASES, REPORTS
 from gpt_lightning.reproduce.curves import CURVES
 from gpt_lightning.reproduce.rows import Options, RungRow, Verdict
+from gpt_lightning.reproduce.rungs import Case, Rung
 
 if TYPE_CHECKING:
     from gpt_lightning.reproduce.runner import CaseRun

@@ -13,7 +13,7 @@ from gpt_lightning.files import reference_text
 from gpt_lightning.hardware.peaks import lookup
 from gpt_lightning.hardware.precision import product_dtype
 from gpt_lightning.model import flops
-from gpt_lightning.reproduce.cases import Case, Rung
+from gpt_lightning.reproduce.rungs import Case, Rung
 
 Settings = dict[str, Any]
 

@@ -8,7 +8,7 @@ import torch
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.reports.tables import RESULTS
-from gpt_lightning.reproduce.cases import Rung
+from gpt_lightning.reproduce.rungs import Rung
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.folders import run_folders, saved_checkpoints
 from gpt_lightning.runs.resume import newest_checkpoint

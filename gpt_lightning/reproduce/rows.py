@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpt_lightning.reports.tables import column
-from gpt_lightning.reproduce.cases import Case, Rung
+from gpt_lightning.reproduce.rungs import Case, Rung
 
 
 class Verdict(StrEnum):

@@ -19,9 +19,9 @@ from gpt_lightning.hardware.device import device_kind, free_memory
 from gpt_lightning.parsing import resolve_configs
 from gpt_lightning.reports.tables import Console, column
 from gpt_lightning.reproduce import settings
-from gpt_lightning.reproduce.cases import Case, Rung
 from gpt_lightning.reproduce.published import Settings, published_settings
 from gpt_lightning.reproduce.rows import Options, Verdict
+from gpt_lightning.reproduce.rungs import Case, Rung
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import ProbedError, RunProbe
 

@@ -17,9 +17,9 @@ from torch import nn
 
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.model.gpt import GPT, Block
-from gpt_lightning.reproduce.cases import Rung
 from gpt_lightning.reproduce.published import Settings
 from gpt_lightning.reproduce.rows import SettingRow, Verdict
+from gpt_lightning.reproduce.rungs import Rung
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
 

@@ -11,10 +11,9 @@ from gpt_lightning.reproduce.cases import (
     LECTURE_LADDER,
     PRECISION_LADDER,
     SHAKESPEARE_CHAR,
-    Case,
-    Rung,
 )
 from gpt_lightning.reproduce.published import published_settings, read_published
+from gpt_lightning.reproduce.rungs import Case, Rung
 from gpt_lightning.training.fit import training_parser
 
 RUNGS = [(case, rung) for case in CASES.values() for rung in case.rungs]

@@ -15,12 +15,18 @@ from gpt_lightning.reproduce.cases import (
     LECTURE_LADDER,
     PRECISION_LADDER,
     SHAKESPEARE_CHAR,
-    Case,
-    Rung,
 )
 from gpt_lightning.reproduce.published import Published, read_published
 from gpt_lightning.reproduce.rows import Options, RungRow, Verdict
-from gpt_lightning.reproduce.runner import CaseRun, best_row, compare, is_timed, loss_row
+from gpt_lightning.reproduce.rungs import Case, Rung
+from gpt_lightning.reproduce.runner import CaseRun
+from gpt_lightning.reproduce.verdicts import (
+    best_row,
+    compare,
+    is_timed,
+    loss_row,
+    missing_losses,
+)
 from gpt_lightning.training.callbacks.recorder import Observation, RunTimings
 
 CPU = torch.device("cpu")
@@ -360,12 +366,12 @@ def test_a_loss_of_fewer_batches_has_no_verdict(training, case_run, monkeypatch)
 def test_missing_losses_are_counted_up_to_the_steps_of_the_run():
     published = Published({(s, "batch"): 1.0 for s in range(5)}, None, None)
     rows = [compare(RUNG, s, "batch", 1.0, 1.0) for s in (0, 1)]
-    assert runner.missing_losses(published, rows, max_steps=2) == 0  # steps 0 and 1
-    assert runner.missing_losses(published, rows, max_steps=3) == 1
-    assert runner.missing_losses(published, rows, max_steps=50) == 3
+    assert missing_losses(published, rows, max_steps=2) == 0  # steps 0 and 1
+    assert missing_losses(published, rows, max_steps=3) == 1
+    assert missing_losses(published, rows, max_steps=50) == 3
     evaluations = replace(published, losses={(s, "val"): 1.0 for s in range(5)})
     rows = [compare(RUNG, s, "val", 1.0, 1.0) for s in (0, 1)]
-    assert runner.missing_losses(evaluations, rows, max_steps=2) == 1  # after step 2, too
+    assert missing_losses(evaluations, rows, max_steps=2) == 1  # after step 2, too
 
 
 def test_losses_of_steps_beside_evaluations_have_a_tolerance_of_their_own(
