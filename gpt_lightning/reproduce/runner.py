@@ -195,7 +195,8 @@ class CaseRun:
             "published_tokens_per_sec": theirs,
             "published_mfu": mfu,
         }
-        earlier = self.case.rungs[: self.case.rungs.index(rung)]
+        names = [other.name for other in self.case.rungs]  # `rung` may be changed for a CPU
+        earlier = self.case.rungs[: names.index(rung.name)]
         before = [other for other in earlier if other.published_times != ""][-1:]
         bases = {"speedup": before, "fp32_speedup": float32_rung(self.case, rung)}
         measured = {row.rung: row.tokens_per_sec for row in self.rungs}

@@ -117,6 +117,8 @@ def test_speed_ups_are_over_the_rung_before_in_the_published_table():
     assert "fp32_speedup" not in speeds  # it is the rung in float32
     run.rungs = []  # not measured in this call
     assert run._speeds(gpu, published, cuda)["speedup"] is None
+    moved = run._speeds(gpu.on("cpu"), published, None)  # to a CPU: losses only
+    assert moved["published_speedup"] == speeds["published_speedup"]
 
 
 def test_their_columns_are_there_without_ours_and_over_the_rung_in_float32():
