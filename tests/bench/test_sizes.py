@@ -84,7 +84,10 @@ def test_forward_and_backward_have_a_sum_of_each_step(no_rates, monkeypatch):
     first = {"forward": 7.0, "total": 8.0}
     monkeypatch.setattr(timing, "record", lambda *args: (dict(times), first))
     monkeypatch.setattr(timing, "measure", lambda *args: ({"inference": timing.stats([5.0])}, {}))
+    rates = []
+    monkeypatch.setattr(subject, "rates", lambda *args: rates.append(args[3]) or {})
     row = call(sizes.measure_size, TINY)
+    assert rates == [2 * 16 / row["total_ms"] * 1e3] == [pytest.approx(32 / 11 * 1e3)]
     assert (row["forward_ms"], row["forward_mean_ms"]) == (2.0, 11.0)
     assert (row["backward_ms"], row["backward_mean_ms"]) == (8.0, pytest.approx(20 / 3))
     assert (row["forward_backward_ms"], row["forward_backward_mean_ms"]) == (10.0, 53 / 3)
@@ -164,6 +167,9 @@ def test_inference_is_under_no_grad_and_in_evaluation_mode(no_rates, monkeypatch
     monkeypatch.setattr(GPT, "forward", watched)
     call(sizes.measure_size, TINY | {"steps": 2})
     assert seen == [(True, True, True)] * 3 + [(False, False, False)] * 3
+    seen.clear()
+    call(sizes.measure_size, TINY | {"steps": 2, "warmup": 0})  # warm for inference all the same
+    assert seen == [(True, True, True)] * 2 + [(False, False, False)] * 3
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,7 @@ def test_a_stall_does_not_count_and_bursts_do():
     assert timing.steady_mean([1.0] * 29 + [930.0]) == 1.0
     # four batches at once, from four workers: the fourth of them waits
     assert timing.steady_mean([0.0, 0.0, 0.0, 4.0] * 20) == 1.0
+    assert timing.steady_mean([0.0, 0.0, 0.0, 0.0, 5.0] * 10) == 1.0  # ten parts, a burst each
     assert timing.steady_mean([1.0, 2.0, 3.0]) == 2.0  # parts of one
     assert timing.steady_mean([1.0, 3.0] * 10) == 2.0  # ten parts of two
     assert timing.steady_mean([7.0]) == 7.0

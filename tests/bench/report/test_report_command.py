@@ -121,6 +121,10 @@ def test_a_failed_row_is_in_the_report_and_in_the_exit_code(calls, monkeypatch):
     assert report("--sections", "profile,memory,no-warm-up,checkpoints,attention") == 1
     text = (FOLDER / "report.md").read_text()
     assert text.count("| crashed | planted |") == 2 + 2 + 1 + 2 + 1
+    monkeypatch.setattr(
+        sweep, "isolated", lambda address, *_: crash if "sizes" in address else {"status": "ok"}
+    )
+    assert report("--sections", "no-warm-up,accumulation") == 1  # not the last section's alone
 
 
 def test_sizes_suit_the_device_and_sections_take_their_part():
@@ -314,18 +318,28 @@ def test_what_nsys_needs(monkeypatch):
     assert nsys.missing() == ""
 
 
-@pytest.mark.slow  # 18 processes
-def test_the_quick_report(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "gpt_lightning", "report", "course", "--quick", "--device", "cpu"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    text = (tmp_path / FOLDER / "report.md").read_text()
+@pytest.mark.slow
+def test_the_quick_report_has_every_section_that_runs_here(calls):
+    assert report() == 0
+    text = (FOLDER / "report.md").read_text()
     measured = [name for name, s in command.SECTIONS.items() if not s.compiles and name != "nsys"]
     for name in measured:
         assert "| ok |" in part(text, command.SECTIONS[name].title), name
     assert text.count("Not measured. The command for it:") == len(command.SECTIONS) - len(measured)
+    rows = len(calls)
+    assert rows == 18  # a process of two to three seconds each, without this fixture
+    assert report() == 0
+    assert len(calls) == rows
+
+
+@pytest.mark.slow
+def test_rows_have_processes_of_their_own(tmp_path):
+    words = ["report", "course", "--quick", "--device", "cpu", "--sections", "no-warm-up,bf16"]
+    done = subprocess.run(
+        [sys.executable, "-m", "gpt_lightning", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / FOLDER / "report.md").read_text().count("| ok |") == 2
