@@ -282,7 +282,7 @@ def write_index() -> None:
 def filled(text: str) -> str:
     """Wrap a paragraph; lines never begin with what Markdown reads as a list or a heading."""
     text = textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
-    return re.sub(r"\n(?=[#+*-] |\d+\.)", " ", text)
+    return re.sub(r"\n(?=[#+*-] |\d+\. )", " ", text)
 
 
 def wrapped(commands: str) -> str:

@@ -104,6 +104,12 @@ def test_the_index_has_the_pages_that_exist(tmp_path, monkeypatch):
     assert lines[1:] == ["", *table]
 
 
+def test_a_paragraph_wraps_and_begins_no_list():
+    words = "word " * 19
+    assert SCRIPT["filled"](words + "and 0.010002 more") == f"{words.strip()} and\n0.010002 more"
+    assert "\n- " not in SCRIPT["filled"](words + "and - more words")
+
+
 def test_each_page_is_of_one_bench():
     assert set(SCRIPT["PAGES"]) <= set(find_benches())
     for name, page in SCRIPT["PAGES"].items():
