@@ -45,6 +45,8 @@ class BuildModule(L.LightningModule):
                 self.model.load_state_dict(initial_weights(self.init_from, self.config))
         if self._trainer is None:
             return  # load_from_checkpoint
+        if self.trainer.precision == "64-true":
+            self.model.double()  # for callbacks that call this before Lightning restores weights
         if self.compiles[0] and self.model._compiled_call_impl is None:
             compile_in_place(self.model, self._device_type)
         if fitting and self._device_type == "cpu":

@@ -108,6 +108,8 @@ class Row:
         also: Further options of the command line.
         label: Text for `given` in the document; None: the arguments.
         slow: True if the test is not part of the default suite.
+        resumes: works: True if a run that is stopped after two steps and resumed equals the
+            uninterrupted one; False with the reason beside it.
     """
 
     name: str
@@ -119,6 +121,7 @@ class Row:
     also: list[str] = field(default_factory=list)
     label: str | None = None
     slow: bool = False
+    resumes: bool = True
 
     @property
     def shown(self) -> str:
@@ -154,6 +157,13 @@ class Stop(L.Callback):
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         trainer.should_stop = True
+
+
+class Halt(L.Callback):
+    """Ask for a stop after the second step, as a preemption would."""
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        trainer.should_stop |= trainer.global_step == 2
 
 
 class Sleep(L.Callback):
@@ -352,8 +362,15 @@ ARGUMENTS = [
         "One batch of training and one of validation, no files; also with a warm-up that is "
         "longer.",
         also=["--model.schedule=cosine", "--model.warmup_steps=100"],
+        resumes=False,  # it saves nothing
     ),
-    works("fast_dev_run", {"fast_dev_run": 3}, steps(3), "Three batches of each."),
+    works(
+        "fast_dev_run",
+        {"fast_dev_run": 3},
+        steps(3),
+        "Three batches of each.",
+        resumes=False,  # it saves nothing
+    ),
     refused("fast_dev_run", {"fast_dev_run": -1}, "at least 0", "No number of batches."),
     works(
         "max_epochs",
@@ -375,6 +392,7 @@ ARGUMENTS = [
         steps(4),
         "No callback stops the run earlier.",
         label="min_epochs 2, with a callback that stops",
+        resumes=False,  # no stop at step 2
     ),
     refused("min_epochs", {"min_epochs": 3, "max_epochs": 2}, "is above trainer.max_epochs", ""),
     works("max_steps", {"max_steps": 3}, steps(3), "Optimizer steps, also below the warm-up."),
@@ -397,6 +415,7 @@ ARGUMENTS = [
         steps(3),
         "No callback stops the run earlier, or in the first epoch.",
         label="min_steps 3, with a callback that stops",
+        resumes=False,  # no stop at step 2
     ),
     refused("min_steps", {"min_steps": 8, "max_steps": 4}, "is above trainer.max_steps", ""),
     works(
@@ -405,6 +424,7 @@ ARGUMENTS = [
         lambda run: 1 <= run.trainer.global_step < 40 and "max_time: stopped after" in run.output,
         "Stops between two steps and saves; the time of all sessions counts.",
         label="max_time {milliseconds: 250}",
+        resumes=False,  # it ends with the time
     ),
     refused("max_time", {"max_time": "1 hour"}, "expected a time above zero as DD:HH", ""),
     refused("max_time", {"max_time": {"sec": 1}}, "expected a time above zero as DD:HH", ""),
@@ -524,6 +544,7 @@ ARGUMENTS = [
         {"enable_checkpointing": False},
         lambda run: not any(name.endswith(".ckpt") for name in run.files),
         "No checkpoints, and no command that would need one.",
+        resumes=False,  # it saves nothing
     ),
     works(
         "enable_progress_bar",
@@ -731,6 +752,7 @@ CALLBACKS = [
         lambda run: run.trainer.global_step == 1 and "EarlyStopping" in run.output,
         "Stops between two steps, and the run is saved.",
         label="monitor val/loss",
+        resumes=False,  # it ends after step 1
     ),
     refused(
         "EarlyStopping",
@@ -757,6 +779,7 @@ CALLBACKS = [
         lambda run: run.module.learning_rate != 6e-4,
         "Sets the peak of the schedule. A resume without the callback continues with that rate as "
         "--model.learning_rate.",
+        resumes=False,  # an error with its advice
     ),
     works(
         "LearningRateMonitor",
@@ -817,6 +840,7 @@ CALLBACKS = [
             {"theirs/on_exception.ckpt", "theirs/on_exception.ckpt.sha256"} <= set(run.files)
         ),
         "The state at the error, with a digest; a resume takes our last checkpoint.",
+        resumes=False,  # it ends with an error
     ),
     works(
         "ProgressBar",
@@ -853,6 +877,7 @@ CALLBACKS = [
         {"callbacks": lambda: [cb.ThroughputMonitor(lambda batch: len(batch[0]))]},
         lambda run: [row["train/samples"] for row in run.rows if "train/samples" in row][-1] == 8,
         "Its rates beside perf/*; its first row is step 0, as Lightning counts.",
+        resumes=False,  # its own rows count from the start of a session
     ),
     works(
         "Timer",
@@ -860,6 +885,7 @@ CALLBACKS = [
         lambda run: 1 <= run.trainer.global_step < 40 and "max_time: stopped after" in run.output,
         "As trainer.max_time.",
         label="duration {milliseconds: 250}",
+        resumes=False,  # it ends with the time
     ),
     works(
         "TQDMProgressBar",
@@ -873,6 +899,13 @@ CALLBACKS = [
         lambda run: run.rows[-1]["val/loss"] > run.rows[-2]["train/loss"] - 1,
         "Evaluations, samples and checkpoints for evaluation have the average; a resume continues "
         "from the weights themselves.",
+    ),
+    works(
+        "EMAWeightAveraging",
+        {"callbacks": lambda: [cb.EMAWeightAveraging(decay=0.5)], "precision": "64-true"},
+        lambda run: run.module.model.lm_head.weight.dtype == torch.float64,
+        "As above, in float64.",
+        label="precision 64-true",
     ),
     works(
         "WeightAveraging",
@@ -909,6 +942,7 @@ LOGGERS = [
             "--trainer.logger.save_dir=.",
             "--trainer.logger.version=csv",
         ],
+        resumes=False,  # an error: this version has a file
     ),
     works(
         "Logger",

@@ -1,9 +1,11 @@
 """Every row of lightning_table.py: the effect of what works, the message of what is refused."""
 
+import contextlib
 import inspect
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import lightning as L
@@ -16,6 +18,7 @@ from lightning_table import (
     DOCS,
     LOGGERS,
     TABLES,
+    Halt,
     Row,
     Run,
     Watch,
@@ -24,6 +27,7 @@ from lightning_table import (
 from tiny_fit import TINY_RUN
 
 from gpt_lightning.cli import main
+from gpt_lightning.commands.check_resume import compare
 from gpt_lightning.errors import UserError
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.fit import default_callbacks, run_cli
@@ -49,13 +53,13 @@ def option(key: str, value) -> str:
     return f"--trainer.{key}={value if isinstance(value, str) else json.dumps(value)}"
 
 
-def fit(row: Row, capsys, caplog) -> Run:
+def fit(row: Row, capsys, caplog, more: Sequence[L.Callback] = (), *options: str) -> Run:
     """Train as the row says, in the working folder, with the notes of a Watch."""
     given = {"max_steps": 4} | row.given
     watch, theirs = Watch(), given.pop("callbacks", list)()
-    options = [option(key, value) for key, value in given.items()]
+    options = [*(option(key, value) for key, value in given.items()), *options]
     failing = any(type(callback).__name__ == "Raise" for callback in theirs)
-    found = [*theirs, watch, *default_callbacks("fit")]
+    found = [*theirs, *more, watch, *default_callbacks("fit")]
     try:
         run_cli(["fit", *TINY_RUN, *BASE, *options, *row.also], callbacks=found)
     except RuntimeError:
@@ -92,9 +96,29 @@ def fit_by_ranks(row: Row) -> Run:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", cases("works"))
-def test_works(row, folder, capsys, caplog):
+def test_works_also_across_a_resume(row, folder, capsys, caplog):
+    # tests/faults/test_two_ranks.py resumes two ranks
     run = fit_by_ranks(row) if row.given.get("devices") == 2 else fit(row, capsys, caplog)
+    if row.resumes and row.given.get("devices") != 2:
+        check_resume(row, run, capsys, caplog)
     assert row.check(run), (run.watch.__dict__, run.files, run.output[-3000:], run.rows[-3:])
+
+
+def check_resume(row: Row, whole: Run, capsys, caplog) -> None:
+    """Train again in two sessions, in a folder of their own, and compare with the whole run."""
+    parts = Path("parts")
+    parts.mkdir()
+    for name in ("text.txt", "data"):
+        (parts / name).symlink_to(Path(name).resolve())
+    with contextlib.chdir(parts):
+        assert fit(row, capsys, caplog, [Halt()]).trainer.global_step == 2
+        resumed = fit(row, capsys, caplog, (), "--resume=auto")
+    assert "step 2, " in resumed.output
+    assert resumed.trainer.global_step == whole.trainer.global_step
+    root = Path(row.given.get("default_root_dir", "."))
+    one, two = (where / root / "lightning_logs" / "run" / "version_0" for where in (Path(), parts))
+    equal = dict.fromkeys(("weights", "optimizer", "data", "metrics"), True)
+    assert compare(one, two) == equal
 
 
 @pytest.mark.parametrize("row", cases("error"))
