@@ -98,8 +98,9 @@ def check_plain(key: str, value: Any) -> None:
         raise UserError(f"{key} is {value}; expected an integer below 2^63")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{key} is {value}; it must be a finite number")
-    if value in ("", "null") and not key.endswith(MAY_BE_EMPTY) and ".init_args." not in key:
-        raise UserError(f"{key} is {value or 'empty'}; give a value, or leave it out")
+    text = str(value).strip()
+    if text in ("", "null") and not key.endswith(MAY_BE_EMPTY) and ".init_args." not in key:
+        raise UserError(f"{key} is {text or 'empty'}; give a value, or leave it out")
 
 
 def known_keys(parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:

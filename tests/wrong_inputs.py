@@ -1456,9 +1456,12 @@ MORE = [
     ),
     (
         "fit --config tiny.yaml --run_name ' '",
-        "--run_name ' ': give a folder's name, without /, .., control characters or",
+        "run_name is empty; give a value, or leave it out",
     ),
-    ("fit --config tiny.yaml --run_name 'run '", "--run_name 'run ': give a folder's name"),
+    (
+        "fit --config tiny.yaml --run_name 'run '",
+        "--run_name 'run ': give a folder's name, without /,",
+    ),
     ("fit --config tiny.yaml --run_name 'a\tb'", "--run_name 'a\\tb': give a folder's name"),
     ("fit --config tiny.yaml --run_name 'a\nb'", "--run_name 'a\\nb': give a folder's name"),
     (
@@ -1496,6 +1499,14 @@ SLOW = [
     (
         "fit --config tiny.yaml --checkpoint.folder memory://runs",
         "checkpoint.folder memory://runs would be lost at the end of the process: choose",
+    ),
+    (
+        "fit --config tiny.yaml --checkpoint.folder simplecache::file://far",
+        "checkpoint.folder simplecache::file://far would be lost at the end",
+    ),
+    (
+        "fit --config tiny.yaml --checkpoint.folder ' '",
+        "checkpoint.folder is empty; give a value, or leave it out",
     ),
     (
         "fit --config tiny.yaml --resume bad/run_flipped",

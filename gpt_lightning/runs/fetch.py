@@ -28,11 +28,11 @@ def check_folder(folder: str, logs: Path) -> None:
         logs: Folder of the runs of this machine.
 
     Raises:
-        UserError: The file system needs a package that is missing or is the process's memory, or
+        UserError: The file system needs a package that is missing, is memory or a cache, or
             the address is that of the runs themselves.
     """
     system, path = on_file_system(folder)
-    if "memory" in protocols(system):
+    if "memory" in protocols(system) or "::" in folder:  # a cache would be what is read back
         raise UserError(
             f"checkpoint.folder {folder} would be lost at the end of the process: choose a folder, "
             "or a bucket such as s3://NAME"

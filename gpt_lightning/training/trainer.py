@@ -237,6 +237,9 @@ def check_callbacks(callbacks: list[L.Callback], given: dict[str, Any]) -> None:
                 f"trainer.callbacks: {name} monitors {monitor!r}; this run logs "
                 f"{', '.join(metrics)}{nearest(monitor, metrics)}"
             )
+        if isinstance(callback, stock.EarlyStopping) and monitor in EVALUATION_METRICS:
+            # after a validation, not after an epoch, which may end early and without one
+            callback._check_on_train_epoch_end = False
         if isinstance(callback, stock.DeviceStatsMonitor) and not find_spec("psutil"):
             raise UserError(f"trainer.callbacks: {name} needs psutil: pip install psutil")
     for plugin in as_list(given.get("plugins", [])) if ours else ():

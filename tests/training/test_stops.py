@@ -124,6 +124,17 @@ def test_early_stopping_ends_with_its_validation(kind, capsys):
     must_be_the_whole_run(*kind)
 
 
+@pytest.mark.parametrize("stop", [(), (Stop(5),)])
+def test_an_epoch_that_ends_before_its_validation_has_no_loss_to_stop_at(stop):
+    steps = 8 if stop else 2
+    run("cut", f"--trainer.max_steps={steps}", callbacks=(early_stopping(), *stop))
+    resumed = run("cut", "--trainer.max_steps=8", "--resume=auto", callbacks=(early_stopping(),))
+    whole = run("whole", "--trainer.max_steps=8", callbacks=(early_stopping(),))
+    assert resumed.global_step == whole.global_step == 8
+    found = compare(folder("whole"), folder("cut"))
+    assert all(found.values()), found
+
+
 def test_a_stop_names_its_reason_and_the_way_on(capsys):
     run("cut", *STEPS, callbacks=(Stop(9),))
     line = "trainer.should_stop: stopped after step 3; --resume auto continues"
