@@ -93,7 +93,7 @@ def check_plain(key: str, value: Any) -> None:
         UserError: The value is an infinite number, an integer of more than 64 bits, or empty or
             null where a name is expected.
     """
-    own_bounds = key == "seed_everything"
+    own_bounds = key.endswith("seed_everything")  # also as fit.seed_everything
     if isinstance(value, int) and abs(value) >= 2**63 and not own_bounds:
         raise UserError(f"{key} is {value}; expected an integer below 2^63")
     if isinstance(value, float) and not math.isfinite(value):

@@ -4,6 +4,7 @@ import functools
 import os
 import random
 import resource
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Every `fit` reads the help texts from the source of some forty classes, three quarters of the time
 # until its arguments are parsed. They are the same for all tests.
 docstring_parser.parse_from_object = functools.cache(docstring_parser.parse_from_object)
+# A shell that starts the tests in the background lets them ignore Ctrl-C, which some of them send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 if SHARED_DATA.is_dir():
     os.environ.setdefault("GPT_LIGHTNING_DATA", str(SHARED_DATA))
 

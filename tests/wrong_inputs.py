@@ -1220,7 +1220,7 @@ MORE = [
     ("list", "no command 'list': did you mean 'configs'?; gpt-lightning --help lists them"),
     ("serve", "no command 'serve'; gpt-lightning --help lists them"),
     ("chat", "no command 'chat': did you mean 'sample'?; gpt-lightning --help lists them"),
-    ("export", "no command 'export'; gpt-lightning --help lists them"),
+    ("export", "no command 'export': did you mean 'report'?; gpt-lightning --help lists them"),
     ("convert", "no command 'convert'; gpt-lightning --help lists them"),
     ("finetune", "no command 'finetune': did you mean 'fit'?; gpt-lightning --help lists them"),
     ("pretrain", "no command 'pretrain': did you mean 'fit'?; gpt-lightning --help lists them"),

@@ -9,7 +9,7 @@ from lightning.pytorch.loggers.logger import Logger
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.settings import Settings
-from gpt_lightning.training import module as module_of_training
+from gpt_lightning.training import build
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.optim import learning_rate
@@ -350,7 +350,7 @@ def test_a_fit_leaves_the_callers_random_numbers_and_an_evaluation_its_allocator
     text_file, monkeypatch
 ):
     kept = []
-    monkeypatch.setattr(module_of_training, "keep_freed_memory", lambda: kept.append("fit"))
+    monkeypatch.setattr(build, "keep_freed_memory", lambda: kept.append("fit"))
     states = []
     started = GPTModule.on_train_start
     monkeypatch.setattr(

@@ -6,9 +6,10 @@ import torch
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.training.continuation import continue_loops
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import BetweenSteps, continue_loops
+from gpt_lightning.training.steps import BetweenSteps
 
 
 class Events(L.Callback):
