@@ -84,6 +84,7 @@ def test_theirs_makes_the_same_step(monkeypatch):
     assert row["graphs"] == 0
 
 
+@pytest.mark.slow
 def test_theirs_gets_a_micro_batch_that_fits(monkeypatch):
     pytest.importorskip("transformers")
     asked = []

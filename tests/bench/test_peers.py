@@ -58,6 +58,7 @@ def test_a_row_agrees_with_itself():
     assert row["ours_loss"] == pytest.approx(row["theirs_loss"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_both_are_compiled(monkeypatch):
     pytest.importorskip("transformers")
     compile_module = torch.nn.Module.compile

@@ -314,7 +314,15 @@ def start(source: Path, out: Path, accident: str = "", workers: int = 1) -> subp
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("moment", KILLED)
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param(
+            moment, marks=[pytest.mark.slow] * (moment not in ("in a part", "in the shards"))
+        )
+        for moment in KILLED
+    ],
+)
 def test_killed_and_run_again(source: Path, tmp_path: Path, moment: str) -> None:
     clean, out = tmp_path / "clean", tmp_path / "out"
     prepare(str(source), out=str(clean), shard_tokens=500, workers=1)
@@ -414,7 +422,15 @@ def test_two_at_once(source: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize(("limit", "workers"), [(0, 1), (100, 1), (1120, 1), (1120, 2)])
+@pytest.mark.parametrize(
+    ("limit", "workers"),
+    [
+        (0, 1),
+        (100, 1),
+        pytest.param(1120, 1, marks=pytest.mark.slow),
+        pytest.param(1120, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_full_disk(source: Path, tmp_path: Path, limit: int, workers: int) -> None:
     accident = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
     process = start(source, tmp_path / "out", accident, workers)

@@ -162,7 +162,7 @@ def test_a_branch_that_is_left_does_not_come_back(capsys):
         ("--model.config.n_embd=16", "model.config.n_embd is 16, the checkpoint's 8"),
     ],
 )
-@pytest.mark.parametrize("order", ["shuffled", "nanogpt"])
+@pytest.mark.parametrize("order", ["shuffled", pytest.param("nanogpt", marks=pytest.mark.slow)])
 def test_another_run_is_refused_with_both_values(change, line, order, capsys):
     more = [f"--data.order={order}", "--data.seed=1"]
     assert fit(4, *more) == 0

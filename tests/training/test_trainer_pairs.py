@@ -214,7 +214,7 @@ CASES = draw(72)
 @pytest.mark.parametrize(
     "pair",
     [
-        pytest.param(pair, marks=[pytest.mark.slow] * (i >= 12), id=f"{i}-{','.join(pair)}")
+        pytest.param(pair, marks=[pytest.mark.slow] * (i >= 4), id=f"{i}-{','.join(pair)}")
         for i, pair in enumerate(CASES)
     ],
 )
