@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import dict_to_namespace
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import device_kind, free_memory
@@ -102,7 +101,15 @@ def own_keys(rung: Rung) -> set[str]:
     keys = {option.removeprefix("--").partition("=")[0] for option in rung.settings}
     for option in resolve_configs([f"--config={name}" for name in rung.configs]):
         text = Path(option.removeprefix("--config=")).read_text(encoding="utf-8")
-        keys |= set(vars(dict_to_namespace(yaml.safe_load(text)).as_flat()))
+        keys |= flat_keys(yaml.safe_load(text))
+    return keys
+
+
+def flat_keys(values: dict[str, Any]) -> set[str]:
+    """Return the keys of a configuration with dots, such as model.config.n_layer."""
+    keys = set()
+    for key, value in values.items():
+        keys |= {f"{key}.{k}" for k in flat_keys(value)} if isinstance(value, dict) else {key}
     return keys
 
 
