@@ -69,6 +69,7 @@ def test_a_row_of_ours_is_fit_with_the_sizes_file(monkeypatch):
     assert row["target"] == 0.48
 
 
+@pytest.mark.slow
 def test_theirs_makes_the_same_step(monkeypatch):
     pytest.importorskip("transformers")
     steps = []

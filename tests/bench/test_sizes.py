@@ -214,6 +214,7 @@ def test_the_step_is_that_of_fit():
     assert torch.equal(model.lm_head.weight, before)
 
 
+@pytest.mark.slow
 def test_memory_is_not_that_of_the_process_that_started_the_row():
     held = bytearray(
         2**30

@@ -19,6 +19,7 @@ def results(name: str) -> dict:
     return json.loads((command.ROOT / name / "version_0" / "results.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_rung_is_the_published_one(tinyshakespeare, capsys):
     assert main(["reproduce", "lecture-ladder", "--rungs", "gpt2-init,timed", "--steps", "2"]) == 0
     out = capsys.readouterr().out
