@@ -186,6 +186,10 @@ def delete_parts(parts: Path) -> None:
     """Delete a folder of parts; rename it first, so that no half of it is taken for a whole."""
     with contextlib.suppress(FileNotFoundError):
         os.rename(parts, parts.with_name(f"{parts.name}.old.{os.getpid()}"))
-    # including those of a process that was killed here
+    delete_renamed(parts)
+
+
+def delete_renamed(parts: Path) -> None:
+    """Delete folders of parts that were renamed, also by a process that was then killed."""
     for dying in parts.parent.glob(f"{glob.escape(parts.name)}.old.*"):
         shutil.rmtree(dying, ignore_errors=True)

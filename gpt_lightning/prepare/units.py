@@ -20,7 +20,7 @@ from gpt_lightning.prepare.documents import Document, Documents
 from gpt_lightning.prepare.inputs import Input, explained_input, is_url, open_input
 from gpt_lightning.prepare.parts import Part, PartWriter, read_part
 from gpt_lightning.prepare.settings import Settings
-from gpt_lightning.prepare.target import delete_parts
+from gpt_lightning.prepare.target import delete_parts, delete_renamed
 
 UNIT_BYTES = 2**24
 UNIT_FILES = 4096
@@ -162,6 +162,7 @@ def open_parts(job: Job, n_units: int) -> None:
 
 def discard_parts(job: Job) -> None:
     """Delete the folder of parts if it is of this work, not of another process's work."""
+    delete_renamed(job.parts)
     try:
         plan = json.loads((job.parts / PLAN).read_bytes())
     except (OSError, ValueError):  # no folder, or not ours

@@ -458,6 +458,16 @@ def test_a_killed_worker_is_no_riddle(source: Path, tmp_path: Path) -> None:
     assert "was killed, perhaps for lack of memory" in said
 
 
+def test_a_process_killed_while_it_deletes_its_parts_leaves_none_for_ever(
+    source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    prepare(str(source), out=str(out), shard_tokens=500, workers=1)
+    (tmp_path / ".out.parts.old.4711").mkdir()
+    prepare(str(source), out=str(out), shard_tokens=500, workers=1)
+    assert not list(tmp_path.glob(".*"))
+
+
 @pytest.mark.slow
 def test_killed_at_random_moments(source: Path, tmp_path: Path, texts: list[str]) -> None:
     big = "".join(json.dumps({"text": text * 4}) + "\n" for text in texts * 5)
