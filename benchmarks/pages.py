@@ -162,7 +162,10 @@ def run(words: list[str]) -> Path | None:
     print(f"\ngpt-lightning {' '.join(words)}", flush=True)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent) as process:
         assert process.stdout is not None
-        lines = [print(line, end="", flush=True) or line for line in process.stdout]  # type: ignore[func-returns-value]
+        lines = []
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
     found = [match[1] for line in lines if (match := re.match(r"(\S+): results\.md", line))]

@@ -77,10 +77,10 @@ class CaseRun:
         reset_peak_memory()
         try:
             timings = self._train(rung, published, checkpoint, seen)
-        except UserError:
+        except UserError as error:  # non-finite gradients, a full disk
             if len(self.losses) == first:
                 raise
-            row = RungRow(rung.name, Verdict.FAILED, note="stopped: the loss is not a number")
+            row = RungRow(rung.name, Verdict.FAILED, note=f"stopped: {error}")
         except Exception as error:  # out of memory, no compiler: the next rung may run
             text = " ".join(str(error).split())[:300]
             row = RungRow(rung.name, Verdict.ERROR, note=f"{type(error).__name__}: {text}")

@@ -66,8 +66,7 @@ def saved_tensors(model: nn.Module, inputs: Sequence[Tensor]) -> list[Saved]:
 
     hooks = []
     for name, module in model.named_modules():
-        enter = lambda *_, name=name: running.append(name)  # noqa: E731
-        hooks.append(module.register_forward_pre_hook(enter))
+        hooks.append(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
         hooks.append(module.register_forward_hook(lambda *_: running.pop() and None))
     try:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

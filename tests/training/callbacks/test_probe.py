@@ -7,14 +7,11 @@ from tiny_fit import TINY_RUN
 from gpt_lightning.training import fit
 from gpt_lightning.training.callbacks.recorder import ProbedError, RunProbe
 
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, text_file, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def run(stop: bool, max_steps: int = 3) -> tuple[list[dict], RunProbe]:
-    """What was seen at each look, and the probe."""
+    """Train; return the state at each look, and the probe."""
     looks = []
 
     def look(module):

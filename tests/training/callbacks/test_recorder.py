@@ -129,8 +129,12 @@ def test_step_times_that_drift_and_the_steps_10_to_50(text_file, monkeypatch):
 
     monkeypatch.setattr(SpeedMonitor, "steps", lambda self: ([(seconds(i), 1) for i in at], []))
     times = iter([(1.0, 2.0), (4.0, 2.5)])
-    stamp = lambda: SimpleNamespace(**dict(zip(("user", "system"), next(times), strict=True)))  # noqa: E731
-    monkeypatch.setattr(recorder.os, "times", stamp)
+
+    def cpu_times() -> SimpleNamespace:
+        user, system = next(times)
+        return SimpleNamespace(user=user, system=system)
+
+    monkeypatch.setattr(recorder.os, "times", cpu_times)
     at = range(1, 101)  # after one step of warm-up
     _, timings, _, _ = run(text_file, monkeypatch, each_step=False, max_steps=1)
     assert timings.early_ms == pytest.approx(130)  # steps 10 to 50
