@@ -1509,6 +1509,14 @@ SLOW = [
         "checkpoint.folder is empty; give a value, or leave it out",
     ),
     (
+        "fit --config tiny.yaml --checkpoint.folder far --checkpoint.enabled false",
+        "checkpoint.folder is for copies of checkpoints, and this run saves none: leave it out",
+    ),
+    (
+        "fit --config tiny.yaml --checkpoint.folder far --trainer.enable_checkpointing false",
+        "checkpoint.folder is for copies of checkpoints, and this run saves none: leave it out",
+    ),
+    (
         "fit --config tiny.yaml --resume bad/run_flipped",
         "no checkpoint in bad/run_flipped is whole and of this run (bad/run_flipped/checkpoints",
     ),

@@ -154,6 +154,11 @@ class GPTCLI(LightningCLI):
         if self.mirrored:
             from gpt_lightning.runs import fetch  # most runs do not need it
 
+            if trainer.enable_checkpointing is False or not config.checkpoint.enabled:
+                raise UserError(
+                    "checkpoint.folder is for copies of checkpoints, and this run saves none: "
+                    "leave it out, or turn trainer.enable_checkpointing and checkpoint.enabled on"
+                )
             fetch.check_folder(config.checkpoint.folder, self.runs)
             if config.resume == "auto":
                 fetch.restore(config.checkpoint.folder, self.runs / config.run_name)
