@@ -14,11 +14,11 @@ package from a copy of the repository in which that one line has changed.
 import argparse
 import collections
 import contextlib
+import hashlib
 import importlib
 import json
 import os
 import platform
-import random
 import resource
 import shutil
 import signal
@@ -101,27 +101,39 @@ def is_core(module: str) -> bool:
 
 
 def draw(names: Names, count: int, seed: int, only: str) -> list[Mutant]:
-    """Return mutants at places drawn without replacement, each place as likely as any other."""
-    places: list[tuple[str, Path, list[Edit]]] = []
+    """Return mutants at places drawn without replacement, each place as likely as any other.
+
+    A place is drawn by a hash of the seed, its module and its line. So an edit of other lines
+    leaves it in the sample, and a later run can be compared with an earlier one.
+    """
+    places: list[tuple[bytes, str, Path, Edit]] = []
     for dotted, path in names.modules.items():
         module = dotted.partition(".")[2]
-        if is_core(module) and (module == only or module.startswith(f"{only}.") or not only):
-            found = Sites(path.read_text(encoding="utf-8")).found
-            places += [(module, path, edits) for edits in found]
+        if not is_core(module) or not (not only or f"{module}.".startswith(f"{only}.")):
+            continue
+        source = path.read_text(encoding="utf-8")
+        seen: collections.Counter[str] = collections.Counter()
+        for edits in Sites(source).found:
+            words = f"{seed} {module} {edits[0].operator} {line_at(source, edits[0])}"
+            seen[words] += 1
+            digest = hashlib.sha256(f"{words} {seen[words]}".encode()).digest()
+            places.append((digest, module, path, edits[digest[-1] % len(edits)]))
     print(f"{len(places):,} places in the core{f' ({only})' if only else ''}, seed {seed}")
-    rng = random.Random(seed)
-    rng.shuffle(places)
     mutants: list[Mutant] = []
-    for module, path, edits in places:
-        edit = rng.choice(edits)
+    for _, module, path, edit in sorted(places, key=lambda place: place[0]):
         source = path.read_text(encoding="utf-8")
         mutated = edit.applied(source)
         if len(mutants) < count and _compiles(mutated):
-            line = source.count("\n", 0, edit.start)
-            before, after = (text.splitlines()[line].strip() for text in (source, mutated))
-            place = path.relative_to(names.root), line + 1
+            line = source.count("\n", 0, edit.start) + 1
+            before, after = (line_at(text, edit) for text in (source, mutated))
+            place = path.relative_to(names.root), line
             mutants.append(Mutant(len(mutants) + 1, module, *place, before, after, edit))
     return mutants
+
+
+def line_at(source: str, edit: Edit) -> str:
+    """Return the line of an edit without the space around it."""
+    return source.splitlines()[source.count("\n", 0, edit.start)].strip()
 
 
 def _compiles(source: str) -> bool:

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+import run
 from edits import Sites
+from naming import Names
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,3 +66,20 @@ def test_every_edit_of_a_file_changes_one_line():
         ast.parse(mutant)
         changed = [a != b for a, b in zip(lines, mutant.splitlines(), strict=True)]
         assert sum(changed) == 1
+
+
+def test_a_draw_keeps_its_places_when_other_lines_change(tmp_path, capsys):
+    lines = [f"x{i} = {i} + 1\n" for i in range(40)]
+
+    def drawn(*code: str) -> set[str]:
+        path = tmp_path / "gpt_lightning" / "model" / "loss.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(code))
+        return {mutant.after for mutant in run.draw(Names(tmp_path), 10, 13, "")}
+
+    first = drawn(*lines)
+    assert len(first) == 10
+    again = drawn("import os\n", *lines[:20], "y = 2\n", *lines[20:])
+    assert len(first & again) >= 9  # the new line may be in the sample
+    other = {mutant.after for mutant in run.draw(Names(tmp_path), 10, 14, "")}
+    assert len(first & other) < 8
