@@ -13,7 +13,7 @@ from gpt_lightning.data.texts import CORPORA
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
 from gpt_lightning.parsing import CONFIGS, config_file, config_names, resolve_configs
-from gpt_lightning.reproduce.cases import LECTURE_LADDER, PRECISION_LADDER
+from gpt_lightning.reproduce.cases import CASES
 from gpt_lightning.training.fit import training_parser
 
 # the first line of an overlay names the configuration that it changes
@@ -96,9 +96,9 @@ def test_an_overlay_sets_nothing_that_is_set_already(name, parse):
         assert changed == written_keys(yaml.safe_load(config_file(name).read_text()))
 
 
-@pytest.mark.parametrize("case", [LECTURE_LADDER, PRECISION_LADDER], ids=lambda case: case.name)
-def test_the_first_lines_name_the_rungs_below(case):
-    for rung in case.rungs:
+@pytest.mark.parametrize("name", ["lecture-ladder", "precision-ladder"])
+def test_the_first_lines_name_the_rungs_below(name):
+    for rung in CASES[name].rungs:
         assert list(rung.configs) == combination(rung.configs[-1])
 
 

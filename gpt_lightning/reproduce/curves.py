@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpt_lightning.reproduce.cases import TABLES
 from gpt_lightning.reproduce.published import read_rows
 
 # split -> (tokens, loss in nats), tokens ascending
@@ -33,22 +34,7 @@ class Curve:
     iterations: str | None = None
 
 
-def shakespeare(device: str, name: str) -> Curve:
-    """Return a curve of nanoGPT's baby GPT."""
-    files = ("shakespeare_char_evals.csv", name, "shakespeare_char_iters.csv")
-    return Curve(f"nanoGPT's baby GPT on tiny Shakespeare, {device}", "char", 64 * 256, *files)
-
-
-SMALL = ("nanogpt_cpu_preset_evals.csv", "small", "nanogpt_cpu_preset_iters.csv")
-FINEWEB = ("gpt2", 2**19, "fineweb_evals.csv")
-CURVES = {
-    "shakespeare-mps": shakespeare("MPS", "mps-eager"),
-    "shakespeare-mps-compile": shakespeare("MPS, compiled", "mps-compile"),
-    "shakespeare-cpu": shakespeare("a CPU, 50 steps", "cpu-eager"),
-    "shakespeare-small": Curve("nanoGPT's small CPU preset", "char", 12 * 64, *SMALL),
-    "build-nanogpt": Curve("GPT-2 124M on FineWeb-Edu", *FINEWEB, "build-nanogpt"),
-    "llm.c": Curve("GPT-2 124M on FineWeb", *FINEWEB, "llm.c"),
-}
+CURVES = {name: Curve(**fields) for name, fields in TABLES["curves"].items()}
 
 
 def read_curve(curve: Curve) -> Points:

@@ -13,7 +13,7 @@ class Rung:
     Attributes:
         name: Name on the command line and in the tables.
         tolerance: (step, largest difference from that step on), in order of steps.
-        configs: Names of configurations: a base, then overlays. Empty: see `stacked`.
+        configs: Names of configurations: a base, then overlays.
         iterations: Tolerance of the losses of training steps beside evaluations; empty: these are
             not compared.
         drift: (step, largest difference from that step on) where rounding errors have grown beyond
@@ -95,19 +95,3 @@ class Case:
     times: str | None = None
     eval_batches: int | None = None
     alternatives: bool = False
-
-
-def stacked(folder: str, *rungs: Rung) -> tuple[Rung, ...]:
-    """Return rungs each of whose configurations is an overlay of all those before it.
-
-    Args:
-        folder: Folder of configurations with the rungs' names.
-        rungs: Rungs in order; those with configurations of their own stay as they are.
-    """
-    done: list[Rung] = []
-    configs: tuple[str, ...] = ()
-    for rung in rungs:
-        if not rung.configs:
-            configs = (*configs, f"{folder}/{rung.name}")
-        done.append(replace(rung, configs=rung.configs or configs))
-    return tuple(done)

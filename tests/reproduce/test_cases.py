@@ -6,16 +6,13 @@ from importlib import resources
 import pytest
 
 from gpt_lightning.parsing import resolve_configs
-from gpt_lightning.reproduce.cases import (
-    CASES,
-    LECTURE_LADDER,
-    PRECISION_LADDER,
-    SHAKESPEARE_CHAR,
-)
+from gpt_lightning.reproduce.cases import CASES
 from gpt_lightning.reproduce.published import published_settings, read_published
 from gpt_lightning.reproduce.rungs import Case, Rung
 from gpt_lightning.training.fit import training_parser
 
+LECTURE_LADDER, PRECISION_LADDER = CASES["lecture-ladder"], CASES["precision-ladder"]
+SHAKESPEARE_CHAR = CASES["shakespeare-char"]
 RUNGS = [(case, rung) for case in CASES.values() for rung in case.rungs]
 # what each rung of the lecture changes, and nothing else
 LECTURE_STEPS = {

@@ -20,7 +20,7 @@ from gpt_lightning.model.attention import sdpa_attention
 from gpt_lightning.model.compilation import compile_in_place
 from gpt_lightning.model.gpt import GPT, CausalSelfAttention, GPTConfig
 from gpt_lightning.reproduce import published, selftest, settings
-from gpt_lightning.reproduce.cases import CASES, LECTURE_LADDER
+from gpt_lightning.reproduce.cases import CASES
 from gpt_lightning.reproduce.published import published_settings
 from gpt_lightning.reproduce.rows import Verdict
 from gpt_lightning.reproduce.rungs import Rung
@@ -28,6 +28,7 @@ from gpt_lightning.training import optim
 from gpt_lightning.training.callbacks.recorder import RunProbe
 from gpt_lightning.training.fit import run_cli, training_parser
 
+LECTURE_LADDER = CASES["lecture-ladder"]
 RUNGS = {rung.name: rung for rung in LECTURE_LADDER.rungs}
 
 

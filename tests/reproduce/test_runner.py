@@ -11,11 +11,7 @@ from matplotlib.figure import Figure
 from gpt_lightning.errors import UserError
 from gpt_lightning.reports.plots import plot_losses
 from gpt_lightning.reproduce import runner
-from gpt_lightning.reproduce.cases import (
-    LECTURE_LADDER,
-    PRECISION_LADDER,
-    SHAKESPEARE_CHAR,
-)
+from gpt_lightning.reproduce.cases import CASES
 from gpt_lightning.reproduce.published import Published, read_published
 from gpt_lightning.reproduce.rows import Options, RungRow, Verdict
 from gpt_lightning.reproduce.rungs import Case, Rung
@@ -30,6 +26,8 @@ from gpt_lightning.reproduce.verdicts import (
 from gpt_lightning.training.callbacks.recorder import Observation, RunTimings
 
 CPU = torch.device("cpu")
+LECTURE_LADDER, PRECISION_LADDER = CASES["lecture-ladder"], CASES["precision-ladder"]
+SHAKESPEARE_CHAR = CASES["shakespeare-char"]
 RUNG = Rung(
     "one",
     tolerance=((0, 1e-4), (1, 1e-2)),
