@@ -19,7 +19,6 @@ highest memory in that step, with q, k and v. Memory comes from the allocator on
 profiler's record of tensors on a CPU, and from samples on MPS.
 """
 
-import itertools
 import os
 import re
 import sys
@@ -84,6 +83,14 @@ class AttentionRow:
     matmul_precision: str = column("matmul", default="", console=False)
 
 
+QUANTITIES = {
+    "forward_ms": "forward (ms)",
+    "backward_ms": "backward (ms)",
+    "held_mib": "held for backward (MiB)",
+    "peak_mib": "peak (MiB)",
+}
+
+
 def picture(folder: Path, rows: Sequence[AttentionRow]) -> list[str]:
     """Draw time and memory over sequence length, one picture for each device and dtype."""
     names = []
@@ -91,28 +98,15 @@ def picture(folder: Path, rows: Sequence[AttentionRow]) -> list[str]:
         chosen = [row for row in rows if (row.device, row.dtype) == (device, dtype)]
         names.append(f"attention-{device}-{dtype}.png")
         title = f"Attention, {device}, {dtype} (dashed: not causal; lines end where memory does)"
-        curves.plot_panels(folder / names[-1], title, "sequence length (tokens)", panels(chosen))
+        x = ("context", "sequence length (tokens)")
+        curves.plot_rows(folder / names[-1], title, chosen, x, QUANTITIES, place)
     return names
 
 
-def panels(rows: Sequence[AttentionRow]) -> dict[tuple[str, str], Any]:
-    """Return the lines of one device and dtype: rows are quantities, columns head widths."""
-    quantities = {"forward_ms": "forward (ms)", "backward_ms": "backward (ms)"}
-    quantities |= {"held_mib": "held for backward (MiB)", "peak_mib": "peak (MiB)"}
-    found: dict[tuple[str, str], Any] = {}
-    for (field, quantity), d in itertools.product(
-        quantities.items(), dict.fromkeys(r.d for r in rows)
-    ):
-        lines = found.setdefault((quantity, f"d = {d}"), [])
-        kernels = list(dict.fromkeys((r.model, r.kernel) for r in rows))
-        for model, kernel, causal in dict.fromkeys((r.model, r.kernel, r.causal) for r in rows):
-            line = (model, kernel, causal, d)
-            same = [r for r in rows if (r.model, r.kernel, r.causal, r.d) == line]
-            points = [(r.context, getattr(r, field)) for r in same]
-            color = f"C{kernels.index((model, kernel))}"
-            label = kernel + " with RoPE" * (model == "course")
-            lines.append(curves.Line(label, points, color, "-" if causal else "--"))
-    return found
+def place(row: AttentionRow) -> tuple[str, str, str]:
+    """Return the column of panels, the label and the style of a row."""
+    label = row.kernel + " with RoPE" * (row.model == "course")
+    return f"d = {row.d}", label, "-" if row.causal else "--"
 
 
 def known_or_own(text: str) -> str:
@@ -148,14 +142,12 @@ BENCH = Bench(
         options.numbers("d", "d", "16,32,64,128", "Head widths"),
         options.contexts("256,1024,4096,8192,16384"),
         replace(options.models(), read=read_models),
-        replace(
-            options.axis(
-                "kernels",
-                "kernel",
-                ",".join(KERNELS),
-                known_or_own,
-                f"Any of {', '.join(KERNELS)}, or MODULE:FUNCTION of your own.",
-            ),
+        options.axis(
+            "kernels",
+            "kernel",
+            ",".join(KERNELS),
+            known_or_own,
+            f"Any of {', '.join(KERNELS)}, or MODULE:FUNCTION of your own.",
             alias="kernel",
         ),
         options.shared("batch", 8, "Sequences per batch."),

@@ -18,7 +18,6 @@ saved: tensors that autograd saves in one forward without checkpointing, paramet
 module that was running; for the first block and for all that is outside of the blocks.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -92,35 +91,27 @@ def picture(folder: Path, rows: Sequence[Row]) -> list[str]:
     drawn = [name for row in rows for name in row.files.split() if name.endswith(".png")]
     grouped = [row for row in rows if row.checkpointing]
     groups = {"peak.png": (rows, "context", "blocks"), "groups.png": (grouped, "blocks", "context")}
-    for name, (shown, x_field, other) in groups.items():
-        if len({getattr(row, x_field) for row in shown if row.status == "ok"}) > 1:
-            draw_peaks(folder / name, shown, x_field, other)
+    for name, (shown, x, other) in groups.items():
+        if len({getattr(row, x) for row in shown if row.status == "ok"}) > 1:
+            draw_peaks(folder / name, shown, x, other)
             drawn.insert(0, name)
     return drawn
 
 
-def draw_peaks(path: Path, rows: Sequence[Row], x_field: str, other: str) -> None:
+def draw_peaks(path: Path, rows: Sequence[Row], x: str, other: str) -> None:
     """Draw the peak over a field of the rows; lines differ in `other` and in the configuration."""
-    from gpt_lightning.bench.core.curves import Line, plot_panels  # not in a row's process
+    from gpt_lightning.bench.core.curves import plot_rows  # not in a row's process
 
     names = {"context": "context (tokens)", "blocks": "blocks per checkpoint"}
-    fields = ("device", "dtype", "mode", "batch", other)
-    panels: dict[tuple[str, str], Any] = {}
-    lines = dict.fromkeys(tuple(getattr(row, field) for field in fields) for row in rows)
-    for (model, size), (index, line) in itertools.product(
-        dict.fromkeys((row.model, row.size) for row in rows), enumerate(lines)
-    ):
-        points = [
-            (getattr(row, x_field), row.peak_mib)
-            for row in rows
-            if (row.model, row.size, *(getattr(row, field) for field in fields))
-            == (model, size, *line)
-        ]
-        label = f"{line[0]} {line[1]} {line[2]}, batch {line[3]}"
-        label += f", {names[other]}: {line[4]}" if line[4] else ""
-        panel = panels.setdefault(("peak (MiB)", f"{model} {size}"), [])
-        panel.append(Line(label, points, f"C{index % 10}"))
-    plot_panels(path, "Peak memory of a step", names[x_field], panels)
+
+    def place(row: Row) -> tuple[str, str, str]:
+        label = f"{row.device} {row.dtype} {row.mode}, batch {row.batch}"
+        if value := getattr(row, other):
+            label += f", {names[other]}: {value}"
+        return f"{row.model} {row.size}", label, "-"
+
+    quantities = {"peak_mib": "peak (MiB)"}
+    plot_rows(path, "Peak memory of a step", rows, (x, names[x]), quantities, place)
 
 
 def read_modes(args: Any) -> list[Values]:

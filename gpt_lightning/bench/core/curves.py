@@ -1,6 +1,7 @@
 """Pictures of sweeps: quantities over a size on logarithmic axes, and memory over a step."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from matplotlib.figure import Figure  # not pyplot: no global state, no window
 from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
 from gpt_lightning.bench.core.memory_meter import MIB, Memory
+from gpt_lightning.reports.tables import Row
 
 DPI = 120
 PANEL_IN = (4.2, 3.4)  # width and height
@@ -26,9 +28,38 @@ class Line:
     """
 
     label: str
-    points: Sequence[tuple[float, float | None]]
+    points: list[tuple[float, float | None]]
     color: str
     style: str = "-"
+
+
+def plot_rows(
+    path: Path,
+    title: str,
+    rows: Sequence[Row],
+    x: tuple[str, str],
+    quantities: dict[str, str],
+    place: Callable[[Row], tuple[str, str, str]],
+) -> None:
+    """Draw fields of the rows of a sweep over another field, in one color for each label.
+
+    Args:
+        path: PNG file.
+        title: Title of the picture.
+        rows: Rows of the sweep.
+        x: Field of the horizontal axes, and its label.
+        quantities: Fields to draw, with their labels and units.
+        place: Function from a row to the title of its column of panels, and the label and the style
+            of its line.
+    """
+    labels = list(dict.fromkeys(place(row)[1] for row in rows))
+    panels: dict[tuple[str, str], dict[tuple[str, str], Line]] = {}
+    for (field, quantity), row in itertools.product(quantities.items(), rows):
+        column, label, style = place(row)
+        lines = panels.setdefault((quantity, column), {})
+        line = lines.setdefault((label, style), Line(label, [], f"C{labels.index(label)}", style))
+        line.points.append((getattr(row, x[0]), getattr(row, field)))
+    plot_panels(path, title, x[1], {panel: list(of.values()) for panel, of in panels.items()})
 
 
 def plot_panels(
