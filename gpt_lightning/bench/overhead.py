@@ -14,9 +14,7 @@ loss: loss after a block. Every block starts from the same weights, so that equa
 work.
 """
 
-import itertools
 import tempfile
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -26,6 +24,7 @@ from jsonargparse.typing import PositiveInt
 from gpt_lightning.bench.core import options, paired, timing, training_step
 from gpt_lightning.bench.core.options import COURSE_SIZES, Option, Values, listed
 from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
+from gpt_lightning.bench.core.training_step import VOCABULARY
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.reports.tables import column
@@ -41,25 +40,16 @@ from gpt_lightning.training.trainer import Trainer
 PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed"}
 
 
-@dataclass(frozen=True)
-class Workload:
-    """Model, batch and number of steps."""
-
-    shape: tuple[int, int, int]  # layers, heads, width
-    batch: int = 4
-    context: int = 64
-    vocab_size: int = training_step.VOCABULARY
-    steps: int = 10  # measured a block
-    rounds: int = 20  # blocks of each loop
-
-
+# measured steps of a block, and blocks of each loop
+WORKLOAD: Values = {"batch": 4, "context": 64, "vocab_size": VOCABULARY, "steps": 10, "rounds": 20}
+# nanoGPT's baby GPT and its preset for CPUs, by shape; without dropout, which would make the losses
+# differ from loop to loop
+CHAR: Values = {"batch": 64, "context": 256, "vocab_size": 65, "steps": 3, "rounds": 5}
 WORKLOADS = {
-    "tiny": Workload((2, 2, 64)),
-    # nanoGPT's baby GPT and its preset for CPUs, by shape; without dropout, which would make the
-    # losses differ from loop to loop
-    "char": Workload((6, 6, 384), batch=64, context=256, vocab_size=65, steps=3, rounds=5),
-    "char-cpu": Workload((4, 4, 128), batch=12, context=64, vocab_size=65),
-} | {name: Workload(shape) for name, shape in COURSE_SIZES.items()}
+    "tiny": WORKLOAD | {"shape": (2, 2, 64)},
+    "char": CHAR | {"shape": (6, 6, 384)},
+    "char-cpu": WORKLOAD | {"shape": (4, 4, 128), "batch": 12, "vocab_size": 65},
+} | {name: WORKLOAD | {"shape": shape} for name, shape in COURSE_SIZES.items()}
 DTYPES = ("fp32", "tf32", "bf16")  # fp16 needs a GradScaler, which is another loop
 LOOPS = ("raw", "norm", "trainer", "callbacks")
 PAIRS = ("raw:raw", "raw:trainer", "norm:trainer", "trainer:callbacks")
@@ -84,19 +74,11 @@ class OverheadRow(training_step.ModelRow):
 
 
 def read_workloads(args: Any) -> list[Values]:
-    """Return the workloads of --sizes, with the numbers of the other options where given."""
-    contexts, batches = (
-        [None] if getattr(args, name) is None else listed(args, name, options.at_least(1))
-        for name in ("contexts", "batches")
-    )
-    found = []
-    for size, context, batch in itertools.product(
-        listed(args, "sizes", options.one_of(WORKLOADS)), contexts, batches
-    ):
-        given = {"batch": batch, "context": context, "steps": args.steps, "rounds": args.rounds}
-        given = {name: value for name, value in given.items() if value is not None}
-        found.append({"size": size, **asdict(WORKLOADS[size]), **given})
-    return found
+    """Return the workloads of --sizes, with --steps and --rounds where given."""
+    given = {"steps": args.steps, "rounds": args.rounds}
+    given = {name: value for name, value in given.items() if value is not None}
+    sizes = listed(args, "sizes", options.one_of(WORKLOADS))
+    return [{"size": size, **WORKLOADS[size], **given} for size in sizes]
 
 
 def read_pairs(args: Any) -> list[Values]:
@@ -121,8 +103,8 @@ BENCH = Bench(
     options=(
         options.DEVICE,
         Option("sizes", "tiny", f"Any of {', '.join(WORKLOADS)}.", read_workloads),
-        Option("contexts", None, "Tokens per sequence, separated by commas; null: the size's."),
-        Option("batches", None, "Sequences per batch, separated by commas; null: the size's."),
+        options.numbers("contexts", "context", None, "Tokens per sequence"),
+        options.numbers("batches", "batch", None, "Sequences per batch"),
         options.dtypes("fp32", DTYPES),
         options.switches("compile", "false", "Compile the model"),
         Option("pairs", ",".join(PAIRS), f"A:B with commas, of {', '.join(LOOPS)}.", read_pairs),

@@ -186,21 +186,31 @@ def devices(args: Any) -> list[str]:
 # ---- options that benchmarks share ---------------------------------------------------------------
 
 
-def axis(name: str, field: str, default: str, kind: Callable[[str], Any], about: str) -> Option:
+def axis(
+    name: str,
+    field: str,
+    default: str | None,
+    kind: Callable[[str], Any],
+    about: str,
+    alias: str = "",
+) -> Option:
     """Declare an option with comma-separated values.
 
     Args:
         name: Name of the option.
         field: Field of a configuration that a value fills.
-        default: Default values.
+        default: Default values; None: the option fills no field.
         kind: Converter of a text to a value.
         about: Help text.
+        alias: Second name of the option.
     """
 
     def read(args: Any) -> list[Values]:
+        if getattr(args, name) is None:
+            return no_field(args)
         return [{field: value} for value in listed(args, name, kind)]
 
-    return Option(name, default, about, read)
+    return Option(name, default, about, read, alias=alias)
 
 
 def words(name: str, field: str, choices: Iterable[str], default: str | None = None) -> Option:
@@ -210,9 +220,10 @@ def words(name: str, field: str, choices: Iterable[str], default: str | None = N
     return axis(name, field, known if default is None else default, one_of(choices), about)
 
 
-def numbers(name: str, field: str, default: str, about: str, least: int = 1) -> Option:
-    """Declare an option with comma-separated whole numbers."""
-    return axis(name, field, default, at_least(least), f"{about}, separated by commas.")
+def numbers(name: str, field: str, default: str | None, about: str, least: int = 1) -> Option:
+    """Declare an option with comma-separated whole numbers; without a default the size has one."""
+    end = "." if default is not None else "; null: the size's."
+    return axis(name, field, default, at_least(least), f"{about}, separated by commas{end}")
 
 
 def shared(name: str, default: Any, about: str, type: Any = PositiveInt) -> Option:  # noqa: A002
