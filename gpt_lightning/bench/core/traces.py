@@ -11,31 +11,16 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 KINDS = ("products", "softmax", "elementwise", "reductions", "other")
 Event = dict[str, Any]  # ts and dur are in microseconds
 
-# names of aten ops, without the trailing _ of in-place variants. The rest is `other`: lookups,
-# copies between devices, random numbers, allocation, views and the dispatch around them.
-OPS = {
-    "products": r"(add|b|baddb|addb)?mm|addmv|mv|dot|mkldnn_linear|.*attention.*",
-    "softmax": r"_(log_)?softmax(_backward_data)?",
-    "reductions": r"sum|mean|amax|amin|max|min|argmax|norm|linalg_vector_norm|_foreach_norm|any|all"
-    r"|native_layer_norm(_backward)?|nll_loss.*|logsumexp|var|std",
-    "elementwise": r"_foreach_.*|_fused_adamw?|add|sub|rsub|mul|div|neg|abs|pow|r?sqrt|exp|log|tanh"
-    r"|erf|relu|threshold|lerp|((ge|si)lu|sigmoid|native_dropout)(_backward)?"
-    r"|(tanh|threshold)_backward"
-    r"|addcmul|addcdiv|reciprocal|masked_fill|where|tril|triu|bitwise_\w+|logical_\w+|eq|ne|g[te]"
-    r"|l[te]|fill|zero|copy|clamp|maximum|minimum",
-}
-# names of kernels whose op is unknown
-NAMES = {
-    "products": r"gemm|gemv|cutlass|nvjet|xmma|cublas|splitk",
-    "softmax": r"softmax",
-    "reductions": r"reduce|layer_norm|nll_loss",
-    "elementwise": r"elementwise|multi_tensor_apply",
-}
+TABLE = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
+OPS, NAMES = ({kind: "|".join(p) for kind, p in TABLE[of].items()} for of in ("ops", "kernels"))
 
 
 @dataclass(frozen=True)

@@ -34,20 +34,9 @@ from gpt_lightning.reports.tables import RESULTS, markdown, write_report
 
 ROOT = Path("lightning_logs") / "report"
 TABLE = yaml.safe_load(Path(__file__).with_name("sections.yaml").read_text(encoding="utf-8"))
+TEXT = TABLE["text"]
 # sizes by device; the first is profiled, the last one's memory is measured
 SIZES = {"cpu": "small,medium", "mps": "small,medium,large", "cuda": ",".join(options.COURSE_SIZES)}
-INTRODUCTION = (
-    "The model is the systems course's: RMSNorm, RoPE, SwiGLU, an untied head. Times are medians "
-    "of the steps, with their mean and standard deviation beside them. The command above a table "
-    "measures it."
-)
-QUICK = " **This is a --quick report of a tiny model: its times mean nothing.**"
-STYLE = """<style>
-body { font: 15px/1.5 sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em }
-table { border-collapse: collapse; display: block; overflow-x: auto; font-size: 13px }
-td, th { border: 1px solid #ccc; padding: 2px 8px; white-space: nowrap }
-img { max-width: 100% } pre { background: #f4f4f4; padding: 8px; overflow-x: auto }
-</style>"""
 
 
 @dataclass(frozen=True)
@@ -156,7 +145,7 @@ def run_nsys(section: Section, args: Any, device: str, folder: Path, argv: list[
 
 def write(folder: Path, machines: Sequence[Path], quick: bool) -> None:
     """Write report.md and report.html from the rows of all machines."""
-    parts = ["# Report of the systems assignment", INTRODUCTION + QUICK * quick]
+    parts = [TEXT["title"], TEXT["introduction"] + f" {TEXT['quick']}" * quick]
     for section in SECTIONS.values():
         parts.append(f"## {section.title}")
         found = [
@@ -173,7 +162,8 @@ def write(folder: Path, machines: Sequence[Path], quick: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / "report.md", text.encode())
     write_atomic(
-        folder / "report.html", f"<!doctype html><meta charset=utf-8>{STYLE}{page}".encode()
+        folder / "report.html",
+        f"<!doctype html><meta charset=utf-8>{TEXT['style']}{page}".encode(),
     )
 
 
