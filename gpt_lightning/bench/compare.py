@@ -17,13 +17,8 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import OneLineParser
 from gpt_lightning.reports.tables import RESULTS, Console, column, write_report
 
-NO_TABLES = (
-    "title",
-    "machine",
-    "notes",
-    "pictures",
-    "published",
-)  # in a report; published rows never differ
+# keys of a report; published rows never differ
+NO_TABLES = ("title", "machine", "notes", "pictures", "published")
 OUTCOME = ("status", "note")
 ALONE = "only in"
 Row = dict[str, Any]  # field -> value

@@ -25,6 +25,7 @@ from gpt_lightning.bench.core.options import Option, Values
 from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
 from gpt_lightning.model.gpt import GPT, Block, GPTConfig
 from gpt_lightning.reports.tables import column
+from gpt_lightning.reproduce.published import read_rows
 
 AUTOCAST = {"fp16": "float16", "bf16": "bfloat16"}
 MODELS = ("toy", "gpt")
@@ -32,13 +33,9 @@ MODELS = ("toy", "gpt")
 CUDA_RULES = "cuda-rules"
 # the toy model on CUDA under fp16 autocast
 PUBLISHED = {
-    "parameters": "float32",
-    "linear": "float16",
-    "activation": "float16",
-    "layer_norm": "float32",
-    "logits": "float16",
-    "loss": "float32",
-    "gradients": "float32",
+    row["field"]: row["published"]
+    for row in read_rows("figures.csv", "profile-report")
+    if row["measure"] == "dtype"
 }
 KINDS: list[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str]] = [
     (nn.Embedding, "embedding"),

@@ -45,20 +45,18 @@ class Memory:
     Attributes:
         method: Name of the measurement: allocator, profiler or samples.
         phases: Memory of each phase, in order.
-        timeline: Every change, or samples; empty without a history.
+        timeline: Every single allocation and free, or samples; empty without a history.
         spans: First and last millisecond of each phase, on the clock of the timeline.
-        events: True if the timeline holds every single allocation.
     """
 
     method: str
     phases: dict[str, PhaseMemory]
     timeline: Timeline = field(default_factory=list)
     spans: Spans = field(default_factory=dict)
-    events: bool = False
 
     def largest(self, phases: list[str]) -> int | None:
-        """Return the bytes of the largest allocation in some phases; None without events."""
-        if not (self.events and self.timeline):
+        """Return the bytes of the largest allocation in some phases; None where none is seen."""
+        if self.method == "samples" or not self.timeline:
             return None
         spans = [self.spans[name] for name in phases]
         steps = [
@@ -132,7 +130,7 @@ def profiled_memory(work: Work) -> Memory:
     changes.sort()  # a free before an allocation of the same nanosecond
     levels = itertools.accumulate(change for _, change in changes)
     timeline = [(t, level) for (t, _), level in zip(changes, levels, strict=True)]
-    return Memory("profiler", phases_of(timeline, spans), timeline, spans, events=True)
+    return Memory("profiler", phases_of(timeline, spans), timeline, spans)
 
 
 def phases_of(timeline: Timeline, spans: Spans) -> dict[str, PhaseMemory]:
@@ -169,7 +167,7 @@ def allocator_memory(work: Work, device: torch.device, snapshot: Path | None) ->
         work(phase)
         return Memory("allocator", phases, spans=spans)
     timeline = with_history(lambda: work(phase), device, snapshot)
-    return Memory("allocator", phases, timeline, spans, events=True)
+    return Memory("allocator", phases, timeline, spans)
 
 
 def with_history(work: Callable[[], None], device: torch.device, snapshot: Path) -> Timeline:
