@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import ArgumentParser
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import device_kind, free_memory
@@ -59,28 +60,33 @@ def run_selftest(cases: list[Case], rungs: list[str] | None) -> int:
         for before, rung in zip((None, *case.rungs), case.rungs, strict=False):
             if rungs is not None and rung.name not in rungs:
                 continue
-            earlier = {} if before is None else values(case, before)
-            for row in broken_rows(case, rung, values(case, rung), earlier):
+            ours, earlier = values(case, rung), {} if before is None else values(case, before)
+            keys = {key for key in ours if ours[key] != earlier.get(key)}
+            if before is None:
+                keys = own_keys(parser, rung)
+            for row in broken_rows(case, rung, ours, earlier, keys):
                 print(console.line(row), flush=True)
                 counts[row.verdict] += 1
     print(f"\n{', '.join(f'{n} {verdict}' for verdict, n in counts.items())}")
     return 1 if Verdict.FAILED in counts else 0
 
 
-def broken_rows(case: Case, rung: Rung, values: Settings, before: Settings) -> Iterator[BreakRow]:
+def broken_rows(
+    case: Case, rung: Rung, values: Settings, before: Settings, keys: set[str]
+) -> Iterator[BreakRow]:
     """Yield a row for the rung as it is, and one for each setting of it that is broken.
 
     Args:
         case: Published table.
         rung: Rung of it.
         values: Values of all keys of `fit` in this rung.
-        before: Those in the rung before; empty for the first rung, whose own keys are all broken.
+        before: Those in the rung before; empty for the first rung.
+        keys: Keys to break.
     """
     theirs = published_settings(case, rung)
     seen = wrong_settings(case, rung, [])
     unbroken = Verdict.FAILED if seen else Verdict.OK
     yield BreakRow(case.name, rung.name, "", "", "", unbroken, ", ".join(seen))
-    keys = {key for key in values if values[key] != before.get(key)} if before else own_keys(rung)
     for key in sorted(keys - {"config"}):
         start = (case.name, rung.name, key, option_text(values[key]))
         reason = why_whole(key, theirs)
@@ -96,21 +102,10 @@ def broken_rows(case: Case, rung: Rung, values: Settings, before: Settings) -> I
         yield BreakRow(*start, wrong, verdict, ", ".join(seen) or "nothing")
 
 
-def own_keys(rung: Rung) -> set[str]:
+def own_keys(parser: ArgumentParser, rung: Rung) -> set[str]:
     """Return the keys that a rung's configurations and options set."""
-    keys = {option.removeprefix("--").partition("=")[0] for option in rung.settings}
-    for option in resolve_configs([f"--config={name}" for name in rung.configs]):
-        text = Path(option.removeprefix("--config=")).read_text(encoding="utf-8")
-        keys |= flat_keys(yaml.safe_load(text))
-    return keys
-
-
-def flat_keys(values: dict[str, Any]) -> set[str]:
-    """Return the keys of a configuration with dots, such as model.config.n_layer."""
-    keys = set()
-    for key, value in values.items():
-        keys |= {f"{key}.{k}" for k in flat_keys(value)} if isinstance(value, dict) else {key}
-    return keys
+    options = resolve_configs([*(f"--config={name}" for name in rung.configs), *rung.settings])
+    return vars(parser.parse_args(["fit", *options], defaults=False).fit.as_flat()).keys()
 
 
 def why_whole(key: str, theirs: Settings) -> str:
