@@ -161,12 +161,10 @@ def measure_row(
     Raises:
         SkippedError: A checkpoint would have more blocks than the model.
     """
-    device = torch.device(row.device)
     if row.blocks > shape[0]:
         raise worker.SkippedError(f"the model has {shape[0]} blocks")
-    training_step.use_dtype(row.dtype, device)
+    device = training_step.prepare(row)
     memory_meter.limit_memory(device, memory_gib)
-    torch.manual_seed(0)
     stem = name_of(row)
     Path(folder).mkdir(parents=True, exist_ok=True)
     snapshot = Path(folder) / f"{stem}.pickle" if device.type == "cuda" else None

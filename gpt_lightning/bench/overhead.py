@@ -121,10 +121,8 @@ def measure_overhead(
 ) -> dict[str, Any]:
     """Run two loops in turns."""
     quiet_lightning()
-    device = torch.device(row.device)
-    training_step.use_dtype(row.dtype, device)
+    device = training_step.prepare(row)
     graphs = training_step.compiled_graphs()
-    torch.manual_seed(0)
     n_layer, n_head, n_embd = shape
     config = GPTConfig(n_layer, n_head, n_embd, row.context, vocab_size)
     module = make_module(config, row.dtype, row.compile, device)

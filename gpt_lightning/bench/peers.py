@@ -75,9 +75,7 @@ def measure_peers(
     row: PeerRow, shape: list[int], steps: int, warmup: int, rounds: int
 ) -> dict[str, Any]:
     """Train both models in turns."""
-    device = torch.device(row.device)
-    training_step.use_dtype(row.dtype, device)
-    torch.manual_seed(0)
+    device = training_step.prepare(row)
     model = training_step.make_model(shape, row.context)
     peer = make_peer(model)  # before compilation renames anything
     data = training_step.random_batch(row.batch, row.context, device)

@@ -192,11 +192,9 @@ def measure_profile(
     Raises:
         SkippedError: torch.profiler does not support the device.
     """
-    device = torch.device(row.device)
-    training_step.use_dtype(row.dtype, device)
+    device = training_step.prepare(row)
     if device.type == "mps":
         raise worker.SkippedError("torch.profiler sees no kernels of MPS")
-    torch.manual_seed(0)
     model = training_step.make_subject(row.model, shape, row.context).to(device)
     step = Step(model, device, row.dtype, row.batch, row.mode)
 
@@ -236,12 +234,7 @@ class Step:
     """
 
     def __init__(
-        self,
-        model: GPT | CourseModel,
-        device: torch.device,
-        dtype: str,
-        batch: int,
-        mode: str,
+        self, model: GPT | CourseModel, device: torch.device, dtype: str, batch: int, mode: str
     ) -> None:
         self.model, self.device, self.dtype, self.mode = model, device, dtype, mode
         self.on_gpu = device.type == "cuda"

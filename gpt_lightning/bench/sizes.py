@@ -103,10 +103,8 @@ BENCH = Bench(
 
 def measure_size(row: SizeRow, shape: list[int], steps: int) -> dict[str, Any]:
     """Time training and inference of one configuration."""
-    device = torch.device(row.device)
-    training_step.use_dtype(row.dtype, device)
+    device = training_step.prepare(row)
     graphs = training_step.compiled_graphs()
-    torch.manual_seed(0)
     model = training_step.make_subject(row.model, shape, row.context).to(device)
     if row.compile:
         compile_in_place(model, device.type)

@@ -9,36 +9,16 @@ Sources: Zhang and Sennrich 2019 (RMSNorm), https://arxiv.org/abs/1910.07467; Su
 https://arxiv.org/abs/2104.09864; Shazeer 2020 (SwiGLU), https://arxiv.org/abs/2002.05202.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gpt_lightning.model.attention import naive_attention
+from gpt_lightning.model.gpt import GPTConfig
 
 EPS = 1e-5
 THETA = 10_000.0
-
-
-@dataclass(frozen=True)
-class CourseConfig:
-    """Shape of the model; the names are those of GPTConfig.
-
-    Args:
-        n_layer: Number of transformer blocks.
-        n_head: Attention heads per block; must divide n_embd into an even number of channels.
-        n_embd: Width C of the residual stream.
-        block_size: Maximum context in tokens.
-        vocab_size: Rows V of the token embedding.
-    """
-
-    n_layer: int
-    n_head: int
-    n_embd: int
-    block_size: int
-    vocab_size: int
 
 
 class RMSNorm(nn.Module):
@@ -81,7 +61,7 @@ class RoPE(nn.Module):
 class CourseAttention(nn.Module):
     """Causal multi-head self-attention with RoPE, written out: (B, T, C) -> (B, T, C)."""
 
-    def __init__(self, config: CourseConfig, rope: RoPE) -> None:
+    def __init__(self, config: GPTConfig, rope: RoPE) -> None:
         super().__init__()
         C = config.n_embd
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
@@ -116,7 +96,7 @@ class SwiGLU(nn.Module):
 class CourseBlock(nn.Module):
     """Attention and SwiGLU, each reading a normalized residual stream (B, T, C), adding to it."""
 
-    def __init__(self, config: CourseConfig, rope: RoPE) -> None:
+    def __init__(self, config: GPTConfig, rope: RoPE) -> None:
         super().__init__()
         self.ln_1, self.attn = RMSNorm(config.n_embd), CourseAttention(config, rope)
         self.ln_2, self.mlp = RMSNorm(config.n_embd), SwiGLU(config.n_embd)
@@ -130,9 +110,10 @@ class CourseBlock(nn.Module):
 class CourseTransformer(nn.Module):
     """The model without its head: tokens (B, T) -> final residual stream (B, T, C)."""
 
-    def __init__(self, config: CourseConfig) -> None:
+    def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         rope = RoPE(config.n_embd // config.n_head, config.block_size)
+        assert config.vocab_size is not None
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.h = nn.ModuleList([CourseBlock(config, rope) for _ in range(config.n_layer)])
         self.ln_f = RMSNorm(config.n_embd)
@@ -152,14 +133,15 @@ class CourseModel(nn.Module):
     """The systems course's language model, with the submodules that benches expect of a GPT.
 
     Args:
-        config: Shape of the model.
+        config: Shape of the model, with an even number of channels in each head; other settings of
+            a GPT have no effect.
     """
 
-    def __init__(self, config: CourseConfig) -> None:
+    def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
         self.transformer = CourseTransformer(config)
-        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.n_embd, self.transformer.wte.num_embeddings, bias=False)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 std = (2 / (module.in_features + module.out_features)) ** 0.5

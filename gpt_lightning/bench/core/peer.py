@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.model.gpt import GPT
-from gpt_lightning.model.huggingface import state_dict_to_hf
+from gpt_lightning.model.huggingface import SIZE_KEYS, state_dict_to_hf
 
 
 def make_peer(model: GPT) -> Any:
@@ -43,9 +43,7 @@ def peer_config(model: GPT, transformers: Any) -> Any:
     """Return the GPT2Config of one of our models."""
     ours = model.config
     return transformers.GPT2Config(
-        n_layer=ours.n_layer,
-        n_head=ours.n_head,
-        n_embd=ours.n_embd,
+        **{key: getattr(ours, key) for key in SIZE_KEYS},
         n_positions=ours.block_size,
         vocab_size=ours.vocab_size,
         activation_function="gelu_new",  # transformers' name of the tanh approximation

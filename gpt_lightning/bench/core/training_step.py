@@ -11,13 +11,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from gpt_lightning.bench.core.course_model import CourseConfig, CourseModel
+from gpt_lightning.bench.core.course_model import CourseModel
 from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.hardware.device import keep_freed_memory
 from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
 from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.reports.tables import column
+from gpt_lightning.reports.tables import Row, column
 from gpt_lightning.training import optim
 
 VOCABULARY = 10_000  # the systems course's
@@ -85,18 +85,29 @@ def autocast(dtype: str, device: torch.device) -> AbstractContextManager[Any]:
 # ---- the step ------------------------------------------------------------------------------------
 
 
-def make_model(shape: list[int], context: int) -> GPT:
-    """Make a GPT-2 of (layers, heads, width) with the course's vocabulary."""
+def prepare(row: Row) -> torch.device:
+    """Set precision and seed of the process of a row; return the row's device."""
+    device = torch.device(row.device)
+    use_dtype(row.dtype, device)
+    torch.manual_seed(0)
+    return device
+
+
+def make_config(shape: list[int], context: int) -> GPTConfig:
+    """Return a model's shape, (layers, heads, width), with the course's vocabulary."""
     n_layer, n_head, n_embd = shape
-    return GPT(GPTConfig(n_layer, n_head, n_embd, block_size=context, vocab_size=VOCABULARY))
+    return GPTConfig(n_layer, n_head, n_embd, block_size=context, vocab_size=VOCABULARY)
+
+
+def make_model(shape: list[int], context: int) -> GPT:
+    """Make a GPT-2 of (layers, heads, width)."""
+    return GPT(make_config(shape, context))
 
 
 def make_subject(model: str, shape: list[int], context: int) -> GPT | CourseModel:
     """Make a model, one of options.MODELS, of (layers, heads, width)."""
-    if model == "gpt2":
-        return make_model(shape, context)
-    n_layer, n_head, n_embd = shape
-    return CourseModel(CourseConfig(n_layer, n_head, n_embd, context, VOCABULARY))
+    config = make_config(shape, context)
+    return GPT(config) if model == "gpt2" else CourseModel(config)
 
 
 def random_batch(
@@ -242,11 +253,7 @@ def peak_memory_gib(device: torch.device) -> float:
 
 
 def rates(
-    model: GPT | CourseModel,
-    device: torch.device,
-    dtype: str,
-    tokens_per_sec: float,
-    context: int,
+    model: GPT | CourseModel, device: torch.device, dtype: str, tokens_per_sec: float, context: int
 ) -> dict[str, float]:
     """Return tokens/s and MFU as SpeedMonitor defines them.
 

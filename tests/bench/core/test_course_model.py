@@ -7,7 +7,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpt_lightning.bench.core.course_model import (
-    CourseConfig,
     CourseModel,
     RMSNorm,
     RoPE,
@@ -15,8 +14,9 @@ from gpt_lightning.bench.core.course_model import (
 )
 from gpt_lightning.bench.core.options import COURSE_SIZES
 from gpt_lightning.model.flops import flops_per_token
+from gpt_lightning.model.gpt import GPTConfig
 
-TINY = CourseConfig(n_layer=2, n_head=2, n_embd=16, block_size=12, vocab_size=50)
+TINY = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=12, vocab_size=50)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ TINY = CourseConfig(n_layer=2, n_head=2, n_embd=16, block_size=12, vocab_size=50
 )
 def test_parameters_are_those_of_the_course(size, n_params):
     with torch.device("meta"):
-        model = CourseModel(CourseConfig(*COURSE_SIZES[size], 256, 10_000))
+        model = CourseModel(GPTConfig(*COURSE_SIZES[size], 256, 10_000))
     assert model.num_params() == n_params
     assert model.num_params(embeddings=False) == n_params - 10_000 * COURSE_SIZES[size][2]
     assert not [name for name, _ in model.named_parameters() if "bias" in name]
@@ -163,7 +163,7 @@ def test_the_loss_is_the_mean_cross_entropy():
 
 def test_weights_are_drawn_within_three_deviations():
     torch.manual_seed(0)
-    model = CourseModel(CourseConfig(1, 2, 64, 8, 1000))
+    model = CourseModel(GPTConfig(1, 2, 64, 8, 1000))
     std = math.sqrt(2 / (64 + 4 * 64))
     weight = model.transformer.h[0].mlp.w1.weight
     assert float(weight.std()) == pytest.approx(std, rel=0.05)
