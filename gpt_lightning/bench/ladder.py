@@ -6,8 +6,10 @@ SpeedMonitor's, so that nothing synchronizes the device between steps.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
+import yaml
 from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench.core import fit_run, options
@@ -23,12 +25,7 @@ from gpt_lightning.reports.tables import Console, column, write_report
 
 PICTURE = "ladder.png"
 WARMUP_STEPS = 3
-# sequences that suit a device, unless the command line sets them
-BATCHES = {
-    "cuda": ("--data.batch_size=16", "--data.block_size=1024"),
-    "mps": ("--data.batch_size=4", "--data.block_size=1024"),
-    "cpu": ("--data.batch_size=2", "--data.block_size=256"),
-}
+TABLE = yaml.safe_load(Path(__file__).with_name("ladder.yaml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -42,26 +39,11 @@ class LadderRung:
     """
 
     name: str
-    settings: tuple[str, ...]
-    devices: tuple[str, ...] = ("cuda", "mps", "cpu")
+    settings: Sequence[str]
+    devices: Sequence[str] = ("cuda", "mps", "cpu")
 
 
-PLAIN = (
-    "--trainer.precision=32-true",
-    "--model.matmul_precision=highest",
-    "--model.compile=false",
-    "--model.config.attention=naive",
-    "--model.fused=false",
-)
-RUNGS = (
-    LadderRung("fp32", PLAIN),
-    LadderRung("tf32", ("--model.matmul_precision=high",), devices=("cuda",)),
-    LadderRung("bf16", ("--trainer.precision=bf16-mixed",)),
-    LadderRung("compile", ("--model.compile=true",)),
-    LadderRung("flash", ("--model.config.attention=sdpa",)),
-    LadderRung("padded-vocabulary", ("--model.config.vocab_size={padded}",)),
-    LadderRung("fused-optimizer", ("--model.fused=true",)),
-)
+RUNGS = [LadderRung(**entry) for entry in TABLE["rungs"]]
 
 
 @dataclass(frozen=True)
@@ -140,7 +122,7 @@ class Ladder:
         parsed = fit_run.parse_fit([*base, *fit_options])
         kind = device_kind(str(parsed.trainer.accelerator))
         if config is None:
-            base += BATCHES[kind]
+            base += TABLE["batches"][kind]
         self.device = torch.device(kind)
         self.vocab_size = parsed.model.config.vocab_size
         random_tokens = fit_run.random_token_options("ladder", self.vocab_size, steps, WARMUP_STEPS)
@@ -160,16 +142,15 @@ class Ladder:
 
     def measure(self, rung: LadderRung) -> LadderRow:
         """Measure a rung; a failure is a row too."""
-        if self.device.type not in rung.devices:
-            row = LadderRow(rung.name, "skipped", note=f"no effect on {self.device.type}")
-        else:
-            row = self._measured(rung)
+        row = self._measured(rung)
         self.rows.append(row)
         keep(self.folder, {"rung": row.rung}, asdict(row))
         self._write()
         return row
 
     def _measured(self, rung: LadderRung) -> LadderRow:
+        if self.device.type not in rung.devices:
+            return LadderRow(rung.name, "skipped", note=f"no effect on {self.device.type}")
         try:
             # the last of two equal options wins: a rung's
             arguments = [*self._arguments, *self.settings(rung)]
