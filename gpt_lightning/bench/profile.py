@@ -43,6 +43,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from gpt_lightning.bench.core import (
+    course_model,
     nsys,
     options,
     timing,
@@ -50,13 +51,6 @@ from gpt_lightning.bench.core import (
     traces,
     training_step,
     worker,
-)
-from gpt_lightning.bench.core.course_model import (
-    CourseAttention,
-    CourseModel,
-    RMSNorm,
-    RoPE,
-    SwiGLU,
 )
 from gpt_lightning.bench.core.sweep import Bench, Sweep, paragraphs, sweep_row
 from gpt_lightning.hardware.device import synchronize
@@ -69,10 +63,10 @@ MODULES: dict[type[nn.Module], str] = {
     CausalSelfAttention: "attention",
     MLP: "MLP",
     nn.LayerNorm: "layer norm",
-    CourseAttention: "attention",
-    RoPE: "RoPE",
-    SwiGLU: "MLP",
-    RMSNorm: "RMS norm",
+    course_model.CourseAttention: "attention",
+    course_model.RoPE: "RoPE",
+    course_model.SwiGLU: "MLP",
+    course_model.RMSNorm: "RMS norm",
 }
 PARTS = trace_tables.PARTS
 PHASES = ("step", "data", "forward", "backward", "optimizer")
@@ -234,7 +228,12 @@ class Step:
     """
 
     def __init__(
-        self, model: GPT | CourseModel, device: torch.device, dtype: str, batch: int, mode: str
+        self,
+        model: GPT | course_model.CourseModel,
+        device: torch.device,
+        dtype: str,
+        batch: int,
+        mode: str,
     ) -> None:
         self.model, self.device, self.dtype, self.mode = model, device, dtype, mode
         self.on_gpu = device.type == "cuda"
@@ -289,7 +288,7 @@ def nvtx_range(name: str) -> Iterator[None]:
 def set_attention(model: nn.Module, attention: AttentionFn) -> None:
     """Replace the attention of every layer."""
     for module in model.modules():
-        if isinstance(module, CausalSelfAttention | CourseAttention):
+        if isinstance(module, CausalSelfAttention | course_model.CourseAttention):
             module.attention = attention
 
 

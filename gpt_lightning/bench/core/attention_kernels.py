@@ -18,22 +18,21 @@ from gpt_lightning.model.attention import naive_attention
 NO_KERNEL = ("no viable backend", "no available kernel")  # torch's words
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-# name -> SDPBackend and its node in the autograd graph, or None for the definition
-KERNELS: dict[str, tuple[str, str] | None] = {
-    "naive": None,
-    "compiled": None,
+# fused kernels: name -> SDPBackend and its node in the autograd graph
+FUSED = {
     "sdpa-math": ("MATH", "Softmax"),
     "sdpa-flash": ("FLASH_ATTENTION", "FlashAttention"),
     "sdpa-efficient": ("EFFICIENT_ATTENTION", "EfficientAttention"),
     "sdpa-cudnn": ("CUDNN_ATTENTION", "CudnnAttention"),
 }
+KERNELS = ("naive", "compiled", *FUSED)
 
 
 def make_attention(kernel: str, causal: bool, rope: RoPE | None = None) -> Attention:
     """Return a function of q, k and v, (B, 1, T, d) each; with `rope` it rotates q and k first."""
     if ":" in kernel:
         inner = own_attention(kernel, causal)
-    elif KERNELS[kernel] is not None:
+    elif kernel in FUSED:
         inner = fused_attention(kernel, causal)
     else:
         inner = partial(naive_attention, dropout_p=0.0) if causal else unmasked_attention
@@ -55,11 +54,10 @@ def unmasked_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tor
 
 def fused_attention(kernel: str, causal: bool) -> Attention:
     """Return F.scaled_dot_product_attention restricted to the backend of a kernel."""
-    backend = KERNELS[kernel]
-    assert backend is not None, kernel
+    backend = SDPBackend.__members__[FUSED[kernel][0]]
 
     def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        with sdpa_kernel(SDPBackend.__members__[backend[0]]):
+        with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     return fused
@@ -114,7 +112,7 @@ def check_kernel(kernel: str, attention: Attention, make: Callable[[], torch.Ten
         SkippedError: torch has no such kernel for these tensors (the message has torch's reason),
             or torch ran another kernel.
     """
-    if (backend := KERNELS.get(kernel)) is None:
+    if kernel not in FUSED:
         return
     with warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
@@ -126,7 +124,7 @@ def check_kernel(kernel: str, attention: Attention, make: Callable[[], torch.Ten
             said = [str(reason.message).split(" (Triggered")[0] for reason in reasons]
             raise worker.SkippedError("; ".join([*said, str(error)])) from error
     ran = graph_nodes(out)
-    if not any(backend[1] in name for name in ran):
+    if not any(FUSED[kernel][1] in name for name in ran):
         raise worker.SkippedError(f"torch took another kernel: {', '.join(sorted(ran))}")
 
 
