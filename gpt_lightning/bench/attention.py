@@ -50,11 +50,9 @@ CHECKED_TOKENS = 1024  # of the comparison of a user's kernel with the definitio
 
 
 @sweep_row
-class AttentionRow:
+class AttentionRow(training_step.DeviceRow):
     """Kernel at one size: median and standard deviation of each phase."""
 
-    device: str = column("device")
-    dtype: str = column("dtype")
     model: str = column("model")
     kernel: str = column("kernel", width=14)
     causal: bool = column("causal")

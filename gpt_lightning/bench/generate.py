@@ -19,6 +19,7 @@ from jsonargparse.typing import PositiveInt
 from gpt_lightning.bench.core import options, paired
 from gpt_lightning.bench.core.options import Option, Values
 from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
+from gpt_lightning.bench.core.training_step import DeviceRow
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.model.generate import generate, sample_token
@@ -35,11 +36,9 @@ MODELS = {
 
 
 @sweep_row
-class GenerateRow:
+class GenerateRow(DeviceRow):
     """Model, and the time of a token both ways."""
 
-    device: str = column("device")
-    dtype: str = column("dtype")
     size: str = column("size", width=6)
     prompt: int = column("prompt", "d")
     tokens: int = column("tokens", "d")

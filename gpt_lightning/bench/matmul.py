@@ -26,11 +26,9 @@ ROUND_MS = 2.0  # least duration of a phase, so that launches of kernels hide be
 
 
 @sweep_row
-class MatmulRow:
+class MatmulRow(training_step.DeviceRow):
     """Product (m, k) @ (k, n) and its gradients: medians, and the best round."""
 
-    device: str = column("device")
-    dtype: str = column("dtype")
     shape: str = column("shape", width=20)
     m: int = column("m", "d", 6)
     k: int = column("k", "d", 6)

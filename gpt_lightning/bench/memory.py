@@ -40,11 +40,9 @@ MODES = ("inference", "training")
 
 
 @sweep_row
-class MemoryRow:
+class MemoryRow(training_step.DeviceRow):
     """Configuration, and the memory of its phases."""
 
-    device: str = column("device")
-    dtype: str = column("dtype")
     model: str = column("model")
     size: str = column("size", width=8)
     mode: str = column("mode", width=9)
@@ -68,15 +66,9 @@ class MemoryRow:
 
 
 @dataclass(frozen=True)
-class SavedRow:
+class SavedRow(training_step.SubjectRow):
     """Tensors that one module saves for the backward."""
 
-    device: str = column("device")
-    dtype: str = column("dtype")
-    model: str = column("model")
-    size: str = column("size", width=8)
-    batch: int = column("batch", "d")
-    context: int = column("context", "d")
     where: str = column("where")
     module: str = column("module")
     shape: str = column("shape")

@@ -74,15 +74,9 @@ NAMES = (*PHASES, *MODULES.values(), *PARTS)
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(training_step.SubjectRow):
     """Configuration that was profiled."""
 
-    device: str = column("device")
-    dtype: str = column("dtype")
-    model: str = column("model")
-    size: str = column("size", width=8)
-    batch: int = column("batch", "d")
-    context: int = column("context", "d")
     mode: str = column("mode", width=9)
 
 

@@ -28,11 +28,27 @@ PhaseContext = Callable[[str], AbstractContextManager[Any]]  # surrounds a named
 
 
 @dataclass(frozen=True)
-class ModelRow:
-    """First columns of a row about the training of a GPT-2."""
+class DeviceRow:
+    """First columns of a row."""
 
     device: str = column("device")
     dtype: str = column("dtype")
+
+
+@dataclass(frozen=True)
+class SubjectRow(DeviceRow):
+    """First columns of a row about a model of `make_subject`."""
+
+    model: str = column("model")
+    size: str = column("size", width=8)
+    batch: int = column("batch", "d")
+    context: int = column("context", "d")
+
+
+@dataclass(frozen=True)
+class ModelRow(DeviceRow):
+    """First columns of a row about the training of a GPT-2."""
+
     compile: bool = column("compile")
     size: str = column("size", width=8)
     batch: int = column("batch", "d")
