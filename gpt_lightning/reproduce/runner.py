@@ -23,13 +23,7 @@ from gpt_lightning.reproduce.resume import earlier
 from gpt_lightning.reproduce.rows import LossRow, Options, PhaseRow, RungRow, SettingRow, Verdict
 from gpt_lightning.reproduce.rungs import Case, Rung
 from gpt_lightning.reproduce.settings import batch_settings, compare_settings, read_settings
-from gpt_lightning.reproduce.verdicts import (
-    best_note,
-    best_row,
-    is_timed,
-    loss_row,
-    missing_losses,
-)
+from gpt_lightning.reproduce.verdicts import best_note, best_row, is_timed, loss_row, missing_losses
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import Observation, RunProbe, RunRecorder, RunTimings
 

@@ -209,8 +209,10 @@ def sampled_memory(work: Work, read: Callable[[], int], synchronize: Callable[[]
     spans: Spans = {}
     done = threading.Event()
 
-    def sample() -> None:
-        timeline.append((time.perf_counter() * 1e3, read()))
+    def sample() -> float:
+        now = time.perf_counter() * 1e3
+        timeline.append((now, read()))
+        return now
 
     def run() -> None:
         while not done.wait(SAMPLE_S):
@@ -219,12 +221,10 @@ def sampled_memory(work: Work, read: Callable[[], int], synchronize: Callable[[]
     @contextmanager
     def phase(name: str) -> Iterator[None]:
         synchronize()
-        sample()
-        first = timeline[-1][0]
+        first = sample()
         yield
         synchronize()
-        sample()
-        spans[name] = (first, timeline[-1][0])
+        spans[name] = (first, sample())
 
     sampler = threading.Thread(target=run, daemon=True)
     sampler.start()

@@ -62,11 +62,6 @@ class Option:
     type: Any = None
     alias: str = ""
 
-    def add_to(self, parser: OneLineParser) -> None:
-        """Declare the option to a parser."""
-        names = [f"--{name}" for name in (self.name, self.alias) if name]
-        parser.add_argument(*names, default=self.default, help=self.help, type=self.type)
-
 
 def parse(
     name: str,
@@ -90,7 +85,8 @@ def parse(
     """
     parser = OneLineParser(prog=f"gpt-lightning bench {name}", description=description)
     for option in options:
-        option.add_to(parser)
+        names = [f"--{name}" for name in (option.name, option.alias) if name]
+        parser.add_argument(*names, default=option.default, help=option.help, type=option.type)
     if timeout_s is not None:
         parser.add_argument(
             "--resume", action="store_true", help="Continue the newest sweep of the same rows."
@@ -116,11 +112,6 @@ def configurations(options: Iterable[Option], args: Any) -> list[Values]:
 # ---- values --------------------------------------------------------------------------------------
 
 
-def option_of(name: str) -> str:
-    """Return a name in the form of the command line."""
-    return "--" + name.replace("_", "-")
-
-
 def listed(args: Any, name: str, kind: Callable[[str], Any]) -> list[Any]:
     """Return the comma-separated values of an option, each value once.
 
@@ -136,7 +127,7 @@ def listed(args: Any, name: str, kind: Callable[[str], Any]) -> list[Any]:
     try:
         return list(dict.fromkeys(kind(part.strip()) for part in text.split(",")))
     except ValueError as error:
-        raise UserError(f"{option_of(name)} is {text!r}: {error}") from error
+        raise UserError(f"--{name.replace('_', '-')} is {text!r}: {error}") from error
 
 
 def one_of(choices: Iterable[str]) -> Callable[[str], str]:
