@@ -1,6 +1,5 @@
 """Run the rungs of a case through `fit` and compare each loss with the published one."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -81,10 +80,7 @@ class CaseRun:
         else:
             if step:
                 timings.early_ms = None
-            row = self._rung_row(rung, published, self.losses[first:], timings)
-            if step:
-                since = f"continued at step {step}: times and phases are of the steps since"
-                row = replace(row, note="; ".join(filter(None, (row.note, since))))
+            row = self._rung_row(rung, published, self.losses[first:], timings, step)
             self.phases += [PhaseRow(rung.name, *phase) for phase in timings.seconds.items()]
         self.rungs.append(row)
         self.write()
@@ -140,7 +136,7 @@ class CaseRun:
                 tqdm.write(f"{row.verdict}: {row.difference()}")
 
     def _rung_row(
-        self, rung: Rung, published: Published, rows: list[LossRow], timings: RunTimings
+        self, rung: Rung, published: Published, rows: list[LossRow], timings: RunTimings, step: int
     ) -> RungRow:
         compared = [row for row in rows if row.verdict]
         verdicts = [row.verdict for row in compared]
@@ -161,6 +157,7 @@ class CaseRun:
             "" if each_step else best_note(published, rows),
             f"changed: {' '.join(self.options.fit)}" if self.options.fit else "",
             published_speed(self.case, rung, published)[2],
+            f"continued at step {step}: times and phases are of the steps since" if step else "",
         ]
         return RungRow(
             rung.name,

@@ -89,14 +89,14 @@ def test_a_rungs_row_sums_up(case_run):
         loss_row(RUNG, PUBLISHED, Observation(CPU, s, "batch", x)) for s, x in ((0, 4.1), (1, 3.0))
     ]
     speed = RunTimings(CPU, 2, {"train": 1.0}, 900.0, 50.0, 2560.0, stalls=2)
-    row = case_run._rung_row(RUNG, PUBLISHED, rows, speed)
+    row = case_run._rung_row(RUNG, PUBLISHED, rows, speed, 0)
     assert (row.verdict, row.losses) == (Verdict.FAILED, 2)
     assert row.worst_difference == pytest.approx(0.1)
     assert (row.speedup, row.published_speedup) == (None, None)  # there is no rung before
     assert "2 stalls" in row.note
     assert "changed: --model.learning_rate=1" in row.note
     good = [compare(RUNG, 0, "batch", 4.0, 4.0), rows[1]]
-    row = case_run._rung_row(RUNG, PUBLISHED, good, speed)
+    row = case_run._rung_row(RUNG, PUBLISHED, good, speed, 0)
     assert (row.verdict, row.drifted) == (Verdict.OK, 0)
 
 
@@ -157,7 +157,7 @@ def test_the_memory_of_a_rung_is_its_own(training, case_run, monkeypatch):
 
 
 def test_a_rung_without_a_published_loss_has_failed(case_run):
-    row = case_run._rung_row(RUNG, PUBLISHED, [], RunTimings(CPU, 50, {}))
+    row = case_run._rung_row(RUNG, PUBLISHED, [], RunTimings(CPU, 50, {}), 0)
     assert row.verdict == Verdict.FAILED
     assert "3 published losses have no counterpart" in row.note
 
