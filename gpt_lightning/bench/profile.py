@@ -39,7 +39,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from gpt_lightning.bench.core import (
@@ -241,7 +241,7 @@ class Step:
         self.x, self.y = self.data()
         set_attention(model, naive_attention)
 
-    def data(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def data(self) -> tuple[Tensor, Tensor]:
         """Return random windows of the tokens on the device: x and y, (B, T) each."""
         B, T = self.shape
         starts = torch.randint(len(self.tokens) - T, (B, 1))
@@ -290,9 +290,7 @@ def attention_in_parts(range_: training_step.PhaseContext) -> AttentionFn:
     """Return `naive_attention`, op for op, with its three parts in ranges."""
     scores_, softmax_, values_ = PARTS
 
-    def attention(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float
-    ) -> torch.Tensor:
+    def attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
         T, S = q.size(-2), k.size(-2)
         with range_(scores_):
             scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.size(-1))  # (B, nh, T, S)

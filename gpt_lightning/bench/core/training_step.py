@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gpt_lightning.bench.core.course_model import CourseModel
 from gpt_lightning.bench.core.worker import SkippedError
@@ -128,7 +128,7 @@ def make_subject(model: str, shape: list[int], context: int) -> GPT | CourseMode
 
 def random_batch(
     batch: int, context: int, device: torch.device, vocab_size: int = VOCABULARY
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Return random tokens and targets, int64 (B, T) each."""
     x, y = (torch.randint(vocab_size, (batch, context), device=device) for _ in range(2))
     return x, y
@@ -171,12 +171,8 @@ class TrainingStep:
         self.scaler = torch.amp.GradScaler(device.type, enabled=scaled and dtype == "fp16")
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        phase: PhaseContext = nullcontext,
-        micro_batches: int = 1,
-    ) -> torch.Tensor:
+        self, x: Tensor, y: Tensor, phase: PhaseContext = nullcontext, micro_batches: int = 1
+    ) -> Tensor:
         """Train on one batch.
 
         Args:
@@ -190,7 +186,7 @@ class TrainingStep:
         """
         for _ in range(micro_batches):
             with phase("forward"), autocast(self.dtype, self.device):
-                loss: torch.Tensor = self.model(x, y)
+                loss: Tensor = self.model(x, y)
             with phase("backward"):
                 part = loss / micro_batches if micro_batches > 1 else loss
                 self.scaler.scale(part).backward()
