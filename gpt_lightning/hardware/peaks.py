@@ -1,7 +1,7 @@
-"""Peak FLOP/s of a device: published (peak_table.py), measured here, or set by the user.
+"""Peak FLOP/s of a device: published (peak_table.yaml), measured here, or set by the user.
 
 A dtype names the arithmetic of the matrix products: bf16, fp16, tf32 (fp32 tensors, CUDA only),
-fp32 and, measured only, fp64. peak_table.py holds the table, peak_measure.py measures.
+fp32 and, measured only, fp64. peak_table.yaml is the table, peak_measure.py measures.
 """
 
 import functools
