@@ -1,11 +1,21 @@
-"""Prose answers to the course's questions, made from the numbers of a section's tables."""
+"""Answers to the course's questions: the numbers of a section's tables in texts of answers.yaml."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 Row = dict[str, Any]
 Tables = dict[str, list[Row]]  # tables of a results.json; `rows` is the main one
 Answers = Iterator[tuple[str, str]]  # questions and answers
+TEXTS = yaml.safe_load(Path(__file__).with_name("answers.yaml").read_text(encoding="utf-8"))
+
+
+def filled(name: str, **values: Any) -> tuple[str, str]:
+    """Return a question and its answer with values in the place of their names."""
+    question, answer = TEXTS[name]
+    return question.format(**values), answer.format(**values)
 
 
 def measured(tables: Tables) -> list[Row]:
@@ -16,25 +26,17 @@ def measured(tables: Tables) -> list[Row]:
 def passes(tables: Tables) -> Answers:
     """Answer how long forward and backward take, and how much they vary."""
     for r in measured(tables):
-        yield (
-            f"{r['size']}: how long do the passes take, and how much do they vary?",
-            f"Forward {r['forward_mean_ms']:,.1f} ms, backward {r['backward_mean_ms']:,.1f} ms "
-            f"(means; by the medians {r['backward_ms'] / r['forward_ms']:.2f} times the forward). "
-            "The standard deviation is "
-            f"{r['forward_std_ms'] / r['forward_mean_ms']:.1%} of the forward's mean and "
-            f"{r['backward_std_ms'] / r['backward_mean_ms']:.1%} of the backward's.",
-        )
+        spreads = {
+            f"{phase}_spread": r[f"{phase}_std_ms"] / r[f"{phase}_mean_ms"]
+            for phase in ("forward", "backward")
+        }
+        yield filled("passes", ratio=r["backward_ms"] / r["forward_ms"], **spreads, **r)
 
 
 def first_call(tables: Tables) -> Answers:
     """Answer what the first call does to the mean."""
     for r in measured(tables):
-        yield (
-            f"{r['size']}: what does a missing warm-up change?",
-            f"The first forward took {r['first_forward_ms']:,.1f} ms, "
-            f"{r['first_forward_ms'] / r['forward_ms']:.1f} times the median of "
-            f"{r['forward_ms']:,.1f} ms; with it the mean is {r['forward_mean_ms']:,.1f} ms.",
-        )
+        yield filled("first_call", ratio=r["first_forward_ms"] / r["forward_ms"], **r)
 
 
 def profile(tables: Tables) -> Answers:
@@ -53,46 +55,27 @@ def profile_of(size: str, rows: dict[tuple[str, str], Row], tables: Tables) -> A
         return [row for row in tables[table] if (row["size"], row["mode"]) == (size, mode)]
 
     kernels, (top, *_) = of("kernels", "inference"), of("kernels", "full-step")
-    yield (
-        f"{size} (a): how long is a forward pass, and does the timer agree?",
-        f"{forward['span_ms']:,.2f} ms in the profile, {forward['timer_ms']:,.2f} ms by the timer "
-        f"without the profiler: {forward['span_ms'] / forward['timer_ms']:.2f} times.",
-    )
-    yield (
-        "(b): which kernel takes the most time in the forward, and in the whole step?",
-        " ".join(
-            f"{where}: {row['kernel']}, {row['calls']:,.0f} calls, {row['share']:.1%} of the time."
-            for where, row in (("Forward", kernels[0]), ("Whole step", top))
-        ),
-    )
+    yield filled("profile_timer", ratio=forward["span_ms"] / forward["timer_ms"], **forward)
+    yield filled("profile_longest", forward=kernels[0], step=top)
     others = [row for row in kernels if row["kind"] not in ("products", "")][:3]
-    kinds = ("softmax", "elementwise", "reductions", "other")
-    yield (
-        "(c): which kernels beside the matrix products take time in the forward?",
-        ", ".join(f"{row['kernel']} {row['share']:.1%}" for row in others)
-        + "; by kind: "
-        + ", ".join(f"{kind} {forward[kind]:.1%}" for kind in kinds)
-        + ".",
-    )
+    shares = [(row["kernel"], row["share"]) for row in others]
+    kinds = [(kind, forward[kind]) for kind in ("softmax", "elementwise", "reductions", "other")]
+    yield filled("profile_others", kernels=listed(shares), kinds=listed(kinds))
     optimizer = next(r for r in of("ranges", "full-step") if r["range"] == "step / optimizer")
-    yield (
-        "(d): how does the share of the matrix products change in a training step?",
-        f"{forward['products']:.1%} of the forward, in {forward['products_calls']:,.0f} calls "
-        f"({forward['products_outside_calls']:,.0f} without the attention's), and "
-        f"{step['products']:.1%} of the whole step. The kernels of the optimizer take "
-        f"{optimizer['kernels_ms']:,.2f} ms in a span of {optimizer['span_ms']:,.2f} ms.",
-    )
+    yield filled("profile_step", forward=forward, step=step, optimizer=optimizer)
     parts = {row["part"]: row for row in of("attention", "inference")}
     softmax, two = parts["softmax"], (parts["attention scores"], parts["value product"])
     products_ms = sum(row["products_ms"] for row in two)
-    yield (
-        "(e): how does the softmax compare with the products of the attention?",
-        f"The softmax takes {softmax['kernels_ms']:,.3f} ms, {softmax['time_share']:.1%} of the "
-        f"attention's time with {softmax['flop_share']:.1%} of its FLOPs. The products of scores "
-        f"and values take {products_ms:,.3f} ms: the softmax has "
-        f"{softmax['kernels_ms'] / products_ms:.2f} times their time and "
-        f"{softmax['gflop'] / sum(row['gflop'] for row in two):.3f} times their FLOPs.",
-    )
+    ratios = {
+        "times": softmax["kernels_ms"] / products_ms,
+        "flops": softmax["gflop"] / sum(row["gflop"] for row in two),
+    }
+    yield filled("profile_softmax", **softmax | ratios | {"products_ms": products_ms})
+
+
+def listed(shares: list[tuple[str, float]]) -> str:
+    """Return names with their shares."""
+    return ", ".join(f"{name} {share:.1%}" for name, share in shares)
 
 
 def attention(tables: Tables) -> Answers:
@@ -104,44 +87,27 @@ def attention(tables: Tables) -> Answers:
     for row in measured(tables):
         held.setdefault(row["d"], {})[row["context"]] = row["held_mib"]
     for d, by_context in held.items():
-        short, long = min(by_context), max(by_context)
-        yield (
-            f"d = {d}: how does the memory held for the backward grow?",
-            f"From {by_context[short]:,.1f} MiB at {short:,} tokens to {by_context[long]:,.1f} MiB "
-            f"at {long:,}: {by_context[long] / by_context[short]:.1f} times for "
-            f"{long / short:.0f} times the tokens.",
-        )
+        tokens = (min(by_context), max(by_context))
+        short, long = (by_context[context] for context in tokens)
+        ratios = {"growth": long / short, "longer": tokens[1] / tokens[0]}
+        yield filled("attention_held", d=d, held=(short, long), tokens=tokens, **ratios)
 
 
 def memory(tables: Tables) -> Answers:
     """Answer the questions about residuals, mixed precision and the largest allocation."""
     rows = {(r["size"], r["mode"], r["context"], r["dtype"]): r for r in measured(tables)}
     residuals = (f"{r['context']:,} tokens: {r['residual_mib']:,.3f} MiB" for r in rows.values())
-    yield (
-        "How large is an activation of the residual stream, B T C 4 / 2^20?",
-        "; ".join(dict.fromkeys(residuals)),
-    )
+    yield filled("residuals", sizes="; ".join(dict.fromkeys(residuals)))
     for (size, mode, context, dtype), row in rows.items():
         exact = rows.get((size, mode, context, "fp32"))
         if dtype == "bf16" and exact is not None:
-            yield (
-                f"{size}, {mode}, {context:,} tokens: what does bfloat16 change?",
-                f"The peak is {row['peak_mib'] / exact['peak_mib']:.2f} times that of fp32.",
-            )
+            yield filled("bfloat16", ratio=row["peak_mib"] / exact["peak_mib"], **row)
         elif row["largest_mib"] is not None:
-            yield (
-                f"{size}, {mode}, {context:,} tokens: how large is the largest allocation?",
-                f"{row['largest_mib']:,.1f} MiB, {row['largest_mib'] / row['residual_mib']:.1f} "
-                "residual activations.",
-            )
+            yield filled("largest", residuals=row["largest_mib"] / row["residual_mib"], **row)
 
 
 def checkpoints(tables: Tables) -> Answers:
     """Answer which number of blocks per checkpoint has the smallest peak."""
     for size in dict.fromkeys(row["size"] for row in measured(tables)):
-        peaks = {r["blocks"]: r["peak_mib"] for r in measured(tables) if r["size"] == size}
-        best = min(peaks, key=peaks.__getitem__)
-        yield (
-            f"{size}: which group has the smallest peak?",
-            f"{best} blocks per checkpoint, with {peaks[best]:,.1f} MiB.",
-        )
+        rows = [row for row in measured(tables) if row["size"] == size]
+        yield filled("checkpoints", **min(rows, key=lambda row: row["peak_mib"]))
