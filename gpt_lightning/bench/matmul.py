@@ -123,9 +123,9 @@ def measure_matmul(row: MatmulRow, warmup: int, steps: int) -> dict[str, Any]:
     calls = max(1, math.ceil(ROUND_MS / max(trial["forward"].min, 1e-3)))
     times, _ = timing.measure(lambda timer: products(timer, calls), device, warmup, steps)
     found = {
-        f"{phase}_{name}": getattr(times[phase], statistic) / calls
+        name: value / calls
         for phase in ("forward", "backward")
-        for name, statistic in (("ms", "median"), ("std_ms", "std"), ("min_ms", "min"))
+        for name, value in timing.columns(phase, times[phase], "std", "min").items()
     }
     precision = torch.get_float32_matmul_precision()
     rates = compare_with_peaks(found, 2 * m * k * n, device, row.dtype)

@@ -24,16 +24,8 @@ from gpt_lightning.reports.tables import Row, column
 FILE = "end_to_end.csv"
 TABLE = "published"
 NAMES = {"S": "small", "M": "medium", "L": "large", "XL": "xl", "2p7": "2.7B"}
-# machine and warm-up steps of a section, from its title; the RTX PRO 6000's section has the others
-# below it
-RTX, DEFAULT_WARMUP = "RTX PRO 6000 Workstation", 5
-SECTIONS = {
-    "End to End Benchmarks (MBAir)": ("MacBook Air", DEFAULT_WARMUP),
-    "End to End Benchmarks (RTX PRO 6000 WK)": (RTX, DEFAULT_WARMUP),
-    "No Warm-up": (RTX, 0),
-    "1 step warm up": (RTX, 1),
-    "Mixed Precision (bfloat16)": (RTX, DEFAULT_WARMUP),
-}
+DEFAULT_WARMUP = 5
+WARMUPS = {"No Warm-up": 0, "1 step warm up": 1}  # of the sections that have another
 
 
 @dataclass(frozen=True)
@@ -72,7 +64,7 @@ def read_published() -> list[PublishedRow]:
 
 def published_row(line: dict[str, str]) -> PublishedRow:
     """Convert a line of the file to our units."""
-    machine, warmup = SECTIONS[line["section"]]
+    section = line["section"]
     times: dict[str, Any] = {
         f"{ours}_{statistic}ms": float(line[f"{theirs}_{name}_s"]) * 1e3
         for ours, theirs in (("forward", "fwd"), ("backward", "bwd"), ("total", "total"))
@@ -80,14 +72,14 @@ def published_row(line: dict[str, str]) -> PublishedRow:
     }
     batch, context = int(line["batch_size"]), int(line["context_length"])
     return PublishedRow(
-        machine=machine,
+        machine="MacBook Air" if "(MBAir)" in section else "RTX PRO 6000 Workstation",
         device=line["device"],
         dtype=line["dtype"],
         compile=line["compile"].lower(),
         size=NAMES[line["model"]],
         batch=batch,
         context=context,
-        warmup=warmup,
+        warmup=WARMUPS.get(section, DEFAULT_WARMUP),
         tokens_per_sec=batch * context / times["total_ms"] * 1e3,
         note=defects(line),
         **times,

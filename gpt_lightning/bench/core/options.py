@@ -20,6 +20,7 @@ from gpt_lightning.parsing import OneLineParser, nearest, underscored
 Shape = tuple[int, int, int]  # layers, heads, width
 Values = dict[str, Any]  # fields of a configuration
 Read = Callable[[Any], list[Values]]  # parsed arguments -> one mapping for each value
+Convert = Callable[[str], Any]  # text -> value; raises ValueError for a text that is none
 
 PositiveFinite = restricted_number_type("PositiveFinite", float, [(">", 0), ("<", math.inf)])
 
@@ -112,13 +113,13 @@ def configurations(options: Iterable[Option], args: Any) -> list[Values]:
 # ---- values --------------------------------------------------------------------------------------
 
 
-def listed(args: Any, name: str, kind: Callable[[str], Any]) -> list[Any]:
+def listed(args: Any, name: str, kind: Convert) -> list[Any]:
     """Return the comma-separated values of an option, each value once.
 
     Args:
         args: Parsed arguments.
         name: Name of the option, with underscores.
-        kind: Converter of a text to a value; it raises ValueError.
+        kind: Converter of a text to a value.
 
     Raises:
         UserError: The converter raised ValueError.
@@ -178,12 +179,7 @@ def devices(args: Any) -> list[str]:
 
 
 def axis(
-    name: str,
-    field: str,
-    default: str | None,
-    kind: Callable[[str], Any],
-    about: str,
-    alias: str = "",
+    name: str, field: str, default: str | None, kind: Convert, about: str, alias: str = ""
 ) -> Option:
     """Declare an option with comma-separated values.
 
