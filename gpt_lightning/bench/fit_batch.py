@@ -229,18 +229,12 @@ def measure_batch(
     batches = timing.TimedBatches(data, (steps + 2) * row.accumulate)
     trainer = Trainer(
         accelerator=row.device,
-        devices=1,
         precision=row.precision,  # type: ignore[arg-type]  # the configuration's
         max_steps=steps + 2,
         accumulate_grad_batches=row.accumulate,
         gradient_clip_val=clip[0],
         gradient_clip_algorithm=clip[1],
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        logger=False,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
+        **fit_run.TRAINING_ALONE,
     )
     trainer.fit(GPTModule(**model), train_dataloaders=batches)
     measured = batches.milliseconds()[row.accumulate : (steps + 1) * row.accumulate]

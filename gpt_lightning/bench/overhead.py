@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench.core import options, paired, timing, training_step
+from gpt_lightning.bench.core import fit_run, options, paired, timing, training_step
 from gpt_lightning.bench.core.options import COURSE_SIZES, Option, Values, listed
 from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
 from gpt_lightning.bench.core.training_step import VOCABULARY
@@ -199,18 +199,12 @@ class Loop:
         with tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(
                 accelerator=self.device.type,
-                devices=1,
                 precision=PRECISIONS[self.dtype],  # type: ignore[arg-type]  # one of the Trainer's
                 max_steps=len(batches),
                 callbacks=fit_callbacks() if with_callbacks else [],
-                enable_progress_bar=with_callbacks,
-                enable_checkpointing=False,
-                enable_model_summary=False,
-                logger=False,
                 log_every_n_steps=10,  # as `fit`
-                num_sanity_val_steps=0,
-                use_distributed_sampler=False,
                 default_root_dir=folder,
+                **fit_run.TRAINING_ALONE | {"enable_progress_bar": with_callbacks},
             )
             trainer.fit(self.module, train_dataloaders=batches)
 

@@ -10,6 +10,17 @@ from gpt_lightning.parsing import resolve_configs
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import RunRecorder, RunTimings
 
+# arguments of a Trainer that trains on one device and does nothing else
+TRAINING_ALONE: dict[str, Any] = {
+    "devices": 1,
+    "enable_progress_bar": False,
+    "enable_checkpointing": False,
+    "enable_model_summary": False,
+    "logger": False,
+    "num_sanity_val_steps": 0,
+    "use_distributed_sampler": False,
+}
+
 
 def parse_fit(options: list[str]) -> Any:
     """Return the configuration that `fit` makes of options."""
