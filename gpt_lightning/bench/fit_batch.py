@@ -95,21 +95,18 @@ def run(argv: list[str]) -> int:
     sweep = Sweep(BENCH, [trial | {"batch": 1}], argv, args.resume, args.timeout_s)
 
     def fits(batch: int) -> bool:
-        status = sweep.measure(trial | {"batch": batch}).status
-        if status not in ("ok", "out of memory"):
-            raise TrialError
-        return bool(status == "ok")
+        row = sweep.measure(trial | {"batch": batch})
+        if row.status not in ("ok", "out of memory"):
+            raise TrialError(f"the trial of {batch} sequences failed ({row.status}: {row.note})")
+        return bool(row.status == "ok")
 
     largest = 0
     try:
         largest, refused = search(fits, args.max_batch or step.sequences)
         lines = findings(sweep.rows, largest, refused, step, config)
-    except TrialError:
-        row = sweep.rows[-1]
-        lines = [
-            f"stopped     the trial of {row.batch} sequences failed ({row.status}: {row.note}), "
-            "not for lack of memory; correct the cause, then continue with --resume"
-        ]
+    except TrialError as error:
+        fix = "not for lack of memory; correct the cause, then continue with --resume"
+        lines = [f"stopped     {error}, {fix}"]
     print("\n" + "\n".join(lines))
     sweep.report(lines)
     sweep.print_files()
