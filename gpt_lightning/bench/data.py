@@ -28,7 +28,7 @@ from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.loader import Batch, TrainLoader
 from gpt_lightning.data.mixture import Mixture, WindowSource
-from gpt_lightning.data.order import WindowOrder
+from gpt_lightning.data.order import OrderName, WindowOrder
 from gpt_lightning.data.shards import DatasetWindows, TokenStream
 from gpt_lightning.data.synthetic import random_dataset
 from gpt_lightning.errors import UserError
@@ -129,7 +129,7 @@ def measure_data(row: DataRow, batches: int, warmup: int, data_dir: str) -> dict
     }
 
 
-def make_source(order: str, block_size: int, n_tokens: int, data_dir: Path) -> WindowSource:
+def make_source(order: Any, block_size: int, n_tokens: int, data_dir: Path) -> WindowSource:
     """Return one random dataset in an order, or the mixture of two."""
     if order != "mixture":
         return corpus(0, order, block_size, n_tokens, data_dir)
@@ -146,18 +146,12 @@ def dataset(index: int, n_tokens: int, data_dir: Path) -> Path:
 
 
 def corpus(
-    index: int, order: str, block_size: int, n_tokens: int, data_dir: Path
+    index: int, order: OrderName, block_size: int, n_tokens: int, data_dir: Path
 ) -> DatasetWindows:
     """Return the index-th random dataset in an order."""
     folder = dataset(index, n_tokens, data_dir)
     stream = TokenStream(folder, load_manifest(folder), "train")
-    windows = WindowOrder(
-        order,  # type: ignore[arg-type]  # --orders was checked
-        len(stream),
-        block_size,
-        SEED,
-        stream.shard_tokens,
-    )
+    windows = WindowOrder(order, len(stream), block_size, SEED, stream.shard_tokens)
     return DatasetWindows(stream, windows)
 
 

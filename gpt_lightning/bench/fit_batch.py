@@ -62,12 +62,11 @@ BENCH = Bench(
     row=FitBatchRow,
     measure="gpt_lightning.bench.fit_batch:measure_batch",
     options=(
-        Option("config", None, "Configuration of `fit`.", type=str | None),
-        Option(
+        options.optional("config", "Configuration of `fit`.", str),
+        options.optional(
             "limit_gib",
-            None,
             f"Memory limit of a trial on a CPU, in GiB; null: {SHARE:.0%} of the free memory.",
-            type=options.PositiveFinite | None,
+            options.PositiveFinite,
         ),
         options.optional("max_batch", "null: the sequences of a step."),
         Option("steps", 2, "Measured steps of a trial, after the first.", type=PositiveInt),

@@ -13,7 +13,7 @@ import yaml
 from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench.core import fit_run, options
-from gpt_lightning.bench.core.options import Option
+from gpt_lightning.bench.core.options import Option, optional
 from gpt_lightning.bench.core.results import keep, make_folder
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import device_kind, free_memory
@@ -62,19 +62,13 @@ class LadderRow:
 
 
 OPTIONS = (
-    Option(
-        "config",
-        None,
-        "Configuration of `fit` whose model is measured; null: GPT-2 124M.",
-        type=str | None,
-    ),
+    optional("config", "Configuration of `fit` whose model is measured; null: GPT-2 124M.", str),
     Option("steps", 10, "Measured optimizer steps of a rung.", type=PositiveInt),
-    Option(
+    optional(
         "rungs",
-        None,
         f"Any of {', '.join(rung.name for rung in RUNGS)}, separated by commas; null: all. A rung "
         "has the settings of all rungs before it, measured or not.",
-        type=str | None,
+        str,
     ),
 )
 

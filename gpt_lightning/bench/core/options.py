@@ -218,9 +218,9 @@ def shared(name: str, default: Any, about: str, type: Any = PositiveInt) -> Opti
     return Option(name, default, about, lambda args: [{name: getattr(args, name)}], type)
 
 
-def optional(name: str, about: str) -> Option:
-    """Declare a whole number that is null by default and that another option reads."""
-    return Option(name, None, about, type=PositiveInt | None)
+def optional(name: str, about: str, type: Any = PositiveInt) -> Option:  # noqa: A002
+    """Declare an option that is null by default and that fills no field."""
+    return Option(name, None, about, type=type | None)
 
 
 def dtypes(default: str, choices: Sequence[str] = DTYPES) -> Option:
@@ -331,7 +331,7 @@ def course_or_own_sizes(args: Any) -> list[Values]:
 SIZES = (
     models(),
     Option("sizes", "small", f"Any of {', '.join(COURSE_SIZES)}.", course_or_own_sizes),
-    Option("shapes", None, "Custom sizes, LAYERSxWIDTH: 4x512,16x1024.", type=str | None),
+    optional("shapes", "Custom sizes, LAYERSxWIDTH: 4x512,16x1024.", str),
     optional("n_layer", "Number of layers of a custom size, instead of --sizes."),
     optional("n_head", f"Number of heads of the custom size; null: d_model / {HEAD_WIDTH}."),
     optional("d_model", "Width of the custom size."),

@@ -30,6 +30,7 @@ from gpt_lightning.reports.tables import RESULTS, Console, Row, column, write_re
 
 EARLIER = "earlier"  # machine fact of a resumed sweep: machine of the first rows
 FINE = ("ok", "out of memory", "skipped")  # statuses that are no failure
+Tables = dict[str, Sequence[Row]]  # name -> rows
 Picture = Callable[[Path, Sequence[Row]], list[str]]  # draws into a folder; returns file names
 
 
@@ -78,9 +79,7 @@ class Bench:
     picture: Picture | None = None
     files: bool = False
     tables: dict[str, type[Row]] = field(default_factory=dict)
-    beside: Callable[[Sequence[Row]], tuple[dict[str, Sequence[Row]], tuple[str, ...]]] | None = (
-        None
-    )
+    beside: Callable[[Sequence[Row]], tuple[Tables, tuple[str, ...]]] | None = None
     epilogue: Callable[[Any, "Sweep"], str] | None = None
     relate: Callable[[Row, Sequence[Row]], Row] | None = None
 
@@ -195,7 +194,7 @@ class Sweep:
 
     def report(self, findings: Sequence[str] = ()) -> None:
         """Write the report of the rows so far, with findings below the notes."""
-        tables: dict[str, Sequence[Row]] = {"rows": self.rows, **self._tables}
+        tables: Tables = {"rows": self.rows, **self._tables}
         notes = self.bench.notes
         if self.bench.beside is not None:
             published, remarks = self.bench.beside(self.rows)
