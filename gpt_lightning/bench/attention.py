@@ -42,7 +42,7 @@ from gpt_lightning.bench.core.attention_kernels import (
 from gpt_lightning.bench.core.course_model import RoPE
 from gpt_lightning.bench.core.memory_meter import MIB, Memory, PhaseContext
 from gpt_lightning.bench.core.options import Values, listed
-from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
+from gpt_lightning.bench.core.sweep import Bench, sweep_row
 from gpt_lightning.errors import UserError
 from gpt_lightning.reports.tables import column
 
@@ -153,7 +153,6 @@ BENCH = Bench(
         options.steps(10),
         options.MEMORY_LIMIT,
     ),
-    notes=paragraphs(__doc__),
     picture=picture,
 )
 

@@ -24,7 +24,7 @@ from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench.core import options, timing
 from gpt_lightning.bench.core.options import Option, Values, listed
-from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
+from gpt_lightning.bench.core.sweep import Bench, sweep_row
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.loader import Batch, TrainLoader
 from gpt_lightning.data.mixture import Mixture, WindowSource
@@ -91,7 +91,6 @@ BENCH = Bench(
         options.warmup(20, PositiveInt),
         options.shared("data_dir", "data", "Folder of the random datasets.", str),
     ),
-    notes=paragraphs(__doc__),
 )
 
 

@@ -26,7 +26,7 @@ from jsonargparse.typing import PositiveInt
 from gpt_lightning.bench.core import fit_run, options, timing, training_step, worker
 from gpt_lightning.bench.core.memory_meter import available_bytes, limit_memory
 from gpt_lightning.bench.core.options import Option
-from gpt_lightning.bench.core.sweep import Bench, Sweep, paragraphs, read_options, sweep_row
+from gpt_lightning.bench.core.sweep import Bench, Sweep, read_options, sweep_row
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import device_kind, memory_gib
 from gpt_lightning.model.gpt import GPTConfig
@@ -72,7 +72,6 @@ BENCH = Bench(
         Option("steps", 2, "Measured steps of a trial, after the first.", type=PositiveInt),
     ),
     takes_fit_options=True,
-    notes=paragraphs(__doc__),
 )
 
 

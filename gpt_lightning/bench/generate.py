@@ -18,7 +18,7 @@ from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench.core import options, paired
 from gpt_lightning.bench.core.options import Option, Values
-from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
+from gpt_lightning.bench.core.sweep import Bench, sweep_row
 from gpt_lightning.bench.core.training_step import DeviceRow
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import synchronize
@@ -74,7 +74,6 @@ BENCH = Bench(
         Option("every", 16, "Stride of the naive loop's lengths.", read_every, PositiveInt),
         options.shared("rounds", 5, "Blocks of each way."),
     ),
-    notes=paragraphs(__doc__),
 )
 
 

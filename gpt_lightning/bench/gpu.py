@@ -23,7 +23,7 @@ from jsonargparse.typing import PositiveInt
 from gpt_lightning.bench.core import fit_run, options, timing, training_step
 from gpt_lightning.bench.core.options import Option, Values, devices, listed
 from gpt_lightning.bench.core.peer import make_peer
-from gpt_lightning.bench.core.sweep import Bench, Sweep, paragraphs, sweep_row
+from gpt_lightning.bench.core.sweep import Bench, Sweep, sweep_row
 from gpt_lightning.errors import UserError, is_out_of_memory
 from gpt_lightning.hardware.device import free_memory
 from gpt_lightning.hardware.peaks import device_name
@@ -106,7 +106,6 @@ BENCH = Bench(
     ),
     timeout_s=3600.0,
     takes_fit_options=True,
-    notes=paragraphs(__doc__),
     epilogue=publish,
 )
 

@@ -18,7 +18,7 @@ from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench.core import options, timing, training_step
 from gpt_lightning.bench.core.options import COURSE_SIZES, Option, Values, listed
-from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
+from gpt_lightning.bench.core.sweep import Bench, sweep_row
 from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
 from gpt_lightning.reports.tables import column
 
@@ -93,7 +93,6 @@ BENCH = Bench(
         options.warmup(2),
         options.steps(10),
     ),
-    notes=paragraphs(__doc__),
 )
 
 

@@ -32,7 +32,7 @@ from gpt_lightning.bench.core import memory_meter, options, saved_tensors, train
 from gpt_lightning.bench.core.course_model import CourseModel
 from gpt_lightning.bench.core.memory_meter import MIB, Memory, PhaseContext
 from gpt_lightning.bench.core.options import Option, Values, listed
-from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
+from gpt_lightning.bench.core.sweep import Bench, sweep_row
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.reports.tables import Row, column
 
@@ -138,7 +138,6 @@ BENCH = Bench(
         options.warmup(1),
         options.MEMORY_LIMIT,
     ),
-    notes=paragraphs(__doc__),
     picture=picture,
     files=True,
     tables={"saved": SavedRow},

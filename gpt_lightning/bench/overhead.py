@@ -23,7 +23,7 @@ from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench.core import fit_run, options, paired, timing, training_step
 from gpt_lightning.bench.core.options import COURSE_SIZES, Option, Values, listed
-from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
+from gpt_lightning.bench.core.sweep import Bench, sweep_row
 from gpt_lightning.bench.core.training_step import VOCABULARY
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.model.gpt import GPTConfig
@@ -112,7 +112,6 @@ BENCH = Bench(
         options.warmup(2, PositiveInt),
         options.optional("rounds", "Blocks of each loop; null: 20, for char 5."),
     ),
-    notes=paragraphs(__doc__),
 )
 
 

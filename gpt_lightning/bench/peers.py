@@ -17,7 +17,7 @@ import torch
 from gpt_lightning.bench.core import options, paired, timing, training_step
 from gpt_lightning.bench.core.options import COURSE_SIZES
 from gpt_lightning.bench.core.peer import make_peer
-from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
+from gpt_lightning.bench.core.sweep import Bench, sweep_row
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.model.compilation import compile_in_place
@@ -67,7 +67,6 @@ BENCH = Bench(
         options.shared("rounds", 5, "Blocks of each model."),
     ),
     timeout_s=1200.0,
-    notes=paragraphs(__doc__),
 )
 
 

@@ -52,7 +52,7 @@ from gpt_lightning.bench.core import (
     training_step,
     worker,
 )
-from gpt_lightning.bench.core.sweep import Bench, Sweep, paragraphs, sweep_row
+from gpt_lightning.bench.core.sweep import Bench, Sweep, sweep_row
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.model.attention import AttentionFn, naive_attention
 from gpt_lightning.model.gpt import GPT, MLP, CausalSelfAttention
@@ -159,7 +159,6 @@ BENCH = Bench(
         options.warmup(2),
         options.shared("top", 20, "Kernels in the table of a row."),
     ),
-    notes=paragraphs(__doc__),
     files=True,
     tables={"ranges": RangeRow, "attention": AttentionRow, "kernels": KernelRow},
     epilogue=nsys_command,

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from gpt_lightning.bench.core import course_report, options, timing, training_step
-from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
+from gpt_lightning.bench.core.sweep import Bench, sweep_row
 from gpt_lightning.model.compilation import compile_in_place
 from gpt_lightning.reports.tables import Row, column
 
@@ -95,7 +95,6 @@ BENCH = Bench(
         ),
         options.steps(10),
     ),
-    notes=paragraphs(__doc__),
     beside=course_report.published_tables,
     relate=over_fp32,
 )

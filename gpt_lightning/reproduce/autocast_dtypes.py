@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpt_lightning.bench.core import options
 from gpt_lightning.bench.core.options import Option, Values
-from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
+from gpt_lightning.bench.core.sweep import Bench, sweep_row
 from gpt_lightning.model.gpt import GPT, Block, GPTConfig
 from gpt_lightning.reports.tables import column
 from gpt_lightning.reproduce.published import read_rows
@@ -106,7 +106,6 @@ BENCH = Bench(
         options.words("models", "model", MODELS),
     ),
     timeout_s=120.0,
-    notes=paragraphs(__doc__),
     tables={"tensors": TensorRow},
 )
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gpt_lightning.bench.core.options import DEVICE, Values, devices
-from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
+from gpt_lightning.bench.core.sweep import Bench, sweep_row
 from gpt_lightning.reports.tables import column
 
 ADDEND, TIMES = 0.01, 1000
@@ -57,7 +57,6 @@ BENCH = Bench(
     measure="gpt_lightning.reproduce.float16_sums:measure_sum",
     options=(replace(DEVICE, read=read_sums),),
     timeout_s=120.0,
-    notes=paragraphs(__doc__),
 )
 
 

@@ -20,7 +20,7 @@ Every row is a guess.
 """
 
 from gpt_lightning.bench.core import options
-from gpt_lightning.bench.core.sweep import Bench, paragraphs, sweep_row
+from gpt_lightning.bench.core.sweep import Bench, sweep_row
 from gpt_lightning.reports.tables import column
 
 
@@ -37,7 +37,6 @@ BENCH = Bench(
     row=Row,
     measure="gpt_lightning.bench.no_op:measure",
     options=(options.DEVICE, options.batches("1,2")),
-    notes=paragraphs(__doc__),
 )
 
 

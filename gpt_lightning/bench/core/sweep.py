@@ -7,6 +7,7 @@ sweep.
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import signal
@@ -53,7 +54,6 @@ class Bench:
         row: Class of the rows, made by `sweep_row`.
         measure: MODULE:FUNCTION, which `worker.call` calls with a configuration.
         options: Options in the order in which rows vary, slowest first.
-        notes: Paragraphs for the reader: conventions, units, definitions.
         timeout_s: Default time limit of a row.
         takes_fit_options: Accept options of `fit` and put them into configurations as
             `fit_options`.
@@ -73,7 +73,6 @@ class Bench:
     row: type[Row]
     measure: str
     options: tuple[Option, ...] = ()
-    notes: tuple[str, ...] = ()
     timeout_s: float = 600.0
     takes_fit_options: bool = False
     picture: Picture | None = None
@@ -82,6 +81,11 @@ class Bench:
     beside: Callable[[Sequence[Row]], tuple[Tables, tuple[str, ...]]] | None = None
     epilogue: Callable[[Any, "Sweep"], str] | None = None
     relate: Callable[[Row, Sequence[Row]], Row] | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Conventions, units, definitions: paragraphs of the docstring of the bench's file."""
+        return paragraphs(importlib.import_module(self.measure.partition(":")[0]).__doc__)
 
 
 def paragraphs(docstring: str | None) -> tuple[str, ...]:

@@ -78,6 +78,7 @@ BENCH = Bench("toy", "A toy", ToyRow, "toy_rows:measure")
 def toy(tmp_path, monkeypatch):
     (tmp_path / "toy_rows.py").write_text(TOY)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)  # of the rows
+    monkeypatch.syspath_prepend(tmp_path)  # of their notes
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         sweep, "machine_record", lambda argv, device="a toy": {"device": str(device)}
