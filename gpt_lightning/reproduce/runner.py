@@ -27,6 +27,7 @@ from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import Observation, RunProbe, RunRecorder, RunTimings
 
 PICTURE = "losses.png"
+TABLES = ("rungs", "losses", "settings", "phases")  # attributes of CaseRun
 
 
 class CaseRun:
@@ -209,19 +210,9 @@ class CaseRun:
 
     def write(self) -> None:
         """Write the tables and the picture of all rungs so far."""
-        write_report(
-            self.folder,
-            title=self.case.title,
-            machine=self.machine,
-            tables={
-                "rungs": self.rungs,
-                "losses": self.losses,
-                "settings": self.settings,
-                "phases": self.phases,
-            },
-            notes=[f"Theirs: {self.case.source}."],
-            pictures=[PICTURE] if self.losses else [],
-        )
+        tables = {name: getattr(self, name) for name in TABLES}
+        notes, pictures = [f"Theirs: {self.case.source}."], [PICTURE] if self.losses else []
+        write_report(self.folder, self.case.title, self.machine, tables, notes, pictures)
         if self.losses:
             plot_losses(self.folder / PICTURE, self.case.title, self.losses)
 
