@@ -19,7 +19,6 @@ from gpt_lightning.bench.core.options import COURSE_SIZES
 from gpt_lightning.bench.core.peer import make_peer
 from gpt_lightning.bench.core.sweep import Bench, sweep_row
 from gpt_lightning.data.loader import Batch
-from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.model.compilation import compile_in_place
 from gpt_lightning.reports.tables import column
 
@@ -107,18 +106,18 @@ class Contestant:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         self.step = training_step.TrainingStep(model, self.device, dtype, optimizer, norm="none")
         self.phases: dict[str, list[float]] = {}
-        graphs, timer = training_step.compiled_graphs(), timing.StepTimer(self.device)
-        synchronize(self.device)
-        timer.begin()
-        self.loss = float(self.step(*batch, timer.phase))
-        self.first_step_s = timer.milliseconds()["total"][0] / 1e3
+        graphs = training_step.compiled_graphs()
+        _, first = timing.record(self.train, self.device, warmup=0, steps=1)
+        self.loss, self.first_step_s = float(self.last_loss), first["total"] / 1e3
         self.graphs = training_step.checked_graphs(compiled, graphs)
+
+    def train(self, timer: timing.StepTimer) -> None:
+        """Train on the batch."""
+        self.last_loss = self.step(*self.batch, timer.phase)
 
     def block(self, warmup: int, steps: int) -> list[float]:
         """Return the milliseconds of each of `steps` steps, after `warmup` others."""
-        times, _ = timing.record(
-            lambda timer: self.step(*self.batch, timer.phase), self.device, warmup, steps
-        )
+        times, _ = timing.record(self.train, self.device, warmup, steps)
         for phase, values in times.items():
             self.phases.setdefault(phase, []).extend(values)
         return times["total"]
