@@ -37,6 +37,7 @@ from gpt_lightning.training.fit import quiet_lightning
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.trainer import Trainer
 
+# fp16 needs a GradScaler, which is another loop
 PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed"}
 
 
@@ -50,7 +51,6 @@ WORKLOADS = {
     "char": CHAR | {"shape": (6, 6, 384)},
     "char-cpu": WORKLOAD | {"shape": (4, 4, 128), "batch": 12, "vocab_size": 65},
 } | {name: WORKLOAD | {"shape": shape} for name, shape in COURSE_SIZES.items()}
-DTYPES = ("fp32", "tf32", "bf16")  # fp16 needs a GradScaler, which is another loop
 LOOPS = ("raw", "norm", "trainer", "callbacks")
 PAIRS = ("raw:raw", "raw:trainer", "norm:trainer", "trainer:callbacks")
 
@@ -105,7 +105,7 @@ BENCH = Bench(
         Option("sizes", "tiny", f"Any of {', '.join(WORKLOADS)}.", read_workloads),
         options.numbers("contexts", "context", None, "Tokens per sequence"),
         options.numbers("batches", "batch", None, "Sequences per batch"),
-        options.dtypes("fp32", DTYPES),
+        options.dtypes("fp32", list(PRECISIONS)),
         options.switches("compile", "false", "Compile the model"),
         Option("pairs", ",".join(PAIRS), f"A:B with commas, of {', '.join(LOOPS)}.", read_pairs),
         options.optional("steps", "Steps of a block; null: 10, for char 3."),

@@ -105,7 +105,7 @@ def broken_rows(
 def own_keys(parser: ArgumentParser, rung: Rung) -> set[str]:
     """Return the keys that a rung's configurations and options set."""
     options = resolve_configs([*(f"--config={name}" for name in rung.configs), *rung.settings])
-    return vars(parser.parse_args(["fit", *options], defaults=False).fit.as_flat()).keys()
+    return set(vars(parser.parse_args(["fit", *options], defaults=False).fit.as_flat()))
 
 
 def why_whole(key: str, theirs: Settings) -> str:
