@@ -30,13 +30,8 @@ from gpt_lightning.hardware.peaks import device_name
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.reports.tables import column
 
-# size -> overlay of configs/gpt2_124m.yaml, and target MFU on one H200
-CONFIGS = {
-    "124m": ("gpu/gpt2_124m", 0.48),
-    "350m": ("gpu/gpt2_350m", 0.52),
-    "774m": ("gpu/gpt2_774m", 0.52),
-    "1558m": ("gpu/gpt2_1558m", 0.55),
-}
+# size, with an overlay configs/gpu/gpt2_SIZE.yaml -> target MFU on one H200
+TARGETS = {"124m": 0.48, "350m": 0.52, "774m": 0.52, "1558m": 0.55}
 MODELS = ("ours", "hf", "hf-compiled")
 
 
@@ -97,7 +92,7 @@ BENCH = Bench(
     measure="gpt_lightning.bench.gpu:measure_size",
     options=(
         Option("device", "cuda", "cuda; another device tries the command out.", read_device),
-        options.words("sizes", "size", CONFIGS),
+        options.words("sizes", "size", TARGETS),
         Option("models", ",".join(MODELS), f"Any of {', '.join(MODELS)}.", read_models),
         Option("steps", 50, "Measured steps of ours.", type=PositiveInt),
         Option("peer_steps", 10, "Measured steps of theirs.", type=PositiveInt),
@@ -113,8 +108,7 @@ BENCH = Bench(
 def measure_size(row: GPURow, device: str, warmup: int, fit_options: list[str]) -> dict[str, Any]:
     """Train one size of one model."""
     where = torch.device(device)
-    overlay, target = CONFIGS[row.size]
-    arguments = ["--config=gpt2_124m", f"--config={overlay}", *fit_options]
+    arguments = ["--config=gpt2_124m", f"--config=gpu/gpt2_{row.size}", *fit_options]
     arguments += [f"--trainer.accelerator={device}", "--trainer.devices=1"]
     parsed = fit_run.parse_fit([*arguments, "--data.seed=1"])
     config = GPTConfig(**parsed.model.config.as_dict())
@@ -141,7 +135,7 @@ def measure_size(row: GPURow, device: str, warmup: int, fit_options: list[str]) 
         "batch": batch,
         "accumulate": accumulate,
         "context": context,
-        "target": target if row.model == "ours" else None,
+        "target": TARGETS[row.size] if row.model == "ours" else None,
         "peak_memory_gib": training_step.peak_memory_gib(where),
         "parameters": shape.num_params(),
         **measured,

@@ -151,8 +151,9 @@ def test_mistakes_take_one_line(args, line, capsys):
 
 def test_the_sizes_files_are_the_published_models_at_the_same_tokens_a_step():
     overlays = {name for name in config_names() if name.startswith("gpu/")}
-    assert {name for name, _ in gpu.CONFIGS.values()} == overlays
-    for size, (overlay, _) in gpu.CONFIGS.items():
+    assert {f"gpu/gpt2_{size}" for size in gpu.TARGETS} == overlays
+    for size in gpu.TARGETS:
+        overlay = f"gpu/gpt2_{size}"
         configs = ["--config=gpt2_124m", f"--config={overlay}"]
         parsed = fit_run.parse_fit([*configs, "--data.seed=1"])
         config, published = parsed.model.config, SIZES[PUBLISHED[size]]
