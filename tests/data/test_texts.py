@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from gpt_lightning.data import texts as corpora
-from gpt_lightning.data.texts import CORPORA, NINE_PLAYS, corpus_file, play_text
+from gpt_lightning.data.texts import CORPORA, corpus_file, play_text
 from gpt_lightning.errors import UserError
 
+NINE_PLAYS = CORPORA["shakespeare-plays"].plays
 PLAY = """# The Test
 
 ## ACT I
