@@ -7,19 +7,10 @@ from pathlib import Path
 
 import yaml
 
-REMOVED = {
-    "precision": "write trainer.precision: auto (or --trainer.precision auto) instead of "
-    "precision: auto, and remove precision: null",
-    "version": "`gpt-lightning --version` prints it",
-}
-EXPECTED = {
-    "model.betas": "two numbers from 0 to below 1, such as [0.9, 0.95]",
-    "data.mixture": 'datasets with weights above 0, such as {"data/a": 0.7, "data/b": 0.3}',
-    "trainer.callbacks": "a class of callbacks, such as LearningRateMonitor",
-    "trainer.logger": "false, or a class such as CSVLogger, TensorBoardLogger or WandbLogger",
-    "trainer.precision": "auto, 32-true, bf16-mixed, 16-mixed, bf16-true, 16-true or 64-true",
-    "seed_everything": "an integer from 0 to 4294967295",
-}
+# sections of hints.yaml: words, removed, expected, yaml
+HINTS: dict[str, dict[str, str]] = yaml.safe_load(
+    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+)
 # forms of jsonargparse's messages with the value that was given
 GIVEN = (
     r"Given value: (.*)",
@@ -85,7 +76,7 @@ def unknown_argument(given: str, options: Sequence[str], positionals: Sequence[s
 
 def hint_at(word: str, options: Sequence[str]) -> str:
     """Return the hint at the key of a word, or an empty string."""
-    removed = REMOVED.get(word)
+    removed = HINTS["removed"].get(word)
     if removed is not None and word not in options:
         return f": {removed}"
     key = suggestion(word, options)
@@ -93,11 +84,11 @@ def hint_at(word: str, options: Sequence[str]) -> str:
 
 
 def suggestion(word: str, options: Sequence[str]) -> str:
-    """Return the key of a word: by words.yaml, by the last part of the key, or by similarity."""
+    """Return the key of a word: by hints.yaml, by the last part of the key, or by similarity."""
     word = word.replace("-", "_")
-    table = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
     for name in (word, word.rpartition(".")[2]):
-        meant = [key for key, words in table.items() if name in words.split() and key in options]
+        table = HINTS["words"].items()
+        meant = [key for key, words in table if name in words.split() and key in options]
         meant += [key for key in options if name == key.rpartition(".")[2]]
         if meant:
             return meant[0]
@@ -124,7 +115,7 @@ def wrong_value(key: str, text: str) -> str:
         return f"{key} is {given}; it must be {' or '.join(in_words(*bound) for bound in bounds)}"
     if given in ("list", "dict", "tuple"):
         given = f"a {given}"
-    expected = EXPECTED.get(key) or ", ".join(dict.fromkeys(expectations(text)))
+    expected = HINTS["expected"].get(key) or ", ".join(dict.fromkeys(expectations(text)))
     return f"{key} is {PLAIN.get(given, given)!r}; expected {expected or 'another type'}"
 
 
@@ -179,14 +170,5 @@ def explain_yaml(error: yaml.MarkedYAMLError, text: str) -> str:
     line = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
     place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     problem = str(error.problem).replace("tag:yaml.org,2002:", "!!")
-    fixes = {
-        "\\t": "indent with spaces, not tabs",
-        "constructor": "a configuration holds plain values only; remove the tag",
-        "mapping values": "check the indentation, and put one key on a line",
-        "another document": "remove the line `---`",
-        "alias": "define it with & before, or quote the value",
-        "expected": "close the brackets and quotes",
-        "end of stream": "close the brackets and quotes",
-    }
-    fix = next((fix for sign, fix in fixes.items() if sign in problem), "correct the line")
+    fix = next((fix for sign, fix in HINTS["yaml"].items() if sign in problem), "correct the line")
     return f"{place}: not YAML ({problem}) at {line.strip()!r}; {fix}"
