@@ -9,9 +9,11 @@ import math
 import re
 from datetime import timedelta
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
+import yaml
 from lightning.fabric.connector import _PRECISION_INPUT
 from lightning.pytorch import callbacks as stock
 from lightning.pytorch.plugins import CheckpointIO
@@ -27,43 +29,19 @@ from gpt_lightning.training.callbacks.progress import StepProgress
 # a float is a fraction of the batches, an int a number of them
 LIMITS = tuple(f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict"))
 FRACTIONS = (*LIMITS, "overfit_batches", "val_check_interval")
-# argument -> least value
-AT_LEAST = {
-    **dict.fromkeys(("max_epochs", "max_steps", "num_sanity_val_steps"), -1),
-    **dict.fromkeys(FRACTIONS, 0),
-    **dict.fromkeys(("fast_dev_run", "min_epochs", "min_steps", "log_every_n_steps"), 0),
-    **dict.fromkeys(("gradient_clip_val", "reload_dataloaders_every_n_epochs"), 0),
-    **dict.fromkeys(("num_nodes", "check_val_every_n_epoch", "accumulate_grad_batches"), 1),
-}
 FIND_UNUSED = ("ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
 STRATEGIES = ("auto", "single_device", "ddp", *FIND_UNUSED)
-CHOICES = {
-    "accelerator": ("auto", "cpu", "gpu", "cuda", "mps"),
-    "gradient_clip_algorithm": ("norm", "value"),
-    "profiler": ("simple", "advanced", "pytorch"),
-}
 EVALUATION_METRICS = ("val/loss", "val/perplexity", "train/eval_loss")
 STEP_METRICS = ("train/loss", "optim/grad_norm", "optim/lr")  # logged at log steps
 TIME = (str, dict, timedelta)
 DURATION = r"\d+:\d\d:\d\d:\d\d"
 DEVICES = r"auto|-1|[1-9]\d*|\[\d+(, ?\d+)*\]|\d+(, ?\d+)+"  # "0" alone is no device
 ARGUMENT_ERRORS = (TypeError, ValueError, RuntimeError, ImportError, MisconfigurationException)
-# callbacks that cannot work in a run of ours -> the reason, and what works instead
-UNSUPPORTED: dict[type[L.Callback], str] = {
-    stock.BackboneFinetuning: "needs a module with a `backbone`, and GPTModule has none: freeze "
-    "layers with a subclass of BaseFinetuning",
-    stock.BatchSizeFinder: "would change data.batch_size after the step was made of it: measure "
-    "with `gpt-lightning bench memory`, then set data.batch_size",
-    stock.GradientAccumulationScheduler: "would change the step in the middle of the run: end it "
-    "with trainer.max_steps, then continue with --resume auto --data.allow_changes true and "
-    "another trainer.accumulate_grad_batches",
-    stock.ModelPruning: "keeps its masks in no checkpoint, so that no resume would be exact: prune "
-    "the trained model of gpt_lightning.load_model",
-    stock.SpikeDetection: "only records batches that should be skipped, and nothing skips them: "
-    "set model.skip_spikes, for example to 6",
-    stock.StochasticWeightAveraging: "sets learning rates that the run's own schedule replaces: "
-    "use EMAWeightAveraging, and model.schedule constant",
-}
+# trainer.yaml: argument -> least value, argument -> its words, stock callback -> why it cannot work
+_TABLES: Any = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+AT_LEAST: dict[str, int] = _TABLES["at_least"]
+CHOICES: dict[str, list[str]] = _TABLES["choices"]
+UNSUPPORTED: dict[str, str] = _TABLES["unsupported_callbacks"]
 
 
 class Trainer(L.Trainer):
@@ -229,7 +207,7 @@ def check_callbacks(callbacks: list[L.Callback], given: dict[str, Any]) -> None:
     for callback in callbacks:
         name = type(callback).__name__
         for kind, reason in UNSUPPORTED.items():
-            if ours and isinstance(callback, kind):
+            if ours and isinstance(callback, getattr(stock, kind)):
                 raise UserError(f"trainer.callbacks: {name} {reason}")
         monitor = getattr(callback, "monitor", None)
         if ours and isinstance(monitor, str) and not others and monitor not in metrics:
