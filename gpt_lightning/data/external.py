@@ -6,17 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt_lightning.data.formats import (
-    LLMC_HEADER_BYTES,
-    LLMC_MAGIC,
-    LLMC_VERSION,
-    META,
-    OTHER_MAGICS,
-    ShardError,
-    llmc_header,
-    mapped,
-    read_meta,
-)
+from gpt_lightning.data import formats
 from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, TextOrigin, repair_hint
 from gpt_lightning.data.tokenizers import token_dtype
 from gpt_lightning.errors import UserError
@@ -60,8 +50,8 @@ def detect_dataset(folder: Path) -> Manifest:
     file_format = _one_kind(folder, files)
     tokenizer: dict[str, str] = {"name": "gpt2"}
     vocab_size = GPT2_VOCAB_SIZE
-    if file_format == "nanogpt" and (folder / META).exists():
-        characters = read_meta(folder / META)
+    if file_format == "nanogpt" and (folder / formats.META).exists():
+        characters = formats.read_meta(folder / formats.META)
         tokenizer, vocab_size = {"name": "char", "characters": characters}, len(characters)
     dtype = token_dtype(vocab_size).name
     shards = _shards(folder, files, dtype, file_format)
@@ -123,22 +113,24 @@ def _format(file: _File) -> str:
     is_bare = not file.prefix and file.index is None
     try:
         with explained("read", file.path):
-            magic, version, count = llmc_header(file.path)
+            magic, version, count = formats.llmc_header(file.path)
             size = file.path.stat().st_size
-    except ShardError as fault:  # too short for a header
+    except formats.ShardError as fault:  # too short for a header
         if is_bare:
             return "nanogpt"
         found = str(fault)
     else:
-        if magic == LLMC_MAGIC:
+        if magic == formats.LLMC_MAGIC:
             return "llmc"
-        is_headed = version == LLMC_VERSION and count == (size - LLMC_HEADER_BYTES) // 2
-        if is_bare and not is_headed and magic not in OTHER_MAGICS:
+        n_tokens = (size - formats.LLMC_HEADER_BYTES) // 2
+        is_headed = (version, count) == (formats.LLMC_VERSION, n_tokens)
+        if is_bare and not is_headed and magic not in formats.OTHER_MAGICS:
             return "nanogpt"
-        found = f"{magic}, {OTHER_MAGICS.get(magic, 'which is unknown')}"
+        found = f"{magic}, {formats.OTHER_MAGICS.get(magic, 'which is unknown')}"
     raise UserError(
-        f"{file.path}: expected llm.c's magic number {LLMC_MAGIC}, found {found}; download the "
-        f"file again, or rename it to {file.split}.bin if it is nanoGPT's, tokens without a header"
+        f"{file.path}: expected llm.c's magic number {formats.LLMC_MAGIC}, found {found}; download "
+        f"the file again, or rename it to {file.split}.bin if it is nanoGPT's, tokens without a "
+        "header"
     )
 
 
@@ -160,8 +152,8 @@ def _shards(folder: Path, files: Sequence[_File], dtype: str, file_format: str) 
     shards, faults = {}, []
     for name in (file.path.name for file in files):
         try:
-            shards[name] = Shard(name, len(mapped(folder / name, dtype, file_format)), "")
-        except ShardError as fault:
+            shards[name] = Shard(name, len(formats.mapped(folder / name, dtype, file_format)), "")
+        except formats.ShardError as fault:
             faults.append(f"in {name} {fault}")
     if faults:
         raise UserError(

@@ -25,14 +25,8 @@ from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import replacement
+from gpt_lightning.runs import digests
 from gpt_lightning.runs.checkpoint import is_of_another_run
-from gpt_lightning.runs.digests import (
-    check_archive,
-    check_digest,
-    sidecar,
-    warn_without_digest,
-    write_sidecar,
-)
 from gpt_lightning.runs.folders import ASIDE, saved_checkpoints
 
 if TYPE_CHECKING:
@@ -58,18 +52,19 @@ class DurableCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        has_digest = check_digest(Path(path), required=False)  # --resume has checked that it exists
-        check_archive(Path(path))
+        # --resume has checked that there is a digest
+        has_digest = digests.check_digest(Path(path), required=False)
+        digests.check_archive(Path(path))
         # ignores the caller and the environment: a checkpoint runs no code
         loaded: dict[str, Any] = torch.load(
             path, map_location=map_location or "cpu", weights_only=True
         )
         if not has_digest:
-            warn_without_digest(Path(path).resolve())
+            digests.warn_without_digest(Path(path).resolve())
         return loaded
 
     def remove_checkpoint(self, path: Any) -> None:
-        for file in (Path(path), sidecar(Path(path))):
+        for file in (Path(path), digests.sidecar(Path(path))):
             file.unlink(missing_ok=True)
 
 
@@ -151,7 +146,7 @@ class Saver:
 
     def _write(self, checkpoint: dict[str, Any], path: Path) -> None:
         write_durable_checkpoint(checkpoint, path)
-        check_digest(path)
+        digests.check_digest(path)
         self._written(path)
 
 
@@ -214,7 +209,7 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
                 file.sync()
             # reads what precedes the tensors; raises for what no resume could read
             torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
-            write_sidecar(path, file.digest.hexdigest())
+            digests.write_sidecar(path, file.digest.hexdigest())
     except (OSError, RuntimeError) as error:
         # torch raises a RuntimeError while it handles the OSError of our file
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
@@ -261,7 +256,7 @@ def set_aside(folder: Path, step: int) -> None:
         print(f"set aside   {path.name}: its step is after step {step}", file=sys.stderr)
         saved.path.replace(path)
         with contextlib.suppress(FileNotFoundError):  # a file without a digest
-            sidecar(saved.path).replace(sidecar(path))
+            digests.sidecar(saved.path).replace(digests.sidecar(path))
 
 
 def drop_aside(folder: Path, passed: float = math.inf) -> None:

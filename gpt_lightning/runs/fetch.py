@@ -8,15 +8,8 @@ import platformdirs
 from gpt_lightning.data.remote import on_file_system
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import locked, write_atomic
+from gpt_lightning.runs import folders
 from gpt_lightning.runs.digests import SIDECAR, check_digest
-from gpt_lightning.runs.folders import (
-    RUN_FILE,
-    best_of,
-    newest_versions,
-    run_folders,
-    saved_checkpoints,
-    sort_saved,
-)
 from gpt_lightning.runs.mirror import CHECKPOINTS, RUN_FILES, Mirror, is_local, protocols
 
 
@@ -54,12 +47,12 @@ def restore(folder: str, runs: Path) -> None:
         UserError: The run of the same number on this machine is another run.
     """
     there = f"{folder.rstrip('/')}/{runs.name}"
-    for name in newest_versions(Mirror(there).names()):
+    for name in folders.newest_versions(Mirror(there).names()):
         mirror = Mirror(f"{there}/{name}")
         if not mirror.names(CHECKPOINTS):
             continue  # its run ended before its first step
-        own = [run.name for run in run_folders(runs)[1:] if (run / CHECKPOINTS).is_dir()]
-        if newest_versions([*own, name])[0] == name:
+        own = [run.name for run in folders.run_folders(runs)[1:] if (run / CHECKPOINTS).is_dir()]
+        if folders.newest_versions([*own, name])[0] == name:
             runs.mkdir(parents=True, exist_ok=True)
             with locked(runs / f".{name}.fetch.lock"):  # ranks of one machine share the folder
                 restore_run(mirror, runs / name)
@@ -76,11 +69,11 @@ def restore_run(mirror: Mirror, run: Path) -> None:
     Raises:
         UserError: The folder belongs to another run, or all checkpoints of the copy are damaged.
     """
-    if (run / RUN_FILE).exists() or (run / CHECKPOINTS).exists():
+    if (run / folders.RUN_FILE).exists() or (run / CHECKPOINTS).exists():
         mirror.check_run(run)
-    own = saved_checkpoints(run / CHECKPOINTS)
+    own = folders.saved_checkpoints(run / CHECKPOINTS)
     digests = mirror.digests(mirror.names(CHECKPOINTS))
-    for saved in sort_saved(map(Path, digests)):
+    for saved in folders.sort_saved(map(Path, digests)):
         if any(s.step >= saved.step and is_whole(s.path) for s in own):
             return
         name = saved.path.name
@@ -114,10 +107,13 @@ def fetch_checkpoint(url: str) -> Path:
     folder, _, file = url.rstrip("/").partition(f"/{CHECKPOINTS}/")
     mirrors = [Mirror(folder)]
     if not file:
-        mirrors += [Mirror(f"{folder}/{name}") for name in newest_versions(mirrors[0].names())]
+        versions = folders.newest_versions(mirrors[0].names())
+        mirrors += [Mirror(f"{folder}/{name}") for name in versions]
     for mirror in mirrors:
         digests = mirror.digests(mirror.names(CHECKPOINTS))
-        name = file or (best_of(sort_saved(map(Path, digests))).path.name if digests else "")
+        name = file
+        if digests and not file:
+            name = folders.best_of(folders.sort_saved(map(Path, digests))).path.name
         if name not in digests:
             continue
         cache = Path(platformdirs.user_cache_dir("gpt-lightning")) / CHECKPOINTS

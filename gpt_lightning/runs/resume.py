@@ -16,12 +16,7 @@ from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.errors import UserError
 from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, load_checkpoint
 from gpt_lightning.runs.digests import check_digest
-from gpt_lightning.runs.folders import (
-    find_checkpoint,
-    run_folders,
-    run_id,
-    saved_checkpoints,
-)
+from gpt_lightning.runs.folders import find_checkpoint, run_folders, run_id, saved_checkpoints
 
 # fields of GPTConfig that decide which tensors there are, or what they mean
 SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "tie_weights")
