@@ -21,7 +21,7 @@ from fsspec.registry import known_implementations
 from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, open_shard
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, file_sha256, locked, sync_folder
+from gpt_lightning.files import explained, file_sha256, locked, replacement
 
 ATTEMPTS = 6
 BACKOFF_S = 0.5  # doubles with every attempt, 15 s in all
@@ -204,7 +204,6 @@ def fetch_file(url: str, path: Path, sha256: str) -> None:
         UserError: All attempts failed, or the digest differs.
         OSError: The file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.tmp")  # one at a time: the caller holds the lock
 
     def fetch(system: Any, remote_path: str) -> None:
         system.get_file(remote_path, str(temporary))
@@ -212,14 +211,10 @@ def fetch_file(url: str, path: Path, sha256: str) -> None:
         if found != sha256:
             raise ValueError(f"expected SHA-256 {sha256}, found {found}")
 
-    try:
+    with replacement(path) as temporary:
         attempts(url, fetch)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def attempts(url: str, work: Callable[[Any, str], Any], action: str = "fetch") -> Any:

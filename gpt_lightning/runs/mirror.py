@@ -207,7 +207,6 @@ class Mirror:
             UserError: The checkpoint cannot be fetched, or differs from its digest.
         """
         with explained("write", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
             fetch_file(f"{self.url}/{CHECKPOINTS}/{name}", path, digest)
             sidecar(path).unlink(missing_ok=True)
             write_sidecar(path, digest)
