@@ -150,18 +150,18 @@ class Saver:
         self._written(path)
 
 
-class HashingFile:
+class HashingFile(io.FileIO):
     """Unbuffered file with the SHA-256 of the bytes written to it.
 
     A process that is forked meanwhile, such as a loader worker, closes its copy of the file.
     Otherwise the space of a deleted file would stay in use.
     """
 
-    _open: ClassVar[set[io.FileIO]] = set()
+    _open: ClassVar[set["HashingFile"]] = set()
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=0)
-        self._open.add(self._file)
+        super().__init__(path, "w")
+        self._open.add(self)
         self.digest = hashlib.sha256()  # of all bytes so far
 
     def write(self, content: Any) -> int:
@@ -169,27 +169,17 @@ class HashingFile:
         self.digest.update(content)
         rest = memoryview(content).cast("B")
         while rest:
-            rest = rest[self._file.write(rest) :]
+            rest = rest[super().write(rest) :]
         return len(content)
 
-    def flush(self) -> None:
-        """Do nothing, because nothing is buffered; torch.save calls this method."""
-
-    def sync(self) -> None:
-        os.fsync(self._file.fileno())
-
-    def __enter__(self) -> "HashingFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.discard(self._file)
-        self._file.close()
+    def close(self) -> None:
+        self._open.discard(self)
+        super().close()
 
     @classmethod
     def close_in_child(cls) -> None:
-        for file in cls._open:
+        for file in list(cls._open):
             file.close()
-        cls._open.clear()
 
 
 os.register_at_fork(after_in_child=HashingFile.close_in_child)
@@ -205,8 +195,8 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
     try:
         with replacement(path) as temporary:
             with HashingFile(temporary) as file:
-                torch.save(checkpoint, file)  # type: ignore[arg-type]  # it needs only `write`
-                file.sync()
+                torch.save(checkpoint, file)
+                os.fsync(file.fileno())
             # reads what precedes the tensors; raises for what no resume could read
             torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
             digests.write_sidecar(path, file.digest.hexdigest())

@@ -193,7 +193,7 @@ def test_a_forked_process_closes_the_file_and_leaves_its_bytes(tmp_path):
         file.write(b"before")
         pid = os.fork()
         if pid == 0:
-            os._exit(0 if file._file.closed and not HashingFile._open else 1)
+            os._exit(0 if file.closed and not HashingFile._open else 1)
         assert os.waitpid(pid, 0)[1] == 0
         file.write(b"after")
     assert (tmp_path / "file").read_bytes() == b"beforeafter"
@@ -236,7 +236,7 @@ def test_a_full_disk_ends_the_run_at_the_next_step(text_file, monkeypatch, capsy
     real = checkpoint_io.HashingFile.write
 
     def write(self, content):
-        if "step-0000004" in str(self._file.name):
+        if "step-0000004" in str(self.name):
             raise OSError(28, "No space left on device")
         return real(self, content)
 
