@@ -220,9 +220,8 @@ def _add(writer: PartWriter, reader: Documents, document: Document, tokenizer: T
         reader.count_damaged(document.where, str(error))
         return
     assert int(tokens.max(initial=0)) < tokenizer.vocab_size, tokenizer.name
-    with_border = np.empty(len(tokens) + 1, tokens.dtype)
-    with_border[0], with_border[1:] = tokenizer.eot_token, tokens
-    writer.add(document.text.encode(), with_border)
+    assert tokenizer.eot_token is not None  # pipeline.py checks it
+    writer.add(document.text.encode(), np.insert(tokens, 0, tokenizer.eot_token))
 
 
 def describe_units(indices: Sequence[int]) -> str:

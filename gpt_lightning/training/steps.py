@@ -273,6 +273,12 @@ def find_callback(trainer: L.Trainer, kind: type[CallbackT]) -> CallbackT | None
     return next((c for c in callbacks if isinstance(c, kind)), None)
 
 
+def evaluation_batches(trainer: L.Trainer) -> list[int | float]:
+    """Return the batches of the current evaluation by loader."""
+    sanity = trainer.sanity_checking
+    return trainer.num_sanity_val_batches if sanity else trainer.num_val_batches
+
+
 def count_steps_once(trainer: L.Trainer) -> None:
     """Make Lightning's loggers count the steps of global_step.
 

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
 from gpt_lightning.parsing import check_arguments
-from gpt_lightning.training.steps import at_log_step, is_fitting
+from gpt_lightning.training.steps import at_log_step, evaluation_batches, is_fitting
 
 QUIET_S = 30.0  # interval of the lines that a long evaluation prints
 
@@ -98,10 +98,7 @@ class StepProgress(ProgressBar):
         if not self.enabled or now - self._printed < QUIET_S:
             return
         self._printed = now
-        sizes = (
-            trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
-        )
-        total, done = int(sum(sizes)), self._evaluated
+        total, done = int(sum(evaluation_batches(trainer))), self._evaluated
         left = tqdm.format_interval(round((now - self._evaluation) / done * (total - done)))
         self.print(f"{self._position()} | evaluation, batch {done}/{total} | {left} left")
 

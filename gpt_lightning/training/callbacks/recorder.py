@@ -21,7 +21,7 @@ from gpt_lightning.training.callbacks.speed import (
 )
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import at_step_boundary, find_callback
+from gpt_lightning.training.steps import at_step_boundary, evaluation_batches, find_callback
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,7 @@ class RunRecorder(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         metrics, step, device = trainer.callback_metrics, trainer.global_step, pl_module.device
-        sizes = (
-            trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
-        )
+        sizes = evaluation_batches(trainer)
         for split, key, loader in (("train", "train/eval_loss", 1), ("val", "val/loss", 0)):
             if key in metrics:
                 loss, batches = float(metrics[key]), int(sizes[loader])
