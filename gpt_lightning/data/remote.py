@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import fsspec
 import numpy as np
@@ -26,6 +26,7 @@ from gpt_lightning.files import explained, file_sha256, locked, replacement
 ATTEMPTS = 6
 BACKOFF_S = 0.5  # doubles with every attempt, 15 s in all
 SILENCE_S = 60.0  # timeout of a connection that sends nothing
+T = TypeVar("T")
 
 
 class ShardCache:
@@ -217,7 +218,7 @@ def fetch_file(url: str, path: Path, sha256: str) -> None:
             os.fsync(file.fileno())
 
 
-def attempts(url: str, work: Callable[[Any, str], Any], action: str = "fetch") -> Any:
+def attempts(url: str, work: Callable[[Any, str], T], action: str = "fetch") -> T:
     """Call a function with a URL's file system and path until it succeeds, with growing pauses.
 
     Args:

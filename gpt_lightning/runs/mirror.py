@@ -84,7 +84,7 @@ class Mirror:
                     system.pipe_file(path, content)
             return bool(system.cat_file(path) == content)
 
-        return bool(attempts(f"{self.url}/{RUN_FILE}", create, "write"))
+        return attempts(f"{self.url}/{RUN_FILE}", create, "write")
 
     def set_aside(self, step: int) -> None:
         """Rename the checkpoints of later steps, as in the run folder."""
@@ -177,13 +177,11 @@ class Mirror:
             except FileNotFoundError:
                 return []
 
-        names: list[str] = attempts(f"{self.url}/{folder}".rstrip("/"), listed)
-        return names
+        return attempts(f"{self.url}/{folder}".rstrip("/"), listed)
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
-        content: bytes = attempts(f"{self.url}/{name}", lambda system, path: system.cat_file(path))
-        return content
+        return attempts(f"{self.url}/{name}", lambda system, path: system.cat_file(path))
 
     def digests(self, names: Iterable[str]) -> dict[str, str]:
         """Return the digests of the complete checkpoints by name, the newest first."""
