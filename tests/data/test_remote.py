@@ -143,6 +143,7 @@ def test_a_connection_that_is_lost_ends_in_one_line(server, tmp_path):
         next(iter(loader(dataset, "sequential")))
     lost = dataset.manifest.splits["train"][0].sha256
     assert lost not in {path.stem for path in cached(tmp_path)}  # nothing half-made
+    assert not list((tmp_path / "data" / "cache").rglob(".*.tmp"))
 
 
 def test_a_corrupted_shard_is_never_used(server, dataset, tmp_path):
@@ -162,6 +163,7 @@ def test_the_cache_keeps_to_its_limit_and_drops_the_oldest(server, tmp_path):
     dataset = opened(server, tmp_path, limit / 1e9)
     for _ in loader(dataset, "sequential"):
         assert len(cached(tmp_path)) <= 5  # the limit, and the one that has just come
+    assert len(cached(tmp_path)) >= 4
     last = dataset.manifest.splits["train"][-1].sha256
     assert last in {path.stem for path in cached(tmp_path)}
     assert dataset.manifest.splits["train"][0].sha256 not in {p.stem for p in cached(tmp_path)}

@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch.loggers.logger import Logger
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.model.compilation import should_compile
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import build
@@ -52,6 +53,11 @@ def fit(text_file, module=None, batch_size=4, trainer=None, ckpt_path=None, **da
     )
     loop.fit(module, datamodule, ckpt_path=ckpt_path, weights_only=True)
     return module, loop, metrics.rows
+
+
+def test_a_module_without_a_trainer_runs_in_float32_on_a_cpu():
+    assert GPTModule(TINY).compiles == should_compile("cpu", "32-true")
+    assert GPTModule(TINY, compile=True).compiles == (True, "as set")
 
 
 def eager():
