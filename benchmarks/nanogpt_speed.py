@@ -45,12 +45,20 @@ class Model:
     ours: str
 
 
+SMALL = (
+    "config/train_shakespeare_char.py --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 "
+    "--n_embd=128 --dropout=0.0 --max_iters=300"
+)
 MODELS = (
     Model(
         "small preset: 4 layers, 128 wide, 12 x 64, no dropout",
-        "config/train_shakespeare_char.py --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 "
-        "--n_embd=128 --dropout=0.0 --max_iters=300",
+        SMALL,
         "--config shakespeare_char_cpu --trainer.max_steps 500",
+    ),
+    Model(
+        "the same, ours in float32, not compiled",
+        SMALL,
+        "--config shakespeare_char_cpu --trainer.precision 32-true --trainer.max_steps 300",
     ),
     Model(
         "baby GPT: 6 layers, 384 wide, 64 x 256, dropout 0.2",
