@@ -156,7 +156,7 @@ class Slot:
     """
 
     def __init__(self, folder: Path, root: Path) -> None:
-        self.root, self.repository = root, folder / "repository"
+        self.repository = folder / "repository"
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=root, capture_output=True, text=True, check=True,
@@ -175,13 +175,14 @@ class Slot:
             invalidation_mode=PycInvalidationMode.CHECKED_HASH,
         )  # fmt: skip
         self.log = folder / "log.txt"
-        self.pid, self.mark, self.began = 0, "", 0.0
+        self.pid, self.mark, self.began, self.source = 0, "", 0.0, ""
 
     def fork(self, tests: Sequence[Path], mutant: Mutant | None) -> None:
         """Start a child that runs test files, relative to the repository."""
         if mutant is not None:
             path = self.repository / mutant.path
-            path.write_text(mutant.edit.applied(path.read_text(encoding="utf-8")), encoding="utf-8")
+            self.source = path.read_text(encoding="utf-8")
+            path.write_text(mutant.edit.applied(self.source), encoding="utf-8")
         self.mark, self.began = uuid.uuid4().hex, time.monotonic()
         sys.stdout.flush()
         self.pid = os.fork()
@@ -234,7 +235,7 @@ class Slot:
         if not pid:
             os.waitpid(self.pid, 0)
         if mutant is not None:
-            shutil.copy2(self.root / mutant.path, self.repository / mutant.path)
+            (self.repository / mutant.path).write_text(self.source, encoding="utf-8")
         self.pid = 0
         code = os.waitstatus_to_exitcode(status)
         ends = {0: "passed", NO_TESTS: "no tests"}
