@@ -9,8 +9,6 @@ import yaml
 
 from gpt_lightning.cli import main
 from gpt_lightning.commands.sample import sample
-from gpt_lightning.data.settings import DataSettings
-from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.prepare.command import prepare
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
@@ -60,13 +58,3 @@ def test_python_has_the_defaults_of_the_command(key, made):
     for name, parameter in inspect.signature(made).parameters.items():
         if parameter.default is not inspect.Parameter.empty:
             assert as_yaml(parameter.default) == expected[name]
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [(GPTConfig, DEFAULTS["fit"]["model"]["config"]), (DataSettings, DEFAULTS["fit"]["data"])],
-)
-def test_dataclasses_have_the_defaults_of_the_command(kind, expected):
-    for field in dataclasses.fields(kind):
-        if field.default is not dataclasses.MISSING:
-            assert field.default == expected[field.name]

@@ -189,7 +189,8 @@ def test_cuda_leaves_a_snapshot_even_if_memory_ends(monkeypatch) -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
         memory_meter.measure_memory(fails, torch.device("cuda"), Path("a.pickle"))
     assert Path("a.pickle").read_text() == "all"
-    assert recorded[-1] == {"enabled": None}  # and recording is over
+    begin = {"max_entries": memory_meter.MAX_ENTRIES, "stacks": "python"}
+    assert recorded == [begin, {"enabled": None}]  # and recording is over
 
 
 # ---- rows ----------------------------------------------------------------------------------------

@@ -33,6 +33,16 @@ def test_a_gpu_takes_the_half_precision_that_it_has(has_bf16, expected, monkeypa
     assert fastest_precision("gpu")[0] == fastest_precision("auto")[0] == expected
 
 
+def test_a_gpu_that_emulates_bfloat16_has_none(monkeypatch):
+    for native in (False, True):
+        monkeypatch.setattr(
+            torch.cuda,
+            "is_bf16_supported",
+            lambda including_emulation, native=native: including_emulation or native,
+        )
+        assert precisions._cuda_has_bf16() is native
+
+
 def test_mps_stays_in_float32():
     assert fastest_precision("mps")[0] == "32-true"
 

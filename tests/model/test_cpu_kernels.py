@@ -91,6 +91,10 @@ def test_install_leaves_parameters_and_eager_results_alone():
 def test_parameters_keep_their_names():
     model = GPT(CONFIG)
     compile_in_place(model, "cpu")
+    functorch = torch._functorch.config  # the masks of dropout are made again, not stored
+    assert not functorch.ban_recompute_used_far_apart
+    assert not functorch.ban_recompute_long_fusible_chains
+    assert not functorch.ban_recompute_materialized_backward
     assert isinstance(model.lm_head, PaddedHead)
     assert list(dict(model.named_parameters())) == list(dict(GPT(CONFIG).named_parameters()))
 

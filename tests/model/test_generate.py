@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -237,3 +239,5 @@ def test_only_bfloat16_products_need_a_cpu_with_bfloat16(monkeypatch):
         assert can_pack(weight, torch.float32)
         assert not can_pack(weight, torch.float16)
         assert not can_pack(weight.to("meta"), torch.float32)
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace(_linear_pointwise=None))
+    assert can_pack(weight, torch.float32) is False  # a build without the other operator

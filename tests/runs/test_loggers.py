@@ -85,6 +85,8 @@ def test_fit_resume_sample_and_hints_with_every_logger(name, capsys):
     assert main(["sample", str(run), "--max_new_tokens=3"]) == 0
     if name == "tensorboard":
         assert events(run) == [1, 2, 3, 4, 5, 6, 7, 8]
+        tags = EventAccumulator(str(run)).Reload().Tags()["scalars"]
+        assert not any("hp_metric" in tag for tag in tags)
     else:
         assert not list(run.glob("events.out.*"))
     if name in ("csv", "several"):  # Lightning's own deletes its file when it opens a folder again

@@ -380,3 +380,24 @@ def test_the_spike_guard_sees_the_mean_of_the_micro_batches(text_file, monkeypat
     _, _, rows = fit(text_file, GPTModule(TINY, skip_spikes=6.0), trainer=accumulate)
     assert [loss for loss, _ in seen] == pytest.approx([row["train/loss"] for row in rows])
     assert [norm for _, norm in seen] == pytest.approx([row["optim/grad_norm"] for row in rows])
+
+
+def test_plain_loaders_get_the_schedule_too():
+    """A loader of one's own has no BetweenSteps, which sets the rates elsewhere."""
+    tokens = torch.randint(9, (8, 17), generator=torch.Generator().manual_seed(0))
+    pairs = torch.utils.data.TensorDataset(tokens[:, :-1], tokens[:, 1:])
+    config = dataclasses.replace(TINY, vocab_size=9)
+    module = GPTModule(config, learning_rate=0.1, warmup_steps=2, compile=False)
+    rates = []
+
+    class Rates(L.Callback):
+        def on_train_batch_end(self, trainer, *args):
+            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    trainer = L.Trainer(
+        accelerator="cpu", max_steps=4, logger=False, callbacks=[Rates()],
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(module, torch.utils.data.DataLoader(pairs, batch_size=2))
+    assert rates == [module.learning_rate_at(step, 0.1) for step in range(4)]
+    assert rates[0] < rates[1]

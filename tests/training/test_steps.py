@@ -133,3 +133,25 @@ def test_a_finished_run_that_continues_is_in_its_epoch_or_in_the_next():
     unfinished = loops(is_last_batch=True, completed=3)
     continue_loops(unfinished)
     assert unfinished == loops(is_last_batch=True, completed=3)
+
+
+def test_a_checkpoint_is_evaluated_with_plain_loaders(tmp_path, capsys):
+    """Loaders of one's own have no dataset that could be compared with the checkpoint's."""
+    tokens = torch.randint(9, (8, 17), generator=torch.Generator().manual_seed(0))
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(tokens[:, :-1], tokens[:, 1:]), batch_size=2
+    )
+    config = GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=16, vocab_size=9)
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    trainer = L.Trainer(accelerator="cpu", max_steps=2, enable_checkpointing=False, **quiet)
+    trainer.fit(GPTModule(config, compile=False), loader)
+    trainer.save_checkpoint(path := tmp_path / "a.ckpt")
+    found = [
+        L.Trainer(accelerator="cpu", **quiet).validate(module, loader, ckpt_path=checkpoint)
+        for module, checkpoint in (
+            (trainer.lightning_module, None),
+            (GPTModule(config, compile=False), path),
+        )
+    ]
+    assert found[0] == found[1]
+    assert "step 2" in capsys.readouterr().out

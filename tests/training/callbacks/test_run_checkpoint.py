@@ -12,6 +12,7 @@ from tiny_fit import TINY_RUN
 from gpt_lightning import GPTConfig, GPTModule, TokenDataModule
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
+from gpt_lightning.runs import folders
 from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
 from gpt_lightning.runs.digests import check_digest
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
@@ -34,6 +35,18 @@ def saved(pattern: str = "*.ckpt") -> list[str]:
 def logged_steps() -> list[int]:
     rows = map(json.loads, (RUN / "metrics.jsonl").read_text().splitlines())
     return [row["step"] for row in rows if "train/loss" in row]
+
+
+def test_the_newest_the_best_and_every_third_file_are_kept():
+    keep = ["--checkpoint.every_n_steps=1", "--checkpoint.keep_last=1"]
+    assert fit(8, *keep, "--checkpoint.keep_best=0", "--checkpoint.keep_every_n_steps=3") == 0
+    assert saved() == ["0000003", "0000006", "0000008"]
+    names = [
+        folders.Saved(Path(f"{step}"), step, loss)
+        for step, loss in ((9, 2.0), (8, None), (7, 1.0), (6, 1.0), (5, 3.0))
+    ]
+    assert RunCheckpoint(keep_last=2, keep_best=2)._kept(names) == {"9", "8", "7", "6"}
+    assert RunCheckpoint(keep_last=1, keep_best=1)._kept(names) == {"9", "7"}  # the newer of equals
 
 
 # ---- finite numbers ------------------------------------------------------------------------------

@@ -330,6 +330,22 @@ def test_the_report_keeps_stalls_out_of_the_rates_and_apart_in_time():
     assert lines[1] == "time        30.0 s: train 20.0, stalls 10.0"
 
 
+def test_the_device_has_finished_before_the_phase_changes(text_file, time, monkeypatch):
+    """Without the wait a GPU's work would count as the phase after it."""
+    order, switch = [], PhaseClock.switch
+
+    def noted(clock, phase):
+        order.append(phase)
+        switch(clock, phase)
+
+    monkeypatch.setattr(PhaseClock, "switch", noted)
+    monkeypatch.setattr(speed, "synchronize", lambda device: order.append("wait"))
+    run(text_file, time)
+    phases = [place for place, word in enumerate(order) if word != "wait"]
+    assert {order[place] for place in phases} >= {"validation", "train", "wrap-up"}
+    assert all(order[place - 1] == "wait" for place in phases)
+
+
 class RealTime(FakeTime):
     """The clock of the machine, on which work sleeps."""
 
