@@ -78,7 +78,9 @@ def test_the_best_row_compares_up_to_where_ours_came():
 @pytest.fixture
 def case_run(tmp_path, monkeypatch):
     # a case that has no published settings
-    monkeypatch.setattr(runner, "published_speed", lambda *args: (None, None, "no chip"))
+    monkeypatch.setattr(
+        runner, "published_speed", lambda case, *_: (None, None, f"no chip in {case.title}")
+    )
     monkeypatch.setattr(runner, "float32_rung", lambda case, rung: [])
     case = Case("c", "A case", "somewhere", "steps", "lecture_ladder.csv", (RUNG,))
     return CaseRun(case, Options(fit=("--model.learning_rate=1",)), tmp_path, ["reproduce", "c"])
@@ -95,6 +97,7 @@ def test_a_rungs_row_sums_up(case_run):
     assert (row.speedup, row.published_speedup) == (None, None)  # there is no rung before
     assert "2 stalls" in row.note
     assert "changed: --model.learning_rate=1" in row.note
+    assert "no chip in A case" in row.note
     good = [compare(RUNG, 0, "batch", 4.0, 4.0), rows[1]]
     row = case_run._rung_row(RUNG, PUBLISHED, good, speed, 0)
     assert (row.verdict, row.drifted) == (Verdict.OK, 0)
