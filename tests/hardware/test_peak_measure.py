@@ -70,19 +70,28 @@ def test_short_products_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> N
     assert clock.products == 1 + 2 + 4 + 8 + 16 + 16  # until a round takes 10 ms
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [("tf32", "high"), ("fp32", "highest")])
+@pytest.mark.parametrize(
+    ("dtype", "multiplied", "precision"),
+    [
+        ("bf16", torch.bfloat16, "highest"),
+        ("fp16", torch.float16, "highest"),
+        ("tf32", torch.float32, "high"),
+        ("fp32", torch.float32, "highest"),
+        ("fp64", torch.float64, "highest"),
+    ],
+)
 def test_only_tf32_rounds_the_factors(
-    dtype: str, expected: str, monkeypatch: pytest.MonkeyPatch
+    dtype: str, multiplied: torch.dtype, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = set()
 
-    def rate(*args: object) -> float:
-        seen.add(torch.get_float32_matmul_precision())
+    def rate(n: int, device: torch.device, kind: torch.dtype, seconds: float) -> float:
+        seen.add((kind, torch.get_float32_matmul_precision()))
         return 1e12
 
     monkeypatch.setattr(peak_measure, "_product_rate", rate)
     measure_peak(torch.device("cuda"), dtype, seconds=0.0)
-    assert seen == {expected}
+    assert seen == {(multiplied, precision)}
 
 
 def test_larger_products_are_tried_while_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,6 +140,12 @@ def test_num_params_without_embeddings_is_nanogpts_count():
     assert GPT(config).num_params(embeddings=False) == 10_646_784
 
 
+def test_the_number_of_matrix_parameters_before_the_vocabulary_is_known():
+    config = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=None)
+    assert config.n_matrix_params == (16 + 12 * 2 * 32) * 32
+    assert dataclasses.replace(config, vocab_size=9).n_matrix_params == (25 + 12 * 2 * 32) * 32
+
+
 def test_state_dict_has_gpt2s_names():
     names = set(GPT(TINY).state_dict())
     assert {
