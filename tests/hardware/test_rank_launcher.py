@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -79,6 +80,12 @@ def test_the_result_is_returned_and_ranks_are_waited_for(launcher):
     assert launcher.launch(lambda: 42) == 42
     launcher.end(10.0)
     assert launcher.procs[0].poll() == 0
+
+
+def test_ranks_that_are_ended_have_not_failed(launcher):
+    launcher._ended = threading.Event()
+    launcher.end(0.0)
+    assert launcher._ended.is_set()  # before they are killed: the watching thread looks for it
 
 
 def test_one_rank_needs_no_other():

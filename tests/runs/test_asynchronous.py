@@ -90,6 +90,11 @@ def test_only_plain_views_of_memory_are_copied_as_bytes(tensor):
     assert not host_copy.is_plain(tensor)
 
 
+def test_sizes_are_aligned_upwards():
+    step = host_copy.ALIGNMENT
+    assert [host_copy.aligned(n) for n in (1, step, step + 1)] == [step, step, 2 * step]
+
+
 def test_memory_is_reused_and_grows():
     copy = HostCopy()
     first = copy({"a": torch.ones(1000)})["a"].data_ptr()

@@ -132,6 +132,18 @@ def test_leftovers_of_dead_processes_go_and_those_of_living_ones_stay(tmp_path):
     assert left == {f".a.ckpt.tmp.{os.getpid()}", ".b.tmp.x", "d.ckpt", "d.ckpt.sha256"}
 
 
+def test_a_leftover_that_another_process_deletes_meanwhile(tmp_path, monkeypatch):
+    (tmp_path / f".a.ckpt.tmp.{DEAD}").write_bytes(b"x")
+
+    def other(pid: int) -> bool:
+        (tmp_path / f".a.ckpt.tmp.{pid}").unlink()
+        return False
+
+    monkeypatch.setattr(folders, "lives", other)
+    sweep(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_room_for_one_more_file_is_asked_for_before_the_first_step(tmp_path, monkeypatch):
     free = folders.shutil.disk_usage(tmp_path)
     room = 10 * 2**20

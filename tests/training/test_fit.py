@@ -1,5 +1,6 @@
 """The parts of the fit command that need no run: who writes config.yaml, and ends of a command."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ from lightning.pytorch.cli import LightningCLI
 from tiny_fit import TINY_RUN
 from torch._dynamo.exc import InternalTorchDynamoError
 
+from gpt_lightning import cli
 from gpt_lightning.errors import MemoryExhaustedError, PeerError, UserError
 from gpt_lightning.runs import fetch
 from gpt_lightning.training import fit, memory_advice
@@ -70,3 +72,15 @@ def test_only_resume_auto_fetches_the_run_of_another_folder(
     with pytest.raises(UserError, match=r"missing\.ckpt"):
         run_cli(["fit", *TINY_RUN, *options])
     assert fetched == ([("shared", Path("lightning_logs/run"))] if resume == "auto" else [])
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(own_folder):
+    words = ["fit", *TINY_RUN, "--trainer.log_every_n_steps=1"]
+    assert cli.main([*words, "--trainer.max_steps=3"]) == 0
+    run = Path("lightning_logs") / "run" / "version_0"
+    for path in (run / "checkpoints").iterdir():
+        path.unlink()
+    assert cli.main([*words, "--trainer.max_steps=4", "--resume=auto"]) == 0
+    assert [path.name for path in run.parent.iterdir()] == ["version_0"]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "train/loss" in row] == [1, 2, 3, 4]

@@ -196,14 +196,6 @@ def test_the_batch_size_finder_leaves_no_trace(as_callback):
     assert same(module, alone)
 
 
-def test_a_finder_on_a_resume_is_refused():
-    trainer = stock(max_steps=3)
-    trainer.fit(make(), data())
-    trainer.save_checkpoint("3.ckpt")
-    with pytest.raises(UserError, match="resume without them"):
-        stock(LearningRateFinder()).fit(make(), data(), ckpt_path="3.ckpt", weights_only=True)
-
-
 class OwnOptimizer(GPTModule):
     """Another author's optimizer, and schedule."""
 

@@ -44,9 +44,14 @@ def watchdog():
         made[0].setup(SimpleNamespace(world_size=world_size, global_rank=0), None, "fit")
         return made[0]
 
-    before = signal.signal(signal.SIGTERM, lambda *args: None)
+    before, files = signal.signal(signal.SIGTERM, lambda *args: None), len(os.listdir("/dev/fd"))
     yield make
     made[0].teardown()
+    made[0].teardown()  # Lightning calls it after an exception, too
+    until = time.monotonic() + 5
+    while len(os.listdir("/dev/fd")) > files and time.monotonic() < until:
+        time.sleep(0.01)  # the thread closes its end
+    assert len(os.listdir("/dev/fd")) == files
     signal.signal(signal.SIGTERM, before)
     assert signal.set_wakeup_fd(-1) == -1
 
