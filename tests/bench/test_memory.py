@@ -55,6 +55,7 @@ def test_the_profiler_sees_every_byte() -> None:
     assert found.largest(["first"]) == 4 * MIB
     assert found.largest(["second"]) == 2 * MIB
     assert found.timeline[-1][1] == 0  # all was freed
+    assert 0 <= found.timeline[0][0] <= found.timeline[-1][0] < 60_000  # ms of the measurement
 
 
 def test_samples_see_what_lasts() -> None:

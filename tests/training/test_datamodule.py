@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from prepared import prepare_text
 from tiny_fit import TINY_MODEL
 
@@ -91,3 +92,10 @@ def test_resuming_goes_on_with_the_same_dataset_in_another_place(capsys):
     assert fit("--trainer.max_steps=3") == 0
     Path("data/one").rename(Path("data/moved"))
     assert resume("--data.dataset=moved") == 0
+
+
+def test_a_checkpoint_has_the_position_for_people():
+    assert fit("--trainer.max_steps=3") == 0
+    (path,) = Path("lightning_logs").glob("run/version_0/checkpoints/*3*.ckpt")
+    record = torch.load(path, weights_only=True)["gpt_lightning"]
+    assert record["data_position"] == {"epoch": 0, "window": 12}
