@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tiny_fit import TINY_RUN
 
 from gpt_lightning.cli import main
+from gpt_lightning.runs import logger as run_logger
 from gpt_lightning.runs.logger import RunLogger, claim_folder, continue_logger
 
 pytestmark = pytest.mark.slow  # CI runs them
@@ -185,3 +186,12 @@ def test_a_trial_run_prints_no_command_that_cannot_work(capsys):
     printed = capsys.readouterr().out
     assert "\nsample" not in printed
     assert "\nlook" not in printed
+
+
+def test_a_rank_has_the_folder_that_rank_0_has_sent(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_logger, "is_rank_zero", lambda: False)
+    logger = RunLogger(tmp_path / "runs")
+    assert logger.save_dir is None
+    logger.folder = tmp_path / "sent"
+    assert logger.save_dir == str(tmp_path / "sent")
+    assert not (tmp_path / "runs").exists()

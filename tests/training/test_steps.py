@@ -131,6 +131,12 @@ def test_a_finished_run_that_continues_is_in_its_epoch_or_in_the_next():
     assert not batches["is_last_batch"]
     assert set(batches["current"].values()) == {0}
 
+    resumed = loops(is_last_batch=True, completed=4)  # `current` is of the last session alone
+    resumed["epoch_progress"]["total"] = dict.fromkeys(count, 7)
+    continue_loops(resumed)
+    assert resumed["epoch_progress"]["total"]["started"] == 8
+    assert resumed["epoch_progress"]["current"]["started"] == 5
+
     unfinished = loops(is_last_batch=True, completed=3)
     continue_loops(unfinished)
     assert unfinished == loops(is_last_batch=True, completed=3)

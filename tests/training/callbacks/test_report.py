@@ -13,12 +13,14 @@ from tiny_fit import TINY_FIT
 
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import device_name
+from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.parsing import program
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training.callbacks import report
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import odd_shapes, run_hyperparameters
 from gpt_lightning.training.fit import default_callbacks, run_cli
+from gpt_lightning.training.module import GPTModule
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -28,6 +30,16 @@ TINY = [
     "--trainer.max_steps=2",
     "--run_name=a run",
 ]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_hyperparameters_are_logged_unless_the_trainer_logs_none(wanted, monkeypatch):
+    logged = []
+    logger = SimpleNamespace(log_hyperparams=logged.append)
+    trainer = SimpleNamespace(loggers=[logger], enable_autolog_hparams=wanted, is_global_zero=False)
+    monkeypatch.setattr(report, "run_hyperparameters", lambda *of: "all")
+    report.RunReport().on_fit_start(trainer, GPTModule(GPTConfig()))
+    assert logged == ["all"] * wanted
 
 
 def test_the_command_to_sample_works_as_it_is_printed(capsys):
