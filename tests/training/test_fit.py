@@ -1,6 +1,7 @@
 """The parts of the fit command that need no run: who writes config.yaml, and ends of a command."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -84,3 +85,13 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(own_fold
     assert [path.name for path in run.parent.iterdir()] == ["version_0"]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "train/loss" in row] == [1, 2, 3, 4]
+
+
+def test_a_run_takes_a_number_that_is_free_here_and_in_the_folder_of_copies(own_folder):
+    words = ["fit", *TINY_RUN, "--trainer.max_steps=1", "--checkpoint.folder=far"]
+    for number in (0, 1):
+        assert cli.main(words) == 0
+        runs = [Path(root) / "run" for root in ("lightning_logs", "far")]
+        newest = [max(path.name for path in folder.glob("version_*")) for folder in runs]
+        assert newest == [f"version_{number}"] * 2
+        shutil.rmtree("lightning_logs")

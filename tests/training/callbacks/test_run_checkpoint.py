@@ -49,6 +49,13 @@ def test_the_newest_the_best_and_every_third_file_are_kept():
     assert RunCheckpoint(keep_last=1, keep_best=1)._kept(names) == {"9", "7"}  # the newer of equals
 
 
+def test_a_run_that_saves_nothing_leaves_the_files_of_later_steps():
+    assert fit(4, "--checkpoint.every_n_steps=2") == 0
+    (earlier,) = (RUN / "checkpoints").glob("step-0000002*.ckpt")
+    assert fit(3, f"--resume={earlier}", "--checkpoint.enabled=false") == 0
+    assert saved() == ["0000002", "0000004"]
+
+
 # ---- finite numbers ------------------------------------------------------------------------------
 
 

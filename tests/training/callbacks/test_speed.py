@@ -330,6 +330,17 @@ def test_the_report_keeps_stalls_out_of_the_rates_and_apart_in_time():
     assert lines[1] == "time        30.0 s: train 20.0, stalls 10.0"
 
 
+def test_a_phase_inside_a_step_is_cut_out_of_it(text_file, time):
+    class Interrupted(SpeedMonitor):
+        def on_train_batch_start(self, trainer, *args, **kwargs):
+            super().on_train_batch_start(trainer, *args, **kwargs)
+            with self.phase(trainer, "samples"):
+                time.now += 5.0
+
+    *_, rows = run(text_file, time, Interrupted(peak_flops=1e9, warmup_steps=2))
+    assert rows[8]["perf/step_ms"] == pytest.approx(10)  # 2 before the phase, 8 after it
+
+
 def test_the_device_has_finished_before_the_phase_changes(text_file, time, monkeypatch):
     """Without the wait a GPU's work would count as the phase after it."""
     order, switch = [], PhaseClock.switch
