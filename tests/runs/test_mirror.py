@@ -255,6 +255,15 @@ def test_a_run_that_ended_before_its_first_step_is_passed_over(text_file, capsys
     assert "fetched     flaky://bucket/runs/run/version_0" in capsys.readouterr().out
 
 
+def test_a_later_run_of_this_machine_is_not_replaced_by_an_earlier_copy(text_file, capsys):
+    assert fit(steps=2) == 0
+    assert main(["fit", *TINY_RUN, "--data.batch_size=4", "--trainer.max_steps=2"]) == 0
+    shutil.rmtree(RUN)
+    assert fit("--resume=auto", steps=4) == 0
+    assert [path.name for path in RUN.parent.iterdir()] == ["version_1"]
+    assert saved_checkpoints(RUN.with_name("version_1") / "checkpoints")[0].step == 4
+
+
 def test_another_run_is_refused_with_both_names(text_file, capsys):
     assert fit(steps=2) == 0
     theirs = json.loads(there()["run.json"])["run_id"]
