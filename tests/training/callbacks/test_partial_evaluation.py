@@ -1,4 +1,4 @@
-"""An evaluation of a part of a split says of which part: console, files, summary, predict."""
+"""gpt_lightning.training.evaluation of a part of a split says of which part, wherever it prints."""
 
 import contextlib
 import io
