@@ -275,8 +275,8 @@ def test_a_setting_that_differs_fails_the_rung_whatever_its_losses_are(
     case_run.run(RUNG)
     (row,) = case_run.rungs
     assert row.verdict == Verdict.FAILED
-    assert (
-        row.note == "other settings than theirs: order; changed: --model.learning_rate=1; no chip"
+    assert row.note == (
+        "other settings than theirs: order; changed: --model.learning_rate=1; no chip in A case"
     )
     assert "FAIL: order is sequential, theirs is repeat" in capsys.readouterr().out
     page = (case_run.folder / "results.md").read_text()
