@@ -90,6 +90,13 @@ def test_only_plain_views_of_memory_are_copied_as_bytes(tensor):
     assert not host_copy.is_plain(tensor)
 
 
+def test_every_tensor_that_a_file_would_hold_is_found():
+    """One that is not copied would change under the thread that writes it."""
+    x, y, z = torch.ones(1), torch.ones(2), torch.ones(3)
+    found = host_copy.find_tensors({"a": [{"b": (x,)}], "c": {y}, "d": OrderedDict(e=z)})
+    assert {id(tensor) for tensor in found} == {id(x), id(y), id(z)}
+
+
 def test_sizes_are_aligned_upwards():
     step = host_copy.ALIGNMENT
     assert [host_copy.aligned(n) for n in (1, step, step + 1)] == [step, step, 2 * step]
