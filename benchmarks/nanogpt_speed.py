@@ -62,16 +62,16 @@ MODELS = (
     ),
     Model(
         "baby GPT: 6 layers, 384 wide, 64 x 256, dropout 0.2",
-        "config/train_shakespeare_char.py --max_iters=8",
-        "--config shakespeare_char --trainer.max_steps 30",
+        "config/train_shakespeare_char.py --max_iters=6",
+        "--config shakespeare_char --trainer.max_steps 16",
     ),
     Model(
         "GPT-2 124M: 12 layers, 768 wide, 4 x 256, no dropout",
         "--dataset=shakespeare --bias=True --batch_size=4 --block_size=256 --n_layer=12 "
-        "--n_head=12 --n_embd=768 --dropout=0.0 --gradient_accumulation_steps=1 --max_iters=10",
+        "--n_head=12 --n_embd=768 --dropout=0.0 --gradient_accumulation_steps=1 --max_iters=7",
         "--config gpt2_124m --data.dataset null --data.corpus tinyshakespeare "
         "--data.batch_size 4 --model.config.block_size 256 --trainer.accumulate_grad_batches 1 "
-        "--trainer.max_steps 20",
+        "--trainer.max_steps 14",
     ),
 )
 

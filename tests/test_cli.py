@@ -191,6 +191,7 @@ def test_a_diverging_run_ends_before_the_update(workdir, capsys):
     assert "gradient norm is nan at step 2: weights were not changed; lower" in line
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_with_130_and_one_line(workdir):
     command = [sys.executable, "-m", "gpt_lightning", "fit", "--config", "tiny.yaml"]
     process = subprocess.Popen(

@@ -46,6 +46,7 @@ def test_a_star_imports_the_public_names():
     assert names["UserError"] is UserError
 
 
+@pytest.mark.slow
 def test_the_example_trains_evaluates_and_samples(text_file, monkeypatch, capsys):
     example = ROOT / "examples" / "python_api.py"
     code = [line for line in example.read_text().splitlines() if line]

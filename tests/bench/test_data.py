@@ -76,6 +76,7 @@ def test_batches_do_not_end(tmp_path):
     np.testing.assert_array_equal(first[0][0], first[len(loader)][0])
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_table(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     argv = "bench data --device cpu --orders shuffled --workers 1 --batch-sizes 2 --block_sizes 16"

@@ -80,6 +80,7 @@ def test_a_rung_has_the_settings_of_all_before_it(monkeypatch):
     assert last["model.fused"] == "true"
 
 
+@pytest.mark.slow
 def test_a_rung_that_fails_is_a_row_and_the_ladder_goes_on(monkeypatch):
     compile_model = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: 1 / 0)

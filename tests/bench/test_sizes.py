@@ -132,6 +132,7 @@ def test_statistics_of_the_total_are_in_order(no_rates):
     assert row["total_min_ms"] <= row["total_mean_ms"] <= row["total_max_ms"]
 
 
+@pytest.mark.slow
 def test_eager_and_compiled_differ_in_what_ran(no_rates, monkeypatch):
     compile_module = torch.nn.Module.compile
     # graphs are counted before a backend sees them; the default one calls a C++ compiler

@@ -212,6 +212,7 @@ def test_a_file_url_is_a_folder(dataset, tmp_path):
     assert opened.folder == dataset
 
 
+@pytest.mark.slow
 def test_fit_from_an_address(server, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tiny = ["--model.config.n_layer=1", "--model.config.n_head=1", "--model.config.n_embd=8"]

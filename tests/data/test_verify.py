@@ -163,6 +163,7 @@ def test_command(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(dataset / "nowhere")]) == 2
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_dataset(tmp_path: Path) -> None:
     with open(tmp_path / "train.bin", "wb") as file:
         file.truncate(4 * 10**8)  # zeros, which are tokens

@@ -93,6 +93,7 @@ def test_one_rank_needs_no_other():
     assert launcher._failure(0.0) is None
 
 
+@pytest.mark.slow
 def test_a_rank_0_that_hangs_ends_when_another_fails(launcher, monkeypatch):
     ended = []
     monkeypatch.setattr(distributed, "leave", lambda *end: ended.append(end))

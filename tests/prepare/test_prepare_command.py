@@ -371,6 +371,7 @@ def test_killed_and_run_again(source: Path, tmp_path: Path, moment: str) -> None
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_two_at_once(source: Path, tmp_path: Path) -> None:
     clean, out = tmp_path / "clean", tmp_path / "out"
     prepare_text(source, clean, "char", shard_tokens=500)

@@ -55,6 +55,7 @@ def test_step_0_is_nanogpts_to_the_digit(tinyshakespeare, capsys):
     assert [round(row["ours"], 4) for row in rows[:2]] in ([4.1649, 4.1676], [4.1676, 4.1649])
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_early_is_no_success(tinyshakespeare, capsys):
     args = ["reproduce", "shakespeare-char-small", "--max-steps", "2"]
     assert main([*args, "--trainer.num_sanity_val_steps=0"]) == 1

@@ -346,6 +346,7 @@ def quick(parser, monkeypatch):
     monkeypatch.setattr(selftest.training, "training_parser", lambda: parser)
 
 
+@pytest.mark.slow
 def test_the_selftest_sees_each_break(tinyshakespeare, quick, capsys):
     rungs = ["--rungs", "sequential-loader"]
     assert main(["reproduce", "lecture-ladder", "--selftest", *rungs]) == 0

@@ -228,6 +228,7 @@ def training(monkeypatch):
     monkeypatch.setattr(runner.training, "run_cli", planted)
     monkeypatch.setattr(runner, "read_published", lambda case, rung: PUBLISHED)
     monkeypatch.setattr(runner, "published_settings", lambda case, rung: {"order": "repeat"})
+    monkeypatch.setattr(runner, "plot_losses", lambda path, *of: path.write_bytes(b"a picture"))
     return planted
 
 

@@ -34,6 +34,7 @@ def test_a_path_may_be_a_pathlib_path(tmp_path, text_file):
     assert data.settings.data_dir == str(tmp_path / "data")
 
 
+@pytest.mark.slow
 def test_a_mixture_trains_and_its_proportions_are_logged():
     mixture = '--data.mixture={"one": 3, "two": 1}'
     assert main(["fit", *TINY, mixture, "--trainer.max_steps=250", "--run_name=mixed"]) == 0

@@ -245,6 +245,7 @@ def test_an_allocator_that_aborts_is_want_of_memory():
     assert [row["status"] for row in results()] == ["out of memory", "ok"]
 
 
+@pytest.mark.slow
 def test_a_signal_to_terminate_ends_the_row_too(tmp_path):
     code = (
         "from tests_toy import BENCH, configurations, run_sweep\n"

@@ -54,6 +54,7 @@ def part(text: str, title: str) -> str:
     return text.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
+@pytest.mark.slow
 def test_a_report_has_every_section_and_measures_no_row_twice(calls):
     sections = "no-warm-up,profile,checkpoints"
     assert report("--sections", "no-warm-up,profile") == 0

@@ -122,6 +122,7 @@ def test_a_sum_that_overflows_is_no_reason():
 # ---- files ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_checkpoints_that_were_set_aside_are_deleted_when_the_run_has_passed_them():
     often = [
         "--checkpoint.every_n_steps=1",
