@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,6 +149,7 @@ def write(facts: str, rows: list[str]) -> None:
         "| --- | --- | --- | --- | ---: |",
         *rows,
     ]
+    facts = textwrap.fill(facts, 100, break_on_hyphens=False)
     body = "\n".join([BEGIN, "", facts, "", *table, "", END])
     PAGE.write_text(head + body + tail)
 

@@ -13,6 +13,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 from gpt_lightning.hardware.machine import machine_record
@@ -56,13 +57,21 @@ def main() -> None:
             rows.append(row(f"`prepare --workers {workers}`", source, tokens, seconds, peak))
     facts = f"{machine['date']}. {machine['CPU']}; {machine['memory']}; {machine['software']}. "
     facts += f"Load average before: {load:.1f}."
-    PAGE.write_text(
-        f"# prepare\n\n`python benchmarks/prepare_speed.py --megabytes {args.megabytes}`\n\n"
-        f"{facts}\n\nGenerated JSONL, {tokens:,} tokens of the tokenizer gpt2. MB/s are of the "
-        "file, tokens/s of all workers together.\n\n"
-        "| run | wall s | MB/s | tokens/s | peak MB of a process |\n"
-        "| --- | ---: | ---: | ---: | ---: |\n" + "\n".join(rows) + "\n"
-    )
+    about = f"Generated JSONL, {tokens:,} tokens of the tokenizer gpt2. MB/s are of the file, "
+    about += "tokens/s of all workers together."
+    parts = [
+        "# prepare",
+        f"`python benchmarks/prepare_speed.py --megabytes {args.megabytes}`",
+        *(textwrap.fill(text, 100, break_on_hyphens=False) for text in (facts, about)),
+        "\n".join(
+            [
+                "| run | wall s | MB/s | tokens/s | peak MB of a process |",
+                "| --- | ---: | ---: | ---: | ---: |",
+                *rows,
+            ]
+        ),
+    ]
+    PAGE.write_text("\n\n".join(parts) + "\n")
     print(PAGE.read_text())
 
 
