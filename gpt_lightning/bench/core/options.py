@@ -218,9 +218,9 @@ def shared(name: str, default: Any, about: str, type: Any = PositiveInt) -> Opti
     return Option(name, default, about, lambda args: [{name: getattr(args, name)}], type)
 
 
-def optional(name: str, about: str, type: Any = PositiveInt) -> Option:  # noqa: A002
+def optional(name: str, about: str, kind: Any = PositiveInt) -> Option:
     """Declare an option that is null by default and that fills no field."""
-    return Option(name, None, about, type=type | None)
+    return Option(name, None, about, type=kind | None)
 
 
 def dtypes(default: str, choices: Sequence[str] = DTYPES) -> Option:
