@@ -13,10 +13,10 @@ class Chip(NamedTuple):
     """One row of the table.
 
     Attributes:
-        name: Regular expression for torch.cuda.get_device_name() without the optional prefixes
-            "NVIDIA " and "Tesla ".
+        name: Regular expression for the name of the device (`peaks.device_name`) without the
+            optional prefixes "NVIDIA " and "Tesla ".
         label: Name of the chip for people.
-        bf16: TFLOP/s in bfloat16; fp16, tf32 and fp32 likewise; None if the chip has no such unit.
+        bf16: TFLOP/s in bfloat16; fp16, tf32 and fp32 likewise; None if there is no number.
         source: URL of the document that states the numbers.
     """
 

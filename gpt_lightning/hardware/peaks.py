@@ -44,7 +44,7 @@ def lookup(device_name: str, dtype: str) -> Peak | None:
         dtype: bf16, fp16, tf32 or fp32.
 
     Returns:
-        None if the table has no such chip, or the chip no such unit.
+        None if the table has no such chip, or no such number of the chip.
     """
     apple = re.fullmatch(r"Apple (M\d+(?: Pro| Max| Ultra)?), (\d+) GPU cores", device_name)
     if apple:
@@ -84,11 +84,16 @@ def device_name(device: torch.device) -> str:
     """Return the name of a device, for people and for `lookup`.
 
     Returns:
-        CUDA: the driver's name, "NVIDIA H200". MPS: "Apple M2 Max, 38 GPU cores". CPU: the model
-        and the threads that torch uses, "AMD EPYC, 8 threads", because the rate grows with them.
+        CUDA: the driver's name, "NVIDIA H200". ROCm: the same with the compute units, "AMD
+        Instinct MI300X, 304 CUs", because a partition of such a chip has the name of the whole.
+        MPS: "Apple M2 Max, 38 GPU cores". CPU: the model and the threads that torch uses, "AMD
+        EPYC, 8 threads", because the rate grows with them.
     """
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+        name = torch.cuda.get_device_name(device)
+        if torch.version.hip is None:
+            return name
+        return f"{name}, {torch.cuda.get_device_properties(device).multi_processor_count} CUs"
     if device.type == "mps":
         return _apple_gpu_name()
     return f"{_cpu_model()}, {torch.get_num_threads()} threads"

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import subprocess
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,24 @@ CPU = torch.device("cpu")
         ("NVIDIA H200", "fp32", 67.0),
         ("NVIDIA H200 NVL", "bf16", 835.5),
         ("NVIDIA B200", "bf16", 2250.0),
+        ("NVIDIA B300 SXM6 AC", "bf16", 2250.0),
+        ("NVIDIA B300 SXM6 AC", "tf32", 1125.0),
+        ("NVIDIA B300 SXM6 AC", "fp32", 75.0),
+        ("NVIDIA GB200", "bf16", 2500.0),
+        ("NVIDIA GB200", "tf32", 1250.0),
+        ("NVIDIA GB200", "fp32", 80.0),
+        ("NVIDIA GH200 480GB", "bf16", 990.0),
+        ("NVIDIA GH200 120GB", "tf32", 494.0),
+        ("NVIDIA GH200 144G HBM3e", "fp32", 67.0),
+        ("NVIDIA H800 PCIe", "bf16", 756.5),
+        ("NVIDIA H800 PCIe", "tf32", 378.0),
+        ("NVIDIA H800 PCIe", "fp32", 51.0),
+        ("NVIDIA A800-SXM4-80GB", "bf16", 312.0),
+        ("NVIDIA A800 80GB PCIe", "tf32", 156.0),
+        ("NVIDIA A800 40GB Active", "fp16", 311.9),
+        ("NVIDIA A800 40GB Active", "fp32", 19.5),
+        ("AMD Instinct MI300X, 304 CUs", "bf16", 1307.4),
+        ("AMD Instinct MI300X VF, 304 CUs", "fp32", 163.4),
         ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
         ("NVIDIA A100-PCIE-40GB", "tf32", 156.0),
         ("NVIDIA A100 80GB PCIe", "fp16", 312.0),
@@ -85,7 +104,7 @@ def test_no_published_figure_has_changed() -> None:
     rounded = [tuple(f"{x:.6f}" if isinstance(x, float) else x for x in row) for row in geforce]
     text = json.dumps([stated, rounded, APPLE_GPU_MHZ, A100_BF16_PEAK_FLOPS])
     found = hashlib.sha256(text.encode()).hexdigest()
-    assert found == "25c25777eaf5dcbe2331b8fa15a0c745ec959fb63e3d70fa9d47bda4e57ca57a"
+    assert found == "258d909f3389490f0e527f6bdd937adb00b2fc47cea6bb3a583efd119ec188e3"
 
 
 @pytest.mark.parametrize(
@@ -101,9 +120,26 @@ def test_no_published_figure_has_changed() -> None:
         "NVIDIA A100X",
         "NVIDIA L400",
         "NVIDIA H20",
+        "NVIDIA H800",  # with SXM5; not an H100 either
+        "NVIDIA H800 80GB HBM3",
+        "NVIDIA H800 PCIe MIG 1g.10gb",
+        "NVIDIA A800-SXM4-40GB",
+        "NVIDIA A800-SXM4-80GB MIG 1g.10gb",
+        "NVIDIA GH200 480GB MIG 1g.12gb",
+        "NVIDIA GH200",
+        "NVIDIA GB200 MIG 1g.23gb",
+        "NVIDIA GB300",
+        "NVIDIA B300",
+        "NVIDIA B300 SXM6 AC MIG 1g.34gb",
+        "AMD Instinct MI300X",  # without its compute units
+        "AMD Instinct MI300X, 38 CUs",  # one of eight partitions
+        "AMD Instinct MI300X HF, 304 CUs",
+        "AMD Instinct MI325X, 304 CUs",
+        "AMD Radeon Graphics, 304 CUs",
         "GRID A100-40C",
         "AMD EPYC, 2 threads",
         "Apple M1 (Virtual)",
+        "Apple M5 Pro, 20 GPU cores",  # nobody has published its clock
         "Apple M9, 10 GPU cores",
         "",
     ],
@@ -122,6 +158,13 @@ def test_other_devices_do_not_match(name: str) -> None:
         ("NVIDIA H200", 1979),
         ("NVIDIA H200 NVL", 1671),
         ("NVIDIA B200", 4500),
+        ("NVIDIA B300 SXM6 AC", 36_000 / 8),
+        ("NVIDIA GB200", 10_000 / 2),
+        ("NVIDIA GH200 480GB", 1979),
+        ("NVIDIA H800 PCIe", 1513),
+        ("NVIDIA A800-SXM4-80GB", 624),
+        ("NVIDIA A800 40GB Active", 623.8),
+        ("AMD Instinct MI300X, 304 CUs", 2614.9),
         ("NVIDIA L4", 242),
         ("NVIDIA L40", 362.1),
         ("NVIDIA L40S", 733),
@@ -157,6 +200,12 @@ def test_missing_units_have_no_peak(name: str) -> None:
     assert lookup(name, "label") is None
 
 
+@pytest.mark.parametrize("name", ["AMD Instinct MI300X, 304 CUs", "NVIDIA A800 40GB Active"])
+def test_a_number_that_no_document_states_is_no_peak(name: str) -> None:
+    assert lookup(name, "bf16") is not None
+    assert lookup(name, "tf32") is None
+
+
 def test_nanogpts_a100_is_the_tables_a100() -> None:
     peak = lookup("NVIDIA A100-SXM4-40GB", "bf16")
     assert peak is not None
@@ -173,6 +222,12 @@ def test_apple_peaks() -> None:
     assert apple_peak("M5", 10, "fp32") is not None
     assert apple_peak("M5", 10, "fp16") is None  # matrix units of unpublished rate
     assert apple_peak("M9", 10, "fp32") is None
+    for chip, mhz in (("M3 Pro", 1380), ("M3 Ultra", 1380), ("M4 Max", 1578)):
+        for dtype in ("fp32", "fp16", "bf16"):
+            peak = apple_peak(chip, 40, dtype)
+            assert peak is not None
+            assert peak.flops == 40 * 128 * 2 * mhz * 1e6
+            assert peak.label == f"Apple {chip}, 40 GPU cores, {dtype} at {mhz} MHz"
     assert all(source.startswith("https://") for _, source in APPLE_GPU_MHZ.values())
 
 
@@ -199,6 +254,20 @@ def test_mps_name_from_the_systems_tools(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(subprocess, "run", hangs)
     assert device_name(torch.device("mps")) == "Apple"
     peaks._apple_gpu_name.cache_clear()
+
+
+def test_the_name_of_an_amd_chip_has_its_compute_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    units = SimpleNamespace(multi_processor_count=304)
+    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "AMD Instinct MI300X")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: units)
+    peak, line = resolve_peak("auto", torch.device("cuda"), "bf16")
+    assert peak is not None
+    assert "1307 TFLOP/s: MI300X bf16 (dense)" in line
+    units.multi_processor_count = 38
+    peak, line = resolve_peak("auto", torch.device("cuda"), "bf16")
+    assert peak is None
+    assert line.startswith("no MFU: no published peak for 'AMD Instinct MI300X, 38 CUs' in bf16")
 
 
 def test_cuda_name_is_the_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
