@@ -5,8 +5,8 @@ tokens. Where the configuration accumulates, a step has two micro-batches, becau
 the first exist while the second makes its activations. Trials use one device: memory that several
 devices add, such as DDP's buckets of the gradients' size, is not included.
 
-memory: torch.cuda.max_memory_allocated on a GPU, highest resident memory of the trial's own process
-on a CPU. limit: memory limit of a trial on a CPU.
+memory: torch.cuda.max_memory_allocated on CUDA, torch.mps.driver_allocated_memory on MPS, highest
+resident memory of the trial's own process on a CPU. limit: memory limit of a trial on a CPU.
 
 The search tries powers of two, then halves the gap until it is an eighth. The settings keep the
 configuration's tokens per step, so that their batch divides the sequences of a step.

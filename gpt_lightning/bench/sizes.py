@@ -11,8 +11,9 @@ also in a row with warm-up 0.
 tokens/s: the tokens of a step over its total (median). MFU: fraction of the published dense peak in
 the dtype, or of the measured one where none is published. over fp32: speed-up of the total over the
 fp32 row of the same configuration. graphs: graphs that torch.compile made; a compiled row without
-graphs, or an eager row with graphs, is an error. Memory: torch.cuda.max_memory_allocated on a GPU,
-highest resident memory of the row's own process on a CPU. The vocabulary has 10,000 tokens.
+graphs, or an eager row with graphs, is an error. Memory: torch.cuda.max_memory_allocated on CUDA,
+torch.mps.driver_allocated_memory on MPS, highest resident memory of the row's own process on a CPU.
+The vocabulary has 10,000 tokens.
 
 model: gpt2, or course: the systems course's (RMSNorm, RoPE, SwiGLU, an untied head, attention
 written out), with 1.3 times the FLOPs of a GPT-2 of the same size.

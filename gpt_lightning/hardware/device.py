@@ -68,6 +68,8 @@ def free_memory() -> None:
     torch._dynamo.reset()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    if torch.backends.mps.is_available():
+        torch.mps.empty_cache()
 
 
 def keep_freed_memory() -> bool:

@@ -127,13 +127,14 @@ def test_memory_is_freed_everywhere(monkeypatch):
     monkeypatch.setattr(devices.gc, "collect", lambda: calls.append("collected"))
     monkeypatch.setattr(devices, "hand_back_freed_memory", lambda: calls.append("handed back"))
     monkeypatch.setattr(torch._dynamo, "reset", lambda: calls.append("forgotten"))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("emptied"))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    devices.free_memory()
-    assert calls == ["collected", "handed back", "forgotten"]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    devices.free_memory()
-    assert calls[3:] == ["collected", "handed back", "forgotten", "emptied"]
+    for backend, module in ((torch.cuda, torch.cuda), (torch.backends.mps, torch.mps)):
+        monkeypatch.setattr(backend, "is_available", lambda here=module: here in available)
+        monkeypatch.setattr(module, "empty_cache", lambda here=module: calls.append(here))
+    always = ["collected", "handed back", "forgotten"]
+    for available in ([], [torch.cuda], [torch.mps]):
+        calls.clear()
+        devices.free_memory()
+        assert calls == always + available
 
 
 @pytest.mark.parametrize("accepted", [(1, 1), (1, 0), (0, 1)])

@@ -252,9 +252,15 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """Return the peak memory so far: of tensors on a GPU, resident of the process elsewhere."""
+    """Return the peak memory so far: of tensors on CUDA, resident of the process on a CPU.
+
+    On MPS, where PyTorch counts no peak and Metal's memory is not resident: all that Metal's driver
+    has allocated, with the blocks that PyTorch keeps until `free_memory`, or until memory is short.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory() / 2**30
     status = Path("/proc/self/status")
     if status.exists():
         # ru_maxrss on Linux begins at the resident memory of the parent process

@@ -196,6 +196,11 @@ def test_the_peak_on_a_gpu_is_of_its_tensors(monkeypatch):
     assert training_step.peak_memory_gib(torch.device("cuda")) == 1.5
 
 
+def test_the_peak_on_a_mac_is_what_metal_has_allocated(monkeypatch):
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 5 * 2**29)
+    assert training_step.peak_memory_gib(torch.device("mps")) == 2.5
+
+
 @pytest.mark.parametrize(("platform", "unit"), [("darwin", 1), ("freebsd", 1024)])
 def test_the_peak_elsewhere_is_the_systems(platform, unit, monkeypatch):
     class NoStatus:
