@@ -186,7 +186,8 @@ def findings(
 ) -> list[str]:
     """Return the findings, a line each: the largest batch, the fastest, and the settings."""
     if largest == 0:
-        switches = memory_options(GPTConfig(**config.model.config.as_dict()), step.block_size)
+        shape = GPTConfig(**config.model.config.as_dict())
+        switches = memory_options(shape, step.block_size, rows[0].device)
         advice = " ".join(switches) or "a shorter data.block_size, or a smaller model"
         return [f"not one sequence fits ({rows[0].status}, {rows[0].note}): try {advice}"]
     refusal = f"; {refused} does not" if refused else ""

@@ -42,7 +42,8 @@ def out_of_memory_line(
         limit_val_batches=getattr(trainer, "limit_val_batches", None),
     )
     if step.batch_size == 1:
-        options = memory_options(module.config, step.block_size)
+        device = trainer.strategy.root_device.type
+        options = memory_options(module.config, step.block_size, device)
     if trainer.global_step and options:
         options.append("--resume auto")
     if trainer.global_step and step.batch_size > 1:  # the checkpoint has other micro-batches
@@ -98,11 +99,11 @@ def smaller_batch(batch_size: int) -> int:
     return largest_divisor(batch_size, max(1, batch_size // 2))
 
 
-def memory_options(config: GPTConfig, block_size: int) -> list[str]:
-    """Return the switches that are off and would save memory."""
+def memory_options(config: GPTConfig, block_size: int, device: str) -> list[str]:
+    """Return the switches that are off and would save memory on a device: cuda, mps or cpu."""
     options = []
     if config.loss_chunk is None:
         options.append(f"--model.config.loss_chunk {max(1, block_size // 4)}")
-    if not config.checkpointing:
+    if not config.checkpointing and not (config.dropout and device == "mps"):
         options.append("--model.config.checkpointing true")
     return options

@@ -149,12 +149,15 @@ def test_tokens_per_step_decide(machine, capsys, tokens, line):
     assert "--trainer.accumulate_grad_batches" not in proposed(printed)
 
 
-def test_where_nothing_fits_the_switches_are_proposed(machine, capsys):
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_where_nothing_fits_the_switches_are_proposed(device, machine, capsys, monkeypatch):
+    monkeypatch.setattr(fit_batch, "device_kind", lambda accelerator: device)
     machine(limit=0)
     assert bench() == 1
-    assert "try --model.config.loss_chunk 8 --model.config.checkpointing true" in (
-        capsys.readouterr().out
-    )
+    line = "try --model.config.loss_chunk 8 --model.config.checkpointing true"
+    if device == "mps":  # with the dropout of this configuration it would be an error there
+        line = "try --model.config.loss_chunk 8"
+    assert f"{line}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("status", ["error", "crashed", "timed out"])

@@ -169,5 +169,6 @@ def test_a_smaller_batch_divides(batch, smaller):
 
 def test_switches_that_are_on_are_not_proposed():
     config = GPTConfig(loss_chunk=64)
-    assert memory_options(config, 1024) == ["--model.config.checkpointing true"]
-    assert memory_options(GPTConfig(checkpointing=True), 1024) == ["--model.config.loss_chunk 256"]
+    assert memory_options(config, 1024, "cuda") == ["--model.config.checkpointing true"]
+    config = GPTConfig(checkpointing=True)
+    assert memory_options(config, 1024, "cuda") == ["--model.config.loss_chunk 256"]

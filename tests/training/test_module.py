@@ -305,6 +305,27 @@ def test_a_cosine_without_end_is_refused(text_file):
         fit(text_file, trainer={"max_steps": -1, "max_epochs": 1})
 
 
+@pytest.mark.parametrize(
+    ("device", "dropout", "checkpointing", "fine"),
+    [
+        ("mps", 0.1, True, False),
+        ("mps", 0.0, True, True),
+        ("mps", 0.1, False, True),
+        ("cpu", 0.1, True, True),
+    ],
+)
+def test_no_dropout_is_recomputed_on_a_mac(
+    device, dropout, checkpointing, fine, text_file, monkeypatch
+):
+    monkeypatch.setattr(build.BuildModule, "_device_type", device)
+    module = GPTModule(dataclasses.replace(TINY, dropout=dropout, checkpointing=checkpointing))
+    if fine:
+        fit(text_file, module)
+    else:
+        with pytest.raises(UserError, match=r"dropout is 0\.1, .* recompute another dropout"):
+            fit(text_file, module)
+
+
 @pytest.mark.parametrize("value", [-1.0, 0.0])
 def test_a_clip_value_of_zero_or_less_clips_nothing(text_file, value):
     free, _, _ = fit(text_file)
