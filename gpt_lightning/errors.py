@@ -7,7 +7,8 @@ import threading
 from collections.abc import Iterator
 from typing import NoReturn
 
-EXIT_PEER = 75  # EX_TEMPFAIL of sysexits.h: the same command may succeed later
+EXIT_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the same command may succeed later
+EXIT_PEER = EXIT_AGAIN
 CONTINUE = "start the same command with --resume auto to continue"
 
 

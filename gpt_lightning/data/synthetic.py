@@ -18,9 +18,9 @@ def random_dataset(data_dir: Path, vocab_size: int, n_tokens: int = 2_000_000) -
         n_tokens: Tokens of the one shard.
 
     Returns:
-        Folder of the dataset, data_dir/random-VOCAB_SIZE.
+        Folder of the dataset, data_dir/random-VOCAB_SIZE-N_TOKENS.
     """
-    folder = data_dir / f"random-{vocab_size}"
+    folder = data_dir / f"random-{vocab_size}-{n_tokens}"
     if (folder / "manifest.json").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)

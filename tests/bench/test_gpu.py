@@ -1,5 +1,7 @@
 """`gpt-lightning bench gpu`, tried out on a CPU with a tiny model."""
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,10 @@ import torch
 from gpt_lightning.bench import gpu
 from gpt_lightning.bench.core import fit_run, sweep, training_step
 from gpt_lightning.bench.core import results as folders
-from gpt_lightning.bench.core.worker import call
+from gpt_lightning.bench.core.options import GPU_SIZES
+from gpt_lightning.bench.core.worker import SkippedError, call
 from gpt_lightning.cli import main
+from gpt_lightning.errors import MemoryExhaustedError
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
@@ -42,7 +46,13 @@ def in_a_folder(tmp_path, monkeypatch):
 
 
 def small_dataset(random_dataset):
-    return lambda folder, vocab_size: random_dataset(folder, vocab_size, n_tokens=10_000)
+    def small(folder, vocab_size, n_tokens):
+        # the steps of a default row at 524,288 tokens are one epoch
+        options = {option.name: option.default for option in gpu.BENCH.options}
+        assert n_tokens > 524_288 * (options["steps"] + options["warmup"])
+        return random_dataset(folder, vocab_size, n_tokens=10_000)
+
+    return small
 
 
 def measure(model, **settings):
@@ -66,7 +76,89 @@ def test_a_row_of_ours_is_fit_with_the_sizes_file(monkeypatch):
     assert row["tokens_per_sec"] == pytest.approx(2 * 2 * 32 / row["step_ms"] * 1e3)
     per_token = flops.flops_per_token(model.num_params(embeddings=False), 1, 16, 32)
     assert row["mfu"] == pytest.approx(row["tokens_per_sec"] * per_token / 1e12)
-    assert row["target"] == 0.48
+    assert row["target"] is None  # of a CPU
+    assert row["matmul_precision"] == "high"  # TF32 on CUDA, from the configuration
+    assert row["options"] == " ".join([*TINY, "--model.compile=false"])
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "target"),
+    [
+        ("NVIDIA H200", "124m", 0.50),
+        ("NVIDIA H200", "350m", 0.54),
+        ("NVIDIA H200", "774m", 0.56),
+        ("NVIDIA H200", "1558m", 0.58),
+        ("NVIDIA H100 80GB HBM3", "124m", 0.47),
+        ("NVIDIA H100 80GB HBM3", "350m", None),
+        ("NVIDIA H100 80GB HBM3", "1558m", 0.55),
+        ("NVIDIA GH200 480GB", "124m", None),
+    ],
+)
+def test_targets_are_of_a_chip_and_of_ours(name, size, target, monkeypatch):
+    monkeypatch.setattr(gpu, "device_name", lambda device: name)
+    monkeypatch.setattr(fit_run, "timed_fit", lambda argv, folder: Speed())
+    assert measure("ours", size=size)["target"] == target
+    monkeypatch.setattr(gpu, "train_theirs", lambda *args: {"step_ms": 1.0})
+    assert measure("hf", size=size)["target"] is None
+
+
+class Speed:
+    step_ms, stalls = 5.0, 0
+
+
+def test_ours_gets_a_micro_batch_that_fits_with_the_same_tokens(monkeypatch):
+    asked, peaks = [], []
+
+    def timed_fit(argv, folder):
+        parsed = fit_run.parse_fit(argv[1:] if argv[0] == "fit" else argv)
+        step = fit_run.step_of(parsed)
+        assert parsed.trainer.limit_val_batches == 0  # also where the batch is another
+        asked.append((step.batch_size, step.accumulate, step.tokens))
+        if step.batch_size > 1:
+            raise MemoryExhaustedError("out of memory in step 1")
+        return Speed()
+
+    monkeypatch.setattr(fit_run, "timed_fit", timed_fit)
+    monkeypatch.setattr(training_step, "reset_peak_memory", lambda: peaks.append(len(asked)))
+    row = measure("ours", fit_options=[*TINY, "--data.batch_size=4"])
+    assert asked == [(4, 2, 256), (2, 4, 256), (1, 8, 256)]
+    assert peaks == [0, 1, 2]  # the peak is not that of a try that failed
+    assert (row["batch"], row["accumulate"]) == (1, 8)
+    assert row["tokens_per_sec"] == pytest.approx(256 / 5.0 * 1e3)
+    asked.clear()
+    row = measure(
+        "ours",
+        fit_options=[
+            *TINY,
+            "--trainer.accumulate_grad_batches=1",
+            "--data.tokens_per_step=192",
+            "--data.batch_size=2",
+        ],
+    )
+    assert asked == [(2, 3, 192), (1, 6, 192)]
+    assert row["tokens_per_sec"] == pytest.approx(192 / 5.0 * 1e3)
+
+    def defect(argv, folder):
+        raise ValueError("not for lack of memory")
+
+    monkeypatch.setattr(fit_run, "timed_fit", defect)
+    with pytest.raises(ValueError, match="not for lack"):
+        measure("ours")
+
+
+def test_products_of_theirs_are_of_the_configurations_precision(monkeypatch):
+    seen = []
+
+    def train_theirs(row, device, config, dtype, warmup, step):
+        seen.append(dtype)
+        return {"step_ms": 5.0}
+
+    monkeypatch.setattr(gpu, "train_theirs", train_theirs)
+    for precision in ("bf16-mixed", "32-true"):
+        measure("hf", fit_options=[*TINY, f"--trainer.precision={precision}"])
+    assert seen == ["bf16", "fp32"]
+    with pytest.raises(SkippedError, match="bf16-true is a mode of `fit` alone"):
+        measure("hf", fit_options=[*TINY, "--trainer.precision=bf16-true"])
 
 
 @pytest.mark.slow
@@ -90,40 +182,145 @@ def test_theirs_gets_a_micro_batch_that_fits(monkeypatch):
     pytest.importorskip("transformers")
     asked = []
 
-    def time_steps(model, device, step, steps, warmup):
-        asked.append(step)
-        if step[0] > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return 5.0
+    train = training_step.TrainingStep.__call__
 
-    monkeypatch.setattr(gpu, "time_steps", time_steps)
+    def needs_memory(self, x, y, phase, micro_batches):
+        if not asked or asked[-1] != (len(x), micro_batches, x.size(1)):
+            asked.append((len(x), micro_batches, x.size(1)))
+        if len(x) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return train(self, x, y, phase, micro_batches)
+
+    monkeypatch.setattr(training_step.TrainingStep, "__call__", needs_memory)
     row = measure("hf", fit_options=[*TINY, "--data.batch_size=4"])
     assert asked == [(4, 2, 32), (2, 4, 32), (1, 8, 32)]
     assert (row["batch"], row["accumulate"]) == (1, 8)
 
 
-def test_the_page_lands_beside_the_others(monkeypatch, tmp_path, capsys):
-    """The command, the page and its name, with rows that nobody measured."""
-    monkeypatch.setattr(
-        sweep,
-        "isolated",
-        lambda address, row, timeout_s: {
-            "status": "ok",
-            "note": "",
-            "step_ms": 10.0,
-            "mfu": 0.5,
-            "target": 0.52,
-        },
-    )
+@pytest.fixture
+def rows_of_nobody(monkeypatch):
+    """Rows that nobody measured, on a GPU that nobody has; keeps their sizes and models."""
+    asked = []
+
+    def isolated(address, row, timeout_s):
+        asked.append(f"{row['size']} {row['model']}")
+        numbers = {"step_ms": 10.0, "mfu": 0.5, "target": 0.52, "matmul_precision": "high"}
+        return {"status": "ok", "note": "", **numbers}
+
+    monkeypatch.setattr(sweep, "isolated", isolated)
     monkeypatch.setattr(gpu, "device_name", lambda device: "NVIDIA H200")
-    arguments = ["--device", "cpu", "--sizes", "350m,774m", "--out", "pages"]
-    assert main(["bench", "gpu", *arguments]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "pages/gpu_h200.md"
+    return asked
+
+
+def bench(*args):
+    return main(["bench", "gpu", "--device", "cpu", "--out", "pages", *args])
+
+
+def on_the_page():
     page = Path("pages/gpu_h200.md").read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if re.match(r"\| \d+m", line)]
+    return page, [f"{size.removeprefix('| ')} {model}" for size, model, *_ in rows]
+
+
+def test_the_page_lands_beside_the_others(rows_of_nobody, capsys):
+    assert bench("--sizes", "350m,774m") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "pages/gpu_h200.md"
+    page, rows = on_the_page()
     assert "gpt-lightning bench gpu --device cpu" in page
-    rows = [line.split(" | ")[:2] for line in page.splitlines() if line.startswith("| 350m")]
-    assert [model for _, model in rows] == ["ours", "hf", "hf-compiled"]
+    assert rows == [f"{size} {model}" for size in ("350m", "774m") for model in gpu.MODELS]
     assert "50.0% | 52%" in page
+    assert "float32 products: high (TF32 on CUDA)" in page
+
+
+def test_the_published_records_sizes_come_first(rows_of_nobody):
+    assert bench() == 0
+    assert rows_of_nobody[:6] == [f"{size} {m}" for size in ("124m", "1558m") for m in gpu.MODELS]
+    assert len(rows_of_nobody) == 12
+
+
+def test_a_killed_sweep_leaves_its_page_and_a_later_call_adds_to_it(rows_of_nobody, monkeypatch):
+    measured = sweep.isolated
+
+    def killed(address, row, timeout_s):
+        if row["model"] == "hf":
+            raise KeyboardInterrupt
+        return measured(address, row, timeout_s)
+
+    monkeypatch.setattr(sweep, "isolated", killed)
+    assert bench("--sizes", "124m") == 130
+    assert on_the_page()[1] == ["124m ours"]
+    monkeypatch.setattr(sweep, "isolated", measured)
+    assert bench("--sizes", "1558m", "--models", "ours") == 0
+    assert bench("--sizes", "124m", "--resume") == 0
+    assert rows_of_nobody == ["124m ours", "1558m ours", "124m hf", "124m hf-compiled"]
+    in_order = ["124m ours", "124m hf", "124m hf-compiled", "1558m ours"]
+    assert on_the_page()[1] == in_order
+    # a row that fails replaces no number
+    failed = {"status": "crashed", "note": "planted"}
+    monkeypatch.setattr(sweep, "isolated", lambda *args: failed)
+    assert bench("--sizes", "1558m") == 1
+    page, rows = on_the_page()
+    assert rows == [*in_order, "1558m hf", "1558m hf-compiled"]
+    assert page.count("planted") == 2
+    monkeypatch.setattr(
+        sweep, "isolated", lambda *args: {"status": "ok", "note": "", "step_ms": 77.0}
+    )
+    assert bench("--sizes", "1558m", "--models", "ours") == 0
+    page, rows = on_the_page()
+    assert len(rows) == 6
+    assert "77.0" in next(line for line in page.splitlines() if line.startswith("| 1558m | ours"))
+
+
+def test_a_call_of_some_minutes_ends_with_the_command_that_continues(
+    rows_of_nobody, monkeypatch, capsys
+):
+    clock, measured = [0.0], sweep.isolated
+
+    def takes_four_minutes(address, row, timeout_s):
+        clock[0] += min(240.0, timeout_s)
+        if timeout_s < 240:
+            return {"status": "timed out", "note": f"after {timeout_s:g} s"}
+        return measured(address, row, timeout_s)
+
+    monkeypatch.setattr(sweep, "isolated", takes_four_minutes)
+    monkeypatch.setattr(sweep.time, "monotonic", lambda: clock[0])
+    options = ["--sizes", "124m,1558m", "--minutes", "9.5"]
+    assert bench(*options) == 75
+    assert rows_of_nobody == ["124m ours", "124m hf"]
+    assert clock[0] == 9.5 * 60
+    *_, left, command = capsys.readouterr().out.splitlines()
+    names = "; ".join(
+        f"cpu {row}" for row in ("124m hf-compiled", "1558m ours", "1558m hf", "1558m hf-compiled")
+    )
+    assert left == f"4 of 6 rows left ({names}): continue with"
+    _, *argv = shlex.split(command)
+    assert argv == ["bench", "gpu", "--device", "cpu", "--out", "pages", *options, "--resume"]
+    assert [main(argv), main(argv)] == [75, 0]
+    assert len(rows_of_nobody) == len(set(rows_of_nobody)) == 6
+    assert len(on_the_page()[1]) == 6
+
+
+def test_a_row_longer_than_a_call_has_failed_and_the_others_are_measured(
+    rows_of_nobody, monkeypatch, capsys
+):
+    clock, measured = [0.0], sweep.isolated
+
+    def isolated(address, row, timeout_s):
+        if row["model"] == "ours":
+            clock[0] += timeout_s
+            return {"status": "timed out", "note": f"after {timeout_s:g} s"}
+        clock[0] += 60.0
+        return measured(address, row, timeout_s)
+
+    monkeypatch.setattr(sweep, "isolated", isolated)
+    monkeypatch.setattr(sweep.time, "monotonic", lambda: clock[0])
+    assert bench("--sizes", "124m", "--minutes", "5") == 75
+    assert "after 300 s" in on_the_page()[0]
+    argv = shlex.split(capsys.readouterr().out.splitlines()[-1])[1:]
+    assert main(argv) == 75  # the failed one was last, and had what time was left
+    assert rows_of_nobody == ["124m hf", "124m hf-compiled"]
+    assert "1 of 3 rows left (cpu 124m ours)" in capsys.readouterr().out
+    assert main(argv) == 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -151,8 +348,8 @@ def test_mistakes_take_one_line(args, line, capsys):
 
 def test_the_sizes_files_are_the_published_models_at_the_same_tokens_a_step():
     overlays = {name for name in config_names() if name.startswith("gpu/")}
-    assert {f"gpu/gpt2_{size}" for size in gpu.TARGETS} == overlays
-    for size in gpu.TARGETS:
+    assert {f"gpu/gpt2_{size}" for size in GPU_SIZES} == overlays
+    for size in GPU_SIZES:
         overlay = f"gpu/gpt2_{size}"
         configs = ["--config=gpt2_124m", f"--config={overlay}"]
         parsed = fit_run.parse_fit([*configs, "--data.seed=1"])

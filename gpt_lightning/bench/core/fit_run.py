@@ -3,12 +3,18 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.data.synthetic import random_dataset
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.precision import resolve_precision
+from gpt_lightning.hardware.precision import product_dtype, resolve_precision
 from gpt_lightning.parsing import resolve_configs
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import RunRecorder, RunTimings
+from gpt_lightning.training.memory_advice import options_for
+from gpt_lightning.training.steps import StepShape, accumulation
+from gpt_lightning.training.trainer import Trainer
 
 # arguments of a Trainer that trains on one device and does nothing else
 TRAINING_ALONE: dict[str, Any] = {
@@ -31,7 +37,61 @@ def parse_fit(options: list[str]) -> Any:
     return config
 
 
-def random_token_options(bench: str, vocab_size: int | None, steps: int, warmup: int) -> list[str]:
+def size_options(size: str) -> list[str]:
+    """Return the options of `fit` for a size of configs/gpu."""
+    return ["--config=gpt2_124m", f"--config=gpu/gpt2_{size}", "--data.seed=1"]
+
+
+def step_of(config: Any) -> StepShape:
+    """Return the optimizer step of a parsed configuration of `fit`.
+
+    Raises:
+        UserError: The machine has no such device, or no such step is possible.
+    """
+    trainer, data = config.trainer, config.data
+    machine = {name: trainer[name] for name in ("accelerator", "devices", "num_nodes")}
+    probe = Trainer(**machine, logger=False, enable_checkpointing=False)
+    ranks = probe.num_devices * probe.num_nodes
+    T = data.block_size or config.model.config.block_size
+    k = trainer.accumulate_grad_batches
+    if data.tokens_per_step is not None:
+        k = accumulation(data.tokens_per_step, data.batch_size, T, ranks)
+    return StepShape(data.batch_size, T, k, ranks)
+
+
+def batch_options(config: Any, step: StepShape, batch: int) -> list[str]:
+    """Return the options of `fit` that split its step into other micro-batches.
+
+    Args:
+        config: Parsed configuration of `fit`.
+        step: Its step.
+        batch: Sequences of a micro-batch, a divisor of those of the step.
+    """
+    return options_for(
+        step,
+        batch,
+        follows=config.data.tokens_per_step is not None,
+        eval_batch_size=config.data.eval_batch_size or step.batch_size,
+        val_check_interval=config.trainer.val_check_interval,
+        limit_val_batches=config.trainer.limit_val_batches,
+    )
+
+
+def dtype_of(config: Any, device: torch.device) -> str:
+    """Return the dtype of a configuration's matrix products, as `training_step` names it.
+
+    Raises:
+        SkippedError: `training_step` has no such training.
+    """
+    precision = str(config.trainer.precision or "32-true")
+    if precision not in ("bf16-mixed", "16-mixed", "32-true"):
+        raise SkippedError(f"trainer.precision {precision} is a mode of `fit` alone")
+    return product_dtype(precision, config.model.matmul_precision, device)
+
+
+def random_token_options(
+    bench: str, vocab_size: int | None, steps: int, warmup: int, n_tokens: int = 2_000_000
+) -> list[str]:
     """Return options of `fit` that train on random tokens and nothing else.
 
     Args:
@@ -39,6 +99,7 @@ def random_token_options(bench: str, vocab_size: int | None, steps: int, warmup:
         vocab_size: Vocabulary of the model.
         steps: Measured optimizer steps.
         warmup: Optimizer steps before.
+        n_tokens: Tokens of the dataset.
 
     Raises:
         UserError: The vocabulary is left to the data.
@@ -49,7 +110,7 @@ def random_token_options(bench: str, vocab_size: int | None, steps: int, warmup:
             "give a number, e.g. --model.config.vocab_size 65"
         )
     return [
-        f"--data.dataset={random_dataset(Path('data'), vocab_size)}",
+        f"--data.dataset={random_dataset(Path('data'), vocab_size, n_tokens)}",
         "--data.corpus=null",
         "--data.text_file=null",
         f"--trainer.max_steps={warmup + steps}",

@@ -32,6 +32,8 @@ COURSE_SIZES: dict[str, Shape] = {
     "xl": (48, 25, 1600),
     "2.7B": (32, 32, 2560),
 }
+# sizes of configs/gpu; those of the published records first
+GPU_SIZES = ("124m", "1558m", "350m", "774m")
 DTYPES = ("fp32", "tf32", "bf16", "fp16")
 MODELS = ("gpt2", "course")  # the course's model is core/course_model.py
 HEAD_WIDTH = 64  # GPT-2's

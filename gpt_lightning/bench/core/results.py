@@ -66,14 +66,14 @@ def read_rows(path: Path) -> list[tuple[Values, Values]]:
     return rows
 
 
-def finished(folder: Path) -> dict[str, Values]:
-    """Return the finished rows of a sweep's folder by `key`; none if the folder is new."""
+def recorded(folder: Path) -> dict[str, Values]:
+    """Return the rows of a sweep's folder by `key`; none if the folder is new."""
     rows = read_rows(folder / ROWS) if (folder / ROWS).exists() else []
-    return {key(row): measured for row, measured in rows if measured["status"] in KEPT}
+    return {key(row): measured for row, measured in rows}
 
 
 def find_folder(name: str, configurations: Iterable[Values]) -> tuple[Path, dict[str, Values]]:
-    """Return the newest sweep with any of these rows, and its finished rows by `key`.
+    """Return the newest sweep with any of these rows, and its rows by `key`.
 
     Raises:
         UserError: No sweep has any of them.
@@ -81,7 +81,7 @@ def find_folder(name: str, configurations: Iterable[Values]) -> tuple[Path, dict
     wanted = {key(configuration) for configuration in configurations}
     for path in sorted((ROOT / name).glob(f"*/{ROWS}"), reverse=True):
         if wanted & {key(configuration) for configuration, _ in read_rows(path)}:
-            return path.parent, finished(path.parent)
+            return path.parent, recorded(path.parent)
     raise UserError(
         f"--resume: no sweep of these rows in {ROOT / name}; start one without --resume"
     )

@@ -9,12 +9,16 @@ import contextlib
 import dataclasses
 import importlib
 import json
+import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, dataclass_transform
 
@@ -22,15 +26,21 @@ import torch
 
 from gpt_lightning.bench.core.options import Option, Values, configurations, parse
 from gpt_lightning.bench.core.plausible import finite, implausible
-from gpt_lightning.bench.core.results import find_folder, finished, keep, key, make_folder
+from gpt_lightning.bench.core.results import KEPT, find_folder, keep, key, make_folder, recorded
 from gpt_lightning.bench.core.worker import MARK, make_row
-from gpt_lightning.errors import UserError, is_out_of_memory, termination_as_exit
+from gpt_lightning.errors import EXIT_AGAIN, UserError, is_out_of_memory, termination_as_exit
 from gpt_lightning.hardware.machine import machine_record
-from gpt_lightning.parsing import split_fit_options
+from gpt_lightning.parsing import program, split_fit_options
 from gpt_lightning.reports.tables import RESULTS, Console, Row, column, write_report
 
 EARLIER = "earlier"  # machine fact of a resumed sweep: machine of the first rows
 FINE = ("ok", "out of memory", "skipped")  # statuses that are no failure
+# torch.get_float32_matmul_precision() -> words of a report
+PRODUCTS = {
+    "highest": "highest (float32)",
+    "high": "high (TF32 on CUDA)",
+    "medium": "medium (bfloat16)",
+}
 Tables = dict[str, Sequence[Row]]  # name -> rows
 Picture = Callable[[Path, Sequence[Row]], list[str]]  # draws into a folder; returns file names
 
@@ -63,7 +73,8 @@ class Bench:
             rows as a list of mappings under that name; fields of the configuration are added.
         beside: Function from the rows so far to tables that were not measured here, name -> rows,
             and to the notes on them.
-        epilogue: Function from the parsed arguments and the finished sweep to last words.
+        epilogue: Function from the parsed arguments and the sweep so far to last words, which is
+            called after every row.
         relate: Function from a new row and the rows before it to the row with columns that depend
             on them, such as a speed-up.
     """
@@ -98,16 +109,25 @@ def run_bench(bench: Bench, argv: list[str]) -> int:
     """Run `bench NAME ...`: parse the options, multiply them, and measure every row.
 
     Returns:
-        0: Every row was measured, or could not be for lack of memory; 1: a row failed otherwise.
+        0: Every row was measured, or could not be for lack of memory; 1: a row failed otherwise;
+        75: --minutes ended before every row was measured.
 
     Raises:
         UserError: An option or its value is wrong.
     """
     args, rows = read_options(bench, argv[2:])
     sweep = Sweep(bench, rows, argv, args.resume, args.timeout_s)
-    code = sweep.run()
     if bench.epilogue is not None:
-        print(bench.epilogue(args, sweep))
+        sweep.epilogue = partial(bench.epilogue, args, sweep)
+    if minutes := getattr(args, "minutes", None):
+        sweep.end_after(60 * minutes)
+    code = sweep.run()
+    if sweep.words:
+        print(sweep.words)
+    if sweep.left:
+        names = [" ".join(v for v in row.values() if isinstance(v, str)) for row in sweep.left]
+        print(f"{len(names)} of {len(rows)} rows left ({'; '.join(names)}): continue with")
+        print(program(), shlex.join(argv if "--resume" in argv else [*argv, "--resume"]))
     return code
 
 
@@ -120,6 +140,10 @@ def read_options(bench: Bench, argv: list[str]) -> tuple[Any, list[Values]]:
         shared = {"fit_options": fit_options}
     args = parse(bench.name, description, bench.options, argv, bench.timeout_s)
     return args, [row | shared for row in configurations(bench.options, args)]
+
+
+class TimeUpError(Exception):
+    """The time of the call is over; the row is not measured."""
 
 
 class Sweep:
@@ -151,41 +175,71 @@ class Sweep:
         self.bench, self.configurations, self.timeout_s = bench, configurations, timeout_s
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            self.folder, self._done = folder, finished(folder)
+            self.folder, self._before = folder, recorded(folder)
         elif resume:
-            self.folder, self._done = find_folder(bench.name, configurations)
+            self.folder, self._before = find_folder(bench.name, configurations)
         else:
-            self.folder, self._done = make_folder(bench.name), {}
+            self.folder, self._before = make_folder(bench.name), {}
         machine = machine_of(configurations, argv)
+        if bench.takes_fit_options:
+            machine["precision"] = "float32 products: model.matmul_precision of the configuration"
         self.machine = machine | earlier_machine(self.folder, machine)
         self.rows: list[Row] = []
         self.pictures: list[str] = []  # drawn after the last row: it takes seconds
+        self.left: list[Values] = []  # not measured because the time of `end_after` was over
+        self.epilogue: Callable[[], str] = str  # last words
+        self._deadline = math.inf
+        self._first = True  # no row was measured in this call
         self._tables: dict[str, list[Row]] = {name: [] for name in bench.tables}
         self._console = Console(bench.row)
         for name, fact in self.machine.items():
             print(f"{name:<9} {fact}")
         print(f"\n{self._console.header()}", flush=True)
 
+    def end_after(self, seconds: float) -> None:
+        """Measure only what fits into a time; rows that failed in the resumed sweep come last."""
+        self._deadline = time.monotonic() + seconds
+        self.configurations.sort(key=lambda row: key(row) in self._before and not self._done(row))
+
+    def _done(self, configuration: Values) -> bool:
+        return self._before.get(key(configuration), {}).get("status") in KEPT
+
     def run(self) -> int:
         """Measure every configuration.
 
         Returns:
             0: Every row was measured, or could not be for lack of memory; 1: a row failed
-            otherwise.
+            otherwise; 75: rows are left.
         """
         for configuration in self.configurations:
-            self.measure(configuration)
+            try:
+                self.measure(configuration)
+            except TimeUpError:
+                self.left.append(configuration)
         self.pictures = draw(self.bench, self.folder, self.rows)
         self.report()
         self.print_files()
-        return int(any(row.status not in FINE for row in self.rows))
+        failed = any(row.status not in FINE for row in self.rows)
+        return EXIT_AGAIN if self.left else int(failed)
 
     def measure(self, configuration: Values) -> Row:
-        """Measure a configuration, or take the row of the resumed sweep, and write the report."""
-        measured = self._done.get(key(configuration))
-        if measured is None:
+        """Measure a configuration, or take the row of the resumed sweep, and write the report.
+
+        Raises:
+            TimeUpError: The time of `end_after` was over before the row's, unless it was the
+                call's first: that row has failed, because another call would not have more time.
+        """
+        if self._done(configuration):
+            measured = self._before[key(configuration)]
+        else:
+            limit_s = min(self.timeout_s, self._deadline - time.monotonic())
+            if limit_s <= 0:
+                raise TimeUpError
             with termination_as_exit():
-                measured = measure_row(self.bench, self.folder, configuration, self.timeout_s)
+                measured = measure_row(self.bench, self.folder, configuration, limit_s)
+            if measured["status"] == "timed out" and limit_s < self.timeout_s and not self._first:
+                raise TimeUpError
+            self._first = False
             keep(self.folder, configuration, measured)
         row = make_row(self.bench.row, configuration | measured)
         self.rows.append(self.bench.relate(row, self.rows) if self.bench.relate else row)
@@ -204,7 +258,11 @@ class Sweep:
             published, remarks = self.bench.beside(self.rows)
             tables, notes = tables | published, notes + remarks
         notes = (*notes, *findings)
+        ran = dict.fromkeys(getattr(row, "matmul_precision", "") for row in self.rows)
+        if words := ", ".join(PRODUCTS[name] for name in ran if name):
+            self.machine["precision"] = f"float32 products: {words}"
         write_report(self.folder, self.bench.title, self.machine, tables, notes, self.pictures)
+        self.words = self.epilogue()
 
     def print_files(self) -> None:
         """Print where the report is."""
@@ -242,7 +300,7 @@ def earlier_machine(folder: Path, machine: dict[str, str]) -> dict[str, str]:
     if not path.exists():
         return {}
     before: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["machine"]
-    facts = ("device", "CPU", "memory", "software", "precision")
+    facts = ("device", "CPU", "memory", "software")
     other = [f"{name} {before[name]}" for name in facts if before.get(name) != machine.get(name)]
     known = [before[EARLIER]] if EARLIER in before else []
     known += [f"rows of {before.get('date')}: {', '.join(other)}"] if other else []
