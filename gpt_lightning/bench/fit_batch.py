@@ -5,11 +5,13 @@ tokens. Where the configuration accumulates, a step has two micro-batches, becau
 the first exist while the second makes its activations. Trials use one device: memory that several
 devices add, such as DDP's buckets of the gradients' size, is not included.
 
-memory: torch.cuda.max_memory_allocated on CUDA, torch.mps.driver_allocated_memory on MPS, highest
-resident memory of the trial's own process on a CPU. limit: memory limit of a trial on a CPU.
+memory: torch.cuda.max_memory_reserved on CUDA, which is what the allocator has taken from the
+device; torch.mps.driver_allocated_memory on MPS; highest resident memory of the trial's own process
+on a CPU. limit: memory limit of a trial on a CPU.
 
-The search tries powers of two, then halves the gap until it is an eighth. The settings keep the
-configuration's tokens per step, so that their batch divides the sequences of a step.
+The search begins at the configured batch, doubles or halves it, then halves the gap until it is an
+eighth. The settings keep the configuration's tokens per step, so that their batch divides the
+sequences of a step.
 """
 
 import json
@@ -33,9 +35,9 @@ from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.reports.tables import Row, column
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.fit import quiet_lightning
-from gpt_lightning.training.memory_advice import memory_options, options_for
+from gpt_lightning.training.memory_advice import memory_options
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import StepShape, accumulation, largest_divisor
+from gpt_lightning.training.steps import StepShape, largest_divisor
 from gpt_lightning.training.trainer import Trainer
 
 SHARE = 0.8  # default limit of a trial: share of the machine's available memory
@@ -88,9 +90,11 @@ def run(argv: list[str]) -> int:
     if args.config is None:
         raise UserError("give bench fit-batch --config FILE: the configuration to fit")
     config = fit_run.parse_fit([f"--config={args.config}", *given["fit_options"]])
-    step = step_of(config)
+    step = fit_run.step_of(config)
     trial = trial_of(config, step) | {"steps": args.steps, "limit_gib": args.limit_gib}
-    sweep = Sweep(BENCH, [trial | {"batch": 1}], argv, args.resume, args.timeout_s)
+    most = args.max_batch or step.sequences
+    first = min(step.batch_size, most)
+    sweep = Sweep(BENCH, [trial | {"batch": first}], argv, args.resume, args.timeout_s)
 
     def fits(batch: int) -> bool:
         row = sweep.measure(trial | {"batch": batch})
@@ -100,7 +104,7 @@ def run(argv: list[str]) -> int:
 
     largest = 0
     try:
-        largest, refused = search(fits, args.max_batch or step.sequences)
+        largest, refused = search(fits, most, first)
         lines = findings(sweep.rows, largest, refused, step, config)
     except TrialError as error:
         fix = "not for lack of memory; correct the cause, then continue with --resume"
@@ -115,22 +119,23 @@ class TrialError(Exception):
     """A trial failed for another reason than memory, so that nothing is known about its batch."""
 
 
-def search(fits: Callable[[int], bool], most: int) -> tuple[int, int | None]:
-    """Try powers of two up to `most`, then halve the gap until it is an eighth.
+def search(fits: Callable[[int], bool], most: int, first: int = 1) -> tuple[int, int | None]:
+    """Double or halve the first batch, then halve the gap until it is an eighth.
 
     Args:
         fits: Function that tries a batch; it is called once for each batch.
         most: Largest useful batch.
+        first: Batch to begin with.
 
     Returns:
         The largest batch that fits, or 0, and the smallest batch that does not, if any.
     """
-    good, bad, batch = 0, None, 1
-    while bad is None and good < most:
+    good, bad, batch = 0, None, min(first, most)
+    while good < batch < (bad or most + 1):
         if fits(batch):
             good, batch = batch, min(2 * batch, most)
         else:
-            bad = batch
+            bad, batch = batch, batch // 2
     while bad is not None and bad - good > max(1, good // 8):
         middle = (good + bad) // 2
         good, bad = (middle, bad) if fits(middle) else (good, middle)
@@ -138,23 +143,6 @@ def search(fits: Callable[[int], bool], most: int) -> tuple[int, int | None]:
 
 
 # ---- the configuration ---------------------------------------------------------------------------
-
-
-def step_of(config: Any) -> StepShape:
-    """Return the optimizer step of a parsed configuration of `fit`.
-
-    Raises:
-        UserError: The machine has no such device, or no such step is possible.
-    """
-    trainer, data = config.trainer, config.data
-    machine = {name: trainer[name] for name in ("accelerator", "devices", "num_nodes")}
-    probe = Trainer(**machine, logger=False, enable_checkpointing=False)
-    ranks = probe.num_devices * probe.num_nodes
-    T = data.block_size or config.model.config.block_size
-    k = trainer.accumulate_grad_batches
-    if data.tokens_per_step is not None:
-        k = accumulation(data.tokens_per_step, data.batch_size, T, ranks)
-    return StepShape(data.batch_size, T, k, ranks)
 
 
 def trial_of(config: Any, step: StepShape) -> dict[str, Any]:
@@ -193,18 +181,10 @@ def findings(
     refusal = f"; {refused} does not" if refused else ""
     fastest = max((row for row in rows if row.status == "ok"), key=lambda r: r.tokens_per_sec)
     batch = largest_divisor(step.sequences, largest)
-    options = options_for(
-        step,
-        batch,
-        follows=config.data.tokens_per_step is not None,
-        eval_batch_size=config.data.eval_batch_size or step.batch_size,
-        val_check_interval=config.trainer.val_check_interval,
-        limit_val_batches=config.trainer.limit_val_batches,
-    )
     return [
         f"largest     {largest} sequences x {step.block_size} tokens per micro-batch fit{refusal}",
         f"fastest     {fastest.batch} sequences: {fastest.tokens_per_sec:,.0f} tokens/s",
-        f"settings    {' '.join(options)}",
+        f"settings    {' '.join(fit_run.batch_options(config, step, batch))}",
         f"step        {step.with_batch_size(batch)}",
     ]
 
@@ -236,7 +216,7 @@ def measure_batch(
     measured = batches.milliseconds()[row.accumulate : (steps + 1) * row.accumulate]
     milliseconds = sum(measured) / len(measured)
     return {
-        "peak_memory_gib": training_step.peak_memory_gib(device),
+        "peak_memory_gib": training_step.peak_memory_gib(device, reserved=True),
         "limit_gib": limit,
         "micro_batch_ms": milliseconds,
         "tokens_per_sec": row.batch * row.context / milliseconds * 1e3,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gpt_lightning.bench import fit_batch
-from gpt_lightning.bench.core import fit_run, sweep
+from gpt_lightning.bench.core import fit_run, sweep, training_step
 from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core.worker import call, failure
 from gpt_lightning.cli import main
@@ -75,8 +75,9 @@ def proposed(printed: str) -> list[str]:
 # ---- the search ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("first", [1, 12])
 @pytest.mark.parametrize("most", [1, 12, 64, 1000])
-def test_the_search_finds_the_largest_to_an_eighth(most):
+def test_the_search_finds_the_largest_to_an_eighth(most, first):
     for limit in range(most + 3):
         asked = []
 
@@ -84,13 +85,15 @@ def test_the_search_finds_the_largest_to_an_eighth(most):
             asked.append(batch)
             return batch <= limit
 
-        largest, refused = fit_batch.search(fits, most)
+        largest, refused = fit_batch.search(fits, most, first)
+        assert asked[0] == min(first, most)
         assert len(set(asked)) == len(asked)
         assert max(asked) <= most
         if limit >= most:
             assert (largest, refused) == (most, None)
         elif limit == 0:
-            assert (largest, refused, asked) == (0, 1, [1])
+            assert (largest, refused) == (0, 1)
+            assert asked == ([12, 6, 3, 1] if min(first, most) == 12 else [1])
         else:
             assert largest <= limit < refused
             assert refused - largest <= max(1, largest // 8)
@@ -102,10 +105,10 @@ def test_the_search_finds_the_largest_to_an_eighth(most):
 def test_the_settings_have_the_same_tokens_and_parse(machine, capsys):
     asked = machine(limit=29)
     assert bench() == 0
-    assert [trial["batch"] for trial in asked] == [1, 2, 4, 8, 16, 32, 24, 28, 30]
+    assert [trial["batch"] for trial in asked] == [12, 24, 48, 36, 30, 27]  # configured: 12
     printed = capsys.readouterr().out
-    assert "largest     28 sequences x 32 tokens per micro-batch fit; 30 does not" in printed
-    assert "fastest     1 sequences: 999 tokens/s" in printed
+    assert "largest     27 sequences x 32 tokens per micro-batch fit; 30 does not" in printed
+    assert "fastest     12 sequences: 988 tokens/s" in printed
     # 12 x 4 = 48 sequences a step: 24 is the largest divisor that fits
     options = proposed(printed)
     assert options == [
@@ -119,9 +122,13 @@ def test_the_settings_have_the_same_tokens_and_parse(machine, capsys):
     assert proposed(capsys.readouterr().out)[:2] == ["--data.batch_size", "24"]
     (first, second) = sorted(Path("lightning_logs/bench/fit-batch").iterdir())
     report = json.loads((first / "results.json").read_text())
-    assert [row["status"] for row in report["rows"]][:6] == ["ok"] * 5 + ["out of memory"]
+    assert [row["status"] for row in report["rows"]][:6] == [
+        *("ok", "ok"),
+        *["out of memory"] * 3,
+        "ok",
+    ]
     assert any("--data.batch_size 24" in note for note in report["notes"])
-    assert "| 28 |" in (second / "results.md").read_text()
+    assert "| 27 |" in (second / "results.md").read_text()
 
 
 def test_a_trial_is_told_the_configuration(machine):
@@ -161,16 +168,16 @@ def test_where_nothing_fits_the_switches_are_proposed(device, machine, capsys, m
 
 
 @pytest.mark.parametrize("status", ["error", "crashed", "timed out"])
-@pytest.mark.parametrize("limit", [0, 3])
-def test_a_crash_says_nothing_about_memory(machine, capsys, status, limit):
+@pytest.mark.parametrize(("limit", "crashed"), [(0, 12), (12, 24)])
+def test_a_crash_says_nothing_about_memory(machine, capsys, status, limit, crashed):
     asked = machine(limit, status)
     assert bench() == 1
-    assert asked[-1]["batch"] == limit + 1  # no search between a crash and a trial that fits
+    assert asked[-1]["batch"] == crashed  # no search between a crash and a trial that fits
     printed = capsys.readouterr().out
-    assert f"the trial of {limit + 1} sequences failed ({status}: no room), not for lack" in printed
+    assert f"the trial of {crashed} sequences failed ({status}: no room), not for lack" in printed
     assert "fit" not in printed.split("stopped")[1].split("lightning_logs")[0]
     (report,) = Path("lightning_logs/bench/fit-batch").glob("*/results.md")
-    assert f"the trial of {limit + 1} sequences failed" in report.read_text()
+    assert f"the trial of {crashed} sequences failed" in report.read_text()
 
 
 def test_an_interrupted_search_goes_on(machine):
@@ -217,13 +224,26 @@ def test_a_configuration_must_be_given(capsys):
 def test_a_trial_trains(monkeypatch, optimizer):
     monkeypatch.setattr(fit_batch, "limit_trial", lambda device, gib: gib)
     config = fit_run.parse_fit(["--config=run.yaml", f"--model.optimizer={optimizer}"])
-    step = fit_batch.step_of(config)
+    step = fit_run.step_of(config)
     trial = json.loads(json.dumps(fit_batch.trial_of(config, step)))
     found = call(fit_batch.measure_batch, trial | {"batch": 3, "steps": 2, "limit_gib": 1.5})
     assert found["limit_gib"] == 1.5
     assert 0.05 < found["peak_memory_gib"] < 20
     rate = 3 * 32 / found["micro_batch_ms"] * 1e3
     assert found["tokens_per_sec"] == pytest.approx(rate)
+
+
+def test_on_cuda_memory_is_what_the_allocator_reserved(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 3 * 2**30)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2 * 2**30)
+    monkeypatch.setattr(fit_batch, "limit_trial", lambda device, gib: gib)
+    peak, cuda = training_step.peak_memory_gib, torch.device("cuda")
+    assert peak(cuda) == 2
+    monkeypatch.setattr(training_step, "peak_memory_gib", lambda _, *a, **k: peak(cuda, *a, **k))
+    config = fit_run.parse_fit(["--config=run.yaml"])
+    trial = fit_batch.trial_of(config, fit_run.step_of(config))
+    found = call(fit_batch.measure_batch, trial | {"batch": 1, "steps": 1, "limit_gib": 1.5})
+    assert found["peak_memory_gib"] == 3
 
 
 def in_a_fork(work) -> int:

@@ -251,14 +251,19 @@ def reset_peak_memory() -> None:
         path.write_text("5")  # VmHWM
 
 
-def peak_memory_gib(device: torch.device) -> float:
+def peak_memory_gib(device: torch.device, reserved: bool = False) -> float:
     """Return the peak memory so far: of tensors on CUDA, resident of the process on a CPU.
 
     On MPS, where PyTorch counts no peak and Metal's memory is not resident: all that Metal's driver
     has allocated, with the blocks that PyTorch keeps until `free_memory`, or until memory is short.
+
+    Args:
+        device: Device that does the work.
+        reserved: On CUDA, return what the allocator took from the device for them instead.
     """
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
+        peak = torch.cuda.max_memory_reserved if reserved else torch.cuda.max_memory_allocated
+        return peak(device) / 2**30
     if device.type == "mps":
         return torch.mps.driver_allocated_memory() / 2**30
     status = Path("/proc/self/status")
