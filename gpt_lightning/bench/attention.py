@@ -1,15 +1,20 @@
 """Attention alone: the written-out definition, compiled, and each fused kernel, by size.
 
-One head with q, k and v of (batch, 1, context, d). naive: softmax(q k^T / sqrt(d)) v, written out.
-compiled: naive through torch.compile; graphs counts the graphs that it made, and replaced the
-attentions for which it called a fused kernel instead, so that the row measures that kernel. sdpa-*:
+q, k and v are (batch, heads, context, d), with strides as in the model: (batch, context, heads, d)
+transposed. The GPT-2s have 12, 16, 20 and 25 heads of 64 channels. naive: softmax(q k^T / sqrt(d))
+v, written out. compiled: naive through torch.compile; graphs counts the graphs that it made, and
+replaced the attentions for which it called a fused kernel instead, so that the row measures that
+kernel. sdpa-*:
 F.scaled_dot_product_attention restricted to one backend. Forward and backward are phases of one
-step, each timed inside it; times are medians.
+step, each timed inside it; times are medians. TFLOP/s: 4 FLOPs for each score and channel in the
+forward (q k^T, weights v), 10 in the backward, in which a fused kernel computes the scores again;
+with a causal mask half of the scores count.
 
 MODULE:FUNCTION as a kernel: your own, imported from the working directory and called as
-function(q, k, v, causal) with q, k and v of (batch, context, d). Before it is timed, its output and
-gradients at up to 1,024 tokens are compared with the definition in float64. Its error may be four
-times that of naive in the row's dtype, plus 1e-5 of the largest value; above that the row fails.
+function(q, k, v, causal) with q, k and v of (batch x heads, context, d). Before it is timed, its
+output and gradients at up to 1,024 tokens are compared with the definition in float64. Its error
+may be four times that of naive in the row's dtype, plus 1e-5 of the largest value; above that the
+row fails.
 
 model: gpt2 is attention alone, as in the systems course's exercise; course rotates q and k (RoPE)
 in the forward, as its model does.
@@ -60,6 +65,7 @@ class AttentionRow(training_step.DeviceRow):
     d: int = column("d", "d", 4)
     context: int = column("context", "d")
     warmup: int = column("warm-up", "d")
+    heads: int = column("heads", "d", default=1)
     forward_ms: float | None = column("forward ms", ",.3f")
     forward_mean_ms: float | None = column("mean", ",.3f", 9, console=False)
     forward_std_ms: float | None = column("std", ",.3f", 6, console=False)
@@ -72,6 +78,8 @@ class AttentionRow(training_step.DeviceRow):
     total_min_ms: float | None = column("min ms", ",.3f", 9, console=False)
     total_p90_ms: float | None = column("p90 ms", ",.3f", 9, console=False)
     total_max_ms: float | None = column("max ms", ",.3f", 9, console=False)
+    forward_tflops_per_sec: float | None = column("forward TFLOP/s", ",.2f")
+    backward_tflops_per_sec: float | None = column("backward TFLOP/s", ",.2f")
     held_mib: float | None = column("held MiB", ",.1f", 9)
     peak_mib: float | None = column("peak MiB", ",.1f", 9)
     memory_method: str = column("memory by", width=9, default="")
@@ -149,6 +157,7 @@ BENCH = Bench(
             alias="kernel",
         ),
         options.shared("batch", 8, "Sequences per batch."),
+        options.numbers("heads", "heads", "1", "Heads"),
         options.warmup(2),
         options.steps(10),
         options.MEMORY_LIMIT,
@@ -168,8 +177,8 @@ def measure_attention(row: AttentionRow, steps: int, memory_gib: float | None) -
     attention = make_attention(row.kernel, row.causal, rope)
 
     def make(tokens: int = row.context) -> torch.Tensor:
-        shape = (row.batch, 1, tokens, row.d)
-        return torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
+        shape = (row.batch, tokens, row.heads, row.d)
+        return torch.randn(shape, device=device, dtype=dtype).transpose(1, 2).requires_grad_()
 
     if ":" in row.kernel:
         tensors = [make(min(row.context, CHECKED_TOKENS)) for _ in range(4)]
@@ -183,7 +192,10 @@ def measure_attention(row: AttentionRow, steps: int, memory_gib: float | None) -
     memory = memory_meter.measure_memory(
         lambda phase: run_step(attention, [make() for _ in range(4)], phase), device
     )
+    gflop = 4e-9 * row.batch * row.heads * row.context**2 * row.d / (2 if row.causal else 1)
     return {
+        "forward_tflops_per_sec": gflop / times["forward"].median,  # GFLOP/ms
+        "backward_tflops_per_sec": 2.5 * gflop / times["backward"].median,
         "first_step_s": first["total"] / 1e3,
         **timing.phase_columns(times, "forward", "backward"),
         **memory_of(memory),
@@ -201,7 +213,7 @@ def graphs_of(kernel: str, before: int) -> int:
 
 
 def run_step(attention: Attention, tensors: Sequence[torch.Tensor], phase: PhaseContext) -> None:
-    """Run forward and backward on q, k, v and the output's gradient, (B, 1, T, d) each."""
+    """Run forward and backward on q, k, v and the output's gradient, (B, nh, T, d) each."""
     q, k, v, gradient = tensors
     with phase("forward"):
         out = attention(q, k, v)

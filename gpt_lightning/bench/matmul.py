@@ -2,7 +2,8 @@
 
 (m, k) @ (k, n) has 2 m k n FLOPs; backward, the gradients of both factors, has 4 m k n. Times are
 medians of one product; a timed round has `calls` products. Model shapes: m = batch x context; the
-weight has nn.Linear's layout, (n, k).
+weight has nn.Linear's layout, (n, k). 124m, 350m, 774m and 1558m have the micro-batch and the
+vocabulary of configs/gpu, other sizes those of the options.
 
 measured peak: best rate of torch.mm of squares ever measured on this device, which SpeedMonitor
 uses for peak_flops: measure. Shares are fractions of it; a faster shape exceeds 100%. published
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench.core import options, timing, training_step
-from gpt_lightning.bench.core.options import COURSE_SIZES, Option, Values, listed
+from gpt_lightning.bench.core.options import COURSE_SIZES, GPU_SIZES, Option, Values, listed
 from gpt_lightning.bench.core.sweep import Bench, sweep_row
 from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
 from gpt_lightning.reports.tables import column
@@ -52,11 +53,22 @@ class MatmulRow(training_step.DeviceRow):
 def read_shapes(args: Any) -> list[Values]:
     """Return the shapes of --squares and of the weights of --sizes."""
     squares = [] if args.squares == "none" else listed(args, "squares", options.at_least(1))
-    sizes = [] if args.sizes == "none" else listed(args, "sizes", options.one_of(COURSE_SIZES))
+    known = (*COURSE_SIZES, *GPU_SIZES)
+    sizes = [] if args.sizes == "none" else listed(args, "sizes", options.one_of(known))
     shapes = {f"square {n}": (n, n, n) for n in squares}
     for size in sizes:
-        width = COURSE_SIZES[size][2]
-        shapes |= model_shapes(size, args.batch * args.context, width, args.vocab_size)
+        if size in GPU_SIZES:
+            from gpt_lightning.bench.core import fit_run  # imports Lightning, which takes seconds
+
+            config = fit_run.parse_fit(fit_run.size_options(size))
+            model, tokens = (
+                config.model.config,
+                config.data.batch_size * config.model.config.block_size,
+            )
+            shapes |= model_shapes(size, tokens, model.n_embd, model.vocab_size)
+        else:
+            tokens, width = args.batch * args.context, COURSE_SIZES[size][2]
+            shapes |= model_shapes(size, tokens, width, args.vocab_size)
     return [{"shape": name, "m": m, "k": k, "n": n} for name, (m, k, n) in shapes.items()]
 
 
@@ -86,7 +98,7 @@ BENCH = Bench(
         options.DEVICE,
         options.dtypes("fp32,bf16"),
         Option("squares", "512,1024,2048,4096", "Widths with commas, or none.", read_shapes),
-        Option("sizes", "small", f"Any of {', '.join(COURSE_SIZES)}; or none."),
+        Option("sizes", "small", f"Any of {', '.join((*COURSE_SIZES, *GPU_SIZES))}; or none."),
         Option("batch", 4, "Sequences per batch, for the model's shapes.", type=PositiveInt),
         Option("context", 256, "Tokens per sequence.", type=PositiveInt),
         Option("vocab_size", training_step.VOCABULARY, "Columns of the head.", type=PositiveInt),

@@ -37,9 +37,16 @@ def own_folder(tmp_path, monkeypatch):
 
 
 def measured(
-    kernel: str, context: int, causal: bool = True, dtype: str = "fp32", model: str = "gpt2"
+    kernel: str,
+    context: int,
+    causal: bool = True,
+    dtype: str = "fp32",
+    model: str = "gpt2",
+    heads: int = 1,
 ) -> dict:
-    row = attention.AttentionRow("cpu", dtype, model, kernel, causal, BATCH, D, context, warmup=1)
+    row = attention.AttentionRow(
+        "cpu", dtype, model, kernel, causal, BATCH, D, context, warmup=1, heads=heads
+    )
     return attention.measure_attention(row, steps=3, memory_gib=None)
 
 
@@ -67,6 +74,23 @@ def test_memory_held_grows_with_the_square_of_the_context_unless_it_is_fused() -
     # the weights, float32, are what the definition cannot do without
     weights = BATCH * 512 * 512 * 4 / MIB
     assert weights <= measured("naive", 512)["held_mib"] < 1.5 * weights
+
+
+def test_heads_are_the_models_and_the_rates_follow_from_the_times(monkeypatch) -> None:
+    seen = []
+    run_step = attention.run_step
+    monkeypatch.setattr(
+        attention, "run_step", lambda f, qkv, phase: (seen.append(qkv[0]), run_step(f, qkv, phase))
+    )
+    for causal, scores in ((True, 32 * 32 / 2), (False, 32 * 32)):
+        found = measured("sdpa-flash", 32, causal, heads=3)
+        tflop = 4 * BATCH * 3 * scores * D / 1e12
+        assert found["forward_tflops_per_sec"] == pytest.approx(tflop / found["forward_ms"] * 1e3)
+        rate = 2.5 * tflop / found["backward_ms"] * 1e3
+        assert found["backward_tflops_per_sec"] == pytest.approx(rate)
+    assert {q.shape for q in seen} == {(BATCH, 3, 32, D)}
+    # as the model's: the channels of all heads of a token are neighbours
+    assert {q.stride() for q in seen} == {(32 * 3 * D, D, 3 * D, 1)}
 
 
 def test_memory_held_is_that_of_the_forward_without_what_was_there_before() -> None:
@@ -203,7 +227,7 @@ def own(tmp_path, monkeypatch):
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_right_kernel_is_measured(own, causal, dtype) -> None:
     for name in ("plain", "Function.apply"):
-        row = measured(f"own_kernel:{name}", 16, causal=causal, dtype=dtype)
+        row = measured(f"own_kernel:{name}", 16, causal=causal, dtype=dtype, heads=2)
         assert row["total_ms"] > 0
         assert row["graphs"] == 0
 

@@ -57,6 +57,15 @@ def test_shapes_of_the_model_add_up_to_its_flops() -> None:
     assert 3 * products / tokens == pytest.approx(per_token - attention, rel=2e-3)
 
 
+def test_sizes_of_configs_gpu_have_their_micro_batch_and_vocabulary() -> None:
+    _, rows = sweep.read_options(matmul.BENCH, ["--squares=none", "--sizes=124m,1558m,small"])
+    shapes = {row["shape"]: (row["m"], row["k"], row["n"]) for row in rows}
+    assert shapes["124m qkv"] == (65_536, 768, 2304)
+    assert shapes["124m head"] == (65_536, 768, 50_304)
+    assert shapes["1558m MLP down"] == (16_384, 6400, 1600)
+    assert shapes["small qkv"] == (1024, 768, 2304)
+
+
 def test_tf32_is_of_nvidia() -> None:
     with pytest.raises(SkippedError, match="tf32"):
         set_products("tf32", torch.device("cpu"))

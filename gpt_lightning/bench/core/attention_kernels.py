@@ -1,4 +1,4 @@
-"""Attention of one head: the definition, the fused kernels of PyTorch, and a user's own."""
+"""Attention: the definition, the fused kernels of PyTorch, and a user's own."""
 
 import importlib
 import operator
@@ -29,7 +29,7 @@ KERNELS = ("naive", "compiled", *FUSED)
 
 
 def make_attention(kernel: str, causal: bool, rope: RoPE | None = None) -> Attention:
-    """Return a function of q, k and v, (B, 1, T, d) each; with `rope` it rotates q and k first."""
+    """Return a function of q, k and v, (B, nh, T, d) each; with `rope` it rotates q and k first."""
     if ":" in kernel:
         inner = own_attention(kernel, causal)
     elif kernel in FUSED:
@@ -47,7 +47,7 @@ def make_attention(kernel: str, causal: bool, rope: RoPE | None = None) -> Atten
 
 def unmasked_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Compute attention by definition, without a mask."""
-    scores = (q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5  # (B, 1, T, T)
+    scores = (q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5  # (B, nh, T, T)
     out: torch.Tensor = scores.softmax(dim=-1) @ v
     return out
 
@@ -64,13 +64,13 @@ def fused_attention(kernel: str, causal: bool) -> Attention:
 
 
 def own_attention(kernel: str, causal: bool) -> Attention:
-    """Return MODULE:FUNCTION of the user, which takes (B, T, d), as a function of (B, 1, T, d)."""
+    """Return MODULE:FUNCTION of the user, of (B nh, T, d), as a function of (B, nh, T, d)."""
     module, _, name = kernel.partition(":")
     function = operator.attrgetter(name)(importlib.import_module(module))
 
     def own(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = function(q.squeeze(1), k.squeeze(1), v.squeeze(1), causal)
-        return out.unsqueeze(1)
+        out: torch.Tensor = function(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), causal)
+        return out.unflatten(0, q.shape[:2])
 
     return own
 
@@ -81,7 +81,7 @@ def check_own(attention: Attention, causal: bool, tensors: Sequence[torch.Tensor
     Args:
         attention: Kernel of the user.
         causal: Mask the future.
-        tensors: q, k, v and the output's gradient, (B, 1, T, d) each.
+        tensors: q, k, v and the output's gradient, (B, nh, T, d) each.
 
     Raises:
         RuntimeError: A shape differs (message of torch), or an error exceeds its limit.
