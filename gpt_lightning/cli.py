@@ -20,6 +20,9 @@ DEBUG = "GPT_LIGHTNING_DEBUG"
 # environment variables that PyTorch and Lightning read as numbers
 NUMBERS = ("OMP_NUM_THREADS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 
+# PyTorch reads one of these variables; the user's wins
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
 # name -> (module:function in this package, line of --help). The module is imported at the call.
 COMMANDS: dict[str, tuple[str, str]] = {
     "fit": ("training.fit:run", "train a model: --config quickstart"),
@@ -72,8 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit code: 0; 1 for a defect; 2 for a user error or out-of-memory; 75 if another rank has
-        failed; 128 + the number of a signal. A failure prints one line on standard error.
-        GPT_LIGHTNING_DEBUG=1 adds the traceback.
+        failed or rows of a bench are left; 128 + the number of a signal. A failure prints one line
+        on standard error. GPT_LIGHTNING_DEBUG=1 adds the traceback.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     for name in NUMBERS:
@@ -91,6 +94,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # step down on a busy machine (benchmarks/shakespeare_char_cpu.md). The limit must be set before
     # torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # Segments that grow waste less of a GPU's memory between tensors of different sizes, so that a
+    # larger batch fits (docs/memory.md). CUDA's allocator reads this when it starts.
+    if not any(name in os.environ for name in ALLOCATOR):
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
     threading.excepthook = print_thread_error
     with lasting_output(prints_only(argv)):
         return exit_code(argv)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gpt_lightning.cli import COMMANDS, main
+from gpt_lightning.cli import ALLOCATOR, COMMANDS, main
 from gpt_lightning.data.dataset import load_manifest
 
 TINY = """
@@ -47,6 +47,33 @@ def workdir(text_file, monkeypatch) -> Path:
     monkeypatch.chdir(folder)
     (folder / "tiny.yaml").write_text(TINY)
     return folder
+
+
+@pytest.mark.parametrize("given", [None, *ALLOCATOR])
+def test_the_allocator_of_cuda_has_growing_segments_unless_the_user_set_it(given, monkeypatch):
+    for name in ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    if given is not None:
+        monkeypatch.setenv(given, "max_split_size_mb:512")
+    assert main(["--version"]) == 0
+    found = {name: os.environ[name] for name in ALLOCATOR if name in os.environ}
+    expected = (
+        {given: "max_split_size_mb:512"} if given else {ALLOCATOR[0]: "expandable_segments:True"}
+    )
+    assert found == expected
+
+
+@pytest.mark.slow
+def test_torch_reads_the_allocators_setting(workdir):
+    code = (
+        "from gpt_lightning.cli import main; main(['--version']); "
+        "import torch; print(torch._C._accelerator_getAllocatorSettings())"
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in ALLOCATOR}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "expandable_segments:True" in done.stdout
 
 
 def fails(capsys, *args: str) -> str:
