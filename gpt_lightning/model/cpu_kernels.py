@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from gpt_lightning.model.attention import naive_attention, sdpa_attention
+from gpt_lightning.model.attention import ATTENTION, naive_attention, sdpa_attention
 from gpt_lightning.model.gpt import GPT, CausalSelfAttention
 from gpt_lightning.model.loss import autocast_dtype, pad_columns
 
@@ -23,7 +23,7 @@ def install(model: GPT) -> None:
     for module in model.modules():
         module.__class__ = LAYERS.get(type(module), type(module))
         if isinstance(module, CausalSelfAttention):
-            module.attention = ATTENTION[model.config.attention]
+            module.attention = KERNELS[model.config.attention]
     model.lm_head.__class__ = PaddedHead
 
 
@@ -223,5 +223,5 @@ def auto_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
     return (hashed_attention if naive else sdpa_attention)(q, k, v, dropout_p)
 
 
-ATTENTION = {"auto": auto_attention, "sdpa": sdpa_attention, "naive": hashed_attention}
+KERNELS = ATTENTION | {"auto": auto_attention, "naive": hashed_attention}
 LAYERS = {nn.Dropout: HashedDropout, nn.GELU: FastGELU, nn.Embedding: DeterministicEmbedding}

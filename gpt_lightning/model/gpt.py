@@ -35,8 +35,9 @@ class GPTConfig:
         tie_weights: Use the token embedding's matrix as the output head, as in GPT-2.
         init: gpt2: normal(0, 0.02), residual projections scaled by 1/sqrt(2 n_layer), biases 0.
             nanogpt: the same distribution, drawn in nanoGPT's order. default: PyTorch's.
-        attention: sdpa: PyTorch's fused kernels. naive: the (T, T) matrix written out. auto: sdpa,
-            except in models compiled for a CPU, where the faster of the two is used.
+        attention: sdpa: PyTorch's fused kernels. naive: the (T, T) matrix written out. chunked: 512
+            rows of that matrix at a time, computed twice. auto: sdpa, except in models compiled for
+            a CPU, where the faster of sdpa and naive is used.
         activation: gelu_tanh: the tanh approximation that GPT-2 was trained with. gelu: exact, as
             in nanoGPT.
         loss_chunk: Number of positions whose logits are in memory at a time; null: all B x T.
@@ -53,7 +54,7 @@ class GPTConfig:
     dropout: float = 0.0
     tie_weights: bool = True
     init: Literal["gpt2", "nanogpt", "default"] = "gpt2"
-    attention: Literal["auto", "sdpa", "naive"] = "auto"
+    attention: Literal["auto", "sdpa", "naive", "chunked"] = "auto"
     activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
     loss_chunk: int | None = None
     checkpointing: bool = False

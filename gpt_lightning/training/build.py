@@ -35,11 +35,11 @@ class BuildModule(L.LightningModule):
             self.config = self._fit_to_data()
         if fitting and self.settings.schedule == "cosine":
             self._check_cosine()
-        again = self.config.checkpointing  # a forward pass that is done twice
-        if fitting and self._device_type == "mps" and again and self.config.dropout:
+        again = self.config.checkpointing or self.config.attention == "chunked"  # forward twice
+        if fitting and self._device_type == "mps" and again and (p := self.config.dropout):
             raise UserError(  # PyTorch restores no seed there (pytorch#127676)
-                f"model.config.dropout is {self.config.dropout:g}, and on mps checkpointing would "
-                "recompute another dropout: set it to 0, or model.config.checkpointing to false"
+                f"model.config.dropout is {p:g}, and mps would recompute another: set it to 0, or "
+                "model.config.checkpointing to false and model.config.attention to auto"
             )
         if not hasattr(self, "model"):
             check_memory(self.config)

@@ -11,7 +11,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from gpt_lightning.model import attention, cpu_kernels, gpt
-from gpt_lightning.model.attention import naive_attention, sdpa_attention
+from gpt_lightning.model.attention import chunked_attention, naive_attention, sdpa_attention
 from gpt_lightning.model.compilation import compile_in_place, recompute_in_backward
 from gpt_lightning.model.cpu_kernels import (
     DeterministicEmbedding,
@@ -400,6 +400,12 @@ def test_the_attentions_agree():
         # the same sums in another order, float32
         torch.testing.assert_close(function(q, k, v, 0.0), expected, atol=1e-6, rtol=1e-5)
     assert gpt.ATTENTION["auto"] is sdpa_attention
+
+
+def test_chunked_attention_is_the_same_in_a_model_compiled_for_a_cpu():
+    model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=8, attention="chunked"))
+    cpu_kernels.install(model)
+    assert model.transformer.h[0].attn.attention is chunked_attention
 
 
 def test_dropout_inside_compiled_attention_is_hashed():

@@ -306,23 +306,22 @@ def test_a_cosine_without_end_is_refused(text_file):
 
 
 @pytest.mark.parametrize(
-    ("device", "dropout", "checkpointing", "fine"),
+    ("device", "dropout", "switch", "fine"),
     [
-        ("mps", 0.1, True, False),
-        ("mps", 0.0, True, True),
-        ("mps", 0.1, False, True),
-        ("cpu", 0.1, True, True),
+        ("mps", 0.1, {"checkpointing": True}, False),
+        ("mps", 0.1, {"attention": "chunked"}, False),
+        ("mps", 0.0, {"checkpointing": True, "attention": "chunked"}, True),
+        ("mps", 0.1, {}, True),
+        ("cpu", 0.1, {"checkpointing": True, "attention": "chunked"}, True),
     ],
 )
-def test_no_dropout_is_recomputed_on_a_mac(
-    device, dropout, checkpointing, fine, text_file, monkeypatch
-):
+def test_no_dropout_is_recomputed_on_a_mac(device, dropout, switch, fine, text_file, monkeypatch):
     monkeypatch.setattr(build.BuildModule, "_device_type", device)
-    module = GPTModule(dataclasses.replace(TINY, dropout=dropout, checkpointing=checkpointing))
+    module = GPTModule(dataclasses.replace(TINY, dropout=dropout, **switch))
     if fine:
         fit(text_file, module)
     else:
-        with pytest.raises(UserError, match=r"dropout is 0\.1, .* recompute another dropout"):
+        with pytest.raises(UserError, match=r"dropout is 0\.1, .* recompute another:"):
             fit(text_file, module)
 
 
