@@ -30,15 +30,11 @@ from gpt_lightning.bench.core.memory_meter import available_bytes, limit_memory
 from gpt_lightning.bench.core.options import Option
 from gpt_lightning.bench.core.sweep import Bench, Sweep, read_options, sweep_row
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.device import device_kind, memory_gib
+from gpt_lightning.hardware.device import memory_gib
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.reports.tables import Row, column
-from gpt_lightning.training.datamodule import TokenDataModule
-from gpt_lightning.training.fit import quiet_lightning
 from gpt_lightning.training.memory_advice import memory_options
-from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import StepShape, largest_divisor
-from gpt_lightning.training.trainer import Trainer
 
 SHARE = 0.8  # default limit of a trial: share of the machine's available memory
 
@@ -91,7 +87,8 @@ def run(argv: list[str]) -> int:
         raise UserError("give bench fit-batch --config FILE: the configuration to fit")
     config = fit_run.parse_fit([f"--config={args.config}", *given["fit_options"]])
     step = fit_run.step_of(config)
-    trial = trial_of(config, step) | {"steps": args.steps, "limit_gib": args.limit_gib}
+    trial = fit_run.plain_training(config, step) | {"accumulate": min(2, step.accumulate)}
+    trial |= {"context": step.block_size, "steps": args.steps, "limit_gib": args.limit_gib}
     most = args.max_batch or step.sequences
     first = min(step.batch_size, most)
     sweep = Sweep(BENCH, [trial | {"batch": first}], argv, args.resume, args.timeout_s)
@@ -145,30 +142,6 @@ def search(fits: Callable[[int], bool], most: int, first: int = 1) -> tuple[int,
 # ---- the configuration ---------------------------------------------------------------------------
 
 
-def trial_of(config: Any, step: StepShape) -> dict[str, Any]:
-    """Return the arguments of `measure_batch` that a configuration sets, as plain values.
-
-    Raises:
-        UserError: Settings of the model contradict each other.
-    """
-    model = config.model.as_dict()
-    if model["config"]["vocab_size"] is None:
-        data = TokenDataModule(**config.data.as_dict())
-        data.prepare_data()
-        model["config"]["vocab_size"] = data.vocab_size
-    # memory depends neither on weights nor on rates, and a trial is shorter than a warm-up
-    model |= {"init_from": None, "warmup_steps": 0}
-    GPTModule(**model)  # raises here, not in a row
-    return {
-        "device": device_kind(str(config.trainer.accelerator)),
-        "precision": str(config.trainer.precision or "32-true"),
-        "model": model | {"betas": list(model["betas"])},
-        "clip": [config.trainer.gradient_clip_val, config.trainer.gradient_clip_algorithm],
-        "context": step.block_size,
-        "accumulate": min(2, step.accumulate),
-    }
-
-
 def findings(
     rows: list[Row], largest: int, refused: int | None, step: StepShape, config: Any
 ) -> list[str]:
@@ -196,23 +169,13 @@ def measure_batch(
     row: FitBatchRow, model: dict[str, Any], clip: list[Any], steps: int
 ) -> dict[str, Any]:
     """Train some optimizer steps of a micro-batch on random tokens."""
-    quiet_lightning()
     device = torch.device(row.device)
     limit = limit_trial(device, row.limit_gib)
     torch.manual_seed(0)
     data = training_step.random_batch(row.batch, row.context, device, model["config"]["vocab_size"])
     # the first step compiles; the last is not measured, because no request for a batch ends it
     batches = timing.TimedBatches(data, (steps + 2) * row.accumulate)
-    trainer = Trainer(
-        accelerator=row.device,
-        precision=row.precision,  # type: ignore[arg-type]  # the configuration's
-        max_steps=steps + 2,
-        accumulate_grad_batches=row.accumulate,
-        gradient_clip_val=clip[0],
-        gradient_clip_algorithm=clip[1],
-        **fit_run.TRAINING_ALONE,
-    )
-    trainer.fit(GPTModule(**model), train_dataloaders=batches)
+    fit_run.train(batches, row.device, row.precision, model, clip, row.accumulate)
     measured = batches.milliseconds()[row.accumulate : (steps + 1) * row.accumulate]
     milliseconds = sum(measured) / len(measured)
     return {

@@ -23,12 +23,13 @@ over 70% of the forward in 30 calls and slightly over 50% of the full step, the 
 optimizer 3 ms in a span of 16 ms, and softmax about 25% of the attention's time. With 4 layers the
 course's model (--model course) has 37 products, 29 without the attention's; GPT-2 has 25 and 17.
 
+With --budget: the step of `fit` by part, beside the least time of each; --budget --help has its
+options.
+
 The traces open in chrome://tracing and in https://ui.perfetto.dev; `tensorboard --logdir` on this
 folder shows the tables under TEXT and the times under SCALARS.
 """
 
-import gzip
-import json
 import math
 import shlex
 from collections.abc import Callable, Iterator
@@ -40,7 +41,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.profiler import record_function
 
 from gpt_lightning.bench.core import (
     course_model,
@@ -52,7 +53,7 @@ from gpt_lightning.bench.core import (
     training_step,
     worker,
 )
-from gpt_lightning.bench.core.sweep import Bench, Sweep, sweep_row
+from gpt_lightning.bench.core.sweep import Bench, Sweep, run_bench, sweep_row
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.model.attention import AttentionFn, naive_attention
 from gpt_lightning.model.gpt import GPT, MLP, CausalSelfAttention
@@ -126,15 +127,17 @@ class AttentionRow(Setting):
 
 
 @dataclass(frozen=True)
-class KernelRow(Setting):
-    """Kernel of one step; on a CPU an op."""
+class KernelRow(trace_tables.KernelColumns, Setting):
+    """Kernel of one step."""
 
-    kind: str = column("kind")
-    kernel: str = column("kernel")
-    op: str = column("op", default="")
-    calls: float | None = column("calls", ",.1f")
-    ms: float | None = column("ms", ",.3f")
-    share: float | None = column("share", ".1%")
+
+def run(argv: list[str]) -> int:
+    """Run `bench profile`, or with --budget the bench of core/budget.py."""
+    if "--budget" not in argv:
+        return run_bench(BENCH, argv)
+    from gpt_lightning.bench.core import budget  # imports Lightning, which takes seconds
+
+    return run_bench(budget.BENCH, argv)
 
 
 def nsys_command(args: Any, sweep: Sweep) -> str:
@@ -158,6 +161,7 @@ BENCH = Bench(
         options.steps(3),
         options.warmup(2),
         options.shared("top", 20, "Kernels in the table of a row."),
+        options.BUDGET,
     ),
     files=True,
     tables={"ranges": RangeRow, "attention": AttentionRow, "kernels": KernelRow},
@@ -196,10 +200,13 @@ def measure_profile(
         return {"timer_ms": times["total"].median}
     setting = (row.device, row.dtype, row.model, row.size, f"{row.batch}x{row.context}", row.mode)
     label = "-".join(setting).replace("/", "-")
-    works = profiled(step, steps, Path(folder) / f"trace-{label}.json.gz")
+    path = Path(folder) / f"trace-{label}.json.gz"
+    for _ in traces.profiled_steps(device, steps, path):
+        step()
+    works = traces.read_file(path, NAMES, step.on_gpu)
     flops = trace_tables.attention_flops(row.model, shape, row.batch, row.context)
     result = {
-        "trace": f"trace-{label}.json.gz",
+        "trace": path.name,
         **trace_tables.summary(works, steps, times["total"].median, step.on_gpu),
         "ranges": trace_tables.ranges_table(works, steps, step.on_gpu),
         "attention": trace_tables.attention_table(works, steps, flops),
@@ -304,30 +311,6 @@ def attention_in_parts(range_: training_step.PhaseContext) -> AttentionFn:
 
 
 # ---- profiling -----------------------------------------------------------------------------------
-
-
-def profiled(step: Step, steps: int, path: Path) -> list[traces.Work]:
-    """Profile steps after one unrecorded step, and write the trace.
-
-    Raises:
-        RuntimeError: The profiler recorded no kernel.
-    """
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if step.on_gpu else [])]
-    synchronize(step.device)
-    with profile(
-        activities=activities, schedule=schedule(wait=0, warmup=1, active=steps, repeat=1)
-    ) as profiler:
-        for _ in range(1 + steps):
-            step()
-            profiler.step()
-        synchronize(step.device)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    profiler.export_chrome_trace(str(path))
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        works = traces.read_trace(json.load(file), NAMES, step.on_gpu)
-    if not works:
-        raise RuntimeError("torch.profiler recorded no kernel; may this user profile the GPU?")
-    return works
 
 
 def watched(step: Step, steps: int) -> None:

@@ -64,6 +64,9 @@ def machine(monkeypatch):
     return make
 
 
+ROW = {"context": 32, "steps": 2, "limit_gib": 1.5}
+
+
 def bench(*args: str) -> int:
     return main(["bench", "fit-batch", "--config", "run.yaml", *args])
 
@@ -158,7 +161,7 @@ def test_tokens_per_step_decide(machine, capsys, tokens, line):
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_where_nothing_fits_the_switches_are_proposed(device, machine, capsys, monkeypatch):
-    monkeypatch.setattr(fit_batch, "device_kind", lambda accelerator: device)
+    monkeypatch.setattr(fit_run, "device_kind", lambda accelerator: device)
     machine(limit=0)
     assert bench() == 1
     line = "try --model.config.loss_chunk 8 --model.config.checkpointing true"
@@ -225,8 +228,8 @@ def test_a_trial_trains(monkeypatch, optimizer):
     monkeypatch.setattr(fit_batch, "limit_trial", lambda device, gib: gib)
     config = fit_run.parse_fit(["--config=run.yaml", f"--model.optimizer={optimizer}"])
     step = fit_run.step_of(config)
-    trial = json.loads(json.dumps(fit_batch.trial_of(config, step)))
-    found = call(fit_batch.measure_batch, trial | {"batch": 3, "steps": 2, "limit_gib": 1.5})
+    trial = json.loads(json.dumps(fit_run.plain_training(config, step)))
+    found = call(fit_batch.measure_batch, trial | ROW | {"batch": 3})
     assert found["limit_gib"] == 1.5
     assert 0.05 < found["peak_memory_gib"] < 20
     rate = 3 * 32 / found["micro_batch_ms"] * 1e3
@@ -241,8 +244,8 @@ def test_on_cuda_memory_is_what_the_allocator_reserved(monkeypatch):
     assert peak(cuda) == 2
     monkeypatch.setattr(training_step, "peak_memory_gib", lambda _, *a, **k: peak(cuda, *a, **k))
     config = fit_run.parse_fit(["--config=run.yaml"])
-    trial = fit_batch.trial_of(config, fit_run.step_of(config))
-    found = call(fit_batch.measure_batch, trial | {"batch": 1, "steps": 1, "limit_gib": 1.5})
+    trial = fit_run.plain_training(config, fit_run.step_of(config))
+    found = call(fit_batch.measure_batch, trial | ROW | {"batch": 1})
     assert found["peak_memory_gib"] == 3
 
 

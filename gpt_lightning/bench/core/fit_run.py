@@ -8,11 +8,15 @@ import torch
 from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.data.synthetic import random_dataset
 from gpt_lightning.errors import UserError
+from gpt_lightning.hardware.device import device_kind
 from gpt_lightning.hardware.precision import product_dtype, resolve_precision
 from gpt_lightning.parsing import resolve_configs
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import RunRecorder, RunTimings
+from gpt_lightning.training.datamodule import TokenDataModule
+from gpt_lightning.training.fit import quiet_lightning
 from gpt_lightning.training.memory_advice import options_for
+from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import StepShape, accumulation
 from gpt_lightning.training.trainer import Trainer
 
@@ -75,6 +79,57 @@ def batch_options(config: Any, step: StepShape, batch: int) -> list[str]:
         val_check_interval=config.trainer.val_check_interval,
         limit_val_batches=config.trainer.limit_val_batches,
     )
+
+
+def plain_training(config: Any, step: StepShape) -> dict[str, Any]:
+    """Return the arguments of `train` that a configuration sets, as plain values.
+
+    Raises:
+        UserError: Settings of the model contradict each other.
+    """
+    model = config.model.as_dict()
+    if model["config"]["vocab_size"] is None:
+        data = TokenDataModule(**config.data.as_dict())
+        data.prepare_data()
+        model["config"]["vocab_size"] = data.vocab_size
+    # memory and time depend neither on weights nor on rates, and a run is shorter than a warm-up
+    model |= {"init_from": None, "warmup_steps": 0}
+    GPTModule(**model)  # raises here, not in a row
+    return {
+        "device": device_kind(str(config.trainer.accelerator)),
+        "precision": str(config.trainer.precision or "32-true"),
+        "model": model | {"betas": list(model["betas"])},
+        "clip": [config.trainer.gradient_clip_val, config.trainer.gradient_clip_algorithm],
+        "accumulate": step.accumulate,
+    }
+
+
+def train(
+    batches: Any, device: str, precision: Any, model: dict[str, Any], clip: Any, accumulate: int
+) -> GPTModule:
+    """Train on batches, a whole number of steps, with Trainer and GPTModule alone.
+
+    Args:
+        batches: Batches on the device, with a length.
+        device: Accelerator of the Trainer.
+        precision: Precision of the Trainer.
+        model: Arguments of GPTModule.
+        clip: Value and algorithm of gradient clipping.
+        accumulate: Micro-batches per step.
+    """
+    quiet_lightning()
+    trainer = Trainer(
+        accelerator=device,
+        precision=precision,
+        max_steps=len(batches) // accumulate,
+        accumulate_grad_batches=accumulate,
+        gradient_clip_val=clip[0],
+        gradient_clip_algorithm=clip[1],
+        **TRAINING_ALONE,
+    )
+    module = GPTModule(**model)
+    trainer.fit(module, train_dataloaders=batches)
+    return module
 
 
 def dtype_of(config: Any, device: torch.device) -> str:

@@ -54,7 +54,7 @@ class Option:
         help: Help text.
         read: Function from all parsed arguments to the fields that the option fills, one mapping
             for each value. It raises UserError for a value that cannot be.
-        type: Type of the value; None: the text as it is.
+        type: Type of the value; None: the text as it is; bool: a switch without a value.
         alias: Second name on the command line.
     """
 
@@ -89,7 +89,10 @@ def parse(
     parser = OneLineParser(prog=f"gpt-lightning bench {name}", description=description)
     for option in options:
         names = [f"--{name}" for name in (option.name, option.alias) if name]
-        parser.add_argument(*names, default=option.default, help=option.help, type=option.type)
+        if option.type is bool:
+            parser.add_argument(*names, action="store_true", help=option.help)
+        else:
+            parser.add_argument(*names, default=option.default, help=option.help, type=option.type)
     if timeout_s is not None:
         parser.add_argument(
             "--resume", action="store_true", help="Continue the newest sweep of the same rows."
@@ -266,6 +269,9 @@ DEVICE = Option(
     "Any of cpu, mps, cuda and auto, separated by commas.",
     lambda args: [{"device": device} for device in devices(args)],
 )
+
+
+BUDGET = Option("budget", False, "Profile the step of `fit` by part; --budget --help.", type=bool)
 
 
 MEMORY_LIMIT = shared(

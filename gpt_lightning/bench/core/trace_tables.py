@@ -1,10 +1,25 @@
 """Tables of one profiled step: its times, ranges, attention and kernels."""
 
 import statistics
+from dataclasses import dataclass
 from typing import Any
 
 from gpt_lightning.bench.core import traces
 from gpt_lightning.bench.core.traces import Work
+from gpt_lightning.reports.tables import column
+
+
+@dataclass(frozen=True)
+class KernelColumns:
+    """Kernel of one step; on a CPU an op."""
+
+    kind: str = column("kind")
+    kernel: str = column("kernel")
+    op: str = column("op", default="")
+    calls: float | None = column("calls", ",.1f")
+    ms: float | None = column("ms", ",.3f")
+    share: float | None = column("share", ".1%")
+
 
 PARTS = ("attention scores", "softmax", "value product")  # ranges inside an attention
 
@@ -102,20 +117,22 @@ def attention_table(works: list[Work], steps: int, flops: dict[str, int]) -> lis
     return rows
 
 
-def kernels_table(works: list[Work], steps: int, top: int) -> list[dict[str, Any]]:
+def kernels_table(
+    works: list[Work], steps: int, top: int, kind: str = "kind"
+) -> list[dict[str, Any]]:
     """Return a row for each kernel, longest time first; the last row sums up the rest."""
     whole = traces.total_ms(works)
-    groups = list(traces.by_kernel(works).items())
+    groups = list(traces.by_kernel(works, kind).items())
     rest = [work for _, inner in groups[top:] for work in inner]
     shown = [*groups[:top], *([(("", f"{len(groups) - top} more", ""), rest)] if rest else [])]
     return [
         {
-            "kind": kind,
+            "kind": name,
             "kernel": kernel,
             "op": op if op != kernel else "",
             "calls": len(inner) / steps,
             "ms": traces.total_ms(inner) / steps,
             "share": traces.total_ms(inner) / whole,
         }
-        for (kind, kernel, op), inner in shown
+        for (name, kernel, op), inner in shown
     ]

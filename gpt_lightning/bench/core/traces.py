@@ -7,6 +7,8 @@ an op, without the time of the ops that it calls.
 event has no kind of activity, and the `kernels` of an op have no start time.
 """
 
+import gzip
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,13 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
+from torch.profiler import ProfilerActivity, profile, schedule
 
+from gpt_lightning.hardware.device import synchronize
+
+OP = r"(?!autograd|torch)\w+::"  # begin of the name of an op that computes
 KINDS = ("products", "softmax", "elementwise", "reductions", "other")
 Event = dict[str, Any]  # ts and dur are in microseconds
 
 TABLE = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
-OPS, NAMES = ({kind: "|".join(p) for kind, p in TABLE[of].items()} for of in ("ops", "kernels"))
+OPS, NAMES, PARTS = (
+    {kind: "|".join(p) for kind, p in TABLE[of].items()} for of in ("ops", "kernels", "parts")
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,45 @@ class Work:
             found = (k for k, names in OPS.items() if re.fullmatch(names, name))
         return next(found, "other")
 
+    @property
+    def part(self) -> str:
+        """Part of the step in a budget, one of PARTS or other."""
+        name = (self.op if re.match(OP, self.op) else self.kernel).lower()
+        return next((part for part, names in PARTS.items() if re.search(names, name)), "other")
+
+
+def profiled_steps(device: torch.device, steps: int, path: Path) -> Iterator[None]:
+    """Yield before each step to profile, of which the first is not recorded; write the trace.
+
+    Args:
+        device: Device that does the work.
+        steps: Number of recorded steps.
+        path: File of the trace, .json.gz.
+    """
+    gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    once = schedule(wait=0, warmup=1, active=steps, repeat=1)
+    synchronize(device)
+    with profile(activities=[ProfilerActivity.CPU, *gpu], schedule=once) as profiler:
+        for _ in range(1 + steps):
+            yield
+            profiler.step()
+        synchronize(device)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    profiler.export_chrome_trace(str(path))
+
+
+def read_file(path: Path, names: Sequence[str], on_gpu: bool) -> list[Work]:
+    """Return the work of `read_trace` in a file of `profiled_steps`.
+
+    Raises:
+        RuntimeError: The profiler recorded no kernel.
+    """
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        works = read_trace(json.load(file), names, on_gpu)
+    if not works:
+        raise RuntimeError("torch.profiler recorded no kernel; may this user profile the GPU?")
+    return works
+
 
 def read_trace(trace: dict[str, Any], names: Sequence[str], on_gpu: bool) -> list[Work]:
     """Return the work that was launched inside named ranges.
@@ -114,8 +162,8 @@ def cpu_work(ops: list[Event]) -> list[Launch]:
         if stack:
             own[id(stack[-1])] -= op["dur"]
         stack.append(op)
-    # without the nodes of the autograd graph
-    computing = [op for op in ops if re.match(r"(?!autograd|torch)\w+::", op["name"])]
+    # without the nodes of the autograd graph; with the loops that torch.compile wrote
+    computing = [op for op in ops if re.match(rf"{OP}|graph_\d+_cpp_", op["name"])]
     return [(op["ts"], (op["name"], op["name"], op["ts"], own[id(op)])) for op in computing]
 
 
@@ -154,11 +202,11 @@ def shares(works: Sequence[Work]) -> dict[str, float]:
     return {kind: total_ms(w for w in works if w.kind == kind) / whole for kind in KINDS}
 
 
-def by_kernel(works: Iterable[Work]) -> dict[tuple[str, str, str], list[Work]]:
-    """Group work by (kind, kernel, op), the longest total time first."""
+def by_kernel(works: Iterable[Work], kind: str = "kind") -> dict[tuple[str, str, str], list[Work]]:
+    """Group work by (its attribute `kind`, kernel, op), the longest total time first."""
     found: dict[tuple[str, str, str], list[Work]] = defaultdict(list)
     for work in works:
-        found[work.kind, work.kernel, work.op].append(work)
+        found[getattr(work, kind), work.kernel, work.op].append(work)
     return dict(sorted(found.items(), key=lambda item: -total_ms(item[1])))
 
 

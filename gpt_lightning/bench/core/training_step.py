@@ -290,6 +290,10 @@ def rates(
     per_token = flops.flops_per_token(
         model.num_params(embeddings=False), model.config.n_layer, model.config.n_embd, context
     )
-    peak = lookup(device_name(device), dtype) or measured_peak(device, dtype)
-    mfu = flops.mfu(tokens_per_sec, per_token, peak.flops)
+    mfu = flops.mfu(tokens_per_sec, per_token, peak_flops(device, dtype))
     return {"tokens_per_sec": tokens_per_sec, "mfu": mfu}
+
+
+def peak_flops(device: torch.device, dtype: str) -> float:
+    """Return the published peak of a device in FLOP/s, or the measured one."""
+    return (lookup(device_name(device), dtype) or measured_peak(device, dtype)).flops
