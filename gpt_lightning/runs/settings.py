@@ -59,6 +59,8 @@ class Settings:
     """Peak of Muon's learning rate; it follows the same schedule."""
     muon_momentum: HalfOpenUnitInterval = 0.95
     """Muon's momentum."""
+    muon_stacked: Switch = "auto"
+    """Update all matrices of one shape at once; auto: on GPUs, where single ones are too small."""
     skip_spikes: PositiveFloat | None = None
     """Skip the update of a step whose loss or gradient norm is more than this number of standard
     deviations above the mean of the last 128 steps; null: never. 6 is a common choice. With a
@@ -67,6 +69,12 @@ class Settings:
     """Use AdamW's fused kernel; auto: if the device has one."""
     compile: Switch = "auto"
     """Compile the model with torch.compile; auto: on CUDA, and on a CPU in bfloat16."""
+    compile_scope: Literal["model", "block"] = "model"
+    """model: compile one graph. block: one for all blocks and one for the head, which takes a
+    fraction of the time to compile and runs a little slower."""
+    pad_head: Switch = "auto"
+    """Multiply the output head of a compiled model in a multiple of 64 rows; auto: on a CPU. A
+    vocabulary that is a multiple of 64 needs no padding."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
     """Precision of float32 matrix products. highest: float32; high: TF32 on NVIDIA GPUs; medium: as
     high, and bfloat16 on CPUs that support it."""

@@ -12,7 +12,8 @@ from gpt_lightning.errors import UserError
 
 FUSED_ADAMW_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # torch.optim.AdamW, argument `fused`
 # Devices where reading a number waits for all queued work, so that no step's norm is read at once
-DEFERRED_ON = {"cuda"}
+DEFERRED_ON = {"cuda", "mps"}
+UNSKIPPED_ON = {"mps"}  # of these, where no optimizer can skip an update by itself
 MASK = 2**64 - 1
 
 
@@ -95,6 +96,17 @@ def make_adamw(
     return AdamW(groups, lr=lr, betas=betas, fused=True if fused else None)
 
 
+def place_steps(optimizer: Optimizer, group: dict[str, Any]) -> None:
+    """Put AdamW's step counters where its kernel reads them, after a resume with another `fused`.
+
+    Fused kernels read them on the parameters' device, all others on the host.
+    """
+    for parameter in group["params"]:
+        state = optimizer.state.get(parameter, {})
+        if "step" in state:
+            state["step"] = state["step"].to(parameter.device if group.get("fused") else "cpu")
+
+
 def clip_gradients(
     parameters: Iterable[torch.nn.Parameter], max_norm: float | None
 ) -> torch.Tensor:
@@ -145,6 +157,7 @@ class NonFiniteGuard:
     `found_inf` is 1 (PyTorch's GradScaler uses the same argument), from the first bad step on. The
     number of that step stays on the device until `check` reads it: at the next log step, before a
     checkpoint, or at the end. Before the update of any other optimizer the norm is read at once.
+    On a device of UNSKIPPED_ON the updates until `check` are made.
     """
 
     def __init__(self) -> None:
@@ -152,7 +165,7 @@ class NonFiniteGuard:
         self._first: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def watch(self, optimizer: Optimizer, norm: torch.Tensor, step: int) -> None:
-        """Skip the coming update, or raise, if the norm is not finite.
+        """Skip the coming update, or raise now or in `check`, if the norm is not finite.
 
         Args:
             optimizer: Optimizer that is about to step.
@@ -163,7 +176,8 @@ class NonFiniteGuard:
             UserError: the norm is not finite, and could be read at once.
         """
         unwrapped: Any = getattr(optimizer, "optimizer", optimizer)  # Lightning wraps ours
-        if not can_skip(unwrapped, norm):
+        skips = can_skip(unwrapped, norm)
+        if not skips and norm.device.type not in UNSKIPPED_ON:
             if not norm.isfinite():
                 raise not_finite(norm, step)
             return
@@ -172,13 +186,15 @@ class NonFiniteGuard:
         bad_step, bad_norm = self._first
         new = ~norm.isfinite() & (bad_step == 0)
         self._first = bad_step.masked_fill(new, step), torch.where(new, norm, bad_norm)
-        unwrapped.found_inf = (self._first[0] > 0).float()  # AdamW reads it
+        if skips:
+            unwrapped.found_inf = (self._first[0] > 0).float()  # AdamW reads it
 
     def check(self) -> None:
         """Synchronize and raise if there was a bad step.
 
         Raises:
-            UserError: names the first bad step; no update has been made since.
+            UserError: names the first bad step; no update has been made since, but on a device of
+                UNSKIPPED_ON.
         """
         if self._first is None or not self._first[0]:
             return
@@ -188,17 +204,17 @@ class NonFiniteGuard:
 
 def can_skip(optimizer: Optimizer, norm: torch.Tensor) -> bool:
     """Return whether the device can decide to skip an update."""
-    return (
-        norm.device.type in DEFERRED_ON
-        and type(norm) is torch.Tensor  # the norm of sharded gradients is another class
-        and isinstance(optimizer, AdamW)
-        and all(group["fused"] for group in optimizer.param_groups)
-    )
+    if norm.device.type not in DEFERRED_ON - UNSKIPPED_ON:
+        return False
+    if isinstance(optimizer, AdamW):
+        return all(group["fused"] for group in optimizer.param_groups)
+    return getattr(optimizer, "takes_found_inf", False)
 
 
 def not_finite(norm: torch.Tensor, step: int) -> UserError:
     """Return the error for a non-finite gradient norm."""
+    kept = "changed since" if norm.device.type in UNSKIPPED_ON else "not changed"
     return UserError(
-        f"gradient norm is {norm.item()} at step {step}: weights were not changed; "
+        f"gradient norm is {norm.item()} at step {step}: weights were {kept}; "
         "lower model.learning_rate, or resume from an earlier checkpoint with --resume auto"
     )

@@ -3,11 +3,22 @@ import math
 
 import pytest
 import torch
+from torch.optim._muon import _zeropower_via_newtonschulz
 
+from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.runs.settings import Settings
-from gpt_lightning.training.optim import clip_gradients, decay_groups, learning_rate, mix
+from gpt_lightning.training import optim
+from gpt_lightning.training.optim import (
+    clip_gradients,
+    decay_groups,
+    learning_rate,
+    make_adamw,
+    mix,
+    place_steps,
+)
 from gpt_lightning.training.optimizers.muon import MuonAdamW
+from gpt_lightning.training.stacked_muon import orthogonalize
 
 NANOGPT = {
     "peak": 1e-3,
@@ -89,8 +100,9 @@ def test_decay_all_is_one_group():
     assert len(group["params"]) == len(list(model.parameters()))
 
 
-def make_muon(model: GPT) -> MuonAdamW:
-    return MuonAdamW(model, Settings(optimizer="muon", learning_rate=1e-3), fused=False)
+def make_muon(model: GPT, stacked: bool = False) -> MuonAdamW:
+    settings = Settings(optimizer="muon", learning_rate=1e-3, muon_stacked=stacked)
+    return MuonAdamW(model, settings, fused=stacked)
 
 
 def train(model: GPT, optimizer: torch.optim.Optimizer, steps: int) -> None:
@@ -170,3 +182,118 @@ def test_clipping_scales_to_the_norm_and_reports_the_one_before():
     torch.testing.assert_close(norm, before)
     assert after.item() == pytest.approx(0.1, rel=1e-4)
     assert clip_gradients(model.parameters(), None).item() == pytest.approx(0.1, rel=1e-4)
+
+
+# ---- Muon with one batch for all matrices of a shape ---------------------------------------------
+
+
+def test_stacked_muon_is_muon():
+    """Up to the rounding of five iterations in bfloat16, which also one matrix has: 1 to 2%."""
+    plain, stacked = tiny(), tiny()
+    optimizers = [make_muon(plain), make_muon(stacked, stacked=True)]
+    for model, optimizer in zip((plain, stacked), optimizers, strict=True):
+        train(model, optimizer, 4)
+    start = dict(tiny().named_parameters())
+    for (name, p), q in zip(plain.named_parameters(), stacked.parameters(), strict=True):
+        moved = (p - start[name]).norm()
+        assert (p - q).norm() < 0.03 * moved, name
+        states = [optimizer.state[w] for optimizer, w in zip(optimizers, (p, q), strict=True)]
+        assert states[0].keys() == states[1].keys()
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 32), (3, 32, 8), (2, 16, 16)])
+def test_a_stack_is_as_near_to_the_polynomial_as_single_matrices(shape):
+    torch.manual_seed(0)
+    x, coefficients = torch.randn(shape), (3.4445, -4.7750, 2.0315)
+    exact = torch.stack([newton_schulz(matrix.double(), coefficients) for matrix in x])
+    single = [_zeropower_via_newtonschulz(matrix, coefficients, 5, 1e-7) for matrix in x]
+    ours = (orthogonalize(x, coefficients, 5) - exact).norm()
+    assert ours < 1.5 * (torch.stack(single) - exact).norm()
+
+
+def newton_schulz(x: torch.Tensor, coefficients: tuple[float, float, float]) -> torch.Tensor:
+    """Return the definition, of one matrix in the dtype of x."""
+    a, b, c = coefficients
+    x = x / x.norm()
+    for _ in range(5):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x
+
+
+def test_a_stacked_update_is_orthogonal():
+    torch.manual_seed(0)
+    coefficients = (3.4445, -4.7750, 2.0315)
+    for shape in ((3, 8, 32), (3, 32, 8)):
+        x = torch.randn(shape)
+        y = orthogonalize(x, coefficients, 5)
+        values = torch.linalg.svdvals(y)
+        assert values.min() > 0.6
+        assert values.max() < 1.3
+        assert y.dtype == x.dtype
+        assert (x * y).sum(dim=(1, 2)).min() > 0  # along x, for each matrix alone
+    assert torch.equal(orthogonalize(torch.zeros(1, 4, 4), coefficients, 5), torch.zeros(1, 4, 4))
+
+
+@pytest.mark.parametrize("found", [0.0, 1.0])
+def test_a_stacked_step_is_skipped_by_the_device(found):
+    model, free = tiny(), tiny()
+    optimizer, other = make_muon(model, stacked=True), make_muon(free, stacked=True)
+    train(model, optimizer, 2)
+    train(free, other, 2)
+    before = [p.clone() for p in model.parameters()]
+    momenta = [s["momentum_buffer"].clone() for s in optimizer.state.values() if len(s) == 1]
+    assert optimizer.takes_found_inf
+    optimizer.found_inf = torch.tensor(found)
+    for each in (model, free):
+        each.zero_grad()
+        each(*batch()).backward()
+    if found:
+        for p in model.parameters():
+            p.grad.fill_(torch.nan)
+    optimizer.step()
+    other.step()
+    after = [s["momentum_buffer"] for s in optimizer.state.values() if len(s) == 1]
+    expected = before if found else list(free.parameters())
+    for p, q in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(p, q)
+    assert all(map(torch.equal, momenta, after)) == bool(found)
+
+
+def test_muon_stacks_on_gpus_alone(monkeypatch):
+    auto = Settings(optimizer="muon")
+    assert not MuonAdamW(tiny(), auto, fused=True).takes_found_inf
+    monkeypatch.setattr("gpt_lightning.training.optimizers.muon.DEFERRED_ON", {"cpu"})
+    assert MuonAdamW(tiny(), auto, fused=True).takes_found_inf
+    assert not MuonAdamW(tiny(), auto, fused=False).takes_found_inf  # AdamW's part could not skip
+
+
+# ---- step counters -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fused", "device"), [(True, "meta"), (None, "cpu")])
+def test_step_counters_are_where_the_kernel_reads_them(fused, device):
+    """A checkpoint of a fused AdamW has them on the device, one of another AdamW on the host."""
+    weight = torch.nn.Parameter(torch.zeros(2, device="meta"))
+    optimizer = make_adamw([{"params": [weight]}], 1e-3, (0.9, 0.95), fused=False)
+    optimizer.state[weight]["step"] = torch.zeros(())
+    optimizer.param_groups[0]["fused"] = fused
+    place_steps(optimizer, optimizer.param_groups[0])
+    assert optimizer.state[weight]["step"].device.type == device
+    place_steps(make_adamw([{"params": [weight]}], 1e-3, (0.9, 0.95), False), {"params": [weight]})
+
+
+# ---- the guard on other devices ------------------------------------------------------------------
+
+
+def test_on_a_device_that_cannot_skip_the_norm_is_read_later(monkeypatch):
+    monkeypatch.setattr(optim, "DEFERRED_ON", {"cpu"})
+    monkeypatch.setattr(optim, "UNSKIPPED_ON", {"cpu"})
+    weight = torch.nn.Parameter(torch.zeros(2))
+    guard, sgd = optim.NonFiniteGuard(), torch.optim.SGD([weight])
+    for step, norm in enumerate((1.0, torch.inf, torch.nan), start=1):
+        guard.watch(sgd, torch.tensor(norm), step)  # raises nothing
+    assert not hasattr(sgd, "found_inf")
+    with pytest.raises(UserError, match="norm is inf at step 2: weights were changed since"):
+        guard.check()
+    guard.check()

@@ -13,7 +13,8 @@ from torch.optim import Muon, Optimizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.runs.settings import Settings
-from gpt_lightning.training.optim import decay_groups, make_adamw
+from gpt_lightning.training.optim import DEFERRED_ON, decay_groups, make_adamw
+from gpt_lightning.training.stacked_muon import stacked_step
 
 
 def check(settings: Settings) -> None:
@@ -33,7 +34,12 @@ class MuonAdamW(Optimizer):
         model: Model; tensors of two dimensions in `transformer.h.*` go to Muon.
         settings: Learning rates, betas, momentum and weight decay.
         fused: True if AdamW runs in one kernel.
+
+    Attributes:
+        takes_found_inf: True if `found_inf`, a scalar on the device, skips the next update.
     """
+
+    found_inf: torch.Tensor | None = None
 
     def __init__(self, model: GPT, settings: Settings, fused: bool) -> None:
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
@@ -48,6 +54,10 @@ class MuonAdamW(Optimizer):
         )
         groups = decay_groups(rest, settings.weight_decay)
         self.adamw = make_adamw(groups, settings.learning_rate, settings.betas, fused)
+        stacked = settings.muon_stacked
+        on_gpu = model.lm_head.weight.device.type in DEFERRED_ON
+        self.stacked = on_gpu if stacked == "auto" else stacked
+        self.takes_found_inf = self.stacked and fused
         super().__init__(self.muon.param_groups + self.adamw.param_groups, defaults={})
         self._share()
 
@@ -67,7 +77,14 @@ class MuonAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.muon.step()
+        skip = None
+        if self.found_inf is not None:
+            skip = self.found_inf > 0
+            self.adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
+        if self.stacked:
+            stacked_step(self.muon, skip)
+        else:
+            self.muon.step()
         self.adamw.step()
         return loss
 
