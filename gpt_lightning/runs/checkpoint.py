@@ -144,8 +144,8 @@ def run_identity(trainer: L.Trainer, seed: int, decay_steps: int) -> dict[str, A
     }
 
 
-def environment(trainer: L.Trainer, compiled: bool) -> dict[str, Any]:
-    """Return versions, device, threads and ranks, which must match for a bit-exact resume."""
+def environment(trainer: L.Trainer, compiled: bool, attention: str) -> dict[str, Any]:
+    """Return versions, device, kernels and ranks, which must match for a bit-exact resume."""
     return {
         "torch": str(torch.__version__),
         "device": trainer.strategy.root_device.type,
@@ -153,6 +153,8 @@ def environment(trainer: L.Trainer, compiled: bool) -> dict[str, Any]:
         "ranks": trainer.world_size,
         "precision": str(trainer.precision),
         "compile": compiled,
+        "attention": attention,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
 
 

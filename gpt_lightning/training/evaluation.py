@@ -75,8 +75,10 @@ class EvaluationModule(BuildModule):
         return torch.nn.functional.cross_entropy(logits.transpose(1, 2), y, reduction="none")
 
     def _evaluate(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
-        forward = self.model if self.evaluates_compiled else self.model.forward
-        return forward(idx, targets)
+        if self.evaluates_compiled or not self.compiles[0]:
+            return self.model(idx, targets)
+        with torch.compiler.set_stance("force_eager"):
+            return self.model(idx, targets)
 
     def on_validation_epoch_end(self) -> None:
         """Log the mean loss over the evaluated tokens in nats, and the perplexity.
@@ -95,11 +97,12 @@ class EvaluationModule(BuildModule):
             name = f"{split}/loss/dataloader_idx_{i}" if i else f"{split}/loss"
             if mean.update_called:
                 losses["train/eval_loss" if estimates and i == 1 else name] = mean.compute()
-        metrics = dict(losses)
+        metrics: dict[str, torch.Tensor | float] = dict(losses)
         if f"{split}/loss" in losses:
             metrics[f"{split}/perplexity"] = losses[f"{split}/loss"].exp()
         if is_fitting(self.trainer):
-            metrics["step"] = torch.tensor(float(self.trainer.global_step))
+            # not a tensor of the CPU, which NCCL cannot reduce; Lightning makes one on the device
+            metrics["step"] = float(self.trainer.global_step)
         self.log_dict(metrics, sync_dist=True, add_dataloader_idx=False)
         if data is not None:
             tokens = data.evaluated_part(split, self._evaluated * self.trainer.world_size)

@@ -1,6 +1,7 @@
 """LightningModule that trains a GPT: build, step, evaluate, update."""
 
 import dataclasses
+import gc
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import Optimizer
 
 from gpt_lightning.data.loader import Batch
+from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import seed_device
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint import RunRecord, environment, run_identity
@@ -59,6 +61,7 @@ class GPTModule(EvaluationModule):
         self._group_options: list[dict[str, Any]] = []
         self._trained: list[torch.nn.Parameter] = []  # listed once, not at each step
         self._guard = optim.NonFiniteGuard()
+        self._frozen = False  # what is alive is left out of garbage collections
         self._spikes: SpikeGuard | None = None
         self._spikes_before: dict[str, Any] = {}  # state of an earlier session
 
@@ -70,7 +73,8 @@ class GPTModule(EvaluationModule):
 
     def on_train_start(self) -> None:
         self._loss_sum, self.micro_batches, self._last_loss = None, 0, None
-        self.stop_requested = False
+        self.stop_requested = self._frozen = False
+        gc.unfreeze()  # after a run that ended with an error
         self._trained = list(self.parameters())
         self._guard = optim.NonFiniteGuard()
         if self.settings.skip_spikes is not None:
@@ -85,6 +89,7 @@ class GPTModule(EvaluationModule):
             groups = self.trainer.optimizers[0].param_groups
             for group, options in zip(groups, self._group_options, strict=False):
                 group.update(options)
+                optim.place_steps(self.trainer.optimizers[0], group)
             if steps.find_callback(self.trainer, BaseFinetuning) is not None:
                 for group in groups:  # a resume forgets what it has unfrozen
                     for parameter in group["params"]:
@@ -107,10 +112,15 @@ class GPTModule(EvaluationModule):
         # and each rank drops other activations.
         place = (self._seed, self.trainer.global_step, self.micro_batches, self.trainer.global_rank)
         seed_device(self.device, optim.mix(*place))
+        if self._last_loss is not None and not self._frozen:
+            # what the first step has made stays: later collections need not look at it again
+            gc.collect()
+            gc.freeze()
+            self._frozen = True
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         loss = self(*batch)
-        total = loss.detach()
+        total = loss.detach().clone()  # the next run of a CUDA graph overwrites its output
         self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
         self.micro_batches += 1
         return loss
@@ -161,11 +171,16 @@ class GPTModule(EvaluationModule):
         return optimizer
 
     def _fused(self) -> bool:
-        if self.settings.fused != "auto":
-            return self.settings.fused
         # A fused step unscales gradients itself: with a GradScaler there is no moment to clip them
-        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        return self.device.type in optim.FUSED_ADAMW_DEVICES and scaler is None
+        scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        if self.settings.fused == "auto":
+            return self.device.type in optim.FUSED_ADAMW_DEVICES and not scaled
+        if self.settings.fused and scaled:
+            raise UserError(
+                f"model.fused true would clip scaled gradients in {self.trainer.precision}: "
+                "set it to auto"
+            )
+        return self.settings.fused
 
     def learning_rate_at(self, step: int, peak: float) -> float:
         """Return a group's rate at an optimizer step: one schedule, scaled to the group's peak."""
@@ -251,6 +266,8 @@ class GPTModule(EvaluationModule):
 
     def on_train_end(self) -> None:
         torch.set_rng_state(self._generator_state)
+        self._frozen = False
+        gc.unfreeze()
         self._guard.check()
 
     # ---- checkpoints ---------------------------------------------------------------------------
@@ -290,7 +307,7 @@ class GPTModule(EvaluationModule):
             config=self.config,
             settings=self.settings,
             run_identity=run_identity(self.trainer, self._seed, self._decay_steps),
-            environment=environment(self.trainer, self.compiles[0]),
+            environment=environment(self.trainer, self.compiles[0], self.attention_kernel),
             spikes={} if self._spikes is None else self._spikes.state(),
             micro_batches=steps.unfinished_micro_batches(self.trainer),
             run_id=None if logger is None else run_id(logger.folder),

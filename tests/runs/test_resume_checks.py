@@ -139,13 +139,15 @@ def test_the_keys_of_a_trainer_that_checkpoints_have():
         "gradient_clip_algorithm": "norm",
         "decay_steps": 30,
     }
-    assert environment(trainer, compiled=True) == {
+    assert environment(trainer, compiled=True, attention="flash") == {
         "torch": torch.__version__,
         "device": "cuda",
         "threads": torch.get_num_threads(),
         "ranks": 4,
         "precision": "32-true",
         "compile": True,
+        "attention": "flash",
+        "deterministic": False,
     }
 
 

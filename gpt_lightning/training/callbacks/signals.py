@@ -13,6 +13,7 @@ import torch
 
 from gpt_lightning.errors import exit_on_signal
 from gpt_lightning.hardware.distributed import DelayedMax
+from gpt_lightning.training import optim
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.steps import at_step_boundary, find_callback, is_fitting
 
@@ -54,8 +55,11 @@ class StopSignals(L.Callback):
     def _listen(self, trainer: L.Trainer) -> None:
         """Handle the signals in place of Lightning, which ends a run with exit code 0.
 
-        Lightning has stored the program's own handlers, and restores them at the end.
+        Lightning has stored the program's own handlers, and restores them at the end. Under ddp it
+        would ask rank 0 for a SIGTERM before each micro-batch and wait twice for the device
+        (PL#21487); with these handlers there is never one.
         """
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may set handlers
         # a SLURMEnvironment among trainer.plugins may choose the signal that requeues
@@ -99,7 +103,7 @@ class StopSignals(L.Callback):
         if trainer.world_size == 1:
             return self._signal
         device = trainer.strategy.root_device
-        if device.type == "cuda":  # one step late, so that the host never waits
+        if device.type in optim.DEFERRED_ON:  # one step late, so that the host never waits
             if self._agreement is None:
                 self._agreement = DelayedMax(device)
             return self._agreement(self._signal)

@@ -111,7 +111,9 @@ def test_sigterm_ends_an_evaluation_at_once(workdir, command):
 def test_a_run_in_another_thread_leaves_the_handlers_alone():
     """Python lets the main thread alone set them."""
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    trainer = SimpleNamespace(strategy=None, state=SimpleNamespace(fn="validate"))
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace())
+    state = SimpleNamespace(fn="validate")
+    trainer = SimpleNamespace(strategy=None, state=state, fit_loop=loop)
     errors = []
 
     def run() -> None:
@@ -133,7 +135,9 @@ def test_a_cluster_chooses_the_signal_that_requeues_and_whether_it_does():
     kept = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     usr = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGUSR2)}
     environment = SimpleNamespace(requeue_signal=signal.SIGUSR2, auto_requeue=False)
-    trainer = SimpleNamespace(strategy=SimpleNamespace(cluster_environment=environment))
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace())
+    strategy = SimpleNamespace(cluster_environment=environment)
+    trainer = SimpleNamespace(strategy=strategy, fit_loop=loop)
     callback = signals.StopSignals()
     try:
         callback.on_train_start(trainer, None)
