@@ -21,7 +21,7 @@ DEV := $(VENV)/.stamp-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test test-slow faults mutants pages format bench-gpu cpu-losses tensorboard clean \
+.PHONY: help setup train test test-slow test-gpu faults mutants pages format bench-gpu cpu-losses tensorboard clean \
   check check-format check-lint check-types check-imports check-spelling
 
 help: ## List the targets
@@ -71,6 +71,9 @@ check-spelling: $(DEV)
 format: $(DEV) ## Format the code and apply ruff's fixes
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+
+test-gpu: $(DEV) ## Run the tests that need a CUDA or MPS device
+	$(BIN)/python -m pytest -m gpu
 
 bench-gpu: $(DEV) ## Measure the four GPT-2 sizes on this GPU (about an hour)
 	$(BIN)/gpt-lightning bench gpu

@@ -138,6 +138,7 @@ def test_shakespeare_char_is_nanogpts(parse):
         "attention": "auto",
         "activation": "gelu",
         "loss_chunk": None,
+        "residual": "float32",
         "checkpointing": False,
     }
     assert (config.model.learning_rate, config.model.min_learning_rate) == (1e-3, 1e-4)

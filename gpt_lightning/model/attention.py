@@ -5,16 +5,20 @@ cache), hs channels per head.
 """
 
 import math
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 AttentionFn = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 DropoutFn = Callable[[Tensor, float], Tensor]
 CHUNK = 512  # queries whose weights `chunked_attention` has in memory at a time
+NO_KERNEL = ("no viable backend", "no available kernel")  # PyTorch's words
 
 
 def naive_attention(
@@ -66,9 +70,95 @@ def chunked_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tens
     return torch.cat(chunks, dim=-2)
 
 
+# PyTorch's fused kernels: name -> backend, and a part of the name of its node in the autograd graph
+FUSED = {
+    "flash": (SDPBackend.FLASH_ATTENTION, "FlashAttention"),
+    "cudnn": (SDPBackend.CUDNN_ATTENTION, "CudnnAttention"),
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION, "EfficientAttention"),
+}
+
+
+def fused_attention(kernel: str) -> AttentionFn:
+    """Return `sdpa_attention` restricted to one kernel of FUSED, but for a single query."""
+    backend, _ = FUSED[kernel]
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
+        if q.size(-2) != k.size(-2):
+            return sdpa_attention(q, k, v, dropout_p)
+        with sdpa_kernel(backend):
+            return sdpa_attention(q, k, v, dropout_p)
+
+    attention.__name__ = f"{kernel}_attention"
+    return attention
+
+
 ATTENTION: dict[str, AttentionFn] = {
     "auto": sdpa_attention,
     "sdpa": sdpa_attention,
     "naive": naive_attention,
     "chunked": chunked_attention,
+    **{kernel: fused_attention(kernel) for kernel in FUSED},
 }
+
+
+def naive_is_faster(S: int, dropout_p: float) -> bool:
+    """Return whether `attention: auto` is naive for S keys in a model compiled for a CPU.
+
+    Compiled for a CPU, the naive matrix's scaling, mask, softmax and dropout become one loop
+    between two products, while sdpa takes a slow path with dropout and has a slow backward without
+    it. The naive matrix is kept for the backward. With dropout sdpa's slow path keeps more than
+    that; without, it keeps next to nothing, so that only short contexts are naive.
+    """
+    longest = 1024 if dropout_p > 0.0 else 256
+    return longest >= S
+
+
+# ---- the kernel that runs ------------------------------------------------------------------------
+
+
+class NoKernelError(Exception):
+    """PyTorch has no such kernel for a call; the message has its reasons."""
+
+
+def find_kernel(attention: AttentionFn, like: Tensor, hs: int, dropout_p: float) -> str:
+    """Return the kernel that computes attention here: flash, cudnn, efficient, or math without one.
+
+    It is that of a small call: PyTorch chooses by device, dtype, channels per head and dropout.
+
+    Args:
+        attention: Function of ATTENTION.
+        like: Tensor with the device and the dtype of the queries.
+        hs: Channels per head.
+        dropout_p: Probability with which an attention weight is dropped.
+
+    Raises:
+        NoKernelError: PyTorch has no such kernel here.
+    """
+    q, k, v = like.new_zeros(3, 1, 1, 128, hs).requires_grad_()  # 3 x (B, nh, T, hs)
+    nodes = graph_nodes(lambda: attention(q, k, v, dropout_p))
+    found = (kernel for kernel, (_, node) in FUSED.items() if any(node in name for name in nodes))
+    return next(found, "math")
+
+
+def graph_nodes(call: Callable[[], Tensor]) -> set[str]:
+    """Return the names of the autograd nodes behind the tensor that a call returns.
+
+    Raises:
+        NoKernelError: PyTorch has no kernel for the call.
+    """
+    with warnings.catch_warnings(record=True) as reasons:
+        warnings.simplefilter("always")
+        try:
+            rest: list[Any] = [call().grad_fn]
+        except RuntimeError as error:
+            if not any(sign in str(error).lower() for sign in NO_KERNEL):
+                raise
+            said = [str(reason.message).partition(" (Triggered")[0] for reason in reasons]
+            raise NoKernelError(" ".join([*said, str(error)])) from error
+    names: set[str] = set()
+    while rest:
+        node = rest.pop()
+        if node is not None:
+            names.add(node.name())
+            rest += [parent for parent, _ in node.next_functions]
+    return names

@@ -1,15 +1,20 @@
 """Compilation of a model: on which devices, and with which settings."""
 
+import functools
 import os
 import shutil
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._functorch.config
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._triton import has_triton
 
+from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT
 
 
@@ -25,6 +30,10 @@ def should_compile(device: str, precision: str) -> tuple[bool, str]:
         precision: Precision of the Trainer, such as bf16-mixed.
     """
     if device == "cuda":
+        if not has_triton():
+            return False, "auto: off, Triton is not installed, or does not support this GPU"
+        if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
+            return False, "auto: off, there is no C compiler for Triton (cc, gcc or clang)"
         return True, "auto: on for cuda"
     if device != "cpu" or not precision.startswith("bf16"):
         return False, f"auto: off for {device}" + (" in float32" if device == "cpu" else "")
@@ -37,20 +46,65 @@ def should_compile(device: str, precision: str) -> tuple[bool, str]:
     return True, "auto: on for cpu in bfloat16"
 
 
-def compile_in_place(model: nn.Module, device: str) -> None:
+def compile_in_place(
+    model: nn.Module, device: str, scope: str = "model", pad_head: bool | str = "auto"
+) -> None:
     """Compile a model at its first forward; its parameters keep their names.
 
     Args:
         model: The model; a GPT on a CPU gets the layers of cpu_kernels.py.
         device: cpu, cuda or mps.
+        scope: model: one graph. block: one graph for all blocks of a GPT and one for its head,
+            which takes a fraction of the time to compile, and runs a little slower.
+        pad_head: Multiply a GPT's output head in a multiple of 64 rows; auto: on a CPU.
     """
     if device == "cpu":
         recompute_in_backward()
-        if isinstance(model, GPT):
-            from gpt_lightning.model import cpu_kernels  # for compiled CPU models alone
+    if isinstance(model, GPT) and (device == "cpu" or pad_head is True):
+        from gpt_lightning.model import cpu_kernels  # for these models alone
 
-            cpu_kernels.install(model)
-    model.compile()
+        if device == "cpu":
+            cpu_kernels.install(model, pad_head is not False)
+        else:
+            model.lm_head.__class__ = cpu_kernels.PaddedHead
+    if scope == "block" and isinstance(model, GPT):
+        for block in model.transformer.h:
+            block.compile()
+        model.__class__ = BlockwiseGPT
+    else:
+        model.compile()
+
+
+def check_cuda_graphs() -> None:
+    """Check that no CUDA graph writes the gradients of a step of several micro-batches.
+
+    Raises:
+        UserError: A graph's second run would overwrite the gradients that its first has made.
+    """
+    if os.environ.get("TORCHINDUCTOR_CUDAGRAPHS", "0") != "0":
+        raise UserError(
+            "TORCHINDUCTOR_CUDAGRAPHS is set, and trainer.accumulate_grad_batches is above 1: a "
+            "CUDA graph overwrites gradients that are accumulated; unset TORCHINDUCTOR_CUDAGRAPHS"
+        )
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether `compile_in_place` has had the model."""
+    return isinstance(model, BlockwiseGPT) or model._compiled_call_impl is not None
+
+
+class BlockwiseGPT(GPT):
+    """GPT with compiled blocks, whose head and loss are another graph."""
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> Tensor:
+        loss_or_logits: Tensor = compiled_head()(self, self.transformer(idx), targets)
+        return loss_or_logits
+
+
+@functools.cache
+def compiled_head() -> Callable[..., Any]:
+    """Return `GPT.head`, compiled as a function: a method would stay that of a copied model."""
+    return torch.compile(GPT.head)
 
 
 def recompute_in_backward() -> None:

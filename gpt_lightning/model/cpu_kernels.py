@@ -13,18 +13,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from gpt_lightning.model.attention import ATTENTION, naive_attention, sdpa_attention
+from gpt_lightning.model.attention import (
+    ATTENTION,
+    naive_attention,
+    naive_is_faster,
+    sdpa_attention,
+)
 from gpt_lightning.model.gpt import GPT, CausalSelfAttention
 from gpt_lightning.model.loss import autocast_dtype, pad_columns
 
 
-def install(model: GPT) -> None:
+def install(model: GPT, pad_head: bool = True) -> None:
     """Replace the layers of a model that will be compiled for a CPU, in place."""
     for module in model.modules():
         module.__class__ = LAYERS.get(type(module), type(module))
         if isinstance(module, CausalSelfAttention):
             module.attention = KERNELS[model.config.attention]
-    model.lm_head.__class__ = PaddedHead
+    if pad_head:
+        model.lm_head.__class__ = PaddedHead
 
 
 # ---- dropout -------------------------------------------------------------------------------------
@@ -211,15 +217,8 @@ def hashed_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tenso
 
 
 def auto_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
-    """Return attention by the faster method: naive for short compiled contexts, else sdpa.
-
-    Compiled for a CPU, the naive matrix's scaling, mask, softmax and dropout become one loop
-    between two products, while sdpa takes a slow path with dropout and has a slow backward without
-    it. The naive matrix is kept for the backward. With dropout sdpa's slow path keeps more than
-    that; without, it keeps next to nothing, so that only short contexts are naive.
-    """
-    longest = 1024 if dropout_p > 0.0 else 256
-    naive = is_compiling() and k.size(-2) <= longest
+    """Return attention by the faster method: naive for short compiled contexts, else sdpa."""
+    naive = is_compiling() and naive_is_faster(k.size(-2), dropout_p)
     return (hashed_attention if naive else sdpa_attention)(q, k, v, dropout_p)
 
 

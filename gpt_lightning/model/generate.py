@@ -7,10 +7,13 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpt_lightning.model.attention import AttentionFn
 from gpt_lightning.model.gpt import GPT, CausalSelfAttention
 
+# not cuDNN's kernel, which takes 23 to 37 ms to plan for each new length of the cache
+EVERY_LENGTH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 PACKED_FROM = 64  # tokens; laying out the weights takes as long as decoding some 20
 
 
@@ -48,7 +51,11 @@ def generate(
     """
     T, end, block_size = idx.size(1), idx.size(1) + max_new_tokens, model.config.block_size
     cached_end = min(end, block_size + 1)  # the last token drawn from a full context
-    with torch.inference_mode(), torch.autocast(idx.device.type, enabled=False):
+    with (
+        torch.inference_mode(),
+        torch.autocast(idx.device.type, enabled=False),
+        sdpa_kernel(EVERY_LENGTH),
+    ):
         twin = prepack_for_decoding(model, dtype, pack=max_new_tokens >= PACKED_FROM)
         tokens = torch.cat((idx, idx.new_empty(len(idx), max_new_tokens)), dim=1)  # (B, end)
 

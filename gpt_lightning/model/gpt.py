@@ -35,12 +35,15 @@ class GPTConfig:
         tie_weights: Use the token embedding's matrix as the output head, as in GPT-2.
         init: gpt2: normal(0, 0.02), residual projections scaled by 1/sqrt(2 n_layer), biases 0.
             nanogpt: the same distribution, drawn in nanoGPT's order. default: PyTorch's.
-        attention: sdpa: PyTorch's fused kernels. naive: the (T, T) matrix written out. chunked: 512
-            rows of that matrix at a time, computed twice. auto: sdpa, except in models compiled for
-            a CPU, where the faster of sdpa and naive is used.
+        attention: sdpa: the fused kernel that PyTorch chooses. flash, cudnn, efficient: that kernel
+            of PyTorch's, or an error where it does not run. naive: the (T, T) matrix written out.
+            chunked: 512 rows of that matrix at a time, computed twice. auto: sdpa; in models
+            compiled for a CPU naive where that is faster.
         activation: gelu_tanh: the tanh approximation that GPT-2 was trained with. gelu: exact, as
             in nanoGPT.
         loss_chunk: Number of positions whose logits are in memory at a time; null: all B x T.
+        residual: Dtype of the residual stream in mixed precision. bfloat16 halves its bytes, and
+            rounds every sum (residual.py).
         checkpointing: Keep only the inputs of the blocks and recompute the rest in the backward
             pass: a third more work, a fraction of the memory, the same gradients.
     """
@@ -54,9 +57,10 @@ class GPTConfig:
     dropout: float = 0.0
     tie_weights: bool = True
     init: Literal["gpt2", "nanogpt", "default"] = "gpt2"
-    attention: Literal["auto", "sdpa", "naive", "chunked"] = "auto"
+    attention: Literal["auto", "sdpa", "flash", "cudnn", "efficient", "naive", "chunked"] = "auto"
     activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
     loss_chunk: int | None = None
+    residual: Literal["float32", "bfloat16"] = "float32"
     checkpointing: bool = False
 
     def __post_init__(self) -> None:
@@ -157,6 +161,7 @@ class Transformer(nn.Module):
         assert config.vocab_size is not None
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # tokens
         self.wpe = nn.Embedding(config.block_size, config.n_embd)  # positions
+        self.cast: nn.Module = nn.Identity()  # residual.py has another one
         self.drop = nn.Dropout(config.dropout)
         self.h = nn.ModuleList([Block(config) for _ in range(config.n_layer)])
         self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
@@ -173,7 +178,7 @@ class Transformer(nn.Module):
         end = start + idx.size(1)
         assert end <= self.wpe.num_embeddings, "longer than block_size"
         pos = torch.arange(start, end, device=idx.device)  # (T,)
-        x = self.drop(self.wte(idx) + self.wpe(pos))  # (B, T, C)
+        x = self.drop(self.cast(self.wte(idx) + self.wpe(pos)))  # (B, T, C)
         for block in self.h:
             if self.checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, use_reentrant=False)  # restores the seed of dropout
@@ -207,6 +212,10 @@ class GPT(nn.Module):
         self.lm_head = Head(config.n_embd, config.vocab_size, bias=False)
         if config.tie_weights:
             self.transformer.wte.weight = self.lm_head.weight
+        if config.residual == "bfloat16":
+            from gpt_lightning.model.residual import install  # for these models alone
+
+            install(self.transformer)
         # 2 n_layer branches add to the residual stream: scaling each of their projections by
         # 1/sqrt(2 n_layer) keeps its variance.
         residual_std = 0.02 * (2 * config.n_layer) ** -0.5
@@ -241,6 +250,10 @@ class GPT(nn.Module):
             float32 scalar (float64 for float64 weights).
         """
         x = self.transformer(idx)  # (B, T, C)
+        return self.head(x, targets)
+
+    def head(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Return what `forward` returns, from the final residual stream x, (B, T, C)."""
         chunk = self.config.loss_chunk
         if targets is not None and chunk is not None:  # the same loss in less memory
             return chunked_cross_entropy(x, self.lm_head.weight, targets, chunk)

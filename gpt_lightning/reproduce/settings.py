@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from gpt_lightning.data.loader import Batch
+from gpt_lightning.model.compilation import is_compiled
 from gpt_lightning.model.gpt import GPT, Block
 from gpt_lightning.reproduce.published import Settings
 from gpt_lightning.reproduce.rows import SettingRow, Verdict
@@ -84,7 +85,7 @@ def model_settings(model: GPT) -> Settings:
         "activation": one(f"gelu, {block.mlp.gelu.approximate}" for block in blocks),
         # hashed: naive attention of a model that is compiled for a CPU
         "attention": one("naive" if name == "hashed" else name for name in kernels),
-        "compile": model._compiled_call_impl is not None,
+        "compile": is_compiled(model),
         "checkpointing": transformer.checkpointing,
         "loss_chunk": model.config.loss_chunk or "none",
     }

@@ -1,6 +1,7 @@
 """BuildModule: make a GPT for the data of a run, and compile it for the run's device."""
 
 import dataclasses
+from typing import cast
 
 import lightning as L
 import torch
@@ -8,8 +9,14 @@ import torch
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import keep_freed_memory, memory_gib
 from gpt_lightning.model import flops
-from gpt_lightning.model.compilation import compile_in_place, should_compile
-from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.model.attention import NoKernelError, find_kernel, naive_is_faster
+from gpt_lightning.model.compilation import (
+    check_cuda_graphs,
+    compile_in_place,
+    is_compiled,
+    should_compile,
+)
+from gpt_lightning.model.gpt import GPT, Block, GPTConfig
 from gpt_lightning.runs.checkpoint import initial_weights
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training.datamodule import token_data
@@ -28,6 +35,7 @@ class BuildModule(L.LightningModule):
     init_from: str | None
     settings: Settings
     model: GPT
+    attention_kernel: str  # that runs: naive, chunked, flash, cudnn, efficient, or math
 
     def configure_model(self) -> None:
         fitting = self._trainer is not None and is_fitting(self.trainer)
@@ -35,12 +43,8 @@ class BuildModule(L.LightningModule):
             self.config = self._fit_to_data()
         if fitting and self.settings.schedule == "cosine":
             self._check_cosine()
-        again = self.config.checkpointing or self.config.attention == "chunked"  # forward twice
-        if fitting and self._device_type == "mps" and again and (p := self.config.dropout):
-            raise UserError(  # PyTorch restores no seed there (pytorch#127676)
-                f"model.config.dropout is {p:g}, and mps would recompute another: set it to 0, or "
-                "model.config.checkpointing to false and model.config.attention to auto"
-            )
+        if fitting:
+            self._check_device()
         if not hasattr(self, "model"):
             check_memory(self.config)
             torch.set_float32_matmul_precision(self.settings.matmul_precision)
@@ -53,8 +57,12 @@ class BuildModule(L.LightningModule):
             return  # load_from_checkpoint
         if self.trainer.precision == "64-true":
             self.model.double()  # for callbacks that call this before Lightning restores weights
-        if self.compiles[0] and self.model._compiled_call_impl is None:
-            compile_in_place(self.model, self._device_type)
+        if self.compiles[0] and not is_compiled(self.model):
+            settings = self.settings
+            compile_in_place(
+                self.model, self._device_type, settings.compile_scope, settings.pad_head
+            )
+        self.attention_kernel = self._find_kernel(self.config.dropout if fitting else 0.0)
         if fitting and self._device_type == "cpu":
             keep_freed_memory()
 
@@ -87,6 +95,22 @@ class BuildModule(L.LightningModule):
                 f"model.decay_steps {decay_steps}: lower model.warmup_steps"
             )
 
+    def _check_device(self) -> None:
+        """Raise an error if this device or precision cannot train the model."""
+        again = self.config.checkpointing or self.config.attention == "chunked"  # forward twice
+        if self._device_type == "mps" and again and (p := self.config.dropout):
+            raise UserError(  # PyTorch restores no seed there (pytorch#127676)
+                f"model.config.dropout is {p:g}, and mps would recompute another: set it to 0, or "
+                "model.config.checkpointing to false and model.config.attention to auto"
+            )
+        if self.config.residual != "float32" and self.trainer.precision != "bf16-mixed":
+            raise UserError(
+                f"model.config.residual bfloat16 has no meaning in {self.trainer.precision}: set "
+                "trainer.precision to bf16-mixed, or model.config.residual to float32"
+            )
+        if self.compiles[0] and self.trainer.accumulate_grad_batches > 1:
+            check_cuda_graphs()
+
     @property
     def _device_type(self) -> str:
         return "cpu" if self._trainer is None else str(self.trainer.strategy.root_device.type)
@@ -98,6 +122,29 @@ class BuildModule(L.LightningModule):
             return self.settings.compile, "as set"
         precision = "32-true" if self._trainer is None else str(self.trainer.precision)
         return should_compile(self._device_type, precision)
+
+    def _find_kernel(self, dropout_p: float) -> str:
+        """Return the attention kernel of this run; raise if there is none."""
+        config, data = self.config, token_data(self.trainer)
+        T = config.block_size if data is None else data.block_size
+        auto_on_cpu = config.attention == "auto" and self._device_type == "cpu" and self.compiles[0]
+        if auto_on_cpu and naive_is_faster(T, dropout_p):
+            return "naive"
+        if config.attention in ("naive", "chunked"):
+            return config.attention
+        attention = cast(Block, self.model.transformer.h[0]).attn
+        hs = config.n_embd // config.n_head
+        try:
+            with self.trainer.precision_plugin.forward_context():
+                dtype, device = self.model.lm_head.weight.dtype, self.trainer.strategy.root_device
+                like = torch.empty(0, dtype=dtype, device=device)
+                return find_kernel(attention.attention, like, hs, dropout_p)
+        except NoKernelError as error:
+            raise UserError(
+                f"model.config.attention {config.attention} on {self._device_type} in "
+                f"{self.trainer.precision} with dropout {dropout_p:g} and {hs} channels per "
+                f"head: {error} Set it to auto"
+            ) from error
 
     @property
     def evaluates_compiled(self) -> bool:

@@ -263,10 +263,10 @@ class GPTCLI(LightningCLI):
         try:
             super()._run_subcommand(subcommand)
         except TorchDynamoException as error:
-            first_line = next(iter(str(error).strip().splitlines()), "")
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             raise UserError(
-                f"compiling the model failed ({type(error).__name__}: {first_line}): set "
-                "--model.compile false, or repair the C++ compiler that torch.compile uses"
+                f"compiling the model failed ({type(error).__name__}: {' '.join(lines[:2])}): set "
+                "--model.compile false, or repair the compiler that torch.compile uses"
             ) from error
         except Exception as error:
             if ranks.is_lost_peer(error):

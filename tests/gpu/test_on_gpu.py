@@ -8,7 +8,6 @@ import torch
 
 from gpt_lightning.bench.core.memory_meter import MIB, measure_memory
 from gpt_lightning.cli import main
-from gpt_lightning.hardware.device import device_kind
 
 pytestmark = pytest.mark.gpu
 TINY = [
@@ -24,21 +23,6 @@ TINY = [
     "--trainer.log_every_n_steps=1",
     "--samples.max_new_tokens=0",
 ]
-
-
-@pytest.fixture
-def device(tmp_path, monkeypatch) -> str:
-    if device_kind() == "cpu":
-        pytest.skip("this machine has no CUDA or MPS device")
-    monkeypatch.chdir(tmp_path)
-    return device_kind()
-
-
-@pytest.fixture
-def cuda(device) -> torch.device:
-    if device != "cuda":
-        pytest.skip("this machine has no CUDA device")
-    return torch.device(device)
 
 
 def losses(accelerator: str, precision: str) -> list[float]:

@@ -1,15 +1,29 @@
 """Devices and precisions for which compilation is on by default."""
 
 import pytest
+import torch
+from torch import nn
 
+from gpt_lightning.errors import UserError
 from gpt_lightning.model import compilation
-from gpt_lightning.model.compilation import should_compile
+from gpt_lightning.model.compilation import (
+    check_cuda_graphs,
+    compile_in_place,
+    is_compiled,
+    should_compile,
+)
+from gpt_lightning.model.cpu_kernels import PaddedHead
+from gpt_lightning.model.generate import generate
+from gpt_lightning.model.gpt import GPT, GPTConfig
+
+TINY = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=6500)
 
 
 @pytest.mark.parametrize(
     ("device", "precision", "compiler", "expected"),
     [
-        ("cuda", "32-true", None, True),
+        ("cuda", "32-true", "gcc", True),
+        ("cuda", "bf16-mixed", None, False),
         ("cpu", "32-true", "g++", False),
         ("cpu", "bf16-mixed", "g++", True),
         ("cpu", "bf16-true", "g++", True),
@@ -20,6 +34,7 @@ from gpt_lightning.model.compilation import should_compile
 def test_auto(device, precision, compiler, expected, monkeypatch, tmp_path):
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr(compilation.shutil, "which", lambda name: compiler)
+    monkeypatch.setattr(compilation, "has_triton", lambda: True)
     monkeypatch.setattr(compilation.sysconfig, "get_path", lambda name: str(tmp_path))
     compiled, why = should_compile(device, precision)
     assert compiled is expected
@@ -39,3 +54,83 @@ def test_auto_needs_pythons_headers(monkeypatch, tmp_path):
 def test_the_reason_names_float32_only_where_bfloat16_would_be_compiled():
     assert should_compile("cpu", "32-true") == (False, "auto: off for cpu in float32")
     assert should_compile("mps", "32-true") == (False, "auto: off for mps")
+
+
+def test_auto_on_cuda_needs_triton_and_its_compiler(monkeypatch):
+    """Without them a run would end with BackendCompilerFailed at its first step."""
+    monkeypatch.setattr(
+        compilation.shutil, "which", lambda name: "/bin/x" if name == "gcc" else None
+    )
+    monkeypatch.setattr(compilation, "has_triton", lambda: False)
+    compiled, why = should_compile("cuda", "bf16-mixed")
+    assert not compiled
+    assert "Triton is not installed" in why
+    monkeypatch.setattr(compilation, "has_triton", lambda: True)
+    assert should_compile("cuda", "bf16-mixed") == (True, "auto: on for cuda")
+    monkeypatch.setenv("CC", "mycc")
+    monkeypatch.setattr(compilation.shutil, "which", lambda name: name if name == "mycc" else None)
+    assert should_compile("cuda", "bf16-mixed")[0]
+    monkeypatch.delenv("CC")
+    compiled, why = should_compile("cuda", "bf16-mixed")
+    assert not compiled
+    assert "no C compiler for Triton" in why
+
+
+@pytest.mark.parametrize(
+    ("device", "pad_head", "expected"),
+    [
+        ("cpu", "auto", PaddedHead),
+        ("cpu", False, nn.Linear),
+        ("cuda", "auto", nn.Linear),
+        ("cuda", True, PaddedHead),
+    ],
+)
+def test_the_head_is_padded(device, pad_head, expected):
+    model = GPT(TINY)
+    compile_in_place(model, device, pad_head=pad_head)
+    assert type(model.lm_head) is expected
+
+
+def test_a_cuda_graph_may_not_write_accumulated_gradients(monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_CUDAGRAPHS", raising=False)
+    check_cuda_graphs()
+    monkeypatch.setenv("TORCHINDUCTOR_CUDAGRAPHS", "0")
+    check_cuda_graphs()
+    monkeypatch.setenv("TORCHINDUCTOR_CUDAGRAPHS", "1")
+    with pytest.raises(UserError, match="unset TORCHINDUCTOR_CUDAGRAPHS"):
+        check_cuda_graphs()
+
+
+@pytest.mark.parametrize("scope", ["model", "block"])
+def test_each_scope_computes_the_same_model(scope, monkeypatch):
+    """With the compiler's front half; the number of graphs does not grow with the layers."""
+    torch.compiler.reset()
+    compilation.compiled_head.cache_clear()
+    compiler, graphs = torch.compile, torch._dynamo.utils.counters["stats"]
+
+    def front_half(*args, **kwargs):
+        return compiler(*args, backend="aot_eager", fullgraph=True, **kwargs)
+
+    monkeypatch.setattr(torch, "compile", front_half)
+    torch.manual_seed(0)
+    plain = GPT(TINY)
+    model = GPT(TINY)
+    model.load_state_dict(plain.state_dict())
+    assert not is_compiled(model)
+    compile_in_place(model, "cuda", scope)
+    assert is_compiled(model)
+    idx = torch.randint(0, 6500, (2, 16))
+    graphs.clear()
+    losses = []
+    for either in (plain, model):
+        losses.append(either(idx, idx))
+        losses[-1].backward()
+    torch.testing.assert_close(*losses, rtol=1e-6, atol=0)
+    for p, q in zip(plain.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-7)
+    assert graphs["unique_graphs"] == {"model": 1, "block": 2}[scope]
+    torch.testing.assert_close(model(idx), plain(idx), rtol=1e-5, atol=1e-6)
+    prompt = idx[:, :3]  # by a copy of the model
+    greedy = [generate(either, prompt, 5, temperature=0.0) for either in (plain, model)]
+    assert torch.equal(*greedy)
+    compilation.compiled_head.cache_clear()

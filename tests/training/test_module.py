@@ -1,20 +1,25 @@
 import dataclasses
+import gc
 import math
 
 import lightning as L
 import pytest
 import torch
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import DDPStrategy
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.compilation import should_compile
 from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import build
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.optim import learning_rate
 from gpt_lightning.training.spikes import SpikeGuard
+from gpt_lightning.training.trainer import Trainer
 
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=None)
 
@@ -421,3 +426,110 @@ def test_plain_loaders_get_the_schedule_too():
     trainer.fit(module, torch.utils.data.DataLoader(pairs, batch_size=2))
     assert rates == [module.learning_rate_at(step, 0.1) for step in range(4)]
     assert rates[0] < rates[1]
+
+
+# ---- what only a GPU, a scaler or several ranks would see ----------------------------------------
+
+
+def test_a_validation_logs_no_tensor_of_another_device(text_file):
+    """NCCL reduces tensors of its GPU alone, and Lightning makes one of a number."""
+    reduced = []
+
+    class Recording(GPTModule):
+        def log_dict(self, values, sync_dist=False, rank_zero_only=False, **kwargs):
+            if sync_dist and not rank_zero_only:
+                reduced.append(values)
+            super().log_dict(values, sync_dist=sync_dist, rank_zero_only=rank_zero_only, **kwargs)
+
+    fit(text_file, Recording(TINY, schedule="constant"), trainer={"val_check_interval": 2})
+    (values,) = reduced[:1]
+    assert type(values["step"]) is float
+    assert {k for k, v in values.items() if isinstance(v, torch.Tensor)} == {
+        "val/loss",
+        "val/perplexity",
+    }
+
+
+def test_a_fused_step_would_clip_scaled_gradients(text_file):
+    scaled = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    with pytest.raises(UserError, match="fused true would clip scaled gradients in 16-mixed"):
+        fit(text_file, GPTModule(TINY, fused=True, compile=False), trainer={"plugins": [scaled]})
+    module, _, _ = fit(text_file, eager(), trainer={"plugins": [scaled], "max_steps": 1})
+    assert module.trainer.optimizers[0].param_groups[0]["fused"] is None
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_resume_with_another_fused_is_the_same_run(fused, text_file, tmp_path):
+    trainer = {"max_steps": 2, "plugins": [DurableCheckpointIO()]}
+    first = GPTModule(TINY, schedule="constant", fused=not fused)
+    _, loop, _ = fit(text_file, first, trainer=trainer)
+    path = tmp_path / "step.ckpt"
+    loop.save_checkpoint(path)
+    other = GPTModule(TINY, schedule="constant", fused=fused)
+    _, loop, rows = fit(text_file, other, trainer=trainer | {"max_steps": 4}, ckpt_path=path)
+    (state, *_) = loop.optimizers[0].state.values()
+    assert (state["step"].device.type, int(state["step"])) == ("cpu", 4)
+    assert loop.optimizers[0].param_groups[0]["fused"] is (fused or None)
+    _, _, straight = fit(text_file, GPTModule(TINY, schedule="constant", fused=not fused))
+    assert rows[-1]["train/loss"] == pytest.approx(straight[-1]["train/loss"], rel=1e-6)
+
+
+def test_the_collector_leaves_out_what_the_first_step_has_made(text_file):
+    counts = []
+
+    class Counting(GPTModule):
+        def on_train_batch_start(self, batch, batch_idx):
+            super().on_train_batch_start(batch, batch_idx)
+            counts.append(gc.get_freeze_count())
+
+    gc.unfreeze()
+    before = gc.get_freeze_count()
+    fit(text_file, Counting(TINY, schedule="constant"))
+    assert counts[0] == before
+    assert counts[1] >= counts[3] > 10_000  # frozen once; frozen objects may still die
+    assert gc.get_freeze_count() == before
+
+
+@pytest.mark.parametrize(
+    ("config", "precision", "problem"),
+    [
+        (
+            {"attention": "cudnn"},
+            "32-true",
+            "cudnn on cpu in 32-true with dropout 0 and 16 chan",
+        ),
+        ({"attention": "flash", "dropout": 0.1}, "32-true", "do not support non-zero dropout"),
+        ({"residual": "bfloat16"}, "32-true", "residual bfloat16 has no meaning in 32-true"),
+    ],
+)
+def test_a_model_that_this_device_cannot_compute_is_an_error(config, precision, problem, text_file):
+    module = GPTModule(dataclasses.replace(TINY, **config), compile=False)
+    with pytest.raises(UserError, match=problem):
+        fit(text_file, module, trainer={"precision": precision})
+
+
+@pytest.mark.parametrize(
+    ("config", "compiled", "precision", "kernel"),
+    [
+        ({}, False, "32-true", "flash"),
+        ({"dropout": 0.1}, False, "32-true", "math"),
+        ({"attention": "naive"}, False, "32-true", "naive"),
+        ({}, True, "bf16-mixed", "naive"),  # short, and compiled for a CPU
+        ({"attention": "flash"}, True, "bf16-mixed", "flash"),
+    ],
+)
+def test_the_attention_kernel_of_a_run_is_known(config, compiled, precision, kernel, text_file):
+    module = GPTModule(dataclasses.replace(TINY, **config), compile=compiled, schedule="constant")
+    module.trainer = L.Trainer(accelerator="cpu", precision=precision, logger=False, max_steps=1)
+    module.trainer.state.fn = "fit"
+    module.config = dataclasses.replace(module.config, vocab_size=64)
+    module.configure_model()
+    assert module.attention_kernel == kernel
+
+
+def test_gradients_are_views_of_the_buckets_of_ddp():
+    trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp", logger=False)
+    assert trainer.strategy._ddp_kwargs == {"gradient_as_bucket_view": True}
+    plain = DDPStrategy(gradient_as_bucket_view=False)
+    trainer = Trainer(accelerator="cpu", devices=2, strategy=plain, logger=False)
+    assert trainer.strategy._ddp_kwargs == {"gradient_as_bucket_view": False}

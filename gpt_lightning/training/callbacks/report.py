@@ -42,6 +42,7 @@ class RunReport(L.Callback):
             "device": f"{device_name(trainer.strategy.root_device)} x {W}",
             "precision": f"{trainer.precision}, float32 products: {products}",
             "compile": f"{'on' if compiled else 'off'} ({why}){waits}",
+            "attention": f"{config.attention}: {module.attention_kernel}",
             "model": f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} wide, "
             f"vocabulary {config.vocab_size:,}: {module.model.num_params():,} parameters",
             "optimizer": f"{settings.optimizer}, learning rate {settings.learning_rate:g} "
@@ -177,6 +178,7 @@ def run_hyperparameters(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]
         **{f"model/{key}": value for key, value in hyperparameters.pop("config").items()},
         **hyperparameters,
         "precision": str(trainer.precision),
+        "attention_kernel": module.attention_kernel,
         "batch_size": data.settings.batch_size,
         "accumulate": trainer.accumulate_grad_batches,
         "ranks": trainer.world_size,

@@ -1,0 +1,81 @@
+"""The kernels of attention: each computes the definition, and the one that runs is named."""
+
+import pytest
+import torch
+
+from gpt_lightning.model.attention import (
+    ATTENTION,
+    FUSED,
+    NoKernelError,
+    find_kernel,
+    graph_nodes,
+    naive_attention,
+)
+from gpt_lightning.model.cpu_kernels import KERNELS
+from gpt_lightning.model.gpt import GPTConfig
+
+
+def qkv(T: int, S: int) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(2, 3, n, 16, requires_grad=True) for n in (T, S, S)]
+
+
+def test_a_config_may_name_each_kernel():
+    for name in ATTENTION:
+        assert GPTConfig(attention=name).attention == name
+    assert set(KERNELS) == set(ATTENTION) == {"auto", "sdpa", "naive", "chunked", *FUSED}
+
+
+@pytest.mark.parametrize("name", ["auto", "sdpa", "flash"])
+def test_kernels_of_a_cpu_compute_the_definition(name):
+    inputs = qkv(40, 40)
+    out, plain = ATTENTION[name](*inputs, 0.0), naive_attention(*inputs, 0.0)
+    torch.testing.assert_close(out, plain, rtol=1e-5, atol=1e-6)
+    gradients = (torch.autograd.grad(y.square().sum(), inputs) for y in (out, plain))
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", list(FUSED))
+def test_a_single_query_takes_any_kernel(name):
+    """A cached token has S keys of each length, and cuDNN would plan for each of them."""
+    inputs = qkv(1, 7)
+    expected = naive_attention(*inputs, 0.0)
+    torch.testing.assert_close(ATTENTION[name](*inputs, 0.0), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "dropout_p", "kernel"),
+    [("sdpa", 0.0, "flash"), ("flash", 0.0, "flash"), ("sdpa", 0.1, "math")],
+)
+def test_the_kernel_that_runs_is_named(name, dropout_p, kernel):
+    assert find_kernel(ATTENTION[name], torch.zeros(1), 32, dropout_p) == kernel
+
+
+@pytest.mark.parametrize(
+    ("name", "dropout_p", "reason"),
+    [
+        ("flash", 0.1, "do not support non-zero dropout"),
+        ("cudnn", 0.0, "(?i)no viable backend|no available kernel"),
+        ("efficient", 0.0, "(?i)no viable backend|no available kernel"),
+    ],
+)
+def test_a_kernel_that_does_not_run_is_an_error_with_the_reason(name, dropout_p, reason):
+    with pytest.raises(NoKernelError, match=reason):
+        find_kernel(ATTENTION[name], torch.zeros(1), 32, dropout_p)
+
+
+@pytest.mark.parametrize("kernel", list(FUSED))
+def test_a_kernel_is_known_by_its_node(kernel, monkeypatch):
+    """The names of PyTorch's nodes, of which a CPU has one."""
+    node = f"ScaledDotProduct{FUSED[kernel][1]}Backward0"
+    monkeypatch.setattr("gpt_lightning.model.attention.graph_nodes", lambda call: {"Other", node})
+    assert find_kernel(naive_attention, torch.zeros(1), 32, 0.0) == kernel
+
+
+def test_other_errors_are_not_a_lack_of_kernels():
+    def broken() -> torch.Tensor:
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        graph_nodes(broken)
