@@ -1,4 +1,6 @@
-"""Devices and precisions for which compilation is on by default."""
+"""Where compilation is on by default, what it covers, and that it is one graph."""
+
+import dataclasses
 
 import pytest
 import torch
@@ -134,3 +136,31 @@ def test_each_scope_computes_the_same_model(scope, monkeypatch):
     greedy = [generate(either, prompt, 5, temperature=0.0) for either in (plain, model)]
     assert torch.equal(*greedy)
     compilation.compiled_head.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dropout": 0.1},
+        {"dropout": 0.1, "attention": "naive"},
+        {"attention": "flash"},
+        {"attention": "chunked"},
+        {"loss_chunk": 5},
+        {"checkpointing": True},
+        {"residual": "bfloat16"},
+        {"bias": False, "activation": "gelu"},
+    ],
+    ids=lambda settings: " ".join(f"{k}={v}" for k, v in settings.items()),
+)
+@pytest.mark.parametrize(
+    "autocast", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["bf16", "fp32"]
+)
+def test_forward_and_loss_are_one_graph(settings, autocast):
+    torch.compiler.reset()
+    model = GPT(dataclasses.replace(TINY, n_layer=1, vocab_size=64, **settings))
+    model.compile(backend="eager", fullgraph=True)  # raises at a graph break
+    idx = torch.randint(0, 64, (2, 16))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = model(idx, idx)
+    loss.backward()
+    assert loss.isfinite()
