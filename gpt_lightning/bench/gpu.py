@@ -64,6 +64,7 @@ class GPURow:
     peak_memory_gib: float | None = column("memory GiB", ",.1f")
     graphs: int | None = column("graphs", "d")
     matmul_precision: str = column("float32 products", default="", console=False)
+    attention: str = column("attention", default="", console=False)
     options: str = column("options", default="", console=False)
     date: str = column("date", default="", console=False)
 
@@ -206,7 +207,7 @@ def train_ours(
         step: Shape of a step.
 
     Returns:
-        Median milliseconds of a step, stalls, and number of graphs.
+        Median milliseconds of a step, stalls, number of graphs, and attention kernel.
     """
     micro_batch = fit_run.batch_options(config, fit_run.step_of(config), step.batch_size)
     vocab_size = config.model.config.vocab_size
@@ -218,7 +219,12 @@ def train_ours(
             [*argv, "--trainer.logger=false", "--model.warmup_steps=0"], Path(folder)
         )
     graphs = training_step.compiled_graphs() - graphs
-    return {"step_ms": speed.step_ms, "note": fit_run.stall_note(speed), "graphs": graphs}
+    return {
+        "step_ms": speed.step_ms,
+        "note": fit_run.stall_note(speed),
+        "graphs": graphs,
+        "attention": speed.attention,
+    }
 
 
 def train_theirs(

@@ -63,6 +63,7 @@ class SizeRow(training_step.ModelRow):
     speedup: float | None = column("over fp32", ".2f")
     peak_memory_gib: float | None = column("memory GiB", ",.2f")
     matmul_precision: str = column("matmul", default="", console=False)
+    attention: str = column("attention", default="", console=False)
 
 
 CONFIGURED = ("device", "compile", "size", "batch", "context", "model", "optimizer", "warmup")
@@ -133,6 +134,7 @@ def measure_size(row: SizeRow, shape: list[int], steps: int) -> dict[str, Any]:
         "first_step_ms": first["total"],
         "graphs": training_step.checked_graphs(row.compile, graphs),
         "matmul_precision": torch.get_float32_matmul_precision(),
+        "attention": training_step.kernel_of(model, device, row.dtype, row.context),
         "peak_memory_gib": training_step.peak_memory_gib(device),
         **training_step.rates(model, device, row.dtype, tokens_per_sec, row.context),
     }

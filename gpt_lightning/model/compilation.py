@@ -7,7 +7,7 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch._functorch.config
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils._triton import has_triton
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.model.gpt import GPT
+from gpt_lightning.model.attention import find_kernel, naive_is_faster
+from gpt_lightning.model.gpt import GPT, Block
 
 
 def should_compile(device: str, precision: str) -> tuple[bool, str]:
@@ -73,6 +74,32 @@ def compile_in_place(
         model.__class__ = BlockwiseGPT
     else:
         model.compile()
+
+
+def attention_kernel(model: GPT, device: torch.device, T: int, dropout_p: float) -> str:
+    """Return the attention kernel that runs on a device, in autocast's dtype where that is on.
+
+    Args:
+        model: The model, compiled or not, on any device.
+        device: Device that it runs on.
+        T: Tokens of a sequence.
+        dropout_p: Dropout of the attention weights; 0 in evaluations.
+
+    Returns:
+        naive, chunked, flash, cudnn or efficient; math for PyTorch's products without a kernel.
+
+    Raises:
+        NoKernelError: PyTorch has no such kernel here; the message has its reasons.
+    """
+    config = model.config
+    auto_on_cpu = config.attention == "auto" and device.type == "cpu" and is_compiled(model)
+    if auto_on_cpu and naive_is_faster(T, dropout_p):
+        return "naive"
+    if config.attention in ("naive", "chunked"):
+        return config.attention
+    attention = cast(Block, model.transformer.h[0]).attn.attention
+    like = torch.empty(0, dtype=model.lm_head.weight.dtype, device=device)
+    return find_kernel(attention, like, config.n_embd // config.n_head, dropout_p)
 
 
 def check_cuda_graphs() -> None:

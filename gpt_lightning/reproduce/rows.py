@@ -79,6 +79,7 @@ class RungRow:
     mfu: float | None = column("MFU", ".1%", 6)
     peak_tflops: float | None = column("of TFLOP/s", ".4g")
     peak_memory_gib: float | None = column("memory GiB", ".2f")
+    attention: str = column("attention", default="")
     speedup: float | None = column("speed-up", ".2f")
     fp32_speedup: float | None = column("over fp32", ".2f")
     published_first_step_ms: float | None = column("their first ms", ",.0f")

@@ -1,6 +1,7 @@
 """Run the rungs of a case through `fit` and compare each loss with the published one."""
 
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -173,15 +174,15 @@ class CaseRun:
 
     def _speeds(
         self, rung: Rung, published: Published, timings: RunTimings | None
-    ) -> dict[str, float | None]:
-        """Return the speed columns, those of ours only with timings.
+    ) -> dict[str, Any]:
+        """Return the columns of speed and kernel, those of ours only with timings.
 
         Speed-ups are over the rung before it in the published table, which has no rungs without
         published times, and over the rung in float32.
         """
         mine = None if timings is None else timings.tokens_per_sec
         theirs, mfu, _ = published_speed(self.case, rung, published)
-        columns = {
+        columns: dict[str, Any] = {
             "published_first_step_ms": published.first_step_ms,
             "published_step_ms": published.step_ms,
             "published_tokens_per_sec": theirs,
@@ -200,6 +201,7 @@ class CaseRun:
         if timings is None:
             return columns
         return columns | {
+            "attention": timings.attention,
             "first_step_ms": timings.first_step_ms,
             "step_ms": timings.step_ms,
             "tokens_per_sec": mine,

@@ -1,7 +1,6 @@
 """BuildModule: make a GPT for the data of a run, and compile it for the run's device."""
 
 import dataclasses
-from typing import cast
 
 import lightning as L
 import torch
@@ -9,14 +8,15 @@ import torch
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import keep_freed_memory, memory_gib
 from gpt_lightning.model import flops
-from gpt_lightning.model.attention import NoKernelError, find_kernel, naive_is_faster
+from gpt_lightning.model.attention import NoKernelError
 from gpt_lightning.model.compilation import (
+    attention_kernel,
     check_cuda_graphs,
     compile_in_place,
     is_compiled,
     should_compile,
 )
-from gpt_lightning.model.gpt import GPT, Block, GPTConfig
+from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.runs.checkpoint import initial_weights
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training.datamodule import token_data
@@ -125,25 +125,16 @@ class BuildModule(L.LightningModule):
 
     def _find_kernel(self, dropout_p: float) -> str:
         """Return the attention kernel of this run; raise if there is none."""
-        config, data = self.config, token_data(self.trainer)
+        config, data, trainer = self.config, token_data(self.trainer), self.trainer
         T = config.block_size if data is None else data.block_size
-        auto_on_cpu = config.attention == "auto" and self._device_type == "cpu" and self.compiles[0]
-        if auto_on_cpu and naive_is_faster(T, dropout_p):
-            return "naive"
-        if config.attention in ("naive", "chunked"):
-            return config.attention
-        attention = cast(Block, self.model.transformer.h[0]).attn
-        hs = config.n_embd // config.n_head
         try:
-            with self.trainer.precision_plugin.forward_context():
-                dtype, device = self.model.lm_head.weight.dtype, self.trainer.strategy.root_device
-                like = torch.empty(0, dtype=dtype, device=device)
-                return find_kernel(attention.attention, like, hs, dropout_p)
+            with trainer.precision_plugin.forward_context():
+                return attention_kernel(self.model, trainer.strategy.root_device, T, dropout_p)
         except NoKernelError as error:
             raise UserError(
                 f"model.config.attention {config.attention} on {self._device_type} in "
-                f"{self.trainer.precision} with dropout {dropout_p:g} and {hs} channels per "
-                f"head: {error} Set it to auto"
+                f"{trainer.precision} with dropout {dropout_p:g} and "
+                f"{config.n_embd // config.n_head} channels per head: {error} Set it to auto"
             ) from error
 
     @property

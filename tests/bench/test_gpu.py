@@ -103,7 +103,7 @@ def test_targets_are_of_a_chip_and_of_ours(name, size, target, monkeypatch):
 
 
 class Speed:
-    step_ms, stalls = 5.0, 0
+    step_ms, stalls, attention = 5.0, 0, "cudnn"
 
 
 def test_ours_gets_a_micro_batch_that_fits_with_the_same_tokens(monkeypatch):
@@ -123,7 +123,7 @@ def test_ours_gets_a_micro_batch_that_fits_with_the_same_tokens(monkeypatch):
     row = measure("ours", fit_options=[*TINY, "--data.batch_size=4"])
     assert asked == [(4, 2, 256), (2, 4, 256), (1, 8, 256)]
     assert peaks == [0, 1, 2]  # the peak is not that of a try that failed
-    assert (row["batch"], row["accumulate"]) == (1, 8)
+    assert (row["batch"], row["accumulate"], row["attention"]) == (1, 8, "cudnn")
     assert row["tokens_per_sec"] == pytest.approx(256 / 5.0 * 1e3)
     asked.clear()
     row = measure(

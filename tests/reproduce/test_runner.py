@@ -132,7 +132,7 @@ def test_their_columns_are_there_without_ours_and_over_the_rung_in_float32():
     assert speeds["published_step_ms"] == pytest.approx(142.0, abs=0.1)
     assert speeds["published_speedup"] == pytest.approx(1.62, abs=0.005)
     assert speeds["published_fp32_speedup"] == pytest.approx(763.2 / 142.0, rel=1e-3)
-    assert not {"step_ms", "tokens_per_sec", "mfu", "peak_memory_gib"} & speeds.keys()
+    assert not {"attention", "step_ms", "tokens_per_sec", "mfu", "peak_memory_gib"} & speeds.keys()
     assert speeds["fp32_speedup"] is None
     timings = RunTimings(CPU, 6, {}, tokens_per_sec=700.0, mfu=0.3)
     speeds = run._speeds(bf16, published, timings)

@@ -16,6 +16,7 @@ from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.hardware.device import keep_freed_memory
 from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
 from gpt_lightning.model import flops
+from gpt_lightning.model.compilation import attention_kernel
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.reports.tables import Row, column
 from gpt_lightning.training import optim
@@ -124,6 +125,14 @@ def make_subject(model: str, shape: list[int], context: int) -> GPT | CourseMode
     """Make a model, one of options.MODELS, of (layers, heads, width)."""
     config = make_config(shape, context)
     return GPT(config) if model == "gpt2" else CourseModel(config)
+
+
+def kernel_of(model: nn.Module, device: torch.device, dtype: str, context: int) -> str:
+    """Return the attention kernel of a GPT; empty for another model."""
+    if not isinstance(model, GPT):
+        return ""
+    with autocast(dtype, device):
+        return attention_kernel(model, device, context, model.config.dropout)
 
 
 def random_batch(

@@ -64,6 +64,7 @@ class RunTimings:
         early_ms: Mean of the steps 10 to 50, counted from the session's first.
         drift: Median of the last tenth of the steps over that of the first, less 1.
         cpu_s: User and system CPU seconds of this process.
+        attention: Attention kernel that ran.
     """
 
     device: torch.device
@@ -78,6 +79,7 @@ class RunTimings:
     early_ms: float | None = None
     drift: float | None = None
     cpu_s: tuple[float, float] = (0.0, 0.0)
+    attention: str = ""
 
 
 class RunRecorder(L.Callback):
@@ -153,6 +155,7 @@ class RunRecorder(L.Callback):
             without_stalls(timed, median_s(timed)) if self.each_step else monitor.steps()
         )
         self.speed.stalls = len(stalls)
+        self.speed.attention = pl_module.attention_kernel
         now, tenth = os.times(), len(steps) // 10
         self.speed.cpu_s = now.user - self._cpu.user, now.system - self._cpu.system
         warmup = 1 if self.each_step else monitor.warmup_steps
