@@ -160,9 +160,11 @@ def program(name: str = "gpt-lightning") -> str:
     """Return the word that starts a program of this installation when typed into this shell.
 
     The name alone if PATH leads to it; else its path, relative where it is below the working
-    directory (`.venv/bin/gpt-lightning`).
+    directory (`.venv/bin/gpt-lightning`), or `python -m gpt_lightning` where it is not installed.
     """
     ours, found = Path(sys.executable).parent / name, shutil.which(name)
+    if name == "gpt-lightning" and found is None and not ours.exists():
+        return f"{shlex.quote(sys.executable)} -m gpt_lightning"
     if not ours.exists() or (found is not None and ours.samefile(found)):
         return name
     relative = os.path.relpath(ours)

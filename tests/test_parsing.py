@@ -80,3 +80,7 @@ def test_a_program_is_named_as_it_works(monkeypatch, tmp_path):
     assert program() == str(ours)
     monkeypatch.setenv("PATH", f"{ours.parent}{os.pathsep}{os.environ['PATH']}")
     assert program() == "gpt-lightning"
+    monkeypatch.setattr(sys, "executable", "/usr/bin/no-python")  # the package is on PYTHONPATH
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert program() == "/usr/bin/no-python -m gpt_lightning"
+    assert program("tensorboard") == "tensorboard"

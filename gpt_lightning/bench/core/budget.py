@@ -222,7 +222,9 @@ def parts_table(
         span_ms: Time of a profiled step.
         least: Floors of the parts in milliseconds.
     """
-    parts = {part: [w for w in works if w.part == part] for part in (*least, "other")}
+    parts: dict[str, list[Work]] = {part: [] for part in (*least, "other")}
+    for work in works:
+        parts[work.part].append(work)
     times = {part: traces.total_ms(found) / steps for part, found in parts.items()}
     times |= {"idle": span_ms - sum(times.values()), "step": span_ms}
     floor = least | {"step": sum(least.values())}
