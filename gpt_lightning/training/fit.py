@@ -3,6 +3,7 @@
 import logging
 import warnings
 from collections.abc import Callable
+from contextvars import copy_context
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -303,7 +304,9 @@ def run_cli(
     set_parsing_settings(docstring_parse_attribute_docstrings=wants_help)
     quiet_lightning()
     try:
-        return GPTCLI(
+        # jsonargparse keeps its last parser in a context variable, and the parser the model
+        return copy_context().run(
+            GPTCLI,
             GPTModule,
             TokenDataModule,
             trainer_class=Trainer,

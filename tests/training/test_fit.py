@@ -1,7 +1,9 @@
 """The parts of the fit command that need no run: who writes config.yaml, and ends of a command."""
 
+import gc
 import json
 import shutil
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +18,7 @@ from gpt_lightning.errors import MemoryExhaustedError, PeerError, UserError
 from gpt_lightning.runs import fetch
 from gpt_lightning.training import fit, memory_advice
 from gpt_lightning.training.fit import GPTCLI, SaveConfig, run_cli
+from gpt_lightning.training.module import GPTModule
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
@@ -95,3 +98,17 @@ def test_a_run_takes_a_number_that_is_free_here_and_in_the_folder_of_copies(own_
         newest = [max(path.name for path in folder.glob("version_*")) for folder in runs]
         assert newest == [f"version_{number}"] * 2
         shutil.rmtree("lightning_logs")
+
+
+def test_the_model_of_a_run_that_failed_is_freed_for_the_next_one(own_folder, monkeypatch):
+    models = []
+
+    def training_step(self, *args):
+        models.append(weakref.ref(self.model))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(GPTModule, "training_step", training_step)
+    with pytest.raises(MemoryExhaustedError):
+        run_cli(["fit", *TINY_RUN, "--trainer.max_steps=1"], callbacks=[])
+    gc.collect()
+    assert models[0]() is None
