@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from gpt_lightning.bench import ladder
-from gpt_lightning.bench.core import fit_run
+from gpt_lightning.bench.core import fit_run, sweep
 from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core.worker import call, failure
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import Peak
 
@@ -25,6 +26,14 @@ TINY = [
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ladder, "best_peak", lambda device: Peak(1e11, "a peak", "a test"))
+    monkeypatch.setattr(sweep, "isolated", in_this_process)
+
+
+def in_this_process(address, configuration, timeout_s):
+    try:
+        return {"status": "ok", "note": "", **call(ladder.measure_rung, configuration)}
+    except Exception as error:
+        return failure(error)
 
 
 def results() -> dict:
@@ -35,7 +44,8 @@ def results() -> dict:
 @pytest.mark.slow
 def test_every_rung_is_a_row_with_a_rate(capsys):
     assert main(["bench", "ladder", "--rungs", "fp32,tf32,flash", "--steps", "2", *TINY]) == 0
-    rows = results()["ladder"]
+    rows = results()["rows"]
+    assert {row["device"] for row in rows} == {"cpu"}
     assert [(row["rung"], row["status"]) for row in rows] == [
         ("fp32", "ok"),
         ("tf32", "skipped"),  # on a CPU
@@ -58,8 +68,7 @@ def test_every_rung_is_a_row_with_a_rate(capsys):
 
 def test_a_rung_has_the_settings_of_all_before_it(monkeypatch):
     seen = []
-    monkeypatch.setattr(ladder.Ladder, "_write", lambda self: None)
-
+    monkeypatch.setattr(ladder, "plot_bars", lambda *args: None)
     run = fit_run.training.run_cli
 
     def pretend(argv, callbacks=None, folder=None):
@@ -86,9 +95,28 @@ def test_a_rung_that_fails_is_a_row_and_the_ladder_goes_on(monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: 1 / 0)
     assert main(["bench", "ladder", "--rungs", "compile", "--steps", "1", *TINY]) == 1
     assert torch.nn.Module.compile is not compile_model
-    (row,) = results()["ladder"]
-    assert (row["status"], row["tokens_per_sec"]) == ("failed", None)
+    (row,) = results()["rows"]
+    assert (row["status"], row["tokens_per_sec"]) == ("error", None)
     assert row["note"].startswith("ZeroDivisionError")
+
+
+def test_a_rung_stands_beside_the_first_and_the_one_before_it(monkeypatch):
+    rates = {"fp32": (100.0, 1.0), "bf16": (300.0, 2.0), "flash": (600.0, 2.0)}
+
+    def isolated(address, configuration, timeout_s):
+        if configuration["rung"] == "compile":
+            return {"status": "error", "note": "planted"}
+        rate, peak = rates[configuration["rung"]]
+        numbers = {"tokens_per_sec": rate, "mfu": 0.2, "peak_tflops_per_sec": peak}
+        return {"status": "ok", "note": "", **numbers}
+
+    monkeypatch.setattr(sweep, "isolated", isolated)
+    assert main(["bench", "ladder", "--rungs", "fp32,bf16,compile,flash", *TINY]) == 1
+    first, bf16, failed, flash = results()["rows"]
+    assert (first["mfu"], first["speedup"]) == (0.2, None)
+    assert (bf16["mfu"], bf16["speedup"], bf16["speedup_in_all"]) == (0.4, 3.0, 3.0)
+    assert failed["speedup"] is None
+    assert (flash["mfu"], flash["speedup"], flash["speedup_in_all"]) == (0.4, 2.0, 6.0)
 
 
 @pytest.mark.parametrize(
