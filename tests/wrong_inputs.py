@@ -137,8 +137,8 @@ FOUND = [
         "model.config.vocab_size is 10, but data/text-char has 15 tokens: set it to",
     ),
     (
-        "fit --config tiny.yaml --model.config.attention flash",
-        "model.config.attention is 'flash'; expected auto, sdpa, naive",
+        "fit --config tiny.yaml --model.config.attention flsh",
+        "model.config.attention is 'flsh'; expected auto, sdpa, flash, cudnn, efficient, naive, chu",
     ),
     (
         "fit --config tiny.yaml --data.text_file null --data.text_file missing.txt",
