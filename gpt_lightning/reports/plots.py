@@ -1,5 +1,6 @@
 """Pictures of results."""
 
+import textwrap
 from collections.abc import Sequence
 from math import nan
 from pathlib import Path
@@ -10,6 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 WIDTH_IN, DPI = 10.0, 120
 LOSSES_WIDTH_IN = 7.2  # its text stays legible at the width of a README
+LOSSES_COLUMNS = 64  # characters of a title's line
 
 
 def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
@@ -43,7 +45,7 @@ def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
         )
     losses.plot([], [], color="0.3", label="line: ours")  # what line and circle stand for
     losses.plot([], [], ls="", marker="o", mfc="none", mec="0.3", label="circle: published")
-    losses.set(ylabel="loss (nats per token)", title=title)
+    losses.set(ylabel="loss (nats per token)", title=textwrap.fill(title, LOSSES_COLUMNS))
     losses.legend(ncols=1 if len(series) <= 2 else 2)
     differences.set(ylabel="difference (nats)", xlabel="optimizer step", yscale="log")
     differences.set_title("absolute difference; dashed: tolerance", fontsize="medium")
