@@ -135,7 +135,8 @@ def find_kernel(attention: AttentionFn, like: Tensor, hs: int, dropout_p: float)
         NoKernelError: PyTorch has no such kernel here.
     """
     q, k, v = like.new_zeros(3, 1, 1, 128, hs).requires_grad_()  # 3 x (B, nh, T, hs)
-    nodes = graph_nodes(lambda: attention(q, k, v, dropout_p))
+    with torch.random.fork_rng(devices=[]):  # a CPU's dropout draws from the run's numbers
+        nodes = graph_nodes(lambda: attention(q, k, v, dropout_p))
     found = (kernel for kernel, (_, node) in FUSED.items() if any(node in name for name in nodes))
     return next(found, "math")
 

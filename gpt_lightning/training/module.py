@@ -114,7 +114,6 @@ class GPTModule(EvaluationModule):
         seed_device(self.device, optim.mix(*place))
         if self._last_loss is not None and not self._frozen:
             # what the first step has made stays: later collections need not look at it again
-            gc.collect()
             gc.freeze()
             self._frozen = True
 

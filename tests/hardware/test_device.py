@@ -1,8 +1,10 @@
 """A process keeps the memory that it has freed."""
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -171,3 +173,18 @@ def test_the_memory_of_the_machine_is_the_kernels():
     with open("/proc/meminfo") as file:
         kib = int(file.readline().split()[1])  # MemTotal
     assert devices.memory_gib() == pytest.approx(kib / 2**20, rel=1e-3)
+
+
+def test_memory_of_a_run_that_ended_with_an_error_is_freed():
+    """GPTModule freezes what exists after its first step, so that no collection would see it."""
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.self = self
+
+    dead = weakref.ref(Cycle())
+    gc.freeze()
+    gc.collect()
+    assert dead() is not None
+    devices.free_memory()
+    assert dead() is None

@@ -16,7 +16,6 @@ from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware import device as devices
 from gpt_lightning.hardware.peak_measure import measure_peak
-from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.hardware.precision import check_accelerator
 from gpt_lightning.model.generate import can_pack
 from gpt_lightning.model.gpt import GPTConfig
@@ -203,14 +202,13 @@ def test_the_largest_batch_of_a_mac_has_no_limit(mac, in_process, monkeypatch):
 
 
 def test_the_ladder_has_a_batch_for_a_mac_and_skips_tf32(mac, monkeypatch):
-    monkeypatch.setattr(ladder, "best_peak", lambda device: Peak(1e12, "a chip", "https://x"))
-    subject = ladder.Ladder(None, 1, [], [])
-    assert {"--data.batch_size=4", "--data.block_size=1024"} <= set(subject._arguments)
+    device, arguments = ladder.arguments_of("bf16", None, 1, [])
+    assert device == "mps"
+    assert {"--data.batch_size=4", "--data.block_size=1024"} <= set(arguments)
+    assert "--model.matmul_precision=high" not in arguments
     monkeypatch.setattr(ladder.fit_run, "timed_fit", lambda *args: pytest.fail("no such rung"))
-    tf32, bf16 = (rung for rung in ladder.RUNGS if rung.name in ("tf32", "bf16"))
-    row = subject.measure(tf32)
-    assert (row.status, row.note) == ("skipped", "no effect on mps")
-    assert "--model.matmul_precision=high" not in subject.settings(bf16)
+    with pytest.raises(SkippedError, match="no effect on mps"):
+        ladder.measure_rung(ladder.LadderRow("mps", "tf32"), None, 1, [])
 
 
 # ---- functions -----------------------------------------------------------------------------------

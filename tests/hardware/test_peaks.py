@@ -242,6 +242,7 @@ def test_mps_name_from_the_systems_tools(monkeypatch: pytest.MonkeyPatch) -> Non
         return subprocess.CompletedProcess(command, 0, stdout=answers[command[0]])
 
     monkeypatch.setattr(subprocess, "run", run)
+    peaks._apple_gpu_name.cache_clear()
     assert device_name(torch.device("mps")) == "Apple M2 Max, 38 GPU cores"
     peaks._apple_gpu_name.cache_clear()
     gpus[0].pop("sppci_cores")  # as in a virtual machine

@@ -12,7 +12,11 @@ import torch.nn.functional as F
 
 from gpt_lightning.model import attention, cpu_kernels, gpt
 from gpt_lightning.model.attention import chunked_attention, naive_attention, sdpa_attention
-from gpt_lightning.model.compilation import compile_in_place, recompute_in_backward
+from gpt_lightning.model.compilation import (
+    compile_in_place,
+    compiled_head,
+    recompute_in_backward,
+)
 from gpt_lightning.model.cpu_kernels import (
     DeterministicEmbedding,
     ExactGELU,
@@ -135,15 +139,17 @@ def test_compiled_it_is_the_same_model(activation, bf16, vocab_size, rtol, atol)
         torch.testing.assert_close(p.grad, q.grad, rtol=rtol, atol=atol)
 
 
+@pytest.mark.parametrize("scope", ["model", "block"])
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_with_hashed_dropout_the_gradient_is_the_derivative(backend):
+def test_with_hashed_dropout_the_gradient_is_the_derivative(backend, scope, monkeypatch):
     """Compare with finite differences: a backward with other masks would be far off."""
     torch.compiler.reset()
-    recompute_in_backward()
+    compiled_head.cache_clear()
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compiler(f, backend=backend))
     torch.manual_seed(0)
     model = GPT(dataclasses.replace(CONFIG, dropout=0.5))
-    install(model)
-    model.compile(backend=backend)
+    compile_in_place(model, "cpu", scope)
     idx = torch.randint(11, (3, 8))
 
     def loss() -> torch.Tensor:

@@ -55,8 +55,8 @@ def test_a_lack_of_memory_is_one_line_about_the_subcommand(monkeypatch):
 
 
 def test_a_failed_compilation_a_lost_rank_and_a_defect_differ(monkeypatch):
-    compilation = InternalTorchDynamoError("g++ failed\nmore lines")
-    with pytest.raises(UserError, match=r"\(InternalTorchDynamoError: g\+\+ failed\): set"):
+    compilation = InternalTorchDynamoError("g++ failed\n\n  in a file\nmore lines")
+    with pytest.raises(UserError, match=r"\(InternalTorchDynamoError: g\+\+ failed in a file\): s"):
         ended(monkeypatch, compilation)
     lost = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
     with pytest.raises(PeerError, match="the connection to another rank is lost"):

@@ -1,10 +1,12 @@
-"""Trains on two ranks over gloo, and prints the reads of tensors of rank 0 as a line of JSON.
+"""Trains on two ranks over gloo, and prints reads and weights of rank 0 as a line of JSON.
 
-    python tests/training/two_ranks.py TEXT_FILE
+    python tests/training/two_ranks.py TEXT_FILE [copied]
 
-A CPU stands for a GPU, as in test_stalls.py: each read would wait for all work of the device.
+With `copied`, DDP copies gradients from its buckets; without, they are views of the buckets. A CPU
+stands for a GPU, as in test_stalls.py: each read would wait for all work of the device.
 """
 
+import hashlib
 import json
 import sys
 import traceback
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import DDPStrategy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt_lightning.model.gpt import GPTConfig
@@ -44,14 +47,14 @@ class Reads(TorchDispatchMode, L.Callback):
         return func(*args, **(kwargs or {}))
 
 
-def main(text_file: str) -> None:
+def main(text_file: str, views: bool) -> None:
     optim.DEFERRED_ON = {"cpu"}
     L.seed_everything(1337, verbose=False)
     reads, folder = Reads(), str(Path(text_file).parent)
     trainer = L.Trainer(
         accelerator="cpu",
         devices=2,
-        strategy="ddp",
+        strategy=DDPStrategy(gradient_as_bucket_view=views),
         max_steps=STEPS,
         accumulate_grad_batches=ACCUMULATE,
         gradient_clip_val=1.0,
@@ -69,11 +72,14 @@ def main(text_file: str) -> None:
         text_file=text_file, data_dir=folder, batch_size=2, block_size=16, tokenizer="char"
     )
     with reads:
-        trainer.fit(GPTModule(TINY, schedule="constant", compile=False), data)
+        module = GPTModule(TINY, schedule="constant", compile=False)
+        trainer.fit(module, data)
     if trainer.is_global_zero:
-        print(json.dumps(reads.found))
+        weights = torch.nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
+        digest = hashlib.sha256(weights.tobytes()).hexdigest()
+        print(json.dumps({"reads": reads.found, "weights": digest}))
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    main(sys.argv[1])
+    main(sys.argv[1], "copied" not in sys.argv)

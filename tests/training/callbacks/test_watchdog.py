@@ -1,5 +1,6 @@
 """Watchdog over a main thread that pretends to hang."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -44,6 +45,7 @@ def watchdog():
         made[0].setup(SimpleNamespace(world_size=world_size, global_rank=0), None, "fit")
         return made[0]
 
+    gc.collect()  # files that earlier tests have left open
     before, files = signal.signal(signal.SIGTERM, lambda *args: None), len(os.listdir("/dev/fd"))
     yield make
     made[0].teardown()

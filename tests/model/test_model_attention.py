@@ -65,6 +65,13 @@ def test_a_kernel_that_does_not_run_is_an_error_with_the_reason(name, dropout_p,
         find_kernel(ATTENTION[name], torch.zeros(1), 32, dropout_p)
 
 
+def test_looking_for_the_kernel_draws_no_random_number():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    assert find_kernel(ATTENTION["sdpa"], torch.zeros(1), 32, 0.1) == "math"
+    assert torch.equal(before, torch.get_rng_state())
+
+
 @pytest.mark.parametrize("kernel", list(FUSED))
 def test_a_kernel_is_known_by_its_node(kernel, monkeypatch):
     """The names of PyTorch's nodes, of which a CPU has one."""

@@ -1,0 +1,28 @@
+"""Two ranks under ddp: no step waits for the device, and views of DDP's buckets change nothing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("two_ranks.py")
+
+
+def trained(*arguments: str):
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_a_step_of_two_ranks_reads_nothing_of_the_device(text_file):
+    """Lightning alone would read a flag of SIGTERM before each micro-batch (PL#21487)."""
+    views = trained(str(text_file))
+    during = [where for step, where in views["reads"] if 1 < step < 9]  # between start and end
+    # the number that DelayedMax has copied to the host a step before
+    assert during == ["distributed.py __call__"] * 7
+    assert views["weights"] == trained(str(text_file), "copied")["weights"]
