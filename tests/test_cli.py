@@ -430,7 +430,7 @@ def test_print_config_is_a_configuration(workdir, capsys):
     assert config["speed"]["warmup_steps"] == 5
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize("shell", ["bash", pytest.param("zsh", marks=pytest.mark.slow)])
 def test_completion_knows_every_command_and_key(capsys, shell):
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out

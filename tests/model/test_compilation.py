@@ -103,7 +103,7 @@ def test_a_cuda_graph_may_not_write_accumulated_gradients(monkeypatch):
         check_cuda_graphs()
 
 
-@pytest.mark.parametrize("scope", ["model", "block"])
+@pytest.mark.parametrize("scope", ["block", pytest.param("model", marks=pytest.mark.slow)])
 def test_each_scope_computes_the_same_model(scope, monkeypatch):
     """With the compiler's front half; the number of graphs does not grow with the layers."""
     torch.compiler.reset()

@@ -330,7 +330,7 @@ def test_no_dropout_is_recomputed_on_a_mac(device, dropout, switch, fine, text_f
             fit(text_file, module)
 
 
-@pytest.mark.parametrize("value", [-1.0, 0.0])
+@pytest.mark.parametrize("value", [0.0, pytest.param(-1.0, marks=pytest.mark.slow)])
 def test_a_clip_value_of_zero_or_less_clips_nothing(text_file, value):
     free, _, _ = fit(text_file)
     clipped, _, _ = fit(text_file, trainer={"gradient_clip_val": value})
@@ -458,7 +458,7 @@ def test_a_fused_step_would_clip_scaled_gradients(text_file):
     assert module.trainer.optimizers[0].param_groups[0]["fused"] is None
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("fused", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_resume_with_another_fused_is_the_same_run(fused, text_file, tmp_path):
     trainer = {"max_steps": 2, "plugins": [DurableCheckpointIO()]}
     first = GPTModule(TINY, schedule="constant", fused=not fused)

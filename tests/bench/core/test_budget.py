@@ -148,7 +148,7 @@ def in_this_process(address, configuration, timeout_s):
     return {"status": "ok", "note": "", **call(budget.measure_budget, configuration)}
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
 def test_the_step_of_fit_is_profiled(tmp_path, monkeypatch, optimizer, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep, "isolated", in_this_process)
