@@ -1,4 +1,4 @@
-"""Where compilation is on by default, what it covers, and that it is one graph."""
+"""Defaults and scopes of compilation, and that each graph is one."""
 
 import dataclasses
 
