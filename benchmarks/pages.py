@@ -106,7 +106,7 @@ PAGES = {
     "overhead": Page("Costs of the Trainer and the callbacks", ("overhead --device cpu",), "a_ms"),
     "generate": Page(
         "Sampling with and without a cache",
-        ("generate --device cpu --models baby --rounds 3",),
+        ("generate --device cpu --sizes baby --rounds 3",),
         time="cached_ms",
     ),
     "peers": Page(

@@ -1,6 +1,7 @@
 """benchmarks/pages.py: a page is of its rows, and a changed loss or time is seen."""
 
 import copy
+import importlib
 import json
 import runpy
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpt_lightning.bench.command import find_benches
+from gpt_lightning.bench.core.sweep import read_options
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = runpy.run_path(str(ROOT / "benchmarks" / "pages.py"))
@@ -24,6 +26,15 @@ def measurement(load: float = 0.1, **changes) -> dict:
 
 def judged(old, new) -> list[str]:
     return list(SCRIPT["judged"](SCRIPT["Page"]("a page", (), "total_ms"), old, new))
+
+
+@pytest.mark.parametrize("name", SCRIPT["PAGES"])
+def test_the_commands_of_a_page_can_be_typed(name):
+    for words in SCRIPT["PAGES"][name].commands:
+        bench, *arguments = words.split()
+        assert bench == name
+        _, rows = read_options(importlib.import_module(find_benches()[name]).BENCH, arguments)
+        assert rows
 
 
 def test_the_same_measurement_holds(capsys):
