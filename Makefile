@@ -78,7 +78,7 @@ test-gpu: $(DEV) ## Run the tests that need a CUDA or MPS device
 bench-gpu: $(DEV) ## Measure the four GPT-2 sizes on this GPU (about an hour)
 	$(BIN)/gpt-lightning bench gpu
 
-cpu-losses: $(BASE) ## Compare the GPU rungs' losses with a CPU's (hours; 20 GB of memory)
+cpu-losses: $(BASE) ## Compare the GPU rungs' losses with a CPU's (an hour; 21 GB of memory)
 	$(BIN)/gpt-lightning reproduce precision-ladder --accelerator cpu \
 	  --rungs cpu-fp32,cpu-bf16,gpu-fp32,gpu-tf32,gpu-bf16,gpu-bf16-compile
 	$(BIN)/gpt-lightning reproduce lecture-ladder --accelerator cpu \

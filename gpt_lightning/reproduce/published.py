@@ -97,8 +97,8 @@ def _tables() -> dict[str, dict[str, Settings]]:
 def published_settings(case: Case, rung: Rung) -> Settings:
     """Return the settings of a published run, with its device if no other will do."""
     settings = _tables()[case.name][rung.name]
-    if f"--model.config.attention={rung.cpu_attention}" in rung.settings:  # Rung.on a CPU
-        settings = {**settings, "attention": rung.cpu_attention}
+    if all(f"--model.config.{k}={v}" in rung.settings for k, v in rung.on_cpu.items()):  # Rung.on
+        settings = {**settings, **rung.on_cpu}
     anywhere = rung.device == "any" or rung.losses_anywhere
     return settings if anywhere else {**settings, "accelerator": rung.device}
 

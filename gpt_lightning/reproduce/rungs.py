@@ -1,6 +1,7 @@
 """Row of a published table, and the table: settings, published rows, tolerances."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Device = Literal["any", "cpu", "mps", "gpu"]
@@ -24,7 +25,8 @@ class Rung:
         settings: Options of `fit` beside the configurations.
         device: Device that the rung needs.
         losses_anywhere: True if every device gives its losses; the speed columns then stay empty.
-        cpu_attention: Attention on a CPU, where that of the configuration needs too much memory.
+        on_cpu: Keys of model.config on a CPU, where the values of the configuration need too much
+            memory.
         not_on: Device on which the setting of this rung has another meaning.
         memory_gib: Memory in GiB that a machine needs to run it on a CPU; 0: little.
         time: Duration, as text.
@@ -42,7 +44,7 @@ class Rung:
     settings: tuple[str, ...] = ()
     device: Device = "any"
     losses_anywhere: bool = False
-    cpu_attention: str | None = None
+    on_cpu: Mapping[str, str | int] = field(default_factory=dict)
     not_on: Device | None = None
     memory_gib: float = 0.0
     time: str = "seconds"
@@ -60,12 +62,13 @@ class Rung:
 
     def on(self, device: str) -> "Rung":
         """Return the rung as it runs on a device: cpu, mps or gpu."""
-        if device != "cpu" or self.cpu_attention is None:
+        if device != "cpu" or not self.on_cpu:
             return self
-        attention = f"--model.config.attention={self.cpu_attention}"
-        settings = (*self.settings, "--trainer.accelerator=cpu", attention)
-        note = f"{self.cpu_attention} attention: theirs needs over 24 GB on a CPU"
-        return replace(self, settings=settings, note=note)
+        options = [f"--model.config.{key}={value}" for key, value in self.on_cpu.items()]
+        settings = (*self.settings, "--trainer.accelerator=cpu", *options)
+        values = ", ".join(f"{key} {value}" for key, value in self.on_cpu.items())
+        note = f"{values}: theirs needs over 24 GB on a CPU"
+        return replace(self, settings=settings, note="; ".join(filter(None, (self.note, note))))
 
 
 @dataclass(frozen=True)

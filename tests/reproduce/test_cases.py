@@ -71,7 +71,7 @@ BANDS = {
     "sequential-loader": ((0, 0.35), (1, 1.3), (20, 0.3)),
     "weight-tying": ((0, 0.35), (1, 0.9), (20, 0.33)),
     **dict.fromkeys(("gpt2-init", "timed", "matmul-high"), ((0, 1e-4),)),
-    **dict.fromkeys(("bf16", "compile", "flash", "vocab-50304"), ((0, 5e-3),)),
+    **dict.fromkeys(("bf16", "compile", "flash", "vocab-50304"), ((0, 5e-4), (1, 1.5e-2))),
     **dict.fromkeys(("cpu-fp32", "gpu-fp32", "gpu-tf32"), FLOAT32),
     **dict.fromkeys(("cpu-bf16", "gpu-bf16", "gpu-bf16-compile"), BFLOAT16),
     "small": ((0, 1e-4), (1, 5e-4)),
@@ -245,12 +245,15 @@ def test_the_gpu_rungs_of_the_precision_ladder_run_on_a_cpu_with_sdpa():
     for rung in PRECISION_LADDER.rungs[2:]:
         here = rung.on("cpu")
         added = here.settings[len(rung.settings) :]
-        assert added == ("--trainer.accelerator=cpu", "--model.config.attention=sdpa")
-        assert here.note.startswith("sdpa attention")
+        options = "--model.config.attention=sdpa", "--model.config.loss_chunk=1024"
+        assert added == ("--trainer.accelerator=cpu", *options)
+        assert here.note == "attention sdpa, loss_chunk 1024: theirs needs over 24 GB on a CPU"
         assert rung.on("gpu") is rung
         assert rung.losses_anywhere
         assert published_settings(PRECISION_LADDER, rung)["attention"] == "naive"
-        assert published_settings(PRECISION_LADDER, here)["attention"] == "sdpa"
-    first, flash = PRECISION_LADDER.rungs[0], LECTURE_LADDER.rungs[-1]
-    assert first.on("cpu") is first
+        theirs = published_settings(PRECISION_LADDER, here)
+        assert (theirs["attention"], theirs["loss_chunk"]) == ("sdpa", 1024)
+    bf16 = PRECISION_LADDER.rungs[1].on("cpu")
+    assert bf16.note.startswith("a rung of ours, compared with gpu-bf16; attention sdpa, loss")
+    flash = LECTURE_LADDER.rungs[-1]
     assert flash.on("cpu") is flash
