@@ -79,12 +79,10 @@ FUSED = {
 
 
 def fused_attention(kernel: str) -> AttentionFn:
-    """Return `sdpa_attention` restricted to one kernel of FUSED, but for a single query."""
+    """Return `sdpa_attention` restricted to one kernel of FUSED."""
     backend, _ = FUSED[kernel]
 
     def attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
-        if q.size(-2) != k.size(-2):
-            return sdpa_attention(q, k, v, dropout_p)
         with sdpa_kernel(backend):
             return sdpa_attention(q, k, v, dropout_p)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpt_lightning.model.attention import AttentionFn
+from gpt_lightning.model.attention import FUSED, AttentionFn, sdpa_attention
 from gpt_lightning.model.gpt import GPT, CausalSelfAttention
 
 # not cuDNN's kernel, which takes 23 to 37 ms to plan for each new length of the cache
@@ -182,8 +182,9 @@ def can_pack(weight: Tensor, dtype: torch.dtype) -> bool:
 def prepack_for_decoding(model: GPT, dtype: torch.dtype | None = None, pack: bool = True) -> GPT:
     """Return an eager copy of the model in evaluation mode that reads its weights faster.
 
-    The copy shares the parameters but does not follow later changes of them. The model, its mode
-    and its compiled code stay as they are.
+    The copy shares the parameters but does not follow later changes of them. Where the model is
+    restricted to one of PyTorch's attention kernels, the copy takes any. The model, its mode and
+    its compiled code stay as they are.
 
     Args:
         model: The model; a copy in the same dtype is returned as it is.
@@ -197,6 +198,10 @@ def prepack_for_decoding(model: GPT, dtype: torch.dtype | None = None, pack: boo
         return model
     shared = {id(parameter): parameter for parameter in model.parameters()}
     twin = copy.deepcopy(model, shared).eval()  # a copy of a compiled module is not compiled
+    if model.config.attention in FUSED:  # flash and cuDNN's kernel do not take float32 on CUDA
+        for module in twin.modules():
+            if isinstance(module, CausalSelfAttention):
+                module.attention = sdpa_attention
     pack = pack and can_pack(weight, dtype)
     if pack or dtype != weight.dtype:
         for parent in list(twin.modules()):

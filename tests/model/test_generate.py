@@ -1,3 +1,4 @@
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -5,6 +6,7 @@ import torch
 
 from gpt_lightning.commands.sample import sample
 from gpt_lightning.data.tokenizers import ByteTokenizer
+from gpt_lightning.model.attention import FUSED
 from gpt_lightning.model.generate import (
     can_pack,
     filter_top_k,
@@ -31,6 +33,28 @@ def test_the_cache_changes_nothing(model):
         logits = model(expected[:, -8:])[:, -1]
         expected = torch.cat((expected, logits.argmax(-1, keepdim=True)), dim=1)
     assert torch.equal(generate(model, prompt, 12, temperature=0.0), expected)
+
+
+@pytest.mark.parametrize("kernel", ["auto", *FUSED])
+def test_text_needs_no_kernel_of_the_training(model, kernel, monkeypatch):
+    """Its queries are in float32, which flash and cuDNN's kernel do not take on CUDA."""
+    sdpa, enabled = torch.nn.functional.scaled_dot_product_attention, []
+
+    def recording(*args, **kwargs):
+        flags = torch.backends.cuda
+        enabled.append((flags.math_sdp_enabled(), flags.cudnn_sdp_enabled()))
+        return sdpa(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recording)
+    other = GPT(dataclasses.replace(model.config, attention=kernel))
+    other.load_state_dict(model.state_dict())
+    trained_with = other.transformer.h[0].attn.attention
+    prompt = torch.tensor([[1, 2, 3]])
+    greedy = [generate(each, prompt, 12, temperature=0.0) for each in (model, other)]
+    assert torch.equal(*greedy)
+    # any kernel, but not cuDNN's, which plans for each length of the cache
+    assert set(enabled) == {(True, False)}
+    assert other.transformer.h[0].attn.attention is trained_with
 
 
 def test_a_prompt_longer_than_the_context_keeps_its_end(model):

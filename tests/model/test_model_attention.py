@@ -36,14 +36,6 @@ def test_kernels_of_a_cpu_compute_the_definition(name):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", list(FUSED))
-def test_a_single_query_takes_any_kernel(name):
-    """A cached token has S keys of each length, and cuDNN would plan for each of them."""
-    inputs = qkv(1, 7)
-    expected = naive_attention(*inputs, 0.0)
-    torch.testing.assert_close(ATTENTION[name](*inputs, 0.0), expected, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("name", "dropout_p", "kernel"),
     [("sdpa", 0.0, "flash"), ("flash", 0.0, "flash"), ("sdpa", 0.1, "math")],
