@@ -116,8 +116,8 @@ def check_cuda_graphs() -> None:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Return whether `compile_in_place` has had the model."""
-    return isinstance(model, BlockwiseGPT) or model._compiled_call_impl is not None
+    """Return whether a model, or a part of it, is compiled."""
+    return any(module._compiled_call_impl is not None for module in model.modules())
 
 
 class BlockwiseGPT(GPT):

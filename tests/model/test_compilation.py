@@ -1,5 +1,6 @@
 """Defaults and scopes of compilation, and that each graph is one."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -91,6 +92,17 @@ def test_the_head_is_padded(device, pad_head, expected):
     model = GPT(TINY)
     compile_in_place(model, device, pad_head=pad_head)
     assert type(model.lm_head) is expected
+
+
+@pytest.mark.parametrize("scope", ["model", "block"])
+def test_a_copy_is_compiled_again(scope):
+    """PyTorch copies no compiled code: the copy would train in eager mode, called compiled."""
+    model = GPT(TINY)
+    compile_in_place(model, "cuda", scope)
+    copied = copy.deepcopy(model)
+    assert (is_compiled(model), is_compiled(copied)) == (True, False)
+    compile_in_place(copied, "cuda", scope)
+    assert is_compiled(copied)
 
 
 def test_a_cuda_graph_may_not_write_accumulated_gradients(monkeypatch):
