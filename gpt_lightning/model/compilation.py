@@ -33,18 +33,20 @@ def should_compile(device: str, precision: str) -> tuple[bool, str]:
     if device == "cuda":
         if not has_triton():
             return False, "auto: off, Triton is not installed, or does not support this GPU"
-        if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
-            return False, "auto: off, there is no C compiler for Triton (cc, gcc or clang)"
-        return True, "auto: on for cuda"
-    if device != "cpu" or not precision.startswith("bf16"):
+        own = os.environ.get("CC")
+        if not any(map(shutil.which, [own] if own else ["gcc", "clang"])):
+            return False, f"auto: off, there is no C compiler for Triton ({own or 'gcc or clang'})"
+    elif device != "cpu" or not precision.startswith("bf16"):
         return False, f"auto: off for {device}" + (" in float32" if device == "cpu" else "")
-    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    if shutil.which(compiler) is None:
-        hint = ": PyTorch takes CXX as one program, without arguments" if " " in compiler else ""
-        return False, f"auto: off, there is no C++ compiler {compiler!r}{hint}"
+    else:
+        compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+        if shutil.which(compiler) is None:
+            hint = ": PyTorch takes CXX as one program, without arguments"
+            hint = hint if " " in compiler else ""
+            return False, f"auto: off, there is no C++ compiler {compiler!r}{hint}"
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
-        return False, "auto: off, there is no Python.h (python3-dev) to make it twice as fast"
-    return True, "auto: on for cpu in bfloat16"
+        return False, "auto: off, there is no Python.h (python3-dev), which compiled code includes"
+    return True, "auto: on for cuda" if device == "cuda" else "auto: on for cpu in bfloat16"
 
 
 def compile_in_place(

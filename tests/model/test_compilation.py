@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -46,12 +47,17 @@ def test_auto(device, precision, compiler, expected, monkeypatch, tmp_path):
         assert "no C++ compiler" in why
 
 
-def test_auto_needs_pythons_headers(monkeypatch, tmp_path):
-    monkeypatch.setattr(compilation.shutil, "which", lambda name: "g++")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_auto_needs_pythons_headers(device, monkeypatch, tmp_path):
+    """Inductor's code for a CPU includes them, and so does Triton's launcher of kernels."""
+    monkeypatch.setattr(compilation.shutil, "which", lambda name: name)
+    monkeypatch.setattr(compilation, "has_triton", lambda: True)
     monkeypatch.setattr(compilation.sysconfig, "get_path", lambda name: str(tmp_path))
-    compiled, why = should_compile("cpu", "bf16-mixed")
+    compiled, why = should_compile(device, "bf16-mixed")
     assert not compiled
     assert "Python.h" in why
+    (tmp_path / "Python.h").touch()
+    assert should_compile(device, "bf16-mixed")[0]
 
 
 def test_the_reason_names_float32_only_where_bfloat16_would_be_compiled():
@@ -59,24 +65,28 @@ def test_the_reason_names_float32_only_where_bfloat16_would_be_compiled():
     assert should_compile("mps", "32-true") == (False, "auto: off for mps")
 
 
-def test_auto_on_cuda_needs_triton_and_its_compiler(monkeypatch):
+@pytest.mark.parametrize(
+    ("triton", "CC", "there", "reason"),
+    [
+        (True, None, "gcc", "on for cuda"),
+        (True, None, "clang", "on for cuda"),
+        (True, "mycc", "mycc", "on for cuda"),
+        (False, None, "gcc", "off, Triton is not installed"),
+        (True, None, "cc", r"off, there is no C compiler for Triton \(gcc or clang\)"),
+        # Triton takes CC as it is
+        (True, "mycc", "gcc", r"off, there is no C compiler for Triton \(mycc\)"),
+    ],
+)
+def test_auto_on_cuda_needs_triton_and_its_compiler(triton, CC, there, reason, monkeypatch):
     """Without them a run would end with BackendCompilerFailed at its first step."""
-    monkeypatch.setattr(
-        compilation.shutil, "which", lambda name: "/bin/x" if name == "gcc" else None
-    )
-    monkeypatch.setattr(compilation, "has_triton", lambda: False)
+    monkeypatch.delenv("CC", raising=False)
+    if CC is not None:
+        monkeypatch.setenv("CC", CC)
+    monkeypatch.setattr(compilation.shutil, "which", lambda name: name if name == there else None)
+    monkeypatch.setattr(compilation, "has_triton", lambda: triton)
     compiled, why = should_compile("cuda", "bf16-mixed")
-    assert not compiled
-    assert "Triton is not installed" in why
-    monkeypatch.setattr(compilation, "has_triton", lambda: True)
-    assert should_compile("cuda", "bf16-mixed") == (True, "auto: on for cuda")
-    monkeypatch.setenv("CC", "mycc")
-    monkeypatch.setattr(compilation.shutil, "which", lambda name: name if name == "mycc" else None)
-    assert should_compile("cuda", "bf16-mixed")[0]
-    monkeypatch.delenv("CC")
-    compiled, why = should_compile("cuda", "bf16-mixed")
-    assert not compiled
-    assert "no C compiler for Triton" in why
+    assert compiled is reason.startswith("on")
+    assert re.match(f"auto: {reason}", why)
 
 
 @pytest.mark.parametrize(
