@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._triton import has_triton
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.model.attention import find_kernel, naive_is_faster
+from gpt_lightning.model.attention import FUSED, NoKernelError, find_kernel, naive_is_faster
 from gpt_lightning.model.gpt import GPT, Block
 
 
@@ -101,7 +101,10 @@ def attention_kernel(model: GPT, device: torch.device, T: int, dropout_p: float)
         return config.attention
     attention = cast(Block, model.transformer.h[0]).attn.attention
     like = torch.empty(0, dtype=model.lm_head.weight.dtype, device=device)
-    return find_kernel(attention, like, config.n_embd // config.n_head, dropout_p)
+    found = find_kernel(attention, like, config.n_embd // config.n_head, dropout_p)
+    if config.attention in FUSED and config.attention != found:  # MPS may ignore the restriction
+        raise NoKernelError(f"PyTorch takes its {found} kernel instead.")
+    return found
 
 
 def check_cuda_graphs() -> None:

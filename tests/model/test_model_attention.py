@@ -11,8 +11,9 @@ from gpt_lightning.model.attention import (
     graph_nodes,
     naive_attention,
 )
+from gpt_lightning.model.compilation import attention_kernel
 from gpt_lightning.model.cpu_kernels import KERNELS
-from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.model.gpt import GPT, GPTConfig
 
 
 def qkv(T: int, S: int) -> list[torch.Tensor]:
@@ -55,6 +56,14 @@ def test_the_kernel_that_runs_is_named(name, dropout_p, kernel):
 def test_a_kernel_that_does_not_run_is_an_error_with_the_reason(name, dropout_p, reason):
     with pytest.raises(NoKernelError, match=reason):
         find_kernel(ATTENTION[name], torch.zeros(1), 32, dropout_p)
+
+
+@pytest.mark.parametrize("name", list(FUSED))
+def test_another_kernel_than_the_configured_one_is_an_error(name):
+    """A device without PyTorch's choice of kernels, as MPS was until 2026, takes its products."""
+    model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=16, vocab_size=8, attention=name))
+    with pytest.raises(NoKernelError, match="PyTorch takes its math kernel instead"):
+        attention_kernel(model, torch.device("meta"), 16, 0.0)
 
 
 def test_looking_for_the_kernel_draws_no_random_number():
