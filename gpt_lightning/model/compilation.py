@@ -79,7 +79,7 @@ def compile_in_place(
 
 
 def attention_kernel(model: GPT, device: torch.device, T: int, dropout_p: float) -> str:
-    """Return the attention kernel that runs on a device, in autocast's dtype where that is on.
+    """Return the attention kernel that runs on a device, in autocast's dtype or the default one.
 
     Args:
         model: The model, compiled or not, on any device.
@@ -100,7 +100,7 @@ def attention_kernel(model: GPT, device: torch.device, T: int, dropout_p: float)
     if config.attention in ("naive", "chunked"):
         return config.attention
     attention = cast(Block, model.transformer.h[0]).attn.attention
-    like = torch.empty(0, dtype=model.lm_head.weight.dtype, device=device)
+    like = torch.empty(0, device=device)  # Lightning casts weights to the default dtype later
     found = find_kernel(attention, like, config.n_embd // config.n_head, dropout_p)
     if config.attention in FUSED and config.attention != found:  # MPS may ignore the restriction
         raise NoKernelError(f"PyTorch takes its {found} kernel instead.")

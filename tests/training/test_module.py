@@ -10,6 +10,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.model import compilation
 from gpt_lightning.model.compilation import should_compile
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
@@ -525,6 +526,20 @@ def test_the_attention_kernel_of_a_run_is_known(config, compiled, precision, ker
     module.config = dataclasses.replace(module.config, vocab_size=64)
     module.configure_model()
     assert module.attention_kernel == kernel
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_the_kernel_is_that_of_the_precision_also_for_older_weights(precision, monkeypatch):
+    """A model of load_from_checkpoint, or of WeightAveraging, is in float32 at first."""
+    seen = []
+    monkeypatch.setattr(
+        compilation, "find_kernel", lambda call, like, *args: seen.append(like.dtype) or "flash"
+    )
+    module = GPTModule(dataclasses.replace(TINY, vocab_size=64), compile=False)
+    module.configure_model()
+    module.trainer = L.Trainer(accelerator="cpu", precision=precision, logger=False)
+    module.configure_model()
+    assert seen == [{"bf16-true": torch.bfloat16, "64-true": torch.float64}[precision]]
 
 
 def test_gradients_are_views_of_the_buckets_of_ddp():
