@@ -107,7 +107,7 @@ class Speed:
 
 
 def test_ours_gets_a_micro_batch_that_fits_with_the_same_tokens(monkeypatch):
-    asked, peaks = [], []
+    asked, peaks, freed = [], [], []
 
     def timed_fit(argv, folder):
         parsed = fit_run.parse_fit(argv[1:] if argv[0] == "fit" else argv)
@@ -120,9 +120,11 @@ def test_ours_gets_a_micro_batch_that_fits_with_the_same_tokens(monkeypatch):
 
     monkeypatch.setattr(fit_run, "timed_fit", timed_fit)
     monkeypatch.setattr(training_step, "reset_peak_memory", lambda: peaks.append(len(asked)))
+    monkeypatch.setattr(gpu, "free_memory", lambda: freed.append(len(asked)))
     row = measure("ours", fit_options=[*TINY, "--data.batch_size=4"])
     assert asked == [(4, 2, 256), (2, 4, 256), (1, 8, 256)]
     assert peaks == [0, 1, 2]  # the peak is not that of a try that failed
+    assert freed == [1, 2]
     assert (row["batch"], row["accumulate"], row["attention"]) == (1, 8, "cudnn")
     assert row["tokens_per_sec"] == pytest.approx(256 / 5.0 * 1e3)
     asked.clear()
@@ -155,7 +157,9 @@ def test_products_of_theirs_are_of_the_configurations_precision(monkeypatch):
 
     monkeypatch.setattr(gpu, "train_theirs", train_theirs)
     for precision in ("bf16-mixed", "32-true"):
-        measure("hf", fit_options=[*TINY, f"--trainer.precision={precision}"])
+        torch.set_float32_matmul_precision("highest")
+        row = measure("hf", fit_options=[*TINY, f"--trainer.precision={precision}"])
+        assert row["matmul_precision"] == "high"  # as ours
     assert seen == ["bf16", "fp32"]
     with pytest.raises(SkippedError, match="bf16-true is a mode of `fit` alone"):
         measure("hf", fit_options=[*TINY, "--trainer.precision=bf16-true"])

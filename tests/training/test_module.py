@@ -15,7 +15,7 @@ from gpt_lightning.model.compilation import should_compile
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.settings import Settings
-from gpt_lightning.training import build
+from gpt_lightning.training import build, optim
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.optim import learning_rate
@@ -451,6 +451,21 @@ def test_a_validation_logs_no_tensor_of_another_device(text_file):
     }
 
 
+def test_a_loss_is_summed_in_memory_of_its_own():
+    """The next run of a CUDA graph overwrites its output."""
+    module = GPTModule(dataclasses.replace(TINY, vocab_size=64), compile=False)
+    module.configure_model()
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    loss = module.training_step((tokens, tokens), 0)
+    assert module._loss_sum.data_ptr() != loss.data_ptr()
+
+
+def test_a_cuda_graph_of_a_step_with_two_micro_batches_is_an_error(text_file, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CUDAGRAPHS", "1")
+    with pytest.raises(UserError, match="unset TORCHINDUCTOR_CUDAGRAPHS"):
+        fit(text_file, GPTModule(TINY, compile=True), trainer={"accumulate_grad_batches": 2})
+
+
 def test_a_fused_step_would_clip_scaled_gradients(text_file):
     scaled = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
     with pytest.raises(UserError, match="fused true would clip scaled gradients in 16-mixed"):
@@ -460,14 +475,23 @@ def test_a_fused_step_would_clip_scaled_gradients(text_file):
 
 
 @pytest.mark.parametrize("fused", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_resume_with_another_fused_is_the_same_run(fused, text_file, tmp_path):
+def test_a_resume_with_another_fused_is_the_same_run(fused, text_file, tmp_path, monkeypatch):
     trainer = {"max_steps": 2, "plugins": [DurableCheckpointIO()]}
     first = GPTModule(TINY, schedule="constant", fused=not fused)
     _, loop, _ = fit(text_file, first, trainer=trainer)
     path = tmp_path / "step.ckpt"
     loop.save_checkpoint(path)
-    other = GPTModule(TINY, schedule="constant", fused=fused)
+    other, placed = GPTModule(TINY, schedule="constant", fused=fused), []
+    place_steps = optim.place_steps
+
+    def placing(optimizer, group):
+        placed.append((len(optimizer.state) > 0, group["fused"]))
+        place_steps(optimizer, group)
+
+    monkeypatch.setattr(optim, "place_steps", placing)
     _, loop, rows = fit(text_file, other, trainer=trainer | {"max_steps": 4}, ckpt_path=path)
+    # with the checkpoint's state and this run's kernel; test_optim.py has the devices
+    assert placed == [(True, fused or None)] * 2
     (state, *_) = loop.optimizers[0].state.values()
     assert (state["step"].device.type, int(state["step"])) == ("cpu", 4)
     assert loop.optimizers[0].param_groups[0]["fused"] is (fused or None)
