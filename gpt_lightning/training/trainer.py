@@ -69,6 +69,8 @@ class Trainer(L.Trainer):
             super().__init__(precision=precision, **kwargs)  # type: ignore[arg-type]  # never auto
         except ARGUMENT_ERRORS as error:
             raise argument_error(error) from error
+        if getattr(self.strategy, "_start_method", "popen") != "popen":  # Lightning's auto
+            raise UserError("trainer.devices: set it to 1 in an interactive Python, or run a file")
         if isinstance(self.strategy, DDPStrategy):  # gradients in the buckets, without a copy
             self.strategy._ddp_kwargs.setdefault("gradient_as_bucket_view", True)
         if isinstance(given.get("val_check_interval"), TIME) and self.world_size > 1:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from lightning.pytorch import callbacks as stock
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.trainer.connectors import accelerator_connector
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.training import trainer as module
@@ -88,6 +89,14 @@ def test_a_duration_is_above_zero_in_known_units(value):
 @pytest.mark.parametrize("strategy", [*module.STRATEGIES, DDPStrategy(), SingleDeviceStrategy()])
 def test_strategies_that_train_a_whole_model_on_each_device(strategy):
     check_names({"strategy": strategy})
+
+
+def test_ranks_are_not_copies_of_an_interactive_python(monkeypatch):
+    """Where a person types, Lightning's auto is ddp_fork, which is an error by name."""
+    monkeypatch.setattr(accelerator_connector, "_IS_INTERACTIVE", True)
+    with pytest.raises(UserError, match=r"trainer\.devices: set it to 1 in an interactive"):
+        module.Trainer(accelerator="cpu", devices=2, logger=False)
+    module.Trainer(accelerator="cpu", devices=1, logger=False)
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp_spawn", DDPStrategy(start_method="spawn")])
