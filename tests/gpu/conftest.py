@@ -7,6 +7,9 @@ import torch
 
 from gpt_lightning.hardware.device import device_kind
 
+# before torch 2.13, cuBLAS raises without it where PyTorch is to be deterministic; it is read once
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
 
 @pytest.fixture
 def device(tmp_path, monkeypatch) -> str:

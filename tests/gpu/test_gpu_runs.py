@@ -64,7 +64,7 @@ def test_the_scaler_clips_what_it_has_unscaled(cuda, text_file):
     scaled = train("cuda", *steps, "--trainer.precision=16-mixed", name="scaled")
     # products of 11 significant bits, and a step or two that the scaler skips while it is too large
     assert losses(scaled)[-1] == pytest.approx(losses(plain)[-1], rel=0.1)
-    assert max(row.get("optim/grad_norm", 0.0) for row in scaled) < 100
+    assert max(row.get("optim/grad_norm") or 0.0 for row in scaled) < 100  # null: skipped
 
 
 @pytest.mark.parametrize("stacked", ["true", "false"])
