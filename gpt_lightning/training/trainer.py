@@ -71,7 +71,7 @@ class Trainer(L.Trainer):
             raise argument_error(error) from error
         if getattr(self.strategy, "_start_method", "popen") != "popen":  # Lightning's auto
             raise UserError("trainer.devices: set it to 1 in an interactive Python, or run a file")
-        if isinstance(self.strategy, DDPStrategy):  # gradients in the buckets, without a copy
+        if isinstance(self.strategy, DDPStrategy):  # no copy back from the buckets
             self.strategy._ddp_kwargs.setdefault("gradient_as_bucket_view", True)
         if isinstance(given.get("val_check_interval"), TIME) and self.world_size > 1:
             raise UserError(
