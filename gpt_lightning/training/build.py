@@ -4,6 +4,7 @@ import dataclasses
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import keep_freed_memory, memory_gib
@@ -96,7 +97,10 @@ class BuildModule(L.LightningModule):
             )
 
     def _check_device(self) -> None:
-        """Raise an error if this device or precision cannot train the model."""
+        """Raise an error if this strategy, device or precision cannot train the model."""
+        if not isinstance(self.trainer.strategy, DDPStrategy | SingleDeviceStrategy):
+            name = type(self.trainer.strategy).__name__
+            raise UserError(f"{name} does not train a whole model on each device: use ddp")
         again = self.config.checkpointing or self.config.attention == "chunked"  # forward twice
         if self._device_type == "mps" and again and (p := self.config.dropout):
             raise UserError(  # PyTorch restores no seed there (pytorch#127676)

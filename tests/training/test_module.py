@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import MixedPrecision
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model import compilation
@@ -449,6 +449,19 @@ def test_a_validation_logs_no_tensor_of_another_device(text_file):
         "val/loss",
         "val/perplexity",
     }
+
+
+@pytest.mark.parametrize("strategy", [ModelParallelStrategy(), DDPStrategy()])
+def test_a_strategy_that_shards_is_an_error_with_lightnings_trainer_too(strategy):
+    """Gradients would be clipped by the norm of a part, or not summed over ranks."""
+    module = GPTModule(dataclasses.replace(TINY, vocab_size=64), compile=False, decay_steps=1)
+    module.trainer = L.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False)
+    module.trainer.state.fn = "fit"
+    if isinstance(strategy, DDPStrategy):
+        module.configure_model()
+    else:
+        with pytest.raises(UserError, match="ModelParallelStrategy does not train a whole model"):
+            module.configure_model()
 
 
 def test_a_loss_is_summed_in_memory_of_its_own():
