@@ -78,16 +78,15 @@ FUSED = {
 }
 
 
-def fused_attention(kernel: str) -> AttentionFn:
-    """Return `sdpa_attention` restricted to one kernel of FUSED."""
-    backend, _ = FUSED[kernel]
+class FusedAttention:
+    """`sdpa_attention` restricted to one kernel of FUSED; a model with it can be pickled."""
 
-    def attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
-        with sdpa_kernel(backend):
+    def __init__(self, kernel: str) -> None:
+        self.kernel, self.__name__ = kernel, f"{kernel}_attention"
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
+        with sdpa_kernel(FUSED[self.kernel][0]):
             return sdpa_attention(q, k, v, dropout_p)
-
-    attention.__name__ = f"{kernel}_attention"
-    return attention
 
 
 ATTENTION: dict[str, AttentionFn] = {
@@ -95,7 +94,7 @@ ATTENTION: dict[str, AttentionFn] = {
     "sdpa": sdpa_attention,
     "naive": naive_attention,
     "chunked": chunked_attention,
-    **{kernel: fused_attention(kernel) for kernel in FUSED},
+    **{kernel: FusedAttention(kernel) for kernel in FUSED},
 }
 
 

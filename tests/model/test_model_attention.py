@@ -1,5 +1,7 @@
 """The kernels of attention: each computes the definition, and the one that runs is named."""
 
+import pickle
+
 import pytest
 import torch
 
@@ -87,3 +89,12 @@ def test_other_errors_are_not_a_lack_of_kernels():
 
     with pytest.raises(RuntimeError, match="something else"):
         graph_nodes(broken)
+
+
+@pytest.mark.parametrize("attention", ["auto", "naive", "chunked", *FUSED])
+def test_a_model_can_be_pickled(attention):
+    model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=8, attention=attention))
+    again = pickle.loads(pickle.dumps(model))
+    assert again.transformer.h[0].attn.attention.__name__ == (
+        model.transformer.h[0].attn.attention.__name__
+    )
