@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.device import seed_device
+from gpt_lightning.hardware.device import limit_kept_memory, seed_device
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint import RunRecord, environment, run_identity
 from gpt_lightning.runs.folders import run_id
@@ -127,6 +127,8 @@ class GPTModule(EvaluationModule):
     def on_train_batch_end(self, *args: Any) -> None:
         """Store a request to stop, which steps.stop_due obeys between two steps."""
         trainer = self.trainer
+        if self.device.type == "cpu":
+            limit_kept_memory()
         if trainer.should_stop:
             trainer.should_stop, self.stop_requested = False, True
         if self.stop_requested and token_data(trainer) is None:  # data without BetweenSteps

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -64,6 +65,17 @@ def test_blocks_of_more_than_2_gib_are_kept_too():
     )
     kept, *found = printed(code)
     assert found == ["True", "True"] or kept == "False"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.parametrize(("share", "returned"), [(1.05, 0), (0.95, 1)])
+def test_a_process_with_nearly_all_memory_returns_what_it_has_freed(share, returned, monkeypatch):
+    calls = []
+    monkeypatch.setattr(devices, "hand_back_freed_memory", lambda: calls.append(True))
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**30
+    monkeypatch.setattr(devices, "memory_gib", lambda: share * resident / devices.KEPT_SHARE)
+    devices.limit_kept_memory()
+    assert len(calls) == returned
 
 
 # ---- what each kind of device spells differently -------------------------------------------------
