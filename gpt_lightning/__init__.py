@@ -16,7 +16,7 @@ _MODULES = {
     "FitResult": "training.api",
     "fit": "training.api",
     "generate": "model.generate",
-    "load_model": "runs.checkpoint",
+    "load_model": "runs.sources",
 }
 __all__ = [*_MODULES]
 

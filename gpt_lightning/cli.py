@@ -33,6 +33,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("data.verify:verify", "check every byte of a dataset against its digests"),
     "data": ("commands.inspect_data:run", "print the content of a dataset: data inspect DIR"),
     "sample": ("commands.sample:sample", "generate text with a trained model"),
+    "import": ("commands.import_model:import_model", "write any GPT-2's weights as a checkpoint"),
+    "export": (
+        "commands.export:export",
+        "write a model as a Hugging Face folder: export RUN --to DIR",
+    ),
     "reproduce": ("reproduce.command:run", "repeat published results, compare by row: --list"),
     "bench": ("bench.command:run", "measure this machine: bench --help"),
     "report": ("bench.report.command:run", "write a course's report: report course --help"),

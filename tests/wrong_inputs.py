@@ -293,11 +293,11 @@ FOUND = [
     ("fit --config tiny.yaml --ckpt_path ''", "ckpt_path is empty; give a value, or leave it out"),
     (
         "fit --config tiny.yaml --model.init_from bad/random.pt",
-        "model.init_from: there is no .safetensors or .ckpt file bad/random.pt: give",
+        "bad/random.pt is not a checkpoint of gpt-lightning fit: it holds weights alone",
     ),
     (
         "fit --config tiny.yaml --model.init_from bad/hf",
-        "model.init_from: there is no .safetensors or .ckpt file",
+        "bad/hf has no checkpoints/*.ckpt: give a checkpoint, or train one with",
     ),
     (
         "fit --config tiny.yaml --model.init_from gpt2",
@@ -305,7 +305,7 @@ FOUND = [
     ),
     (
         "fit --config tiny.yaml --model.init_from gpt3",
-        "model.init_from: there is no .safetensors or .ckpt file gpt3: give one, a",
+        "gpt3 does not exist: give a checkpoint or a run folder, such as",
     ),
     (
         "fit --config tiny.yaml --precision fp8",
@@ -641,7 +641,7 @@ FOUND = [
     ),
     (
         "sample bad/pytorch_model.bin",
-        "bad/pytorch_model.bin is not a checkpoint of gpt-lightning fit: it holds",
+        "bad/pytorch_model.bin is not a GPT-2 ('transformer.wpe.weight' is missing)",
     ),
     (
         "sample bad/other.ckpt",
@@ -1051,7 +1051,6 @@ MORE = [
         "sample lightning_logs/tiny/version_0 --config tiny.yaml",
         "unknown key 'model.config.n_layer'; `gpt-lightning sample --help` lists the",
     ),
-    ("sample gpt2", "gpt2 does not exist: give a checkpoint or a run folder, such as"),
     ("sample tiny", "tiny does not exist: give a checkpoint or a run folder, such as"),
     ("sample bad/run_short", "bad/run_short/checkpoints/"),
     ("sample bad/run_empty_file", "bad/run_empty_file/checkpoints/"),
@@ -1095,7 +1094,7 @@ MORE = [
     ),
     (
         "sample bad/weights.safetensors",
-        "bad/weights.safetensors is not a checkpoint of gpt-lightning fit: it is a",
+        "bad/weights.safetensors is damaged, or its content does not match its",
     ),
     ("sample my.txt", "my.txt is not a checkpoint of gpt-lightning fit: it is a text file; give a"),
     (
@@ -1220,7 +1219,9 @@ MORE = [
     ("list", "no command 'list': did you mean 'configs'?; gpt-lightning --help lists them"),
     ("serve", "no command 'serve'; gpt-lightning --help lists them"),
     ("chat", "no command 'chat': did you mean 'sample'?; gpt-lightning --help lists them"),
-    ("export", "no command 'export': did you mean 'report'?; gpt-lightning --help lists them"),
+    ("export", "missing source; `gpt-lightning export --help` lists the options"),
+    ("export lightning_logs/tiny", "give --to DIR: the folder to make"),
+    ("import gpt2", "give --out FILE.ckpt: the file to write"),
     ("convert", "no command 'convert'; gpt-lightning --help lists them"),
     ("finetune", "no command 'finetune': did you mean 'fit'?; gpt-lightning --help lists them"),
     ("pretrain", "no command 'pretrain': did you mean 'fit'?; gpt-lightning --help lists them"),
@@ -2324,11 +2325,11 @@ SLOW = [
     ),
     (
         "fit --config tiny.yaml --model.init_from bad/weights.gguf",
-        "model.init_from: there is no .safetensors or .ckpt file bad/weights.gguf:",
+        "bad/weights.gguf is not a checkpoint of gpt-lightning fit: it is llama.cpp's",
     ),
     (
         "fit --config tiny.yaml --model.init_from meta-llama/Llama-3",
-        "model.init_from: there is no .safetensors or .ckpt file meta-llama/Llama-3:",
+        "meta-llama/Llama-3 does not exist: give a checkpoint or a run folder",
     ),
     (
         "fit --config tiny.yaml --data.text_file null --data.dataset bad/not_json",
@@ -2633,15 +2634,15 @@ SLOW = [
     ),
     (
         "fit --config tiny.yaml --model.init_from tiny.yaml",
-        "model.init_from: there is no .safetensors or .ckpt file tiny.yaml: give",
+        "tiny.yaml is not a checkpoint of gpt-lightning fit: it is a text file",
     ),
     (
         "fit --config tiny.yaml --model.init_from lightning_logs",
-        "model.init_from: there is no .safetensors or .ckpt file",
+        "lightning_logs has no checkpoints/*.ckpt: give a checkpoint, or train one",
     ),
     (
         "fit --config tiny.yaml --model.init_from gpt2-xxl",
-        "model.init_from: there is no .safetensors or .ckpt file gpt2-xxl: give one,",
+        "gpt2-xxl does not exist: give a checkpoint or a run folder, such as",
     ),
     (
         "fit --config tiny.yaml --model.config.n_embd 31",

@@ -44,13 +44,12 @@ def sample(
     from gpt_lightning.hardware.device import device_kind
     from gpt_lightning.hardware.precision import check_accelerator, fastest_precision
     from gpt_lightning.model.generate import PACKED_FROM, generate, prepack_for_decoding
-    from gpt_lightning.runs.checkpoint import load_model
-    from gpt_lightning.runs.resume import find_model
+    from gpt_lightning.runs.sources import read_source, tokenizer_of
 
     check_accelerator(device, "--device")
     torch_device = device_kind(device)
-    checkpoint = find_model(path)
-    model, tokenizer = load_model(checkpoint)
+    found = read_source(path)
+    model, tokenizer = found.model(), tokenizer_of(found)
     why = "as set"
     if dtype == "auto":
         precision, why = fastest_precision(torch_device)
@@ -59,7 +58,7 @@ def sample(
     model = prepack_for_decoding(
         model.to(torch_device), products, num_samples * max_new_tokens >= PACKED_FROM
     )
-    print(f"# {checkpoint}, in {dtype}: {why}", flush=True)
+    print(f"# {found.source}, in {dtype}: {why}", flush=True)
     start = torch.tensor([start_tokens(tokenizer, prompt)], device=torch_device)
     generator = torch.Generator(torch_device).manual_seed(seed)
     for number in range(num_samples):

@@ -106,7 +106,7 @@ class CharTokenizer(Tokenizer):
             raise UserError(f"the characters of char must be sorted and distinct: {characters!r}")
         self.name = "char"
         self.vocab_size = len(characters)
-        self._characters = characters
+        self.characters = characters
         self._codes = _code_points(characters)
         # From code point to id, or -1. The last entry is for all higher code points.
         self._ids = np.full(int(self._codes.max(initial=0)) + 2, -1, np.int32)
@@ -135,7 +135,7 @@ class CharTokenizer(Tokenizer):
         return codes.decode("utf-32-le", errors="surrogatepass")
 
     def spec(self) -> dict[str, Any]:
-        return {"name": self.name, "characters": self._characters}
+        return {"name": self.name, "characters": self.characters}
 
 
 class ByteTokenizer(Tokenizer):
@@ -164,6 +164,7 @@ class TiktokenTokenizer(Tokenizer):
         self.name = name
         self._encoding = _encoding(name)
         self.vocab_size = self._encoding.n_vocab
+        self.ranks: dict[bytes, int] = self._encoding._mergeable_ranks  # of the merges, the ids
         has_eot = END_OF_TEXT in self._encoding.special_tokens_set
         self.eot_token = self._encoding.eot_token if has_eot else None
 

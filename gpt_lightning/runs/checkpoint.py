@@ -8,7 +8,7 @@ keys are written from RunRecord:
 `hyper_parameters`: arguments of GPTModule: `config`, a dict of GPTConfig's fields, and the fields
 of Settings.
 
-`gpt_lightning`, with "schema": 3:
+`gpt_lightning`, with "schema": 4:
 
 | key | value |
 | --- | --- |
@@ -24,10 +24,11 @@ of Settings.
 | micro_batches | micro-batches done of an unfinished step; above 0 there is no resume |
 | run_id | identity of the run, as in run.json of its folder |
 | metrics_rows | rows of metrics.jsonl when the file was saved |
+| figures | figures of the training of an imported model; empty for a run's |
 
-Schema 2 did not have the last four. Schema 1 had `position`, `run` and `machine` for
-data_position, run_identity and environment; its data_identity and shards were part of the loader's
-state, as `order` and `shards`.
+Schema 3 did not have the last one, and schema 2 not the last five. Schema 1 had `position`, `run`
+and `machine` for data_position, run_identity and environment; its data_identity and shards were
+part of the loader's state, as `order` and `shards`.
 """
 
 import dataclasses
@@ -39,14 +40,13 @@ import lightning as L
 import torch
 
 from gpt_lightning import __version__
-from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError, reason_of
-from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.digests import check_archive, check_digest, warn_without_digest
-from gpt_lightning.runs.folders import find_checkpoint, run_id
+from gpt_lightning.runs.folders import run_id
 from gpt_lightning.runs.settings import Settings
 
-SCHEMA = 3
+SCHEMA = 4
 # enum of Lightning in checkpoints of earlier versions; its value is read as a string
 CLIP_ENUM = "lightning.pytorch.utilities.enums.GradClipAlgorithmType"
 torch.serialization.add_safe_globals([(str, CLIP_ENUM)])
@@ -82,6 +82,7 @@ class RunRecord:
         spikes: State of SpikeGuard; empty without model.skip_spikes.
         micro_batches: Micro-batches done of an unfinished step.
         metrics_rows: Rows in the run's metrics file; None without one.
+        figures: Step, tokens and validation loss of an imported model; empty for a run's.
     """
 
     config: GPTConfig
@@ -97,6 +98,7 @@ class RunRecord:
     micro_batches: int = 0
     run_id: str | None = None
     metrics_rows: int | None = None
+    figures: dict[str, Any] = field(default_factory=dict)
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the arguments of GPTModule as plain values."""
@@ -239,49 +241,17 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises:
         UserError: the file is missing, would run code, or is not one of ours.
     """
+    return Checkpoint.of(load_content(path), path)
+
+
+def load_content(path: Path) -> Any:
+    """Return what torch.save has written to a file, with the tensors mapped from it.
+
+    Raises:
+        UserError: the file is missing, damaged, or would run code.
+    """
     check_archive(path)
     try:
-        raw = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch.load raises many kinds of errors
         raise not_ours(path, error) from error
-    return Checkpoint.of(raw, path)
-
-
-def load_model(path: str | Path) -> tuple[GPT, Tokenizer]:
-    """Return the model, on the CPU and in evaluation mode, and the tokenizer of its data.
-
-    Args:
-        path: Checkpoint or folder, as find_checkpoint takes it.
-
-    Raises:
-        UserError: as find_checkpoint and read_checkpoint, or the file names no tokenizer.
-    """
-    checkpoint = read_checkpoint(find_checkpoint(Path(path)))
-    record = checkpoint.record
-    if record.tokenizer is None:
-        raise UserError(f"{path} names no tokenizer: it was not trained on a TokenDataModule")
-    model = GPT(record.config)
-    try:
-        model.load_state_dict(checkpoint.weights)
-    except RuntimeError as error:
-        raise UserError(f"{path} has not the weights of its own settings: it is damaged") from error
-    return model.eval(), tokenizer_from_spec(record.tokenizer)
-
-
-def initial_weights(source: str, config: GPTConfig) -> dict[str, torch.Tensor]:
-    """Return the weights of `model.init_from` for `GPT(config).load_state_dict`, on the CPU.
-
-    Args:
-        source: A .ckpt of `gpt-lightning fit`, or a source of `pretrained_state_dict`.
-        config: Shape of the model to fill.
-
-    Raises:
-        UserError: as read_checkpoint and pretrained_state_dict.
-    """
-    from gpt_lightning.model.huggingface import fit_weights, pretrained_state_dict  # not for resume
-
-    path = Path(source)
-    if path.suffix != ".ckpt" or not path.exists():
-        return pretrained_state_dict(source, config)
-    checkpoint = read_checkpoint(path)
-    return fit_weights(source, checkpoint.weights, checkpoint.record.config.n_head, config)

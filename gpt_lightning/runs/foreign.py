@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-SAFETENSORS = "give the weights of Hugging Face as --model.init_from"
+PLACE = "in the folder of its config.json, and give that folder"
 HEAD_BYTES = 64
 
 
@@ -19,9 +19,11 @@ def describe_file(path: Path) -> str:
     if head.startswith(b"PK"):
         return "its end is missing or damaged; copy it again, or take another checkpoint"
     if is_safetensors(head, path.stat().st_size):
-        return f"it is a safetensors file; {SAFETENSORS}"
+        return f"it is a safetensors file: name it model.safetensors, {PLACE}"
+    if head.startswith(b"GGUF"):
+        return "it is llama.cpp's GGUF; give the weights that it was converted from"
     if head.startswith(b"\x80"):
-        return f"it is a pickle, such as an old pytorch_model.bin; {SAFETENSORS}, in safetensors"
+        return f"it is a pickle: if it is an old pytorch_model.bin, name it so, {PLACE}"
     try:
         head.decode("utf-8")
     except UnicodeDecodeError:
@@ -42,9 +44,9 @@ def describe_content(content: Any) -> str | None:
     if not isinstance(content, dict):
         return f"it holds an object of type {type(content).__name__}"
     if {"model", "model_args"} <= content.keys():
-        return "it is a checkpoint of nanoGPT's train.py, which is not supported"
+        return "it is a checkpoint of nanoGPT's train.py: give it as --model.init_from"
     if "state_dict" in content and "hyper_parameters" not in content:
         return "it is a checkpoint of another Lightning program"
     if content and all(isinstance(value, torch.Tensor) for value in content.values()):
-        return f"it holds weights alone, as pytorch_model.bin does; {SAFETENSORS}, in safetensors"
+        return f"it holds weights alone: name it pytorch_model.bin, {PLACE}"
     return None

@@ -18,7 +18,6 @@ from gpt_lightning.model.compilation import (
     should_compile,
 )
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.runs.checkpoint import initial_weights
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.steps import is_fitting
@@ -53,6 +52,8 @@ class BuildModule(L.LightningModule):
             with torch.device("cpu"):
                 self.model = GPT(self.config)
             if self.init_from is not None:
+                from gpt_lightning.runs.sources import initial_weights  # not for random weights
+
                 self.model.load_state_dict(initial_weights(self.init_from, self.config))
         if self._trainer is None:
             return  # load_from_checkpoint

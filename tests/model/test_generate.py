@@ -235,10 +235,9 @@ def test_a_compiled_model_is_not_compiled_again_for_sampling(model):
 )
 def test_the_commands_products(precision, asked, used, why, monkeypatch, tmp_path, capsys):
     model = GPT(GPTConfig(1, 1, 8, block_size=8, vocab_size=256)).eval()
-    monkeypatch.setattr("gpt_lightning.runs.resume.find_model", lambda address: address)
-    monkeypatch.setattr(
-        "gpt_lightning.runs.checkpoint.load_model", lambda path: (model, ByteTokenizer())
-    )
+    found = SimpleNamespace(source="a.ckpt", model=lambda: model)
+    monkeypatch.setattr("gpt_lightning.runs.sources.read_source", lambda path: found)
+    monkeypatch.setattr("gpt_lightning.runs.sources.tokenizer_of", lambda _: ByteTokenizer())
     monkeypatch.setattr(
         "gpt_lightning.hardware.precision.fastest_precision",
         lambda device: (precision, "it has it"),
@@ -250,7 +249,7 @@ def test_the_commands_products(precision, asked, used, why, monkeypatch, tmp_pat
     )
     sample(str(tmp_path / "a.ckpt"), max_new_tokens=1, device="cpu", dtype=asked)
     assert dtypes == [torch.bfloat16 if used == "bf16" else None]
-    assert capsys.readouterr().out.startswith(f"# {tmp_path / 'a.ckpt'}, in {used}: {why}\n")
+    assert capsys.readouterr().out.startswith(f"# a.ckpt, in {used}: {why}\n")
 
 
 def test_only_bfloat16_products_need_a_cpu_with_bfloat16(monkeypatch):

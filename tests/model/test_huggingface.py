@@ -8,8 +8,8 @@ import torch
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
-from gpt_lightning.model.huggingface import state_dict_to_hf
-from gpt_lightning.runs.checkpoint import initial_weights
+from gpt_lightning.model.pretrained.huggingface import to_huggingface
+from gpt_lightning.runs.sources import initial_weights
 
 transformers = pytest.importorskip("transformers")
 safetensors_torch = pytest.importorskip("safetensors.torch")
@@ -50,6 +50,10 @@ def load(source, config=TINY):
     return model
 
 
+def exported(model):
+    return to_huggingface(model.state_dict(), model.config)
+
+
 def save_ours(path, model):
     torch.save(
         {
@@ -88,7 +92,7 @@ def test_a_cropped_context_changes_nothing_within_it(folder, theirs, tokens):
 @pytest.mark.parametrize("tied", [True, False])
 def test_export_after_import_is_the_identity(tied, tmp_path):
     make_theirs(tie_word_embeddings=tied).save_pretrained(tmp_path)
-    weights = state_dict_to_hf(load(tmp_path, dataclasses.replace(TINY, tie_weights=tied)))
+    weights = exported(load(tmp_path, dataclasses.replace(TINY, tie_weights=tied)))
     safetensors_torch.save_file(weights, tmp_path / "ours.safetensors", metadata={"format": "pt"})
     expected = (tmp_path / "model.safetensors").read_bytes()
     assert (tmp_path / "ours.safetensors").read_bytes() == expected
@@ -97,7 +101,7 @@ def test_export_after_import_is_the_identity(tied, tmp_path):
 def test_import_after_export_is_the_identity_without_biases(tmp_path):
     config = dataclasses.replace(TINY, bias=False, tie_weights=False)
     model = GPT(config)
-    safetensors_torch.save_file(state_dict_to_hf(model), tmp_path / "x.safetensors")
+    safetensors_torch.save_file(exported(model), tmp_path / "x.safetensors")
     again = initial_weights(str(tmp_path / "x.safetensors"), config)
     assert again.keys() == model.state_dict().keys()
     assert all(torch.equal(again[k], v) for k, v in model.state_dict().items())
@@ -121,14 +125,15 @@ def test_a_published_name_is_fetched(folder, theirs, tokens, monkeypatch):
 
     def fetch(*args):
         asked.append(args)
-        return str(folder / "model.safetensors")
+        return str(folder / args[1])
 
     monkeypatch.setitem(SIZES, "gpt2", TINY)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
     monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda _: None)
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
     assert_same_logits(load("gpt2"), theirs, tokens)
-    assert asked == [("openai-community/gpt2", "model.safetensors")]
+    files = ("config.json", "model.safetensors")
+    assert asked == [("openai-community/gpt2", file) for file in files]
 
 
 def test_our_checkpoints(tmp_path, tokens):
@@ -175,14 +180,23 @@ def test_every_difference_in_shape_is_told_with_the_way_out(folder):
         assert difference in message
 
 
-def test_a_padded_vocabulary_is_refused(folder):
-    message = refusal(folder, dataclasses.replace(TINY, vocab_size=128))
-    assert "vocab_size is 128, there 101 (there are no weights for a padded vocabulary)" in message
+def test_new_rows_of_a_padded_vocabulary_have_the_mean_logit(folder, theirs, tokens):
+    padded = load(folder, dataclasses.replace(TINY, vocab_size=128))
+    with torch.no_grad():
+        logits, expected = padded(tokens), theirs(tokens).logits
+    torch.testing.assert_close(logits[..., :101], expected, atol=1e-5, rtol=0)
+    mean = expected.mean(dim=-1, keepdim=True).expand(-1, -1, 27)
+    torch.testing.assert_close(logits[..., 101:], mean, atol=1e-5, rtol=0)
+
+
+def test_a_smaller_vocabulary_is_an_error(folder):
+    message = refusal(folder, dataclasses.replace(TINY, vocab_size=100))
+    assert message.endswith("vocab_size is 100, there 101: set --model.config.vocab_size 101")
 
 
 def test_a_published_shape_is_checked_before_the_download(monkeypatch):
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: pytest.fail("downloaded"))
-    message = refusal("gpt2-xl", GPTConfig(vocab_size=50304))
+    message = refusal("gpt2-xl", GPTConfig(vocab_size=50000))
     assert "n_layer is 12, there 48, n_head is 12, there 25, n_embd is 768, there 1600" in message
     fixes = "set --config model/gpt2-xl --model.config.vocab_size 50257"
     assert message.endswith(fixes)
@@ -196,7 +210,7 @@ def test_without_a_network_a_folder_is_the_way_out(monkeypatch):
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
     message = refusal("gpt2", GPTConfig())
     assert "gpt2" in message
-    assert "give a folder with its model.safetensors as model.init_from" in message
+    assert "give a folder with its model.safetensors instead" in message
     assert "(no route to host)" in message
 
 
@@ -206,14 +220,14 @@ def test_a_missing_package(package, folder, monkeypatch):
     source, config = ("gpt2", GPTConfig()) if package == "huggingface_hub" else (folder, TINY)
     message = refusal(source, config)
     assert package in message
-    assert "pip install 'gpt-lightning[hub]'" in message
+    assert "pip install 'gpt-lightning[hf]'" in message
 
 
 def test_a_source_that_is_not_there(tmp_path):
-    for source in ("gpt2-huge", tmp_path, tmp_path / "no.ckpt"):
+    for source in ("gpt2-huge", tmp_path / "no.ckpt"):
         message = refusal(source)
         assert str(source) in message
-        assert "gpt2-medium" in message
+        assert "a folder of Hugging Face, or one of gpt2, gpt2-medium, gpt2-large" in message
 
 
 def test_a_file_of_another_kind(tmp_path):
@@ -260,7 +274,7 @@ def test_a_function_that_ours_does_not_compute(key, value, folder):
 def test_weights_of_another_model(theirs, tmp_path):
     path = tmp_path / "x.safetensors"
     for change in ({"transformer.h.1.mlp.c_fc.weight": torch.ones(32, 64)}, {"q": torch.ones(1)}):
-        safetensors_torch.save_file(state_dict_to_hf(GPT(TINY)) | change, path)
+        safetensors_torch.save_file(exported(GPT(TINY)) | change, path)
         message = refusal(path)
         assert "is not a GPT-2" in message
         assert min(change) in message

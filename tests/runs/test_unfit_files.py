@@ -157,12 +157,12 @@ def safetensors() -> bytes:
 FOREIGN = {
     "empty": (b"", "it is empty"),
     "text": (b"hello, world\n", "it is a text file"),
-    "safetensors": (safetensors(), "--model.init_from"),
+    "safetensors": (safetensors(), "it is a safetensors file: name it model.safetensors"),
     "cut": (b"PK\x03\x04" + bytes(100), "its end is missing"),
     "bytes": (b"\xff\x00\xfe" * 30, "it is no file of torch.save"),
     "weights": ({"wte.weight": torch.zeros(2)}, "it holds weights alone"),
     "lightning": ({"state_dict": {}, "epoch": 1}, "another Lightning program"),
-    "nanogpt": ({"model": {}, "model_args": {}}, "nanoGPT's train.py"),
+    "nanogpt": ({"model": {}, "model_args": {}}, "checkpoint of nanoGPT"),
     "tensor": (torch.zeros(2), "an object of type Tensor"),
 }
 
@@ -179,6 +179,6 @@ def test_a_foreign_file_is_named_for_what_it_seems_to_be(name, file, capsys):
         line = refused(command, path, capsys)
         assert words in line
         assert "mmap" not in line
-    old = Path("old.bin")
+    old = Path("old.ckpt")
     torch.save({"wte.weight": torch.zeros(2)}, old, _use_new_zipfile_serialization=False)
     assert "it is a pickle" in refused(READING["sample"], old, capsys)

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 
 from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.model.gpt import GPT
-from gpt_lightning.model.huggingface import SIZE_KEYS, state_dict_to_hf
+from gpt_lightning.model.pretrained.huggingface import to_huggingface
+from gpt_lightning.model.pretrained.weights import SIZE_KEYS
 
 
 def make_peer(model: GPT) -> Any:
@@ -25,7 +26,9 @@ def make_peer(model: GPT) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.model = transformers.GPT2LMHeadModel(peer_config(model, transformers))
-            missing = self.model.load_state_dict(state_dict_to_hf(model), strict=False)
+            missing = self.model.load_state_dict(
+                to_huggingface(model.state_dict(), model.config), strict=False
+            )
             # the file format omits the tied head; every other weight must be present
             assert set(missing.missing_keys) <= {"lm_head.weight"}, missing
             assert not missing.unexpected_keys, missing

@@ -1,0 +1,101 @@
+"""Files of a tokenizer in Hugging Face's format, which AutoTokenizer of transformers loads."""
+
+import itertools
+import json
+from typing import Any
+
+from gpt_lightning.data.tokenizers import (
+    END_OF_TEXT,
+    ByteTokenizer,
+    CharTokenizer,
+    TiktokenTokenizer,
+    Tokenizer,
+)
+from gpt_lightning.errors import UserError
+
+# bytes that GPT-2's vocabulary writes as the character of the same number; the others are numbered
+# from 256 on
+PRINTABLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
+
+
+def tokenizer_files(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
+    """Return the files of a tokenizer, by name.
+
+    Args:
+        tokenizer: Tokenizer of a model.
+        block_size: Context of the model.
+
+    Raises:
+        UserError: The package tokenizers is missing.
+    """
+    try:
+        import tokenizers
+    except ModuleNotFoundError as error:
+        raise UserError("tokenizers is missing: pip install 'gpt-lightning[hf]'") from error
+    split = tokenizers.pre_tokenizers
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings |= {"model_max_length": block_size, "clean_up_tokenization_spaces": False}
+    files = {}
+    if isinstance(tokenizer, CharTokenizer):
+        ids = {character: n for n, character in enumerate(tokenizer.characters)}
+        fast = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="<unk>"))
+        fast.pre_tokenizer = split.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+        fast.decoder = tokenizers.decoders.Fuse()
+    else:
+        merges: list[tuple[str, str]] = []
+        if isinstance(tokenizer, TiktokenTokenizer):
+            ranks = tokenizer.ranks
+            ids = {as_text(token): rank for token, rank in ranks.items()}
+            merges = [
+                merge_of(token, ranks)
+                for token in sorted(ranks, key=lambda t: ranks[t])
+                if len(token) > 1
+            ]
+        else:
+            assert isinstance(tokenizer, ByteTokenizer)
+            ids = {as_text(bytes([byte])): byte for byte in range(256)}
+        fast = tokenizers.Tokenizer(tokenizers.models.BPE(ids, merges))
+        by_regex = isinstance(tokenizer, TiktokenTokenizer)  # GPT-2's, which ByteLevel has
+        fast.pre_tokenizer = split.ByteLevel(add_prefix_space=False, use_regex=by_regex)
+        fast.decoder = tokenizers.decoders.ByteLevel()
+        if by_regex:
+            fast.add_special_tokens([END_OF_TEXT])
+            settings |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
+            settings |= {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False}
+            ids[END_OF_TEXT] = len(ids)
+            files["vocab.json"] = json.dumps(ids, ensure_ascii=False)
+            lines = "".join(f"{first} {second}\n" for first, second in merges)
+            files["merges.txt"] = f"#version: 0.2\n{lines}"
+    files["tokenizer.json"] = fast.to_str(pretty=True)
+    files["tokenizer_config.json"] = json.dumps(settings, indent=2) + "\n"
+    return files
+
+
+def as_text(token: bytes) -> str:
+    """Return bytes as GPT-2's vocabulary writes them, one character each."""
+    return "".join(LETTERS[byte] for byte in token)
+
+
+def merge_of(token: bytes, ranks: dict[bytes, int]) -> tuple[str, str]:
+    """Return the two tokens that byte-pair encoding merges into a token.
+
+    They are what remains of its bytes after all merges of a lower rank.
+    """
+    parts = [bytes([byte]) for byte in token]
+    while len(parts) > 2:
+        pairs = [ranks.get(a + b, len(ranks)) for a, b in itertools.pairwise(parts)]
+        i = pairs.index(min(pairs))
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    first, second = parts
+    return as_text(first), as_text(second)
+
+
+def letters() -> dict[int, str]:
+    """Return the character of each byte in GPT-2's vocabulary."""
+    others = [byte for byte in range(256) if byte not in PRINTABLE]
+    return {byte: chr(byte) for byte in PRINTABLE} | {
+        byte: chr(256 + n) for n, byte in enumerate(others)
+    }
+
+
+LETTERS = letters()

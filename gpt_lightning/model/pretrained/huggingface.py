@@ -1,0 +1,227 @@
+"""Hugging Face's format of GPT-2, in both directions.
+
+Hugging Face stores the matrices of a block like OpenAI's Conv1D, (in, out); nn.Linear has (out,
+in). Some files lack the prefix `transformer.`; some also hold causal masks or a tied head. Source:
+transformers' GPT2LMHeadModel and GPT2Config; from_pretrained in
+https://github.com/karpathy/nanoGPT, model.py.
+"""
+
+import json
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.model.gpt import SIZES, GPTConfig
+from gpt_lightning.model.pretrained.weights import HEAD, WTE, Pretrained, Weights, user_errors
+
+PREFIX = "transformer."
+CONV1D = re.compile(r"\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight$")
+MASK = re.compile(r"\.attn\.(masked_)?bias$")  # h.0.attn.bias, not h.0.attn.c_attn.bias
+FILES = ("model.safetensors", "pytorch_model.bin")  # or in pieces, with .index.json
+ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+# Values in config.json under which the weights mean the function that GPT computes.
+SETTINGS: dict[str, tuple[Any, ...]] = {
+    "model_type": ("gpt2",),
+    "activation_function": tuple(ACTIVATIONS),
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+}
+OURS = "gpt_lightning"  # our own key in config.json, which transformers keeps
+
+
+# ---- in ------------------------------------------------------------------------------------------
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether a folder has weights in Hugging Face's format."""
+    return any((path / f"{name}{end}").exists() for name in FILES for end in ("", ".index.json"))
+
+
+def read(source: str) -> Pretrained:
+    """Return a GPT-2 in Hugging Face's format.
+
+    Args:
+        source: gpt2, gpt2-medium, gpt2-large or gpt2-xl, downloaded once and cached by
+            huggingface_hub (write ./gpt2 for a folder of that name); a folder written by
+            save_pretrained of transformers, in one or several files of .safetensors or .bin; or one
+            such file.
+
+    Raises:
+        UserError: The source is not found, damaged, would run code, or is not a GPT-2; or a package
+            is missing.
+    """
+    path = downloaded(source) if source in SIZES else Path(source)
+    files = weight_files(path) if path.is_dir() else [path]
+    theirs: Weights = {}
+    for file in files:
+        theirs |= read_weights(file)
+    settings = read_settings((path if path.is_dir() else path.parent) / "config.json")
+    named = {
+        name if name == HEAD else PREFIX + name.removeprefix(PREFIX): tensor
+        for name, tensor in theirs.items()
+        if not MASK.search(name)
+    }
+    ours = settings.get(OURS, {})
+    if ours.get("bias") is False:  # transformers has no GPT-2 without biases: they are zero
+        named = {name: tensor for name, tensor in named.items() if not name.endswith(".bias")}
+    facts = ours.get("tokenizer"), ours.get("figures", {})
+    return Pretrained(source, transposed(named), recorded(settings), *facts)
+
+
+def downloaded(name: str) -> Path:
+    """Return the folder of a published size in huggingface_hub's cache, downloaded if needed."""
+    advice = f"give a folder with its {FILES[0]} instead"
+    with user_errors(f"cannot fetch {name} from huggingface.co: {advice}"):
+        from huggingface_hub import (
+            get_hf_file_metadata,
+            hf_hub_download,
+            hf_hub_url,
+            try_to_load_from_cache,
+        )
+
+        repository, paths = f"openai-community/{name}", []
+        for file in ("config.json", FILES[0]):
+            found = try_to_load_from_cache(repository, file)
+            if not isinstance(found, str):
+                # without the download's long retries
+                get_hf_file_metadata(hf_hub_url(repository, file))
+                found = hf_hub_download(repository, file)
+            paths.append(Path(found))
+    return paths[-1].parent
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files of a folder's weights.
+
+    Raises:
+        UserError: There are none, or their index is damaged.
+    """
+    for name in FILES:
+        if (folder / name).exists():
+            return [folder / name]
+        index = folder / f"{name}.index.json"
+        if index.exists():
+            with user_errors(f"{index} is damaged"):
+                names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+                if not names or any(Path(part).name != part for part in names):
+                    raise UserError(f"{index} is damaged: its weight_map names no files beside it")
+            return [folder / part for part in names]
+    raise UserError(f"{folder} has none of {', '.join(FILES)}: give a folder with one of them")
+
+
+def read_weights(path: Path) -> Weights:
+    """Return the tensors of a file; nothing in it is run.
+
+    Raises:
+        UserError: The file is missing, damaged, would run code, or holds something else.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: copy it again")
+    safe = path.suffix == ".safetensors"
+    damaged = "is damaged" if safe else "is damaged, would run code"
+    with user_errors(f"{path} {damaged}, or its content does not match its name"):
+        weights: Any
+        if safe:
+            from safetensors.torch import load_file
+
+            weights = load_file(path)
+        else:  # files before torch 1.6 are no archives, which cannot be mapped
+            mapped = zipfile.is_zipfile(path)
+            weights = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        if not all(isinstance(tensor, torch.Tensor) for tensor in weights.values()):
+            raise TypeError("it holds more than tensors")
+    return dict(weights)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the content of config.json; empty if there is none.
+
+    Raises:
+        UserError: The file is damaged, or the model of another architecture.
+    """
+    if not path.exists():
+        return {}
+    with user_errors(f"{path} is damaged"):
+        settings: dict[str, Any] = {} | json.loads(path.read_text(encoding="utf-8"))
+    for key, known in SETTINGS.items():
+        if settings.get(key, known[0]) not in known:
+            raise UserError(f"{path}: {key} is {settings[key]}, which GPT does not compute")
+    return settings
+
+
+def recorded(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of GPTConfig that config.json records and the tensors do not."""
+    found = {"n_head": settings.get("n_head"), "dropout": settings.get("resid_pdrop")}
+    found["activation"] = ACTIVATIONS[settings.get("activation_function", "gelu_new")]
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def transposed(weights: Weights) -> Weights:
+    """Return the weights with the matrices of the blocks transposed."""
+    return {k: v.t() if CONV1D.search(k) else v for k, v in weights.items()}
+
+
+# ---- out -----------------------------------------------------------------------------------------
+
+
+def to_huggingface(weights: Weights, config: GPTConfig, vocab_size: int | None = None) -> Weights:
+    """Return weights in the format of transformers' GPT2LMHeadModel.
+
+    Args:
+        weights: State dict of a GPT.
+        config: Its shape.
+        vocab_size: Rows of the embedding and the head to keep, without those of padding; None: all.
+
+    Returns:
+        Contiguous tensors for safetensors' save_file: the matrices of the blocks (in, out), biases
+        of 0 where the model has none, without a tied lm_head. Tensors that are neither transposed
+        nor cut share the memory of `weights`.
+    """
+    found = {k: v for k, v in transposed(weights).items() if not (k == HEAD and config.tie_weights)}
+    for name in {WTE, HEAD} & found.keys():
+        found[name] = found[name][:vocab_size]
+    for name in [] if config.bias else list(found):
+        if name.startswith((f"{PREFIX}h.", f"{PREFIX}ln_f.")):
+            found[name.removesuffix("weight") + "bias"] = found[name].new_zeros(
+                found[name].shape[-1]
+            )
+    return {name: tensor.contiguous() for name, tensor in sorted(found.items())}
+
+
+def settings_of(
+    config: GPTConfig, vocab_size: int, eot_token: int | None, ours: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the content of config.json.
+
+    Args:
+        config: Shape of the model.
+        vocab_size: Rows of its embedding.
+        eot_token: Id of the token that ends a text; None if the vocabulary has none.
+        ours: Values of our own key: tokenizer, bias, figures.
+    """
+    dropout = {f"{place}_pdrop": config.dropout for place in ("attn", "embd", "resid")}
+    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": vocab_size,
+        "n_positions": config.block_size,
+        "n_ctx": config.block_size,
+        "n_embd": config.n_embd,
+        "n_layer": config.n_layer,
+        "n_head": config.n_head,
+        "activation_function": names[config.activation],
+        **dropout,
+        "layer_norm_epsilon": 1e-5,
+        "bos_token_id": eot_token,
+        "eos_token_id": eot_token,
+        "tie_word_embeddings": config.tie_weights,
+        "dtype": "float32",
+        OURS: ours,
+    }

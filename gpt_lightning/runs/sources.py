@@ -1,0 +1,145 @@
+"""Trained models: runs and checkpoints of this program, Hugging Face's formats, and nanoGPT's."""
+
+import dataclasses
+from pathlib import Path
+
+from gpt_lightning.data.dataset import is_remote
+from gpt_lightning.data.formats import read_meta
+from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
+from gpt_lightning.errors import UserError
+from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
+from gpt_lightning.model.pretrained import huggingface, nanogpt
+from gpt_lightning.model.pretrained.weights import SHAPE_KEYS, Pretrained, Weights, check_shape
+from gpt_lightning.runs.checkpoint import Checkpoint, load_content
+from gpt_lightning.runs.digests import check_digest, warn_without_digest
+from gpt_lightning.runs.folders import NAME, find_checkpoint
+
+GPT2_VOCABULARIES = (50257, 50304)  # of the published files; padded to a multiple of 64
+
+
+def read_source(source: str | Path) -> Pretrained:
+    """Return the weights of a trained GPT-2; nothing in a file is run.
+
+    Args:
+        source: A checkpoint; a run folder, whose best checkpoint is taken; a folder of runs, whose
+            newest is taken; the URL of one of these; ckpt.pt of nanoGPT; a folder in Hugging Face's
+            format, or a file .safetensors or .bin; or gpt2, gpt2-medium, gpt2-large, gpt2-xl, which
+            are downloaded once (write ./gpt2 for a folder of that name).
+
+    Raises:
+        UserError: The source is not found, damaged, would run code, or is not a GPT-2.
+    """
+    path = Path(source) if str(source) in SIZES else find_file(source)
+    if str(source) in SIZES or path.is_dir() or path.suffix in (".safetensors", ".bin"):
+        return with_tokenizer(huggingface.read(str(path)), [])
+    has_digest = check_digest(path, required=False)
+    content = load_content(path)
+    if nanogpt.is_checkpoint(content):
+        return with_tokenizer(nanogpt.read(path, content), nanogpt.meta_files(path, content))
+    checkpoint = Checkpoint.of(content, path)
+    if not has_digest:
+        warn_without_digest(path.resolve())
+    return of_checkpoint(checkpoint, path)
+
+
+def find_file(source: str | Path) -> Path:
+    """Return the file, or the folder in Hugging Face's format, of a source that is no size's name.
+
+    Raises:
+        UserError: There is none.
+    """
+    if is_remote(str(source)):
+        from gpt_lightning.runs.fetch import fetch_checkpoint  # most runs do not need it
+
+        return fetch_checkpoint(str(source))
+    path = Path(source)
+    if not path.exists():
+        raise UserError(
+            f"{path} does not exist: give a checkpoint or a run folder, such as "
+            f"lightning_logs/NAME/version_0, a folder of Hugging Face, or one of {', '.join(SIZES)}"
+        )
+    if path.is_dir() and huggingface.is_folder(path):
+        return path
+    return find_checkpoint(path)
+
+
+def with_tokenizer(found: Pretrained, meta_files: list[Path]) -> Pretrained:
+    """Return the weights with the tokenizer of their program, if it is known.
+
+    Args:
+        found: Weights of another program.
+        meta_files: Paths at which nanoGPT's vocabulary of characters may be.
+
+    Raises:
+        UserError: A vocabulary of characters is damaged, or would run code.
+    """
+    if found.tokenizer is not None:
+        return found
+    spec = {"name": "gpt2"} if found.shape()["vocab_size"] in GPT2_VOCABULARIES else None
+    for meta in [] if spec else meta_files:
+        if meta.exists():
+            spec = {"name": "char", "characters": read_meta(meta)}
+            break
+    return dataclasses.replace(found, tokenizer=spec)
+
+
+def of_checkpoint(checkpoint: Checkpoint, path: Path) -> Pretrained:
+    """Return the weights of a checkpoint of this program."""
+    record, name = checkpoint.record, NAME.fullmatch(path.name)
+    loss = None if name is None or name[2] is None else float(name[2])
+    figures = {"step": checkpoint.step, "tokens": checkpoint.tokens, "val_loss": loss}
+    known = {key: value for key, value in figures.items() if value is not None}
+    weights = checkpoint.weights
+    if rank := record.settings.lora_rank:
+        from gpt_lightning.model.lora import merged  # few models have it
+
+        weights = merged(weights, record.settings.lora_alpha / rank)
+    return Pretrained(
+        str(path),
+        weights,
+        dict(vars(record.config)),
+        record.tokenizer,
+        record.figures | known,
+    )
+
+
+def load_model(source: str | Path) -> tuple[GPT, Tokenizer]:
+    """Return a trained model, on the CPU and in evaluation mode, and the tokenizer of its data.
+
+    Args:
+        source: Argument of `read_source`.
+
+    Raises:
+        UserError: As `read_source`, or the source names no tokenizer.
+    """
+    found = read_source(source)
+    return found.model(), tokenizer_of(found)
+
+
+def tokenizer_of(found: Pretrained) -> Tokenizer:
+    """Return the tokenizer of a model.
+
+    Raises:
+        UserError: The source names none, or it cannot be built.
+    """
+    if found.tokenizer is None:
+        raise UserError(
+            f"{found.source} names no tokenizer: for a checkpoint of nanoGPT put its dataset's "
+            "meta.pkl beside it; a model of fit needs one that was trained on data.dataset"
+        )
+    return tokenizer_from_spec(found.tokenizer)
+
+
+def initial_weights(source: str, config: GPTConfig) -> Weights:
+    """Return the weights of `model.init_from` for `GPT(config).load_state_dict`, on the CPU.
+
+    Args:
+        source: Argument of `read_source`.
+        config: Shape of the model to fill.
+
+    Raises:
+        UserError: As `read_source`, or the shapes differ.
+    """
+    if source in SIZES:  # before a download of gigabytes
+        check_shape(source, config, {key: getattr(SIZES[source], key) for key in SHAPE_KEYS})
+    return read_source(source).state_dict(config)

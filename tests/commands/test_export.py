@@ -1,0 +1,154 @@
+"""`gpt-lightning export` and `import`: transformers computes the same, and nothing is lost."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gpt_lightning.cli import main
+from gpt_lightning.data.tokenizers import ByteTokenizer, CharTokenizer, build_tokenizer
+from gpt_lightning.errors import UserError
+from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.runs.checkpoint import RunRecord
+from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
+from gpt_lightning.runs.settings import Settings
+from gpt_lightning.runs.sources import read_source
+
+transformers = pytest.importorskip("transformers")
+
+CHARACTERS = "\n !?abcdefghijklmnopqrstuvwxyzßä→🙂"
+TINY = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=48, vocab_size=len(CHARACTERS))
+NAME = "step-0000012-loss-1.2345.ckpt"
+
+
+def write_checkpoint(path: Path, config: GPTConfig, tokenizer) -> GPT:
+    """Write a checkpoint of a model whose biases are not 0 and whose gains are not 1."""
+    torch.manual_seed(0)
+    model = GPT(config).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    record = RunRecord(config=config, settings=Settings(), tokenizer=tokenizer.spec())
+    content = {"state_dict": {f"model.{k}": v for k, v in model.state_dict().items()}}
+    content |= {"global_step": 12, "callbacks": {"SpeedMonitor": {"tokens": 3456}}}
+    record.write(content)
+    write_durable_checkpoint(content, path)
+    return model
+
+
+def files(folder: str | Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+def test_transformers_computes_the_same_logits(bias, tied, recwarn):
+    config = dataclasses.replace(TINY, bias=bias, tie_weights=tied, vocab_size=64, dropout=0.1)
+    model = write_checkpoint(Path(NAME), config, CharTokenizer(CHARACTERS))
+    assert main(["export", NAME, "--to", "hf"]) == 0
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
+        "hf", output_loading_info=True
+    )
+    assert not any(report.values()), report
+    tokens = torch.randint(len(CHARACTERS), (2, 48))
+    with torch.no_grad():
+        logits = theirs.eval()(tokens).logits
+        torch.testing.assert_close(logits, model(tokens)[..., : len(CHARACTERS)], atol=5e-6, rtol=0)
+    settings = json.loads(Path("hf/config.json").read_text())
+    assert settings["n_ctx"] == settings["n_positions"] == 48
+    assert settings["resid_pdrop"] == 0.1
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_an_import_is_equal_and_a_second_export_too(bias):
+    config = dataclasses.replace(TINY, bias=bias, activation="gelu")
+    model = write_checkpoint(Path(NAME), config, CharTokenizer(CHARACTERS))
+    assert main(["export", NAME, "--to", "hf"]) == 0
+    assert main(["import", "hf", "--out", "again.ckpt"]) == 0
+    again = read_source("again.ckpt")
+    assert again.config() == config
+    ours = model.state_dict()
+    assert again.weights.keys() == ours.keys()
+    assert all(torch.equal(again.weights[name], tensor) for name, tensor in ours.items())
+    assert again.figures == {"step": 12, "tokens": 3456, "val_loss": 1.2345}
+    for source in ("again.ckpt", "hf"):
+        assert main(["export", source, "--to", f"from {source}"]) == 0
+        assert files(f"from {source}") == files("hf")
+
+
+def test_the_card_has_the_figures_of_the_training():
+    write_checkpoint(Path(NAME), TINY, CharTokenizer(CHARACTERS))
+    assert main(["export", NAME, "--to", "hf"]) == 0
+    card = Path("hf/README.md").read_text()
+    for row in (
+        "| optimizer steps | 12 |",
+        "| tokens of training | 3,456 |",
+        "| validation loss | 1.2345 nats per token |",
+        "| context | 48 tokens |",
+        f"| parameters | {GPT(TINY).num_params():,} |",
+    ):
+        assert row in card
+
+
+@pytest.mark.parametrize("name", ["char", "byte"])
+def test_the_tokenizer_gives_the_same_tokens(name):
+    tokenizer = CharTokenizer(CHARACTERS) if name == "char" else ByteTokenizer()
+    config = dataclasses.replace(TINY, vocab_size=tokenizer.vocab_size)
+    write_checkpoint(Path(NAME), config, tokenizer)
+    assert main(["export", NAME, "--to", "hf"]) == 0
+    theirs = transformers.AutoTokenizer.from_pretrained("hf")
+    text = "wo ist  ein hänßel? →🙂\n\n ende "
+    tokens = tokenizer.encode(text)
+    assert theirs(text)["input_ids"] == tokens.tolist()
+    assert theirs.decode(tokens) == text
+    assert theirs.vocab_size == tokenizer.vocab_size
+
+
+def test_gpt2s_tokenizer_gives_the_same_tokens():
+    try:
+        tokenizer = build_tokenizer("gpt2")
+    except UserError as error:
+        pytest.skip(str(error))
+    config = GPTConfig(n_layer=1, n_head=1, n_embd=2, block_size=8, vocab_size=50304)
+    write_checkpoint(Path(NAME), config, tokenizer)
+    assert main(["export", NAME, "--to", "hf"]) == 0
+    rng = np.random.default_rng(0)
+    for kind in (transformers.AutoTokenizer, transformers.GPT2TokenizerFast):
+        theirs = kind.from_pretrained("hf")
+        assert theirs.eos_token_id == 50256
+        assert len(theirs) == 50257
+        for _ in range(100):
+            tokens = rng.integers(50256, size=40)
+            text = tokenizer.decode(tokens)
+            assert theirs(text)["input_ids"] == tokenizer.encode(text).tolist()
+
+
+def test_a_folder_that_exists_is_left_alone(capsys):
+    write_checkpoint(Path(NAME), TINY, CharTokenizer(CHARACTERS))
+    Path("hf").mkdir()
+    Path("hf/mine").write_text("x")
+    assert main(["export", NAME, "--to", "hf"]) == 2
+    assert "--to hf exists: give the name of a new folder" in capsys.readouterr().err
+    assert files("hf") == {"mine": b"x"}
+    assert main(["import", NAME, "--out", NAME]) == 2
+    assert "give the name of a new file that ends in .ckpt" in capsys.readouterr().err
+
+
+def test_an_imported_model_is_sampled_and_cropped(capsys):
+    write_checkpoint(Path(NAME), TINY, CharTokenizer(CHARACTERS))
+    options = ["--block_size", "16", "--vocab_size", "64", "--dropout", "0.3"]
+    assert main(["import", NAME, "--out", "small.ckpt", *options]) == 0
+    config = read_source("small.ckpt").config()
+    assert config == dataclasses.replace(TINY, block_size=16, vocab_size=64, dropout=0.3)
+    assert main(["sample", "small.ckpt", "--max_new_tokens", "20"]) == 0
+    for option, value, word in (("block", 64, "above the 48"), ("vocab", 9, "below the 34")):
+        arguments = ["--out", "other.ckpt", f"--{option}_size", str(value)]
+        assert main(["import", NAME, *arguments]) == 2
+        assert f"--{option}_size {value} is {word}" in capsys.readouterr().err
