@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpt_lightning.model.attention import FUSED, AttentionFn, sdpa_attention
 from gpt_lightning.model.gpt import GPT, CausalSelfAttention
+from gpt_lightning.model.lora import plain
 
 # not cuDNN's kernel, which takes 23 to 37 ms to plan for each new length of the cache
 EVERY_LENGTH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -207,5 +208,5 @@ def prepack_for_decoding(model: GPT, dtype: torch.dtype | None = None, pack: boo
         for parent in list(twin.modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, nn.Linear):
-                    setattr(parent, name, PackedLinear(child, dtype, pack))
+                    setattr(parent, name, PackedLinear(plain(child), dtype, pack))
     return twin

@@ -20,6 +20,8 @@ from gpt_lightning.runs.folders import find_checkpoint, run_folders, run_id, sav
 
 # fields of GPTConfig that decide which tensors there are, or what they mean
 SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "tie_weights")
+# fields of Settings that decide which tensors the optimizer has a state for
+OPTIMIZED = ("optimizer", "decay", "freeze", "learning_rate_factors", "lora_rank", "lora_targets")
 
 
 def find_model(address: str) -> Path:
@@ -192,7 +194,7 @@ def check_model(theirs: RunRecord, ours: RunRecord, fitting: bool) -> None:
         f"{prefix}{key} is {getattr(b, key)}, the checkpoint's {getattr(a, key)}"
         for prefix, a, b, keys in (
             ("model.config.", theirs.config, ours.config, SHAPE),
-            ("model.", theirs.settings, ours.settings, ("optimizer", "decay")),
+            ("model.", theirs.settings, ours.settings, OPTIMIZED),
         )
         for key in keys
         if getattr(a, key) != getattr(b, key)

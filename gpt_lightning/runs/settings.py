@@ -8,6 +8,7 @@ from jsonargparse.typing import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
+    PositiveInt,
     restricted_number_type,
 )
 
@@ -61,6 +62,18 @@ class Settings:
     """Muon's momentum."""
     muon_stacked: Switch = "auto"
     """Update all matrices of one shape at once; auto: on GPUs, where single ones are too small."""
+    freeze: tuple[str, ...] = ()
+    """Parameters that are not trained, by name or pattern: transformer.wte.weight,
+    transformer.h.0.*; *.bias."""
+    learning_rate_factors: dict[str, PositiveFloat] | None = None
+    """Factors of the learning rate by name or pattern of the parameters, the first that matches:
+    {"transformer.h.[0-5].*": 0.1}; null: none."""
+    lora_rank: PositiveInt | None = None
+    """Train matrices of this rank beside frozen ones (LoRA); null: train the model itself."""
+    lora_alpha: PositiveFloat = 16.0
+    """LoRA's update is multiplied by this number over the rank."""
+    lora_targets: tuple[str, ...] = ("c_attn",)
+    """Layers of the blocks that LoRA changes: c_attn, attn.c_proj, c_fc, mlp.c_proj; * for all."""
     skip_spikes: PositiveFloat | None = None
     """Skip the update of a step whose loss or gradient norm is more than this number of standard
     deviations above the mean of the last 128 steps; null: never. 6 is a common choice. With a
@@ -92,5 +105,6 @@ class Settings:
             object.__setattr__(self, name, value)
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return the fields as a checkpoint has them: the betas are a list, compared by `==`."""
-        return dataclasses.asdict(self) | {"betas": list(self.betas)}
+        """Return the fields as a checkpoint has them: lists for tuples, compared by `==`."""
+        values = dataclasses.asdict(self).items()
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in values}

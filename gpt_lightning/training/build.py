@@ -55,6 +55,12 @@ class BuildModule(L.LightningModule):
                 from gpt_lightning.runs.sources import initial_weights  # not for random weights
 
                 self.model.load_state_dict(initial_weights(self.init_from, self.config))
+            if any(
+                (self.settings.lora_rank, self.settings.freeze, self.settings.learning_rate_factors)
+            ):
+                from gpt_lightning.training.finetuning import prepare  # most runs do not need it
+
+                prepare(self.model, self.settings)
         if self._trainer is None:
             return  # load_from_checkpoint
         if self.trainer.precision == "64-true":
@@ -151,12 +157,24 @@ class BuildModule(L.LightningModule):
     def flops_per_token(self) -> int:
         """FLOPs of a training token, forward and backward, at the run's context; see flops.py."""
         data = None if self._trainer is None else token_data(self.trainer)
-        return flops.flops_per_token(
-            n_params=self.model.num_params(embeddings=False),
-            n_layer=self.config.n_layer,
-            n_embd=self.config.n_embd,
-            block_size=data.block_size if data is not None else self.config.block_size,
-        )
+        block_size = data.block_size if data is not None else self.config.block_size
+        C = self.config.n_embd
+        n_params = self.model.num_params(embeddings=False)
+        total = flops.flops_per_token(n_params, self.config.n_layer, C, block_size)
+        if all(parameter.requires_grad for parameter in self.model.parameters()):
+            return total
+        # a frozen weight's gradient is one of the three products; no gradient passes the blocks
+        # before the first trained parameter
+        embedding = self.model.transformer.wte.weight, self.model.transformer.wpe.weight
+        looked_up = embedding[self.config.tie_weights :]
+        frozen = [p for p in self.model.parameters() if not p.requires_grad]
+        total -= 2 * sum(p.numel() for p in frozen if not any(p is table for table in looked_up))
+        if not any(table.requires_grad for table in embedding):
+            for block in self.model.transformer.h:
+                if any(p.requires_grad for p in block.parameters()):
+                    break
+                total -= 2 * sum(p.numel() for p in block.parameters()) + 8 * C * block_size
+        return total
 
 
 def check_memory(config: GPTConfig) -> None:

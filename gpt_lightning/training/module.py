@@ -160,8 +160,9 @@ class GPTModule(EvaluationModule):
         self.settings = dataclasses.replace(old, learning_rate=peak, min_learning_rate=minimum)
         live = [] if self._optimizer is None else self._optimizer.param_groups
         for group in (*live, *self._group_options):
-            if group.get("peak_lr") == old.learning_rate:
-                group["peak_lr"] = peak
+            factor = group.get("factor", 1.0)
+            if group.get("peak_lr") == old.learning_rate * factor:
+                group["peak_lr"] = peak * factor
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         self._optimizer = optimizer = optimizers.build(self.model, self.settings, self._fused())

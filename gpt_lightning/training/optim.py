@@ -2,7 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -60,8 +62,9 @@ def decay_groups(
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
     weight_decay: float,
     decay: Literal["matrices", "all"] = "matrices",
+    factors: Mapping[str, float] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
-    """Return parameter groups with and without weight decay.
+    """Return parameter groups with and without weight decay, for each factor of the learning rate.
 
     Args:
         named_parameters: Parameters to optimize; a tied matrix appears once.
@@ -69,15 +72,23 @@ def decay_groups(
         decay: matrices: only tensors of two or more dimensions decay (matrix products and
             embeddings), biases and layer norms do not. all: every tensor decays, as in PyTorch's
             optimizers without groups.
+        factors: Pattern of names -> factor of the learning rate; the first that matches counts.
+            Groups of other factors than 1 have the key `factor`.
     """
-    parameters = [p for _, p in named_parameters if p.requires_grad]
-    if decay == "all":
-        return [{"params": parameters, "weight_decay": weight_decay}]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    groups: dict[tuple[float, bool], list[torch.nn.Parameter]] = {}
+    for name, parameter in named_parameters:
+        if parameter.requires_grad:
+            factor = next((f for pattern, f in factors.items() if fnmatchcase(name, pattern)), 1.0)
+            decays = decay == "all" or parameter.dim() >= 2
+            groups.setdefault((factor, not decays), []).append(parameter)
+    return [
+        {
+            "params": groups[factor, not_decayed],
+            "weight_decay": 0.0 if not_decayed else weight_decay,
+        }
+        | ({} if factor == 1.0 else {"factor": factor})
+        for factor, not_decayed in sorted(groups)
     ]
-    return [group for group in groups if group["params"]]
 
 
 def make_adamw(
@@ -91,7 +102,7 @@ def make_adamw(
         betas: Averaging coefficients.
         fused: True if an update is one kernel per dtype and device.
     """
-    groups = [{**group, "peak_lr": lr} for group in groups]
+    groups = [{**group, "peak_lr": lr * group.get("factor", 1.0)} for group in groups]
     # None, not False: PyTorch's default loops over chunks of tensors, False over single tensors
     return AdamW(groups, lr=lr, betas=betas, fused=True if fused else None)
 

@@ -9,5 +9,6 @@ from gpt_lightning.training.optim import decay_groups, make_adamw
 
 def build(model: GPT, settings: Settings, fused: bool) -> AdamW:
     """Return AdamW, with weight decay of the tensors that settings.decay names."""
-    groups = decay_groups(model.named_parameters(), settings.weight_decay, settings.decay)
+    factors = settings.learning_rate_factors or {}
+    groups = decay_groups(model.named_parameters(), settings.weight_decay, settings.decay, factors)
     return make_adamw(groups, settings.learning_rate, settings.betas, fused)

@@ -18,9 +18,13 @@ from gpt_lightning.training.stacked_muon import stacked_step
 
 
 def check(settings: Settings) -> None:
-    """Raise a UserError if weight decay is to apply to all tensors."""
+    """Raise a UserError for settings of AdamW that Muon does not have."""
     if settings.decay == "all":
         raise UserError("model.decay is all, which muon does not support: set it to matrices")
+    if settings.learning_rate_factors:
+        raise UserError(
+            "model.learning_rate_factors is set, which muon does not support: set it to null"
+        )
 
 
 class MuonAdamW(Optimizer):
