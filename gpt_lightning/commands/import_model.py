@@ -26,9 +26,13 @@ def import_model(
             mean of the others.
         dropout: Dropout for a training; null: the source's.
     """
-    path = Path(out or "")
+    if out is None:
+        raise UserError("give --out FILE.ckpt: the file to write")
+    path = Path(out)
     if path.suffix != ".ckpt" or path.exists():
         raise UserError(f"--out {out}: give the name of a new file that ends in .ckpt")
+
+    import lightning as L
 
     from gpt_lightning.runs.checkpoint import RunRecord
     from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
@@ -54,7 +58,8 @@ def import_model(
         config=model.config, settings=Settings(), tokenizer=found.tokenizer, figures=found.figures
     )
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    checkpoint = {"state_dict": weights, "global_step": found.figures.get("step", 0)}
+    step, version = found.figures.get("step", 0), L.__version__
+    checkpoint = {"state_dict": weights, "global_step": step, "pytorch-lightning_version": version}
     record.write(checkpoint)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durable_checkpoint(checkpoint, path)

@@ -169,12 +169,14 @@ class Checkpoint:
         weights: Tensors by their name in `GPT.state_dict()`, on the CPU, mapped from the file.
         step: Optimizer steps done.
         tokens: Tokens trained on; None if the run did not count them.
+        can_resume: False without an optimizer's state, as in an imported model.
     """
 
     record: RunRecord
     weights: dict[str, torch.Tensor]
     step: int
     tokens: int | None
+    can_resume: bool = True
 
     @classmethod
     def of(cls, raw: dict[str, Any], path: Path) -> "Checkpoint":
@@ -197,6 +199,7 @@ class Checkpoint:
                 },
                 step=int(raw.get("global_step", 0)),
                 tokens=raw.get("callbacks", {}).get("SpeedMonitor", {}).get("tokens"),
+                can_resume="optimizer_states" in raw,
             )
         except Exception as error:  # any content may raise any error
             raise not_ours(path, error, raw) from error

@@ -171,7 +171,11 @@ class GPTCLI(LightningCLI):
 
             self.ckpt_path = find_model(config.ckpt_path)
             config.ckpt_path = str(self.ckpt_path)
-            read_checkpoint(self.ckpt_path)  # raises before anything is built
+            checkpoint = read_checkpoint(self.ckpt_path)  # raises before anything is built
+            if self.subcommand == "fit" and not checkpoint.can_resume:
+                raise UserError(
+                    f"{self.ckpt_path} has no optimizer's state: give it as --model.init_from"
+                )
         if self.ckpt_path is None and self.subcommand != "fit" and config.model.init_from is None:
             raise UserError(
                 f"{self.subcommand} has no model: give --ckpt_path with a checkpoint or a run "

@@ -145,6 +145,10 @@ def test_an_imported_model_is_sampled_and_cropped(capsys):
     write_checkpoint(Path(NAME), TINY, CharTokenizer(CHARACTERS))
     options = ["--block_size", "16", "--vocab_size", "64", "--dropout", "0.3"]
     assert main(["import", NAME, "--out", "small.ckpt", *options]) == 0
+    assert main(["fit", "--config", "quickstart", "--ckpt_path", "small.ckpt"]) == 2
+    assert "small.ckpt has no optimizer's state: give it as --model.init_from" in (
+        capsys.readouterr().err
+    )
     config = read_source("small.ckpt").config()
     assert config == dataclasses.replace(TINY, block_size=16, vocab_size=64, dropout=0.3)
     assert main(["sample", "small.ckpt", "--max_new_tokens", "20"]) == 0

@@ -19,6 +19,7 @@ from gpt_lightning.runs.settings import Settings
 from gpt_lightning.runs.sources import load_model
 from gpt_lightning.training.finetuning import prepare
 from gpt_lightning.training.optimizers.adamw import build
+from gpt_lightning.training.optimizers.muon import MuonAdamW
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -179,6 +180,14 @@ def test_a_factor_follows_another_peak():
 def test_patterns_that_match_nothing(settings, words, model):
     with pytest.raises(UserError, match=words):
         prepare(model, Settings(**settings))
+
+
+@pytest.mark.parametrize("frozen", [{"lora_rank": 2}, {"freeze": ["transformer.h.*.weight"]}])
+def test_muon_needs_both_of_its_kinds_of_parameters(frozen, model):
+    settings = Settings(optimizer="muon", **frozen)
+    prepare(model, settings)
+    with pytest.raises(UserError, match="muon needs matrices of the blocks and other parameters"):
+        MuonAdamW(model, settings, fused=False)
 
 
 def test_muon_has_no_factors():

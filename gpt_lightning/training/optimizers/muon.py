@@ -50,6 +50,11 @@ class MuonAdamW(Optimizer):
         matrices = [p for n, p in named if n.startswith("transformer.h.") and p.dim() == 2]
         taken = {id(p) for p in matrices}
         rest = [(n, p) for n, p in named if id(p) not in taken]
+        if not matrices or not rest:  # model.freeze, or LoRA
+            raise UserError(
+                "model.optimizer muon needs matrices of the blocks and other parameters to train: "
+                "set it to adamw"
+            )
         self.muon = Muon(
             [{"params": matrices, "peak_lr": settings.muon_learning_rate}],
             lr=settings.muon_learning_rate,
