@@ -43,6 +43,7 @@ class LadderRow:
     speedup: float | None = column("speed-up", ".2f")
     speedup_in_all: float | None = column("in all", ".2f")
     warmup_s: float | None = column("warm-up s", ".1f")
+    attention: str = column("attention", default="", console=False)
 
 
 def beside_others(row: Row, before: Sequence[Row]) -> Row:
@@ -146,6 +147,7 @@ def measure_rung(
         "mfu": speed.mfu,
         "peak_tflops_per_sec": peak.flops / 1e12,
         "warmup_s": speed.seconds.get("compile and warm-up"),
+        "attention": speed.attention,
         "note": fit_run.stall_note(speed),
     }
 

@@ -62,6 +62,7 @@ class MemoryRow(training_step.DeviceRow):
     residual_measured_mib: float | None = column("measured MiB", ",.3f", console=False)
     held_residuals: float | None = column("held/residual", ",.1f")
     resident_gib: float | None = column("resident GiB", ",.2f")
+    attention: str = column("attention", default="", console=False)
     files: str = column("files", default="", console=False)
 
 
@@ -161,6 +162,7 @@ def measure_row(
     snapshot = Path(folder) / f"{stem}.pickle" if device.type == "cuda" else None
     outputs: list[int] = []  # bytes of the first block's output, call by call
     saved: list[dict[str, Any]] = []
+    kernels: list[str] = []
     residual = row.batch * row.context * shape[2] * 4
 
     def work(phase: PhaseContext) -> None:
@@ -169,6 +171,7 @@ def measure_row(
             model.transformer.h[0].register_forward_hook(
                 lambda *call: outputs.append(call[2].nbytes)
             )
+            kernels.append(training_step.kernel_of(model, device, row.dtype, row.context))
             if row.checkpointing:
                 checkpoint_groups(model, row.blocks)
             elif row.mode == "training":
@@ -182,7 +185,7 @@ def measure_row(
         step(phase)
 
     memory = memory_meter.measure_memory(work, device, snapshot)
-    found = columns(memory, residual, outputs[-1])
+    found = columns(memory, residual, outputs[-1]) | {"attention": kernels[0]}
     if device.type == "cpu":
         found["resident_gib"] = training_step.peak_memory_gib(device)
     return {**found, "saved": saved, "files": draw(memory, Path(folder), stem, snapshot)}

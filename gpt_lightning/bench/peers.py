@@ -45,6 +45,7 @@ class PeerRow(training_step.ModelRow):
     theirs_graphs: int | None = column("their graphs", "d")
     ours_loss: float | None = column("our loss", ".5f")
     theirs_loss: float | None = column("their loss", ".5f")
+    ours_attention: str = column("our attention", default="", console=False)
     attention: str = column("their attention", default="", console=False)
     transformers: str = column("transformers", default="", console=False)
 
@@ -86,7 +87,13 @@ def measure_peers(
         rate = row.batch * row.context / found[f"{name}_ms"] * 1e3
         facts = {"tokens_per_sec": rate, **contestant.facts()}
         found |= {f"{name}_{key}": value for key, value in facts.items()}
-    return {**found, "attention": peer.attention, "transformers": peer.version}
+    kernel = training_step.kernel_of(model, device, row.dtype, row.context)
+    return {
+        **found,
+        "ours_attention": kernel,
+        "attention": peer.attention,
+        "transformers": peer.version,
+    }
 
 
 class Contestant:

@@ -56,6 +56,7 @@ def test_every_rung_is_a_row_with_a_rate(capsys):
         # 6 N + 12 L C T FLOPs a token, of a peak of 1e11
         per_token = 6 * (300 * 16 + 12 * 16**2 + 13 * 16 + 2 * 16) + 12 * 16 * 32
         assert row["mfu"] == pytest.approx(row["tokens_per_sec"] * per_token / 1e11, rel=1e-6)
+    assert [row["attention"] for row in rows] == ["naive", "", "flash"]
     assert rows[2]["speedup"] == pytest.approx(
         rows[2]["tokens_per_sec"] / rows[0]["tokens_per_sec"]
     )

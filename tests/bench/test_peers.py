@@ -56,6 +56,7 @@ def test_a_row_agrees_with_itself():
         assert row[f"{name}_backward_ms"] > 0
         assert row[f"{name}_graphs"] == 0
     assert row["ours_loss"] == pytest.approx(row["theirs_loss"], abs=1e-5)
+    assert (row["ours_attention"], row["attention"]) == ("flash", "sdpa")
 
 
 @pytest.mark.slow
