@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("data.verify:verify", "check every byte of a dataset against its digests"),
     "data": ("commands.inspect_data:run", "print the content of a dataset: data inspect DIR"),
     "sample": ("commands.sample:sample", "generate text with a trained model"),
+    "eval": ("commands.evaluate:evaluate", "score a model: HellaSwag, LAMBADA, WikiText, texts"),
     "import": ("commands.import_model:import_model", "write any GPT-2's weights as a checkpoint"),
     "export": (
         "commands.export:export",

@@ -1,0 +1,70 @@
+"""The command `gpt-lightning eval`: published tasks and perplexity, beside GPT-2's figures."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from jsonargparse.typing import PositiveInt
+
+from gpt_lightning.errors import UserError
+
+
+def evaluate(
+    path: str,
+    tasks: str = "hellaswag,lambada,wikitext",
+    data: str | None = None,
+    text: str | None = None,
+    split: Literal["train", "val", "test"] = "val",
+    stride: PositiveInt | None = None,
+    limit: PositiveInt | None = None,
+    batch_size: PositiveInt = 16,
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
+    dtype: Literal["fp32", "bf16"] = "fp32",
+    compile: bool = False,  # noqa: A002 - the name of the option
+    out: str | None = None,
+) -> None:
+    """Score a model on published tasks and texts, beside the published figures of GPT-2.
+
+    `torchrun --nproc_per_node N -m gpt_lightning eval ...` divides the work among N processes.
+
+    Args:
+        path: Checkpoint, run folder, folder of Hugging Face, ckpt.pt of nanoGPT, or gpt2 and its
+            other sizes, which are downloaded; docs/models.md has all of them.
+        tasks: Names, separated by commas: hellaswag, lambada, wikitext; perplexity, with --text;
+            openwebtext, the loss on nanoGPT's data/openwebtext/val.bin.
+        data: Folder with the files of the tasks (docs/evaluation.md has their names); null: they
+            are downloaded once.
+        text: Text file, or a prepared dataset, for perplexity.
+        split: Split of a prepared dataset.
+        stride: Tokens by which the window of perplexity moves; null: its whole length.
+        limit: Number of items of each task, of windows for perplexity; null: all.
+        batch_size: Texts per batch and process.
+        device: Device of the model. auto: cuda, else mps, else cpu.
+        dtype: dtype of matrix products. bf16 is faster and changes the last digits.
+        compile: Compile the model with torch.compile.
+        out: JSON file for all numbers and the results of each item.
+    """
+    import torch  # after the arguments: --help must not wait for it
+
+    from gpt_lightning.evaluate.report import report
+    from gpt_lightning.evaluate.scoring import Scorer
+    from gpt_lightning.evaluate.tasks import Task, task_names
+    from gpt_lightning.hardware.device import device_kind
+    from gpt_lightning.hardware.precision import check_accelerator
+    from gpt_lightning.runs.sources import read_source, tokenizer_of
+
+    names = task_names(tasks)
+    if (text is None) == ("perplexity" in names):
+        raise UserError("--tasks perplexity and --text FILE belong together: give both, or neither")
+    check_accelerator(device, "--device")
+    place, rank = torch.device(device_kind(device)), int(os.environ.get("LOCAL_RANK") or 0)
+    found = read_source(path)
+    model, tokenizer = found.model(), tokenizer_of(found)
+    model.to(torch.device("cuda", rank) if place.type == "cuda" else place)
+    products = torch.bfloat16 if dtype == "bf16" else None
+    scorer = Scorer(model, tokenizer, batch_size, products, compile)
+    todo = [Task(name, scorer, data, limit, text or "", split, stride) for name in names]
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:  # under torchrun
+        torch.distributed.init_process_group("gloo")
+    file = None if out is None else Path(out)
+    report(todo, f"{found.source}, {dtype} on {place.type}", model.config, file)

@@ -1,0 +1,1 @@
+"""Evaluation of a model on published tasks and on texts."""

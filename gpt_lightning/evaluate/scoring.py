@@ -1,0 +1,200 @@
+"""Log-likelihoods of texts under a GPT: batched by length, in one precision, over all ranks.
+
+A request is a sequence of tokens whose end is scored. `windows` cuts it into pieces that fit into
+the model's context; a window of T + 1 tokens is T inputs and T targets, as in training. Windows are
+padded at their right end, which causal attention never sees, so the size of a batch changes
+rounding errors alone. The output head runs at scored positions only.
+
+The rules for long texts are those of the lm-evaluation-harness at 4e7e0d47
+(https://github.com/EleutherAI/lm-evaluation-harness, lm_eval/models/huggingface.py and
+lm_eval/utils.py, get_rolling_token_windows).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from tqdm import tqdm
+
+from gpt_lightning.data.tokenizers import Tokenizer, start_tokens
+from gpt_lightning.errors import MemoryExhaustedError, UserError, is_out_of_memory
+from gpt_lightning.model.gpt import GPT
+from gpt_lightning.model.loss import IGNORE_INDEX, chunks, log_probabilities, pad_columns
+
+CHUNK_TOKENS = 1024  # positions whose logits are held at a time: 206 MB of float32 for V = 50,257
+
+
+class Request(NamedTuple):
+    """Tokens of which the last ones are scored.
+
+    Attributes:
+        tokens: Token ids, integers (n,), context first.
+        first: Index of the first scored token, at least 1.
+        stride: Tokens that each window after the first one scores; None: block_size.
+    """
+
+    tokens: np.ndarray
+    first: int
+    stride: int | None = None
+
+
+class Score(NamedTuple):
+    """Score of a request, summed over its windows.
+
+    Attributes:
+        log_prob: Log-likelihood of the scored tokens in nats.
+        n_tokens: Number of scored tokens.
+        greedy: True if each scored token is the most likely one at its position.
+    """
+
+    log_prob: float
+    n_tokens: int
+    greedy: bool
+
+
+Window = tuple[int, np.ndarray, int]  # index of its request, tokens, how many of them it scores
+Scored = tuple[int, float, int, bool]  # index of a request, and a Score of one of its windows
+
+
+def windows(request: Request, block_size: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Cut a request into windows that score each of its tokens once.
+
+    The first window scores up to block_size tokens, each later one up to `stride`. A window is
+    filled to its left with as much context as fits, so that from the second window on each token
+    has at least block_size - stride tokens of context.
+
+    Yields:
+        Up to block_size + 1 tokens, and the number of tokens at their end that are scored.
+    """
+    tokens, begin, n = request.tokens, request.first, block_size
+    while begin < len(tokens):
+        end = min(begin + n, len(tokens))
+        yield tokens[max(0, end - block_size - 1) : end], end - begin
+        begin, n = end, request.stride or block_size
+
+
+class Scorer:
+    """Compute log-likelihoods of requests under a model.
+
+    Args:
+        model: The model, on its device; its mode and weights stay.
+        tokenizer: Tokenizer of the model. Rows of the head beyond its vocabulary (padding) have no
+            share in the softmax.
+        batch_size: Windows per batch.
+        dtype: dtype of matrix products under autocast; None: that of the weights.
+        compiled: True to compile the transformer, for windows of any length.
+
+    Attributes:
+        beat: Function that is called before each batch.
+    """
+
+    def __init__(
+        self,
+        model: GPT,
+        tokenizer: Tokenizer,
+        batch_size: int = 16,
+        dtype: torch.dtype | None = None,
+        compiled: bool = False,
+    ) -> None:
+        self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
+        self.dtype = dtype
+        self.beat: Callable[[], None] = lambda: None
+        self._start = np.array(start_tokens(tokenizer, ""))  # context of a text that has none
+        self._transformer: Any = model.transformer
+        if compiled:
+            self._transformer = torch.compile(model.transformer, dynamic=True)
+
+    def after(self, context: np.ndarray, tokens: np.ndarray, stride: int | None = None) -> Request:
+        """Return the request that scores tokens, (n,), after those of a context, (m,)."""
+        context = context if len(context) else self._start
+        return Request(np.concatenate([context, tokens]), len(context), stride)
+
+    def continuation(self, context: str, text: str) -> Request:
+        """Return the request that scores a text after a context, cut as in the harness.
+
+        Spaces at the end of the context belong to the text. The text's tokens are those that follow
+        as many tokens as the context alone has.
+        """
+        before = self.tokenizer.encode(context.rstrip())
+        return self.after(before, self.tokenizer.encode(context + text)[len(before) :])
+
+    def score(self, requests: Sequence[Request]) -> list[Score]:
+        """Return the scores of requests, in their order, on all ranks.
+
+        Rank r of W scores every W-th window, beginning at r, the longest windows first.
+
+        Raises:
+            MemoryExhaustedError: A batch does not fit into the memory of the device.
+            UserError: A log-likelihood is not finite.
+        """
+        T = self.model.config.block_size
+        todo = [(i, *window) for i, r in enumerate(requests) for window in windows(r, T)]
+        todo.sort(key=lambda window: -len(window[1]))
+        rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        found: list[Any] = [self._score_windows(todo[rank::ranks], hidden=rank > 0)]
+        if ranks > 1:
+            own, found = found[0], [None] * ranks
+            dist.all_gather_object(found, own)
+        sums, counts = np.zeros(len(requests)), np.zeros(len(requests), int)
+        greedy = np.ones(len(requests), bool)
+        for i, log_prob, n, hit in chain(*found):
+            sums[i], counts[i], greedy[i] = sums[i] + log_prob, counts[i] + n, greedy[i] and hit
+        if not np.isfinite(sums).all():
+            raise UserError("a log-likelihood is not finite: the model's weights are NaN or huge")
+        return list(map(Score, sums.tolist(), counts.tolist(), greedy.tolist()))
+
+    def _score_windows(self, todo: list[Window], hidden: bool) -> list[Scored]:
+        done: list[Scored] = []
+        batches = chunks(len(todo), self.batch_size)
+        try:
+            with evaluation_mode(self.model):
+                # disable=None: shown on a terminal
+                for part in tqdm(batches, leave=False, disable=hidden or None):
+                    self.beat()
+                    done += self._score_batch(todo[part])
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise MemoryExhaustedError("too little memory: lower batch_size") from error
+            raise
+        return done
+
+    @torch.no_grad()
+    def _score_batch(self, batch: list[Window]) -> list[Scored]:
+        T = max(len(tokens) for _, tokens, _ in batch) - 1
+        idx = torch.zeros(len(batch), T, dtype=torch.int64)
+        targets = torch.full_like(idx, IGNORE_INDEX)  # (B, T), as idx
+        for row, (_, tokens, n) in enumerate(batch):
+            window, end = torch.from_numpy(tokens.astype(np.int64)), len(tokens) - 1
+            idx[row, :end], targets[row, end - n : end] = window[:-1], window[-n:]
+        weight = self.model.lm_head.weight
+        idx, targets = idx.to(weight.device), targets.to(weight.device)
+        scored, found = targets != IGNORE_INDEX, []
+        with torch.autocast(weight.device.type, self.dtype, enabled=self.dtype is not None):
+            x, y = self._transformer(idx)[scored], targets[scored]  # (N, C), (N,)
+            x, weight = pad_columns(x, weight[: self.tokenizer.vocab_size])
+            for part in chunks(len(x), CHUNK_TOKENS):
+                log_probs = log_probabilities(x[part], weight)  # (n, V)
+                own = log_probs.gather(1, y[part, None])[:, 0]
+                found.append(torch.stack([own, log_probs.argmax(1) == y[part]]).cpu())  # (2, n)
+        parts = torch.cat(found, 1).double().split([n for _, _, n in batch], 1)
+        return [
+            (i, float(part[0].sum()), n, bool(part[1].all()))
+            for (i, _, n), part in zip(batch, parts, strict=True)
+        ]
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and later those modules back that were in training mode."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
