@@ -33,6 +33,7 @@ SECTIONS = {
     "progress": "plain_every_n_steps",
     "samples": "prompt",
     "checkpoint": "keep_last",
+    "evaluation": "tasks",
 }
 # --prompt '' begins a new text; --data.text_file= takes the text of a configuration away
 MAY_BE_EMPTY = ("prompt", "data.dataset", "data.corpus", "data.text_file")

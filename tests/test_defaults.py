@@ -10,6 +10,7 @@ import yaml
 from gpt_lightning.cli import main
 from gpt_lightning.commands.sample import sample
 from gpt_lightning.prepare.command import prepare
+from gpt_lightning.runs.settings import TaskSettings
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
 from gpt_lightning.training.callbacks.samples import SampleText
@@ -49,6 +50,7 @@ def test_the_defaults_of_a_command(command, tmp_path, monkeypatch, capsys):
         ("checkpoint", RunCheckpoint),
         ("signals", StopSignals),
         ("watchdog", Watchdog),
+        ("evaluation", TaskSettings),
         (None, sample),
         (None, prepare),
     ],

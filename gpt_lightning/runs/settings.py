@@ -108,3 +108,28 @@ class Settings:
         """Return the fields as a checkpoint has them: lists for tuples, compared by `==`."""
         values = dataclasses.asdict(self).items()
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """Arguments of EvaluateTasks: the keys `evaluation.*` of the command line.
+
+    Raises:
+        UserError: A value is of another type or out of bounds.
+    """
+
+    tasks: str | None = None
+    """Tasks to score during training, separated by commas: hellaswag, lambada, wikitext. The first
+    number of each is logged as val/TASK; null: none."""
+    every_n_steps: PositiveInt | None = None
+    """Optimizer steps between two evaluations; null: one after each validation."""
+    data: str | None = None
+    """Folder with the files of the tasks; null: they are downloaded once."""
+    limit: PositiveInt | None = None
+    """Number of items of each task; null: all."""
+    batch_size: PositiveInt = 16
+    """Texts per batch and rank."""
+
+    def __post_init__(self) -> None:
+        for name, value in check_arguments(type(self), "evaluation", vars(self)).items():
+            object.__setattr__(self, name, value)

@@ -30,6 +30,7 @@ from gpt_lightning.parsing import OneLineParser, resolve_configs
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
+from gpt_lightning.runs.settings import TaskSettings
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
 from gpt_lightning.training.callbacks.report import RunReport
@@ -100,6 +101,7 @@ class GPTCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for key, callback in FORCED_CALLBACKS.items():
             parser.add_lightning_class_args(callback, key)
+        parser.add_class_arguments(TaskSettings, "evaluation")
         parser.add_argument(
             "--run_name",
             type=str | None,
@@ -229,6 +231,10 @@ class GPTCLI(LightningCLI):
         if config.trainer.enable_checkpointing is False:  # StopSignals still ends the run
             config.checkpoint.enabled = False
         trainer = super().instantiate_trainer(**kwargs)
+        if config.evaluation.tasks is not None and self.subcommand == "fit":
+            from gpt_lightning.training.callbacks.evaluate_tasks import EvaluateTasks
+
+            trainer.callbacks.append(EvaluateTasks(config.evaluation))  # type: ignore[attr-defined]
         ranks.check_group(trainer.world_size)
         ranks.supervise(trainer.strategy)
         return trainer

@@ -1,6 +1,8 @@
 """SampleText: generated text at every validation."""
 
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import lightning as L
 import torch
@@ -51,13 +53,8 @@ class SampleText(L.Callback):
         if trainer.sanity_checking or not self._active(trainer):
             return
         assert isinstance(pl_module, GPTModule)
-        average = find_callback(trainer, WeightAveraging)
-        with phase(trainer, "samples"):
-            if average is not None:  # the weights of val/loss
-                average.on_validation_epoch_start(trainer, pl_module)
+        with phase(trainer, "samples"), evaluated_weights(trainer):
             text = self._sample(trainer, pl_module)
-            if average is not None:
-                average.on_validation_epoch_end(trainer, pl_module)
         # four spaces indent the text on the console, and keep its lines apart in TensorBoard, which
         # reads Markdown
         block = textwrap.indent(text, "    ")
@@ -96,3 +93,14 @@ class SampleText(L.Callback):
             dtype=PRODUCTS.get(str(trainer.precision)),
         )
         return tokenizer.decode(tokens[0].tolist())
+
+
+@contextmanager
+def evaluated_weights(trainer: L.Trainer) -> Iterator[None]:
+    """Give the model the weights of val/loss: the average, if the run has WeightAveraging."""
+    average, module = find_callback(trainer, WeightAveraging), trainer.lightning_module
+    if average is not None:
+        average.on_validation_epoch_start(trainer, module)
+    yield
+    if average is not None:
+        average.on_validation_epoch_end(trainer, module)
