@@ -1,5 +1,6 @@
 """The command `gpt-lightning import`: write a trained model as a checkpoint of this program."""
 
+from importlib.metadata import version
 from pathlib import Path
 
 from jsonargparse.typing import PositiveInt
@@ -32,8 +33,6 @@ def import_model(
     if path.suffix != ".ckpt" or path.exists():
         raise UserError(f"--out {out}: give the name of a new file that ends in .ckpt")
 
-    import lightning as L
-
     from gpt_lightning.runs.checkpoint import RunRecord
     from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
     from gpt_lightning.runs.settings import Settings
@@ -58,8 +57,12 @@ def import_model(
         config=model.config, settings=Settings(), tokenizer=found.tokenizer, figures=found.figures
     )
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    step, version = found.figures.get("step", 0), L.__version__
-    checkpoint = {"state_dict": weights, "global_step": step, "pytorch-lightning_version": version}
+    step, lightning = found.figures.get("step", 0), version("lightning")
+    checkpoint = {
+        "state_dict": weights,
+        "global_step": step,
+        "pytorch-lightning_version": lightning,
+    }
     record.write(checkpoint)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durable_checkpoint(checkpoint, path)
