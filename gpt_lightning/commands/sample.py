@@ -43,7 +43,8 @@ def sample(
     from gpt_lightning.data.tokenizers import start_tokens
     from gpt_lightning.hardware.device import device_kind
     from gpt_lightning.hardware.precision import check_accelerator, fastest_precision
-    from gpt_lightning.model.generate import PACKED_FROM, generate, prepack_for_decoding
+    from gpt_lightning.model.decoder import Decoder
+    from gpt_lightning.model.generate import PACKED_FROM, generate
     from gpt_lightning.runs.sources import read_source, tokenizer_of
 
     check_accelerator(device, "--device")
@@ -55,7 +56,7 @@ def sample(
         precision, why = fastest_precision(torch_device)
         dtype = "bf16" if precision == "bf16-mixed" else "fp32"
     products = torch.bfloat16 if dtype == "bf16" else None
-    model = prepack_for_decoding(
+    decoder = Decoder(
         model.to(torch_device), products, num_samples * max_new_tokens >= PACKED_FROM
     )
     print(f"# {found.source}, in {dtype}: {why}", flush=True)
@@ -63,7 +64,7 @@ def sample(
     generator = torch.Generator(torch_device).manual_seed(seed)
     for number in range(num_samples):
         tokens = generate(
-            model,
+            decoder,
             start,
             max_new_tokens,
             temperature,

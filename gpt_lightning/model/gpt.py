@@ -167,17 +167,11 @@ class Transformer(nn.Module):
         self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.checkpointing = config.checkpointing
 
-    def forward(self, idx: Tensor, start: int = 0) -> Tensor:
-        """Return the final residual stream, (B, T, C).
-
-        Args:
-            idx: Tokens, int64 (B, T).
-            start: Position of the first of them; above 0 where a key-value cache holds the tokens
-                before it (generate.py).
-        """
-        end = start + idx.size(1)
-        assert end <= self.wpe.num_embeddings, "longer than block_size"
-        pos = torch.arange(start, end, device=idx.device)  # (T,)
+    def forward(self, idx: Tensor) -> Tensor:
+        """Return the final residual stream, (B, T, C), of tokens idx, int64 (B, T)."""
+        T = idx.size(1)
+        assert self.wpe.num_embeddings >= T, "longer than block_size"
+        pos = torch.arange(T, device=idx.device)  # (T,)
         x = self.drop(self.cast(self.wte(idx) + self.wpe(pos)))  # (B, T, C)
         for block in self.h:
             if self.checkpointing and torch.is_grad_enabled():

@@ -1,50 +1,107 @@
 """`gpt-lightning bench generate` on a tiny model."""
 
+import math
+
 import pytest
+import torch
 
 from gpt_lightning.bench import generate
 from gpt_lightning.bench.core import results as folders
 from gpt_lightning.cli import main
+from gpt_lightning.model.decoder import Decoder
+from gpt_lightning.model.gpt import Transformer
 
 
-def measure(monkeypatch, tokens=24, every=8):
-    """The measurement, and the lengths that the naive loop was timed at."""
-    lengths = []
-    transformer = "gpt_lightning.model.gpt.Transformer.forward"
-    from gpt_lightning.model.generate import CachedAttention
-    from gpt_lightning.model.gpt import Transformer
+@pytest.fixture
+def calls(monkeypatch):
+    """Tokens (B, T) of each forward pass: of the naive loop, and of ours."""
+    noted = {"naive": [], "cached": []}
 
-    original = Transformer.forward
+    def note(name, original):
+        def forward(self, idx, *rest):
+            noted[name].append(tuple(idx.shape))
+            return original(self, idx, *rest)
 
-    def forward(self, idx, start=0):
-        cached = isinstance(self.h[0].attn.attention, CachedAttention)
-        lengths.append(None if cached else idx.size(1))
-        return original(self, idx, start)
+        return forward
 
-    monkeypatch.setattr(transformer, forward)
-    row = generate.GenerateRow("cpu", "fp32", "tiny", prompt=3, tokens=tokens)
-    found = generate.measure_generate(row, [1, 1, 16, 32, 65], every, rounds=2)
-    return found, lengths
+    monkeypatch.setattr(Transformer, "forward", note("naive", Transformer.forward))
+    monkeypatch.setattr(Decoder, "__call__", note("cached", Decoder.__call__))
+    return noted
 
 
-def test_both_ways_are_measured_and_agree(monkeypatch):
-    found, lengths = measure(monkeypatch)
-    naive = [length for length in lengths if length is not None]
+def measure(against="naive", batch=1, tokens=24, every=8, rounds=2):
+    sizes = {"size": "tiny", "batch": batch, "prompt": 3, "tokens": tokens, "against": against}
+    row = generate.GenerateRow("cpu", "fp32", **sizes)
+    return generate.measure_generate(row, [1, 1, 16, 32, 65], every, rounds)
+
+
+def test_both_ways_are_measured_and_agree(calls):
+    found = measure()
     # once before the clock, once for the agreement, and a block a round
-    assert naive[:3] == [7, 15, 23]
-    assert len(naive) == 3 + 3 + 2 * 3
-    assert lengths.count(None) == 3 * 24  # the text, and a block a round
+    assert [T for _, T in calls["naive"][:3]] == [7, 15, 23]
+    assert len(calls["naive"]) == 3 + 3 + 2 * 3
+    assert len(calls["cached"]) == 3 * 24  # the text, and a block a round
     assert found["agreement"] == 1.0
     assert found["ratio_min"] <= found["ratio"] <= found["ratio_max"]
     assert found["cached_tokens_per_sec"] == pytest.approx(1e3 / found["cached_ms"])
+    assert found["prepare_ms"] > 0
+    assert found["read_ms"] > 0
+    assert found["load"] >= 0
+
+
+def test_a_loop_draws_the_tokens_of_the_batch_one_sequence_after_the_other(calls):
+    measure("loop", batch=4)
+    rows = [B for B, _ in calls["cached"]]
+    assert rows == [4] * 24 + ([4] * 24 + [1] * 4 * 24) * 2
+
+
+def test_transformers_draws_as_many_tokens_with_our_weights(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    texts, weights = [], []
+    original = transformers.GPT2LMHeadModel.generate
+
+    def sampled(self, *args, **kwargs):
+        weights.append(self.transformer.wte.weight.detach().clone())
+        texts.append(original(self, *args, **kwargs))
+        assert (kwargs["do_sample"], kwargs["temperature"], kwargs["top_k"]) == (True, 0.8, 200)
+        return texts[-1]
+
+    monkeypatch.setattr(transformers.GPT2LMHeadModel, "generate", sampled)
+    torch.manual_seed(0)
+    found = measure("transformers", batch=3)
+    assert [tuple(text.shape) for text in texts] == [(3, 3 + 24)] * 2
+    assert weights[0].shape == (65, 16)
+    assert found["ratio"] == pytest.approx(found["other_ms"] / found["cached_ms"], rel=1.0)
+
+
+def test_times_are_those_of_a_token_of_one_sequence(monkeypatch):
+    """Each call takes as long as its sequences have tokens, by a clock of the test."""
+    clock = [0.0]
+    step = Decoder.__call__
+
+    def forward(self, idx, start, caches):
+        clock[0] += len(idx) * 1e-3
+        return step(self, idx, start, caches)
+
+    monkeypatch.setattr(Decoder, "__call__", forward)
+    monkeypatch.setattr(generate.time, "perf_counter", lambda: clock[0])
+    found = measure("loop", batch=4)
+    assert found["cached_ms"] == pytest.approx(1.0)
+    assert found["other_ms"] == pytest.approx(1.0)
+    assert math.isclose(found["ratio"], 1.0)
 
 
 def test_a_cache_that_forgets_is_seen(monkeypatch):
-    from gpt_lightning.model.generate import CachedAttention
+    step = Decoder.__call__
 
-    monkeypatch.setattr(CachedAttention, "__call__", lambda self, *args: self.attention(*args))
+    def forgets(self, idx, start, caches):
+        for cache in caches:
+            cache.zero_()
+        return step(self, idx, start, caches)
+
+    monkeypatch.setattr(Decoder, "__call__", forgets)
     monkeypatch.setattr("gpt_lightning.model.gpt.GPT._init_normal", spread)
-    assert measure(monkeypatch)[0]["agreement"] < 1.0
+    assert measure()["agreement"] < 1.0
 
 
 def spread(self, residual_std):
@@ -59,6 +116,7 @@ def spread(self, residual_std):
         (["--rounds", "0"], "error: rounds is 0; it must be at least 1"),
         (["--prompts", "0"], "error: --prompts is '0': 0 is below 1"),
         (["--tokens", "8"], "error: --every 16 is more than --tokens 8"),
+        (["--against", "gpt-fast"], "error: --against is 'gpt-fast'"),
     ],
 )
 def test_mistakes_take_one_line(args, line, tmp_path, monkeypatch, capsys):

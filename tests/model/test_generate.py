@@ -1,20 +1,12 @@
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpt_lightning.commands.sample import sample
-from gpt_lightning.data.tokenizers import ByteTokenizer
+from gpt_lightning.errors import UserError
 from gpt_lightning.model.attention import FUSED
-from gpt_lightning.model.generate import (
-    can_pack,
-    filter_top_k,
-    generate,
-    key_value_cache,
-    prepack_for_decoding,
-    sample_token,
-)
+from gpt_lightning.model.generate import filter_top_k, filter_top_p, generate, sample_token
 from gpt_lightning.model.gpt import GPT, GPTConfig
 
 
@@ -75,6 +67,38 @@ def test_same_seed_same_text_and_mode_is_restored(model):
     assert model.training
 
 
+def test_a_row_with_a_generator_of_its_own_is_the_row_alone(model):
+    """Also of another batch, and of other rows; one generator for all rows draws other numbers."""
+    prompts = torch.tensor([[1, 2], [3, 4], [5, 6], [1, 2]])
+
+    def sampled(rows, **kwargs):
+        own = [torch.Generator().manual_seed(10 + row) for row in rows]
+        return generate(model, prompts[rows], 12, 0.8, 20, own, **kwargs)
+
+    together = sampled([0, 1, 2, 3])
+    assert torch.equal(sampled([2, 0]), together[[2, 0]])
+    for row in range(4):
+        assert torch.equal(sampled([row]), together[[row]])
+        single = torch.Generator().manual_seed(10 + row)
+        assert torch.equal(generate(model, prompts[[row]], 12, 0.8, 20, single), together[[row]])
+    assert not torch.equal(together[0], together[3])
+    with pytest.raises(ValueError, match="shorter"):
+        generate(model, prompts, 1, generator=[torch.Generator()])
+
+
+def test_a_function_of_the_tokens_ends_the_rows(model):
+    prompts = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    seen = []
+    expected = generate(model, prompts, 12, temperature=0.0)
+    found = generate(model, prompts, 12, 0.0, on_tokens=lambda t: seen.append(t) or len(seen) == 7)
+    assert torch.equal(found, expected[:, : 3 + 7])
+    assert seen == expected[:, 3:10].T.tolist()
+    seen.clear()
+    assert torch.equal(generate(model, prompts, 12, 0.0, on_tokens=seen.append), expected)
+    assert seen == expected[:, 3:].T.tolist()
+    assert not found.is_inference()
+
+
 def test_padding_rows_are_never_sampled(model):
     with torch.no_grad():
         model.lm_head.weight[40:] = model.lm_head.weight[:10] * 50
@@ -91,6 +115,90 @@ def test_top_k_keeps_the_k_largest():
     assert filter_top_k(logits, None) is logits
 
 
+def test_top_p_keeps_the_smallest_set_that_has_the_probability():
+    logits = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.7, 0.1, 0.11, 0.09]]).log()
+    kept = {p: (filter_top_p(logits, p) > -torch.inf).tolist() for p in (0.1, 0.6, 0.75, 0.95)}
+    assert kept[0.1] == [[False, True, False, False], [True, False, False, False]]
+    assert kept[0.6] == [[False, True, False, True], [True, False, False, False]]
+    assert kept[0.75] == [[False, True, True, True], [True, False, True, False]]
+    assert kept[0.95] == [[True] * 4, [True] * 4]
+    assert (filter_top_p(logits, 1e-9) > -torch.inf).sum(-1).tolist() == [1, 1]  # 1 - p is 1
+    assert (filter_top_p(torch.zeros(1, 4), 0.5) > -torch.inf).sum() == 2  # 0.5 is enough
+    assert filter_top_p(logits, None) is filter_top_p(logits, 1.0) is logits
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [(0.7, None, 0.9), (1.3, 20, None), (0.7, 40, 0.8), (1.0, 3, 0.99), (2.0, 500, 0.3)],
+)
+def test_the_tokens_to_sample_from_are_those_of_transformers(temperature, top_k, top_p, ties):
+    from transformers.generation import logits_process as theirs
+
+    logits = torch.randn(1000, 97, generator=torch.Generator().manual_seed(0)) * 3
+    if ties:
+        logits = logits.round()
+    expected = theirs.TemperatureLogitsWarper(temperature)(None, logits)
+    if top_k is not None:
+        expected = theirs.TopKLogitsWarper(top_k)(None, expected)
+    if top_p is not None:
+        expected = theirs.TopPLogitsWarper(top_p)(None, expected)
+    assert torch.equal(filter_top_p(filter_top_k(logits / temperature, top_k), top_p), expected)
+
+
+def test_draws_are_from_the_tokens_that_every_filter_keeps():
+    """The filters follow each other: top_p is a share of what temperature and top_k have left."""
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log().expand(2000, 4)
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*how):
+        temperature, top_k, top_p = how
+        return set(sample_token(logits, temperature, top_k, generator, top_p)[:, 0].tolist())
+
+    assert drawn(1.0, None, 0.65) == {0, 1}
+    assert drawn(1.0, 3, 0.75) == {0, 1}  # 0.4 / 0.9 + 0.3 / 0.9 = 0.78
+    assert drawn(1.0, None, 0.75) == {0, 1, 2}
+    assert drawn(0.5, None, 0.75) == {0, 1}  # squares: (0.16 + 0.09) / 0.3 = 0.83
+    assert drawn(0.0, None, 0.1) == {0}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"top_k": 0},
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"temperature": 0.0, "top_p": 2.0},
+    ],
+)
+def test_python_has_the_bounds_of_the_command(model, how):
+    with pytest.raises(UserError, match="expected at least 0, at least 1 or None, and above 0"):
+        generate(model, torch.tensor([[1]]), 1, **how)
+
+
+def test_greedy_text_is_that_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    from gpt_lightning.model.pretrained.huggingface import to_huggingface
+
+    torch.manual_seed(1)
+    ours = GPT(GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=48, vocab_size=99))
+    for parameter in ours.parameters():  # the small initial values repeat one token for ever
+        torch.nn.init.normal_(parameter, std=0.3)
+    torch.nn.init.normal_(ours.transformer.wpe.weight, std=3.0)
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 48, "vocab_size": 99}
+    config = transformers.GPT2Config(**shape, bos_token_id=None, eos_token_id=None)
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    theirs.load_state_dict(to_huggingface(ours.state_dict(), ours.config), strict=False)
+    prompts = torch.randint(99, (5, 7))
+    expected = theirs.generate(
+        prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=41, do_sample=False
+    )
+    assert len(expected[:, 7:].unique()) > 5
+    assert torch.equal(generate(ours, prompts, 41, temperature=0.0), expected)
+
+
 def test_temperature_sharpens():
     logits = torch.tensor([[0.0, 1.0]]).expand(4000, 2)
     generator = torch.Generator().manual_seed(0)
@@ -100,7 +208,7 @@ def test_temperature_sharpens():
     assert hot == pytest.approx(0.622, abs=0.03)
 
 
-# ---- cost and packed weights ---------------------------------------------------------------------
+# ---- cost --------------------------------------------------------------------------------------
 
 
 def naive_loop(model, idx, n, temperature, top_k, generator=None):
@@ -128,67 +236,21 @@ def test_a_token_costs_one_position_of_the_body_and_of_the_head(model, packed_fr
     """Count positions; the naive loop would compute 3, 4, 5, 6, 7, 8, 8 in both."""
     monkeypatch.setattr("gpt_lightning.model.generate.PACKED_FROM", packed_from)
     positions = {"body": [], "head": []}
-    weights = {
-        "body": model.transformer.h[0].mlp.c_fc.weight,
-        "head": model.lm_head.weight,  # which is the embedding's too; that only looks up
-    }
+    of_width = {128: "body", 50: "head"}  # of c_fc and of the head, for 32 channels
+    products = (torch.ops.aten.linear.default, torch.ops.mkldnn._linear_pointwise.default)
 
-    def count(module, args):
-        for where, weight in weights.items():
-            if getattr(module, "weight", None) is weight and args[0].is_floating_point():
-                positions[where].append(args[0].shape[:-1].numel())
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if func in products and out.size(-1) in of_width:
+                positions[of_width[out.size(-1)]].append(out.shape[:-1].numel())
+            return out
 
-    hook = torch.nn.modules.module.register_module_forward_pre_hook(count)
-    try:
+    with Count():
         generate(model, torch.tensor([[1, 2, 3]]), 7, temperature=0.0)
-    finally:
-        hook.remove()
     # the prompt, then one token each until 8 fill the context; the last slides
-    assert positions == {"body": [3, 1, 1, 1, 1, 1, 8], "head": [1] * 7}
-
-
-def test_the_cache_is_one_buffer_of_the_size_that_is_needed(model):
-    model.eval()
-    with torch.no_grad(), key_value_cache(model, 5) as caches:
-        model.transformer(torch.tensor([[1, 2, 3]]))
-        before = caches[0].k.data_ptr()
-        model.transformer(torch.tensor([[4]]), start=3)
-        assert caches[0].k.data_ptr() == before
-        assert caches[0].k.shape == (1, 2, 5, 16)
-        assert caches[0].length == 4
-        model.transformer(torch.tensor([[4]]), start=4)
-        with pytest.raises(AssertionError, match="room"):
-            model.transformer(torch.tensor([[4]]), start=5)
-
-
-def test_a_model_forgets_its_cache(model):
-    """A packed copy does so, too: the sample command uses one for all its texts."""
-    prompt = torch.tensor([[1, 2, 3]])
-    plain = model.transformer.h[0].attn.attention
-    twin = prepack_for_decoding(model, torch.bfloat16, pack=False)
-    first = generate(twin, prompt, 12, temperature=0.0, dtype=torch.bfloat16)
-    assert twin.transformer.h[0].attn.attention is plain
-    assert torch.equal(generate(twin, prompt, 12, temperature=0.0, dtype=torch.bfloat16), first)
-    with pytest.raises(AssertionError, match="room"), key_value_cache(model, 2):
-        model.transformer(prompt)
-    assert model.transformer.h[0].attn.attention is plain
-
-
-@pytest.mark.parametrize("pack", [False, True])
-def test_a_twin_shares_parameters_and_rounds_in_bfloat16_alone(model, pack):
-    model.train()
-    idx = torch.randint(50, (2, 8))
-    full, half = (prepack_for_decoding(model, dtype, pack) for dtype in (None, torch.bfloat16))
-    assert {id(p) for p in full.parameters()} == {id(p) for p in model.parameters()}
-    assert model.training
-    assert not full.training
-    expected = model.eval()(idx)
-    # float32 sums in another order; logits are some 0.3
-    torch.testing.assert_close(full.lm_head(full.transformer(idx)), expected, atol=1e-5, rtol=0)
-    rounded = half.lm_head(half.transformer(idx))
-    assert rounded.dtype == torch.float32
-    assert 1e-5 < (rounded - expected).abs().max() < 0.05  # bfloat16 has eight bits
-    assert prepack_for_decoding(half, torch.bfloat16) is half
+    assert positions["body"][::2] == [3, 1, 1, 1, 1, 1, 8]  # of two layers
+    assert positions["head"] == [1] * 7
 
 
 def test_bfloat16_samples_are_the_float32_ones_mostly(model):
@@ -198,8 +260,6 @@ def test_bfloat16_samples_are_the_float32_ones_mostly(model):
 
 
 def test_autocast_casts_no_weight_while_sampling(model):
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     class Casts(TorchDispatchMode):
         n = 0
 
@@ -222,45 +282,3 @@ def test_a_compiled_model_is_not_compiled_again_for_sampling(model):
     assert counters["stats"]["unique_graphs"] == 0
     model(torch.tensor([[1, 2]]))
     assert counters["stats"]["unique_graphs"] == 1  # it is counted, and it was compiled
-
-
-@pytest.mark.parametrize(
-    ("precision", "asked", "used", "why"),
-    [
-        ("bf16-mixed", "auto", "bf16", "it has it"),
-        ("16-mixed", "auto", "fp32", "it has it"),
-        ("32-true", "auto", "fp32", "it has it"),
-        ("bf16-mixed", "fp32", "fp32", "as set"),
-    ],
-)
-def test_the_commands_products(precision, asked, used, why, monkeypatch, tmp_path, capsys):
-    model = GPT(GPTConfig(1, 1, 8, block_size=8, vocab_size=256)).eval()
-    found = SimpleNamespace(source="a.ckpt", model=lambda: model)
-    monkeypatch.setattr("gpt_lightning.runs.sources.read_source", lambda path: found)
-    monkeypatch.setattr("gpt_lightning.runs.sources.tokenizer_of", lambda _: ByteTokenizer())
-    monkeypatch.setattr(
-        "gpt_lightning.hardware.precision.fastest_precision",
-        lambda device: (precision, "it has it"),
-    )
-    dtypes = []
-    monkeypatch.setattr(
-        "gpt_lightning.model.generate.generate",
-        lambda model, start, *rest: dtypes.append(rest[-1]) or start,
-    )
-    sample(str(tmp_path / "a.ckpt"), max_new_tokens=1, device="cpu", dtype=asked)
-    assert dtypes == [torch.bfloat16 if used == "bf16" else None]
-    assert capsys.readouterr().out.startswith(f"# a.ckpt, in {used}: {why}\n")
-
-
-def test_only_bfloat16_products_need_a_cpu_with_bfloat16(monkeypatch):
-    weight = torch.ones(2, 2)
-    for supported in (True, False):
-        monkeypatch.setattr(
-            torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda bf16=supported: bf16
-        )
-        assert can_pack(weight, torch.bfloat16) is supported
-        assert can_pack(weight, torch.float32)
-        assert not can_pack(weight, torch.float16)
-        assert not can_pack(weight.to("meta"), torch.float32)
-    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace(_linear_pointwise=None))
-    assert can_pack(weight, torch.float32) is False  # a build without the other operator

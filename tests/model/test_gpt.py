@@ -7,7 +7,7 @@ import torch
 from gpt_lightning.errors import UserError
 from gpt_lightning.model import attention as attentions
 from gpt_lightning.model.attention import chunked_attention, naive_attention, sdpa_attention
-from gpt_lightning.model.generate import key_value_cache
+from gpt_lightning.model.decoder import Decoder
 from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
 from gpt_lightning.model.loss import NarrowHead
 
@@ -152,12 +152,12 @@ def test_cached_logits_equal_full_logits(attention):
     model = GPT(dataclasses.replace(TINY, attention=attention)).eval()
     idx = tokens(2, 16)
     with torch.no_grad():
-        full = model(idx)
-        with key_value_cache(model, 16):
-            parts = [model.transformer(idx[:, :5])]
-            parts += [model.transformer(idx[:, t : t + 1], start=t) for t in range(5, 16)]
-            cached = model.lm_head(torch.cat(parts, dim=1))
-    torch.testing.assert_close(cached, full, atol=1e-5, rtol=0)
+        full = model(idx)[:, 4:]
+        decoder = Decoder(model, pack=False)
+        caches = decoder.new_caches(2, 16)
+        parts = [decoder(idx[:, :5], 0, caches)]
+        parts += [decoder(idx[:, t : t + 1], t, caches) for t in range(5, 16)]
+    torch.testing.assert_close(torch.stack(parts, dim=1), full, atol=1e-5, rtol=0)
 
 
 def test_initialization_follows_gpt2():

@@ -1,0 +1,113 @@
+"""Fast decoding: a key-value cache, and weights in another dtype and layout.
+
+A decoded token reads every weight once and does one multiply-add with it, so its time is that of
+reading. On a CPU, oneDNN reads a matrix in its own layout up to twice as fast as a row-major one,
+and in bfloat16 there is half as much to read (benchmarks/speed.md).
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt_lightning.model.attention import FUSED, sdpa_attention
+from gpt_lightning.model.gpt import GPT
+from gpt_lightning.model.lora import plain
+
+
+class Decoder:
+    """Eager GPT in evaluation mode that remembers keys and values and computes new tokens alone.
+
+    The plain version is `GPT.forward`, which computes all positions. The operations are the same,
+    in the same order; dropout is left out. The model stays as it is. Its parameters are shared
+    unless dtype or layout change: then later changes of the model are not followed. A model that is
+    restricted to one of PyTorch's attention kernels is decoded with any.
+
+    Args:
+        model: The model; a compiled one is not compiled here.
+        dtype: dtype of the linear layers' products; None: the weights' own. The other layers keep
+            theirs.
+        pack: Lay the weights out for oneDNN, if it has products of this dtype on this device. False
+            keeps the plain layout, without a second copy of the weights in memory.
+    """
+
+    def __init__(self, model: GPT, dtype: torch.dtype | None = None, pack: bool = True) -> None:
+        weight, body = model.lm_head.weight, model.transformer
+        self.config, self.dtype, self.device = model.config, dtype or weight.dtype, weight.device
+        self.wte, self.wpe, self.ln_f = body.wte, body.wpe, body.ln_f
+        linear = partial(product, dtype=self.dtype, pack=pack and can_pack(weight, self.dtype))
+        self.head = linear(model.lm_head)
+        self.blocks: list[tuple[Any, ...]] = []
+        block: Any
+        for block in body.h:
+            attn, mlp = block.attn, block.mlp
+            # flash and cuDNN's kernel do not take float32 on CUDA
+            attend = sdpa_attention if model.config.attention in FUSED else attn.attention
+            attention = (block.ln_1, linear(attn.c_attn), attend, linear(attn.c_proj))
+            rest = (block.ln_2, linear(mlp.c_fc), mlp.gelu, linear(mlp.c_proj))
+            self.blocks.append((*attention, *rest))
+
+    def new_caches(self, B: int, size: int) -> list[Tensor]:
+        """Return buffers for keys and values of `size` tokens, (2, B, nh, size, hs) for each layer.
+
+        They are filled in place, where appending would copy all keys and values at each token.
+        """
+        nh, like = self.config.n_head, self.wte.weight
+        return [like.new_empty(2, B, nh, size, self.config.n_embd // nh) for _ in self.blocks]
+
+    def __call__(self, idx: Tensor, start: int, caches: Sequence[Tensor]) -> Tensor:
+        """Return the logits after the last of the tokens, (B, V).
+
+        Args:
+            idx: Tokens, int64 (B, T): the first T of a sequence, or one token (T = 1).
+            start: Number of tokens before them; the caches hold their keys and values.
+            caches: Buffers of `new_caches`. The keys and values of idx are written to them.
+        """
+        (B, T), end = idx.shape, start + idx.size(1)
+        x = self.wte(idx) + self.wpe.weight[start:end]  # (B, T, C)
+        for block, cache in zip(self.blocks, caches, strict=True):
+            ln_1, c_attn, attention, c_proj, ln_2, c_fc, gelu, mlp_c_proj = block
+            qkv = c_attn(ln_1(x)).view(B, T, 3, self.config.n_head, -1).permute(2, 0, 3, 1, 4)
+            cache.narrow(3, start, T).copy_(qkv[1:])
+            k, v = cache.narrow(3, 0, end).unbind()  # (B, nh, end, hs)
+            y = attention(qkv[0], k, v, 0.0)  # (B, nh, T, hs)
+            x = x + c_proj(y.transpose(1, 2).reshape(B, T, -1))  # (B, T, C)
+            x = x + mlp_c_proj(gelu(c_fc(ln_2(x))))
+        return self.head(self.ln_f(x[:, -1]))  # the other positions are not sampled from
+
+
+def product(layer: nn.Module, dtype: torch.dtype, pack: bool) -> Callable[[Tensor], Tensor]:
+    """Return a linear layer with products in a dtype, and its weights laid out for oneDNN.
+
+    The output has the dtype of the input. A layer with other parameters than a linear layer's, such
+    as an adapter's, is returned as it is.
+    """
+    if isinstance(layer, nn.Linear) and (pack or layer.weight.dtype != dtype):
+        layer = plain(layer)  # merges LoRA
+    own = dict(layer.named_parameters())
+    if own.keys() not in ({"weight"}, {"weight", "bias"}):
+        return layer
+    if not pack and own["weight"].dtype == dtype:
+        return layer
+    weight = own["weight"].detach().to(dtype)
+    bias = own["bias"].detach().to(dtype) if "bias" in own else None
+    if not pack:
+        return lambda x: F.linear(x.to(dtype), weight, bias).to(x.dtype)
+    weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
+    multiply = torch.ops.mkldnn._linear_pointwise.default
+    return lambda x: multiply(x.to(dtype), weight, bias, "none", [], "").to(x.dtype)
+
+
+def can_pack(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether this build of PyTorch and this CPU have oneDNN's products of a dtype."""
+    ops = torch.ops.mkldnn
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if not (hasattr(ops, "_linear_pointwise") and hasattr(ops, "_reorder_linear_weight")):
+        return False
+    if dtype == torch.bfloat16:
+        return bool(ops._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
