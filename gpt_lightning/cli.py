@@ -113,7 +113,8 @@ def prints_only(argv: list[str]) -> bool:
     """Return whether a command does nothing but print."""
     return (
         not argv
-        or argv[0] in ("--version", "help", "completion", "configs", "data", "sample")
+        or argv[0] in ("--version", "help", "completion", "configs", "data")
+        or (argv[0] == "sample" and not any(arg.startswith("--out") for arg in argv))
         or any(
             arg in ("-h", "--help", "--list") or arg.startswith(("--help=", "--print_config"))
             for arg in argv
@@ -226,11 +227,11 @@ def run_function(name: str, function: Callable[..., None], args: list[str]) -> N
     """Call a plain function with arguments from the command line. Its docstring is the help."""
     from jsonargparse import auto_cli
 
-    from gpt_lightning.parsing import OneLineParser, resolve_configs, underscored
+    from gpt_lightning.parsing import OneLineParser, gathered, resolve_configs, underscored
 
     auto_cli(
         function,
-        args=resolve_configs(underscored(args)),
+        args=resolve_configs(gathered(underscored(args), "--stop")),
         parser_class=OneLineParser,
         prog=f"gpt-lightning {name}",
     )

@@ -49,6 +49,7 @@ OUT_OF_MEMORY = (
     "cannot allocate",
     "status_alloc_failed",
     "bad_alloc",
+    "size calculation overflowed",
 )
 
 

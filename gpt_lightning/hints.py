@@ -43,7 +43,8 @@ def explain(message: str, options: Sequence[str], positionals: Sequence[str], pr
     if found := re.search(r"(?:does not accept option |Option )'([^']+)'", text):
         return f"unknown key {found[1]!r}{hint_at(found[1], options) or help_hint}"
     if found := re.match(r"argument (\S+): expected (?:one|at least one) argument", text):
-        return f"{found[1]} needs a value: {found[1].split('/')[-1]} VALUE"
+        names = re.sub(r"/\S+\+$", "", found[1])  # the last name of a list is that with a plus
+        return f"{names} needs a value: {names.split('/')[-1]} VALUE"
     if found := re.match(r"the following arguments are required: (.*)", text):
         return f"missing {found[1]}{help_hint}"
     if found := re.match(r"Key must be a string, got: (.*?)\.?$", text):

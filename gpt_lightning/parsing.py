@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import json
 import math
 import os
 import re
@@ -19,8 +20,10 @@ from jsonargparse.typing import restricted_number_type
 from gpt_lightning.errors import UserError
 
 Seed = int
+TopP = float
 if not TYPE_CHECKING:
     Seed = restricted_number_type("SeedInt", int, [(">=", 0), ("<=", 2**32 - 1)])
+    TopP = restricted_number_type("TopPFloat", float, [(">", 0), ("<=", 1)])
 PACKAGE = Path(__file__).resolve().parent
 # an installed package has a copy of the checkout's configs/ inside
 CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
@@ -177,6 +180,26 @@ def underscored(args: list[str]) -> list[str]:
     return [
         re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), a) for a in args
     ]
+
+
+def gathered(args: list[str], option: str) -> list[str]:
+    """Return arguments with all values of a repeated option in one list of JSON.
+
+    In the list each value is the text that was typed; alone it would be read as YAML.
+    """
+    rest: list[str] = []
+    values: list[str] = []
+    words = list(args)
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if name == option and equals:
+            values.append(value)
+        elif name == option and words and not words[0].startswith("--"):
+            values.append(words.pop(0))
+        else:
+            rest.append(word)
+    return [*rest, f"{option}={json.dumps(values)}"] if values else rest
 
 
 def split_fit_options(args: list[str]) -> tuple[list[str], list[str]]:

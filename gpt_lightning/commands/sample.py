@@ -1,21 +1,35 @@
 """The command `gpt-lightning sample`: generate text from a checkpoint."""
 
+import json
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jsonargparse.typing import NonNegativeFloat, PositiveInt
 
+from gpt_lightning.commands.sample_texts import Text, complete, equal_lengths, reporting
+from gpt_lightning.data.tokenizers import Tokenizer
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import Seed
+from gpt_lightning.parsing import Seed, TopP
+
+if TYPE_CHECKING:
+    from gpt_lightning.model.decoder import Decoder
+
+SEED_STEP = 2_654_435_761  # odd, so that 2^32 texts have different seeds
 
 
 def sample(
     path: str,
     prompt: str = "",
+    prompts: str | None = None,
+    out: str | None = None,
     num_samples: PositiveInt = 1,
+    batch_size: PositiveInt = 8,
     max_new_tokens: PositiveInt = 500,
     temperature: NonNegativeFloat = 0.8,
     top_k: PositiveInt | None = 200,
+    top_p: TopP | None = None,
+    stop: list[str] | None = None,
     seed: Seed = 1337,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     dtype: Literal["auto", "fp32", "bf16"] = "auto",
@@ -26,25 +40,59 @@ def sample(
         path: Checkpoint, run folder (its best checkpoint), or folder of an experiment (its newest
             run).
         prompt: Beginning of the text. FILE:path reads it from a file; empty: start a new text.
-        num_samples: Number of texts.
+        prompts: File with one prompt per line, or, as .jsonl, with objects that have a key prompt.
+        out: New file of JSON Lines with the keys prompt, text (what follows the prompt), seed and
+            tokens. Each line is written when its text ends.
+        num_samples: Number of texts per prompt.
+        batch_size: Number of texts that are generated together: those of one prompt, and of prompts
+            with the same number of tokens.
         max_new_tokens: Number of tokens per text.
         temperature: Divisor of the logits. Higher values give more variety; 0 always takes the most
             likely token.
         top_k: Number of most likely tokens to sample from; null: all.
-        seed: Seed of the draws.
+        top_p: Total probability of the most likely tokens to sample from; null: all.
+        stop: Text before which a text ends. Repeat the option for several.
+        seed: Seed of a prompt's first text. Text i has seed + i x 2,654,435,761 modulo 2^32.
         device: Device of the model. auto: cuda, else mps, else cpu.
         dtype: dtype of matrix products. bf16 is up to 2x faster; rounding occasionally changes a
             token. auto: bf16 if the device supports it, else fp32. The first line printed names it.
     """
-    prompt = read_prompt(prompt)
+    given = read_prompts(prompt, prompts)
+    if "" in (stop or ()):
+        raise UserError("--stop is empty: give the text before which a text ends, or leave it out")
+    n_tokens = len(given) * num_samples * max_new_tokens
+    decoder, tokenizer = load(path, device, dtype, n_tokens)
 
-    import torch  # after the checks: --help must not wait for it
+    from gpt_lightning.model.generate import generate  # after the checks, as it imports torch
 
-    from gpt_lightning.data.tokenizers import start_tokens
+    texts = [
+        Text(tokenizer, stop or (), place, text, (seed + i * SEED_STEP) % 2**32)
+        for place, text in given
+        for i in range(num_samples)
+    ]
+    sizes = {"max_new_tokens": max_new_tokens, "vocab_size": tokenizer.vocab_size}
+    how = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    draw = partial(generate, decoder, **sizes, **how)
+    with reporting(out, batch_size) as report:
+        for batch in equal_lengths(texts, batch_size):
+            complete(batch, draw, decoder.device, report)
+
+
+def load(path: str, device: str, dtype: str, n_tokens: int) -> tuple["Decoder", Tokenizer]:
+    """Print the checkpoint of a path, and return its model, ready to decode, and its tokenizer.
+
+    Args:
+        path: Value of PATH.
+        device: Value of --device.
+        dtype: Value of --dtype.
+        n_tokens: Number of tokens of all texts. Few are not worth laying out the weights.
+    """
+    import torch
+
     from gpt_lightning.hardware.device import device_kind
     from gpt_lightning.hardware.precision import check_accelerator, fastest_precision
     from gpt_lightning.model.decoder import Decoder
-    from gpt_lightning.model.generate import PACKED_FROM, generate
+    from gpt_lightning.model.generate import PACKED_FROM
     from gpt_lightning.runs.sources import read_source, tokenizer_of
 
     check_accelerator(device, "--device")
@@ -56,33 +104,58 @@ def sample(
         precision, why = fastest_precision(torch_device)
         dtype = "bf16" if precision == "bf16-mixed" else "fp32"
     products = torch.bfloat16 if dtype == "bf16" else None
-    decoder = Decoder(
-        model.to(torch_device), products, num_samples * max_new_tokens >= PACKED_FROM
-    )
+    decoder = Decoder(model.to(torch_device), products, n_tokens >= PACKED_FROM)
     print(f"# {found.source}, in {dtype}: {why}", flush=True)
-    start = torch.tensor([start_tokens(tokenizer, prompt)], device=torch_device)
-    generator = torch.Generator(torch_device).manual_seed(seed)
-    for number in range(num_samples):
-        tokens = generate(
-            decoder,
-            start,
-            max_new_tokens,
-            temperature,
-            top_k,
-            generator,
-            tokenizer.vocab_size,
-            products,
-        )
-        text = tokenizer.decode(tokens[0].tolist())
-        print("---------------" if number else "", text, sep="\n", flush=True)
+    return decoder, tokenizer
+
+
+def read_prompts(prompt: str, prompts: str | None) -> list[tuple[str, str]]:
+    """Return each prompt after its place, which is the option or a line of the file.
+
+    Args:
+        prompt: Value of --prompt.
+        prompts: Value of --prompts. Blank lines of the file are skipped.
+
+    Raises:
+        UserError: Both are given, the file has no prompt, or a line of a .jsonl is not an object
+            with a prompt.
+    """
+    if prompts is None:
+        return [("--prompt", read_prompt(prompt))]
+    if prompt:
+        raise UserError("--prompt and --prompts are both given: remove one")
+    found = []
+    for number, line in enumerate(read_text("--prompts", prompts).split("\n"), 1):
+        if line.strip():
+            place = f"--prompts {prompts}, line {number}"
+            found.append((place, json_prompt(place, line) if prompts.endswith(".jsonl") else line))
+    if not found:
+        raise UserError(f"--prompts {prompts} has no prompt: write one per line")
+    return found
+
+
+def json_prompt(place: str, line: str) -> str:
+    """Return the value of the key prompt in a line of JSON."""
+    try:
+        prompt = json.loads(line)["prompt"]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        prompt = None
+    if not isinstance(prompt, str):
+        raise UserError(f'{place}: expected an object such as {{"prompt": "Once upon a time"}}')
+    return prompt
 
 
 def read_prompt(prompt: str) -> str:
     """Return the prompt, or the text of the file that `FILE:path` names."""
     if not prompt.startswith("FILE:"):
         return prompt
-    path = Path(prompt.removeprefix("FILE:"))
+    return read_text("--prompt", prompt.removeprefix("FILE:"))
+
+
+def read_text(option: str, name: str) -> str:
+    """Return the text of the file that an option names."""
+    path = Path(name)
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--prompt: cannot read {path}: {error}") from error
+        raise UserError(f"{option}: cannot read {path}: {error}") from error

@@ -46,7 +46,11 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """Return the text of a sequence of ids, (n,)."""
+        """Return the text of a sequence of ids, (n,), with U+FFFD for bytes that are no UTF-8."""
+        return self.decode_bytes(tokens).decode(errors="replace")
+
+    def decode_bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
+        """Return the UTF-8 of a sequence of ids, (n,), which may end within a character."""
         ...
 
     def spec(self) -> dict[str, Any]:
@@ -134,6 +138,9 @@ class CharTokenizer(Tokenizer):
         codes: bytes = self._codes[_checked_ids(tokens, self)].tobytes()
         return codes.decode("utf-32-le", errors="surrogatepass")
 
+    def decode_bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
+        return self.decode(tokens).encode(errors="surrogatepass")
+
     def spec(self) -> dict[str, Any]:
         return {"name": self.name, "characters": self.characters}
 
@@ -148,9 +155,8 @@ class ByteTokenizer(Tokenizer):
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(_utf8(text), np.uint8).astype(token_dtype(self.vocab_size))
 
-    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        # a model may stop in the middle of a character
-        return bytes(_checked_ids(tokens, self).astype(np.uint8)).decode(errors="replace")
+    def decode_bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
+        return bytes(_checked_ids(tokens, self).astype(np.uint8))
 
 
 class TiktokenTokenizer(Tokenizer):
@@ -185,9 +191,9 @@ class TiktokenTokenizer(Tokenizer):
             ) from error
         return ids.astype(token_dtype(self.vocab_size))
 
-    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+    def decode_bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
         ids: list[int] = _checked_ids(tokens, self).tolist()
-        return self._encoding.decode(ids, errors="replace")
+        return self._encoding.decode_bytes(ids)
 
 
 def _code_points(text: str) -> np.ndarray:
