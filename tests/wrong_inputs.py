@@ -1213,7 +1213,7 @@ MORE = [
     ("training", "no command 'training': did you mean 'fit'?; gpt-lightning --help lists them"),
     ("generate", "no command 'generate': did you mean 'sample'?; gpt-lightning --help lists"),
     ("evaluate", "no command 'evaluate': did you mean 'validate'?; gpt-lightning --help lists"),
-    ("eval", "no command 'eval': did you mean 'validate'?; gpt-lightning --help lists them"),
+    ("eval", "missing path; `gpt-lightning eval --help` lists the options"),
     ("inspect", "no command 'inspect': did you mean 'data'?; gpt-lightning --help lists them"),
     ("resume", "no command 'resume': did you mean 'fit'?; gpt-lightning --help lists them"),
     ("list", "no command 'list': did you mean 'configs'?; gpt-lightning --help lists them"),
