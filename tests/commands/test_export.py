@@ -111,6 +111,7 @@ def test_the_tokenizer_gives_the_same_tokens(name):
     assert theirs.vocab_size == tokenizer.vocab_size
 
 
+@pytest.mark.slow
 def test_gpt2s_tokenizer_gives_the_same_tokens():
     try:
         tokenizer = build_tokenizer("gpt2")

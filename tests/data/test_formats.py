@@ -183,6 +183,7 @@ def test_a_pickle_runs_nothing_and_is_refused(kind: str, tmp_path: Path) -> None
     assert not marker.exists()
 
 
+@pytest.mark.slow
 def test_every_cut_and_flip_of_a_pickle_is_a_clear_line_or_the_same(tmp_path: Path) -> None:
     path = tmp_path / "meta.pkl"
     whole = pickle.dumps(meta_of("abc"))

@@ -241,6 +241,7 @@ def test_manifest_without_a_format_is_npy(dataset: Path) -> None:
     assert load_manifest(dataset).format == "npy"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Reading `.npy`")  # numpy's word for a header of Python 2
 def test_every_flip_in_the_header_is_seen_or_harmless(dataset: Path, tokens: np.ndarray) -> None:
     path = dataset / "train-00002.npy"

@@ -105,6 +105,7 @@ def test_equal_to_peft(model, tokens):
     torch.testing.assert_close(model(tokens), theirs(tokens), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_run_with_lora_leaves_the_weights_and_resumes_exactly():
     base = [*TINY_RUN, "--trainer.max_steps=4"]
     assert main(["fit", *base, "--run_name=base"]) == 0

@@ -56,6 +56,7 @@ def weights(name: str) -> dict[str, torch.Tensor]:
     return load_model(Path("lightning_logs", name))[0].state_dict()
 
 
+@pytest.mark.slow
 def test_the_training_is_the_same_and_the_numbers_are_those_of_the_model(items, capsys):
     assert main([*RUN, "--run_name=plain"]) == 0
     assert main([*RUN, *TASKS, "--run_name=tasks", "--evaluation.every_n_steps=3"]) == 0
