@@ -113,7 +113,7 @@ def test_what_cannot_run_here_is_refused_with_the_reason(monkeypatch, capsys):
     assert "gpu: needs an NVIDIA GPU, which this machine does not have" in capsys.readouterr().err
     monkeypatch.setattr("gpt_lightning.hardware.device.memory_gib", lambda: 4.0)
     assert main(["reproduce", "precision-ladder", "--rungs", "cpu-fp32"]) == 2
-    assert "needs 15 GiB of memory, this machine has 4.0" in capsys.readouterr().err
+    assert "needs 17 GiB of memory, this machine has 4.0" in capsys.readouterr().err
 
 
 def test_by_default_everything_runs_that_can_be_timed(monkeypatch):
