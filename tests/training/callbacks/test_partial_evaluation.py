@@ -110,6 +110,7 @@ def test_predict_counts_what_it_wrote(keep, call, whole):
     assert "batch indices" not in out
 
 
+@pytest.mark.slow
 def test_predict_of_the_whole_split_has_no_note(call, whole):
     assert f".npy: {whole:,} token losses" in call("predict")
 

@@ -67,6 +67,7 @@ def best(out: str) -> str:
     return re.search(r"best val/loss (.*) after \d+ steps$", out, re.M)[1]
 
 
+@pytest.mark.slow
 def test_the_best_loss_is_of_all_sessions(capsys, monkeypatch):
     run = [*TINY, "--trainer.val_check_interval=2"]
     assert main(["fit", *run]) == 0

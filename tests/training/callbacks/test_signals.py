@@ -82,6 +82,7 @@ def test_ctrl_c_twice_at_once_saves(workdir, capsys):
     assert saved(workdir) == ["step-0000003.ckpt"]
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_later_does_not_wait(workdir, capsys, monkeypatch):
     monkeypatch.setattr(signals, "TWICE_S", 0.2)
     assert fit_until(Sender(signal.SIGINT, signal.SIGINT, apart_s=0.3)) == 1  # Lightning's own
@@ -190,6 +191,7 @@ def test_an_element_of_an_array_is_requeued_alone(slurm, workdir, monkeypatch):
     assert signals.requeue_job() == "job 4711_3 is requeued"
 
 
+@pytest.mark.slow
 def test_other_signals_and_a_switch_requeue_nothing(slurm, workdir):
     assert fit_until(Sender(signal.SIGTERM)) == 143
     assert fit_until(Sender(signal.SIGUSR1), "--signals.requeue=false") == 138

@@ -372,6 +372,7 @@ class RealTime(FakeTime):
         sleep(max(0.0, then - perf_counter()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every_n_steps", [0, 1])
 def test_on_the_machines_clock_the_phases_add_up_too(text_file, every_n_steps):
     began, time = perf_counter(), RealTime()

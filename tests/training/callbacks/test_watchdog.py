@@ -62,6 +62,7 @@ def test_no_progress_ends_the_run(watchdog):
     assert watchdog(limit_s=0.2).waits(5) == [("no progress for 0.2 s (watchdog.limit_s)", 75)]
 
 
+@pytest.mark.slow
 def test_progress_does_not(watchdog):
     dog = watchdog(limit_s=0.6)
     for _ in range(6):
@@ -95,6 +96,7 @@ def test_a_signal_waits_for_a_long_batch_and_for_a_save(watchdog):
     assert dog.waits(1.5) == []
 
 
+@pytest.mark.slow
 def test_signals_of_loader_workers_are_none(watchdog):
     before = signal.signal(signal.SIGCHLD, lambda *args: None)
     try:
