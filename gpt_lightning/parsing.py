@@ -154,6 +154,8 @@ def plain_number(value: Any) -> Any:
     """Return plain numbers for jsonargparse's types, which no checkpoint may hold."""
     if isinstance(value, tuple | list):
         return type(value)(map(plain_number, value))
+    if isinstance(value, dict):
+        return {key: plain_number(item) for key, item in value.items()}
     for plain in (int, float):
         if isinstance(value, plain) and not isinstance(value, bool):
             return plain(value)

@@ -134,6 +134,13 @@ def test_another_rank_is_no_resume(capsys):
     assert "model.lora_rank is 3, the checkpoint's 2" in capsys.readouterr().err
 
 
+def test_a_run_with_factors_saves_and_resumes():
+    factors = '--model.learning_rate_factors={"transformer.h.0.*": 0.5}'
+    options = [*TINY_RUN, factors]
+    assert main(["fit", *options, "--trainer.max_steps=2"]) == 0
+    assert main(["fit", *options, "--trainer.max_steps=3", "--resume=auto"]) == 0
+
+
 def test_frozen_parameters_stay():
     options = [*TINY_RUN, "--model.freeze=[transformer.wte.*, '*.bias']"]
     assert main(["fit", *options, "--trainer.max_steps=2", "--checkpoint.every_n_steps=1"]) == 0
