@@ -47,6 +47,18 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+def test_biases_that_transformers_has_trained_are_read():
+    write_checkpoint(Path(NAME), dataclasses.replace(TINY, bias=False), CharTokenizer(CHARACTERS))
+    assert main(["export", NAME, "--to", "hf"]) == 0
+    theirs = transformers.AutoModelForCausalLM.from_pretrained("hf")
+    torch.nn.init.ones_(theirs.transformer.h[0].mlp.c_fc.bias)
+    theirs.save_pretrained("tuned")  # keeps our key of config.json
+    tokens = torch.arange(24)[None]
+    with torch.no_grad():
+        found = read_source("tuned").model()(tokens)
+        torch.testing.assert_close(found, theirs.eval()(tokens).logits, atol=5e-6, rtol=0)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
 def test_transformers_computes_the_same_logits(bias, tied, recwarn):

@@ -68,8 +68,10 @@ def read(source: str) -> Pretrained:
         if not MASK.search(name)
     }
     ours = settings.get(OURS, {})
-    if ours.get("bias") is False:  # transformers has no GPT-2 without biases: they are zero
-        named = {name: tensor for name, tensor in named.items() if not name.endswith(".bias")}
+    biases = {name for name in named if name.endswith(".bias")}
+    # transformers has no GPT-2 without biases: they are zero, unless it has trained them since
+    if ours.get("bias") is False and not any(named[name].any() for name in biases):
+        named = {name: named[name] for name in named.keys() - biases}
     facts = ours.get("tokenizer"), ours.get("figures", {})
     return Pretrained(source, transposed(named), recorded(settings), *facts)
 
