@@ -192,3 +192,16 @@ def test_a_damaged_checkpoint_of_nanogpt_is_named(key, tmp_path):
     path = nanogpt_checkpoint(tmp_path, GPT(TINY), **{key: None})
     with pytest.raises(UserError, match=r"ckpt\.pt is no checkpoint of nanoGPT, or is damaged"):
         read_source(path)
+
+
+@pytest.mark.parametrize("form", ["vocab.json", "tokenizer.json"])
+def test_another_vocabulary_of_the_size_of_gpt2s(form, tmp_path):
+    config = transformers.GPT2Config(n_layer=1, n_head=1, n_embd=8, n_positions=8)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    assert read_source(tmp_path).tokenizer == {"name": "gpt2"}
+    vocab = {"\u0120o": 262, "<|endoftext|>": 50256}
+    content = vocab if form == "vocab.json" else {"model": {"vocab": vocab}}
+    (tmp_path / form).write_text(json.dumps(content))
+    assert read_source(tmp_path).tokenizer is None
+    with pytest.raises(UserError, match="names no tokenizer"):
+        load_model(tmp_path)

@@ -32,6 +32,7 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
 }
+GPT2_IDS = {"\u0120the": 262, "\u0120of": 286, "\u0120to": 284}  # in no other vocabulary
 OURS = "gpt_lightning"  # our own key in config.json, which transformers keeps
 
 
@@ -162,6 +163,17 @@ def recorded(settings: dict[str, Any]) -> dict[str, Any]:
     found = {"n_head": settings.get("n_head"), "dropout": settings.get("resid_pdrop")}
     found["activation"] = ACTIVATIONS[settings.get("activation_function", "gelu_new")]
     return {key: value for key, value in found.items() if value is not None}
+
+
+def has_gpt2_tokens(folder: Path) -> bool:
+    """Return whether a folder's vocabulary has GPT-2's ids, or the folder has no vocabulary."""
+    for file in (folder / "tokenizer.json", folder / "vocab.json"):
+        if file.is_file():
+            with user_errors(f"{file} is damaged"):
+                found = json.loads(file.read_text(encoding="utf-8"))
+                vocabulary = dict(found.get("model", {}).get("vocab", found))
+                return vocabulary.items() >= GPT2_IDS.items()
+    return True
 
 
 def transposed(weights: Weights) -> Weights:
