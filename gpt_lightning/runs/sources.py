@@ -98,7 +98,7 @@ def of_checkpoint(checkpoint: Checkpoint, path: Path) -> Pretrained:
     return Pretrained(
         str(path),
         weights,
-        dict(vars(record.config)),
+        vars(record.config) | {"attention": "auto"},  # another device may lack the run's kernel
         record.tokenizer,
         record.figures | known,
     )

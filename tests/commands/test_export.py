@@ -47,6 +47,15 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+def test_a_model_trained_with_a_gpus_kernel_computes_on_a_cpu():
+    config = dataclasses.replace(TINY, attention="cudnn")
+    model = write_checkpoint(Path(NAME), config, CharTokenizer(CHARACTERS))
+    plain = GPT(dataclasses.replace(config, attention="auto"))
+    plain.load_state_dict(model.state_dict())
+    tokens = torch.arange(24)[None]
+    assert torch.equal(read_source(NAME).model()(tokens), plain(tokens))
+
+
 def test_biases_that_transformers_has_trained_are_read():
     write_checkpoint(Path(NAME), dataclasses.replace(TINY, bias=False), CharTokenizer(CHARACTERS))
     assert main(["export", NAME, "--to", "hf"]) == 0
