@@ -68,7 +68,7 @@ def generate(
         torch.autocast(idx.device.type, enabled=False),
         sdpa_kernel(EVERY_LENGTH),
     ):
-        if isinstance(model, GPT):
+        if not isinstance(model, Decoder):  # a GPT, or a wrapper of torch.compile
             model = Decoder(model, dtype, pack=max_new_tokens >= PACKED_FROM)
         caches = model.new_caches(len(idx), min(end, block_size))
         tokens = idx.new_empty(len(idx), end)

@@ -273,6 +273,13 @@ def test_autocast_casts_no_weight_while_sampling(model):
     assert not tokens.is_inference()  # a model that trains may read it
 
 
+def test_a_wrapper_of_torch_compile_is_sampled_from(model):
+    prompt = torch.tensor([[1, 2, 3]])
+    expected = generate(model, prompt, 2, temperature=0.0)
+    compiled = torch.compile(model, backend="eager")
+    assert torch.equal(generate(compiled, prompt, 2, temperature=0.0), expected)
+
+
 def test_a_compiled_model_is_not_compiled_again_for_sampling(model):
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
