@@ -20,8 +20,9 @@ from gpt_lightning.runs.folders import find_checkpoint, run_folders, run_id, sav
 
 # fields of GPTConfig that decide which tensors there are, or what they mean
 SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "tie_weights")
-# fields of Settings that decide which tensors the optimizer has a state for
-OPTIMIZED = ("optimizer", "decay", "freeze", "learning_rate_factors", "lora_rank", "lora_targets")
+# fields of Settings that decide which tensors the optimizer has a state for, or what LoRA's mean
+LORA = ("lora_rank", "lora_alpha", "lora_targets")
+OPTIMIZED = ("optimizer", "decay", "freeze", "learning_rate_factors", *LORA)
 
 
 def find_model(address: str) -> Path:

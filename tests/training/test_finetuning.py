@@ -134,6 +134,14 @@ def test_another_rank_is_no_resume(capsys):
     assert "model.lora_rank is 3, the checkpoint's 2" in capsys.readouterr().err
 
 
+def test_another_alpha_is_another_model(capsys):
+    options = [*TINY_RUN, *LORA]
+    assert main(["fit", *options, "--trainer.max_steps=2"]) == 0
+    run = ["--ckpt_path=lightning_logs/run/version_0"]
+    assert main(["validate", *options, *run, "--model.lora_alpha=64"]) == 2
+    assert "model.lora_alpha is 64.0, the checkpoint's 16.0" in capsys.readouterr().err
+
+
 def test_a_run_with_factors_saves_and_resumes():
     factors = '--model.learning_rate_factors={"transformer.h.0.*": 0.5}'
     options = [*TINY_RUN, factors]
