@@ -57,12 +57,8 @@ def import_model(
         config=model.config, settings=Settings(), tokenizer=found.tokenizer, figures=found.figures
     )
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    step, lightning = found.figures.get("step", 0), version("lightning")
-    checkpoint = {
-        "state_dict": weights,
-        "global_step": step,
-        "pytorch-lightning_version": lightning,
-    }
+    checkpoint = {"state_dict": weights, "global_step": found.figures.get("step", 0)}
+    checkpoint["pytorch-lightning_version"] = version("lightning")
     record.write(checkpoint)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durable_checkpoint(checkpoint, path)

@@ -49,19 +49,14 @@ class Text(TextStream):
         self.separator, self.shown, self.reported = "---------------", 0, False
 
 
-def length(text: Text) -> int:
-    """Return the number of tokens in a text's prompt."""
-    return len(text.start)
-
-
 def equal_lengths(texts: list[Text], batch_size: int) -> Iterator[list[Text]]:
     """Yield texts in batches whose prompts have equal numbers of tokens.
 
     They need no padding, which would change the positions of tokens.
     """
-    texts.sort(key=length)
+    texts.sort(key=lambda text: len(text.start))
     texts[0].separator = ""
-    for _, group in groupby(texts, key=length):
+    for _, group in groupby(texts, key=lambda text: len(text.start)):
         while batch := list(islice(group, batch_size)):
             yield batch
 

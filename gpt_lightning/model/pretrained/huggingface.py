@@ -202,9 +202,8 @@ def to_huggingface(weights: Weights, config: GPTConfig, vocab_size: int | None =
         found[name] = found[name][:vocab_size]
     for name in [] if config.bias else list(found):
         if name.startswith((f"{PREFIX}h.", f"{PREFIX}ln_f.")):
-            found[name.removesuffix("weight") + "bias"] = found[name].new_zeros(
-                found[name].shape[-1]
-            )
+            zeros = found[name].new_zeros(found[name].shape[-1])
+            found[name.removesuffix("weight") + "bias"] = zeros
     return {name: tensor.contiguous() for name, tensor in sorted(found.items())}
 
 
