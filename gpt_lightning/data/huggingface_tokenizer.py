@@ -26,8 +26,11 @@ def tokenizer_files(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
         block_size: Context of the model.
 
     Raises:
-        UserError: The package tokenizers is missing.
+        UserError: The tokenizer is another encoding of tiktoken, or the package tokenizers is
+            missing.
     """
+    if tokenizer.name not in ("char", "byte", "gpt2"):
+        raise UserError(f"export writes char, byte and gpt2, not the tokenizer {tokenizer.name}")
     try:
         import tokenizers
     except ModuleNotFoundError as error:

@@ -3,12 +3,14 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from gpt_lightning.cli import main
+from gpt_lightning.data.huggingface_tokenizer import tokenizer_files
 from gpt_lightning.data.tokenizers import ByteTokenizer, CharTokenizer, build_tokenizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, GPTConfig
@@ -54,6 +56,12 @@ def test_a_model_trained_with_a_gpus_kernel_computes_on_a_cpu():
     plain.load_state_dict(model.state_dict())
     tokens = torch.arange(24)[None]
     assert torch.equal(read_source(NAME).model()(tokens), plain(tokens))
+
+
+def test_other_encodings_have_no_files():
+    """cl100k_base splits by another regex than GPT-2's, and p50k_base has other ids."""
+    with pytest.raises(UserError, match="export writes char, byte and gpt2"):
+        tokenizer_files(SimpleNamespace(name="cl100k_base"), 8)
 
 
 def test_biases_that_transformers_has_trained_are_read():
