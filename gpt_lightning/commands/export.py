@@ -67,12 +67,8 @@ def model_card(found: "Pretrained", config: "GPTConfig", n_params: int, tokenize
         "context": f"{config.block_size:,} tokens",
         "tokenizer": tokenizer,
     }
-    names = {
-        "step": "optimizer steps",
-        "tokens": "tokens of training",
-        "val_loss": "validation loss",
-    }
-    for key, name in names.items():
+    names = {"step": "optimizer steps", "tokens": "tokens of training"}
+    for key, name in {**names, "val_loss": "validation loss"}.items():
         if key in found.figures:
             value = found.figures[key]
             rows[name] = f"{value:.4f} nats per token" if key == "val_loss" else f"{value:,}"

@@ -16,6 +16,8 @@ from gpt_lightning.errors import UserError
 # bytes that GPT-2's vocabulary writes as the character of the same number; the others are numbered
 # from 256 on
 PRINTABLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
+OTHERS = sorted({*range(256)} - PRINTABLE)
+LETTERS = {byte: chr(byte) for byte in PRINTABLE} | {b: chr(256 + n) for n, b in enumerate(OTHERS)}
 
 
 def tokenizer_files(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
@@ -91,14 +93,3 @@ def merge_of(token: bytes, ranks: dict[bytes, int]) -> tuple[str, str]:
         parts[i : i + 2] = [parts[i] + parts[i + 1]]
     first, second = parts
     return as_text(first), as_text(second)
-
-
-def letters() -> dict[int, str]:
-    """Return the character of each byte in GPT-2's vocabulary."""
-    others = [byte for byte in range(256) if byte not in PRINTABLE]
-    return {byte: chr(byte) for byte in PRINTABLE} | {
-        byte: chr(256 + n) for n, byte in enumerate(others)
-    }
-
-
-LETTERS = letters()
