@@ -121,14 +121,20 @@ def tokenizer_of(found: Pretrained) -> Tokenizer:
     """Return the tokenizer of a model.
 
     Raises:
-        UserError: The source names none, or it cannot be built.
+        UserError: The source names none, or one with more tokens than the model has.
     """
     if found.tokenizer is None:
         raise UserError(
             f"{found.source} names no tokenizer: for a checkpoint of nanoGPT put its dataset's "
             "meta.pkl beside it; a model of fit needs one that was trained on data.dataset"
         )
-    return tokenizer_from_spec(found.tokenizer)
+    tokenizer, rows = tokenizer_from_spec(found.tokenizer), found.shape()["vocab_size"]
+    if tokenizer.vocab_size > rows:
+        raise UserError(
+            f"{found.source}: tokenizer {tokenizer.name} has {tokenizer.vocab_size} tokens, the "
+            f"model {rows}: put the meta.pkl or the config.json of its own training beside it"
+        )
+    return tokenizer
 
 
 def initial_weights(source: str, config: GPTConfig) -> Weights:

@@ -10,7 +10,7 @@ import torch
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.runs.sources import initial_weights, load_model, read_source
+from gpt_lightning.runs.sources import initial_weights, load_model, read_source, tokenizer_of
 
 transformers = pytest.importorskip("transformers")
 
@@ -192,6 +192,13 @@ def test_a_damaged_checkpoint_of_nanogpt_is_named(key, tmp_path):
     path = nanogpt_checkpoint(tmp_path, GPT(TINY), **{key: None})
     with pytest.raises(UserError, match=r"ckpt\.pt is no checkpoint of nanoGPT, or is damaged"):
         read_source(path)
+
+
+def test_a_vocabulary_larger_than_the_model_is_refused(theirs, tmp_path):
+    theirs.save_pretrained(tmp_path)
+    found = dataclasses.replace(read_source(tmp_path), tokenizer={"name": "byte"})
+    with pytest.raises(UserError, match="tokenizer byte has 256 tokens, the model 65"):
+        tokenizer_of(found)
 
 
 @pytest.mark.parametrize("form", ["vocab.json", "tokenizer.json"])
