@@ -44,9 +44,11 @@ def install(model: GPT, rank: int, alpha: float, targets: Sequence[str]) -> None
         targets: Patterns of the layers' names: c_attn, attn.c_proj, c_fc, mlp.c_proj or *.
 
     Raises:
-        UserError: A pattern matches no layer.
+        UserError: There is no pattern, or one matches no layer.
     """
     layers = {n: m for n, m in model.transformer.h.named_modules() if isinstance(m, nn.Linear)}
+    if not targets:
+        raise UserError("model.lora_targets is empty: name a layer, such as c_attn")
     chosen = set()
     for target in targets:
         found = {name for name in layers if fnmatchcase(name, f"*.{target}")}

@@ -14,6 +14,8 @@ def prepare(model: GPT, settings: Settings) -> None:
     Raises:
         UserError: A pattern matches nothing, or no parameter is left to train.
     """
+    if settings.lora_rank is not None:
+        lora.install(model, settings.lora_rank, settings.lora_alpha, settings.lora_targets)
     names = [name for name, _ in model.named_parameters()]
     for key in ("freeze", "learning_rate_factors"):
         for pattern in getattr(settings, key) or ():
@@ -22,8 +24,6 @@ def prepare(model: GPT, settings: Settings) -> None:
                     f"model.{key} {pattern!r} matches no parameter: their names are like "
                     f"{names[0]} and {names[2]}"
                 )
-    if settings.lora_rank is not None:
-        lora.install(model, settings.lora_rank, settings.lora_alpha, settings.lora_targets)
     for name, parameter in model.named_parameters():
         if any(fnmatchcase(name, pattern) for pattern in settings.freeze):
             parameter.requires_grad_(False)

@@ -166,6 +166,18 @@ def test_another_architecture_is_named(change, words, theirs, tmp_path):
         read_source(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "ours",
+    [None, [], {"figures": None}, {"figures": {"step": "x"}}, {"tokenizer": "gpt2"}, {"code": 1}],
+)
+def test_a_damaged_key_of_ours_is_named(ours, theirs, tmp_path):
+    save(theirs, tmp_path, "safetensors")
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"gpt_lightning": ours}))
+    with pytest.raises(UserError, match=r"config\.json: its key gpt_lightning is damaged: delete"):
+        read_source(tmp_path)
+
+
 def test_an_index_that_leaves_its_folder_is_an_error(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"wte.weight": "../secret.safetensors"}}))

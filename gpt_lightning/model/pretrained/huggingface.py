@@ -7,6 +7,7 @@ https://github.com/karpathy/nanoGPT, model.py.
 """
 
 import json
+import math
 import re
 import zipfile
 from pathlib import Path
@@ -155,6 +156,13 @@ def read_settings(path: Path) -> dict[str, Any]:
     for key, known in SETTINGS.items():
         if settings.get(key, known[0]) not in known:
             raise UserError(f"{path}: {key} is {settings[key]}, which GPT does not compute")
+    with user_errors(f"{path}: its key {OURS} is damaged: delete the key"):
+        ours = settings.setdefault(OURS, {})
+        figures = [float(number) for number in ours.setdefault("figures", {}).values()]
+        if ours.keys() - {"tokenizer", "bias", "figures"} or not all(map(math.isfinite, figures)):
+            raise ValueError("it has other keys, or figures that are no numbers")
+        if not isinstance(ours.get("tokenizer"), dict | None):
+            raise TypeError("its tokenizer is no object")
     return settings
 
 

@@ -43,6 +43,11 @@ class EvaluateTasks(L.Callback):
         data, watchdog = token_data(trainer), find_callback(trainer, Watchdog)
         if data is None:
             raise UserError("EvaluateTasks needs a TokenDataModule for its tokenizer")
+        if self.settings.every_n_steps is None and not trainer.limit_val_batches:
+            raise UserError(
+                "evaluation.tasks follow the validations, and trainer.limit_val_batches is 0: set "
+                "--evaluation.every_n_steps"
+            )
         assert isinstance(pl_module, GPTModule)
         products, settings = PRODUCTS.get(str(trainer.precision)), self.settings
         scorer = Scorer(pl_module.model, data.tokenizer, settings.batch_size, products)

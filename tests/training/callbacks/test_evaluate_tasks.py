@@ -141,6 +141,7 @@ def test_errors_come_before_the_first_step(items, capsys):
         (["--evaluation.tasks=perplexity"], "no task 'perplexity'; there are hellaswag,"),
         (["--evaluation.tasks=hellaswag", "--evaluation.data=."], "hellaswag: . has no hellaswag_"),
         (["--evaluation.tasks=lambada", "--evaluation.limit=0"], "evaluation.limit is"),
+        ([*TASKS, "--trainer.limit_val_batches=0"], "set --evaluation.every_n_steps"),
     ):
         assert main([*RUN, *own]) == 2
         assert message in capsys.readouterr().err
