@@ -47,7 +47,7 @@ def as_schema_2(path: Path) -> None:
     """Rewrites a checkpoint with the keys that files of schema 2 had, in a folder without an id."""
     file = torch.load(path, weights_only=True)
     facts = file["gpt_lightning"]
-    assert facts["schema"] == SCHEMA == 3
+    assert facts["schema"] == SCHEMA == 4
     file["gpt_lightning"] = {"schema": 2} | {key: facts[key] for key in SCHEMA_2}
     write_durable_checkpoint(file, path)
     (path.parent.parent / "run.json").unlink()

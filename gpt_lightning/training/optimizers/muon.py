@@ -50,10 +50,10 @@ class MuonAdamW(Optimizer):
         matrices = [p for n, p in named if n.startswith("transformer.h.") and p.dim() == 2]
         taken = {id(p) for p in matrices}
         rest = [(n, p) for n, p in named if id(p) not in taken]
-        if not matrices or not rest:  # model.freeze, or LoRA
+        if not rest:  # model.freeze, or LoRA
             raise UserError(
-                "model.optimizer muon needs matrices of the blocks and other parameters to train: "
-                "set it to adamw"
+                "model.optimizer muon has no parameter for its AdamW, since all but matrices of "
+                "the blocks are frozen: set it to adamw"
             )
         self.muon = Muon(
             [{"params": matrices, "peak_lr": settings.muon_learning_rate}],
