@@ -101,6 +101,12 @@ class Settings:
                 f"model.min_learning_rate {values['min_learning_rate']} is above "
                 f"model.learning_rate {values['learning_rate']}: lower it, or set it to null"
             )
+        lora = values["lora_alpha"], tuple(values["lora_targets"])
+        if values["lora_rank"] is None and lora != (16.0, ("c_attn",)):
+            raise UserError(
+                "model.lora_alpha and model.lora_targets need model.lora_rank: set it, or leave "
+                "them out"
+            )
         for name, value in values.items():
             object.__setattr__(self, name, value)
 

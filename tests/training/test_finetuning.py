@@ -218,6 +218,12 @@ def test_muon_needs_parameters_for_its_adamw(model):
         MuonAdamW(model, settings, fused=False)
 
 
+@pytest.mark.parametrize("alone", [{"lora_alpha": 8.0}, {"lora_targets": ["c_fc"]}])
+def test_settings_of_lora_need_a_rank(alone):
+    with pytest.raises(UserError, match=r"need model\.lora_rank: set it, or leave them out"):
+        Settings(**alone)
+
+
 def test_muon_has_no_factors():
     with pytest.raises(UserError, match="learning_rate_factors is set, which muon does not"):
         GPTModule(config=TINY, optimizer="muon", learning_rate_factors={"*": 0.5})

@@ -92,7 +92,7 @@ def test_strategies_that_train_a_whole_model_on_each_device(strategy):
 
 
 def test_ranks_are_not_copies_of_an_interactive_python(monkeypatch):
-    """Where a person types, Lightning's auto is ddp_fork, which is an error by name."""
+    """Lightning's auto is ddp_fork in an interactive Python, and ddp_fork by name is an error."""
     monkeypatch.setattr(accelerator_connector, "_IS_INTERACTIVE", True)
     with pytest.raises(UserError, match=r"trainer\.devices: set it to 1 in an interactive"):
         module.Trainer(accelerator="cpu", devices=2, logger=False)

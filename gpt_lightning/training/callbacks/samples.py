@@ -101,6 +101,8 @@ def evaluated_weights(trainer: L.Trainer) -> Iterator[None]:
     average, module = find_callback(trainer, WeightAveraging), trainer.lightning_module
     if average is not None:
         average.on_validation_epoch_start(trainer, module)
-    yield
-    if average is not None:
-        average.on_validation_epoch_end(trainer, module)
+    try:
+        yield
+    finally:
+        if average is not None:
+            average.on_validation_epoch_end(trainer, module)

@@ -1,5 +1,7 @@
 """SampleText in a real run: when a text is drawn, from which weights, and what is shown."""
 
+from types import SimpleNamespace
+
 import lightning as L
 import pytest
 import torch
@@ -129,3 +131,16 @@ def test_the_text_goes_to_loggers_that_take_texts_and_to_no_other(fit, monkeypat
         ("samples/text", ["text"], 4),
     ]
     assert texts.split() == "\n".join(text for _, _, text, _ in logged).split()
+
+
+def test_an_error_leaves_the_weights_of_the_training(monkeypatch):
+    calls = []
+    average = SimpleNamespace(
+        on_validation_epoch_start=lambda *_: calls.append("average"),
+        on_validation_epoch_end=lambda *_: calls.append("own"),
+    )
+    monkeypatch.setattr(samples, "find_callback", lambda *_: average)
+    trainer = SimpleNamespace(lightning_module=None)
+    with pytest.raises(ZeroDivisionError), samples.evaluated_weights(trainer):
+        calls.append(1 // 0)
+    assert calls == ["average", "own"]
