@@ -208,6 +208,35 @@ def test_temperature_sharpens():
     assert hot == pytest.approx(0.622, abs=0.03)
 
 
+def test_draws_have_the_probabilities_of_multinomial():
+    """Frequencies of 100,000 draws; 0.008 is five standard errors of the largest probability."""
+    logits = torch.tensor([[0.4, 0.0, 0.3, 0.2, 0.0, 0.1, 0.0]]).log().expand(100_000, 7)
+    shared = torch.Generator().manual_seed(0)
+    drawn = sample_token(logits, 1.0, None, shared)[:, 0]
+    found = drawn.bincount(minlength=7) / len(drawn)
+    assert torch.allclose(found, logits[0].exp(), atol=0.008)
+    assert found[[1, 4, 6]].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("uniform", "expected"), [(0.0, 3), (1.0 - 2.0**-53, 1)])
+def test_the_ends_of_the_random_numbers_draw_tokens_that_have_a_probability(
+    uniform, expected, monkeypatch
+):
+    drawn = torch.tensor([[uniform]], dtype=torch.float64)
+    monkeypatch.setattr(torch, "rand", lambda *shape, **how: drawn)
+    logits = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]]).log()
+    assert sample_token(logits, 1.0, None).item() == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_an_error(value, temperature):
+    logits = torch.zeros(2, 9)
+    logits[1, 4] = value
+    with pytest.raises(UserError, match="the logits are not finite"):
+        sample_token(logits, temperature, 5)
+
+
 # ---- cost --------------------------------------------------------------------------------------
 
 
