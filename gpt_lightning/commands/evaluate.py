@@ -30,8 +30,7 @@ def evaluate(
     Args:
         path: Checkpoint, run folder, folder of Hugging Face, ckpt.pt of nanoGPT, or gpt2 and its
             other sizes, which are downloaded; docs/models.md has all of them.
-        tasks: Names, separated by commas: hellaswag, lambada, wikitext; perplexity, with --text;
-            openwebtext, the loss on nanoGPT's data/openwebtext/val.bin.
+        tasks: Names, separated by commas: hellaswag, lambada, wikitext; perplexity, with --text.
         data: Folder with the files of the tasks (docs/evaluation.md has their names); null: they
             are downloaded once.
         text: Text file, or a prepared dataset, for perplexity.

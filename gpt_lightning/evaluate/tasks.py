@@ -20,7 +20,6 @@ TASKS: dict[str, Any] = {
     "lambada": lambada,
     "wikitext": wikitext,
     "perplexity": perplexity,
-    "openwebtext": perplexity,  # of nanoGPT's val.bin
 }
 
 
@@ -77,9 +76,8 @@ class Task:
             if not items:
                 raise UserError(f"{path} has no items: get it again")
         else:
-            source = text if name == "perplexity" else name
-            item, part = perplexity.read(scorer, source, split, stride, limit, data or "data")
-            items = [(source, item)]
+            item, part = perplexity.read(scorer, text, split, stride, limit, data or "data")
+            items = [(text, item)]
         self.notes += [f"partial: {part}"] if part else []
         self._items, self._requests = [item for _, item in items[:limit]], []
         for where, item in items[:limit]:

@@ -258,7 +258,7 @@ def print_list() -> None:
             time = f"{rung.time}{fetched}" + (f"; {reason}" if reason else "")
             print(console.line(ListRow(case.name, rung.name, rung.device, CORPUS, here, time)))
     for name, (title, _) in REPORTS.items():
-        print(f"{name:<16}  {title}; sums and dtypes here, the rest on that GPU")
+        print(f"{name:<16}  {title}")
     print("\nSources:")
     for case in CASES.values():
         print(f"{case.name:<24}{case.source}")

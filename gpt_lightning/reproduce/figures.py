@@ -1,8 +1,8 @@
 """Published figures that are no losses: a table of each report, with a verdict where it can be had.
 
-Sums and dtypes are compared on every machine. The others are of one GPU: on another GPU they are
-measured without a verdict, elsewhere the row has the command. Times count as equal within a half of
-theirs, because the reports do not have the programs.
+Sums, dtypes and GPT-2's losses on OpenWebText are compared on every machine. The others are of one
+GPU: on another GPU they are measured without a verdict, elsewhere the row has the command. Times
+count as equal within a half of theirs, because the reports do not have the programs.
 """
 
 import functools
@@ -15,13 +15,19 @@ import torch
 
 from gpt_lightning.bench.command import run as run_bench
 from gpt_lightning.bench.core import results
+from gpt_lightning.data.dataset import TokenDataset
+from gpt_lightning.evaluate.scoring import Scorer
+from gpt_lightning.evaluate.tasks import Task
+from gpt_lightning.hardware.device import device_kind, free_memory
 from gpt_lightning.hardware.machine import machine_record
+from gpt_lightning.hardware.precision import fastest_precision
 from gpt_lightning.reports.tables import RESULTS, Console, column, write_report
 from gpt_lightning.reproduce.autocast_dtypes import CUDA_RULES, measure_dtypes
 from gpt_lightning.reproduce.cases import REPORTS
 from gpt_lightning.reproduce.float16_sums import PUBLISHED, measure_sum
 from gpt_lightning.reproduce.published import read_rows
 from gpt_lightning.reproduce.rows import Verdict
+from gpt_lightning.runs.sources import load_model
 
 
 @dataclass(frozen=True)
@@ -87,12 +93,30 @@ def bench_of(figure: dict[str, str]) -> tuple[str, str, str]:
         return f"{found:.4g}", "", f"this is {here}, theirs an {figure['device']}"
     if not figure["low"]:
         return f"{found:.4g}", "", "counted without a verdict"
+    return within(found, figure)
+
+
+def within(found: float, figure: dict[str, str]) -> tuple[str, str, str]:
+    """Return a number with its verdict and the bounds."""
     fits = float(figure["low"]) <= found <= float(figure["high"])
     bounds = f"from {figure['low']} to {figure['high']}"
     return f"{found:.4g}", Verdict.OK if fits else Verdict.FAILED, bounds
 
 
-MEASURES = {"sum": sum_of, "dtype": dtype_of, "bench": bench_of}
+def loss_of(figure: dict[str, str]) -> tuple[str, str, str]:
+    """Return the mean loss of a model on all tokens of data/openwebtext, split `val`."""
+    TokenDataset("openwebtext", Path("data"), cache_limit_gb=20.0)  # before a download of gigabytes
+    model, tokenizer = load_model(figure["where"])
+    kind = device_kind()
+    dtype = torch.bfloat16 if fastest_precision(kind)[0] == "bf16-mixed" else None
+    scorer = Scorer(model.to(kind), tokenizer, dtype=dtype)
+    metrics = Task("perplexity", scorer, text="openwebtext").run().metrics
+    del model, scorer
+    free_memory()
+    return within(next(m.value for m in metrics if m.name == figure["field"]), figure)
+
+
+MEASURES = {"sum": sum_of, "dtype": dtype_of, "bench": bench_of, "loss": loss_of}
 
 
 @functools.cache

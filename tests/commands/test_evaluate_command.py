@@ -61,7 +61,6 @@ def test_perplexity_of_a_text_in_both_precisions(model, capsys):
         (["--text", "t.txt"], "--tasks perplexity and --text FILE belong together"),
         (["--tasks", "piqa"], "no task 'piqa'; there are hellaswag, lambada,"),
         (["--tasks", "perplexity", "--text", "nowhere"], "data/nowhere is not a prepared dataset"),
-        (["--tasks", "openwebtext"], "data/openwebtext is not a prepared dataset"),
         (["--tasks", "lambada", "--data", "."], "lambada: . has no lambada_test.jsonl: put the"),
         (["--limit", "0"], "limit is"),
         (["--dtype", "fp16"], "dtype is 'fp16'; expected fp32, bf16"),

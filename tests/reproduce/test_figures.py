@@ -1,13 +1,17 @@
-"""`reproduce profile-report` and `systems-course`: figures that are no losses."""
+"""`reproduce profile-report`, `systems-course` and `openwebtext`: tables of single figures."""
 
 import dataclasses
 import json
 
+import numpy as np
 import pytest
+import torch
 
 from gpt_lightning.bench import profile, sizes
 from gpt_lightning.bench.core import sweep
 from gpt_lightning.cli import main
+from gpt_lightning.data.tokenizers import TiktokenTokenizer
+from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.reproduce import command, figures
 from gpt_lightning.reproduce.cases import REPORTS
 from gpt_lightning.reproduce.published import read_rows
@@ -138,10 +142,50 @@ def test_a_report_takes_no_options(options, capsys):
     assert "profile-report has figures and no rungs" in capsys.readouterr().err
 
 
-def test_list_names_five_sources(capsys):
+@pytest.fixture
+def openwebtext(tmp_path, monkeypatch):
+    """Write a val.bin of random tokens, and put a tiny random model in place of each size."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=16, vocab_size=50257)).eval()
+    tokens = torch.randint(50257, (4 * 16 + 1,))
+    (tmp_path / "data/openwebtext").mkdir(parents=True)
+    tokens.numpy().astype(np.uint16).tofile(tmp_path / "data/openwebtext/val.bin")
+    found = []
+    monkeypatch.setattr(
+        figures,
+        "load_model",
+        lambda name: (found.append(name), model, TiktokenTokenizer("gpt2"))[1:],
+    )
+    monkeypatch.setattr(figures, "fastest_precision", lambda kind: ("32-true", ""))
+    with torch.no_grad():
+        loss = model(tokens[:-1].view(4, 16), tokens[1:].view(4, 16))
+    return found, f"{loss.item():.4g}"
+
+
+def test_the_sizes_of_gpt2_have_their_losses_on_openwebtext(openwebtext, monkeypatch):
+    names, loss = openwebtext
+    assert main(["reproduce", "openwebtext"]) == 1  # a random model has 10.8
+    found = rows("openwebtext").values()
+    assert names == ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"]
+    assert [row["theirs"] for row in found] == ["3.12", "2.84", "2.67", "2.54"]
+    assert {row["ours"] for row in found} == {loss}
+    assert {row["verdict"] for row in found} == {"FAIL"}
+    (row, *_) = read_rows("figures.csv", "openwebtext")
+    assert (row["low"], row["high"]) == ("3.10", "3.14")
+    monkeypatch.setattr(figures, "read_rows", lambda *names: [row | {"low": "10", "high": "12"}])
+    assert main(["reproduce", "openwebtext"]) == 0
+
+
+def test_openwebtext_is_needed_before_the_weights(monkeypatch, capsys):
+    monkeypatch.setattr(figures, "load_model", lambda name: pytest.fail("not before the data"))
+    assert main(["reproduce", "openwebtext"]) == 2
+    assert "data/openwebtext is not a prepared dataset" in capsys.readouterr().err
+
+
+def test_list_names_six_sources(capsys):
     assert main(["reproduce", "--list"]) == 0
     sources = capsys.readouterr().out.partition("Sources:\n")[2].partition("\n\n")[0]
     assert [line.split()[0] for line in sources.splitlines()] == [
         "lecture-ladder", "precision-ladder", "shakespeare-char-small", "shakespeare-char",
-        "profile-report", "systems-course",
+        "profile-report", "systems-course", "openwebtext",
     ]  # fmt: skip
