@@ -174,6 +174,9 @@ class BuildModule(L.LightningModule):
                 if any(p.requires_grad for p in block.parameters()):
                     break
                 total -= 2 * sum(p.numel() for p in block.parameters()) + 8 * C * block_size
+            else:
+                if not any(p.requires_grad for p in self.model.transformer.ln_f.parameters()):
+                    total -= 2 * self.model.lm_head.weight.numel()  # the input's gradient
         return total
 
 

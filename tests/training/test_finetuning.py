@@ -1,5 +1,6 @@
 """Fine-tuning: frozen parameters, factors of the learning rate, and LoRA."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -245,3 +246,15 @@ def test_frozen_weights_cost_less(model):
     block.requires_grad_(False)
     rest = total - 2 * 4 * C * C - 2 * 11 * C - 4 * n_block - 8 * T * C
     assert module.flops_per_token == rest
+
+
+def test_a_head_that_is_trained_alone_costs_no_gradient_of_its_input():
+    module = GPTModule(config=replace(TINY, tie_weights=False))
+    module.configure_model()
+    module.model.transformer.requires_grad_(False)
+    (blocks, T, C), vocabulary = (2, 8, 16), 11
+    n_blocks = sum(p.numel() for p in module.model.transformer.h.parameters())
+    forward = 2 * n_blocks + 4 * blocks * T * C
+    assert module.flops_per_token == forward + 4 * (2 * C) + 4 * vocabulary * C
+    module.model.transformer.ln_f.requires_grad_(True)
+    assert module.flops_per_token == forward + 6 * (2 * C) + 6 * vocabulary * C

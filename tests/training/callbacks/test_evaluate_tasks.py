@@ -120,7 +120,7 @@ def test_an_evaluation_has_the_weights_of_val_loss_and_compiles_nothing(items, m
     cli = fit.run_cli([*RUN, *own, "--evaluation.every_n_steps=2"], callbacks=[Own()])
     assert found == [(2, "force_eager", True)] * 2
     callback = find_callback(cli.trainer, EvaluateTasks)
-    assert callback.state_dict() == {"due": False}
+    assert callback.state_dict() == {}  # else Lightning warns of a resume without the tasks
     callback.load_state_dict({"due": True})
     assert callback.state_dict() == {"due": True}
 
