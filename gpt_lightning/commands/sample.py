@@ -60,6 +60,8 @@ def sample(
     given = read_prompts(prompt, prompts)
     if "" in (stop or ()):
         raise UserError("--stop is empty: give the text before which a text ends, or leave it out")
+    if out is not None and Path(out).exists():  # before the model is read
+        raise UserError(f"--out {out} exists: give the name of a new file")
     n_tokens = len(given) * num_samples * max_new_tokens
     decoder, tokenizer = load(path, device, dtype, n_tokens)
 

@@ -76,7 +76,8 @@ def with_tokenizer(found: Pretrained, meta_files: list[Path]) -> Pretrained:
     if found.tokenizer is not None:
         return found
     fits = found.shape()["vocab_size"] in GPT2_VOCABULARIES
-    spec = {"name": "gpt2"} if fits and huggingface.has_gpt2_tokens(Path(found.source)) else None
+    known = found.source in SIZES or huggingface.has_gpt2_tokens(Path(found.source))
+    spec = {"name": "gpt2"} if fits and known else None
     for meta in [] if spec else meta_files:
         if meta.exists():
             spec = {"name": "char", "characters": read_meta(meta)}

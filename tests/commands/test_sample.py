@@ -331,8 +331,8 @@ def test_a_closed_pipe_ends_the_command_and_not_a_file(model, monkeypatch, capsy
         ("--prompts deep.jsonl", "--prompts deep.jsonl, line 1: expected an object"),
         ("--prompts=", "prompts is empty; give a value, or leave it out"),
         ("--out=", "out is empty; give a value, or leave it out"),
-        ("--out good.txt", "cannot write good.txt: File exists; give --out the name of a new file"),
-        ("--out folder", "cannot write folder: File exists; give --out the name of a new file"),
+        ("--out good.txt", "--out good.txt exists: give the name of a new file"),
+        ("--out folder", "--out folder exists: give the name of a new file"),
         ("--out no/new.jsonl", "cannot write no/new.jsonl: No such file or directory; give --out"),
         ("--num_samples 0", "num_samples is 0; it must be at least 1"),
         ("--batch_size 0", "batch_size is 0; it must be at least 1"),
@@ -354,6 +354,12 @@ def test_mistakes_are_one_line(model, capsys, args, words):
     assert error.count("\n") == 1
     assert error.startswith(f"error: {words}")
     assert not Path("new.jsonl").exists()
+
+
+def test_a_file_that_exists_is_an_error_before_the_model_is_read(monkeypatch):
+    monkeypatch.setattr("gpt_lightning.commands.sample.load", lambda *args: pytest.fail("read"))
+    Path("new.jsonl").touch()
+    assert main(["sample", "a.ckpt", "--out", "new.jsonl"]) == 2
 
 
 def test_a_wrong_prompt_leaves_no_file(model, capsys):

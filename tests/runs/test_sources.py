@@ -10,7 +10,13 @@ import torch
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.runs.sources import initial_weights, load_model, read_source, tokenizer_of
+from gpt_lightning.runs.sources import (
+    initial_weights,
+    load_model,
+    read_source,
+    tokenizer_of,
+    with_tokenizer,
+)
 
 transformers = pytest.importorskip("transformers")
 
@@ -137,6 +143,30 @@ def test_gpt2s_vocabulary_is_known_by_its_size(tmp_path):
         config = GPTConfig(n_layer=1, n_head=1, n_embd=2, block_size=2, vocab_size=vocab_size)
         path = nanogpt_checkpoint(tmp_path, GPT(config))
         assert read_source(path).tokenizer == {"name": "gpt2"}
+
+
+def test_a_folder_with_the_name_of_a_size_does_not_change_its_tokenizer(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2/vocab.json").write_text('{"other": 0}')
+    weights = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=2, block_size=2, vocab_size=50257))
+    found = read_source(nanogpt_checkpoint(tmp_path, weights))
+    for source, spec in (("gpt2", {"name": "gpt2"}), ("./gpt2", None)):
+        renamed = dataclasses.replace(found, source=source, tokenizer=None)
+        assert with_tokenizer(renamed, []).tokenizer == spec
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_are_read_as_float32(dtype, tmp_path):
+    model = shaken(GPT(TINY))
+    halves = {name: weight.to(dtype) for name, weight in model.state_dict().items()}
+    path = nanogpt_checkpoint(tmp_path, model)
+    content = torch.load(path, weights_only=True)
+    torch.save(content | {"model": halves}, path)
+    weights = read_source(path).model().state_dict()
+    for name, weight in halves.items():
+        assert weights[name].dtype == torch.float32
+        assert torch.equal(weights[name], weight.float())
 
 
 def test_a_cropped_and_padded_model(tokens, tmp_path):
