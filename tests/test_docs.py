@@ -9,7 +9,7 @@ import pytest
 from gpt_lightning.bench.command import find_benches
 from gpt_lightning.cli import COMMANDS
 from gpt_lightning.parsing import resolve_configs
-from gpt_lightning.reproduce.cases import CASES
+from gpt_lightning.reproduce.cases import CASES, REPORTS
 from gpt_lightning.training.fit import training_parser
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -90,7 +90,7 @@ def test_make_has_the_targets_that_pages_name():
 
 
 def test_commands_on_the_pages_can_be_typed():
-    parser, names = training_parser(), {"bench": find_benches(), "reproduce": CASES}
+    parser, names = training_parser(), {"bench": find_benches(), "reproduce": {**CASES, **REPORTS}}
     checked = 0
     for path in PROSE:
         for command, *args in commands(text_of(path)):
