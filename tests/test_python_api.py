@@ -25,6 +25,7 @@ TINY = {
 }
 
 
+@pytest.mark.slow
 def test_the_names_are_there_and_torch_is_imported_at_their_first_use():
     names = ["GPT", "GPTConfig", "GPTModule", "TokenDataModule", "load_model", "generate", "fit"]
     code = f"""

@@ -82,7 +82,7 @@ def read_items(path: Path) -> list[tuple[str, Any]]:
             if line.strip():
                 items.append((f"{path}{where}", json.loads(line)))
     except ImportError as error:
-        raise UserError(f"{path} needs pyarrow: pip install 'gpt-lightning[data]'") from error
+        raise UserError(f"{path} needs pyarrow: pip install 'gpt-lightning[eval]'") from error
     except (ValueError, RecursionError, OSError) as error:  # pyarrow's errors are of these kinds
         raise UserError(f"{path}{where} is damaged ({reason_of(error)}): get it again") from error
     return items

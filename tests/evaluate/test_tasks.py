@@ -310,7 +310,7 @@ def test_a_damaged_parquet_file_and_no_pyarrow(tmp_path, scorer, monkeypatch):
     with pytest.raises(UserError, match=r"wikitext_test.parquet is damaged"):
         Task("wikitext", scorer, str(tmp_path))
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(UserError, match=r"pip install 'gpt-lightning\[data\]'"):
+    with pytest.raises(UserError, match=r"pip install 'gpt-lightning\[eval\]'"):
         Task("wikitext", scorer, str(tmp_path))
 
 

@@ -162,6 +162,7 @@ def openwebtext(tmp_path, monkeypatch):
     return found, f"{loss.item():.4g}"
 
 
+@pytest.mark.slow
 def test_the_sizes_of_gpt2_have_their_losses_on_openwebtext(openwebtext, monkeypatch):
     names, loss = openwebtext
     assert main(["reproduce", "openwebtext"]) == 1  # a random model has 10.8

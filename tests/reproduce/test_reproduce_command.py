@@ -49,6 +49,7 @@ def test_a_wrong_setting_is_red(wrong, tinyshakespeare, capsys):
     assert f"changed: {' '.join(wrong)}" in out
 
 
+@pytest.mark.slow
 def test_step_0_is_nanogpts_to_the_digit(tinyshakespeare, capsys):
     assert main(["reproduce", "shakespeare-char-small", "--max-steps", "0"]) == 0
     rows = results("shakespeare-char-small")["losses"]
