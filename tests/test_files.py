@@ -4,7 +4,9 @@ import errno
 import fcntl
 import multiprocessing
 import os
+import re
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -89,7 +91,24 @@ def test_another_error_of_the_disk_is_an_error(tmp_path, monkeypatch) -> None:
         pass
 
 
-def test_no_module_needs_fcntl() -> None:
+def test_no_module_imports_fcntl_before_it_is_used() -> None:
     """It does not exist on Windows."""
     package = Path(files.__file__).parent
-    assert [p for p in package.rglob("*.py") if "import fcntl" in p.read_text()] == []
+    imported = re.compile("^(import|from) fcntl", re.MULTILINE)
+    assert [p for p in package.rglob("*.py") if imported.search(p.read_text())] == []
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_on_macos_the_cache_of_the_drive_is_emptied(tmp_path, monkeypatch, missing) -> None:
+    calls: list[tuple[str, int]] = []
+
+    def control(descriptor: int, command: int) -> None:
+        calls.append((os.readlink(f"/proc/self/fd/{descriptor}"), command))
+        if missing:
+            raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", control)
+    files.sync_folder(tmp_path)
+    assert calls == [(str(tmp_path), 51)]

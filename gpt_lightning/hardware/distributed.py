@@ -79,7 +79,8 @@ class LoopbackEnvironment(envs.LightningEnvironment):
 
     PyTorch's own rendezvous, a TCPStore in rank 0, listens on every address of the machine, and
     any client can write into it. Here the process that starts the ranks opens the store on a
-    loopback socket, and all ranks are its clients.
+    loopback socket, and all ranks are its clients. gloo would listen at the address of the host's
+    name, and wait for a name that does not resolve, which is common on macOS.
     """
 
     # of the process: as the process group, it outlives a run, and a second run uses it again
@@ -108,6 +109,7 @@ class LoopbackEnvironment(envs.LightningEnvironment):
                 master_listen_fd=listener.detach(),  # owned by the store from here on
             )
         os.environ["MASTER_PORT"] = str(port)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         # makes PyTorch connect to this store as a client instead of opening one
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
 

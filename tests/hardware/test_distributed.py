@@ -1,6 +1,7 @@
 """Two processes, real ranks over gloo, train the same model as one."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -79,11 +80,23 @@ def test_runs_of_one_process_share_a_store(monkeypatch):
     for name in ("MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(LoopbackEnvironment, "_store", None)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     first = LoopbackEnvironment()
     port = first.main_port
     first.teardown()
     assert LoopbackEnvironment().main_port == port
     assert LoopbackEnvironment._store.port == port
+    assert os.environ["GLOO_SOCKET_IFNAME"] == ("lo0" if sys.platform == "darwin" else "lo")
+
+
+def test_an_interface_that_the_user_has_set_for_gloo_stays(monkeypatch):
+    for name in ("MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(LoopbackEnvironment, "_store", None)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert LoopbackEnvironment().main_port
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
 
 
 def test_a_process_group_of_an_earlier_run_must_have_the_same_ranks(monkeypatch):

@@ -255,6 +255,10 @@ def test_mps_name_from_the_systems_tools(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(subprocess, "run", hangs)
     assert device_name(torch.device("mps")) == "Apple"
     peaks._apple_gpu_name.cache_clear()
+    sentence = "system_profiler: unable to read the displays"
+    monkeypatch.setattr(peaks, "output_of", lambda *command: sentence)  # no JSON
+    assert device_name(torch.device("mps")) == sentence
+    peaks._apple_gpu_name.cache_clear()
 
 
 def test_the_name_of_an_amd_chip_has_its_compute_units(monkeypatch: pytest.MonkeyPatch) -> None:
