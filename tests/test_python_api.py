@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from lightning.pytorch.callbacks import LambdaCallback
 
 import gpt_lightning
 from gpt_lightning import FitResult, UserError, fit, load_model
@@ -63,7 +64,11 @@ def test_the_example_trains_evaluates_and_samples(text_file, monkeypatch, capsys
 
 def test_fit_returns_the_outcome(text_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = fit(TINY, {"trainer.max_steps": 30, "data.text_file": text_file}, run_name="mine")
+    own = {"trainer.max_steps": 30, "data.text_file": text_file}
+    seen = []
+    counter = LambdaCallback(on_train_batch_end=lambda *_: seen.append(1))
+    result = fit(TINY, own, callbacks=[counter], run_name="mine")
+    assert len(seen) == 30
     assert isinstance(result, FitResult)
     assert result.steps == 30
     assert result.run_folder == Path("lightning_logs/mine/version_0")
@@ -72,6 +77,7 @@ def test_fit_returns_the_outcome(text_file, tmp_path, monkeypatch):
     assert result.tokens_per_sec > 0
     config = yaml.safe_load((result.run_folder / "config.yaml").read_text())
     assert config["model"]["config"]["n_embd"] == 16
+    assert "LambdaCallback" not in str(config)
     model, tokenizer = load_model(result.run_folder)
     assert model.config.vocab_size == tokenizer.vocab_size
 

@@ -2,16 +2,18 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import lightning as L
 
 from gpt_lightning.output import lasting_output
 from gpt_lightning.parsing import is_number
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, tokens_per_sec
-from gpt_lightning.training.fit import run_cli
+from gpt_lightning.training.fit import default_callbacks, run_cli
 from gpt_lightning.training.steps import find_callback, run_folder
 
 
@@ -34,7 +36,9 @@ class FitResult:
     tokens_per_sec: float | None
 
 
-def fit(*configs: str | Path | Mapping[str, Any], **overrides: Any) -> FitResult:
+def fit(
+    *configs: str | Path | Mapping[str, Any], callbacks: Sequence[L.Callback] = (), **overrides: Any
+) -> FitResult:
     """Train as `gpt-lightning fit` does, and return the outcome.
 
     Example:
@@ -43,6 +47,8 @@ def fit(*configs: str | Path | Mapping[str, Any], **overrides: Any) -> FitResult
     Args:
         configs: Configurations, by path or by name, and mappings from keys of the command line to
             values. A later one wins.
+        callbacks: Objects in addition to the callbacks of every run; config.yaml does not have
+            them.
         overrides: Keys and values that win over all configs: run_name, seed_everything, resume,
             ckpt_path, and keys with a dot as `**{"data.batch_size": 8}`.
 
@@ -57,7 +63,7 @@ def fit(*configs: str | Path | Mapping[str, Any], **overrides: Any) -> FitResult
         else:
             argv.append(f"--config={config}")
     with lasting_output():
-        trainer = run_cli(argv).trainer
+        trainer = run_cli(argv, [*default_callbacks("fit"), *callbacks]).trainer
     checkpoint, speed = find_callback(trainer, RunCheckpoint), find_callback(trainer, SpeedMonitor)
     assert checkpoint is not None
     assert speed is not None
