@@ -18,10 +18,11 @@ BIN := $(VENV)/bin
 CREATED := $(VENV)/.stamp-created
 BASE := $(VENV)/.stamp-base
 DEV := $(VENV)/.stamp-dev
+DOCS := $(VENV)/.stamp-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup train test test-slow test-gpu faults mutants pages format bench-gpu cpu-losses tensorboard clean \
+.PHONY: help setup train test test-slow test-gpu faults mutants pages docs format bench-gpu cpu-losses tensorboard clean \
   check check-format check-lint check-types check-imports check-spelling
 
 help: ## List the targets
@@ -50,6 +51,9 @@ mutants: $(DEV) ## Change 300 lines of the core, one at a time, and count the ch
 
 pages: $(DEV) ## Measure the pages in benchmarks/ that take minutes, compare with the last time
 	$(BIN)/python benchmarks/pages.py
+
+docs: $(DOCS) ## Build the documentation site in build/site
+	$(BIN)/python docs/build_site.py
 
 check: check-format check-lint check-types check-imports check-spelling ## Check format, lint, types, imports, spelling
 
@@ -121,11 +125,19 @@ $(BASE): pyproject.toml constraints.txt $(CREATED)
 	@$(PIP_INSTALL) -e . || $(PIP_FAILED)
 	@touch $@
 
-# Install only the list in the `dev` extra: `-e '.[dev]'` would reinstall gpt_lightning while a run
-# may be using it.
+# Install only the list in an extra: `-e '.[dev]'` would reinstall gpt_lightning while a run may be
+# using it.
+INSTALL_EXTRA = $(BIN)/python -c 'import sys, tomllib; \
+	  project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	  print(*project["optional-dependencies"][sys.argv[1]], sep="\n")' $(1) > $(VENV)/$(1).txt && \
+	  $(PIP_INSTALL) -r $(VENV)/$(1).txt || $(PIP_FAILED)
+
 $(DEV): $(BASE)
 	@echo "Installing the tools for tests and checks: a few seconds to a minute ..."
-	@$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
-	  print(*project["project"]["optional-dependencies"]["dev"], sep="\n")' > $(VENV)/dev.txt
-	@$(PIP_INSTALL) -r $(VENV)/dev.txt || $(PIP_FAILED)
+	@$(call INSTALL_EXTRA,dev)
+	@touch $@
+
+$(DOCS): $(DEV)
+	@echo "Installing the tools for the documentation site: a few seconds to a minute ..."
+	@$(call INSTALL_EXTRA,docs)
 	@touch $@

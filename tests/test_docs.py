@@ -2,9 +2,11 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
+import shown
 
 from gpt_lightning.bench.command import find_benches
 from gpt_lightning.cli import COMMANDS
@@ -15,14 +17,17 @@ from gpt_lightning.training.fit import training_parser
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "*/README.md")
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "*/README.md")
     for path in ROOT.glob(pattern)
 )
 PROSE = [path for path in PAGES if path.name != "CHANGELOG.md"]
-FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # --config FILE, --config my.yaml, and what ends before it would run
-PLACEHOLDER = re.compile(r"\.\.\.|\b[A-Z]{2,}\b|my\.yaml|--help|--print_config")
-NANOGPTS = {"train.py", "config/train_shakespeare_char.py"}
+PLACEHOLDER = re.compile(r"\.\.\.|\b[A-Z]{2,}\b|(my|wandb|mlflow)\.yaml|--help|--print_config")
+NANOGPTS = {
+    *("train.py", "sample.py", "bench.py"),
+    *("config/train_shakespeare_char.py", "data/shakespeare_char/prepare.py"),
+}
 
 
 def text_of(path: Path) -> str:
@@ -80,6 +85,45 @@ def test_modules_that_a_page_names_exist(path):
 
 def test_the_readme_is_short():
     assert len(text_of(ROOT / "README.md").splitlines()) < 200
+
+
+@pytest.mark.parametrize("page", shown.PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_block_of_commands_runs_in_a_test_or_names_what_it_needs(page):
+    for info, text in shown.blocks(page):
+        title = shown.TITLE.fullmatch(info)
+        needs = title[1].split(", ") if title else []
+        assert all(shown.NEED.fullmatch(need) for need in needs), (info, shown.NEED.pattern)
+        assert needs or info in ("", "sh"), info
+        # tests/test_shown_commands.py runs only lines that begin with the command
+        others = [line for line in text.splitlines() if re.match(r"(torchrun|srun|python) ", line)]
+        assert needs or not others, others
+        assert not re.search(r" #(?!SBATCH)", text) or needs, f"zsh takes no comment: {text}"
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    site = tomllib.loads(text_of(ROOT / "zensical.toml"))
+    listed = set(re.findall(r"[\w/]+\.md", str(site["project"]["nav"])))
+    assert {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")} <= listed
+    assert [name for name in listed if not (ROOT / name).is_file()] == []
+
+
+def test_the_texts_of_errors_on_the_page_are_those_of_the_program():
+    page = text_of(ROOT / "docs/troubleshooting.md").partition("## Start of a run")[2]
+    source = "".join(text_of(path) for path in ROOT.glob("gpt_lightning/**/*.py"))
+    rows = re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE)
+    quoted = [text for row in rows for text in re.findall(r"`([^`]+)`", row)]
+    assert len(quoted) > 10
+    assert [text for text in quoted if text not in source and "--resume" not in text] == []
+
+
+def test_the_keys_of_nanogpt_lead_to_keys_of_ours():
+    page = text_of(ROOT / "docs/tutorials/from_nanogpt.md")
+    keys = re.findall(r"`((?:model|data|trainer|checkpoint)\.[\w.]+)`", page)
+    known = {
+        action.dest for action in training_parser()._subcommands_action.choices["fit"]._actions
+    }
+    assert len(keys) > 20
+    assert [key for key in keys if key not in known] == []
 
 
 def test_make_has_the_targets_that_pages_name():

@@ -1,0 +1,91 @@
+"""The documentation site: it builds with strict links, and loads nothing from the network."""
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpt_lightning.bench.command import find_benches
+from gpt_lightning.cli import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+SPEC = importlib.util.spec_from_file_location("build_site", ROOT / "docs" / "build_site.py")
+build_site = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(build_site)
+
+
+@pytest.mark.parametrize(
+    ("html", "loads"),
+    [
+        ('<script src="https://unpkg.com/a.js"></script>', True),
+        ("<img alt=x src=//host/a.png>", True),
+        ('<link rel="stylesheet" href="https://fonts.googleapis.com/css">', True),
+        ("@font-face{src:url(https://fonts.gstatic.com/a.woff2)}", True),
+        ('<script src="assets/a.js"></script><img src="a.png">', False),
+        ('<a href="https://zensical.org/">Zensical</a>', False),
+    ],
+)
+def test_what_a_browser_would_load_from_the_network_is_found(html, loads):
+    assert bool(build_site.LOADED.search(html)) == loads
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
+    """A copy of the repository's pages, in which a test can break something."""
+    for path in build_site.pages_and_files():
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+    for name in ("zensical.toml", "docs/build_site.py"):
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    (tmp_path / "gpt_lightning").symlink_to(ROOT / "gpt_lightning")
+    return tmp_path
+
+
+def build(folder: Path) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("zensical")
+    pytest.importorskip("mkdocstrings_handlers.python")
+    command = [sys.executable, "docs/build_site.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_the_site_has_every_page_command_and_docstring(copied):
+    done = build(copied)
+    assert done.returncode == 0, done.stdout + done.stderr
+    site = copied / "build" / "site"
+    pages = build_site.navigation()
+    built = [page.relative_to(ROOT).with_suffix(".html") for page in pages]
+    missing = [path for path in built if not (site / path).is_file() and path.stem != "README"]
+    assert missing == []
+    assert (site / "index.html").is_file()
+    headings = re.findall(r'<h2 id="([\w-]+)"', (site / "docs/commands.html").read_text())
+    own = {name for name in COMMANDS if name not in ("validate", "test", "predict", "resume")}
+    assert own | {f"bench-{name}" for name in find_benches()} <= set(headings)
+    python = (site / "docs/python.html").read_text()
+    for name in ("training.api.fit", "model.gpt.GPTConfig", "runs.settings.Settings"):
+        assert f'id="gpt_lightning.{name}"' in python
+    assert "Number of positions whose logits are in memory" in python
+    found = json.loads((site / "search.json").read_text())
+    assert any("loss_chunk" in item.get("text", "") for item in found["items"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("link", "message"),
+    [
+        ("docs/no_page.md", "docs/no_page.md is linked, and is no file"),
+        ("docs/data.md#no-heading", "anchor does not exist"),
+    ],
+)
+def test_a_broken_link_ends_the_build(copied, link, message):
+    readme = copied / "README.md"
+    readme.write_text(f"{readme.read_text()}\n[broken]({link})\n")
+    done = build(copied)
+    assert done.returncode == 1
+    assert message in done.stderr
