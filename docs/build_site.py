@@ -70,7 +70,7 @@ def command_help() -> str:
     from gpt_lightning.bench.command import find_benches
     from gpt_lightning.cli import COMMANDS, main
 
-    os.environ["COLUMNS"] = "100"
+    os.environ["COLUMNS"] = "82"  # fits the width of a page
     names: dict[str, list[str]] = {}
     for name, (address, _) in COMMANDS.items():
         names.setdefault(address, [name])  # validate, test and predict have the options of fit

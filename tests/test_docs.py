@@ -13,6 +13,7 @@ from gpt_lightning.cli import COMMANDS
 from gpt_lightning.parsing import resolve_configs
 from gpt_lightning.reproduce.cases import CASES, REPORTS
 from gpt_lightning.training.fit import training_parser
+from gpt_lightning.training.steps import check_accumulation
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -39,7 +40,8 @@ def commands(text: str) -> list[list[str]]:
     blocks = FENCE.findall(text)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     lines += [span.replace("\n", " ") for span in re.findall(r"`([^`]+)`", FENCE.sub("", text))]
-    found = re.compile(r"^(?:time )?(?:\.venv/bin/)?gpt-lightning (.*)")
+    launcher = r"(?:python|torchrun .*?) -m gpt_lightning|(?:srun .*?)?gpt-lightning"
+    found = re.compile(rf"^(?:time )?(?:\.venv/bin/)?(?:{launcher}) (.*)")
     return [shlex.split(m[1], comments=True) for line in lines if (m := found.match(line))]
 
 
@@ -49,6 +51,7 @@ def commands(text: str) -> list[list[str]]:
         ("```\ngpt-lightning fit \\\n    --a 1  # why\nls\n```", [["fit", "--a", "1"]]),
         ("see `gpt-lightning bench\nsizes` and `ls`", [["bench", "sizes"]]),
         ("gpt-lightning is a program", []),
+        ("`torchrun --nnodes 2 -m gpt_lightning fit --a 1`", [["fit", "--a", "1"]]),
     ],
 )
 def test_commands_are_found(text, expected):
@@ -144,7 +147,8 @@ def test_commands_on_the_pages_can_be_typed():
             if command in names and args and args[0][0].islower():
                 assert args[0] in names[command], f"{path.name}: {command} {args[0]}"
             if command == "fit" and args and not PLACEHOLDER.search(" ".join(args)):
-                parser.parse_args(["fit", *resolve_configs(args)])  # raises for an unknown key
+                trainer = parser.parse_args(["fit", *resolve_configs(args)]).fit.trainer
+                check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_interval)
                 checked += 1
     assert checked >= 10
 

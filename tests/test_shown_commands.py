@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -100,3 +101,12 @@ def test_the_commands_of_a_page_run_one_after_the_other(page, copy):
         with contextlib.redirect_stderr(printed):
             code = main(tiny(argv))
         assert code == 0, f"{line}: {printed.getvalue()}"
+
+
+def test_the_python_of_the_tutorial_for_lightning_trains(copy):
+    page = (ROOT / "docs" / "tutorials" / "from_lightning.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert "max_steps=300" in code
+    names: dict = {}
+    exec(code.replace("max_steps=300", "max_steps=2, logger=False"), names)
+    assert names["data"].tokenizer.vocab_size == names["module"].model.config.vocab_size
