@@ -85,6 +85,20 @@ def test_wandb_offline_with_a_resume(monkeypatch):
     assert list(folders[0].glob("files/media/table/samples/*.table.json"))  # the text
 
 
+def test_wandb_without_an_account_is_one_line(monkeypatch, capsys):
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody answers
+    monkeypatch.setenv("HOME", str(Path.cwd()))  # without a file of keys
+    monkeypatch.setattr(sys, "stdin", None)
+    assert fit(4, "wandb.yaml", "--trainer.logger.offline=false") == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: trainer.logger: No API key configured.")
+    assert error.endswith("set WANDB_MODE=offline")
+    assert not RUN.exists()
+
+
 def test_wandb_after_a_kill(tmp_path):
     pytest.importorskip("wandb")
     code = SCRIPT.format(

@@ -283,6 +283,10 @@ class GPTCLI(LightningCLI):
         except Exception as error:
             if ranks.is_lost_peer(error):
                 raise PeerError(f"the connection to another rank is lost; {CONTINUE}") from error
+            if type(error).__module__.startswith("wandb."):  # no account, or no network
+                raise UserError(
+                    f"trainer.logger: {error} Without an account, set WANDB_MODE=offline"
+                ) from error
             if not is_out_of_memory(error):
                 raise
             from gpt_lightning.training.memory_advice import out_of_memory_line
