@@ -144,6 +144,14 @@ def test_mlflow_in_a_file():
     assert runs[0].data.params["model/n_layer"] == "1"
 
 
+def test_tensorboard_and_csv_at_once():
+    assert fit(4, "both.yaml") == 0
+    check_run(4)
+    assert list(Path("lightning_logs/tensorboard").rglob("events.out.*"))
+    (path,) = Path("lightning_logs/csv").rglob("metrics.csv")
+    assert "train/loss" in path.read_text().splitlines()[0]
+
+
 def test_a_sweep_prunes_and_continues(monkeypatch, capsys):
     optuna = pytest.importorskip("optuna")
     tiny: dict = {}

@@ -61,6 +61,9 @@ def world(tmp_path_factory):
             own = ["--trainer.max_steps=4", "--data.batch_size=4", f"--run_name={name}"]
             # as long a context as the pages evaluate with
             assert main(["fit", *TINY_RUN, *own, "--model.config.block_size=256"]) == 0
+    page = (ROOT / "docs" / "loggers.md").read_text(encoding="utf-8")
+    for name, text in re.findall(r"with this `([\w.]+)`:\n\n```yaml\n(.*?)```", page, re.DOTALL):
+        (folder / name).write_text(text)
     return folder
 
 
