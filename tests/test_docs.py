@@ -101,7 +101,12 @@ def test_a_block_of_commands_runs_in_a_test_or_names_what_it_needs(page):
         # tests/test_shown_commands.py runs only lines that begin with the command
         others = [line for line in text.splitlines() if re.match(r"(torchrun|srun|python) ", line)]
         assert needs or not others, others
-        assert not re.search(r" #(?!SBATCH)", text) or needs, f"zsh takes no comment: {text}"
+
+
+@pytest.mark.parametrize("page", shown.PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_command_has_a_comment_behind_it_which_zsh_takes_as_arguments(page):
+    shell = [text for info, text in shown.BLOCK.findall(text_of(page)) if info == "sh"]
+    assert [line for text in shell for line in text.splitlines() if " #" in line] == []
 
 
 def test_every_page_is_in_the_navigation_of_the_site():
