@@ -85,22 +85,26 @@ def test_wandb_offline_with_a_resume(monkeypatch):
     assert list(folders[0].glob("files/media/table/samples/*.table.json"))  # the text
 
 
-def test_wandb_without_an_account_is_one_line(monkeypatch, capsys):
+def test_wandb_without_an_account_is_one_line(monkeypatch):
     pytest.importorskip("wandb")
-    monkeypatch.delenv("WANDB_MODE")
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    argv = ["fit", *TINY, "--config=wandb.yaml", "--trainer.logger.init_args.offline=false"]
+    code = SCRIPT.format(path=[str(ROOT), str(ROOT / "tests")], argv=argv)
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody answers
     monkeypatch.setenv("HOME", str(Path.cwd()))  # without a file of keys
-    monkeypatch.setattr(sys, "stdin", None)
-    assert fit(4, "wandb.yaml", "--trainer.logger.offline=false") == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
+    done = subprocess.run(  # a process keeps the settings of its first run
+        [sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 2
+    error = done.stderr.strip().splitlines()[-1]
     assert error.startswith("error: trainer.logger: No API key configured.")
     assert error.endswith("set WANDB_MODE=offline")
     assert not RUN.exists()
 
 
-def test_wandb_after_a_kill(tmp_path):
-    pytest.importorskip("wandb")
+def test_wandb_after_a_kill():
+    wandb = pytest.importorskip("wandb")
     code = SCRIPT.format(
         path=[str(ROOT), str(ROOT / "tests")],
         argv=[
@@ -122,6 +126,7 @@ def test_wandb_after_a_kill(tmp_path):
     before = max(int(path.name[5:12]) for path in RUN.glob("checkpoints/*.ckpt"))
     steps = before // 4 * 4 + 4  # ends with a validation
     assert fit(steps, "wandb.yaml", "--resume=auto") == 0
+    wandb.finish()
     check_run(steps)
 
 
