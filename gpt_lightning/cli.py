@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from gpt_lightning import __version__
 from gpt_lightning.errors import MemoryExhaustedError, PeerError, UserError, termination_as_exit
@@ -50,15 +49,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("commands.check_resume:run", "check a resume: doctor --resume --config FILE"),
     "completion": ("commands.completion:completion", "print a completion script for your shell"),
 }
-
-
-def load_command(name: str) -> tuple[Any, str]:
-    """Return the module of a command and the name of its function.
-
-    A function `run` parses its own arguments, with the module's `make_parser`.
-    """
-    module, function = COMMANDS[name][0].split(":")
-    return importlib.import_module(f"gpt_lightning.{module}"), function
 
 
 def usage() -> str:
@@ -203,8 +193,9 @@ def dispatch(argv: list[str]) -> int:
     for arg in argv[1:]:
         if re.fullmatch(r"-[A-Za-z_]{2,}[\w.-]*", arg):
             raise UserError(f"unknown argument {arg!r}: an option begins with two dashes, -{arg}")
-    module, function = load_command(name)
-    if function == "run":
+    address, function = COMMANDS[name][0].split(":")
+    module = importlib.import_module(f"gpt_lightning.{address}")
+    if function == "run":  # it parses its own arguments
         return module.run(argv) or 0
     run_function(name, getattr(module, function), argv[1:])
     return 0

@@ -430,15 +430,6 @@ def test_print_config_is_a_configuration(workdir, capsys):
     assert config["speed"]["warmup_steps"] == 5
 
 
-@pytest.mark.parametrize("shell", ["bash", pytest.param("zsh", marks=pytest.mark.slow)])
-def test_completion_knows_every_command_and_key(capsys, shell):
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    assert all(name in script for name in COMMANDS)
-    assert "--model.config.n_layer" in script
-    assert "--max_new_tokens" in script
-
-
 def test_the_module_is_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "gpt_lightning", "--version"],

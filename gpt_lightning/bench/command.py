@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpt_lightning import bench
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import OneLineParser, nearest
+from gpt_lightning.parsing import nearest
 
 # benches that compare with a published table
 REPRODUCTIONS = {
@@ -46,13 +46,6 @@ def usage() -> str:
     lines = [f"  {name:<{width}}  {help_line(module)}" for name, module in benches.items()]
     first = "usage: gpt-lightning bench NAME [options]"
     return "\n".join([first, "", *lines, "", "gpt-lightning bench NAME --help explains one."])
-
-
-def make_parser() -> OneLineParser:
-    """Return the parser of the command, for completion scripts."""
-    parser = OneLineParser(description="Measure this machine.")
-    parser.add_argument("name", choices=list(find_benches()), help="Name of the bench.")
-    return parser
 
 
 def run(argv: list[str]) -> int:

@@ -1,33 +1,131 @@
-"""The command `gpt-lightning completion`."""
+"""The command `gpt-lightning completion`.
 
-from typing import Literal
+A script is a table of the commands' words (rows below), a program for awk that finds the words for
+a command line (completion.awk), and a few lines for the shell (completion.bash, .zsh and .fish). It
+is a file that the shell reads at the first <Tab>, so that a shell starts as fast as without it.
+"""
+
+import argparse
+import contextlib
+import io
+import re
+import textwrap
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+
+FILES = "@file"  # the shell completes paths
+CONFIGS = "@config"  # names of configurations, whose rows have this word in place of a command
+FIT_OPTIONS = "@fit"  # word of a command that passes options of `fit` on
+# key -> words of options that take any text
+WORDS: dict[str, str] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 
 
-def completion(shell: Literal["bash", "zsh"]) -> None:
-    """Print a completion script for all commands.
+def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
+    """Print a completion script. Write it to the file that your shell reads at the first <Tab>.
 
-    In bash, `eval "$(gpt-lightning completion bash)"` turns it on.
+    bash: ~/.local/share/bash-completion/completions/gpt-lightning (needs the package
+    bash-completion). zsh: a file _gpt-lightning in a folder of $fpath. fish:
+    ~/.config/fish/completions/gpt-lightning.fish. docs/completion.md has the commands.
 
     Args:
         shell: Your shell.
     """
-    from gpt_lightning.cli import COMMANDS, load_command
-    from gpt_lightning.parsing import OneLineParser
+    template = Path(__file__).with_suffix(f".{shell}").read_text(encoding="utf-8")
+    lines = "\n".join("\t".join(row) for row in rows())
+    program = Path(__file__).with_suffix(".awk").read_text(encoding="utf-8")
+    if shell == "fish":  # has no here-documents
+        lines = lines.replace("\\", "\\\\").replace("'", "\\'")
+    print(template.replace("@PROGRAM@", program.rstrip()).replace("@TABLE@", lines), end="")
+
+
+def rows() -> Iterator[tuple[str, str, str, str]]:
+    """Yield command, word, values of the word, and help.
+
+    The word is a subcommand, an option, or empty for the positional arguments. The values are
+    words, FILES and CONFIGS, separated by spaces; "-" for an option without a value.
+    """
+    from gpt_lightning.cli import COMMANDS
+    from gpt_lightning.parsing import config_names
     from gpt_lightning.training.fit import training_parser
 
-    parser = training_parser()
-    subcommands = parser._subcommands_action
-    assert subcommands is not None
+    training: Any = training_parser()._subcommands_action
     for name, (address, text) in COMMANDS.items():
-        if address == COMMANDS["fit"][0]:  # its subcommands are there
-            continue
-        module, function = load_command(name)
-        if function == "run":
-            subparser = module.make_parser()
+        yield "", name, "", text
+        if address == COMMANDS["fit"][0]:
+            yield from parser_rows(name, training.choices.get(name, training.choices["fit"]))
         else:
-            subparser = OneLineParser(description=text)
-            subparser.add_function_arguments(
-                getattr(module, function), as_group=False, as_positional=True
-            )
-        subcommands.add_subcommand(name, subparser, help=text)
-    print(parser.get_completion_script(f"shtab-{shell}"))
+            yield from command_rows(name)
+    for name in config_names():
+        yield CONFIGS, name, "", ""
+
+
+def command_rows(*words: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the rows of a command, or of the subcommands that its help lists."""
+    from jsonargparse import capture_parser
+    from jsonargparse._util import CaptureParserException  # of a function that parses nothing
+
+    from gpt_lightning.cli import dispatch
+
+    listing = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(listing):
+            parser = capture_parser(dispatch, [*words, "--help"])
+    except CaptureParserException:
+        if len(words) > 1:
+            return
+        for name, text in re.findall(r"^  (\S+)  +(.*)$", listing.getvalue(), re.MULTILINE):
+            yield *words, name, "", text
+            yield from command_rows(*words, name)
+    else:
+        yield from parser_rows(" ".join(words), parser)
+
+
+def parser_rows(command: str, parser: Any) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the rows of a parser: one for each option, and for each positional argument."""
+    if "Options of `fit`" in (parser.description or ""):
+        yield command, FIT_OPTIONS, "", ""
+    for action in parser._actions:
+        text = " ".join((action.help or "").replace("%%", "%").split())
+        about = textwrap.shorten(re.split(r"(?<=\w)[.:;] ", text)[0], 80, placeholder="...")
+        values = " ".join(dict.fromkeys(values_of(action, text))) if action.nargs != 0 else "-"
+        for word in action.option_strings or [""]:
+            yield command, word, values, about
+
+
+def values_of(action: argparse.Action, text: str) -> Iterator[str]:
+    """Yield the words that an argument takes, and FILES if it takes any text.
+
+    Args:
+        action: The argument.
+        text: Help of the argument. "One of A, B and C" names the words.
+    """
+    listed = re.match(r"(?:One|Any) of ((?:(?:, | and )?(?!separated|or )[\w./-]*\w)+)", text)
+    if "--config" in action.option_strings and text != "Path to a configuration file.":
+        yield from (CONFIGS, FILES)
+    elif action.choices is not None:
+        yield from action.choices
+    elif listed:
+        yield from re.split(", | and ", listed[1])
+    elif action.dest in WORDS:
+        yield from WORDS[action.dest].split()
+    else:
+        yield from words_of(getattr(action, "_typehint", action.type or str))
+
+
+def words_of(kind: Any) -> Iterator[str]:
+    """Yield the words of a type: those of literals, true and false; FILES for any text."""
+    if get_origin(kind) is Literal:
+        yield from map(str, get_args(kind))
+    elif kind in (str, Path, Any):
+        yield FILES
+    elif kind is bool:
+        yield from ("true", "false")
+    elif isinstance(kind, type) and issubclass(kind, Enum):
+        yield from kind.__members__
+    for part in get_args(kind):
+        if get_origin(kind) not in (dict, Literal):
+            yield from words_of(part)

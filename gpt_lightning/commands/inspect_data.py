@@ -14,7 +14,7 @@ from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import OneLineParser, nearest
+from gpt_lightning.parsing import nearest
 from gpt_lightning.reports.tables import Console, column
 
 ROOT = Path("lightning_logs") / "inspect"
@@ -46,14 +46,6 @@ class ShardRow:
     file: str = column("file", width=24)
     tokens: int = column("tokens", ",d", 13)
     sha256: str = column("SHA-256")
-
-
-def make_parser() -> OneLineParser:
-    """Return the parser of the command, for the completion script."""
-    parser = OneLineParser(description="Look into a dataset.")
-    parser.add_argument("name", choices=["inspect"], help="What to do.")
-    parser.add_function_arguments(inspect, as_group=False, as_positional=True)
-    return parser
 
 
 def run(argv: list[str]) -> int:
