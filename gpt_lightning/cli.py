@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "predict": ("training.fit:run", "write the loss of each validation token to a file"),
     "prepare": ("prepare.command:prepare", "convert a text into shards of tokens"),
     "verify": ("data.verify:verify", "check every byte of a dataset against its digests"),
-    "data": ("commands.inspect_data:run", "print the content of a dataset: data inspect DIR"),
+    "data": ("commands.inspect_data:inspect", "print the content of a dataset: data inspect DIR"),
     "sample": ("commands.sample:sample", "generate text with a trained model"),
     "eval": ("commands.evaluate:evaluate", "score a model: HellaSwag, LAMBADA, WikiText, texts"),
     "import": ("commands.import_model:import_model", "write any GPT-2's weights as a checkpoint"),

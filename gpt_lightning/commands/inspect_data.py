@@ -1,8 +1,8 @@
 """`gpt-lightning data inspect`: contents of a dataset."""
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from jsonargparse.typing import NonNegativeInt
@@ -14,16 +14,10 @@ from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import nearest
 from gpt_lightning.reports.tables import Console, column
 
 ROOT = Path("lightning_logs") / "inspect"
 MAX_SHARD_ROWS = 20
-USAGE = """usage: gpt-lightning data inspect DIR [options]
-
-  inspect  tokens, documents, dtype, splits, digests, a decoded peek, a histogram of lengths
-
-gpt-lightning data inspect --help explains it."""
 
 
 @dataclass(frozen=True)
@@ -48,26 +42,8 @@ class ShardRow:
     sha256: str = column("SHA-256")
 
 
-def run(argv: list[str]) -> int:
-    """Run `data inspect ...`; return the exit code."""
-    if len(argv) < 2:
-        print(USAGE, file=sys.stderr)
-        return 2
-    if argv[1] in ("-h", "--help"):
-        print(USAGE)
-        return 0
-    if argv[1] != "inspect":
-        raise UserError(
-            f"no command data {argv[1]!r}{nearest(argv[1], ['inspect'])}; "
-            "gpt-lightning data --help lists the commands"
-        )
-    from gpt_lightning.cli import run_function
-
-    run_function("data inspect", inspect, argv[2:])
-    return 0
-
-
 def inspect(
+    action: Literal["inspect"],
     folder: str,
     offset: int = 0,
     length: NonNegativeInt = 200,
@@ -79,6 +55,7 @@ def inspect(
     Memory is bounded for datasets of any size.
 
     Args:
+        action: inspect: show the contents.
         folder: Folder of a dataset that `gpt-lightning prepare` or another program made.
         offset: Position in the split, in tokens, at which the peek starts.
         length: Tokens of the peek; 0: none.
