@@ -46,7 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "commands.checkpoint:checkpoint",
         "print or verify checkpoints: checkpoint --help",
     ),
-    "doctor": ("commands.check_resume:run", "check a resume: doctor --resume --config FILE"),
+    "doctor": ("commands.check_resume:run", "check this machine; a resume: --resume --config FILE"),
     "completion": ("commands.completion:completion", "print a completion script for your shell"),
 }
 

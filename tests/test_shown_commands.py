@@ -36,6 +36,7 @@ TINY = [
 ]
 TEXT = ["--data.corpus=null", "--data.dataset=null", "--data.text_file=my.txt"]
 KNOWN = ("fit", "prepare", "verify", "data", "sample", "eval", "export", "configs", "checkpoint")
+KNOWN += ("doctor",)
 
 
 @pytest.fixture(scope="module")

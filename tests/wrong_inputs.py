@@ -585,8 +585,8 @@ FOUND = [
         "verify configs",
         "configs is not a prepared dataset, it has no manifest.json and no shards of",
     ),
-    ("data inspct", "no command data 'inspct': did you mean 'inspect'?; gpt-lightning data"),
-    ("data inspect", "missing folder; `gpt-lightning data inspect --help` lists the options"),
+    ("data inspct", "action is 'inspct'; expected inspect"),
+    ("data inspect", "missing folder; `gpt-lightning data --help` lists the options"),
     (
         "data inspect missing",
         "missing is not a prepared dataset, it has no manifest.json and no shards of",
@@ -736,8 +736,12 @@ FOUND = [
         "bad/empty.ckpt is not a checkpoint of gpt-lightning fit: it is empty, so",
     ),
     ("checkpoint verify", "missing path; `gpt-lightning checkpoint --help` lists the options"),
-    ("doctor", "give doctor --resume --config FILE: the configuration to check"),
-    ("doctor --resume", "give doctor --resume --config FILE: the configuration to check"),
+    ("doctor --resume", "give doctor --resume --config FILE, or doctor --json, or doctor alone"),
+    (
+        "doctor --config tiny.yaml",
+        "give doctor --resume --config FILE, or doctor --json, or doctor",
+    ),
+    ("doctor --json --resume --config tiny.yaml", "give doctor --resume --config FILE, or doctor"),
     (
         "doctor --resume --config missing.yaml",
         "--config missing.yaml: no such file or configuration: did you mean",
@@ -878,11 +882,11 @@ MORE = [
     ),
     (
         "data verify data/text-char",
-        "no command data 'verify'; gpt-lightning data --help lists the commands",
+        "action is 'verify'; expected inspect",
     ),
     (
         "data --inspect x",
-        "no command data '--inspect': did you mean 'inspect'?; gpt-lightning data",
+        "action is 'x'; expected inspect",
     ),
     (
         "prepare bad/no_text.jsonl --out p1",
@@ -1354,7 +1358,7 @@ MORE = [
     ("data inspect data/text-char --lenght 5", "unknown key 'lenght': did you mean 'length'?"),
     (
         "data show data/text-char",
-        "no command data 'show'; gpt-lightning data --help lists the commands",
+        "action is 'show'; expected inspect",
     ),
     (
         "checkpoint inspect CKPT --verbose",

@@ -32,9 +32,11 @@ def make_parser() -> OneLineParser:
     """Return the parser of the command's own options."""
     parser = OneLineParser(
         prog="gpt-lightning doctor",
-        description="Kill a run of your own configuration, resume it, and compare it by bytes with "
-        "an uninterrupted run. Options of `fit` follow: --model.config.dropout 0.1.",
+        description="Without options: check this machine, with a line for each thing that training "
+        "needs. With --resume: kill a run of your own configuration, resume it, and compare it by "
+        "bytes with an uninterrupted run. Options of `fit` follow: --model.config.dropout 0.1.",
     )
+    parser.add_argument("--json", action="store_true", help="Print the machine's checks as JSON.")
     parser.add_argument(
         "--resume", action="store_true", help="Check that a killed run resumes bit-exactly."
     )
@@ -51,15 +53,21 @@ def make_parser() -> OneLineParser:
 
 
 def run(argv: list[str]) -> int:
-    """Run `doctor --resume ...`.
+    """Run `doctor`, which checks the machine (doctor.py), or `doctor --resume ...`.
 
     Returns:
-        0: the runs are equal; 1: they differ.
+        0: training works, or the runs are equal; 1: it does not, or they differ.
     """
     own, fit_options = split_fit_options(argv[1:])
     args = make_parser().parse_args(own)
-    if not args.resume or args.config is None:
-        raise UserError("give doctor --resume --config FILE: the configuration to check")
+    if argv[1:] in ([], ["--json"]):
+        try:
+            from gpt_lightning.commands.doctor import check_machine
+        except (ImportError, OSError) as error:
+            raise UserError(f"PyTorch cannot be imported ({error}): install it again") from error
+        return check_machine(args.json)
+    if not args.resume or args.config is None or args.json:
+        raise UserError("give doctor --resume --config FILE, or doctor --json, or doctor alone")
     if args.steps < 4 or args.kills < 1:
         raise UserError(
             f"--steps is {args.steps} and --kills {args.kills}; they must be at least 4 and 1"

@@ -5,21 +5,15 @@ a command line (completion.awk), and a few lines for the shell (completion.bash,
 is a file that the shell reads at the first <Tab>, so that a shell starts as fast as without it.
 """
 
-import argparse
 import contextlib
 import io
 import re
-import textwrap
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-FILES = "@file"  # the shell completes paths
-CONFIGS = "@config"  # names of configurations, whose rows have this word in place of a command
-FIT_OPTIONS = "@fit"  # word of a command that passes options of `fit` on
 # key -> words of options that take any text
 WORDS: dict[str, str] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 
@@ -46,7 +40,8 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
     """Yield command, word, values of the word, and help.
 
     The word is a subcommand, an option, or empty for the positional arguments. The values are
-    words, FILES and CONFIGS, separated by spaces; "-" for an option without a value.
+    words, separated by spaces: "@file" for paths, "@config" for the names of configurations, whose
+    rows have it in place of a command, and "-" for an option without a value.
     """
     from gpt_lightning.cli import COMMANDS
     from gpt_lightning.parsing import config_names
@@ -60,7 +55,7 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
         else:
             yield from command_rows(name)
     for name in config_names():
-        yield CONFIGS, name, "", ""
+        yield "@config", name, "", ""
 
 
 def command_rows(*words: str) -> Iterator[tuple[str, str, str, str]]:
@@ -75,8 +70,6 @@ def command_rows(*words: str) -> Iterator[tuple[str, str, str, str]]:
         with contextlib.redirect_stdout(listing):
             parser = capture_parser(dispatch, [*words, "--help"])
     except CaptureParserException:
-        if len(words) > 1:
-            return
         for name, text in re.findall(r"^  (\S+)  +(.*)$", listing.getvalue(), re.MULTILINE):
             yield *words, name, "", text
             yield from command_rows(*words, name)
@@ -87,29 +80,27 @@ def command_rows(*words: str) -> Iterator[tuple[str, str, str, str]]:
 def parser_rows(command: str, parser: Any) -> Iterator[tuple[str, str, str, str]]:
     """Yield the rows of a parser: one for each option, and for each positional argument."""
     if "Options of `fit`" in (parser.description or ""):
-        yield command, FIT_OPTIONS, "", ""
+        yield command, "@fit", "", ""  # it passes them on
     for action in parser._actions:
         text = " ".join((action.help or "").replace("%%", "%").split())
-        about = textwrap.shorten(re.split(r"(?<=\w)[.:;] ", text)[0], 80, placeholder="...")
         values = " ".join(dict.fromkeys(values_of(action, text))) if action.nargs != 0 else "-"
+        about = re.split(r"(?<=\w)[.:;] ", text)[0]
         for word in action.option_strings or [""]:
             yield command, word, values, about
 
 
-def values_of(action: argparse.Action, text: str) -> Iterator[str]:
-    """Yield the words that an argument takes, and FILES if it takes any text.
+def values_of(action: Any, text: str) -> Iterator[str]:
+    """Yield the words that an argument takes, and "@file" if it takes any text.
 
     Args:
         action: The argument.
         text: Help of the argument. "One of A, B and C" names the words.
     """
-    listed = re.match(r"(?:One|Any) of ((?:(?:, | and )?(?!separated|or )[\w./-]*\w)+)", text)
+    listed = re.findall(r"^(?:One|Any) of ((?:(?:, | and )?(?!separated|or )[\w./-]*\w)+)", text)
     if "--config" in action.option_strings and text != "Path to a configuration file.":
-        yield from (CONFIGS, FILES)
-    elif action.choices is not None:
-        yield from action.choices
-    elif listed:
-        yield from re.split(", | and ", listed[1])
+        yield from ("@config", "@file")
+    elif action.choices or listed:
+        yield from action.choices or re.split(", | and ", listed[0])
     elif action.dest in WORDS:
         yield from WORDS[action.dest].split()
     else:
@@ -117,15 +108,12 @@ def values_of(action: argparse.Action, text: str) -> Iterator[str]:
 
 
 def words_of(kind: Any) -> Iterator[str]:
-    """Yield the words of a type: those of literals, true and false; FILES for any text."""
+    """Yield the words of a type: those of literals, true and false; "@file" for any text."""
     if get_origin(kind) is Literal:
         yield from map(str, get_args(kind))
     elif kind in (str, Path, Any):
-        yield FILES
+        yield "@file"
     elif kind is bool:
         yield from ("true", "false")
-    elif isinstance(kind, type) and issubclass(kind, Enum):
-        yield from kind.__members__
-    for part in get_args(kind):
-        if get_origin(kind) not in (dict, Literal):
-            yield from words_of(part)
+    for part in () if get_origin(kind) in (dict, Literal) else get_args(kind):
+        yield from words_of(part)

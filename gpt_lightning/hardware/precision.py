@@ -28,20 +28,28 @@ def check_accelerator(accelerator: str, flag: str) -> None:
         )
 
 
-def _check_precision(kind: str, precision: str) -> None:
-    # Without a warning, Lightning replaces 16-mixed by bf16-mixed on a CPU, and CUDA emulates bf16
+def check_precision(kind: str, precision: str) -> None:
+    """Raise a UserError for a precision that a device lacks.
+
+    Without a warning, Lightning replaces 16-mixed by bf16-mixed on a CPU, and CUDA emulates bf16.
+
+    Args:
+        kind: cuda, mps or cpu.
+        precision: Precision of the Trainer.
+    """
     reason = ""
     if kind == "cpu" and precision in ("16-mixed", "16-true", "16"):
         reason = "float16 training needs a GPU; use bf16-mixed or 32-true"
     elif kind == "mps" and precision in ("64-true", "64"):
         reason = "MPS has no float64; use 32-true"
-    elif kind == "cuda" and precision.startswith("bf16") and not _cuda_has_bf16():
+    elif kind == "cuda" and precision.startswith("bf16") and not cuda_has_bf16():
         reason = f"{torch.cuda.get_device_name()} has no bfloat16; use 16-mixed or 32-true"
     if reason:
         raise UserError(f"--trainer.precision {precision} on {kind}: {reason}")
 
 
-def _cuda_has_bf16() -> bool:
+def cuda_has_bf16() -> bool:
+    """Return whether the GPU has bfloat16 units; torch emulates missing ones silently."""
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
@@ -53,7 +61,7 @@ def fastest_precision(accelerator: str) -> tuple[str, str]:
     """
     kind = device_kind(accelerator)
     if kind == "cuda":
-        if _cuda_has_bf16():
+        if cuda_has_bf16():
             return "bf16-mixed", "this GPU multiplies bfloat16"
         return "16-mixed", "this GPU has no bfloat16"
     if kind != "cpu":
@@ -82,7 +90,7 @@ def resolve_precision(trainer: Any) -> None:
         trainer.precision, why = fastest_precision(accelerator)
         if "LOCAL_RANK" not in os.environ:
             print(f"precision   auto: {trainer.precision}, {why}")
-    _check_precision(device_kind(accelerator), str(trainer.precision or "32-true"))
+    check_precision(device_kind(accelerator), str(trainer.precision or "32-true"))
 
 
 def product_dtype(precision: str, matmul_precision: str, device: torch.device) -> str:

@@ -179,7 +179,7 @@ def test_inference_is_under_no_grad_and_in_evaluation_mode(no_rates, monkeypatch
     [("fp32", "cuda", "highest"), ("tf32", "cuda", "high"), ("bf16", "cuda", "highest")],
 )
 def test_float32_is_float32_on_gpus_unless_the_row_is_tf32(dtype, device, precision, monkeypatch):
-    monkeypatch.setattr(subject, "has_bf16", lambda: True)
+    monkeypatch.setattr(subject, "cuda_has_bf16", lambda: True)
     torch.set_float32_matmul_precision("medium")
     try:
         subject.use_dtype(dtype, torch.device(device))
@@ -190,7 +190,7 @@ def test_float32_is_float32_on_gpus_unless_the_row_is_tf32(dtype, device, precis
 
 
 def test_emulated_bfloat16_is_skipped(monkeypatch):
-    monkeypatch.setattr(subject, "has_bf16", lambda: False)
+    monkeypatch.setattr(subject, "cuda_has_bf16", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an old GPU")
     with pytest.raises(SkippedError, match="an old GPU has no bfloat16"):
         subject.use_dtype("bf16", torch.device("cuda"))

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import time
-from enum import Enum
 from pathlib import Path
 from typing import Literal
 
@@ -194,10 +193,6 @@ def test_bash_completion_loads_the_file_at_the_first_tab(shell):
 # ---- the table -----------------------------------------------------------------------------------
 
 
-class Color(Enum):
-    RED = 1
-
-
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -206,7 +201,6 @@ class Color(Enum):
         (Path | None, ["@file"]),
         (bool, ["true", "false"]),
         (Literal["a", 2] | bool | None, ["a", "2", "true", "false"]),
-        (Color, ["RED"]),
         (list[Literal["x"]], ["x"]),
         (dict[str, float], []),
     ],
@@ -263,7 +257,7 @@ def test_the_table_has_every_command_option_and_name(capfd):
         assert table[command, "--ckpt_path"] == "@file"
         assert table[command, "--model.compile"] == "true false auto"
     assert table["bench sizes", "--dtypes"] == "fp32 tf32 bf16 fp16"
-    assert table["data inspect", ""] == "@file"
+    assert table["data", "--split"] == "@file"
     assert table["completion", ""] == "bash zsh fish"
     assert table["doctor", "--resume"] == "-"
     assert ("doctor", "@fit") in table

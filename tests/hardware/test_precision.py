@@ -29,7 +29,7 @@ def test_a_cpu_takes_bfloat16_where_it_multiplies_it(capabilities, expected, mon
 @pytest.mark.parametrize(("has_bf16", "expected"), [(True, "bf16-mixed"), (False, "16-mixed")])
 def test_a_gpu_takes_the_half_precision_that_it_has(has_bf16, expected, monkeypatch):
     monkeypatch.setattr(precisions, "device_kind", lambda accelerator: "cuda")
-    monkeypatch.setattr(precisions, "_cuda_has_bf16", lambda: has_bf16)
+    monkeypatch.setattr(precisions, "cuda_has_bf16", lambda: has_bf16)
     assert fastest_precision("gpu")[0] == fastest_precision("auto")[0] == expected
 
 
@@ -40,7 +40,7 @@ def test_a_gpu_that_emulates_bfloat16_has_none(monkeypatch):
             "is_bf16_supported",
             lambda including_emulation, native=native: including_emulation or native,
         )
-        assert precisions._cuda_has_bf16() is native
+        assert precisions.cuda_has_bf16() is native
 
 
 def test_mps_stays_in_float32():
@@ -99,7 +99,7 @@ def test_a_precision_that_the_device_lacks_is_refused(kind, precision, reason, m
     monkeypatch.setattr(precisions, "check_accelerator", lambda *args: None)
     monkeypatch.setattr(precisions.torch.cuda, "get_device_name", lambda: "old chip")
     has_bf16 = []
-    monkeypatch.setattr(precisions, "_cuda_has_bf16", lambda: bool(has_bf16))
+    monkeypatch.setattr(precisions, "cuda_has_bf16", lambda: bool(has_bf16))
     trainer = SimpleNamespace(precision=precision, accelerator=kind)
     with pytest.raises(UserError, match=rf"--trainer\.precision {precision} on {kind}: {reason}"):
         resolve_precision(trainer)

@@ -15,6 +15,7 @@ from gpt_lightning.bench.core.course_model import CourseModel
 from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.hardware.device import keep_freed_memory
 from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
+from gpt_lightning.hardware.precision import cuda_has_bf16
 from gpt_lightning.model import flops
 from gpt_lightning.model.compilation import attention_kernel
 from gpt_lightning.model.gpt import GPT, GPTConfig
@@ -70,7 +71,7 @@ def set_products(dtype: str, device: torch.device) -> torch.dtype:
     """
     if dtype == "tf32" and device.type != "cuda":
         raise SkippedError(f"tf32 is a mode of NVIDIA GPUs, not of {device.type}")
-    if dtype == "bf16" and device.type == "cuda" and not has_bf16():
+    if dtype == "bf16" and device.type == "cuda" and not cuda_has_bf16():
         raise SkippedError(f"{torch.cuda.get_device_name(device)} has no bfloat16")
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     if device.type == "cpu":
@@ -87,11 +88,6 @@ def use_dtype(dtype: str, device: torch.device) -> None:
     if dtype == "fp16" and device.type == "cpu":
         raise SkippedError("fp16 training needs a GPU")
     set_products(dtype, device)
-
-
-def has_bf16() -> bool:
-    """Return whether the GPU has bfloat16 units; torch emulates missing ones silently."""
-    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def autocast(dtype: str, device: torch.device) -> AbstractContextManager[Any]:

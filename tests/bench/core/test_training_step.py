@@ -140,7 +140,7 @@ def test_products_are_in_the_dtype_of_the_row(monkeypatch, matmul_precision):
     assert training_step.set_products("fp16", cuda) is torch.float16
     assert torch.get_float32_matmul_precision() == "highest"
     assert len(kept) == 2  # on a CPU alone
-    monkeypatch.setattr(training_step, "has_bf16", lambda: True)
+    monkeypatch.setattr(training_step, "cuda_has_bf16", lambda: True)
     assert training_step.set_products("bf16", cuda) is torch.bfloat16
 
 
@@ -149,7 +149,7 @@ def test_what_a_device_would_compute_otherwise_is_skipped(monkeypatch, matmul_pr
         training_step.set_products("tf32", CPU)
     with pytest.raises(SkippedError, match="fp16 training needs a GPU"):
         training_step.use_dtype("fp16", CPU)
-    monkeypatch.setattr(training_step, "has_bf16", lambda: False)
+    monkeypatch.setattr(training_step, "cuda_has_bf16", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "V100")
     with pytest.raises(SkippedError, match="V100 has no bfloat16"):
         training_step.set_products("bf16", torch.device("cuda"))
