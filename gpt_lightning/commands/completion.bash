@@ -1,7 +1,7 @@
 # Completion of gpt-lightning for bash 3.2 and newer, printed by `gpt-lightning completion bash`.
 # ~/.local/share/bash-completion/completions/gpt-lightning is read at the first <Tab>.
 _gpt_lightning_words() {
-    awk '@PROGRAM@' "$@" <<'@END@'
+    command awk '@PROGRAM@' "$@" <<'@END@'
 @TABLE@
 @END@
 }

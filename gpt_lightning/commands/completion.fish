@@ -1,7 +1,7 @@
 # Completion of gpt-lightning for fish, printed by `gpt-lightning completion fish`.
 # ~/.config/fish/completions/gpt-lightning.fish is read at the first <Tab>.
 function __gpt_lightning_words
-    echo '@TABLE@' | awk '@PROGRAM@' $argv
+    echo '@TABLE@' | command awk '@PROGRAM@' $argv
 end
 
 function __gpt_lightning_complete

@@ -2,7 +2,7 @@
 # Completion of gpt-lightning for zsh, printed by `gpt-lightning completion zsh`.
 # A file _gpt-lightning in a folder of $fpath is read at the first <Tab>.
 _gpt_lightning_words() {
-    awk '@PROGRAM@' "$@" <<'@END@'
+    command awk '@PROGRAM@' "$@" <<'@END@'
 @TABLE@
 @END@
 }

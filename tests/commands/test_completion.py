@@ -118,9 +118,9 @@ def test_bash_offers_words_and_paths(shell):
 
 
 @pytest.mark.parametrize("shell", ["bash"], indirect=True)
-def test_bash_quotes_a_path_beside_words(shell):
-    call = "source ./script; COMP_WORDS=(x check m); COMP_CWORD=2; _gpt_lightning; "
-    found = run("bash", "-c", call + "printf '%s\\n' \"${COMPREPLY[@]}\"")
+def test_bash_quotes_a_path_beside_words_whatever_awk_is(shell):
+    call = "awk() { false; }; source ./script; COMP_WORDS=(x check m); COMP_CWORD=2; "
+    found = run("bash", "-c", call + "_gpt_lightning; printf '%s\\n' \"${COMPREPLY[@]}\"")
     assert sorted(found.splitlines()) == ["mine", "model.ckpt", "my\\ runs/"]
 
 
