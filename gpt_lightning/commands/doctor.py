@@ -101,8 +101,8 @@ def packages() -> Iterator[Line]:
         if found := re.match(r"([\w.-]+).*extra == .(\w+)", requirement):
             names = missing.setdefault(f"extra {found[2]}", [])
             names += [] if plain(found[1]) in here else [found[1]]
-    for name, lacks in missing.items():
-        yield ("note", name, f"pip install {' '.join(lacks)}") if lacks else ("ok", name, "there")
+    for name, gap in missing.items():
+        yield ("note", name, f"pip install {' '.join(gap)}") if gap else ("ok", name, "installed")
     pins = re.findall(r"^([\w.-]+)==(\S+)$", (CONFIGS.parent / "constraints.txt").read_text(), re.M)
     pairs = [(name, here.get(plain(name), pin).partition("+")[0], pin) for name, pin in pins]
     other = [f"{name} {version} (tested: {pin})" for name, version, pin in pairs if version != pin]
