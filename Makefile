@@ -89,6 +89,7 @@ cpu-losses: $(BASE) ## Compare the GPU rungs' losses with a CPU's (an hour; 21 G
 	  --rungs bf16,compile,flash,vocab-50304
 
 tensorboard: $(BASE) ## Show the runs in lightning_logs/
+	@echo "open http://localhost:6006/?smoothing=0#custom_scalars&_smoothingWeight=0"
 	$(BIN)/tensorboard --logdir lightning_logs
 
 clean: ## Remove the environment, caches and build results (keeps runs and data)

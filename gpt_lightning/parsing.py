@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -175,6 +175,11 @@ def program(name: str = "gpt-lightning") -> str:
         return name
     relative = os.path.relpath(ours)
     return shlex.quote(str(ours) if relative.startswith("..") else relative)
+
+
+def shell_command(argv: Sequence[str]) -> str:
+    """Return the arguments of a command as they are typed into a shell, after the program."""
+    return f"{program()} {shlex.join(argv)}"
 
 
 def underscored(args: list[str]) -> list[str]:

@@ -75,8 +75,9 @@ def test_a_fit_on_ready_shards_imports_few_files(shards):
     imported = {*done.stdout.splitlines()[-1].split()} - {"gpt_lightning", "gpt_lightning.cli"}
     assert "gpt_lightning.training.module" in imported
     assert not any(name.startswith("gpt_lightning.prepare") for name in imported)
-    # the rebuild had 45; since then Trainer's checks, signals, watchdog and output have own files
-    assert len(imported) <= 52, "\n".join(sorted(imported))
+    # the rebuild had 45; since then Trainer's checks, signals, watchdog, output and TensorBoard's
+    # events have own files, and the events name the commit (hardware.machine)
+    assert len(imported) <= 54, "\n".join(sorted(imported))
 
 
 def test_no_function_is_longer_than_a_screen():

@@ -30,7 +30,7 @@ from gpt_lightning.bench.core.memory_meter import available_bytes, limit_memory
 from gpt_lightning.bench.core.options import Option
 from gpt_lightning.bench.core.sweep import Bench, Sweep, read_options, sweep_row
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.device import memory_gib
+from gpt_lightning.hardware.device import memory_gib, peak_memory_gib
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.reports.tables import Row, column
 from gpt_lightning.training.memory_advice import memory_options
@@ -179,7 +179,7 @@ def measure_batch(
     measured = batches.milliseconds()[row.accumulate : (steps + 1) * row.accumulate]
     milliseconds = sum(measured) / len(measured)
     return {
-        "peak_memory_gib": training_step.peak_memory_gib(device, reserved=True),
+        "peak_memory_gib": peak_memory_gib(device, reserved=True),
         "limit_gib": limit,
         "micro_batch_ms": milliseconds,
         "tokens_per_sec": row.batch * row.context / milliseconds * 1e3,
@@ -204,7 +204,7 @@ def watch_resident(gib: float) -> None:
     """End this process with an out-of-memory row once its resident memory exceeds a limit."""
 
     def watch() -> None:
-        while training_step.peak_memory_gib(torch.device("cpu")) <= gib:
+        while peak_memory_gib(torch.device("cpu")) <= gib:
             time.sleep(0.01)
         row = {"status": "out of memory", "note": f"more than {gib:.2f} GiB"}
         print(worker.MARK + json.dumps(row), flush=True)

@@ -31,7 +31,7 @@ from gpt_lightning.bench.core.options import GPU_SIZES, Option, Values, devices,
 from gpt_lightning.bench.core.peer import make_peer
 from gpt_lightning.bench.core.sweep import Bench, Sweep, earlier_machine, sweep_row
 from gpt_lightning.errors import UserError, is_out_of_memory
-from gpt_lightning.hardware.device import free_memory
+from gpt_lightning.hardware.device import free_memory, peak_memory_gib
 from gpt_lightning.hardware.peaks import device_name
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.reports.tables import RESULTS, column, write_report
@@ -161,7 +161,7 @@ def measure_size(row: GPURow, device: str, warmup: int, fit_options: list[str]) 
         "accumulate": step.accumulate,
         "context": step.block_size,
         "target": targets.get(row.size),
-        "peak_memory_gib": training_step.peak_memory_gib(where),
+        "peak_memory_gib": peak_memory_gib(where),
         "parameters": shape.num_params(),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "options": " ".join(fit_options),

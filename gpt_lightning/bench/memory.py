@@ -33,6 +33,7 @@ from gpt_lightning.bench.core.course_model import CourseModel
 from gpt_lightning.bench.core.memory_meter import MIB, Memory, PhaseContext
 from gpt_lightning.bench.core.options import Option, Values, listed
 from gpt_lightning.bench.core.sweep import Bench, sweep_row
+from gpt_lightning.hardware.device import peak_memory_gib
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.reports.tables import Row, column
 
@@ -187,7 +188,7 @@ def measure_row(
     memory = memory_meter.measure_memory(work, device, snapshot)
     found = columns(memory, residual, outputs[-1]) | {"attention": kernels[0]}
     if device.type == "cpu":
-        found["resident_gib"] = training_step.peak_memory_gib(device)
+        found["resident_gib"] = peak_memory_gib(device)
     return {**found, "saved": saved, "files": draw(memory, Path(folder), stem, snapshot)}
 
 

@@ -27,6 +27,7 @@ import torch
 
 from gpt_lightning.bench.core import course_report, options, timing, training_step
 from gpt_lightning.bench.core.sweep import Bench, sweep_row
+from gpt_lightning.hardware.device import peak_memory_gib
 from gpt_lightning.model.compilation import compile_in_place
 from gpt_lightning.reports.tables import Row, column
 
@@ -135,6 +136,6 @@ def measure_size(row: SizeRow, shape: list[int], steps: int) -> dict[str, Any]:
         "graphs": training_step.checked_graphs(row.compile, graphs),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "attention": training_step.kernel_of(model, device, row.dtype, row.context),
-        "peak_memory_gib": training_step.peak_memory_gib(device),
+        "peak_memory_gib": peak_memory_gib(device),
         **training_step.rates(model, device, row.dtype, tokens_per_sec, row.context),
     }

@@ -25,6 +25,7 @@ from gpt_lightning.parsing import OneLineParser, config_paths, resolve_configs, 
 
 # metrics of a session, which differ between two equal runs
 OF_THE_SESSION = {"time", "perf/step_ms", "perf/tokens_per_sec", "perf/mfu", "perf/data_wait_ms"}
+OF_THE_SESSION |= {"perf/memory_gib"}
 QUIET_S = 300.0  # a run without a new row for this long is stuck
 
 

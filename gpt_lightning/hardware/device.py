@@ -116,3 +116,29 @@ def _libc(function: str) -> Any:
 def memory_gib() -> float:
     """Return the memory of the machine in GiB."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+
+
+def peak_memory_gib(device: torch.device, reserved: bool = False) -> float:
+    """Return the peak memory so far: of tensors on CUDA, resident of the process on a CPU.
+
+    On MPS, where PyTorch counts no peak and Metal's memory is not resident: all that Metal's driver
+    has allocated, with the blocks that PyTorch keeps until `free_memory`, or until memory is short.
+
+    Args:
+        device: Device that does the work.
+        reserved: On CUDA, return what the allocator took from the device for them instead.
+    """
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_reserved if reserved else torch.cuda.max_memory_allocated
+        return peak(device) / 2**30
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory() / 2**30
+    status = Path("/proc/self/status")
+    if status.exists():
+        # ru_maxrss on Linux begins at the resident memory of the parent process
+        (line,) = (s for s in status.read_text().splitlines() if s.startswith("VmHWM:"))
+        return int(line.split()[1]) / 2**20  # of KiB
+    import resource  # Windows has none
+
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -5,9 +5,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from gpt_lightning.bench.core.training_step import peak_memory_gib, reset_peak_memory
+from gpt_lightning.bench.core.training_step import reset_peak_memory
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.device import free_memory
+from gpt_lightning.hardware.device import free_memory, peak_memory_gib
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.reports.plots import plot_losses
 from gpt_lightning.reports.tables import Console, write_report

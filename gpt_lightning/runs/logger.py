@@ -1,4 +1,4 @@
-"""RunLogger: the folder of a run and its metrics file. RunEvents: TensorBoard's files beside it."""
+"""RunLogger: the folder of a run and its metrics file."""
 
 import contextlib
 import itertools
@@ -24,8 +24,6 @@ from gpt_lightning.runs.folders import RUN_FILE, write_run_id
 METRICS = "metrics.jsonl"
 EVENTS = "events.out.*"  # TensorBoard's files
 HPARAMS = TensorBoardLogger.NAME_HPARAMS_FILE
-# curves whose last values TensorBoard's HPARAMS tab compares
-COMPARED_METRICS = ("val/loss", "train/loss", "perf/tokens_per_sec", "perf/mfu")
 
 
 class RunLogger(Logger):
@@ -60,7 +58,7 @@ class RunLogger(Logger):
     ) -> None:
         super().__init__()
         self.runs, self.resume_step = runs, resume_step
-        self._resume_rows = resume_rows
+        self.resume_rows = resume_rows
         self.rows = 0
         self._kind, self._claim = kind, claim
         self._is_new = folder is None
@@ -108,11 +106,11 @@ class RunLogger(Logger):
     def _drop_later_rows(self, path: Path) -> None:
         if self.resume_step is None:
             return
-        self.rows = drop_rows_after(path, self.resume_step, self._resume_rows)
-        if self.rows < (self._resume_rows or 0):
+        self.rows = drop_rows_after(path, self.resume_step, self.resume_rows)
+        if self.rows < (self.resume_rows or 0):
             print(
                 f"warning: {path} has {self.rows} rows up to step {self.resume_step}, and had "
-                f"{self._resume_rows} when the checkpoint was saved: the other rows are lost",
+                f"{self.resume_rows} when the checkpoint was saved: the other rows are lost",
                 file=sys.stderr,
             )
         self.resume_step = None
@@ -146,57 +144,6 @@ class RunLogger(Logger):
                     parent.rmdir()
 
 
-class RunEvents(TensorBoardLogger):
-    """TensorBoard's events in the folder of a run.
-
-    Args:
-        run: Owner of the folder.
-    """
-
-    def __init__(self, run: RunLogger) -> None:
-        super().__init__(run.runs.parent, name=run.runs.name, default_hp_metric=False)
-        self._run = run
-        self._found = set() if run.resume_step is None else set(run.folder.glob(EVENTS))
-
-    @property
-    def log_dir(self) -> str:
-        return self._run.save_dir or self.root_dir
-
-    @property
-    def version(self) -> str:
-        return Path(self.log_dir).name
-
-    @rank_zero_only
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # type: ignore[override]
-        with explained("write", self.log_dir):
-            super().log_metrics(metrics, step)
-
-    @rank_zero_only
-    def finalize(self, status: str) -> None:
-        with explained("write", self.log_dir):
-            super().finalize(status)
-        if self._run.resume_step is not None:
-            # a resume with an error, or with nothing to do, leaves the folder as it was
-            for path in set(self._run.folder.glob(EVENTS)) - self._found:
-                path.unlink(missing_ok=True)
-
-    @rank_zero_only
-    def log_hyperparams(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """Write the hyperparameters so that TensorBoard compares runs by their curves.
-
-        Lightning needs a metric's value at the start and invents one, `hp_metric`; the names of the
-        curves are enough.
-        """
-        from torch.utils.tensorboard.summary import hparams  # imports TensorBoard
-
-        self.hparams.update(params)  # for hparams.yaml
-        scalars = {k: v if isinstance(v, (bool, int, float)) else str(v) for k, v in params.items()}
-        experiment, start, _ = hparams(scalars, dict.fromkeys(COMPARED_METRICS, 0.0))
-        writer = self.experiment.file_writer
-        writer.add_summary(experiment)
-        writer.add_summary(start)
-
-
 def is_rank_zero() -> bool:
     """Return whether this process is rank 0, also before the ranks are connected."""
     return bool(rank_zero_only.rank == 0)  # type: ignore[attr-defined]  # set by Lightning
@@ -217,7 +164,7 @@ def continue_logger(logger: Logger, resume_step: int | None) -> None:
     """
     if isinstance(logger, TensorBoardLogger) and resume_step is not None:
         logger._kwargs["purge_step"] = resume_step + 1
-    if not isinstance(logger, CSVLogger | TensorBoardLogger) or isinstance(logger, RunEvents):
+    if not isinstance(logger, CSVLogger | TensorBoardLogger):
         return
     if logger._version is None and is_rank_zero() and "://" not in logger.root_dir:
         made = new_folders(Path(logger.root_dir), "version")
@@ -284,10 +231,15 @@ def drop_rows_after(path: Path, step: int, rows: int | None = None) -> int:
     """
     if not path.exists():
         return 0
-    lines = path.read_bytes().splitlines(keepends=True)
-    kept = [line for line in lines if is_row(line, step)][:rows]
+    kept = rows_until(path, step, rows)
     write_atomic(path, b"".join(kept))
     return len(kept)
+
+
+def rows_until(path: Path, step: int, rows: int | None = None) -> list[bytes]:
+    """Return the lines of a metrics file that drop_rows_after keeps; its arguments are the same."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [line for line in lines if is_row(line, step)][:rows]
 
 
 def is_row(line: bytes, step: int) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from jsonargparse import capture_parser, set_parsing_settings
 from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -25,16 +26,18 @@ from gpt_lightning.errors import (
     is_out_of_memory,
 )
 from gpt_lightning.hardware import distributed as ranks
+from gpt_lightning.hardware.machine import version
 from gpt_lightning.hardware.precision import resolve_precision
-from gpt_lightning.parsing import OneLineParser, resolve_configs
+from gpt_lightning.parsing import OneLineParser, resolve_configs, shell_command
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
-from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
+from gpt_lightning.runs.events import RunEvents
+from gpt_lightning.runs.logger import RunLogger, continue_logger
 from gpt_lightning.runs.settings import TaskSettings
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
 from gpt_lightning.training.callbacks.report import RunReport
-from gpt_lightning.training.callbacks.samples import SampleText
+from gpt_lightning.training.callbacks.samples import SampleText, write_text
 from gpt_lightning.training.callbacks.signals import StopSignals
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.callbacks.watchdog import Watchdog
@@ -64,13 +67,22 @@ class SaveConfig(SaveConfigCallback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         pass
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         folder = run_folder(trainer)
         if trainer.is_global_zero and folder is not None:
             path = folder / self.config_filename
             self.parser.save(self.config, path, skip_none=False, overwrite=True, multifile=False)
 
-    on_validation_start = on_test_start = on_predict_start = on_train_start
+    on_validation_start = on_predict_start = on_test_start
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.on_test_start(trainer, pl_module)
+        folder = run_folder(trainer)
+        if trainer.is_global_zero and folder is not None:
+            command = shell_command(getattr(trainer, "argv", []))
+            software = f"gpt_lightning {version()}, torch {torch.__version__}"
+            settings = (folder / self.config_filename).read_text(encoding="utf-8")
+            write_text(trainer, "run/config", f"# {command}\n# {software}\n{settings}")
 
 
 class GPTCLI(LightningCLI):
@@ -119,6 +131,8 @@ class GPTCLI(LightningCLI):
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        self.argv = args  # as they were typed, for the command that continues the run
+        args = resolve_configs(args)
         super().parse_arguments(parser, args)
         config = self.config[self.config.subcommand]
         # config.yaml of a run has the ckpt_path that the run began with; a flag is newer
@@ -237,6 +251,7 @@ class GPTCLI(LightningCLI):
             trainer.callbacks.append(EvaluateTasks(config.evaluation))  # type: ignore[attr-defined]
         ranks.check_group(trainer.world_size)
         ranks.supervise(trainer.strategy)
+        trainer.argv = self.argv  # type: ignore[attr-defined]
         return trainer
 
     def _loggers(self, config: Any) -> list[Logger]:
@@ -253,9 +268,8 @@ class GPTCLI(LightningCLI):
         run = RunLogger(runs, kind, self.run_folder, self.resume_step, self.resume_rows, claim)
         setting = config.trainer.logger
         if setting is None or isinstance(setting, bool):
-            loggers = [] if setting is False else [RunEvents(run)]
-        else:
-            loggers = as_list(setting)
+            return [run] if setting is False else [RunEvents(run), run]
+        loggers = as_list(setting)
         for logger in loggers:
             continue_logger(logger, self.resume_step)
         return [*loggers, run]
@@ -325,7 +339,7 @@ def run_cli(
             GPTModule,
             TokenDataModule,
             trainer_class=Trainer,
-            args=resolve_configs(argv),
+            args=argv,
             folder=folder,
             save_config_callback=SaveConfig,
             trainer_defaults={

@@ -81,7 +81,7 @@ class GPTModule(EvaluationModule):
             from gpt_lightning.training.spikes import SpikeGuard  # not for runs without it
 
             self._spikes = SpikeGuard(self.settings.skip_spikes, self._spikes_before)
-        self._seed = self._run_seed()
+        self._seed = self.run_seed()
         self._generator_state = torch.get_rng_state()
         # A resumed optimizer has the checkpoint's state and the settings of this run. Another
         # author's optimizer, and groups that a callback has added, keep their own.
@@ -96,7 +96,7 @@ class GPTModule(EvaluationModule):
                         parameter.requires_grad_(True)
         self.set_learning_rates()
 
-    def _run_seed(self) -> int:
+    def run_seed(self) -> int:
         """Return the seed of the run: that of seed_everything, else one that is drawn once."""
         if "PL_GLOBAL_SEED" in os.environ:  # as TokenDataModule does
             return int(os.environ["PL_GLOBAL_SEED"])
@@ -223,6 +223,8 @@ class GPTModule(EvaluationModule):
         if steps.at_log_step(self.trainer, self.trainer.global_step + 1):
             self.log("train/loss", self._loss_sum / self.micro_batches, sync_dist=True)
             self.log("optim/lr", lr)
+            if self._schedules() and self.settings.optimizer == "muon":
+                self.log("optim/lr_muon", optimizer.param_groups[0]["lr"])
             self.log("step", self.trainer.global_step + 1.0)  # the loggers' x: the first is 1
         self._loss_sum, self.micro_batches = None, 0
 
@@ -290,13 +292,13 @@ class GPTModule(EvaluationModule):
             return
         from gpt_lightning.training import continuation  # not for a new run
 
-        self._seed = self._run_seed()
+        self._seed = self.run_seed()
         theirs = continuation.loaded(self.trainer, checkpoint)
         if theirs is None:
             return
         if "PL_GLOBAL_SEED" not in os.environ:
             self._drawn_seed = theirs.record.run_identity.get("seed_everything", self._seed)
-            self._seed = self._run_seed()
+            self._seed = self.run_seed()
         continuation.compare(self.trainer, theirs, self.record())
         if steps.is_fitting(self.trainer):
             continuation.continue_loops(checkpoint["loops"]["fit_loop"])

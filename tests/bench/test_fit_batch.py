@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gpt_lightning.bench import fit_batch
-from gpt_lightning.bench.core import fit_run, sweep, training_step
+from gpt_lightning.bench.core import fit_run, sweep
 from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core.worker import call, failure
 from gpt_lightning.cli import main
@@ -240,9 +240,9 @@ def test_on_cuda_memory_is_what_the_allocator_reserved(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 3 * 2**30)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2 * 2**30)
     monkeypatch.setattr(fit_batch, "limit_trial", lambda device, gib: gib)
-    peak, cuda = training_step.peak_memory_gib, torch.device("cuda")
+    peak, cuda = fit_batch.peak_memory_gib, torch.device("cuda")
     assert peak(cuda) == 2
-    monkeypatch.setattr(training_step, "peak_memory_gib", lambda _, *a, **k: peak(cuda, *a, **k))
+    monkeypatch.setattr(fit_batch, "peak_memory_gib", lambda _, *a, **k: peak(cuda, *a, **k))
     config = fit_run.parse_fit(["--config=run.yaml"])
     trial = fit_run.plain_training(config, fit_run.step_of(config))
     found = call(fit_batch.measure_batch, trial | ROW | {"batch": 1})
@@ -280,7 +280,7 @@ def test_a_trial_on_a_cpu_ends_at_its_limit():
 
 def test_where_the_system_knows_no_limit_the_process_watches_itself(capfd):
     def work() -> None:
-        from gpt_lightning.bench.core.training_step import peak_memory_gib
+        from gpt_lightning.hardware.device import peak_memory_gib
 
         fit_batch.watch_resident(peak_memory_gib(torch.device("cpu")) + 0.1)
         grow(1)

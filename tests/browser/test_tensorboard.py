@@ -1,7 +1,13 @@
-"""TensorBoard as a person sees it: a run, a server on loopback, a browser.
+"""TensorBoard as a person sees it: two runs, a server on loopback, a browser.
 
-`pytest -m browser`, with the extra `browser` and a Chromium. TENSORBOARD_LOGDIR looks at runs
-that are there already, TENSORBOARD_SCREENSHOT keeps the picture.
+`pytest -m browser`, with the extra `browser` and a Chromium. TENSORBOARD_LOGDIR looks at runs that
+are there already, TENSORBOARD_SCREENSHOTS=DIR keeps a picture of each tab. docs/tensorboard.png is
+DIR/custom_scalars.png after
+
+    FIT="gpt-lightning fit --config quickstart --trainer.max_steps 600"
+    FIT="$FIT --trainer.val_check_interval 100 --trainer.limit_val_batches 6"
+    $FIT --run_name muon && $FIT --run_name adamw --model.optimizer adamw
+    TENSORBOARD_LOGDIR=lightning_logs TENSORBOARD_SCREENSHOTS=DIR pytest -m browser -k true
 """
 
 import os
@@ -11,33 +17,49 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
+from gpt_lightning.runs.events import CHARTS, PAGE
+
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 CONFIG = """
-trainer: {accelerator: cpu, max_steps: 60, val_check_interval: 20, check_val_every_n_epoch: null}
+trainer:
+  {accelerator: cpu, precision: 32-true, max_steps: 60, val_check_interval: 20,
+   check_val_every_n_epoch: null}
 model:
   config: {n_layer: 2, n_head: 2, n_embd: 32, block_size: 16, vocab_size: null}
+  compile: false
 data: {text_file: text.txt, tokenizer: char}
-speed: {peak_flops: measure}
+speed: {peak_flops: 1.0e+12}
 """
-TAGS = ["train/loss", "val/loss", "optim/lr", "optim/grad_norm", "perf/tokens_per_sec", "perf/mfu"]
+ADDRESS = PAGE.removeprefix("http://localhost:6006/")  # of the charts
 
 
-@pytest.fixture
-def server(text_file):
-    logdir = os.environ.get("TENSORBOARD_LOGDIR")
-    if logdir is None:
-        logdir = str(text_file.parent / "lightning_logs")
-        (text_file.parent / "tiny.yaml").write_text(CONFIG)
-        command = [sys.executable, "-m", "gpt_lightning", "fit", "--config", "tiny.yaml"]
-        subprocess.run(command, cwd=text_file.parent, check=True, timeout=100)
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory) -> str:
+    """Runs with two optimizers, one of them in two sessions."""
+    if "TENSORBOARD_LOGDIR" in os.environ:
+        return os.environ["TENSORBOARD_LOGDIR"]
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 2000)
+    (folder / "tiny.yaml").write_text(CONFIG)
+    fit = [sys.executable, "-m", "gpt_lightning", "fit", "--config", "tiny.yaml"]
+    muon = ["--model.optimizer", "muon", "--run_name", "muon"]
+    for args in ([*muon, "--trainer.max_steps", "40"], [*muon, "--resume", "auto"], []):
+        subprocess.run([*fit, *args], cwd=folder, check=True, timeout=100)
+    return str(folder / "lightning_logs")
+
+
+@pytest.fixture(params=["true", "false"], scope="module")
+def server(request, logdir):
+    """Address of a server, with TensorBoard's fast reader of files and with the other one."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", logdir, "--port", str(port)]
-    process = subprocess.Popen([*command, "--host", "127.0.0.1"])
+    process = subprocess.Popen([*command, "--host", "127.0.0.1", f"--load_fast={request.param}"])
     url = f"http://127.0.0.1:{port}/"
     try:
         for _ in range(100):
@@ -46,6 +68,7 @@ def server(text_file):
                 break
             except OSError:
                 time.sleep(0.3)
+        time.sleep(5)  # the files are read after the server has started
         yield url
     finally:
         process.terminate()
@@ -61,20 +84,67 @@ def page():
     with playwright.sync_playwright() as p:
         arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
         browser = p.chromium.launch(executable_path=chromium, args=arguments)
-        yield browser.new_page(viewport={"width": 1900, "height": 1080})
+        yield browser.new_page(viewport={"width": 1100, "height": 700})
         browser.close()
 
 
-def test_curves_samples_and_hyperparameters_are_there(server, page):
-    page.goto(f"{server}?tagFilter={'|'.join(TAGS)}#timeseries")
-    for tag in TAGS:
-        page.get_by_text(tag, exact=True).first.wait_for(timeout=60_000)
-    page.wait_for_timeout(5_000)  # the curves are drawn after their titles
-    if "TENSORBOARD_SCREENSHOT" in os.environ:
-        page.screenshot(path=os.environ["TENSORBOARD_SCREENSHOT"])
+def keep(page, name: str, height: int = 700) -> None:
+    """Keep a picture of the top of a page, once its curves are drawn."""
+    page.wait_for_timeout(5_000)  # after their titles
+    if "TENSORBOARD_SCREENSHOTS" in os.environ:
+        path = Path(os.environ["TENSORBOARD_SCREENSHOTS"]) / f"{name}.png"
+        page.screenshot(path=path, clip={"x": 0, "y": 0, "width": 1100, "height": height})
+
+
+def texts(page, selector: str) -> list[str]:
+    return [text.strip() for text in page.locator(selector).all_inner_texts()]
+
+
+def test_the_page_that_opens_begins_with_the_losses(server, page):
+    page.goto(server)
+    page.get_by_text("loss_by_tokens/val", exact=True).first.wait_for(timeout=60_000)
+    keep(page, "time_series")
+    groups = texts(page, "metrics-card-group-toolbar .group-title, .group-title-wrapper")
+    assert groups[0].startswith("loss_by_tokens")
+    cards = texts(page, "scalar-card .tag")
+    assert [card.replace("\n", "") for card in cards[:2]] == [
+        "loss_by_tokens/train",
+        "loss_by_tokens/val",
+    ]
+
+
+def test_the_charts_are_open_in_their_order_and_without_smoothing(server, page):
+    page.goto(server + ADDRESS)
+    for title in (title for charts in CHARTS.values() for title in charts):
+        page.get_by_text(title, exact=True).first.wait_for(timeout=60_000)
+    keep(page, "custom_scalars", height=440)
+    headings = [page.get_by_text(category, exact=True).first for category in CHARTS]
+    heights = [heading.bounding_box()["y"] for heading in headings]
+    assert heights == sorted(heights)
+    smoothing = page.locator("tf-smoothing-input paper-input input").first
+    assert float(smoothing.input_value()) == 0
+    chart = page.locator("tf-custom-scalar-multi-line-chart-card").first
+    curves = chart.locator(".match-list-entry").all_text_contents()
+    for curve in ("train/loss", "val/loss"):
+        assert any(curve in text for text in curves)
+    assert page.get_by_text("Matches (0)").count() == 0
+
+
+def test_samples_and_settings_are_in_blocks_of_fixed_width(server, page):
     page.goto(f"{server}#text")
+    page.get_by_text("run/config/text_summary").first.wait_for(timeout=60_000)
     page.get_by_text("samples/text/text_summary").first.wait_for(timeout=60_000)
+    keep(page, "text")
+    blocks = texts(page, "tf-text-loader pre code, tf-markdown-view pre code")
+    assert any("seed_everything: " in block and " fit --config " in block for block in blocks)
+    assert len(blocks) > 2
+
+
+def test_runs_are_compared_by_what_matters(server, page):
     page.goto(f"{server}#hparams")
-    page.get_by_text("model/n_embd").first.wait_for(timeout=60_000)
     page.get_by_text("val/loss").first.wait_for(timeout=60_000)
+    keep(page, "hparams")
+    of_tiny = () if "TENSORBOARD_LOGDIR" in os.environ else ("32-true", "1337.0")
+    for cell in ("muon", "adamw", *of_tiny):
+        page.get_by_text(cell, exact=True).first.wait_for(timeout=10_000)
     assert page.get_by_text("hp_metric").count() == 0

@@ -5,9 +5,15 @@ from pathlib import Path
 import pytest
 
 from gpt_lightning.cli import main
-from gpt_lightning.commands.check_resume import fit_command, whole_schedule
+from gpt_lightning.commands.check_resume import OF_THE_SESSION, fit_command, whole_schedule
+from gpt_lightning.runs.events import DESCRIPTIONS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def test_only_times_rates_and_memory_may_differ_between_equal_runs():
+    measured = {name for name in DESCRIPTIONS if name.startswith("perf/")} - {"perf/tokens"}
+    assert {"time"} | measured == OF_THE_SESSION
 
 
 @pytest.mark.parametrize(

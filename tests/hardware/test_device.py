@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import subprocess
 import sys
 import weakref
@@ -200,3 +201,39 @@ def test_memory_of_a_run_that_ended_with_an_error_is_freed():
     assert dead() is not None
     devices.free_memory()
     assert dead() is None
+
+
+def test_the_peak_of_memory_grows_with_what_is_held():
+    before = devices.peak_memory_gib(torch.device("cpu"))
+    assert 0.05 < before < 64  # torch itself
+    held = torch.ones(2**26)  # 256 MiB
+    assert devices.peak_memory_gib(torch.device("cpu")) >= before
+    resident = devices.peak_memory_gib(torch.device("cpu"))
+    del held
+    # a peak stays; Linux counts pages per core, and is exact only while they are in use
+    assert devices.peak_memory_gib(torch.device("cpu")) == pytest.approx(resident, abs=1e-2)
+
+
+def test_the_peak_on_a_gpu_is_of_its_tensors(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**29)
+    assert devices.peak_memory_gib(torch.device("cuda")) == 1.5
+
+
+def test_the_peak_on_a_mac_is_what_metal_has_allocated(monkeypatch):
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 5 * 2**29)
+    assert devices.peak_memory_gib(torch.device("mps")) == 2.5
+
+
+@pytest.mark.parametrize(("platform", "unit"), [("darwin", 1), ("freebsd", 1024)])
+def test_the_peak_elsewhere_is_the_systems(platform, unit, monkeypatch):
+    class NoStatus:
+        def __init__(self, path: str) -> None: ...
+
+        def exists(self) -> bool:
+            return False
+
+    monkeypatch.setattr(devices, "Path", NoStatus)
+    monkeypatch.setattr(devices.sys, "platform", platform)
+    usage = SimpleNamespace(ru_maxrss=2**30 // unit)
+    monkeypatch.setattr(resource, "getrusage", lambda who: usage)
+    assert devices.peak_memory_gib(torch.device("cpu")) == 1.0

@@ -12,10 +12,11 @@ from torch import nn
 
 import gpt_lightning
 from gpt_lightning import files
-from gpt_lightning.bench.core.training_step import peak_memory_gib, reset_peak_memory
+from gpt_lightning.bench.core.training_step import reset_peak_memory
 from gpt_lightning.cli import main
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.errors import UserError
+from gpt_lightning.hardware.device import peak_memory_gib
 from gpt_lightning.model.attention import sdpa_attention
 from gpt_lightning.model.compilation import compile_in_place
 from gpt_lightning.model.gpt import GPT, CausalSelfAttention, GPTConfig

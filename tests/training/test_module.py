@@ -118,6 +118,9 @@ def test_muon_follows_the_same_schedule_scaled(text_file):
     muon, *adamw = (group["lr"] for group in trainer.optimizers[0].param_groups)
     assert all(lr == pytest.approx(rows[-1]["optim/lr"], rel=1e-6) for lr in adamw)
     assert muon == pytest.approx(4 * adamw[0], rel=1e-12)
+    assert [row["optim/lr_muon"] for row in rows] == pytest.approx(
+        [4 * row["optim/lr"] for row in rows], rel=1e-6
+    )
     assert rows[-1]["train/loss"] < rows[0]["train/loss"]
 
 

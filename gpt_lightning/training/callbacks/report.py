@@ -10,6 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from gpt_lightning.hardware.peaks import device_name
 from gpt_lightning.parsing import program
+from gpt_lightning.runs.events import PAGE, RunEvents
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import evaluated_part, total_steps
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, median_s, tokens_per_sec
@@ -102,6 +103,8 @@ class RunReport(L.Callback):
             if isinstance(events, TensorBoardLogger):
                 logs = shlex.quote(str(events.save_dir))
                 lines.append(f"look        {program('tensorboard')} --logdir {logs}")
+            if isinstance(events, RunEvents):
+                lines.append(f"in browser  {PAGE}")
         return lines
 
 
@@ -185,4 +188,6 @@ def run_hyperparameters(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]
         "gradient_clip_val": trainer.gradient_clip_val or 0.0,
         "max_steps": trainer.max_steps,
         "dataset": data.address,
+        "seed": module.run_seed(),
+        "device": f"{device_name(trainer.strategy.root_device)} x {trainer.world_size}",
     }

@@ -55,16 +55,12 @@ class SampleText(L.Callback):
         assert isinstance(pl_module, GPTModule)
         with phase(trainer, "samples"), evaluated_weights(trainer):
             text = self._sample(trainer, pl_module)
-        # four spaces indent the text on the console, and keep its lines apart in TensorBoard, which
-        # reads Markdown
-        block = textwrap.indent(text, "    ")
         bar = trainer.progress_bar_callback
         show = print if bar is None else bar.print
-        show(block)
+        show(textwrap.indent(text, "    "))
+        write_text(trainer, "samples/text", text)
         for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_text("samples/text", block, trainer.global_step)
-            elif isinstance(logger, WandbLogger):
+            if isinstance(logger, WandbLogger):
                 logger.log_text("samples/text", ["text"], [[text]], step=trainer.global_step)
 
     def _active(self, trainer: L.Trainer) -> bool:
@@ -93,6 +89,14 @@ class SampleText(L.Callback):
             dtype=PRODUCTS.get(str(trainer.precision)),
         )
         return tokenizer.decode(tokens[0].tolist())
+
+
+def write_text(trainer: L.Trainer, tag: str, text: str) -> None:
+    """Write a text to TensorBoard, in a block of fixed width."""
+    block = textwrap.indent(text, "    ")  # TensorBoard reads Markdown
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_text(tag, block, trainer.global_step)
 
 
 @contextmanager

@@ -12,7 +12,13 @@ import torch
 from jsonargparse.typing import NonNegativeInt
 
 from gpt_lightning.data.loader import Batch
-from gpt_lightning.hardware.device import Timestamp, elapsed_s, record_event, synchronize
+from gpt_lightning.hardware.device import (
+    Timestamp,
+    elapsed_s,
+    peak_memory_gib,
+    record_event,
+    synchronize,
+)
 from gpt_lightning.hardware.peaks import Peak, resolve_peak
 from gpt_lightning.hardware.precision import product_dtype
 from gpt_lightning.model import flops
@@ -20,7 +26,7 @@ from gpt_lightning.parsing import check_arguments
 from gpt_lightning.training.callbacks.watchdog import Watchdog
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import at_log_step, find_callback
+from gpt_lightning.training.steps import at_log_step, find_callback, is_fitting
 
 Interval = tuple[Timestamp, Timestamp]  # begin and end
 
@@ -30,7 +36,8 @@ class SpeedMonitor(L.Callback):
 
     `perf/tokens_per_sec`: tokens of all ranks over the time since the last log. `perf/step_ms`:
     median of the same steps. `perf/mfu`: a fraction, if the device's peak is known. `perf/tokens`:
-    all tokens that the run has trained on. `perf/data_wait_ms`: mean wait of this process for
+    all tokens that the run has trained on, also logged with each validation loss.
+    `perf/memory_gib`: peak memory so far. `perf/data_wait_ms`: mean wait of this process for
     batches, per step. `data/share/NAME`: realized proportions of a mixture.
 
     A step lasts from the end of the previous step, so it includes the wait for its data. Every
@@ -172,8 +179,8 @@ class SpeedMonitor(L.Callback):
         self._begin, self._intervals = end, []
 
     def _log(self, trainer: L.Trainer, module: GPTModule) -> None:
-        # Lightning would make it a float32, which counts to 2^24
-        module.log("perf/tokens", torch.tensor(self.tokens, dtype=torch.float64))
+        self._log_tokens(module)
+        module.log("perf/memory_gib", peak_memory_gib(trainer.strategy.root_device))
         self._log_data(trainer, module)
         synchronize(trainer.strategy.root_device)
         window, _ = without_stalls(self._drain_window(), median_s(self._measured[-100:]))
@@ -183,6 +190,14 @@ class SpeedMonitor(L.Callback):
         module.log("perf/tokens_per_sec", tokens_per_sec(window))
         if self.peak is not None:
             module.log("perf/mfu", self.mfu(window, trainer, module))
+
+    def _log_tokens(self, module: L.LightningModule) -> None:
+        # Lightning would make it a float32, which counts to 2^24
+        module.log("perf/tokens", torch.tensor(self.tokens, dtype=torch.float64), batch_size=1)
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if is_fitting(trainer):
+            self._log_tokens(pl_module)  # beside the validation loss
 
     def _drain_window(self) -> list[tuple[float, int]]:
         """Return seconds and tokens of the steps since the last log, which are synchronized."""

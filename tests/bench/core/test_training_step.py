@@ -2,7 +2,6 @@
 
 import math
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -179,42 +178,6 @@ def test_a_compiled_row_has_graphs_and_no_other(compiled, graphs, fine, monkeypa
             RuntimeError, match=f"compile is {compiled}, but .* made {graphs} graphs"
         ):
             training_step.checked_graphs(compiled, 5)
-
-
-def test_the_peak_of_memory_grows_with_what_is_held():
-    before = training_step.peak_memory_gib(CPU)
-    assert 0.05 < before < 64  # torch itself
-    held = torch.ones(2**26)  # 256 MiB
-    assert training_step.peak_memory_gib(CPU) >= before
-    resident = training_step.peak_memory_gib(CPU)
-    del held
-    # a peak stays; Linux counts pages per core, and is exact only while they are in use
-    assert training_step.peak_memory_gib(CPU) == pytest.approx(resident, abs=1e-2)
-
-
-def test_the_peak_on_a_gpu_is_of_its_tensors(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**29)
-    assert training_step.peak_memory_gib(torch.device("cuda")) == 1.5
-
-
-def test_the_peak_on_a_mac_is_what_metal_has_allocated(monkeypatch):
-    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 5 * 2**29)
-    assert training_step.peak_memory_gib(torch.device("mps")) == 2.5
-
-
-@pytest.mark.parametrize(("platform", "unit"), [("darwin", 1), ("freebsd", 1024)])
-def test_the_peak_elsewhere_is_the_systems(platform, unit, monkeypatch):
-    class NoStatus:
-        def __init__(self, path: str) -> None: ...
-
-        def exists(self) -> bool:
-            return False
-
-    monkeypatch.setattr(training_step, "Path", NoStatus)
-    monkeypatch.setattr(training_step.sys, "platform", platform)
-    usage = SimpleNamespace(ru_maxrss=2**30 // unit)
-    monkeypatch.setattr(training_step.resource, "getrusage", lambda who: usage)
-    assert training_step.peak_memory_gib(CPU) == 1.0
 
 
 def test_mfu_is_that_of_speed_monitor(monkeypatch):

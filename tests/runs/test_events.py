@@ -1,0 +1,141 @@
+"""RunEvents: each point once, over steps and over tokens, with charts, units and columns."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_accumulator import (
+    EventAccumulator as ServersAccumulator,
+)
+from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_SCALAR
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from tensorboard.summary.writer import event_file_writer
+from tensorboard.util import tensor_util
+
+from gpt_lightning.runs.events import CHARTS, DESCRIPTIONS, OVER_TOKENS, RunEvents
+from gpt_lightning.runs.logger import METRICS, RunLogger
+
+NUMBERS = {"scalars": 0, "tensors": 0}  # keep all
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch) -> Path:
+    # files of one second are read in the order of a number in their names, and 10 precedes 9
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
+    return tmp_path / "logs" / "run"
+
+
+def session(runs: Path, first: int, last: int, **resume) -> Path:
+    """Log the losses of some steps of 100 tokens, and end as a killed run does."""
+    folder = runs / "version_0" if resume else None
+    run = RunLogger(runs, folder=folder, **resume)
+    events = RunEvents(run)
+    for step in range(first, last + 1):
+        for metrics in (
+            {"train/loss": 1 / step, "perf/tokens": step * 100.0, "other": 1.0},
+            {"val/loss": 2 / step, "perf/tokens": step * 100.0},
+        ):
+            for logger in (events, run):
+                logger.log_metrics(metrics, step)
+    events.experiment.flush()
+    return run.folder
+
+
+def loaded(folder: Path) -> EventAccumulator:
+    return EventAccumulator(str(folder), size_guidance=NUMBERS).Reload()
+
+
+def points(folder: Path, tag: str) -> list[tuple[int, float]]:
+    return [(point.step, point.value) for point in loaded(folder).Scalars(tag)]
+
+
+@pytest.mark.parametrize("resumed_at", [0, 3, 5])
+def test_a_resumed_run_has_each_point_once_over_steps_and_over_tokens(runs, resumed_at):
+    session(runs, 1, 5)
+    resume = {"resume_step": resumed_at, "resume_rows": 2 * resumed_at}
+    folder = session(runs, resumed_at + 1, 8, **resume)
+    for tag, y in (("train/loss", 1), ("val/loss", 2)):
+        expected = [(step, pytest.approx(y / step)) for step in range(1, 9)]
+        assert points(folder, tag) == expected
+        over_tokens = [(100 * step, loss) for step, loss in expected]
+        assert points(folder, OVER_TOKENS[tag]) == over_tokens
+        # what TensorBoard itself shows without its fast loader
+        server = ServersAccumulator(str(folder), size_guidance=NUMBERS).Reload()
+        assert [point.step for point in server.Tensors(tag)] == [step for step, _ in expected]
+        assert [p.step for p in server.Tensors(OVER_TOKENS[tag])] == [x for x, _ in over_tokens]
+    lines = (folder / METRICS).read_text().splitlines()[: 2 * resumed_at : 2]
+    times = [point.wall_time for point in loaded(folder).Scalars(OVER_TOKENS["train/loss"])]
+    assert times[:resumed_at] == [json.loads(line)["time"] for line in lines]
+
+
+def test_rows_after_the_save_of_a_step_are_not_written_again(runs):
+    """The validation of step 3 came after the save, and the next session repeats it."""
+    session(runs, 1, 3)
+    folder = session(runs, 4, 4, resume_step=3, resume_rows=5)
+    assert [x for x, _ in points(folder, OVER_TOKENS["val/loss"])] == [100, 200, 400]
+
+
+def test_rows_that_a_save_before_the_first_log_has_dropped_are_not_needed(runs):
+    session(runs, 1, 3)
+    run = RunLogger(runs, folder=runs / "version_0", resume_step=2, resume_rows=4)
+    events = RunEvents(run)
+    run.sync()
+    for logger in (events, run):
+        logger.log_metrics({"train/loss": 0.5, "perf/tokens": 300.0}, 3)
+    events.experiment.flush()
+    assert [x for x, _ in points(run.folder, OVER_TOKENS["train/loss"])] == [100, 200, 300]
+
+
+def test_a_validation_adds_no_point_to_the_count_of_tokens(runs):
+    folder = session(runs, 1, 2)
+    assert points(folder, "perf/tokens") == [(1, 100.0), (2, 200.0)]
+    assert points(folder, "other") == [(1, 1.0), (2, 1.0)]  # a callback's metric
+
+
+def test_a_loss_that_is_no_number_is_drawn_as_none(runs):
+    session(runs, 1, 1)
+    run = RunLogger(runs, folder=runs / "version_0")
+    run.log_metrics({"train/loss": math.nan, "perf/tokens": 200.0}, 2)
+    folder = session(runs, 3, 3, resume_step=2, resume_rows=3)
+    found = points(folder, OVER_TOKENS["train/loss"])
+    assert [x for x, _ in found] == [100, 200, 300]
+    assert math.isnan(found[1][1])
+
+
+def test_the_charts_begin_with_both_losses_and_every_curve_has_its_unit(runs):
+    events = loaded(session(runs, 1, 1))
+    (tensor,) = events.Tensors("custom_scalars__config__")
+    layout = layout_pb2.Layout.FromString(tensor_util.make_ndarray(tensor.tensor_proto).item())
+    assert [category.title for category in layout.category] == list(CHARTS)
+    first = layout.category[0].chart[0]
+    assert list(first.multiline.tag) == ["train/loss$", "val/loss$"]
+    curves = [tag for charts in CHARTS.values() for _, tags in charts.values() for tag in tags]
+    assert all(tag.endswith("$") and tag[:-1] in DESCRIPTIONS for tag in curves)
+    for tag in ("train/loss", "val/loss", *OVER_TOKENS.values()):
+        metadata = events.summary_metadata[tag]
+        assert metadata.summary_description == DESCRIPTIONS[tag]
+        assert metadata.plugin_data.plugin_name == "scalars"
+        assert metadata.data_class == DATA_CLASS_SCALAR  # or the fast reader drops the description
+
+
+def test_hyperparameters_that_matter_are_the_first_columns(runs):
+    run = RunLogger(runs)
+    events = RunEvents(run)
+    events.log_hyperparams({"a": 1, "optimizer": "muon", "seed": 1337, "fused": False, "b": None})
+    events.experiment.flush()
+    metadata = loaded(run.folder).summary_metadata
+    experiment, start = (
+        HParamsPluginData.FromString(metadata[f"_hparams_/{name}"].plugin_data.content)
+        for name in ("experiment", "session_start_info")
+    )
+    infos = experiment.experiment.hparam_infos
+    assert {info.name for info in infos if info.differs} == {"optimizer", "seed"}
+    metrics = experiment.experiment.metric_infos
+    assert [metric.name.tag for metric in metrics][:2] == ["val/loss", "train/loss"]
+    assert all(metric.description for metric in metrics)
+    values = start.session_start_info.hparams
+    assert (values["fused"].string_value, values["seed"].number_value) == ("False", 1337)
+    assert values["b"].string_value == "None"
