@@ -233,8 +233,12 @@ def test_ctrl_c_ends_with_130_and_one_line(workdir):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    last = errors.splitlines()[-1]
-    stopped = re.fullmatch(r"SIGINT: stopped after step (\d+); --resume auto continues", last)
+    line, continues = errors.splitlines()[-2:]
+    stopped = re.fullmatch(r"SIGINT: stopped after step (\d+); to continue:", line)
+    assert continues.endswith(
+        " fit --config tiny.yaml --trainer.max_steps 1000000 --samples.max_new_tokens 0 "
+        "--resume lightning_logs/tiny/version_0"
+    )
     checkpoints = workdir / "lightning_logs" / "tiny" / "version_0" / "checkpoints"
     assert list(checkpoints.glob(f"step-{int(stopped[1]):07d}*.ckpt"))
 

@@ -1,8 +1,10 @@
 """StepProgress: a progress bar by optimizer step, and plain lines without a terminal."""
 
 import math
+import shutil
 import sys
 import time
+from itertools import accumulate
 from typing import Any
 
 import lightning as L
@@ -14,14 +16,18 @@ from gpt_lightning.parsing import check_arguments
 from gpt_lightning.training.steps import at_log_step, evaluation_batches, is_fitting
 
 QUIET_S = 30.0  # interval of the lines that a long evaluation prints
+BAR = ("train/loss", "perf/tokens_per_sec", "perf/mfu", "perf/step_ms")
+LINE_S = 60.0  # longest time between two lines of training
+DRAW_S = 0.1  # shortest time between two drawings of the bar
+CTRL_C = 3  # columns that the bar leaves for the terminal's ^C
 
 
 class StepProgress(ProgressBar):
     """Show optimizer steps, loss, tokens/s, MFU and the remaining time.
 
     Lightning's bars count micro-batches and epochs. On a terminal this is one bar; in a log file or
-    a pipe it is a line every `plain_every_n_steps` steps. Both print a line for every validation,
-    and for every half minute of a long one.
+    a pipe it is a line every `plain_every_n_steps` steps, and after a minute without one. Both
+    print a line for every validation, and for every half minute of a long one.
 
     Args:
         plain_every_n_steps: Steps between two lines; null: twenty lines per run, at log steps if
@@ -39,7 +45,9 @@ class StepProgress(ProgressBar):
         self._start: tuple[int, float] | None = None  # first step of the session, and its end
         self._evaluation = 0.0  # start of the current evaluation
         self._evaluated = 0  # its batches so far
-        self._printed = 0.0  # time of its last line
+        self._printed = 0.0  # time of the last line
+        self._drawn = -math.inf  # time of the bar's last drawing
+        self._known: dict[str, str] = {}  # metrics of the last log step
 
     def disable(self) -> None:
         self.enabled = False
@@ -56,7 +64,7 @@ class StepProgress(ProgressBar):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step = trainer.global_step
-        self._start = None
+        self._start, self._printed = None, time.monotonic()
         self._total = total_steps(trainer)
         if not self.enabled:
             return
@@ -64,11 +72,11 @@ class StepProgress(ProgressBar):
             self._bar = tqdm(
                 total=self._total or None,
                 initial=self._step,
-                unit="step",
                 file=sys.stdout,
                 dynamic_ncols=True,
-                smoothing=0.05,
+                bar_format="{desc}",
             )
+            self._draw(self._bar)  # the first step may take long
         if self.plain_every_n_steps is None:
             log_every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
             self.plain_every_n_steps = line_interval(self._total, log_every)
@@ -76,17 +84,31 @@ class StepProgress(ProgressBar):
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if trainer.global_step == self._step or not self.enabled:
             return
-        done = trainer.global_step - self._step
         self._step = trainer.global_step
+        now = time.monotonic()
         if self._start is None:  # the first step compiles: its time does not count
-            self._start = (self._step, time.monotonic())
+            self._start = (self._step, now)
         if self._bar is not None:
-            if at_log_step(trainer, self._step):
-                self._bar.set_postfix_str(format_metrics(trainer.callback_metrics), refresh=False)
-            self._bar.update(done)
-        elif self.plain_every_n_steps and self._step % self.plain_every_n_steps == 0:
-            metrics = format_metrics(trainer.callback_metrics)
+            self._bar.n = self._step
+            if at_log_step(trainer, self._step):  # the device is synchronized
+                self._known = format_metrics(trainer.callback_metrics)
+            if now - self._drawn >= DRAW_S or self._step == self._total:
+                self._drawn = now
+                self._draw(self._bar)
+        elif now - self._printed >= LINE_S or self._step % (self.plain_every_n_steps or 1) == 0:
+            self._printed = now
+            metrics = ", ".join(format_metrics(trainer.callback_metrics).values())
             self.print(" | ".join(filter(None, (self._position(), metrics, self._time_left()))))
+
+    def _draw(self, bar: "tqdm[Any]") -> None:
+        """Draw the bar: what matters most first, and blocks in the rest of the line."""
+        loss, rate, mfu, step_ms = (self._known.get(key, "") for key in BAR)
+        parts = [self._position(), loss, rate, self._time_left(), mfu, step_ms]
+        width = shutil.get_terminal_size().columns - CTRL_C
+        text = fitted([part for part in parts if part], width)
+        blocks = width - len(text) - 1
+        bar.bar_format = f"{{desc}} {{bar:{blocks}}}" if blocks >= 5 else "{desc}"
+        bar.set_description_str(text)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._evaluation = self._printed = time.monotonic()
@@ -122,6 +144,9 @@ class StepProgress(ProgressBar):
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         if self._bar is not None:
+            # over the terminal's ^C
+            self._bar.fp.write("\r" + " " * (shutil.get_terminal_size().columns - 1))
+            self._draw(self._bar)
             self._bar.close()
             self._bar = None
 
@@ -166,8 +191,8 @@ def line_interval(total: int, log_every: int) -> int:
     return log_every * max(1, twentieth // log_every)
 
 
-def format_metrics(metrics: dict[str, Any]) -> str:
-    """Return loss, rate and MFU as text, without the metrics that are not logged yet."""
+def format_metrics(metrics: dict[str, Any]) -> dict[str, str]:
+    """Return loss, rates and MFU as text by name, without the metrics that are not logged yet."""
     formats = {
         "train/loss": "loss {:.4f}",
         "perf/step_ms": "{:.1f} ms/step",
@@ -175,7 +200,17 @@ def format_metrics(metrics: dict[str, Any]) -> str:
         "perf/mfu": "MFU {:.1%}",
     }
     known = {key: text for key, text in formats.items() if key in metrics}
-    return ", ".join(text.format(float(metrics[key])) for key, text in known.items())
+    return {key: text.format(float(metrics[key])) for key, text in known.items()}
+
+
+def fitted(parts: list[str], width: int) -> str:
+    """Return the first parts that fit into a width, the first four in a shorter form if needed."""
+    separator = " | "
+    if len(separator.join(parts[:4])) > width:
+        separator = " "
+        parts = [part.replace("tokens/s", "tok/s").removeprefix("step ") for part in parts]
+    lines = accumulate(parts, lambda line, part: line + separator + part)
+    return max((line for line in lines if len(line) <= width), key=len, default=parts[0])
 
 
 def evaluated_part(metrics: dict[str, Any], split: str) -> str:

@@ -13,9 +13,11 @@ import torch
 
 from gpt_lightning.errors import exit_on_signal
 from gpt_lightning.hardware.distributed import DelayedMax
+from gpt_lightning.parsing import shell_command
 from gpt_lightning.training import optim
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
-from gpt_lightning.training.steps import at_step_boundary, find_callback, is_fitting
+from gpt_lightning.training.callbacks.progress import StepProgress
+from gpt_lightning.training.steps import at_step_boundary, find_callback, is_fitting, run_folder
 
 TWICE_S = 1.0  # terminals and wrappers may deliver one Ctrl-C twice
 
@@ -91,10 +93,15 @@ class StopSignals(L.Callback):
         if not trainer.is_global_zero:
             raise SystemExit(0)  # another code would make the launcher kill rank 0
         text = f"{signal.Signals(stop).name}: stopped after step {trainer.global_step}"
+        requeues = stop == self._requeue_signal and self.requeue and "SLURM_JOB_ID" in os.environ
         if checkpoint is not None and checkpoint.enabled:
-            text += "; --resume auto continues"
-        if stop == self._requeue_signal and self.requeue and "SLURM_JOB_ID" in os.environ:
+            command = "" if requeues else command_to_continue(trainer, checkpoint)
+            text += f"; to continue:\n{command}" if command else "; --resume auto continues"
+        if requeues:
             text += f"; {requeue_job()}"
+        bar = find_callback(trainer, StepProgress)
+        if bar is not None:
+            bar.on_train_end()  # the message gets a line of its own
         print(text, file=sys.stderr)
         raise SystemExit(128 + stop)
 
@@ -110,6 +117,25 @@ class StopSignals(L.Callback):
         number = torch.tensor(self._signal, device=device)
         torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX)
         return int(number)
+
+
+def command_to_continue(trainer: L.Trainer, checkpoint: RunCheckpoint) -> str:
+    """Return the command that continues this run in this shell; empty if it is unknown.
+
+    It is unknown under a launcher such as torchrun, and for a Trainer of the user's own.
+    """
+    argv, folder = list(getattr(trainer, "argv", [])), run_folder(trainer)
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if not argv or folder is None or getattr(environment, "creates_processes_externally", False):
+        return ""
+    kept = [
+        word
+        for before, word in zip(["", *argv], argv, strict=False)
+        if not {before, word.partition("=")[0]} & {"--resume", "--ckpt_path"}
+    ]
+    # another machine finds the copy by the run's name
+    source = "auto" if checkpoint.folder else str(folder)
+    return shell_command([*kept, "--resume", source])
 
 
 def requeue_job() -> str:

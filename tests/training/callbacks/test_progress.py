@@ -2,12 +2,15 @@
 
 import io
 import math
+import re
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
+from tqdm import tqdm
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.training.callbacks import progress as module
@@ -90,9 +93,9 @@ def test_a_resumed_run_counts_from_its_step(clock, capsys):
 
 def test_numbers_of_a_line_are_those_that_were_logged():
     metrics = {"train/loss": torch.tensor(1.23456), "perf/mfu": 0.256, "perf/step_ms": 12.34}
-    assert format_metrics(metrics) == "loss 1.2346, 12.3 ms/step, MFU 25.6%"
-    assert format_metrics({"perf/tokens_per_sec": 12345.6}) == "12,346 tokens/s"
-    assert format_metrics({"other": 1.0}) == ""
+    assert list(format_metrics(metrics).values()) == ["loss 1.2346", "12.3 ms/step", "MFU 25.6%"]
+    assert list(format_metrics({"perf/tokens_per_sec": 12345.6}).values()) == ["12,346 tokens/s"]
+    assert format_metrics({"other": 1.0}) == {}
 
 
 def test_a_switched_off_bar_prints_nothing(clock, capsys):
@@ -132,19 +135,136 @@ def test_a_sanity_check_of_some_batches_has_no_result(clock, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_on_a_terminal_there_is_one_bar(clock, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+def test_a_minute_without_a_line_ends_with_one(clock, capsys):
+    progress, trainer = StepProgress(100), trainer_of(max_steps=400)
+    progress.on_train_start(trainer, None)
+    for _ in range(200):
+        clock.now += 7.0
+        trainer.global_step += 1
+        progress.on_train_batch_end(trainer, None, None, None, 0)
+    steps = [int(line.split("/")[0].split()[1]) for line in capsys.readouterr().out.splitlines()]
+    # 9 steps of 7 s are the first that take a minute, and a line at 100 begins another one
+    assert steps == [*range(9, 100, 9), 100, *range(109, 200, 9), 200]
 
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def terminal(monkeypatch, columns: int = 120) -> Terminal:
     screen = Terminal()
-    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stdout", screen)  # in the test itself: pytest sets it before
+    monkeypatch.setenv("COLUMNS", str(columns))
+    return screen
+
+
+METRICS = {
+    "train/loss": 1.2051,
+    "perf/tokens_per_sec": 71974.0,
+    "perf/mfu": 0.303,
+    "perf/step_ms": 28.3,
+}
+
+
+@pytest.mark.parametrize(
+    ("columns", "steps", "line"),
+    [
+        (60, 2400, "   2/2400 loss 1.2051 71,974 tok/s 01:20 left MFU 30.3%"),
+        (60, 600000, "     2/600000 loss 1.2051 71,974 tok/s 01:20 left"),
+        (45, 600000, "     2/600000 loss 1.2051 71,974 tok/s"),
+        (72, 2400, "step    2/2400 | loss 1.2051 | 71,974 tokens/s | 01:20 left"),
+        (80, 2400, "step    2/2400 | loss 1.2051 | 71,974 tokens/s | 01:20 left | MFU 30.3%"),
+        (
+            120,
+            2400,
+            "step    2/2400 | loss 1.2051 | 71,974 tokens/s | 01:20 left | MFU 30.3% | "
+            "28.3 ms/step",
+        ),
+        (20, 2400, "   2/2400"),
+    ],
+)
+def test_the_bar_shows_first_what_matters_most(clock, monkeypatch, columns, steps, line):
+    screen = terminal(monkeypatch, columns)
+    monkeypatch.setattr(module, "tqdm", partial(tqdm, ascii=True))
+    monkeypatch.setattr(StepProgress, "_time_left", lambda self: "01:20 left")
+    progress, trainer = StepProgress(), trainer_of(max_steps=steps, callback_metrics=METRICS)
+    trained(progress, trainer, 1)
+    clock.now += 1
+    trainer.global_step += 1
+    progress.on_train_batch_end(trainer, None, None, None, 0)
+    drawn = screen.getvalue().split("\r")[-1]
+    progress.on_train_end()  # another bar would be drawn below it
+    assert re.sub(r" [ #\d]*$", "", drawn) == line
+    assert len(drawn.rstrip()) <= columns - 3  # the terminal writes ^C behind it
+
+
+def test_the_bar_is_drawn_ten_times_a_second(clock, monkeypatch):
+    screen = terminal(monkeypatch)
+    progress, trainer = StepProgress(), trainer_of(max_steps=1000)
+    progress.on_train_start(trainer, None)
+    for _ in range(999):
+        clock.now += 0.01
+        trainer.global_step += 1
+        progress.on_train_batch_end(trainer, None, None, None, 0)
+    progress.on_train_end()
+    assert 90 <= screen.getvalue().count("/1000") <= 110
+
+
+def test_an_interrupted_bar_covers_the_terminals_sign_and_ends_its_line(clock, monkeypatch):
+    screen = terminal(monkeypatch)
+    progress, trainer = StepProgress(), trainer_of(max_steps=1000)
+    trained(progress, trainer, 3)
+    screen.write("^C")
+    progress.on_train_end()
+    covered, line = screen.getvalue().rpartition("^C")[2].split("\r")[1::2][:2]
+    assert covered == " " * 119
+    assert line.startswith("step    3/1000")
+    assert line.endswith("\n")
+
+
+def test_the_bar_reads_the_metrics_at_log_steps_alone(clock, monkeypatch):
+    """They may be on the device, which a read would synchronize."""
+
+    class Trainer(SimpleNamespace):
+        @property
+        def callback_metrics(self) -> dict[str, float]:
+            reads.append(self.global_step)
+            return METRICS
+
+    reads: list[int] = []
+    terminal(monkeypatch)
+    settings = vars(trainer_of(max_steps=12, log_every_n_steps=4))
+    del settings["callback_metrics"]
+    progress = StepProgress()
+    trained(progress, Trainer(**settings), 12)
+    progress.on_train_end()
+    assert reads == [4, 8, 12]
+
+
+def test_the_bar_of_a_run_without_an_end_has_no_blocks(clock, monkeypatch):
+    screen = terminal(monkeypatch)
+    progress = StepProgress()
+    trained(progress, trainer_of(max_steps=-1, callback_metrics=METRICS), 3)
+    progress.on_train_end()
+    line = "step 3 | loss 1.2051 | 71,974 tokens/s | MFU 30.3% | 28.3 ms/step"
+    assert screen.getvalue().split("\r")[-1].strip() == line
+
+
+def test_on_a_terminal_there_is_one_bar(clock, monkeypatch):
+    screen = terminal(monkeypatch)
     progress = StepProgress()
     trainer = trainer_of(max_steps=10, callback_metrics={"train/loss": 1.5})
+    progress.on_train_start(trainer, None)
+    assert "step  0/10 | time left unknown" in screen.getvalue()
+    progress.on_train_end()
     trained(progress, trainer, 10)
     bar = progress._bar
     assert (bar.n, bar.total) == (10, 10)
     assert bar.dynamic_ncols  # follows the terminal when its window changes
+    assert "10/10" in screen.getvalue()  # the last step, less than a tenth of a second later
     progress.on_train_end(trainer, None)
     assert progress._bar is None
     assert "10/10" in screen.getvalue()

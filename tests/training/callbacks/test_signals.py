@@ -1,8 +1,10 @@
 """StopSignals in one process: a signal within a step, and how the run ends."""
 
 import os
+import shlex
 import signal
 import stat
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +15,10 @@ import lightning as L
 import pytest
 from tiny_fit import TINY_RUN
 
+from gpt_lightning.parsing import program
 from gpt_lightning.training.callbacks import signals
+from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
+from gpt_lightning.training.callbacks.progress import StepProgress
 from gpt_lightning.training.fit import run_cli
 
 
@@ -56,15 +61,23 @@ def test_a_signal_saves_and_ends_with_128_and_its_number(workdir, capsys, number
     before = signal.getsignal(number)
     assert fit_until(Sender(number)) == 128 + number
     assert saved(workdir) == ["step-0000003.ckpt"]
-    line = f"{number.name}: stopped after step 3; --resume auto continues\n"
-    assert capsys.readouterr().err == line
+    line, command = capsys.readouterr().err.splitlines()
+    assert line == f"{number.name}: stopped after step 3; to continue:"
+    words = shlex.split(command)
+    assert words[:2] == [program(), "fit"]
+    assert words[-2:] == ["--resume", "lightning_logs/run/version_0"]
+    assert run_cli(words[1:]).trainer.global_step == 9
     assert signal.getsignal(number) == before
 
 
-def test_a_signal_ends_a_run_without_checkpoints(workdir, capsys):
+def test_a_signal_ends_a_run_without_checkpoints(workdir, capsys, monkeypatch):
+    def close(*args, **kwargs):
+        print("the bar is closed", file=sys.stderr)
+
+    monkeypatch.setattr(StepProgress, "on_train_end", close)
     assert fit_until(Sender(signal.SIGTERM), "--trainer.enable_checkpointing=false") == 143
     assert saved(workdir) == []
-    assert capsys.readouterr().err == "SIGTERM: stopped after step 3\n"
+    assert capsys.readouterr().err == "the bar is closed\nSIGTERM: stopped after step 3\n"
 
 
 def test_a_hangup_stays_ignored_under_nohup(workdir, capsys):
@@ -161,6 +174,26 @@ def test_a_cluster_chooses_the_signal_that_requeues_and_whether_it_does():
     finally:
         for number, handler in (kept | usr).items():
             signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("argv", "kept"),
+    [
+        (["fit", "--resume", "auto", "--run_name", "a b"], "--run_name 'a b'"),
+        (["fit", "--resume=old", "--ckpt_path", "x.ckpt", "--a.b", "1"], "--a.b 1"),
+    ],
+)
+def test_the_command_to_continue_is_of_this_run(argv, kept, tmp_path, monkeypatch):
+    monkeypatch.setattr(signals, "run_folder", lambda trainer: Path("runs/a b/version_1"))
+    environment = SimpleNamespace(creates_processes_externally=False)
+    strategy = SimpleNamespace(cluster_environment=environment)
+    trainer = SimpleNamespace(argv=argv, strategy=strategy)
+    command = signals.command_to_continue(trainer, RunCheckpoint())
+    assert command == f"{program()} fit {kept} --resume 'runs/a b/version_1'"
+    mirrored = RunCheckpoint(folder=str(tmp_path))  # another machine has no such folder
+    assert signals.command_to_continue(trainer, mirrored).endswith(" --resume auto")
+    environment.creates_processes_externally = True  # torchrun, whose command is unknown
+    assert signals.command_to_continue(trainer, RunCheckpoint()) == ""
 
 
 # ---- SLURM --------------------------------------------------------------------------------------
