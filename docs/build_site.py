@@ -69,6 +69,7 @@ def command_help() -> str:
     """Return the help of every command as Markdown."""
     from gpt_lightning.bench.command import find_benches
     from gpt_lightning.cli import COMMANDS, main
+    from gpt_lightning.parsing import SECTIONS
 
     os.environ["COLUMNS"] = "82"  # fits the width of a page
     names: dict[str, list[str]] = {}
@@ -78,9 +79,10 @@ def command_help() -> str:
     text = ""
     for argv in names.values():
         printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            code = main([*argv, "--help"])
-        assert code == 0, argv
+        for option in ("--help", *(f"--help={s}" for s in SECTIONS if argv == ["fit"])):
+            with contextlib.redirect_stdout(printed):
+                code = main([*argv, option])
+            assert code == 0, argv
         text += f"\n## {' '.join(argv)}\n\n```text\n{printed.getvalue().strip()}\n```\n"
     return text
 

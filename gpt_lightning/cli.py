@@ -193,6 +193,9 @@ def dispatch(argv: list[str]) -> int:
     for arg in argv[1:]:
         if re.fullmatch(r"-[A-Za-z_]{2,}[\w.-]*", arg):
             raise UserError(f"unknown argument {arg!r}: an option begins with two dashes, -{arg}")
+    trains = COMMANDS[name][0] == "training.fit:run" and not prints_only(argv)
+    if trains and "lightning" not in sys.modules and not local_rank():  # 3 s and more
+        print(f"gpt-lightning {__version__}: loading PyTorch and Lightning", flush=True)
     address, function = COMMANDS[name][0].split(":")
     module = importlib.import_module(f"gpt_lightning.{address}")
     if function == "run":  # it parses its own arguments

@@ -31,6 +31,9 @@ class LastingStream:
     def write(self, text: str) -> int:
         try:
             self._stream.write(text)
+        except UnicodeEncodeError as error:  # of a terminal, or a file, in ASCII
+            plain = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
+            self.write(plain)
         except OSError as error:
             self._drop(error)
         return len(text)

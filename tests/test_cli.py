@@ -14,8 +14,10 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from gpt_lightning import __version__, cli
 from gpt_lightning.cli import ALLOCATOR, COMMANDS, main
 from gpt_lightning.data.dataset import load_manifest
+from gpt_lightning.errors import UserError
 
 TINY = """
 trainer:
@@ -106,6 +108,8 @@ def test_fit_leaves_a_run_that_can_be_repeated_looked_at_and_sampled(run_folder,
     logged = {key for row in rows for key in row}
     curves = {"train/loss", "val/loss", "val/perplexity", "optim/lr", "optim/grad_norm"}
     assert curves | {"perf/tokens_per_sec", "perf/step_ms", "perf/mfu", "perf/tokens"} <= logged
+    assert all(0.05 < row["perf/memory_gib"] < 64 for row in rows if "train/loss" in row)
+    assert "\nin browser  http://localhost:6006/?smoothing=0#custom_scalars" in printed
     val = [row["val/loss"] for row in rows if "val/loss" in row]
     assert len(val) == 2
     assert val[1] < val[0] < 3.0
@@ -425,6 +429,30 @@ def test_help_of_plain_functions_imports_nothing_heavy(command):
     assert done.returncode == 0, done.stderr
     assert f"gpt-lightning {command}" in done.stdout
     assert time.perf_counter() - begin < 10  # 2 s is the promise; a busy machine must not fail this
+
+
+@pytest.mark.parametrize(
+    ("argv", "first"),
+    [
+        (["fit", "--config", "x"], f"gpt-lightning {__version__}: loading PyTorch and Lightning\n"),
+        (["fit", "--print_config"], ""),
+        (["fit", "--help=model"], ""),
+        (["verify", "x"], ""),
+    ],
+)
+def test_training_prints_a_line_before_it_imports_what_takes_seconds(
+    argv, first, capsys, monkeypatch
+):
+    printed = []
+
+    def load(name):
+        printed.append(capsys.readouterr().out)
+        raise UserError("end of the test")
+
+    monkeypatch.setattr(cli.importlib, "import_module", load)
+    monkeypatch.delitem(sys.modules, "lightning")
+    assert main(argv) == 2
+    assert printed == [first]
 
 
 def test_print_config_is_a_configuration(workdir, capsys):

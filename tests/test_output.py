@@ -45,6 +45,15 @@ def test_a_command_goes_on_without_its_output(monkeypatch, number):
     assert sys.stdout is out
 
 
+def test_text_that_an_ascii_terminal_lacks_is_escaped(monkeypatch):
+    file = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file, encoding="ascii"))
+    with lasting_output():
+        print("caf\u00e9 \U0001f600")
+        sys.stdout.flush()
+    assert file.getvalue() == rb"caf\xe9 \U0001f600" + b"\n"
+
+
 def test_both_streams_may_be_lost(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Lost(errno.EIO, writes=0))
     monkeypatch.setattr(sys, "stderr", Lost(errno.EIO, writes=0))

@@ -311,7 +311,13 @@ class GPTCLI(LightningCLI):
 
 def run(argv: list[str]) -> None:
     """Run `fit ...`, `validate ...`, `test ...` or `predict ...`."""
-    run_cli(argv)
+    wanted = [arg for arg in argv if arg in ("-h", "--help") or arg.startswith("--help=")]
+    if wanted:
+        from gpt_lightning.training.help import help_text  # for help alone
+
+        print(help_text(training_parser(), argv[0], wanted[0].partition("=")[2]))
+    else:
+        run_cli(argv)
 
 
 def run_cli(

@@ -2,6 +2,9 @@
 
 import math
 import shlex
+import shutil
+import sys
+import textwrap
 from typing import Any
 
 import lightning as L
@@ -30,7 +33,9 @@ class RunReport(L.Callback):
         for logger in trainer.loggers if trainer.enable_autolog_hparams else ():
             logger.log_hyperparams(run_hyperparameters(trainer, pl_module))
         if trainer.is_global_zero:
-            print("\n".join(self._banner(trainer, pl_module)), flush=True)
+            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+            for line in self._banner(trainer, pl_module):
+                print(textwrap.fill(line, width, subsequent_indent=" " * 12), flush=True)
 
     def _banner(self, trainer: L.Trainer, module: GPTModule) -> list[str]:
         config, settings, data = module.config, module.settings, token_data(trainer)

@@ -10,6 +10,7 @@ from types import FrameType
 
 import lightning as L
 import torch
+from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from gpt_lightning.errors import exit_on_signal
 from gpt_lightning.hardware.distributed import DelayedMax
@@ -126,7 +127,8 @@ def command_to_continue(trainer: L.Trainer, checkpoint: RunCheckpoint) -> str:
     """
     argv, folder = list(getattr(trainer, "argv", [])), run_folder(trainer)
     environment = getattr(trainer.strategy, "cluster_environment", None)
-    if not argv or folder is None or getattr(environment, "creates_processes_externally", False):
+    launched = not isinstance(environment, LightningEnvironment | None)
+    if not argv or folder is None or launched:
         return ""
     kept = [
         word

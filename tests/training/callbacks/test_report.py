@@ -1,8 +1,10 @@
 """The summary of a run prints commands that work."""
 
+import io
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,6 +32,24 @@ TINY = [
     "--trainer.max_steps=2",
     "--run_name=a run",
 ]
+
+
+def test_the_banner_wraps_between_words_on_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    facts = ["peak        " + "measured " * 12, "step        short"]
+    monkeypatch.setattr(report.RunReport, "_banner", lambda *of: facts)
+    monkeypatch.setenv("COLUMNS", "60")
+    trainer = SimpleNamespace(loggers=[], enable_autolog_hparams=True, is_global_zero=True)
+    for screen, longest in ((Terminal(), 60), (io.StringIO(), 12 + 12 * 9)):
+        monkeypatch.setattr(sys, "stdout", screen)
+        report.RunReport().on_fit_start(trainer, GPTModule(GPTConfig()))
+        lines = screen.getvalue().splitlines()
+        assert longest - 9 <= max(map(len, lines)) <= longest
+        assert {*" ".join(lines).split()} == {"peak", "measured", "step", "short"}
+        assert all(line.startswith(("peak", "step", " " * 12)) for line in lines)
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -131,6 +151,7 @@ def test_the_banner_and_the_summary_are_facts_of_the_run(capsys):
         "batch_size": 4, "accumulate": 3, "ranks": 1, "max_steps": 6,
     }  # fmt: skip
     assert (found["precision"], found["dataset"]) == ("32-true", data.address)
+    assert (found["seed"], found["device"]) == (1337, facts["device"])
     assert found["gradient_clip_val"] == (trainer.gradient_clip_val or 0.0)
 
 

@@ -13,8 +13,10 @@ from types import SimpleNamespace
 
 import lightning as L
 import pytest
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from tiny_fit import TINY_RUN
 
+from gpt_lightning.hardware.distributed import LoopbackEnvironment
 from gpt_lightning.parsing import program
 from gpt_lightning.training.callbacks import signals
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
@@ -185,14 +187,13 @@ def test_a_cluster_chooses_the_signal_that_requeues_and_whether_it_does():
 )
 def test_the_command_to_continue_is_of_this_run(argv, kept, tmp_path, monkeypatch):
     monkeypatch.setattr(signals, "run_folder", lambda trainer: Path("runs/a b/version_1"))
-    environment = SimpleNamespace(creates_processes_externally=False)
-    strategy = SimpleNamespace(cluster_environment=environment)
+    strategy = SimpleNamespace(cluster_environment=LoopbackEnvironment())  # with trainer.devices
     trainer = SimpleNamespace(argv=argv, strategy=strategy)
     command = signals.command_to_continue(trainer, RunCheckpoint())
     assert command == f"{program()} fit {kept} --resume 'runs/a b/version_1'"
     mirrored = RunCheckpoint(folder=str(tmp_path))  # another machine has no such folder
     assert signals.command_to_continue(trainer, mirrored).endswith(" --resume auto")
-    environment.creates_processes_externally = True  # torchrun, whose command is unknown
+    strategy.cluster_environment = TorchElasticEnvironment()  # torchrun, whose command is unknown
     assert signals.command_to_continue(trainer, RunCheckpoint()) == ""
 
 
