@@ -38,7 +38,8 @@ def help_text(parser: Any, command: str, section: str) -> str:
         return str(parser.format_help())
     width = shutil.get_terminal_size().columns
     lines = [f"usage: {parser.usage}", f"       gpt-lightning {command} --help=SECTION", ""]
-    lines += [f"example: gpt-lightning {command} --config quickstart --data.batch_size 32", ""]
+    option = "data.batch_size 32" if command == "fit" else "ckpt_path lightning_logs/quickstart"
+    lines += [f"example: gpt-lightning {command} --config quickstart --{option}", ""]
     for key in GENERAL:
         text = f"  --{key:<16} {' '.join(actions[key].help.split())}"
         lines.append(textwrap.fill(text, width, subsequent_indent=" " * 21))
