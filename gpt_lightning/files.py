@@ -194,7 +194,7 @@ def locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[N
     os.close(os.open(path, os.O_RDWR | os.O_CREAT))  # filelock waits for ever where it cannot
     try:
         try:
-            lock.acquire(blocking=False)
+            lock.acquire(timeout=0.2)  # is_held takes it for a moment
         except Timeout:
             on_wait()
             lock.acquire()
@@ -208,6 +208,24 @@ def locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[N
         with contextlib.suppress(OSError):  # Windows deletes it at the release
             path.unlink()
         lock.release()  # nothing, if it is not held
+
+
+def is_held(path: Path) -> bool:
+    """Return whether a process holds a lock of `locked`; the lock is taken for a moment.
+
+    Raises:
+        OSError: The lock file cannot be opened.
+    """
+    from filelock import FileLock, Timeout
+
+    if not path.exists():
+        return False
+    os.close(os.open(path, os.O_RDWR))
+    try:
+        FileLock(path, fallback_to_soft=False).acquire(blocking=False).lock.release()
+    except Timeout:
+        return True
+    return False
 
 
 @functools.cache

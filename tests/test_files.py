@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import filelock
 import pytest
 
 from gpt_lightning import files
@@ -112,3 +113,19 @@ def test_on_macos_the_cache_of_the_drive_is_emptied(tmp_path, monkeypatch, missi
     monkeypatch.setattr(fcntl, "fcntl", control)
     files.sync_folder(tmp_path)
     assert calls == [(str(tmp_path), 51)]
+
+
+def test_a_lock_that_is_tested_can_be_taken(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not files.is_held(path)
+    assert not path.exists()
+    with locked(path):
+        assert files.is_held(path)
+    path.touch()  # of a process that was killed
+    assert not files.is_held(path)
+    test = filelock.FileLock(path, thread_local=False)  # what is_held holds for a moment
+    test.acquire()
+    timer = threading.Timer(0.02, test.release)
+    timer.start()
+    with locked(path, refuse):
+        timer.join()

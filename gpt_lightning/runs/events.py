@@ -11,7 +11,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning.files import explained
-from gpt_lightning.runs.logger import EVENTS, METRICS, RunLogger, rows_until
+from gpt_lightning.runs.folders import METRICS
+from gpt_lightning.runs.logger import EVENTS, RunLogger, rows_until
 
 # events.yaml: charts by category, descriptions by curve, first hyperparameters, compared metrics
 _TABLES: Any = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))

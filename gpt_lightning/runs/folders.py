@@ -1,4 +1,4 @@
-"""Run folders: names, identity, lock and disk space, and the names of the checkpoints in them."""
+"""Run folders: names, identity, lock, timeline, disk space, and the names of their checkpoints."""
 
 import contextlib
 import json
@@ -6,9 +6,12 @@ import math
 import os
 import re
 import shutil
+import signal
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, lives, locked, write_atomic
@@ -16,6 +19,9 @@ from gpt_lightning.parsing import program
 from gpt_lightning.runs.digests import SIDECAR
 
 RUN_FILE = "run.json"  # in a run folder; holds the run's identity
+METRICS = "metrics.jsonl"  # in a run folder; what RunLogger has logged
+LOCK = ".lock"  # in a run folder while a session runs, and in its folder of checkpoints
+TIMELINE = "timeline.jsonl"  # in a run folder; the events of its sessions
 NAME = re.compile(r"step-(\d+)(?:-loss-(\d+\.\d+))?\.ckpt")  # RunCheckpoint's files
 ASIDE = ".old"  # suffix of checkpoints that were set aside
 SPARE_BYTES = 2**20  # of the disk, in addition to a checkpoint
@@ -72,13 +78,14 @@ def best_of(saved: list[Saved]) -> Saved:
     return min(saved, key=lambda s: math.inf if s.loss is None else s.loss)
 
 
-def find_checkpoint(path: Path) -> Path:
+def find_checkpoint(path: Path, last: bool = False) -> Path:
     """Return the checkpoint of the best model in a folder.
 
     Args:
         path: A file, which is returned; a run folder, whose checkpoint of the lowest validation
             loss is returned, else the newest; or a folder of runs `version_N`: the highest N that
             has a checkpoint.
+        last: True to return the checkpoint of the highest step instead.
 
     Raises:
         UserError: There is none.
@@ -93,7 +100,7 @@ def find_checkpoint(path: Path) -> Path:
     for run in run_folders(path):
         saved = saved_checkpoints(run / "checkpoints")
         if saved:
-            return best_of(saved).path
+            return (saved[0] if last else best_of(saved)).path
     raise UserError(
         f"{path} has no checkpoints/*.ckpt: give a checkpoint, or train one with "
         f"`{program()} fit --config quickstart`"
@@ -121,6 +128,61 @@ def run_id(run: Path) -> str | None:
 def write_run_id(folder: Path, run_id: str) -> None:
     """Write the identity of a run into its folder."""
     write_atomic(folder / RUN_FILE, json.dumps({"run_id": run_id}).encode() + b"\n")
+
+
+class Timeline:
+    """Events of a session in the run's `timeline.jsonl`, one JSON object a line.
+
+    Each has `time` (seconds since the epoch), `event` and `step`. Events: `begin` with `steps`, the
+    steps of the whole run, or 0; `phase` with `name` and `seconds`, at the end of each time that is
+    no training, and for a stall; `end` with `state` and `reason`. LOCK is held while the session
+    lives, so that a session without an end is known to run or to be killed.
+
+    Args:
+        folder: Run folder.
+
+    Raises:
+        UserError: Another process is training there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = (folder / TIMELINE).open("a", encoding="utf-8")
+        self._lock = contextlib.ExitStack()
+        self._lock.enter_context(lock_folder(folder))
+
+    def write(self, event: str, step: int, **facts: Any) -> None:
+        """Append an event of this moment.
+
+        Raises:
+            UserError: The file cannot be written.
+        """
+        row = {"time": round(time.time(), 3), "event": event, "step": step, **facts}
+        with explained("write", self._file.name):
+            self._file.write(json.dumps(row) + "\n")
+            self._file.flush()
+
+    def end(self, step: int, reason: BaseException | str | None) -> None:
+        """Append the end of the session, and close and unlock the file.
+
+        Args:
+            step: Optimizer steps done.
+            reason: Exception, or name of the setting, that has stopped the run; None: it is
+                finished.
+
+        Raises:
+            UserError: The file cannot be written.
+        """
+        state = "finished" if reason is None else "stopped"
+        if isinstance(reason, KeyboardInterrupt):
+            reason = "SIGINT"
+        elif isinstance(reason, SystemExit):  # StopSignals adds 128 to the number of the signal
+            names = {str(128 + number): number.name for number in signal.Signals}
+            reason = names.get(str(reason.code), "SystemExit")
+        elif isinstance(reason, BaseException):
+            state, reason = "failed", " ".join(f"{type(reason).__name__}: {reason}".split())
+        self.write("end", step, state=state, reason=reason or "")
+        self._file.close()
+        self._lock.close()
 
 
 # ---- before the first step ---------------------------------------------------------------------
@@ -163,16 +225,17 @@ def check_writable(folder: Path, needed_bytes: int) -> None:
 
 
 def lock_folder(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Keep other processes from training in a run's folder.
+    """Keep other processes from training in a run's folder, or in its folder of checkpoints.
 
     Raises:
         UserError: Another process is training there.
     """
 
     def raise_locked() -> None:
+        run = folder.parent if folder.name == "checkpoints" else folder
         raise UserError(
-            f"another process is training in {folder.parent}: wait for it, or begin a run of "
+            f"another process is training in {run}: wait for it, or begin a run of "
             "another --run_name"
         )
 
-    return locked(folder / ".lock", raise_locked)
+    return locked(folder / LOCK, raise_locked)

@@ -19,9 +19,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, sync_folder, write_atomic
-from gpt_lightning.runs.folders import RUN_FILE, write_run_id
+from gpt_lightning.runs.folders import METRICS, RUN_FILE, write_run_id
 
-METRICS = "metrics.jsonl"
 EVENTS = "events.out.*"  # TensorBoard's files
 HPARAMS = TensorBoardLogger.NAME_HPARAMS_FILE
 

@@ -1,10 +1,10 @@
 """Copy of a run on a shared folder or in an object store: `--checkpoint.folder`.
 
-FOLDER/RUN_NAME/version_N has the run's config.yaml, run.json, metrics.jsonl and checkpoints, under
-the names that they have in lightning_logs/RUN_NAME/version_N. A file is uploaded under a temporary
-name, read back, compared by SHA-256, and renamed. In an object store, where a file appears whole,
-it has its own name at once. The digest of a checkpoint, NAME.sha256, is uploaded last. A checkpoint
-without its digest is never used.
+FOLDER/RUN_NAME/version_N has the run's config.yaml, run.json, metrics.jsonl, timeline.jsonl and
+checkpoints, under the names that they have in lightning_logs/RUN_NAME/version_N. A file is uploaded
+under a temporary name, read back, compared by SHA-256, and renamed. In an object store, where a
+file appears whole, it has its own name at once. The digest of a checkpoint, NAME.sha256, is
+uploaded last. A checkpoint without its digest is never used.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from gpt_lightning.runs.folders import RUN_FILE, Saved, run_id, saved_checkpoint
 
 CHECKPOINTS = "checkpoints"
 BEGUN = f"{CHECKPOINTS}/.begun"  # marks a run that has begun to train
-RUN_FILES = (RUN_FILE, "config.yaml", "metrics.jsonl")
+RUN_FILES = (RUN_FILE, "config.yaml", "metrics.jsonl", "timeline.jsonl")
 # no folders, and no cheap rename; an object appears when it is complete
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "r2"}
 

@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import lightning as L
@@ -12,6 +12,7 @@ import torch
 from jsonargparse.typing import NonNegativeInt
 
 from gpt_lightning.data.loader import Batch
+from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import (
     Timestamp,
     elapsed_s,
@@ -23,6 +24,9 @@ from gpt_lightning.hardware.peaks import Peak, resolve_peak
 from gpt_lightning.hardware.precision import product_dtype
 from gpt_lightning.model import flops
 from gpt_lightning.parsing import check_arguments
+from gpt_lightning.runs.folders import Timeline
+from gpt_lightning.training import steps
+from gpt_lightning.training.callbacks.progress import total_steps
 from gpt_lightning.training.callbacks.watchdog import Watchdog
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
@@ -61,6 +65,7 @@ class SpeedMonitor(L.Callback):
         self.peak: Peak | None = None
         self.peak_line = ""
         self.tokens = 0  # of all ranks and all sessions of the run
+        self._timeline: Timeline | None = None
         self._begin_session()
 
     def _begin_session(self) -> None:
@@ -92,6 +97,30 @@ class SpeedMonitor(L.Callback):
         self._step = trainer.global_step
         self._waited = (0.0, self._step)
         self._switch(trainer, "start-up")  # after a sanity check
+        logger = steps.run_logger(trainer)
+        if logger is not None and trainer.is_global_zero:
+            self._timeline = Timeline(logger.folder)
+            self._timeline.write("begin", self._step, steps=total_steps(trainer))
+            self.clock.on_end = self._note_phase
+
+    def _note_phase(self, name: str, seconds: float) -> None:
+        known = name in ("train", "start-up") or seconds < 5e-4  # begin is after the start-up
+        if self._timeline is not None and not known:
+            self._timeline.write("phase", self._step, name=name, seconds=round(seconds, 3))
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._end_timeline(trainer, steps.stop_reason(trainer) if trainer.should_stop else None)
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        with suppress(UserError):  # the exception stays the reason
+            self._end_timeline(trainer, exception)
+
+    def _end_timeline(self, trainer: L.Trainer, reason: BaseException | str | None) -> None:
+        timeline, self._timeline = self._timeline, None
+        if timeline is not None:
+            timeline.end(trainer.global_step, reason)
 
     def before_validation(self, trainer: L.Trainer) -> None:
         """Stop the step before the loop starts the workers of the validation loader."""
@@ -183,7 +212,9 @@ class SpeedMonitor(L.Callback):
         module.log("perf/memory_gib", peak_memory_gib(trainer.strategy.root_device))
         self._log_data(trainer, module)
         synchronize(trainer.strategy.root_device)
-        window, _ = without_stalls(self._drain_window(), median_s(self._measured[-100:]))
+        window, stalls = without_stalls(self._drain_window(), median_s(self._measured[-100:]))
+        for seconds, _ in stalls:
+            self._note_phase("stall", seconds)
         if not window:
             return  # still warming up
         module.log("perf/step_ms", median_s(window) * 1e3)
@@ -252,18 +283,25 @@ class PhaseClock:
     Args:
         phase: Phase that begins now.
         now: Clock, in seconds, monotonic.
+
+    Attributes:
+        on_end: Function that is called with the name and the seconds of a phase at its end.
     """
 
     def __init__(self, phase: str, now: Callable[[], float] = time.perf_counter) -> None:
         self.now = now
-        self._since = now()
+        self._since = self._began = now()
         self.current = phase
+        self.on_end: Callable[[str, float], None] = lambda phase, seconds: None
         self._seconds: dict[str, float] = {}
 
     def switch(self, phase: str) -> None:
         """End the current phase and begin another, or continue one."""
         now = self.now()
         self._seconds[self.current] = self._seconds.get(self.current, 0.0) + now - self._since
+        if phase != self.current:
+            self.on_end(self.current, now - self._began)
+            self._began = now
         self._since, self.current = now, phase
 
     @contextmanager
