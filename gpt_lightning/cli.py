@@ -25,9 +25,10 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC
 # name -> (module:function in this package, line of --help). The module is imported at the call.
 COMMANDS: dict[str, tuple[str, str]] = {
     "fit": ("training.fit:run", "train a model: --config quickstart"),
-    "validate": ("training.fit:run", "print the loss of a checkpoint on the validation split"),
-    "test": ("training.fit:run", "print the loss of a checkpoint on the test split"),
-    "predict": ("training.fit:run", "write the loss of each validation token to a file"),
+    "resume": ("training.fit:run", "continue a run with its own settings: resume RUN"),
+    "validate": ("training.fit:run", "print a run's loss on the validation split: validate RUN"),
+    "test": ("training.fit:run", "print a run's loss on the test split: test RUN"),
+    "predict": ("training.fit:run", "write the loss of each validation token: predict RUN"),
     "prepare": ("prepare.command:prepare", "convert a text into shards of tokens"),
     "verify": ("data.verify:verify", "check every byte of a dataset against its digests"),
     "data": ("commands.inspect_data:inspect", "print the content of a dataset: data inspect DIR"),

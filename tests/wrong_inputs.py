@@ -483,15 +483,13 @@ FOUND = [
         "fit --config tiny.yaml --model.config.n_layer=3 --model.config '{\"n_layer\": oops'",
         "model.config is '{\"n_layer\": oops'; expected keys, such as",
     ),
-    ("validate", "validate has no model: give --ckpt_path with a checkpoint or a run folder"),
+    (
+        "validate",
+        "validate has no model: give a run, `validate lightning_logs/NAME`, or --ckpt_path",
+    ),
     (
         "validate --config tiny.yaml",
-        "validate has no model: give --ckpt_path with a checkpoint or a run folder",
-    ),
-    ("validate --ckpt_path CKPT", "validate needs the settings and the data of the run"),
-    (
-        "validate --ckpt_path lightning_logs/tiny/version_0",
-        "validate needs the settings and the data of the run",
+        "validate has no model: give a run, `validate lightning_logs/NAME`, or --ckpt_path",
     ),
     (
         "validate --config tiny.yaml --ckpt_path missing.ckpt",
@@ -515,7 +513,7 @@ FOUND = [
     ),
     (
         "predict --config tiny.yaml",
-        "predict has no model: give --ckpt_path with a checkpoint or a run folder",
+        "predict has no model: give a run, `predict lightning_logs/NAME`, or --ckpt_path",
     ),
     (
         "predict --config tiny.yaml --ckpt_path bad/other.ckpt",
@@ -1218,7 +1216,7 @@ MORE = [
     ("evaluate", "no command 'evaluate': did you mean 'validate'?; gpt-lightning --help lists"),
     ("eval", "missing path; `gpt-lightning eval --help` lists the options"),
     ("inspect", "no command 'inspect': did you mean 'data'?; gpt-lightning --help lists them"),
-    ("resume", "no command 'resume': did you mean 'fit'?; gpt-lightning --help lists them"),
+    ("resume", "resume has no run: `"),
     ("list", "no command 'list': did you mean 'configs'?; gpt-lightning --help lists them"),
     ("serve", "no command 'serve'; gpt-lightning --help lists them"),
     ("chat", "no command 'chat': did you mean 'sample'?; gpt-lightning --help lists them"),
@@ -1249,7 +1247,7 @@ MORE = [
     ("sample CKPT --dtype float16", "dtype is 'float16'; expected auto, fp32, bf16"),
     (
         "sample --ckpt_path CKPT",
-        "unknown key 'ckpt_path'; `gpt-lightning sample --help` lists the options",
+        "expected best, last",
     ),
     ("sample --path CKPT", "unknown key 'path': give the value alone, without --path"),
     ("sample ../nowhere", "../nowhere does not exist: give a checkpoint or a run folder, such as"),
@@ -2447,14 +2445,16 @@ SLOW = [
         "fit --config tiny.yaml --data.text_file null --data.text_file /dev/null",
         "/dev/null is empty: give it some text",
     ),
+    ("validate lightning_logs/tiny lightning_logs/tiny", "unknown argument 'lightning_logs/tiny'"),
     (
-        "validate lightning_logs/tiny/version_0",
-        "unknown argument 'lightning_logs/tiny/version_0': did you mean '--ckpt_path",
+        "validate s3://bucket/run",
+        "s3://bucket/run is a URL: copy the run folder here, or give --config",
     ),
-    (
-        "validate --config tiny.yaml lightning_logs/tiny/version_0",
-        "unknown argument 'lightning_logs/tiny/version_0': did you mean '--ckpt_path",
-    ),
+    ("validate bad/run_no_config", "--config bad/run_no_config/config.yaml: No such file"),
+    ("validate data", "data has no checkpoints/*.ckpt: give a checkpoint, or train one"),
+    ("predict --ckpt_path last", "predict has no run: `"),
+    ("resume nowhere", "nowhere does not exist: give a checkpoint or a run folder, such as"),
+    ("resume lightning_logs/tiny --ckpt_path CKPT", "leave out one of the two"),
     ("validate --config tiny.yaml --ckpt_path bad/run_flipped", "bad/run_flipped/checkpoints/"),
     (
         "validate --config tiny.yaml --ckpt_path bad/run_no_folder",
@@ -2474,11 +2474,7 @@ SLOW = [
     ),
     (
         "validate --ckpt_path bad/run_no_config",
-        "no data given: set exactly one of data.dataset, data.mixture, data.corpus,",
-    ),
-    (
-        "test --ckpt_path lightning_logs/tiny/version_0",
-        "test needs the settings and the data of the run",
+        "--config bad/run_no_config/config.yaml: No such file or directory; give a YAML file",
     ),
     (
         "predict --ckpt_path lightning_logs/tiny/version_0 --out x",
@@ -2759,13 +2755,8 @@ SLOW = [
     ),
     (
         "validate lightning_logs/nowhere",
-        "unknown argument 'lightning_logs/nowhere': remove it, or quote the value",
+        "lightning_logs/nowhere does not exist: give a checkpoint or a run folder",
     ),
-    (
-        "validate --ckpt_path lightning_logs/tiny",
-        "validate needs the settings and the data of the run",
-    ),
-    ("predict --ckpt_path CKPT", "predict needs the settings and the data of the run"),
     (
         "test --config tiny.yaml --ckpt_path CKPT",
         "data/text-char has no test split, only train, val: make a dataset with one,",

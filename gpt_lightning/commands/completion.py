@@ -52,6 +52,7 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
         yield "", name, "", text
         if address == COMMANDS["fit"][0]:
             yield from parser_rows(name, training.choices.get(name, training.choices["fit"]))
+            yield from [(name, "", "@file", "Run folder.")] if name != "fit" else []
         else:
             yield from command_rows(name)
     for name in config_names():

@@ -11,6 +11,7 @@ from gpt_lightning.commands.sample_texts import Text, complete, equal_lengths, r
 from gpt_lightning.data.tokenizers import Tokenizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import Seed, TopP
+from gpt_lightning.runs.folders import find_checkpoint
 
 if TYPE_CHECKING:
     from gpt_lightning.model.decoder import Decoder
@@ -20,6 +21,7 @@ SEED_STEP = 2_654_435_761  # odd, so that 2^32 texts have different seeds
 
 def sample(
     path: str,
+    ckpt_path: Literal["best", "last"] = "best",
     prompt: str = "",
     prompts: str | None = None,
     out: str | None = None,
@@ -39,6 +41,8 @@ def sample(
     Args:
         path: Checkpoint, run folder (its best checkpoint), or folder of an experiment (its newest
             run).
+        ckpt_path: Checkpoint of a run folder. best: the one of the lowest validation loss; last:
+            the newest one.
         prompt: Beginning of the text. FILE:path reads it from a file; empty: start a new text.
         prompts: File with one prompt per line, or, as .jsonl, with objects that have a key prompt.
         out: New file of JSON Lines with the keys prompt, text (what follows the prompt), seed and
@@ -63,6 +67,8 @@ def sample(
     if out is not None and Path(out).exists():  # before the model is read
         raise UserError(f"--out {out} exists: give the name of a new file")
     n_tokens = len(given) * num_samples * max_new_tokens
+    if ckpt_path == "last":
+        path = str(find_checkpoint(Path(path), last=True))
     decoder, tokenizer = load(path, device, dtype, n_tokens)
 
     from gpt_lightning.model.generate import generate  # after the checks, as it imports torch

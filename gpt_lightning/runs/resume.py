@@ -240,10 +240,10 @@ def differences(theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "") 
     return lines
 
 
-def resumption(path: Path, checkpoint: Checkpoint, changed: list[str]) -> str:
-    """Return the lines that a resumed run prints: where it continues, and what has changed."""
+def resumption(name: str, path: Path, checkpoint: Checkpoint, changed: list[str]) -> str:
+    """Return the lines about the checkpoint that is loaded: its place, and what has changed."""
     where = [f"step {checkpoint.step:,}"]
     where += [] if checkpoint.tokens is None else [f"{checkpoint.tokens:,} tokens"]
     where += [f"{key} {value:,}" for key, value in checkpoint.record.data_position.items()]
-    lines = [f"resume      {path}: {', '.join(where)}"]
+    lines = [f"{name:<11} {path}: {', '.join(where)}"]
     return "\n".join(lines + [f"changed     {line}" for line in changed])

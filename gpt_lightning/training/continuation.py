@@ -6,39 +6,13 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 
-from gpt_lightning.data.settings import SOURCES
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import program
 from gpt_lightning.runs import resume
 from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord
-from gpt_lightning.runs.folders import run_folders
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.steps import find_callback, is_fitting
 
 TUNERS_FILES = (".lr_find_", ".scale_batch_size_")  # beginnings of file names of Lightning's Tuner
-
-
-def check_sources(subcommand: str, config: Any) -> None:
-    """Check that an evaluation of a run has settings and data, which the run's config.yaml holds.
-
-    Args:
-        subcommand: validate, test or predict.
-        config: Parsed settings of the command.
-
-    Raises:
-        UserError: The command has neither; the message has the whole command.
-    """
-    sources = (config.data.get(source) for source in SOURCES)
-    if not config.ckpt_path or config.config or any(sources):
-        return
-    path = Path(config.ckpt_path)
-    runs = (*run_folders(path), *path.parents[:2])
-    found = next((run for run in runs if (run / "config.yaml").is_file()), None)
-    if found is not None:
-        raise UserError(
-            f"{subcommand} needs the settings and the data of the run: `{program()} {subcommand} "
-            f"--config {found}/config.yaml --ckpt_path {path}`"
-        )
 
 
 def loaded(trainer: L.Trainer, checkpoint: dict[str, Any]) -> Checkpoint | None:
@@ -90,7 +64,8 @@ def compare(trainer: L.Trainer, theirs: Checkpoint, ours: RunRecord) -> None:
     if not fitting:  # the loggers' x, which Lightning restores for fit alone
         trainer.fit_loop.epoch_loop._batches_that_stepped = theirs.step
     if trainer.is_global_zero:
-        print(resume.resumption(Path(str(trainer.ckpt_path)), theirs, changed))
+        name = "resume" if fitting else "checkpoint"
+        print(resume.resumption(name, Path(str(trainer.ckpt_path)), theirs, changed))
 
 
 def continue_loops(loops: dict[str, Any]) -> None:

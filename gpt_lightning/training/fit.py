@@ -163,10 +163,6 @@ class GPTCLI(LightningCLI):
         config.run_name = self.run_name()  # in config.yaml, for whoever runs it again
         self.runs = Path(trainer.default_root_dir or ".") / "lightning_logs"
         ranks.check_launcher(trainer.devices)
-        if self.subcommand != "fit":
-            from gpt_lightning.training.continuation import check_sources  # not for fit
-
-            check_sources(str(self.subcommand), config)
         resolve_precision(trainer)
         for callback in as_list(trainer.callbacks or []):
             for key, value in callback.get("init_args", {}).items():
@@ -199,8 +195,8 @@ class GPTCLI(LightningCLI):
                 )
         if self.ckpt_path is None and self.subcommand != "fit" and config.model.init_from is None:
             raise UserError(
-                f"{self.subcommand} has no model: give --ckpt_path with a checkpoint or a run "
-                "folder"
+                f"{self.subcommand} has no model: give a run, `{self.subcommand} "
+                "lightning_logs/NAME`, or --ckpt_path with a checkpoint or a run folder"
             )
 
     def _resume(self, config: Any) -> None:
@@ -315,8 +311,13 @@ class GPTCLI(LightningCLI):
 
 
 def run(argv: list[str]) -> None:
-    """Run `fit ...`, `validate ...`, `test ...` or `predict ...`."""
+    """Run `fit ...`, `validate ...`, `test ...`, `predict ...` or `resume ...`."""
     wanted = [arg for arg in argv if arg in ("-h", "--help") or arg.startswith("--help=")]
+    if argv[0] != "fit":
+        from gpt_lightning.training import rerun  # not for fit
+
+        print(rerun.__doc__ if wanted else "", end="")
+        argv = ["fit"] if wanted and argv[0] == "resume" else rerun.with_run(argv)
     if wanted:
         from gpt_lightning.training.help import help_text  # for help alone
 

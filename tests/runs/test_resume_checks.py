@@ -153,10 +153,12 @@ def test_the_keys_of_a_trainer_that_checkpoints_have():
 
 def test_a_resumed_run_prints_where_it_continues_and_what_has_changed():
     record = replace(OURS, data_position={"epoch": 1, "windows": 4096})
-    found = resume.resumption(Path("a.ckpt"), Checkpoint(record, {}, 12000, 640000), ["x 1 -> 2"])
+    found = resume.resumption(
+        "resume", Path("a.ckpt"), Checkpoint(record, {}, 12000, 640000), ["x 1 -> 2"]
+    )
     assert found.splitlines() == [
         "resume      a.ckpt: step 12,000, 640,000 tokens, epoch 1, windows 4,096",
         "changed     x 1 -> 2",
     ]
-    unknown = resume.resumption(Path("a.ckpt"), Checkpoint(OURS, {}, 3, None), [])
-    assert unknown == "resume      a.ckpt: step 3"
+    unknown = resume.resumption("checkpoint", Path("a.ckpt"), Checkpoint(OURS, {}, 3, None), [])
+    assert unknown == "checkpoint  a.ckpt: step 3"

@@ -127,20 +127,9 @@ class StepProgress(ProgressBar):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # a sanity check of the whole split is an evaluation of step 0
         partial = trainer.sanity_checking and trainer.num_sanity_val_steps != math.inf
-        if not partial:
-            self._print_evaluation(trainer, "validation", "val")
-
-    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._print_evaluation(trainer, "test", "test")
-
-    def _print_evaluation(self, trainer: L.Trainer, name: str, split: str) -> None:
-        metrics = trainer.callback_metrics
-        if not self.enabled or f"{split}/loss" not in metrics:
-            return
-        loss, perplexity = float(metrics[f"{split}/loss"]), float(metrics[f"{split}/perplexity"])
-        where = f"{self._position()} | " if is_fitting(trainer) else ""
-        part = evaluated_part(metrics, split)
-        self.print(f"{where}{name} loss {loss:.4f}{part}, perplexity {perplexity:.2f}")
+        line = evaluation_line(trainer.callback_metrics, "val")
+        if line and self.enabled and is_fitting(trainer) and not partial:
+            self.print(f"{self._position()} | {line}")
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         if self._bar is not None:
@@ -211,6 +200,15 @@ def fitted(parts: list[str], width: int) -> str:
         parts = [part.replace("tokens/s", "tok/s").removeprefix("step ") for part in parts]
     lines = accumulate(parts, lambda line, part: line + separator + part)
     return max((line for line in lines if len(line) <= width), key=len, default=parts[0])
+
+
+def evaluation_line(metrics: dict[str, Any], split: str) -> str:
+    """Return loss and perplexity of a split (val or test) as text; empty without them."""
+    if f"{split}/loss" not in metrics:
+        return ""
+    loss, perplexity = float(metrics[f"{split}/loss"]), float(metrics[f"{split}/perplexity"])
+    name = {"val": "validation"}.get(split, split)
+    return f"{name} loss {loss:.4f}{evaluated_part(metrics, split)}, perplexity {perplexity:.2f}"
 
 
 def evaluated_part(metrics: dict[str, Any], split: str) -> str:

@@ -14,8 +14,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from gpt_lightning.hardware.peaks import device_name
 from gpt_lightning.parsing import program
 from gpt_lightning.runs.events import PAGE, RunEvents
+from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
-from gpt_lightning.training.callbacks.progress import evaluated_part, total_steps
+from gpt_lightning.training.callbacks.progress import evaluated_part, evaluation_line, total_steps
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, median_s, tokens_per_sec
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
@@ -85,6 +86,13 @@ class RunReport(L.Callback):
             print(f"nothing to do: the run is at step {trainer.global_step:,}, {reason}")
         elif trainer.is_global_zero:
             print("\n".join(self._summary(trainer, pl_module)), flush=True)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        split = "test" if trainer.testing else "val"
+        if trainer.is_global_zero and not steps.is_fitting(trainer):
+            print(evaluation_line(trainer.callback_metrics, split), flush=True)
+
+    on_test_end = on_validation_end
 
     def _summary(self, trainer: L.Trainer, module: GPTModule) -> list[str]:
         metrics, steps = trainer.callback_metrics, f"{trainer.global_step:,}"

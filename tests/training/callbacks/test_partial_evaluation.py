@@ -61,7 +61,7 @@ def test_validate_names_the_part_of_a_fraction(call, whole):
     batches = -(-whole // 64)
     out = call("validate", "--trainer.limit_val_batches=0.5")
     assert f" on {batches // 2 * 64:,} of {whole:,} tokens, perplexity" in out
-    assert re.search(rf"val/split_tokens +│ +{whole}\.0", out)
+    assert "─" not in out  # Lightning's table
 
 
 def test_a_whole_validation_has_a_padded_last_batch_and_no_note(call, whole):

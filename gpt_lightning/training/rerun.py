@@ -1,0 +1,105 @@
+"""Evaluate or continue a run: validate RUN, test RUN, predict RUN, resume RUN [options].
+
+RUN is a run folder, a folder of runs (its newest run with a checkpoint), or a checkpoint in its run
+folder. All settings are those of its config.yaml; further options replace them. resume continues
+the run in its folder, from its newest checkpoint. The other commands take its checkpoint of the
+lowest validation loss (--ckpt_path best), or its newest one (--ckpt_path last).
+
+  gpt-lightning validate lightning_logs/quickstart
+  gpt-lightning predict lightning_logs/quickstart --ckpt_path last
+  gpt-lightning resume lightning_logs/quickstart --trainer.max_steps 4800
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpt_lightning.data.dataset import is_remote
+from gpt_lightning.errors import UserError
+from gpt_lightning.parsing import check_config_file, program
+from gpt_lightning.runs.folders import find_checkpoint
+
+WORDS = ("--ckpt_path=best", "--ckpt_path=last")
+# settings with a path that is relative to the folder in which the run was started
+PATHS = ("data.dataset", "data.text_file", "data.data_dir", "checkpoint.folder", "evaluation.data")
+
+
+def with_run(argv: list[str]) -> list[str]:
+    """Return the arguments of `COMMAND RUN [options]` with the run's settings in place of RUN.
+
+    An evaluation with neither RUN nor settings nor data is that of the run of its --ckpt_path.
+
+    Args:
+        argv: Arguments, the command first: validate, test or predict, with or without RUN; resume,
+            which becomes fit.
+
+    Raises:
+        UserError: RUN has no checkpoint or no settings, or is a URL; resume has no RUN.
+    """
+    command, words = argv[0], joined(argv[1:])
+    # RunReport prints the loss; Lightning's table is for validate and test
+    quiet = [] if command in ("predict", "resume") else ["--verbose=false"]
+    found = [word for word in words if word[:1] != "-"][:1]
+    given = any(word.startswith(("--config=", "--data.")) for word in words)
+    if command != "resume" and not found and not given:
+        found = [w.partition("=")[2] for w in words if w.startswith("--ckpt_path=")]
+    if not found and command != "resume":
+        return [command, *quiet, *argv[1:]]
+    if not found or found[0] in ("best", "last"):
+        raise UserError(f"{command} has no run: `{program()} {command} lightning_logs/NAME`")
+    address = Path(found[0])
+    if is_remote(found[0]):
+        raise UserError(f"{found[0]} is a URL: copy the run folder here, or give --config too")
+    chosen = find_checkpoint(address, last=WORDS[1] in words)
+    run = Path(os.path.relpath(chosen.absolute().parents[1]))
+    path = run / "config.yaml"
+    check_config_file(path)
+    options = [f"--config={path}", *relocated(run, yaml.safe_load(path.read_bytes()))]
+    rest = [word for word in words if word != found[0] and word not in WORDS]
+    if command == "resume":
+        return ["fit", *options, f"--resume={address if address.is_file() else run}", *rest]
+    options += [f"--ckpt_path={chosen}", "--model.init_from=null"]  # the checkpoint has all weights
+    if folder := logs_parent(run):  # the results are written beside the run
+        options += [f"--trainer.default_root_dir={os.path.relpath(folder)}"]
+    return [command, *quiet, *options, *rest]
+
+
+def joined(args: list[str]) -> list[str]:
+    """Return arguments with each option and its value as one word, --key=value."""
+    words: list[str] = []
+    for arg in args:
+        if words and words[-1][:2] == "--" and "=" not in words[-1] and arg[:1] != "-":
+            words[-1] += f"={arg}"
+        else:
+            words.append("--config" if arg == "-c" else arg)
+    return words
+
+
+def logs_parent(run: Path) -> Path | None:
+    """Return FOLDER of a run FOLDER/lightning_logs/NAME/version_N; None if the run was moved."""
+    logs = run.absolute().parents[1]
+    return logs.parent if logs.name == "lightning_logs" else None
+
+
+def relocated(run: Path, config: dict[str, Any]) -> list[str]:
+    """Return options with the run's relative paths, if it was started in another folder than this.
+
+    The folder is known by the place of the run: FOLDER/default_root_dir/lightning_logs/NAME/
+    version_N.
+    """
+    started = logs_parent(run)
+    root = Path(str((config.get("trainer") or {}).get("default_root_dir") or ""))
+    for name in reversed(root.parts):
+        started = started.parent if started is not None and started.name == name else None
+    if started is None or started.resolve() == Path.cwd().resolve():
+        return []
+    options = []
+    for key in PATHS:
+        section, _, name = key.partition(".")
+        value = (config.get(section) or {}).get(name)
+        # a dataset may be a name under data_dir
+        if value and "://" not in value and (name != "dataset" or (started / value).exists()):
+            options.append(f"--{key}={started.resolve() / value}")
+    return options

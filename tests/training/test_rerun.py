@@ -1,0 +1,153 @@
+"""`COMMAND RUN`: the arguments that stand for a run, and that they do what --config does."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_fit import TINY_RUN
+
+from gpt_lightning.cli import main
+from gpt_lightning.errors import UserError
+from gpt_lightning.training.rerun import with_run
+
+CONFIG = {"trainer": {"max_steps": 8}, "data": {"dataset": "mine", "data_dir": "data"}}
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Path:
+    """A folder with the runs version_0 (two checkpoints) and version_1 (none), and inside of it."""
+    for number, names in enumerate((["step-0000004-loss-1.5000", "step-0000008-loss-2.0000"], [])):
+        run = tmp_path / f"project/lightning_logs/name/version_{number}"
+        (run / "checkpoints").mkdir(parents=True)
+        (run / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+        for name in names:
+            (run / f"checkpoints/{name}.ckpt").touch()
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path / "project"
+
+
+QUIET = "--verbose=false"
+RUN = "lightning_logs/name/version_0"
+BEST = f"{RUN}/checkpoints/step-0000004-loss-1.5000.ckpt"
+LAST = f"{RUN}/checkpoints/step-0000008-loss-2.0000.ckpt"
+
+
+@pytest.mark.parametrize("address", [RUN, "lightning_logs/name", "lightning_logs/name/"])
+@pytest.mark.parametrize(
+    ("options", "file"),
+    [([], BEST), (["--ckpt_path=best"], BEST), (["--ckpt_path", "last"], LAST)],
+)
+def test_an_evaluation_has_the_settings_and_the_checkpoint_of_the_run(
+    project, address, options, file
+):
+    seed = ["--seed_everything", "1"]
+    found = with_run(["validate", *seed, address, *options, "-c", "more.yaml"])
+    expected = [f"--config={RUN}/config.yaml", f"--ckpt_path={file}", "--model.init_from=null"]
+    root = ["--trainer.default_root_dir=."]  # the results are beside the run
+    rest = ["--seed_everything=1", "--config=more.yaml"]
+    assert found == ["validate", QUIET, *expected, *root, *rest]
+
+
+def test_a_file_is_that_checkpoint_of_its_run(project):
+    found = with_run(["test", LAST])
+    assert found[1:4] == [QUIET, f"--config={RUN}/config.yaml", f"--ckpt_path={LAST}"]
+    assert with_run(["resume", LAST])[2] == f"--resume={LAST}"
+
+
+def test_a_checkpoint_without_settings_has_those_of_its_run(project):
+    for address in (RUN, LAST):
+        option = f"--ckpt_path={address}"
+        assert with_run(["test", option]) == [*with_run(["test", address]), option]
+    settings = ["--ckpt_path", RUN, "--data.text_file", "other.txt"]
+    assert with_run(["test", *settings]) == ["test", QUIET, *settings]
+
+
+def test_resume_is_fit_with_the_settings_of_the_run(project):
+    found = with_run(["resume", "lightning_logs/name", "--trainer.max_steps", "16"])
+    config = f"--config={RUN}/config.yaml"
+    assert found == ["fit", config, f"--resume={RUN}", "--trainer.max_steps=16"]
+
+
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+def test_an_evaluation_without_a_run_keeps_its_arguments(command):
+    argv = [command, "--config", "a.yaml", "--ckpt_path", "b", "--data.batch_size", "4"]
+    quiet = [] if command == "predict" else [QUIET]
+    assert with_run(argv) == [command, *quiet, *argv[1:]]
+
+
+@pytest.mark.parametrize(("root_dir", "place"), [(None, ""), ("out", "out/"), ("./a/b", "a/b/")])
+def test_relative_paths_are_those_of_the_folder_in_which_the_run_was_started(
+    tmp_path, monkeypatch, root_dir, place
+):
+    run = tmp_path / f"{place}lightning_logs/name/version_0"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints/step-0000004.ckpt").touch()
+    data = {"text_file": "my.txt", "data_dir": "data", "dataset": "mine", "corpus": None}
+    settings = {"trainer": {"default_root_dir": root_dir}, "data": data}
+    settings["checkpoint"] = {"folder": "s3://bucket"}
+    settings["evaluation"] = {"data": "/absolute"}
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    found = with_run(["resume", str(run)])
+    # `mine` is a name under data_dir: there is no such folder
+    expected = [f"--data.text_file={tmp_path}/my.txt", f"--data.data_dir={tmp_path}/data"]
+    assert found[2:-1] == [*expected, "--evaluation.data=/absolute"]
+    (tmp_path / "mine").mkdir()
+    assert f"--data.dataset={tmp_path}/mine" in with_run(["resume", str(run)])
+    monkeypatch.chdir(tmp_path)
+    assert with_run(["resume", str(run)])[2:] == [f"--resume={place}lightning_logs/name/version_0"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["resume"], "resume has no run: "),
+        (["validate", "--ckpt_path", "last"], "validate has no run: "),
+        (["validate", "nowhere"], "nowhere does not exist"),
+        (["validate", "lightning_logs/name/version_1"], "has no checkpoints/"),
+        (["validate", "--ckpt_path=nowhere"], "nowhere does not exist"),
+        (["resume", "gs://bucket/run"], "gs://bucket/run is a URL: copy the run folder"),
+    ],
+)
+def test_a_run_that_cannot_be_used_is_an_error(project, argv, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        with_run(argv)
+
+
+def test_a_run_without_settings_is_an_error(project):
+    (project / RUN / "config.yaml").unlink()
+    for command in ("resume", "test"):
+        with pytest.raises(UserError, match=f"^--config {RUN}/config.yaml: No such file"):
+            with_run([command, RUN])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_folder")
+def test_a_run_is_evaluated_and_continued_by_its_name(tmp_path, monkeypatch, capsys):
+    assert main(["fit", *TINY_RUN, "--trainer.max_steps=8", "--trainer.log_every_n_steps=1"]) == 0
+    assert main(["fit", *TINY_RUN, "--trainer.max_steps=12", "--trainer.log_every_n_steps=1"]) == 0
+    (tmp_path / "other").mkdir()
+    capsys.readouterr()
+    assert main(["validate", "lightning_logs/run/version_0"]) == 0
+    here = capsys.readouterr().out
+    monkeypatch.chdir(tmp_path / "other")
+    run = "../lightning_logs/run/version_0"
+    assert main(["validate", run, "--trainer.enable_progress_bar=false"]) == 0
+    there = capsys.readouterr().out
+    assert here.replace("lightning_logs", "../lightning_logs") == there
+    lines = here.splitlines()  # and no table of Lightning's
+    assert [line.split()[0] for line in lines] == ["checkpoint", "validation"]
+    assert main(["predict", run]) == 0
+    assert (tmp_path / "lightning_logs/run/predict_0/token_losses.npy").exists()
+    assert main(["resume", run, "--trainer.max_steps=12"]) == 0
+    assert main(["resume", run]) == 0
+    assert "nothing to do: the run is at step 12" in capsys.readouterr().out
+    assert not (tmp_path / "other/lightning_logs").exists()
+    resumed, whole = (
+        [path.name for path in (tmp_path / f"lightning_logs/run/version_{n}").rglob("*12-*.ckpt")]
+        for n in (0, 1)
+    )
+    assert len(resumed) == 1
+    assert resumed == whole  # the step and the validation loss
