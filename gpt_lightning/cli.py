@@ -29,6 +29,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "validate": ("training.fit:run", "print a run's loss on the validation split: validate RUN"),
     "test": ("training.fit:run", "print a run's loss on the test split: test RUN"),
     "predict": ("training.fit:run", "write the loss of each validation token: predict RUN"),
+    "runs": ("commands.runs:run", "list runs, or compare some: runs RUN RUN"),
+    "plot": ("commands.plot:run", "draw losses and speed of runs: plot RUN..."),
     "prepare": ("prepare.command:prepare", "convert a text into shards of tokens"),
     "verify": ("data.verify:verify", "check every byte of a dataset against its digests"),
     "data": ("commands.inspect_data:inspect", "print the content of a dataset: data inspect DIR"),
@@ -104,7 +106,7 @@ def prints_only(argv: list[str]) -> bool:
     """Return whether a command does nothing but print."""
     return (
         not argv
-        or argv[0] in ("--version", "help", "completion", "configs", "data")
+        or argv[0] in ("--version", "help", "completion", "configs", "data", "runs")
         or (argv[0] == "sample" and not any(arg.startswith("--out") for arg in argv))
         or any(
             arg in ("-h", "--help", "--list") or arg.startswith(("--help=", "--print_config"))

@@ -36,7 +36,7 @@ TINY = [
 ]
 TEXT = ["--data.corpus=null", "--data.dataset=null", "--data.text_file=my.txt"]
 KNOWN = ("fit", "prepare", "verify", "data", "sample", "eval", "export", "configs", "checkpoint")
-KNOWN += ("doctor",)
+KNOWN += ("doctor", "resume", "validate", "runs", "plot")
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,8 @@ def copy(world, tmp_path, monkeypatch):
 
 def tiny(argv: list[str]) -> list[str]:
     """Return a command with the options that make its run tiny."""
+    if argv[0] == "resume":
+        return [*argv, "--trainer.max_steps=6"]
     if argv[0] != "fit":
         return argv
     given = " ".join(argv)

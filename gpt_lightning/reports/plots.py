@@ -6,12 +6,14 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure  # not pyplot: no global state, no window
 from matplotlib.ticker import MaxNLocator
 
 WIDTH_IN, DPI = 10.0, 120
 LOSSES_WIDTH_IN = 7.2  # its text stays legible at the width of a README
 LOSSES_COLUMNS = 64  # characters of a title's line
+TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
 def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
@@ -55,33 +57,58 @@ def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
     figure.savefig(path)
 
 
-def plot_curves(
-    path: Path, title: str, panels: dict[str, dict[str, Sequence[tuple[float, float]]]]
-) -> None:
-    """Draw losses over tokens on a logarithmic axis, a panel for each kind of loss.
+def plot_runs(paths: Sequence[Path], runs: dict[str, dict[str, Any]]) -> None:
+    """Draw losses of runs over steps, tokens and wall time, and below them speed and phases.
 
     Args:
-        path: A .png file.
-        title: Title of the picture.
-        panels: Title of a panel -> name of a curve -> (tokens, loss); points at 0 are left out.
+        paths: Files to write: .png, .svg or .pdf.
+        runs: Label -> curves of a run, as read_curves of runs/history.py returns them; a published
+            curve has neither `rate` nor `phases`.
     """
-    size = (LOSSES_WIDTH_IN, 3.2 * len(panels) + 0.6)
-    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
-    figure.suptitle(title)
-    for axes, (name, curves) in zip(
-        figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0],
-        panels.items(),
-        strict=True,
-    ):
-        for index, (label, points) in enumerate(curves.items()):
-            xs, ys = [x for x, _ in points if x], [y for x, y in points if x]
-            dots = "o" if len(xs) <= 100 else ""
-            axes.plot(xs, ys, f"{dots}{('-', '--')[index % 2]}", ms=3, lw=1, label=label)
-        axes.set(xscale="log", ylabel="loss (nats per token)", title=name)
-        axes.legend()
-        axes.grid(alpha=0.3)
-    axes.set_xlabel("tokens")
-    figure.savefig(path)
+    figure = Figure(figsize=(LOSSES_WIDTH_IN, 8.4), dpi=DPI, layout="constrained")
+    panels: Any = [["step", "tokens"], ["time"] * 2, ["rate"] * 2, ["phases"] * 2]
+    axes = figure.subplot_mosaic(panels, height_ratios=[3, 2.5, 1.5, 0.2 + 0.15 * len(runs)])
+    longest_s = max([point[2] for run in runs.values() for point in run.get("rate", ())], default=0)
+    unit, unit_s = next((u for u in TIME_UNITS if longest_s >= 2 * u[1]), TIME_UNITS[-1])
+    kinds = sorted({name for run in runs.values() for name, *_ in run.get("phases", ())})
+    for i, (label, run) in enumerate(runs.items()):
+        axes["step"].plot([], [], color=f"C{i % 10}", label=label)
+        for key, width in {"train": 0.7, "val": 1.8, "rate": 1.0}.items():
+            points = np.array(run.get(key, ()), dtype=float).reshape(-1, 4)
+            dots = len(points) == 1 or (key == "val" and len(points) <= 40)
+            style: dict[str, Any] = {"color": f"C{i % 10}", "ls": "-" if "rate" in run else "--"}
+            style |= {"lw": width, "marker": "o" if dots else "", "ms": 4}
+            x = {"step": points[:, 0], "tokens": points[:, 1] / 1e6, "time": points[:, 2] / unit_s}
+            for name in x if key != "rate" else ():
+                axes[name].plot(x[name], points[:, 3], **style)
+            if key == "rate":
+                axes["rate"].plot(x["time"], points[:, 3], **style)
+        for k, kind in enumerate(kinds):
+            spans = [
+                (b / unit_s, s / unit_s) for name, b, s in run.get("phases", ()) if name == kind
+            ]
+            color = f"C{(len(runs) + k) % 10}"
+            axes["phases"].broken_barh(
+                spans, (-i - 0.4, 0.8), color=color, label=kind if not i else ""
+            )
+    for name, title in {"step": "optimizer step", "tokens": "tokens (millions)"}.items():
+        axes[name].set(xlabel=title, ylabel="loss (nats per token)")
+    axes["time"].set(ylabel="loss (nats per token)")
+    axes["rate"].set(ylabel="tokens/s", ylim=(0, None))
+    axes["phases"].set_xlabel(f"wall time ({unit}); bars: no training")
+    axes["phases"].set_yticks(range(0, -len(runs), -1))
+    for name in ("rate", "phases"):
+        axes[name].sharex(axes["time"])
+    for panel in axes.values():
+        panel.grid(alpha=0.3)
+        panel.yaxis.set_major_formatter("{x:,.6g}")
+    for i, tick in enumerate(axes["phases"].set_yticklabels(["■"] * len(runs))):
+        tick.set_color(f"C{i % 10}")
+    figure.suptitle("thin: training loss; thick: validation loss; dashed: published")
+    wide = max(map(len, runs)) > 40
+    figure.legend(loc="outside lower center", ncols=1 if wide else 2, fontsize="small")
+    for path in paths:
+        figure.savefig(path)
 
 
 def plot_bars(

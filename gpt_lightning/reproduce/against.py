@@ -4,22 +4,27 @@ The published curve is interpolated linearly in the logarithm of tokens, and now
 Equal tokens are equal data only if text, tokenizer and context are equal; tokenizers are compared.
 """
 
-import json
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.machine import machine_record
-from gpt_lightning.parsing import nearest
-from gpt_lightning.reports.plots import plot_curves
+from gpt_lightning.reports.plots import plot_runs
 from gpt_lightning.reports.tables import Console, column, write_report
-from gpt_lightning.reproduce.curves import CURVES, Curve, Points, interpolate, read_curve
+from gpt_lightning.reproduce.curves import (
+    Curve,
+    Points,
+    as_run,
+    find_curve,
+    interpolate,
+    read_curve,
+)
 from gpt_lightning.runs.checkpoint import load_checkpoint
-from gpt_lightning.runs.folders import run_folders, saved_checkpoints
-from gpt_lightning.runs.logger import METRICS
+from gpt_lightning.runs.folders import saved_checkpoints
+from gpt_lightning.runs.history import find_run, read_curves
 
 PICTURE = "curves.png"
 SPLITS = {"val": "validation loss", "train": "training loss, evaluated", "batch": "loss of steps"}
@@ -48,14 +53,11 @@ def compare_run(run: str, name: str, folder: Path, argv: list[str]) -> None:
     Raises:
         UserError: There is no such curve or run, or the two have nothing to compare.
     """
-    if name not in CURVES:
-        raise UserError(f"no curve {name!r}{nearest(name, CURVES)}; there are {', '.join(CURVES)}")
-    curve = CURVES[name]
-    path = next((path for path in run_folders(Path(run)) if (path / METRICS).is_file()), None)
-    if path is None:
-        raise UserError(f"{run} has no {METRICS}: give a run folder: lightning_logs/NAME/version_0")
+    curve = find_curve(name)
+    path = find_run(run)
     check_tokenizer(path, curve)
-    ours, theirs = read_run(path / METRICS), read_curve(curve)
+    curves = read_curves(path)
+    ours, theirs = read_run(curves, path), read_curve(curve)
     rows = compare(ours, theirs)
     if not rows:
         ends = [points[-1][0] for points in theirs.values() if points]
@@ -68,13 +70,9 @@ def compare_run(run: str, name: str, folder: Path, argv: list[str]) -> None:
         f"you are {last.difference:+.4f} at {last.tokens / 1e6:,.4g} M tokens "
         f"({SPLITS[last.split]} {last.ours:.4f}, theirs {last.theirs:.4f})"
     )
-    panels = {
-        SPLITS[split]: {"ours": ours[split], name: theirs[split]}
-        for split in dict.fromkeys(row.split for row in rows)
-    }
     title = f"{path} against {curve.title}"
     write_report(folder, title, machine_record(argv), {"losses": rows}, [line], [PICTURE])
-    plot_curves(folder / PICTURE, curve.title, panels)
+    plot_runs([folder / PICTURE], {str(path): curves, name: as_run(curve)})
     console = Console(AgainstRow)
     print(f"{title}\n{console.header()}")
     for row in rows:
@@ -100,31 +98,22 @@ def check_tokenizer(run: Path, curve: Curve) -> None:
         )
 
 
-def read_run(path: Path) -> Points:
-    """Return the losses of a metrics file.
+def read_run(curves: dict[str, Any], path: Path) -> Points:
+    """Return the losses of a run by tokens.
+
+    Args:
+        curves: Curves of the run, from read_curves.
+        path: Run folder, for errors.
 
     Raises:
-        UserError: The file counts no tokens.
+        UserError: The run counts no tokens.
     """
-    lines = path.read_bytes().splitlines(keepends=True)
-    rows = [json.loads(line) for line in lines if line.endswith(b"\n")]  # the run may go on
-    counts = {row["step"]: row["perf/tokens"] for row in rows if row.get("perf/tokens")}
-    if not counts:
+    counted = (tokens for key in ("train", "val") for _, tokens, *_ in curves[key])
+    if all(map(math.isnan, counted)):
         raise UserError(f"{path} has no perf/tokens: the run ended before its first log step")
-    steps, counted = [0, *counts], [0.0, *counts.values()]
-
-    def tokens(step: int) -> float:
-        if step > steps[-1]:
-            return counted[-1] * step / steps[-1]
-        return float(np.interp(step, steps, counted))
-
-    points: Points = {}
-    for split, key, updates in (
-        ("val", "val/loss", 0), ("train", "train/eval_loss", 0), ("batch", "train/loss", 1),
-    ):  # fmt: skip
-        found = [row for row in rows if row.get(key) is not None]  # NaN is null
-        points[split] = [(tokens(row["step"] - updates), row[key]) for row in found]
-    return points
+    keys = {"val": "val", "train": "train_eval", "batch": "train"}
+    found = {split: [(t, loss) for _, t, _, loss in curves[key]] for split, key in keys.items()}
+    return {split: [p for p in points if p[1] == p[1]] for split, points in found.items()}  # no NaN
 
 
 def compare(ours: Points, theirs: Points) -> list[AgainstRow]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpt_lightning.errors import UserError
+from gpt_lightning.parsing import nearest
 from gpt_lightning.reproduce.cases import TABLES
 from gpt_lightning.reproduce.published import read_rows
 
@@ -37,6 +39,17 @@ class Curve:
 CURVES = {name: Curve(**fields) for name, fields in TABLES["curves"].items()}
 
 
+def find_curve(name: str) -> Curve:
+    """Return a published curve by its name in cases.yaml.
+
+    Raises:
+        UserError: There is no such curve.
+    """
+    if name not in CURVES:
+        raise UserError(f"no curve {name!r}{nearest(name, CURVES)}; there are {', '.join(CURVES)}")
+    return CURVES[name]
+
+
 def read_curve(curve: Curve) -> Points:
     """Return the losses of a published curve; splits without any are empty."""
     sources = {
@@ -51,6 +64,15 @@ def read_curve(curve: Curve) -> Points:
             if row.get(loss)
         ]
         for split, (file, step, loss) in sources.items()
+    }
+
+
+def as_run(curve: Curve) -> dict[str, list[tuple[float, ...]]]:
+    """Return a published curve as read_curves of runs/history.py does, without wall times."""
+    points = read_curve(curve)
+    return {
+        split: [(t / curve.tokens_per_step, t, math.nan, loss) for t, loss in points[source]]
+        for split, source in (("train", "batch" if points["batch"] else "train"), ("val", "val"))
     }
 
 

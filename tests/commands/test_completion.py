@@ -286,3 +286,10 @@ def test_a_reader_that_goes_away_ends_it_quietly(monkeypatch, tmp_path):
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_the_commands_of_a_run_offer_paths():
+    found = [row[0] for row in completion.rows() if row[1:3] == ("", "@file")]
+    assert {"resume", "validate", "test", "predict", "runs", "plot", "sample"} <= {*found}
+    assert "fit" not in found

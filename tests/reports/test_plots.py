@@ -1,8 +1,9 @@
 """Pictures: their texts are inside them."""
 
+import pytest
 from matplotlib.figure import Figure
 
-from gpt_lightning.reports.plots import plot_losses
+from gpt_lightning.reports.plots import plot_losses, plot_runs
 from gpt_lightning.reproduce.rows import LossRow
 
 
@@ -18,3 +19,51 @@ def test_a_title_is_as_wide_as_the_picture_at_most(tmp_path, monkeypatch):
     assert box.x0 >= 0
     assert box.x1 <= figure.bbox.x1
     assert figure.axes[0].title.get_text().replace("\n", " ") == title
+
+
+def drawn(monkeypatch, tmp_path, runs):
+    """The axes of the picture of runs, by the name of their panel."""
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **kwargs: figures.append(figure))
+    plot_runs([tmp_path / "curves.png"], runs)
+    return figures[0], {axes.get_label(): axes for axes in figures[0].axes}
+
+
+def points(n, seconds=1.0):
+    return [(step, step * 1e6, step * seconds, 3.0) for step in range(n)]
+
+
+def lines(axes):
+    return [
+        (line.get_linestyle(), line.get_marker()) for line in axes.lines if len(line.get_xdata())
+    ]
+
+
+def test_one_point_is_seen_and_published_curves_are_dashed(tmp_path, monkeypatch):
+    ours = {"train": points(1), "val": points(3), "rate": points(2), "phases": []}
+    runs = {"ours": ours, "theirs": {"train": points(100), "val": points(100)}}
+    figure, axes = drawn(monkeypatch, tmp_path, runs)
+    for panel in ("step", "tokens", "time"):
+        expected = [("-", "o"), ("-", "o"), ("--", ""), ("--", "")]
+        assert lines(axes[panel]) == expected
+    assert lines(axes["rate"]) == [("-", "")]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ours", "theirs"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit"),
+    [(1.0, "seconds"), (119.0, "seconds"), (120.0, "minutes"), (7200.0, "hours")],
+)
+def test_the_wall_time_has_a_unit_of_its_size(tmp_path, monkeypatch, seconds, unit):
+    run = {key: points(2, seconds) for key in ("train", "val", "rate")}
+    phases = [("stall", 0.0, seconds / 2), ("validation", seconds / 2, seconds / 2)]
+    figure, axes = drawn(monkeypatch, tmp_path, {"run": run | {"phases": phases}})
+    assert f"wall time ({unit})" in axes["phases"].get_xlabel()
+    size = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0}[unit]
+    assert axes["time"].lines[0].get_xdata()[-1] == seconds / size
+    bars = [box.get_paths()[0].get_extents() for box in axes["phases"].collections]
+    assert [(bar.x0, bar.width) for bar in bars] == [
+        (0.0, seconds / 2 / size), (seconds / 2 / size, seconds / 2 / size),
+    ]  # fmt: skip
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["run", "stall", "validation"]

@@ -10,6 +10,7 @@ from gpt_lightning.cli import main
 from gpt_lightning.reproduce import against, command
 from gpt_lightning.reproduce.against import compare, read_run
 from gpt_lightning.reproduce.curves import CURVES, interpolate, read_curve
+from gpt_lightning.runs.history import read_curves
 
 STEP = 64 * 256  # tokens
 
@@ -22,7 +23,7 @@ def own_folder(tmp_path, monkeypatch):
 def write_run(folder, rows):
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "metrics.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps({"time": 0.0} | row) + "\n" for row in rows))
     return path
 
 
@@ -79,7 +80,7 @@ def test_evaluations_have_the_tokens_of_their_step_and_losses_those_before_it(tm
     path = write_run(tmp_path, rows)
     with path.open("a") as file:
         file.write('{"step": 30, "val/l')  # is being written
-    assert read_run(path) == {
+    assert read_run(read_curves(tmp_path), tmp_path) == {
         "val": [(2000.0, 4.5), (3750.0, 4.0)],
         "train": [(3750.0, 3.9)],
         "batch": [(900.0, 5.0)],
@@ -144,7 +145,7 @@ def test_a_run_of_another_tokenizer_is_an_error(tmp_path, monkeypatch, capsys):
     [
         (None, "shakespeare-mps", "error: run has no metrics.jsonl: give a run folder"),
         ([], "shakespeare-mp", "error: no curve 'shakespeare-mp': did you mean"),
-        ([{"step": 1, "val/loss": 2.0}], "llm.c", "error: run/metrics.jsonl has no perf/tokens"),
+        ([{"step": 1, "val/loss": 2.0}], "llm.c", "error: run has no perf/tokens"),
         (
             [{"step": 1, "val/loss": 2.0, "perf/tokens": 5.0}],
             "llm.c",

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from gpt_lightning.data.loader import EvalBatches, TrainBatches
 from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.runs.history import read_events
 from gpt_lightning.training.callbacks import speed
 from gpt_lightning.training.callbacks.report import speed_lines
 from gpt_lightning.training.callbacks.speed import (
@@ -261,6 +262,42 @@ def test_the_phases_add_up_to_the_wall_time(text_file, time):
     }
     assert monitor.seconds() == pytest.approx(expected)
     assert time.now == pytest.approx(sum(expected.values()))
+
+
+def test_the_timeline_has_the_phases_and_the_stalls(text_file, time, monkeypatch, tmp_path):
+    monkeypatch.setattr(speed.steps, "run_logger", lambda trainer: SimpleNamespace(folder=tmp_path))
+    _, _, monitor, _ = run(text_file, time, slow_step=6, slow_s=1.0)
+    begin, *phases, end = read_events(tmp_path)
+    assert (begin["event"], begin["step"], begin["steps"]) == ("begin", 0, 8)
+    assert (end["event"], end["step"], end["state"]) == ("end", 8, "finished")
+    seconds: dict = {}
+    for row in phases:
+        seconds[row["name"]] = seconds.get(row["name"], 0.0) + row["seconds"]
+    expected = monitor.seconds()
+    del expected["train"], expected["start-up"], expected["wrap-up"]
+    expected["stall"] = expected.pop("stalls")
+    assert seconds == pytest.approx(expected, abs=1e-3 * len(phases))
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "written"),
+    [("validation", 1.0, True), ("validation", 1e-4, False), ("train", 1.0, False)],
+)
+def test_training_and_moments_are_not_in_the_timeline(name, seconds, written):
+    monitor, rows = SpeedMonitor(), []
+    monitor._timeline = SimpleNamespace(write=lambda *args, **facts: rows.append(facts))
+    monitor._note_phase(name, seconds)
+    assert rows == ([{"name": name, "seconds": seconds}] if written else [])
+
+
+def test_a_run_that_a_callback_stops_is_not_finished():
+    monitor, ends = SpeedMonitor(), []
+    for stopped in (False, True):
+        monitor._timeline = SimpleNamespace(end=lambda step, reason: ends.append((step, reason)))
+        trainer = SimpleNamespace(should_stop=stopped, callbacks=[], global_step=3)
+        monitor.on_fit_end(trainer, None)
+        monitor.on_fit_end(trainer, None)  # nothing is open
+    assert ends == [(3, None), (3, "trainer.should_stop")]
 
 
 def test_the_report_names_rate_median_and_phases(text_file, time):

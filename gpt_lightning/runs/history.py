@@ -1,0 +1,224 @@
+"""Figures and curves of runs, from the files in their folders; no checkpoint is read, nor torch."""
+
+import contextlib
+import json
+import os
+import re
+import statistics
+from collections.abc import Callable
+from datetime import datetime
+from itertools import pairwise
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpt_lightning.errors import UserError, reason_of
+from gpt_lightning.files import is_held
+from gpt_lightning.runs import folders
+from gpt_lightning.runs.folders import METRICS, TIMELINE
+
+Row = dict[str, Any]
+COLUMNS: dict[str, dict[str, str]] = yaml.safe_load(
+    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+)
+TAKE: dict[str, Any] = {"min": min, "median": statistics.median, "last": lambda values: values[-1]}
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Return the folders of training runs in a folder, at any depth; its own if it is a run."""
+    found = []
+    for path, names, files in os.walk(folder):
+        if {METRICS, folders.RUN_FILE, "config.yaml"} & {*files} or "checkpoints" in names:
+            names.clear()
+            if not re.fullmatch(r"(validate|test|predict)_\d+", Path(path).name):
+                found.append(Path(path))
+    return found
+
+
+def find_run(address: str) -> Path:
+    """Return a run folder, or the newest run in a folder of runs `version_N`.
+
+    Raises:
+        UserError: There is no run with logged metrics.
+    """
+    for run in folders.run_folders(Path(address)):
+        if (run / METRICS).is_file():
+            return run
+    raise UserError(f"{address} has no {METRICS}: give a run folder: lightning_logs/NAME/version_0")
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the objects in a file of JSON lines; none if it is missing.
+
+    An incomplete last line is left out, as the run may go on.
+
+    Raises:
+        UserError: A line is no JSON object.
+    """
+    rows = []
+    for number, line in enumerate(path.read_bytes().splitlines(True) if path.exists() else (), 1):
+        try:
+            rows.append(dict(json.loads(line)))
+        except (ValueError, TypeError) as error:
+            if line.endswith(b"\n"):
+                raise UserError(f"{path}, line {number} is no JSON object: remove it") from error
+    return rows
+
+
+def read_settings(run: Path) -> dict[str, Any]:
+    """Return the settings in a run's config.yaml by key, such as model.learning_rate."""
+    path, loader = run / "config.yaml", getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    settings = yaml.load(path.read_bytes(), loader) if path.exists() else {}
+
+    def flat(value: Any, prefix: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            return {prefix[:-1]: value}
+        return {k: v for name in value for k, v in flat(value[name], f"{prefix}{name}.").items()}
+
+    return flat(settings, "")
+
+
+def read_events(run: Path) -> list[Row]:
+    """Return the events of a run, without those of steps that a resume has taken back."""
+    kept: list[Row] = []
+    for event in read_rows(run / TIMELINE):
+        if event["event"] == "begin":
+            kept = [row for row in kept if row["step"] <= event["step"]]
+        kept.append(event)
+    return kept
+
+
+# ---- figures -------------------------------------------------------------------------------------
+
+
+def summarize(run: Path, root: Path) -> Row:
+    """Return the figures of a run: those of COLUMNS, and its folder; None: unknown.
+
+    Args:
+        run: Run folder. If a file in it cannot be read, its state is `damaged`.
+        root: Folder that its name is relative to.
+    """
+    sizes = []
+    for file in run.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # deleted since, by the run
+            sizes.append(file.stat().st_size if file.is_file() else 0)
+    name = run.resolve().name if run == root else os.path.relpath(run, root)
+    known = dict.fromkeys(COLUMNS) | {"run": name, "folder": str(run), "disk_mb": sum(sizes) / 1e6}
+    known["started"] = in_words(run.stat().st_mtime)
+    try:
+        return known | figures(run)
+    except Exception as error:  # any content may raise any error
+        return known | {"state": "damaged", "reason": reason_of(error)}
+
+
+def in_words(time: float) -> str:
+    """Return a time since the epoch as local date and minute."""
+    return datetime.fromtimestamp(time).isoformat(" ", "minutes")
+
+
+def figures(run: Path) -> Row:
+    """Return the figures of a run whose files are whole."""
+    rows, events = read_rows(run / METRICS), read_events(run)
+    begins = [event for event in events if event["event"] == "begin"]
+    total = begins[-1]["steps"] if begins else read_settings(run).get("trainer.max_steps") or 0
+    ends = [*events, *rows[:1], *rows[-1:]]
+    saved = folders.saved_checkpoints(run / "checkpoints")[:1]
+    steps = max([row["step"] or 0 for row in ends] + [file.step for file in saved], default=0)
+    found: Row = {"steps": steps, "max_steps": total if total > 0 else None}
+    found["state"], found["reason"] = state_of(run, events, steps >= total > 0)
+    for name, column in COLUMNS.items():
+        values = [float(row[column["metric"]]) for row in rows if row.get(column.get("metric", ""))]
+        if values:
+            found[name] = TAKE[column["take"]](values)
+    return found | ({"started": in_words(min(row["time"] for row in ends))} if ends else {})
+
+
+def state_of(run: Path, events: list[Row], complete: bool) -> tuple[str, str]:
+    """Return the state of a run (finished, stopped, failed, running, killed, unknown), and why.
+
+    Args:
+        run: Run folder.
+        events: Events of the run; an earlier version wrote none, and locked the checkpoints alone.
+        complete: True if all steps are done.
+    """
+    if events and events[-1]["event"] == "end":
+        return events[-1]["state"], events[-1]["reason"]
+    lock = (run if events else run / "checkpoints") / folders.LOCK
+    try:
+        if is_held(lock):
+            return "running", ""
+    except OSError as error:  # a run of another user
+        return "unknown", f"{lock}: {error.strerror}"
+    if (run / "checkpoints/.begun").exists() and not complete:  # runs/mirror.py
+        return "unknown", "a copy of checkpoint.folder"
+    ended = "killed" if events or lock.exists() else "stopped"
+    return ("finished" if complete else ended), ""
+
+
+# ---- curves --------------------------------------------------------------------------------------
+
+
+def read_curves(run: Path) -> Row:
+    """Return the curves of a run.
+
+    A training loss precedes its step's update, a validation loss follows it. Wall time begins with
+    the first step; the pauses between sessions are left out.
+
+    Returns:
+        `train`, `train_eval` and `val`, and `rate` in tokens/s: tuples of step, tokens, wall
+        seconds, value (NaN where unknown). `phases`: name, begin and duration in wall seconds.
+
+    Raises:
+        UserError: A file is damaged.
+    """
+    rows, events = read_rows(run / METRICS), read_events(run)
+    elapsed = wall_clock(rows, events)
+
+    def points(key: str, updates: int = 0) -> list[tuple[float, ...]]:
+        found = [row for row in rows if key in row]
+        steps = [row["step"] - updates for row in found]
+        seconds = [elapsed(row["time"]) for row in found]
+        values = [nan if row[key] is None else row[key] for row in found]
+        return list(zip(steps, tokens_at(steps, rows), seconds, values, strict=True))
+
+    return {
+        "train": points("train/loss", updates=1),
+        "train_eval": points("train/eval_loss"),
+        "val": points("val/loss"),
+        "rate": points("perf/tokens_per_sec"),
+        "phases": [
+            (event["name"], elapsed(event["time"]) - event["seconds"], event["seconds"])
+            for event in events
+            if event["event"] == "phase"
+        ],
+    }
+
+
+def tokens_at(steps: list[int], rows: list[Row]) -> list[float]:
+    """Return the tokens until each step, by the logged counts; NaN without counts.
+
+    After the last count, each step has the mean number of tokens.
+    """
+    import numpy as np  # for curves alone
+
+    counts = {0: 0.0} | {row["step"]: row["perf/tokens"] for row in rows if row.get("perf/tokens")}
+    at, last = np.array(steps, dtype=float), max(counts)
+    later = at * (counts[last] / last if last else nan)
+    known = np.interp(at, list(counts), list(counts.values()))
+    return [float(count) for count in np.where(at > last, later, known)]
+
+
+def wall_clock(rows: list[Row], events: list[Row]) -> Callable[[float], float]:
+    """Return the function from a time to the wall seconds of the run's sessions until then."""
+    marks = sorted((row["time"], row.get("event") == "begin") for row in (*rows, *events))
+    # time at which a session begins, and seconds to take away from its times
+    sessions = [(marks[0][0], marks[0][0])] if marks else []
+    for (last, _), (time, begins) in pairwise(marks):
+        if begins:
+            sessions.append((time, sessions[-1][1] + time - last))
+    return lambda time: time - max(away for begin, away in sessions if begin <= time)

@@ -1,0 +1,276 @@
+"""Figures and curves of runs, from files that a run writes and from damaged ones."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_fit import TINY_RUN
+
+from gpt_lightning.cli import main
+from gpt_lightning.errors import UserError
+from gpt_lightning.runs import history, mirror
+from gpt_lightning.runs.folders import Timeline
+from gpt_lightning.runs.history import (
+    COLUMNS,
+    find_run,
+    find_runs,
+    read_curves,
+    read_events,
+    read_rows,
+    read_settings,
+    summarize,
+)
+
+ROWS = [
+    {"step": 10, "time": 105.0, "train/loss": 3.0, "perf/tokens": 100.0},
+    {"step": 10, "time": 106.0, "val/loss": 2.9},
+    {"step": 20, "time": 110.0, "train/loss": None, "perf/tokens": 200.0},
+    {"step": 20, "time": 111.0, "val/loss": 2.5},
+]
+RATES = {"perf/tokens_per_sec": (10.0, 30.0, 20.0), "perf/mfu": (0.1, 0.5, 0.2)}
+
+
+def write_lines(path: Path, rows) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """A run of an earlier version: no timeline."""
+    run = tmp_path / "name/version_0"
+    write_lines(run / "metrics.jsonl", ROWS)
+    (run / "config.yaml").write_text(
+        yaml.safe_dump({"trainer": {"max_steps": 20}, "model": {"a": 1}})
+    )
+    return run
+
+
+def event(kind, time, step, **facts):
+    return {"time": time, "event": kind, "step": step, **facts}
+
+
+def test_figures_are_those_of_the_rows(run, tmp_path):
+    rates = [
+        {"step": 20, "time": 112.0} | {key: v[i] for key, v in RATES.items()} for i in range(3)
+    ]
+    write_lines(run / "metrics.jsonl", [*ROWS, *rates])
+    found = summarize(run, tmp_path)
+    assert list(found) == [*COLUMNS, "folder"]
+    expected = {"run": "name/version_0", "state": "finished", "steps": 20, "max_steps": 20}
+    expected |= {"best_val_loss": 2.5, "tokens_per_sec": 20.0, "mfu": 0.2, "tokens": 200.0}
+    assert found | expected == found
+    size = sum(file.stat().st_size for file in run.iterdir())
+    assert found["disk_mb"] == size / 1e6
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "lock", "state"),
+    [(20, False, "finished"), (30, False, "stopped"), (30, True, "killed"), (-1, False, "stopped")],
+)
+def test_the_state_of_a_run_of_an_earlier_version(run, max_steps, lock, state):
+    (run / "config.yaml").write_text(yaml.safe_dump({"trainer": {"max_steps": max_steps}}))
+    (run / "checkpoints").mkdir()
+    if lock:
+        (run / "checkpoints/.lock").touch()
+    assert summarize(run, run.parent)["state"] == state
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        (None, ("finished", "")),
+        ("max_time", ("stopped", "max_time")),
+        (SystemExit(128 + signal.SIGTERM), ("stopped", "SIGTERM")),
+        (SystemExit(1), ("stopped", "SystemExit")),
+        (KeyboardInterrupt(), ("stopped", "SIGINT")),
+        (UserError("a\nb"), ("failed", "UserError: a b")),
+    ],
+)
+def test_the_end_of_a_session_is_its_state(run, reason, expected):
+    timeline = Timeline(run)
+    timeline.write("begin", 0, steps=40)
+    found = summarize(run, run.parent)
+    assert (found["state"], found["max_steps"]) == ("running", 40)
+    timeline.end(30, reason)
+    found = summarize(run, run.parent)
+    assert (found["state"], found["reason"]) == expected
+    assert found["steps"] == 30
+
+
+def test_a_session_without_an_end_was_killed(run):
+    write_lines(run / "timeline.jsonl", [event("begin", 100.0, 0, steps=-1)])
+    found = summarize(run, run.parent)
+    assert (found["state"], found["max_steps"]) == ("killed", None)
+    assert found["started"].endswith(":01")  # the begin, 100 s after 1970 began, not the first row
+
+
+def test_the_lock_of_another_user_leaves_the_state_unknown(run, monkeypatch):
+    def denied(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    write_lines(run / "timeline.jsonl", [event("begin", 100.0, 0, steps=30)])
+    monkeypatch.setattr(history, "is_held", denied)
+    found = summarize(run, run.parent)
+    assert (found["state"], found["reason"]) == ("unknown", f"{run}/.lock: Permission denied")
+
+
+def test_a_session_that_has_done_all_steps_is_finished(run):
+    write_lines(run / "timeline.jsonl", [event("begin", 100.0, 0, steps=20)])
+    assert summarize(run, run.parent)["state"] == "finished"
+
+
+def test_a_copy_of_a_run_that_may_go_on_elsewhere_has_no_known_state(run):
+    write_lines(run / "timeline.jsonl", [event("begin", 100.0, 0, steps=30)])
+    (run / "checkpoints").mkdir()
+    assert summarize(run, run.parent)["state"] == "killed"
+    (run / mirror.BEGUN).touch()
+    assert summarize(run, run.parent)["state"] == "unknown"
+    write_lines(run / "timeline.jsonl", [event("begin", 100.0, 0, steps=20)])
+    assert summarize(run, run.parent)["state"] == "finished"
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "timeline.jsonl"])
+@pytest.mark.parametrize(
+    "line", ["garbage\n", "[1]\n", '{"event": 3}\n', "\xff\n", '{"step": 9, "time": "noon"}\n']
+)
+def test_a_damaged_run_is_a_row(run, file, line):
+    with (run / file).open("a", encoding="latin-1") as stream:
+        stream.write(line)
+    found = summarize(run, run.parent)
+    assert (found["run"], found["state"]) == ("version_0", "damaged")
+    assert found["reason"]
+
+
+def test_a_value_of_another_type_is_damage(run):
+    write_lines(run / "metrics.jsonl", [*ROWS, {"step": 21, "time": 112.0, "val/loss": "low"}])
+    assert summarize(run, run.parent)["state"] == "damaged"
+
+
+def test_a_file_that_a_run_deletes_meanwhile_is_left_out(run, monkeypatch):
+    (run / "gone.ckpt").write_bytes(b"0" * 1000)
+    is_file = Path.is_file
+
+    def delete(path):
+        known = is_file(path)
+        if path.name == "gone.ckpt":
+            path.unlink()
+        return known
+
+    monkeypatch.setattr(Path, "is_file", delete)
+    found = summarize(run, run.parent)
+    assert found["state"] == "finished"
+    assert found["disk_mb"] < 1e-3
+
+
+def test_an_incomplete_last_line_is_left_out(run):
+    with (run / "metrics.jsonl").open("a") as stream:
+        stream.write('{"step": 3')
+    assert read_rows(run / "metrics.jsonl") == ROWS
+    assert read_rows(run / "missing") == []
+
+
+def test_settings_are_flat(run):
+    assert read_settings(run) == {"trainer.max_steps": 20, "model.a": 1}
+    (run / "config.yaml").unlink()
+    assert read_settings(run) == {}
+
+
+def test_runs_are_found_at_any_depth_and_evaluations_are_none(tmp_path, run):
+    for name in ("other/validate_0", "other/predict_12", "deep/case/version_0/rung", "empty/a"):
+        (tmp_path / name).mkdir(parents=True)
+        if name != "empty/a":
+            (tmp_path / name / "run.json").touch()
+    (tmp_path / "checked/version_1/checkpoints").mkdir(parents=True)
+    (tmp_path / "checked/version_1/kept").mkdir()
+    (tmp_path / "checked/version_1/kept/config.yaml").touch()  # inside of a run
+    found = {str(path.relative_to(tmp_path)) for path in find_runs(tmp_path)}
+    assert found == {"name/version_0", "deep/case/version_0/rung", "checked/version_1"}
+    assert find_runs(run) == [run]
+    assert find_run(str(run.parent)) == find_run(str(run)) == run
+    with pytest.raises(UserError, match=r"has no metrics\.jsonl"):
+        find_run(str(tmp_path))
+
+
+def test_curves_of_a_run(run):
+    curves = read_curves(run)
+    assert curves["train"][0] == (9, 90.0, 0.0, 3.0)  # before the update of step 10
+    step, tokens, seconds, loss = curves["train"][1]
+    assert (step, tokens, seconds) == (19, 190.0, 5.0)
+    assert math.isnan(loss)
+    assert curves["val"] == [(10, 100.0, 1.0, 2.9), (20, 200.0, 6.0, 2.5)]
+    assert curves["rate"] == curves["phases"] == []
+
+
+def test_tokens_after_the_last_count_and_without_one(run):
+    write_lines(run / "metrics.jsonl", [*ROWS[:2], {"step": 25, "time": 120.0, "val/loss": 2.0}])
+    assert read_curves(run)["val"][1][:2] == (25, 250.0)
+    write_lines(run / "metrics.jsonl", [ROWS[1]])
+    assert math.isnan(read_curves(run)["val"][0][1])
+
+
+def test_wall_time_continues_in_a_resumed_run(run):
+    events = [
+        event("begin", 100.0, 0, steps=20),
+        event("phase", 107.0, 10, name="validation", seconds=1.5),
+        event("phase", 109.0, 18, name="checkpoint", seconds=1.0),  # of a step that is taken back
+        event("begin", 1000.0, 10, steps=20),
+        event("phase", 1004.0, 20, name="stall", seconds=2.0),
+        event("end", 1005.0, 20, state="finished", reason=""),
+    ]
+    later = [row | {"time": row["time"] + 893.0} for row in ROWS[2:]]  # 1003 and 1004
+    write_lines(run / "timeline.jsonl", events)
+    write_lines(run / "metrics.jsonl", [*ROWS[:2], *later])
+    assert len(read_events(run)) == 5
+    curves = read_curves(run)
+    # the first session lasted from 100 to 107
+    assert [point[2] for point in curves["val"]] == [6.0, 7.0 + 4.0]
+    assert curves["phases"] == [("validation", 5.5, 1.5), ("stall", 7.0 + 2.0, 2.0)]
+
+
+def test_the_figures_need_neither_torch_nor_numpy(run):
+    code = (
+        "import sys; from gpt_lightning.cli import main; assert main(sys.argv[1:]) == 0; "
+        "print({'torch', 'numpy', 'lightning', 'matplotlib'} & {*sys.modules})"
+    )
+    command = [sys.executable, "-c", code, "runs", str(run.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_folder")
+def test_a_fit_writes_its_timeline(tmp_path):
+    options = ["fit", *TINY_RUN, "--trainer.log_every_n_steps=2"]
+    assert main([*options, "--trainer.max_steps=8"]) == 0
+    run = tmp_path / "lightning_logs/run/version_0"
+    events = read_events(run)
+    assert (events[0]["event"], events[0]["step"], events[0]["steps"]) == ("begin", 0, 8)
+    phases = {(row["name"], row["step"]) for row in events if row["event"] == "phase"}
+    assert {("checkpoint", 4), ("checkpoint", 8)} < phases
+    assert not {"train", "start-up"} & {name for name, _ in phases}
+    assert summarize(run, run.parent)["state"] == "finished"
+    before = (run / "timeline.jsonl").read_bytes()
+    assert main(["resume", str(run)]) == 0  # nothing to do
+    assert (run / "timeline.jsonl").read_bytes() == before
+    assert main([*options, "--trainer.max_steps=12", "--model.learning_rate=1e30"]) == 2
+    failed = summarize(tmp_path / "lightning_logs/run/version_1", tmp_path)
+    assert failed["state"] == "failed"
+    assert "gradient norm" in failed["reason"]
+    assert os.path.relpath(failed["folder"], tmp_path) == failed["run"]
+
+
+@pytest.mark.slow
+def test_a_long_run_is_read_in_seconds(run):
+    rows = [{"step": n, "time": n, "train/loss": 3.0, "perf/tokens": n} for n in range(1, 20_001)]
+    write_lines(run / "metrics.jsonl", rows)
+    begin = time.process_time()
+    assert read_curves(run)["train"][-1] == (19_999, 19_999.0, 19_999.0, 3.0)
+    assert time.process_time() - begin < 5  # 0.1 s; 38 s if a count's place is searched by reading
