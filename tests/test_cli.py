@@ -239,10 +239,7 @@ def test_ctrl_c_ends_with_130_and_one_line(workdir):
     assert process.returncode == 130
     line, continues = errors.splitlines()[-2:]
     stopped = re.fullmatch(r"SIGINT: stopped after step (\d+); to continue:", line)
-    assert continues.endswith(
-        " fit --config tiny.yaml --trainer.max_steps 1000000 --samples.max_new_tokens 0 "
-        "--resume lightning_logs/tiny/version_0"
-    )
+    assert continues.endswith(" resume lightning_logs/tiny/version_0")
     checkpoints = workdir / "lightning_logs" / "tiny" / "version_0" / "checkpoints"
     assert list(checkpoints.glob(f"step-{int(stopped[1]):07d}*.ckpt"))
 

@@ -123,21 +123,17 @@ class StopSignals(L.Callback):
 def command_to_continue(trainer: L.Trainer, checkpoint: RunCheckpoint) -> str:
     """Return the command that continues this run in this shell; empty if it is unknown.
 
-    It is unknown under a launcher such as torchrun, and for a Trainer of the user's own.
+    It is unknown under a launcher such as torchrun, and for a Trainer of the user's own. With
+    checkpoint.folder another machine may continue the run, which finds the copy by the run's name.
     """
-    argv, folder = list(getattr(trainer, "argv", [])), run_folder(trainer)
-    environment = getattr(trainer.strategy, "cluster_environment", None)
+    folder, environment = (
+        run_folder(trainer),
+        getattr(trainer.strategy, "cluster_environment", None),
+    )
     launched = not isinstance(environment, LightningEnvironment | None)
-    if not argv or folder is None or launched:
+    if folder is None or launched or checkpoint.folder or not (folder / "config.yaml").is_file():
         return ""
-    kept = [
-        word
-        for before, word in zip(["", *argv], argv, strict=False)
-        if not {before, word.partition("=")[0]} & {"--resume", "--ckpt_path"}
-    ]
-    # another machine finds the copy by the run's name
-    source = "auto" if checkpoint.folder else str(folder)
-    return shell_command([*kept, "--resume", source])
+    return shell_command(["resume", str(folder)])
 
 
 def requeue_job() -> str:

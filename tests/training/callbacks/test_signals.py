@@ -16,8 +16,11 @@ import pytest
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from tiny_fit import TINY_RUN
 
+from gpt_lightning.cli import main
 from gpt_lightning.hardware.distributed import LoopbackEnvironment
 from gpt_lightning.parsing import program
+from gpt_lightning.runs.checkpoint import read_checkpoint
+from gpt_lightning.runs.folders import find_checkpoint
 from gpt_lightning.training.callbacks import signals
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
@@ -66,9 +69,9 @@ def test_a_signal_saves_and_ends_with_128_and_its_number(workdir, capsys, number
     line, command = capsys.readouterr().err.splitlines()
     assert line == f"{number.name}: stopped after step 3; to continue:"
     words = shlex.split(command)
-    assert words[:2] == [program(), "fit"]
-    assert words[-2:] == ["--resume", "lightning_logs/run/version_0"]
-    assert run_cli(words[1:]).trainer.global_step == 9
+    assert words == [program(), "resume", "lightning_logs/run/version_0"]
+    assert main(words[1:]) == 0
+    assert read_checkpoint(find_checkpoint(workdir / "lightning_logs/run", last=True)).step == 9
     assert signal.getsignal(number) == before
 
 
@@ -178,21 +181,18 @@ def test_a_cluster_chooses_the_signal_that_requeues_and_whether_it_does():
             signal.signal(number, handler)
 
 
-@pytest.mark.parametrize(
-    ("argv", "kept"),
-    [
-        (["fit", "--resume", "auto", "--run_name", "a b"], "--run_name 'a b'"),
-        (["fit", "--resume=old", "--ckpt_path", "x.ckpt", "--a.b", "1"], "--a.b 1"),
-    ],
-)
-def test_the_command_to_continue_is_of_this_run(argv, kept, tmp_path, monkeypatch):
-    monkeypatch.setattr(signals, "run_folder", lambda trainer: Path("runs/a b/version_1"))
+def test_the_command_to_continue_is_of_this_run(tmp_path, monkeypatch):
+    run = tmp_path / "a b"
+    run.mkdir()
+    monkeypatch.setattr(signals, "run_folder", lambda trainer: run)
     strategy = SimpleNamespace(cluster_environment=LoopbackEnvironment())  # with trainer.devices
-    trainer = SimpleNamespace(argv=argv, strategy=strategy)
+    trainer = SimpleNamespace(strategy=strategy)
+    assert signals.command_to_continue(trainer, RunCheckpoint()) == ""  # L.Trainer: no settings
+    (run / "config.yaml").touch()
     command = signals.command_to_continue(trainer, RunCheckpoint())
-    assert command == f"{program()} fit {kept} --resume 'runs/a b/version_1'"
+    assert command == f"{program()} resume '{run}'"
     mirrored = RunCheckpoint(folder=str(tmp_path))  # another machine has no such folder
-    assert signals.command_to_continue(trainer, mirrored).endswith(" --resume auto")
+    assert signals.command_to_continue(trainer, mirrored) == ""
     strategy.cluster_environment = TorchElasticEnvironment()  # torchrun, whose command is unknown
     assert signals.command_to_continue(trainer, RunCheckpoint()) == ""
 
