@@ -21,7 +21,7 @@ from gpt_lightning.runs import checkpoint_io, folders
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO, Saver
 from gpt_lightning.runs.folders import Saved, saved_checkpoints
 from gpt_lightning.training import steps
-from gpt_lightning.training.callbacks.speed import phase
+from gpt_lightning.training.callbacks.speed import SpeedMonitor, phase
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.optim import is_finite
 
@@ -255,7 +255,12 @@ class RunCheckpoint(L.Callback):
         """
         if self._mirror is None:
             return
-        run = self.checkpoint_folder(trainer).parent
+        run, speed = (
+            self.checkpoint_folder(trainer).parent,
+            steps.find_callback(trainer, SpeedMonitor),
+        )
+        if speed is not None:
+            speed.on_fit_end(trainer, pl_module)  # the copy has the last line of timeline.jsonl
         with phase(trainer, "checkpoint"):
             self._mirror.sync(run, self._kept)
         if self._mirror.failure is not None:
