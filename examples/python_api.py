@@ -7,6 +7,8 @@ import torch
 
 from gpt_lightning import GPTConfig, GPTModule, TokenDataModule, generate
 
+if len(sys.argv) != 2:
+    sys.exit("usage: python_api.py TEXT")
 data = TokenDataModule(text_file=sys.argv[1], tokenizer="char", batch_size=16)
 config = GPTConfig(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=None)
 module = GPTModule(config, learning_rate=3e-3, compile=False)

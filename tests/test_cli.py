@@ -305,7 +305,7 @@ def test_test_needs_a_test_split(run_folder, workdir, capsys):
         ),
         (["--model.config.block_size", "90000"], "fewer than a window of block_size + 1 = 90,001"),
         (["--data.block_size", "17"], "data.block_size is 17, but model.config.block_size is 16"),
-        (["--data.batch_size", "9000"], "lower data.batch_size"),
+        (["--data.batch_size", "9000"], "lower one of the factors, or give more text"),
         (["--data.batch_size", "0"], "data.batch_size is 0; it must be at least 1"),
         (["--data.corpus", "tinyshakespeare"], "set exactly one of data.dataset, data.mixture"),
         (["--data.text_file=", "--data.dataset=books"], "data/books is not a prepared dataset"),

@@ -11,7 +11,8 @@ a network (tests/model/test_huggingface.py), and `doctor` on a wrong file, which
 
 # typed by three strangers, in the order of their report
 FOUND = [
-    ("fit", "no data given: set exactly one of data.dataset, data.mixture, data.corpus,"),
+    ("fit", "data.text_file, or give a configuration: --config quickstart"),
+    ("fit quickstart", "unknown argument 'quickstart': did you mean '--config quickstart'?"),
     ("fit tiny.yaml", "unknown argument 'tiny.yaml': did you mean '--config tiny.yaml'?"),
     (
         "fit --config quickstrat.yaml",
@@ -734,12 +735,15 @@ FOUND = [
         "bad/empty.ckpt is not a checkpoint of gpt-lightning fit: it is empty, so",
     ),
     ("checkpoint verify", "missing path; `gpt-lightning checkpoint --help` lists the options"),
-    ("doctor --resume", "give doctor --resume --config FILE, or doctor --json, or doctor alone"),
+    ("doctor --resume", "give doctor --resume --config quickstart (or your configuration), doctor"),
     (
         "doctor --config tiny.yaml",
-        "give doctor --resume --config FILE, or doctor --json, or doctor",
+        "give doctor --resume --config quickstart (or your configuration), doctor",
     ),
-    ("doctor --json --resume --config tiny.yaml", "give doctor --resume --config FILE, or doctor"),
+    (
+        "doctor --json --resume --config tiny.yaml",
+        "give doctor --resume --config quickstart (or your",
+    ),
     (
         "doctor --resume --config missing.yaml",
         "--config missing.yaml: no such file or configuration: did you mean",
@@ -990,7 +994,7 @@ MORE = [
     ("prepare ''", "source is empty; give a value, or leave it out"),
     (
         "prepare lightning_logs/tiny/version_0",
-        "line 1: expected the field 'text', found 'step', 'time', 'train/loss',",
+        "line 1: expected the field 'text', found ",  # of metrics.jsonl or timeline.jsonl
     ),
     ("prepare bad/hf", "bad/hf holds no documents: expected files that end in .jsonl, .jsonl.gz,"),
     (
@@ -2761,5 +2765,5 @@ SLOW = [
         "test --config tiny.yaml --ckpt_path CKPT",
         "data/text-char has no test split, only train, val: make a dataset with one,",
     ),
-    ("fit --help=foo", "argument -h/--help: ignored explicit argument 'foo'"),
+    ("fit --help=foo", "--help=foo: expected model, data, speed"),
 ]

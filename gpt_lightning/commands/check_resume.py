@@ -68,7 +68,10 @@ def run(argv: list[str]) -> int:
             raise UserError(f"PyTorch cannot be imported ({error}): install it again") from error
         return check_machine(args.json)
     if not args.resume or args.config is None or args.json:
-        raise UserError("give doctor --resume --config FILE, or doctor --json, or doctor alone")
+        raise UserError(
+            "give doctor --resume --config quickstart (or your configuration), doctor --json, or "
+            "doctor alone"
+        )
     if args.steps < 4 or args.kills < 1:
         raise UserError(
             f"--steps is {args.steps} and --kills {args.kills}; they must be at least 4 and 1"

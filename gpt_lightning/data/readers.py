@@ -161,7 +161,8 @@ class WindowReader(Reader):
             raise UserError(
                 f"a step takes {B} x {place.accumulate} x {place.world} windows "
                 "(data.batch_size x accumulation x ranks), but the train split of "
-                f"{' + '.join(self.datasets)} has {loader.source.n_windows}: lower data.batch_size"
+                f"{' + '.join(self.datasets)} has {loader.source.n_windows}: lower one of the "
+                "factors, or give more text"
             )
         return loader
 

@@ -80,7 +80,11 @@ class DataSettings:
             raise UserError(
                 f"{' and '.join(given) or 'no data'} given: set exactly one of "
                 f"{', '.join(f'data.{name}' for name in SOURCES)}"
-                + (f"; take the others away, as with --{given[0]} null" if given else "")
+                + (
+                    f"; take the others away, as with --{given[0]} null"
+                    if given
+                    else ", or give a configuration: --config quickstart"
+                )
             )
         if (self.eval_train_batches or 0) > (self.eval_batches or 0):
             raise UserError(

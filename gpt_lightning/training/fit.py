@@ -28,7 +28,7 @@ from gpt_lightning.errors import (
 from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.machine import version
 from gpt_lightning.hardware.precision import resolve_precision
-from gpt_lightning.parsing import OneLineParser, resolve_configs, shell_command
+from gpt_lightning.parsing import OneLineParser, config_names, resolve_configs, shell_command
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.events import RunEvents
@@ -313,6 +313,8 @@ class GPTCLI(LightningCLI):
 def run(argv: list[str]) -> None:
     """Run `fit ...`, `validate ...`, `test ...`, `predict ...` or `resume ...`."""
     wanted = [arg for arg in argv if arg in ("-h", "--help") or arg.startswith("--help=")]
+    if argv[0] == "fit" and argv[1:] and argv[1] in config_names():
+        raise UserError(f"unknown argument {argv[1]!r}: did you mean '--config {argv[1]}'?")
     if argv[0] != "fit":
         from gpt_lightning.training import rerun  # not for fit
 

@@ -222,9 +222,7 @@ def test_memory_is_not_that_of_the_process_that_started_the_row():
         2**30
     )  # GNU/Linux hands what is resident here on to ru_maxrss of a new process
     held[::4096] = b"x" * len(held[::4096])
-    code = (
-        "import torch; from gpt_lightning.bench.core.training_step import peak_memory_gib as peak;"
-    )
+    code = "import torch; from gpt_lightning.hardware.device import peak_memory_gib as peak;"
     code += "x = torch.ones(100 * 2**18); print(peak(torch.device('cpu')))"  # 100 MiB
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     del held

@@ -356,7 +356,8 @@ def test_mistakes_are_one_line(model, capsys, args, words):
     assert not Path("new.jsonl").exists()
 
 
-def test_a_file_that_exists_is_an_error_before_the_model_is_read(monkeypatch):
+def test_a_file_that_exists_is_an_error_before_the_model_is_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gpt_lightning.commands.sample.load", lambda *args: pytest.fail("read"))
     Path("new.jsonl").touch()
     assert main(["sample", "a.ckpt", "--out", "new.jsonl"]) == 2
