@@ -146,9 +146,12 @@ class Timeline:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = (folder / TIMELINE).open("a", encoding="utf-8")
         self._lock = contextlib.ExitStack()
         self._lock.enter_context(lock_folder(folder))
+        self._file = (folder / TIMELINE).open("ab+")
+        # a full disk may have cut the last line
+        self._file.seek(0)
+        self._file.truncate(self._file.read().rfind(b"\n") + 1)
 
     def write(self, event: str, step: int, **facts: Any) -> None:
         """Append an event of this moment.
@@ -158,7 +161,7 @@ class Timeline:
         """
         row = {"time": round(time.time(), 3), "event": event, "step": step, **facts}
         with explained("write", self._file.name):
-            self._file.write(json.dumps(row) + "\n")
+            self._file.write(json.dumps(row).encode() + b"\n")
             self._file.flush()
 
     def end(self, step: int, reason: BaseException | str | None) -> None:

@@ -177,6 +177,18 @@ def test_an_incomplete_last_line_is_left_out(run):
     assert read_rows(run / "missing") == []
 
 
+def test_a_session_begins_on_a_line_of_its_own(run):
+    begin = event("begin", 100.0, 0, steps=40)
+    path = run / "timeline.jsonl"
+    for cut in ('{"time": 10', "é" * 9000):
+        path.write_text(json.dumps(begin) + "\n" + cut)
+        timeline = Timeline(run)
+        timeline.write("begin", 20, steps=40)
+        timeline.end(40, None)
+        assert [row["event"] for row in read_events(run)] == ["begin", "begin", "end"]
+    assert summarize(run, run.parent)["state"] == "finished"
+
+
 def test_settings_are_flat(run):
     assert read_settings(run) == {"trainer.max_steps": 20, "model.a": 1}
     (run / "config.yaml").unlink()
