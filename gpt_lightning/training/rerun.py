@@ -10,6 +10,7 @@ lowest validation loss (--ckpt_path best), or its newest one (--ckpt_path last).
   gpt-lightning resume lightning_logs/quickstart --trainer.max_steps 4800
 """
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from gpt_lightning.runs.folders import find_checkpoint
 
 WORDS = ("--ckpt_path=best", "--ckpt_path=last")
 # settings with a path that is relative to the folder in which the run was started
-PATHS = ("data.dataset", "data.text_file", "data.data_dir", "checkpoint.folder", "evaluation.data")
+PATHS = ("data.text_file", "data.data_dir", "checkpoint.folder", "evaluation.data")
+OR_NAMES = ("model.init_from", "data.dataset", "data.mixture")  # such as gpt2, or under data_dir
 
 
 def with_run(argv: list[str]) -> list[str]:
@@ -59,7 +61,8 @@ def with_run(argv: list[str]) -> list[str]:
     options = [f"--config={path}", *relocated(run, yaml.safe_load(path.read_bytes()))]
     rest = [word for word in words if word != found[0] and word not in WORDS]
     if command == "resume":
-        return ["fit", *options, f"--resume={address if address.is_file() else run}", *rest]
+        one = address.is_file() or WORDS[0] in words
+        return ["fit", *options, f"--resume={chosen if one else run}", *rest]
     options += [f"--ckpt_path={chosen}", "--model.init_from=null"]  # the checkpoint has all weights
     if folder := logs_parent(run):  # the results are written beside the run
         options += [f"--trainer.default_root_dir={os.path.relpath(folder)}"]
@@ -95,11 +98,18 @@ def relocated(run: Path, config: dict[str, Any]) -> list[str]:
         started = started.parent if started is not None and started.name == name else None
     if started is None or started.resolve() == Path.cwd().resolve():
         return []
-    options = []
-    for key in PATHS:
+    options, folder = [], started.resolve()
+    for key in (*PATHS, *OR_NAMES):
         section, _, name = key.partition(".")
         value = (config.get(section) or {}).get(name)
-        # a dataset may be a name under data_dir
-        if value and "://" not in value and (name != "dataset" or (started / value).exists()):
-            options.append(f"--{key}={started.resolve() / value}")
+        moved = {
+            path: str(folder / path)
+            for path in (value if isinstance(value, dict) else filter(None, [value]))
+            if "://" not in path and (key in PATHS or (folder / path).exists())
+        }
+        if moved and isinstance(value, dict):
+            shares = {moved.get(path, path): share for path, share in value.items()}
+            options.append(f"--{key}={json.dumps(shares)}")
+        elif moved:
+            options.append(f"--{key}={moved[value]}")
     return options

@@ -67,6 +67,8 @@ def test_resume_is_fit_with_the_settings_of_the_run(project):
     found = with_run(["resume", "lightning_logs/name", "--trainer.max_steps", "16"])
     config = f"--config={RUN}/config.yaml"
     assert found == ["fit", config, f"--resume={RUN}", "--trainer.max_steps=16"]
+    assert with_run(["resume", RUN, "--ckpt_path", "last"])[2:] == [f"--resume={RUN}"]
+    assert with_run(["resume", "--ckpt_path", "best", RUN])[2:] == [f"--resume={BEST}"]
 
 
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
@@ -98,6 +100,19 @@ def test_relative_paths_are_those_of_the_folder_in_which_the_run_was_started(
     assert f"--data.dataset={tmp_path}/mine" in with_run(["resume", str(run)])
     monkeypatch.chdir(tmp_path)
     assert with_run(["resume", str(run)])[2:] == [f"--resume={place}lightning_logs/name/version_0"]
+
+
+def test_paths_among_names_are_relative_to_that_folder_too(project, monkeypatch):
+    data = {"mixture": {"plays": 0.5, "named": 0.25, "s3://bucket/c": 0.25}}
+    settings = {"data": data, "model": {"init_from": "weights"}}
+    (project / RUN / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    (project / "plays").mkdir()
+    (project / "other").mkdir()
+    monkeypatch.chdir(project / "other")
+    mixture = f'{{"{project}/plays": 0.5, "named": 0.25, "s3://bucket/c": 0.25}}'
+    assert with_run(["resume", f"../{RUN}"])[2:-1] == [f"--data.mixture={mixture}"]
+    (project / "weights").mkdir()
+    assert f"--model.init_from={project}/weights" in with_run(["resume", f"../{RUN}"])
 
 
 @pytest.mark.parametrize(
