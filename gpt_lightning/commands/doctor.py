@@ -80,7 +80,7 @@ def failure(check: str, reason: str) -> Line:
 
 def private(text: str) -> str:
     """Return a text with ~ for the home folder, and without the passwords of addresses."""
-    text = re.sub(rf"{re.escape(str(Path.home()))}(?=[/:;,\s]|$)", "~", text)
+    text = re.sub(rf"{re.escape(os.path.expanduser('~'))}(?=[/:;,\s]|$)", "~", text)
     return re.sub(r"://[^/@\s]+@", "://", text)
 
 

@@ -126,6 +126,9 @@ def test_home_and_passwords_are_not_printed(monkeypatch):
     assert doctor.private(text) == "~/a, ~: /home/anna/b, https://host/x https://host/@y"
     monkeypatch.setenv("HOME", "/")  # as in some containers
     assert doctor.private("/tmp/a TFLOP/s") == "/tmp/a TFLOP/s"
+    monkeypatch.delenv("HOME")  # and a number of a user that has no name
+    monkeypatch.setattr("pwd.getpwuid", dict[int, str]().__getitem__)
+    assert doctor.private("/tmp/a") == "/tmp/a"
 
 
 def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path):
