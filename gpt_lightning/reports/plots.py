@@ -72,7 +72,8 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, dict[str, Any]]) -> None:
     unit, unit_s = next((u for u in TIME_UNITS if longest_s >= 2 * u[1]), TIME_UNITS[-1])
     kinds = sorted({name for run in runs.values() for name, *_ in run.get("phases", ())})
     for i, (label, run) in enumerate(runs.items()):
-        axes["step"].plot([], [], color=f"C{i % 10}", label=label)
+        # matplotlib leaves out a label with _ at its beginning, and sets what is between $ as math
+        axes["step"].plot([], [], color=f"C{i % 10}", label=" " + label.replace("$", r"\$"))
         for key, width in {"train": 0.7, "val": 1.8, "rate": 1.0}.items():
             points = np.array(run.get(key, ()), dtype=float).reshape(-1, 4)
             dots = len(points) == 1 or (key == "val" and len(points) <= 40)

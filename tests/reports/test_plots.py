@@ -47,7 +47,14 @@ def test_one_point_is_seen_and_published_curves_are_dashed(tmp_path, monkeypatch
         expected = [("-", "o"), ("-", "o"), ("--", ""), ("--", "")]
         assert lines(axes[panel]) == expected
     assert lines(axes["rate"]) == [("-", "")]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ours", "theirs"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [" ours", " theirs"]
+
+
+def test_any_name_of_a_folder_is_in_the_legend(tmp_path, monkeypatch):
+    names = ["_mine/version_0", r"a$\b$/version_0"]
+    figure, _ = drawn(monkeypatch, tmp_path, {name: {"train": points(2)} for name in names})
+    assert len(figure.legends[0].get_texts()) == 2
+    figure.draw_without_rendering()  # raises for wrong math
 
 
 @pytest.mark.parametrize(
