@@ -98,18 +98,18 @@ def relocated(run: Path, config: dict[str, Any]) -> list[str]:
         started = started.parent if started is not None and started.name == name else None
     if started is None or started.resolve() == Path.cwd().resolve():
         return []
-    options, folder = [], started.resolve()
+    folder = started.resolve()
+
+    def moved(value: Any, may_be_name: bool) -> Any:
+        if isinstance(value, dict):
+            return {moved(path, may_be_name): share for path, share in value.items()}
+        named = "://" in value or (may_be_name and not (folder / value).exists())
+        return value if named else str(folder / value)
+
+    options = []
     for key in (*PATHS, *OR_NAMES):
         section, _, name = key.partition(".")
         value = (config.get(section) or {}).get(name)
-        moved = {
-            path: str(folder / path)
-            for path in (value if isinstance(value, dict) else filter(None, [value]))
-            if "://" not in path and (key in PATHS or (folder / path).exists())
-        }
-        if moved and isinstance(value, dict):
-            shares = {moved.get(path, path): share for path, share in value.items()}
-            options.append(f"--{key}={json.dumps(shares)}")
-        elif moved:
-            options.append(f"--{key}={moved[value]}")
+        if value and (new := moved(value, key in OR_NAMES)) != value:
+            options.append(f"--{key}={new if isinstance(new, str) else json.dumps(new)}")
     return options
