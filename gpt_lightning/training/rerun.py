@@ -59,7 +59,9 @@ def with_run(argv: list[str]) -> list[str]:
     path = run / "config.yaml"
     check_config_file(path)
     options = [f"--config={path}", *relocated(run, yaml.safe_load(path.read_bytes()))]
-    rest = [word for word in words if word != found[0] and word not in WORDS]
+    if found[0] in words:
+        words.remove(found[0])  # the first one: another is an error
+    rest = [word for word in words if word not in WORDS]
     if command == "resume":
         one = address.is_file() or WORDS[0] in words
         return ["fit", *options, f"--resume={chosen if one else run}", *rest]
