@@ -48,12 +48,9 @@ def help_text(parser: Any, command: str, section: str) -> str:
         keys = [key for key in actions if key.startswith(f"{name}.") and key not in groups]
         short = [key.removeprefix(f"{name}.") for key in keys]
         if name == trainer:
-            lines += textwrap.wrap(
-                ", ".join(short), 78, initial_indent="  ", subsequent_indent="  "
-            )
+            lines += [f"  {line}" for line in textwrap.wrap(", ".join(short), 76)]
         else:
-            settings = [actions[key] for key in keys]
-            for k, a in zip(short, settings, strict=True):
+            for k, a in zip(short, map(actions.__getitem__, keys), strict=True):
                 default = "null" if a.default is None else a.default
                 line = f"  {k:<22} {default!s:<9} {' '.join(a.help.split())}"
                 cut = line[: width - 4].rsplit(" ", 1)[0] + " ..."

@@ -188,8 +188,7 @@ def format_metrics(metrics: dict[str, Any]) -> dict[str, str]:
         "perf/tokens_per_sec": "{:,.0f} tokens/s",
         "perf/mfu": "MFU {:.1%}",
     }
-    known = {key: text for key, text in formats.items() if key in metrics}
-    return {key: text.format(float(metrics[key])) for key, text in known.items()}
+    return {k: text.format(float(metrics[k])) for k, text in formats.items() if k in metrics}
 
 
 def fitted(parts: list[str], width: int) -> str:
