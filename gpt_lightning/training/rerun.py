@@ -22,6 +22,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import check_config_file, program
 from gpt_lightning.runs.folders import find_checkpoint
 
+OR_BOTH = "give --config with the settings, and --ckpt_path with the checkpoint"
 WORDS = ("--ckpt_path=best", "--ckpt_path=last")
 # settings with a path that is relative to the folder in which the run was started
 PATHS = ("data.text_file", "data.data_dir", "checkpoint.folder", "evaluation.data")
@@ -53,8 +54,10 @@ def with_run(argv: list[str]) -> list[str]:
         raise UserError(f"{command} has no run: `{program()} {command} lightning_logs/NAME`")
     address = Path(found[0])
     if is_remote(found[0]):
-        raise UserError(f"{found[0]} is a URL: copy the run folder here, or give --config too")
+        raise UserError(f"{found[0]} is a URL: copy the run folder here, or {OR_BOTH}")
     chosen = find_checkpoint(address, last=WORDS[1] in words)
+    if chosen.absolute().parent.name != "checkpoints":
+        raise UserError(f"{chosen} is in no run's folder checkpoints/: {OR_BOTH}")
     run = Path(os.path.relpath(chosen.absolute().parents[1]))
     path = run / "config.yaml"
     check_config_file(path)

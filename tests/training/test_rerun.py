@@ -123,6 +123,7 @@ def test_paths_among_names_are_relative_to_that_folder_too(project, monkeypatch)
         (["validate", "nowhere"], "nowhere does not exist"),
         (["validate", "lightning_logs/name/version_1"], "has no checkpoints/"),
         (["validate", "--ckpt_path=nowhere"], "nowhere does not exist"),
+        (["test", f"{RUN}/config.yaml"], "config.yaml is in no run's folder checkpoints/"),
         (["resume", "gs://bucket/run"], "gs://bucket/run is a URL: copy the run folder"),
     ],
 )
