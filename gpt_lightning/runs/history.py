@@ -31,12 +31,15 @@ TAKE: dict[str, Any] = {"min": min, "median": statistics.median, "last": lambda 
 
 def find_runs(folder: Path) -> list[Path]:
     """Return the folders of training runs in a folder, at any depth; its own if it is a run."""
-    found = []
-    for path, names, files in os.walk(folder):
-        if {METRICS, folders.RUN_FILE, "config.yaml"} & {*files} or "checkpoints" in names:
+    found, seen = [], set()
+    for path, names, files in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(path)) in seen:  # a link may lead upwards
+            names.clear()
+        elif {METRICS, folders.RUN_FILE, "config.yaml"} & {*files} or "checkpoints" in names:
             names.clear()
             if not re.fullmatch(r"(validate|test|predict)_\d+", Path(path).name):
                 found.append(Path(path))
+        seen.add(real)
     return found
 
 

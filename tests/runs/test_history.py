@@ -211,6 +211,15 @@ def test_runs_are_found_at_any_depth_and_evaluations_are_none(tmp_path, run):
         find_run(str(tmp_path))
 
 
+def test_runs_behind_links_are_found_once(tmp_path, run):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/elsewhere").symlink_to(run.parent)
+    assert find_runs(tmp_path / "logs") == [tmp_path / "logs/elsewhere/version_0"]
+    (tmp_path / "logs/again").symlink_to(run)
+    (tmp_path / "logs/up").symlink_to(tmp_path)
+    assert [path.resolve() for path in find_runs(tmp_path / "logs")] == [run]
+
+
 def test_curves_of_a_run(run):
     curves = read_curves(run)
     assert curves["train"][0] == (9, 90.0, 0.0, 3.0)  # before the update of step 10
