@@ -255,10 +255,8 @@ class RunCheckpoint(L.Callback):
         """
         if self._mirror is None:
             return
-        run, speed = (
-            self.checkpoint_folder(trainer).parent,
-            steps.find_callback(trainer, SpeedMonitor),
-        )
+        run = self.checkpoint_folder(trainer).parent
+        speed = steps.find_callback(trainer, SpeedMonitor)
         if speed is not None:
             speed.on_fit_end(trainer, pl_module)  # the copy has the last line of timeline.jsonl
         with phase(trainer, "checkpoint"):

@@ -126,10 +126,8 @@ def command_to_continue(trainer: L.Trainer, checkpoint: RunCheckpoint) -> str:
     It is unknown under a launcher such as torchrun, and for a Trainer of the user's own. With
     checkpoint.folder another machine may continue the run, which finds the copy by the run's name.
     """
-    folder, environment = (
-        run_folder(trainer),
-        getattr(trainer.strategy, "cluster_environment", None),
-    )
+    folder = run_folder(trainer)
+    environment = getattr(trainer.strategy, "cluster_environment", None)
     launched = not isinstance(environment, LightningEnvironment | None)
     if folder is None or launched or checkpoint.folder or not (folder / "config.yaml").is_file():
         return ""
