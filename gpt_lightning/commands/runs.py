@@ -44,11 +44,12 @@ def run(argv: list[str]) -> None:
         since = datetime.fromisoformat(args.since or "0001-01-01").isoformat(" ", "minutes")
     except ValueError as error:
         raise UserError(f"--since {args.since}: expected a date such as 2026-11-22") from error
+    name = args.name.replace("[", "[[]")  # no class of characters: a name may have brackets
     shown = [
         row
         for row in sorted(found, key=lambda row: (row["started"], row["run"]))
         if args.state in (None, row["state"])
-        and (fnmatch(row["run"], args.name) or fnmatch(row["run"].partition("/")[0], args.name))
+        and (fnmatch(row["run"], name) or fnmatch(row["run"].partition("/")[0], name))
         and row["started"] >= since
     ]
     if args.json:

@@ -85,6 +85,13 @@ def test_filters(logs, capsys, options, names):
     assert [run["run"] for run in json.loads(printed(capsys, "--json", *options))] == names
 
 
+def test_a_name_may_have_brackets(logs, capsys):
+    make_run(logs / "[a] b/version_0", 50 * DAY, [])
+    for name in ("[a] b", "[a]*", "[a] b/version_0"):
+        (found,) = json.loads(printed(capsys, "--json", "--name", name))
+        assert found["run"] == "[a] b/version_0"
+
+
 def test_a_filter_without_a_match_says_so(logs, capsys):
     assert printed(capsys, "--name=x") == "none of the 4 runs in lightning_logs\n"
 
