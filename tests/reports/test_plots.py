@@ -73,4 +73,4 @@ def test_the_wall_time_has_a_unit_of_its_size(tmp_path, monkeypatch, seconds, un
         (0.0, seconds / 2 / size), (seconds / 2 / size, seconds / 2 / size),
     ]  # fmt: skip
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["run", "stall", "validation"]
+    assert names == [" run", "stall", "validation"]
