@@ -103,12 +103,16 @@ def sample_token(
             f"temperature is {temperature}, top_k {top_k}, top_p {top_p}; expected at least 0, at "
             "least 1 or None, and above 0 and at most 1 or None"
         )
+    logits = logits / temperature if temperature else logits
     likeliest = logits.argmax(dim=-1, keepdim=True)  # (B, 1)
     if not logits.gather(-1, likeliest).isfinite().all():
-        raise UserError("the logits are not finite: the model's weights are NaN or huge")
+        raise UserError(
+            "the logits over the temperature are not finite: raise the temperature, or take other "
+            "weights"
+        )
     if temperature == 0.0:
         return likeliest
-    logits = filter_top_p(filter_top_k(logits / temperature, top_k), top_p)
+    logits = filter_top_p(filter_top_k(logits, top_k), top_p)
     return draw(F.softmax(logits, dim=-1), generator)
 
 

@@ -233,8 +233,13 @@ def test_the_ends_of_the_random_numbers_draw_tokens_that_have_a_probability(
 def test_weights_that_are_not_finite_are_an_error(value, temperature):
     logits = torch.zeros(2, 9)
     logits[1, 4] = value
-    with pytest.raises(UserError, match="the logits are not finite"):
+    with pytest.raises(UserError, match="the logits over the temperature are not finite"):
         sample_token(logits, temperature, 5)
+
+
+def test_a_temperature_that_overflows_is_an_error():
+    with pytest.raises(UserError, match="raise the temperature"):
+        sample_token(torch.tensor([[1.0, 2.0]]), 1e-40, None)
 
 
 # ---- cost --------------------------------------------------------------------------------------
