@@ -47,8 +47,8 @@ def find_file(task: str, folder: str | None) -> Path:
                     fetch_file(url, path, FILES[task]["sha256"])
     except UserError as error:
         raise UserError(
-            f"{task} needs {names[0]}, and {error}: put the file into {cache}, or into a folder, "
-            "and give the folder as --data"
+            f"{task} needs {names[0]} ({error.__cause__ or error}): put the file into {cache}, or "
+            "into a folder, and give the folder as --data"
         ) from error
     return path
 

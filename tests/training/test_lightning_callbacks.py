@@ -116,7 +116,8 @@ def test_a_wrong_argument_of_a_callback_is_one_line(capsys):
         ),
         (
             ["--trainer.accumulate_grad_batches=2"],
-            "validation  none: the first is due after 1,000 micro-batches, the run has 4",
+            "validation  none: the first is due after 1,000 micro-batches, the run has 4; "
+            "--trainer.val_check_interval 4 validates at its end",
         ),
     ],
 )

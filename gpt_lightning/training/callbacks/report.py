@@ -182,7 +182,11 @@ def none_due(trainer: L.Trainer) -> str:
     micro_batches = total_steps(trainer) * trainer.accumulate_grad_batches
     if not 0 < micro_batches < first:
         return ""
-    return f"none: the first is due after {first:,} micro-batches, the run has {micro_batches:,}"
+    fix = f"; --trainer.val_check_interval {micro_batches} validates at its end"
+    return (
+        f"none: the first is due after {first:,} micro-batches, the run has {micro_batches:,}"
+        + (fix if (every or 1) == 1 else "")
+    )
 
 
 def run_hyperparameters(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]:
