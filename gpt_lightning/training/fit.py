@@ -406,5 +406,6 @@ def quiet_lightning() -> None:
         ".*LeafSpec.* is deprecated",  # Lightning's own use of PyTorch
         "Couldn't infer the batch indices",  # predict reads the split in order
         "Total length of `list` across ranks is zero",  # a dataset without a validation split
+        r".*self\.log\('perf/tokens', \.\.\., sync_dist=True\)",  # it is of all ranks
     ):
         warnings.filterwarnings("ignore", message=message)
