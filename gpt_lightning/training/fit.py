@@ -108,7 +108,7 @@ class GPTCLI(LightningCLI):
         self.ckpt_path: Path | None = None  # found by --resume, or given
         self.resume_step: int | None = None  # None: a new run
         self.resume_rows: int | None = None  # of metrics.jsonl, at that step
-        self.argv: list[str] = kwargs["args"]  # as typed, for the command that continues the run
+        self.argv: list[str] = kwargs["args"]  # for TensorBoard's text run/config
         super().__init__(*args, **kwargs)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method there

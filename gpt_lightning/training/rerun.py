@@ -19,8 +19,8 @@ import yaml
 
 from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import check_config_file, program
-from gpt_lightning.runs.folders import find_checkpoint
+from gpt_lightning.parsing import check_config_file, program, shell_command
+from gpt_lightning.runs.folders import find_checkpoint, run_folders, saved_checkpoints
 
 OR_BOTH = "give --config with the settings, and --ckpt_path with the checkpoint"
 WORDS = ("--ckpt_path=best", "--ckpt_path=last")
@@ -55,6 +55,10 @@ def with_run(argv: list[str]) -> list[str]:
     address = Path(found[0])
     if is_remote(found[0]):
         raise UserError(f"{found[0]} is a URL: copy the run folder here, or {OR_BOTH}")
+    begun = [run for run in run_folders(address) if (run / "config.yaml").is_file()]
+    if begun and not any(saved_checkpoints(run / "checkpoints") for run in begun):
+        again = shell_command(["fit", "--config", str(begun[0] / "config.yaml")])
+        raise UserError(f"{begun[0]} ended before its first checkpoint: begin again, `{again}`")
     chosen = find_checkpoint(address, last=WORDS[1] in words)
     if chosen.absolute().parent.name != "checkpoints":
         raise UserError(f"{chosen} is in no run's folder checkpoints/: {OR_BOTH}")

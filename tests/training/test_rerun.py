@@ -121,7 +121,11 @@ def test_paths_among_names_are_relative_to_that_folder_too(project, monkeypatch)
         (["resume"], "resume has no run: "),
         (["validate", "--ckpt_path", "last"], "validate has no run: "),
         (["validate", "nowhere"], "nowhere does not exist"),
-        (["validate", "lightning_logs/name/version_1"], "has no checkpoints/"),
+        (["validate", "lightning_logs/name/version_1"], "ended before its first checkpoint: begin"),
+        (
+            ["resume", "lightning_logs/name/version_1"],
+            "--config lightning_logs/name/version_1/config",
+        ),
         (["validate", "--ckpt_path=nowhere"], "nowhere does not exist"),
         (["test", f"{RUN}/config.yaml"], "config.yaml is in no run's folder checkpoints/"),
         (["resume", "gs://bucket/run"], "gs://bucket/run is a URL: copy the run folder"),
