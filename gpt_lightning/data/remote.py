@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,12 +74,10 @@ class ShardCache:
             UserError: The shard cannot be fetched, or differs from the manifest.
         """
         path = self.path(shard)
-        with explained("write", self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with locked(self.folder / f".{path.name}.lock"):
-                if not path.exists():
-                    fetch_file(f"{self.url}/{shard.file}", path, shard.sha256)
-                    self._evict(keep=path)
+        with self._fetching(path):
+            self._coming.discard(shard.sha256)
+            if not path.exists():
+                self._fetch(shard)
             with contextlib.suppress(FileNotFoundError):  # another process may evict it at once
                 now = time.time_ns()  # the system's own stamp is too coarse to order quick reads
                 os.utime(path, ns=(now, now))
@@ -103,10 +101,25 @@ class ShardCache:
     def _fetch_expected(self, expected: "queue.SimpleQueue[Shard]") -> None:
         while True:
             shard = expected.get()
+            path = self.path(shard)
             # the reader of the shard tries again and raises the error
-            with contextlib.suppress(UserError):
-                self.get(shard)
+            with contextlib.suppress(UserError), self._fetching(path):
+                # a shard that its reader has fetched meanwhile may be evicted already
+                if shard.sha256 in self._coming and not path.exists():
+                    self._fetch(shard)
             self._coming.discard(shard.sha256)
+
+    @contextlib.contextmanager
+    def _fetching(self, path: Path) -> Iterator[None]:
+        """Let no other thread or process fetch a file."""
+        with explained("write", self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with locked(self.folder / f".{path.name}.lock"):
+                yield
+
+    def _fetch(self, shard: Shard) -> None:
+        fetch_file(f"{self.url}/{shard.file}", self.path(shard), shard.sha256)
+        self._evict(keep=self.path(shard))
 
     def _evict(self, keep: Path | None = None) -> None:
         """Delete the least recently used files until the cache is within its limit."""

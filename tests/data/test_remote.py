@@ -169,6 +169,18 @@ def test_the_cache_keeps_to_its_limit_and_drops_the_oldest(server, tmp_path):
     assert dataset.manifest.splits["train"][0].sha256 not in {p.stem for p in cached(tmp_path)}
 
 
+def test_no_shard_is_fetched_ahead_of_a_reader_that_is_past_it(server, tmp_path):
+    cache = ShardCache(server.url, tmp_path, limit_bytes=2_128)  # one shard
+    first, second, third = cache.manifest().splits["train"][:3]
+    server.delay_s = {second.file: 0.2}
+    cache.expect([second, first])  # in this order: the thread waits for the second
+    cache.get(first)
+    cache.get(third)  # evicts the first
+    while cache._coming:
+        time.sleep(0.01)
+    assert server.requests.count(first.file) == 1
+
+
 def test_a_shard_larger_than_the_cache_is_refused(server, tmp_path):
     with pytest.raises(UserError, match=r"data.cache_limit_gb is 1e-06, but train-00000\.npy"):
         opened(server, tmp_path, 1e-6).stream("train", 16)
