@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "write a model as a Hugging Face folder: export RUN --to DIR",
     ),
     "reproduce": ("reproduce.command:run", "repeat published results, compare by row: --list"),
+    "speedrun": ("reproduce.speedrun:run", "train a record on tiny Shakespeare, check its rules"),
     "bench": ("bench.command:run", "measure this machine: bench --help"),
     "report": ("bench.report.command:run", "write a course's report: report course --help"),
     "configs": ("commands.configs:configs", "list the configurations of --config"),

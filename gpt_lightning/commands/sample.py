@@ -99,8 +99,8 @@ def load(path: str, device: str, dtype: str, n_tokens: int) -> tuple["Decoder", 
 
     from gpt_lightning.hardware.device import device_kind
     from gpt_lightning.hardware.precision import check_accelerator, fastest_precision
-    from gpt_lightning.model.decoder import Decoder
     from gpt_lightning.model.generate import PACKED_FROM
+    from gpt_lightning.model.variants import make_decoder
     from gpt_lightning.runs.sources import read_source, tokenizer_of
 
     check_accelerator(device, "--device")
@@ -112,7 +112,7 @@ def load(path: str, device: str, dtype: str, n_tokens: int) -> tuple["Decoder", 
         precision, why = fastest_precision(torch_device)
         dtype = "bf16" if precision == "bf16-mixed" else "fp32"
     products = torch.bfloat16 if dtype == "bf16" else None
-    decoder = Decoder(model.to(torch_device), products, n_tokens >= PACKED_FROM)
+    decoder = make_decoder(model.to(torch_device), products, n_tokens >= PACKED_FROM)
     print(f"# {found.source}, in {dtype}: {why}", flush=True)
     return decoder, tokenizer
 

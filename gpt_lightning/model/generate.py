@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.decoder import Decoder
 from gpt_lightning.model.gpt import GPT
+from gpt_lightning.model.variants import make_decoder
 
 # one generator for all rows, or one for each row
 Generators = torch.Generator | Sequence[torch.Generator] | None
@@ -70,7 +71,7 @@ def generate(
         sdpa_kernel(EVERY_LENGTH),
     ):
         if not isinstance(model, Decoder):  # a GPT, or a wrapper of torch.compile
-            model = Decoder(model, dtype, pack=max_new_tokens >= PACKED_FROM)
+            model = make_decoder(model, dtype, pack=max_new_tokens >= PACKED_FROM)
         caches = model.new_caches(len(idx), min(end, block_size))
         tokens = idx.new_empty(len(idx), end)
         tokens[:, :T] = idx

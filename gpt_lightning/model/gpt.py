@@ -46,6 +46,7 @@ class GPTConfig:
             rounds every sum (residual.py).
         checkpointing: Keep only the inputs of the blocks and recompute the rest in the backward
             pass: a third more work, a fraction of the memory, the same gradients.
+        variant: gpt2, or speedrun: the model of the Shakespeare records (speedrun.py).
     """
 
     n_layer: int = 12
@@ -62,6 +63,7 @@ class GPTConfig:
     loss_chunk: int | None = None
     residual: Literal["float32", "bfloat16"] = "float32"
     checkpointing: bool = False
+    variant: Literal["gpt2", "speedrun"] = "gpt2"
 
     def __post_init__(self) -> None:
         for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "loss_chunk"):
@@ -267,7 +269,7 @@ class GPT(nn.Module):
                 weights it is nanoGPT's count.
         """
         n = sum(p.numel() for p in self.parameters())
-        if not embeddings:
-            n -= self.transformer.wpe.weight.numel()
-            n -= 0 if self.config.tie_weights else self.transformer.wte.weight.numel()
-        return n
+        tables = [m.weight for m in self.transformer.modules() if isinstance(m, nn.Embedding)]
+        return (
+            n if embeddings else n - sum(t.numel() for t in tables if t is not self.lm_head.weight)
+        )

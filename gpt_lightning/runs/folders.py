@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,8 +135,8 @@ class Timeline:
 
     Each has `time` (seconds since the epoch), `event` and `step`. Events: `begin` with `steps`, the
     steps of the whole run, or 0; `phase` with `name` and `seconds`, at the end of each time that is
-    no training, and for a stall; `end` with `state` and `reason`. LOCK is held while the session
-    lives, so that a session without an end is known to run or to be killed.
+    no training, and for a stall; `end` with `state`, `reason`, and `seconds` by phase. LOCK is held
+    while the session lives, so that one without an end is known to run or to be killed.
 
     Args:
         folder: Run folder.
@@ -164,13 +164,16 @@ class Timeline:
             self._file.write(json.dumps(row).encode() + b"\n")
             self._file.flush()
 
-    def end(self, step: int, reason: BaseException | str | None) -> None:
+    def end(
+        self, step: int, reason: BaseException | str | None, seconds: Mapping[str, float]
+    ) -> None:
         """Append the end of the session, and close and unlock the file.
 
         Args:
             step: Optimizer steps done.
             reason: Exception, or name of the setting, that has stopped the run; None: it is
                 finished.
+            seconds: Wall seconds of the session by phase.
 
         Raises:
             UserError: The file cannot be written.
@@ -183,7 +186,7 @@ class Timeline:
             reason = names.get(str(reason.code), "SystemExit")
         elif isinstance(reason, BaseException):
             state, reason = "failed", " ".join(f"{type(reason).__name__}: {reason}".split())
-        self.write("end", step, state=state, reason=reason or "")
+        self.write("end", step, state=state, reason=reason or "", seconds=seconds)
         self._file.close()
         self._lock.close()
 

@@ -5,6 +5,7 @@ import dataclasses
 import lightning as L
 import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from torch import nn
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import keep_freed_memory, memory_gib
@@ -18,6 +19,7 @@ from gpt_lightning.model.compilation import (
     should_compile,
 )
 from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.model.variants import make_model
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.steps import is_fitting
@@ -50,7 +52,7 @@ class BuildModule(L.LightningModule):
             torch.set_float32_matmul_precision(self.settings.matmul_precision)
             # on the CPU: in Lightning's device context the GPU would draw the weights
             with torch.device("cpu"):
-                self.model = GPT(self.config)
+                self.model = make_model(self.config)
             if self.init_from is not None:
                 from gpt_lightning.runs.sources import initial_weights  # not for random weights
 
@@ -165,7 +167,8 @@ class BuildModule(L.LightningModule):
             return total
         # a frozen weight's gradient is one of the three products; no gradient passes the blocks
         # before the first trained parameter
-        embedding = self.model.transformer.wte.weight, self.model.transformer.wpe.weight
+        modules = self.model.transformer.modules()
+        embedding = [m.weight for m in modules if isinstance(m, nn.Embedding)]  # wte is the first
         looked_up = embedding[self.config.tie_weights :]
         frozen = [p for p in self.model.parameters() if not p.requires_grad]
         total -= 2 * sum(p.numel() for p in frozen if not any(p is table for table in looked_up))

@@ -99,10 +99,11 @@ def test_the_end_of_a_session_is_its_state(run, reason, expected):
     timeline.write("begin", 0, steps=40)
     found = summarize(run, run.parent)
     assert (found["state"], found["max_steps"]) == ("running", 40)
-    timeline.end(30, reason)
+    timeline.end(30, reason, {"train": 1.5})
     found = summarize(run, run.parent)
     assert (found["state"], found["reason"]) == expected
     assert found["steps"] == 30
+    assert read_events(run)[-1]["seconds"] == {"train": 1.5}
 
 
 def test_a_session_without_an_end_was_killed(run):
@@ -184,7 +185,7 @@ def test_a_session_begins_on_a_line_of_its_own(run):
         path.write_text(json.dumps(begin) + "\n" + cut)
         timeline = Timeline(run)
         timeline.write("begin", 20, steps=40)
-        timeline.end(40, None)
+        timeline.end(40, None, {})
         assert [row["event"] for row in read_events(run)] == ["begin", "begin", "end"]
     assert summarize(run, run.parent)["state"] == "finished"
 

@@ -11,6 +11,7 @@ import torch
 
 from gpt_lightning.errors import UserError, reason_of
 from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
+from gpt_lightning.model.variants import make_model
 
 Weights = dict[str, torch.Tensor]
 WTE, WPE, HEAD = "transformer.wte.weight", "transformer.wpe.weight", "lm_head.weight"
@@ -48,13 +49,14 @@ class Pretrained:
             (vocab_size, n_embd), head = weights[WTE].shape, weights.get(HEAD, weights[WTE])
             blocks = {k.split(".")[2] for k in weights if k.startswith("transformer.h.")}
             tied = head.shape == weights[WTE].shape and torch.equal(head, weights[WTE])
+            learned = self.recorded.get("variant", "gpt2") == "gpt2"  # a table of positions
             return {
                 "n_layer": len(blocks),
                 "n_head": self.recorded.get("n_head"),
                 "n_embd": n_embd,
                 "vocab_size": vocab_size,
-                "bias": "transformer.ln_f.bias" in weights,
-                "block_size": len(weights[WPE]),
+                "bias": "transformer.h.0.attn.c_attn.bias" in weights,
+                "block_size": len(weights[WPE]) if learned else self.recorded["block_size"],
                 "tie_weights": self.recorded.get("tie_weights", tied),
             }
 
@@ -97,7 +99,8 @@ class Pretrained:
             theirs["bias"] = False  # biases of 0 are none
             weights = {name: weights[name] for name in weights.keys() - biases.keys()}
         check_shape(self.source, config, theirs)
-        weights[WPE] = weights[WPE][: config.block_size]
+        if WPE in weights:
+            weights[WPE] = weights[WPE][: config.block_size]
         weights[WTE] = grown(weights[WTE], config.vocab_size)
         head = self.weights.get(HEAD)
         if config.tie_weights:
@@ -105,7 +108,7 @@ class Pretrained:
         else:
             weights[HEAD] = weights[WTE].clone() if head is None else grown(head, config.vocab_size)
         with torch.device("meta"):  # names and shapes without memory or random numbers
-            expected = {k: v.shape for k, v in GPT(config).state_dict().items()}
+            expected = {k: v.shape for k, v in make_model(config).state_dict().items()}
         if wrong := expected.items() ^ {k: v.shape for k, v in weights.items()}.items():
             raise UserError(
                 f"{self.source} is not a GPT-2: {min(wrong)[0]} is missing, unknown or of a wrong "
@@ -124,7 +127,7 @@ class Pretrained:
         """
         config = self.config(**changes)
         weights = self.state_dict(config)
-        model = GPT(config)
+        model = make_model(config)
         model.load_state_dict(weights)
         return model.eval()
 

@@ -120,7 +120,8 @@ class SpeedMonitor(L.Callback):
     def _end_timeline(self, trainer: L.Trainer, reason: BaseException | str | None) -> None:
         timeline, self._timeline = self._timeline, None
         if timeline is not None:
-            timeline.end(trainer.global_step, reason)
+            seconds = {name: round(s, 3) for name, s in self.clock.seconds().items()}
+            timeline.end(trainer.global_step, reason, seconds)
 
     def before_validation(self, trainer: L.Trainer) -> None:
         """Stop the step before the loop starts the workers of the validation loader."""

@@ -293,11 +293,12 @@ def test_training_and_moments_are_not_in_the_timeline(name, seconds, written):
 def test_a_run_that_a_callback_stops_is_not_finished():
     monitor, ends = SpeedMonitor(), []
     for stopped in (False, True):
-        monitor._timeline = SimpleNamespace(end=lambda step, reason: ends.append((step, reason)))
+        monitor._timeline = SimpleNamespace(end=lambda *facts: ends.append(facts))
         trainer = SimpleNamespace(should_stop=stopped, callbacks=[], global_step=3)
         monitor.on_fit_end(trainer, None)
         monitor.on_fit_end(trainer, None)  # nothing is open
-    assert ends == [(3, None), (3, "trainer.should_stop")]
+    assert [facts[:2] for facts in ends] == [(3, None), (3, "trainer.should_stop")]
+    assert ends[0][2].keys() == {"start-up"}
 
 
 def test_the_report_names_rate_median_and_phases(text_file, time):

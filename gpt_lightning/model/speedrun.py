@@ -1,0 +1,195 @@
+"""The speedrun's model: a GPT with the changes that its records use. GPT-2 itself is gpt.py.
+
+Shapes as in gpt.py. It is for alphabets of characters or bytes, where pairs of tokens are few. What
+differs from GPT-2, each with its gain in benchmarks/speedrun/levers.md:
+
+    pairs of tokens     the embedding of a token adds one of the pair with the token before it
+    rotary positions    (Su et al. 2021) in queries and keys, instead of learned embeddings
+    normalized q and k  (Henry et al. 2020), so that a head's scores keep their scale
+    squared ReLU        (So et al. 2021) instead of GELU: one product instead of an exponential
+    zero projections    each block begins as the identity, and the head with equal probabilities
+    input in each block added with a weight that is trained, from 0 on
+    RMS norm            (Zhang and Sennrich 2019) without parameters, also after the embedding
+
+Source of the combination: Jordan et al. 2024, https://github.com/KellerJordan/modded-nanogpt.
+"""
+
+import json
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.model.decoder import Decoder
+from gpt_lightning.model.gpt import GPT, MLP, Block, CausalSelfAttention, GPTConfig
+
+MAX_VOCABULARY = 256  # tokens: the table of pairs has its square
+ROTARY_BASE = 10_000.0
+SCORE_SCALE = 1.5  # of normalized queries and keys, over sqrt(hs)
+# fields of GPTConfig with the one value that this model has
+FIXED = {
+    "tie_weights": False,
+    "activation": "gelu_tanh",  # a default, without a meaning here; as are those below
+    "init": "gpt2",
+    "residual": "float32",
+    "checkpointing": False,
+}
+
+
+class RotaryAttention(CausalSelfAttention):
+    """Self-attention with normalized, rotated queries and keys: (B, T, C) -> (B, T, C)."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__(config)
+        hs = config.n_embd // config.n_head
+        frequencies = ROTARY_BASE ** -(torch.arange(0, hs, 2) / hs)  # (hs/2,)
+        angles = torch.arange(config.block_size)[:, None] * frequencies  # (block_size, hs/2)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        (B, T, C), nh = x.shape, self.n_head
+        q, k, v = self.c_attn(x).split(C, dim=2)  # 3 x (B, T, C)
+        q, k, v = (t.view(B, T, nh, -1).transpose(1, 2) for t in (q, k, v))  # 3 x (B, nh, T, hs)
+        q, k = (self.rotate(F.rms_norm(t, t.shape[-1:])).to(v.dtype) for t in (q, k))
+        p = self.dropout if self.training else 0.0
+        y = self.attention(SCORE_SCALE * q, k, v, p)  # (B, nh, T, hs)
+        y = y.transpose(1, 2).reshape(B, T, C)  # the heads side by side
+        return self.resid_dropout(self.c_proj(y))  # (B, T, C)
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Return (B, nh, T, hs) with pairs of channels rotated by their position's angles."""
+        T = x.size(2)
+        a, b = x.chunk(2, dim=-1)  # 2 x (B, nh, T, hs/2)
+        cos, sin = self.cos[:T], self.sin[:T]  # (T, hs/2)
+        return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+
+
+class SquaredReLU(nn.Module):
+    """max(x, 0)^2."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x).square()
+
+
+class SpeedrunBlock(Block):
+    """Attention and MLP, which read the residual stream with the model's input added to it."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        nn.Module.__init__(self)
+        C = config.n_embd
+        self.ln_1 = nn.RMSNorm(C, elementwise_affine=False)  # type: ignore[assignment]
+        self.attn = RotaryAttention(config)
+        self.ln_2 = nn.RMSNorm(C, elementwise_affine=False)  # type: ignore[assignment]
+        self.mlp = MLP(config)
+        self.mlp.gelu = SquaredReLU()  # type: ignore[assignment]
+        self.mix = nn.Parameter(torch.tensor([1.0, 0.0]))  # of the stream, and of the input
+
+    def forward(self, x: Tensor, x0: Tensor) -> Tensor:  # type: ignore[override]
+        x = self.mix[0] * x + self.mix[1] * x0
+        return super().forward(x)
+
+
+class SpeedrunTransformer(nn.Module):
+    """The model without its head: tokens (B, T) -> final residual stream (B, T, C)."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        V = config.vocab_size
+        assert V is not None
+        self.wte = nn.Embedding(V, config.n_embd)  # tokens
+        self.pairs = nn.Embedding(V * V, config.n_embd)
+        self.drop = nn.Dropout(config.dropout)
+        self.h = nn.ModuleList([SpeedrunBlock(config) for _ in range(config.n_layer)])
+        self.ln_f = nn.RMSNorm(config.n_embd, elementwise_affine=False)
+
+    def forward(self, idx: Tensor) -> Tensor:
+        """Return the final residual stream, (B, T, C), of tokens idx, int64 (B, T)."""
+        before = F.pad(idx, (1, 0))[:, :-1]  # (B, T); token 0 comes before the first
+        pairs = before * self.wte.num_embeddings + idx
+        x = self.ln_f(self.wte(idx) + self.pairs(pairs))  # (B, T, C)
+        x = x0 = self.drop(x)
+        for block in self.h:
+            x = block(x, x0)
+        return self.ln_f(x)
+
+
+class SpeedrunGPT(GPT):
+    """A language model for characters or bytes; what is not written here is GPT's.
+
+    Args:
+        config: Shape of the model, with `variant: speedrun`.
+
+    Raises:
+        UserError: The configuration sets a part that this model does not have.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        nn.Module.__init__(self)
+        for name, only in FIXED.items():
+            if (value := getattr(config, name)) != only:
+                raise UserError(
+                    f"model.config.{name} is {value}, which variant speedrun does not have: "
+                    f"set it to {json.dumps(only)}, or model.config.variant to gpt2"
+                )
+        if config.vocab_size is None or config.vocab_size > MAX_VOCABULARY:
+            raise UserError(
+                f"model.config.vocab_size is {config.vocab_size}, and variant speedrun takes up to "
+                f"{MAX_VOCABULARY}: set data.tokenizer to char, or model.config.variant to gpt2"
+            )
+        if config.n_embd // config.n_head % 2:
+            raise UserError(
+                "variant speedrun rotates pairs of channels: set model.config.n_head so that "
+                "n_embd / n_head is even"
+            )
+        self.config = config
+        body = SpeedrunTransformer(config)
+        self.transformer = body  # type: ignore[assignment]
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        nn.init.normal_(body.wte.weight, std=0.1)
+        nn.init.normal_(body.pairs.weight, std=0.03)
+        nn.init.zeros_(self.lm_head.weight)
+        for block in body.h:
+            assert isinstance(block, SpeedrunBlock)
+            for layer in (block.attn.c_attn, block.mlp.c_fc):
+                nn.init.normal_(layer.weight, std=0.5 * config.n_embd**-0.5)
+            for layer in (block.attn.c_proj, block.mlp.c_proj):
+                nn.init.zeros_(layer.weight)
+
+
+class RecomputingDecoder(Decoder):
+    """Decoder that computes all positions for each token: the caches hold the tokens.
+
+    Args:
+        model: The model; its mode and weights stay.
+        dtype: dtype of the linear layers' products; None: the weights' own.
+    """
+
+    def __init__(self, model: GPT, dtype: torch.dtype | None = None) -> None:
+        weight = model.lm_head.weight
+        self.model, self.config, self.device = model, model.config, weight.device
+        self.dtype = dtype or weight.dtype
+
+    def new_caches(self, B: int, size: int) -> list[Tensor]:
+        """Return a buffer for `size` tokens of each sequence, int64 (B, size)."""
+        return [torch.empty(B, size, dtype=torch.int64, device=self.device)]
+
+    def __call__(self, idx: Tensor, start: int, caches: Sequence[Tensor]) -> Tensor:
+        """Return the logits after the last of the tokens, (B, V); as Decoder."""
+        tokens, end, training = caches[0], start + idx.size(1), self.model.training
+        tokens[:, start:end] = idx
+        cast = self.dtype != self.model.lm_head.weight.dtype
+        with (
+            torch.compiler.set_stance("force_eager"),
+            torch.autocast(self.device.type, self.dtype if cast else None, enabled=cast),
+        ):
+            self.model.eval()
+            x = self.model.transformer(tokens[:, :end])  # (B, T, C)
+            self.model.train(training)
+            logits: Tensor = self.model.lm_head(x[:, -1])
+        return logits

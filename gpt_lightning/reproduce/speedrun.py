@@ -1,0 +1,315 @@
+"""The command `gpt-lightning speedrun`: train a record's configuration, check its rules, write it.
+
+The rules are in docs/speedrun.md, their numbers and the tracks in speedrun.yaml.
+"""
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.parsing import OneLineParser, underscored
+from gpt_lightning.reports.tables import Console, column
+from gpt_lightning.runs.history import find_runs, read_curves, read_events, read_settings
+
+TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+RULES: dict[str, Any] = TABLES["rules"]
+ROOT = Path("lightning_logs") / "speedrun"
+DEVICES = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}  # name -> the Trainer's accelerator
+NANOGPT_STEPS = 20
+PAUSE = "validation"  # the phase that is left out of the time
+UNSEEN = "--eval_iters=1 --log_interval=1 --eval_interval=1000000"  # one evaluation, of one batch
+
+
+@dataclass(frozen=True)
+class Track:
+    """Track of the speedrun; speedrun.yaml describes the fields."""
+
+    name: str
+    title: str
+    target: float
+    config: str
+    steps: int
+    curve: str
+    nanogpt: str
+
+
+TRACKS = {name: Track(name, **fields) for name, fields in TABLES["tracks"].items()}
+
+
+@dataclass(frozen=True)
+class SeedRow:
+    """Run of one seed."""
+
+    seed: int = column("seed", "d")
+    loss: float = column("validation loss", ".4f")
+    time_s: float = column("time s", ".1f")
+    compile_s: float = column("of it compiling s", ".1f")
+    process_s: float = column("process s", ".1f")
+    steps: int = column("steps", ",d")
+    tokens: float = column("tokens", ",.0f")
+    parameters: int = column("parameters", ",d")
+    curve: Sequence[tuple[float, float]] = column("curve", console=False)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Runs of a track, and the time of nanoGPT beside them.
+
+    Attributes:
+        track: The track.
+        device: cpu, cuda or mps.
+        rows: Runs by seed.
+        nanogpt_step_s: Median seconds of nanoGPT's steps; None: not measured.
+        breaches: Rules that the runs do not keep; empty for a record.
+    """
+
+    track: Track
+    device: str
+    rows: Sequence[SeedRow]
+    nanogpt_step_s: float | None
+    breaches: Sequence[str]
+
+    def figures(self) -> dict[str, float]:
+        """Return mean and worst of loss and time, and nanoGPT's time in seconds, if measured."""
+        losses, times = [row.loss for row in self.rows], [row.time_s for row in self.rows]
+        found = {
+            "loss": statistics.mean(losses),
+            "worst_loss": max(losses),
+            "time_s": statistics.mean(times),
+            "worst_time_s": max(times),
+        }
+        if self.nanogpt_step_s is not None:
+            found["nanogpt_s"] = self.track.steps * self.nanogpt_step_s
+        return found
+
+
+def make_parser() -> OneLineParser:
+    """Return the parser of the command."""
+    about = "Train a record's configuration over seeds, check the rules, and write its page."
+    parser = OneLineParser(prog="gpt-lightning speedrun", description=about)
+    parser.add_argument("name", choices=["shakespeare"], help="Name of the speedrun.")
+    parser.add_argument("--track", choices=[*TRACKS], required=True, help="Aim of the runs.")
+    parser.add_argument("--device", choices=[*DEVICES], default="cpu", help="Device to train on.")
+    about = "Configuration, by path or name, instead of the track's own."
+    parser.add_argument("--config", type=str | None, help=about)
+    about = "Seeds, separated by commas. A record has 5, or 3 if it takes more than 5 minutes."
+    parser.add_argument("--seeds", default="1,2,3,4,5", help=about)
+    about = f"Folder of nanoGPT with its data, to measure {NANOGPT_STEPS} of its steps in turn."
+    parser.add_argument("--nanogpt", type=str | None, help=about)
+    about = "What the record changes, for the ledger; null: the page goes to lightning_logs."
+    parser.add_argument("--change", type=str | None, help=about)
+    about = "Folder of the record pages and of the ledger."
+    parser.add_argument("--out", default="benchmarks/speedrun", help=about)
+    return parser
+
+
+def run(argv: list[str]) -> int:
+    """Run `speedrun shakespeare ...`.
+
+    Returns:
+        0: The runs are a record, or a trial that reached the target. 1: They did not reach it.
+
+    Raises:
+        UserError: An argument is wrong, or a run failed.
+    """
+    args = make_parser().parse_args(underscored(argv[1:]))
+    if not re.fullmatch(r"\d+(,\d+)*", args.seeds):
+        raise UserError(f"--seeds is {args.seeds!r}; expected numbers with commas: 1,2,3,4,5")
+    seeds = list(dict.fromkeys(map(int, args.seeds.split(","))))
+    nanogpt = None if args.nanogpt is None else Path(args.nanogpt)
+    if nanogpt is not None:
+        check_nanogpt(nanogpt)
+    from gpt_lightning.reproduce.command import next_folder  # not for --help: torch takes seconds
+    from gpt_lightning.reproduce.speedrun_page import write
+
+    track, root = TRACKS[args.track], next_folder(ROOT / args.track)
+    rows: list[SeedRow] = []
+    times = nanogpt_steps_s(nanogpt, track, args.device)
+    for seed in seeds:
+        folder = root / f"seed_{seed}"
+        rows.append(run_seed(args.config or track.config, seed, DEVICES[args.device], folder))
+        console = Console(SeedRow, rows=rows)
+        print("\n".join(["", console.header(), *map(console.line, rows)]), flush=True)
+    times += nanogpt_steps_s(nanogpt, track, args.device)
+    breaches = [
+        problem for row in rows for problem in problems(find_run(root / f"seed_{row.seed}"), row)
+    ] + shortfalls(track, rows, bool(times))
+    step_s = statistics.median(times) if times else None
+    result = Result(track, args.device, rows, step_s, list(dict.fromkeys(breaches)))
+    write(result, args.change, Path(args.out), root, argv)
+    return int(result.figures()["loss"] > track.target)
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+def run_seed(config: str, seed: int, accelerator: str, folder: Path) -> SeedRow:
+    """Train with a seed in a process of its own, and return its figures.
+
+    Inductor's cache is empty at first, so that the time includes the whole compilation.
+
+    Args:
+        config: Path or name of the configuration.
+        seed: Seed of the run.
+        accelerator: Accelerator of the Trainer.
+        folder: Folder for the run's `lightning_logs`.
+
+    Raises:
+        UserError: The run failed.
+    """
+    arguments = [f"--config={config}", f"--seed_everything={seed}", f"--run_name=seed_{seed}"]
+    arguments += [f"--trainer.accelerator={accelerator}", f"--trainer.default_root_dir={folder}"]
+    command = [sys.executable, "-m", "gpt_lightning", "fit", *arguments, "--resume=never"]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as cache:
+        ended = subprocess.run(command, env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache})
+    if ended.returncode:
+        raise UserError(f"the run of seed {seed} ended with exit code {ended.returncode}")
+    return read_run(seed, find_run(folder), time.monotonic() - began)
+
+
+def find_run(folder: Path) -> Path:
+    """Return the folder of the only run in a folder."""
+    (run,) = find_runs(folder)
+    return run
+
+
+def read_run(seed: int, run: Path, process_s: float) -> SeedRow:
+    """Return the figures of a finished run.
+
+    Args:
+        seed: Seed of the run.
+        run: Run folder.
+        process_s: Seconds of its process.
+    """
+    curves, end = read_curves(run), read_events(run)[-1]
+    seconds: dict[str, float] = end["seconds"]
+    start_s = seconds["start-up"]
+    # validations are left out of the time, as on nanoGPT's side
+    losses = [
+        (start_s + at - sum(s for name, b, s in curves["phases"] if is_pause(name, b, at)), loss)
+        for _, _, at, loss in curves["val"]
+    ]
+    step, tokens, _, loss = curves["val"][-1]
+    return SeedRow(
+        seed,
+        loss,
+        time_s=sum(s for name, s in seconds.items() if name != PAUSE),
+        compile_s=seconds.get("compile and warm-up", 0.0),
+        process_s=process_s,
+        steps=int(step),
+        tokens=tokens,
+        parameters=n_parameters(read_settings(run)),
+        curve=losses,
+    )
+
+
+def is_pause(name: str, begin: float, at: float) -> bool:
+    """Return whether a phase is a validation that has begun before a moment."""
+    return name == PAUSE and begin < at
+
+
+def n_parameters(settings: dict[str, Any]) -> int:
+    """Return the number of parameters of a run's model."""
+    import torch  # not for --help
+
+    from gpt_lightning.model.gpt import GPTConfig
+    from gpt_lightning.model.variants import make_model
+
+    prefix = "model.config."
+    fields = {key.removeprefix(prefix): v for key, v in settings.items() if key.startswith(prefix)}
+    with torch.device("meta"):  # shapes without memory
+        model = make_model(GPTConfig(**fields | {"vocab_size": RULES["vocabulary"]}))
+    return model.num_params()
+
+
+# ---- rules ---------------------------------------------------------------------------------------
+
+
+def problems(run: Path, row: SeedRow) -> list[str]:
+    """Return the rules that a run does not keep, apart from those of all seeds together.
+
+    Args:
+        run: Run folder.
+        row: Figures of the run.
+    """
+    settings, found = read_settings(run), []
+    for key, value in RULES["settings"].items():
+        if (own := settings.get(key)) != value:
+            found.append(f"{key} is {own}; the rules have {value}")
+    names = [row["class_path"] for row in settings.get("trainer.callbacks") or []]
+    for name in names:
+        if name.rpartition(".")[2] not in RULES["callbacks"]:
+            found.append(f"the callback {name} is not among {', '.join(RULES['callbacks'])}")
+    if row.parameters > RULES["parameters"]:
+        found.append(f"{row.parameters:,} parameters; at most {RULES['parameters']:,}")
+    if row.steps != settings["trainer.max_steps"]:
+        found.append(f"the last validation was at step {row.steps:,}, not at the end")
+    return found
+
+
+def shortfalls(track: Track, rows: Sequence[SeedRow], nanogpt: bool) -> list[str]:
+    """Return the rules that all seeds together do not keep.
+
+    Args:
+        track: The track.
+        rows: Runs by seed.
+        nanogpt: True if nanoGPT was measured beside them.
+    """
+    loss = statistics.mean(row.loss for row in rows)
+    short = statistics.mean(row.time_s for row in rows) < RULES["short_s"]
+    needed = RULES["seeds" if short else "seeds_long"]
+    found = [] if nanogpt else ["nanoGPT was not measured: give --nanogpt DIR"]
+    if len(rows) < needed:
+        found.append(f"{len(rows)} seeds; a record has {needed}: give --seeds")
+    if loss > track.target:
+        found.append(f"the mean loss is {loss:.4f}; the target is {track.target}")
+    return found
+
+
+# ---- nanoGPT -------------------------------------------------------------------------------------
+
+
+def check_nanogpt(folder: Path) -> None:
+    """Raise a UserError unless the folder has nanoGPT's program and its prepared data."""
+    if not (folder / "train.py").is_file():
+        raise UserError(
+            f"--nanogpt {folder} has no train.py: git clone https://github.com/karpathy/nanoGPT"
+        )
+    data = folder / "data/shakespeare_char"
+    if not (data / "train.bin").is_file():
+        raise UserError(f"{data} has no train.bin: python {data / 'prepare.py'}")
+
+
+def nanogpt_steps_s(folder: Path | None, track: Track, device: str) -> list[float]:
+    """Return the seconds of nanoGPT's steps, without the first two; none without its folder.
+
+    On a GPU its program compiles, as it does by default; on other devices it does not.
+
+    Raises:
+        UserError: The program failed.
+    """
+    if folder is None:
+        return []
+    with tempfile.TemporaryDirectory() as out:
+        words = ["train.py", *track.nanogpt.split(), *UNSEEN.split(), f"--out_dir={out}"]
+        words += [f"--device={device}", f"--compile={device == 'cuda'}"]
+        words += [f"--max_iters={NANOGPT_STEPS}"]
+        done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"nanoGPT failed: {' '.join(done.stderr.split())[-500:]}")
+    found = re.findall(r"^iter \d+: .* time ([\d.]+)ms", done.stdout, re.MULTILINE)
+    times = [float(ms) / 1e3 for ms in found][2:]
+    print(f"nanoGPT     median step {statistics.median(times) * 1e3:,.1f} ms", flush=True)
+    return times

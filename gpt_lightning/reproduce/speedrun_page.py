@@ -1,0 +1,148 @@
+"""Page, picture and ledger of the speedrun's records."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpt_lightning.files import explained, write_atomic
+from gpt_lightning.hardware.machine import machine_record
+from gpt_lightning.reports.plots import plot_times
+from gpt_lightning.reports.tables import column, markdown
+from gpt_lightning.reproduce.curves import find_curve, read_curve
+from gpt_lightning.reproduce.speedrun import Result
+
+LEDGER = "ledger.yaml"
+Figures = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class LedgerRow:
+    """Record in the ledger."""
+
+    track: str = column("track")
+    device: str = column("device")
+    date: str = column("date")
+    commit: str = column("version")
+    seeds: int = column("seeds", "d")
+    loss: float = column("mean loss", ".4f")
+    worst_loss: float = column("worst", ".4f")
+    time_s: float = column("mean time s", ".1f")
+    worst_time_s: float = column("worst s", ".1f")
+    nanogpt_s: float = column("nanoGPT s", ",.0f")
+    ratio: float = column("times sooner", ".1f")
+    change: str = column("what it changes")
+    gain: str = column("gain over the record before")
+
+
+def write(result: Result, change: str | None, out: Path, root: Path, argv: Sequence[str]) -> None:
+    """Write the page, the picture and the data of a result, and enter a record in the ledger.
+
+    Args:
+        result: The runs.
+        change: What the record changes; None: the files go to `root`, and not into the ledger.
+        out: Folder of the record pages.
+        root: Folder of the runs.
+        argv: Command line, for the page.
+
+    Raises:
+        UserError: A file cannot be written.
+    """
+    machine = machine_record([*argv])
+    is_record = not result.breaches and change is not None
+    folder = out if is_record else root
+    stem = f"{result.track.name}-{result.device}"
+    with explained("write", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        plot(result, folder / f"{stem}.png")
+        write_atomic(folder / f"{stem}.md", page(result, machine, f"{stem}.png").encode())
+        data = {"machine": machine, **dataclasses.asdict(result), "figures": result.figures()}
+        write_atomic(folder / f"{stem}.json", (json.dumps(data, indent=2) + "\n").encode())
+        if is_record:
+            enter(result, str(change), machine, out)
+    for breach in result.breaches:
+        print(f"no record   {breach}")
+    if change is None and not result.breaches:
+        print("no record   give --change TEXT, what the record changes, to enter the ledger")
+    print(f"page        {folder / stem}.md")
+
+
+def page(result: Result, machine: dict[str, str], picture: str) -> str:
+    """Return the page of a result as Markdown."""
+    figures = result.figures()
+    lines = [f"# Shakespeare speedrun: {result.track.title}, {result.device}", ""]
+    lines += ["```", machine["command"], "```", ""]
+    lines += [". ".join(machine[key] for key in ("date", "CPU", "memory", "software")) + ".", ""]
+    lines += [markdown(result.rows)]
+    lines += [
+        f"Mean loss {figures['loss']:.4f}, worst {figures['worst_loss']:.4f}, over the whole "
+        f"validation split. Mean time {figures['time_s']:.1f} s, worst "
+        f"{figures['worst_time_s']:.1f} s: everything after the imports, with compilation from an "
+        "empty cache, without validations.",
+        "",
+    ]
+    if "nanogpt_s" in figures:
+        lines += [
+            f"nanoGPT: {result.track.steps:,} steps of its published log, "
+            f"{result.nanogpt_step_s or 0:.4f} s each (median, measured in turn): "
+            f"{figures['nanogpt_s']:,.0f} s, {figures['nanogpt_s'] / figures['time_s']:.1f} times "
+            "as long.",
+            "",
+        ]
+    lines += [f"![loss over wall time]({picture})", ""]
+    lines += [f"- No record: {breach}." for breach in result.breaches]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def plot(result: Result, path: Path) -> None:
+    """Draw the losses over wall time, with nanoGPT's published losses at the time of its steps."""
+    runs = {f"seed {row.seed}": row.curve for row in result.rows}
+    if result.nanogpt_step_s is not None:
+        curve = find_curve(result.track.curve)
+        step_s = result.nanogpt_step_s / curve.tokens_per_step
+        points = [(tokens * step_s, loss) for tokens, loss in read_curve(curve)["val"] if tokens]
+        runs["nanoGPT, published losses at the steps' time here"] = points
+    plot_times(path, result.track.title, runs, result.track.target)
+
+
+# ---- ledger --------------------------------------------------------------------------------------
+
+
+def enter(result: Result, change: str, machine: dict[str, str], out: Path) -> None:
+    """Append a record to the ledger, and write the ledger's page."""
+    path = out / LEDGER
+    records: list[Figures] = yaml.safe_load(path.read_text("utf-8")) if path.exists() else []
+    facts = {"track": result.track.name, "device": result.device, "date": machine["date"]}
+    facts |= {"machine": machine["CPU"], "commit": machine["software"].split(",")[0]}
+    figures = {name: round(value, 4) for name, value in result.figures().items()}
+    records.append({**facts, "seeds": len(result.rows), **figures, "change": change})
+    write_atomic(path, yaml.safe_dump(records, sort_keys=False, width=100).encode())
+    write_atomic(out / "README.md", ledger_page(records).encode())
+
+
+def ledger_page(records: Sequence[Figures]) -> str:
+    """Return the ledger as Markdown: each record, and its gain over the one before."""
+    rows, before = [], dict[tuple[str, str], Figures]()
+    for record in records:
+        track = record["track"], record["device"]
+        ratio = record["nanogpt_s"] / record["time_s"]
+        own = {key: value for key, value in record.items() if key != "machine"}
+        rows.append(LedgerRow(**own, ratio=ratio, gain=gain(record, before.get(track))))
+        before[track] = record
+    head = (
+        "# Records of the Shakespeare speedrun\n\nEach has a page TRACK-DEVICE.md of its newest "
+        "runs. The rules: docs/speedrun.md. Written by `gpt-lightning speedrun`.\n\n"
+    )
+    return head + markdown(rows)
+
+
+def gain(record: Figures, before: Figures | None) -> str:
+    """Return what a record gains over the record before it on its track."""
+    if before is None:
+        return "the first"
+    if record["track"] == "best":
+        return f"loss {record['loss'] - before['loss']:+.4f}"
+    return f"{before['time_s'] / record['time_s']:.2f} times sooner"

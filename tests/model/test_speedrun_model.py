@@ -1,0 +1,138 @@
+"""The speedrun's model: causal, decoded as it is computed, and refused where it has no part."""
+
+import math
+
+import pytest
+import torch
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.model.compilation import compile_in_place
+from gpt_lightning.model.generate import generate
+from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.model.speedrun import RotaryAttention, SpeedrunGPT
+from gpt_lightning.model.variants import make_decoder, make_model
+
+V, T = 20, 16
+SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": T, "vocab_size": V}
+SHAPE |= {"tie_weights": False}
+
+
+def config(**changes) -> GPTConfig:
+    return GPTConfig(**SHAPE | {"variant": "speedrun"} | changes)
+
+
+@pytest.fixture
+def model() -> GPT:
+    """A model whose projections are no longer zero."""
+    torch.manual_seed(0)
+    found = make_model(config())
+    for parameter in found.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return found
+
+
+def tokens(B: int = 3, n: int = T) -> torch.Tensor:
+    return torch.randint(V, (B, n), generator=torch.Generator().manual_seed(1))
+
+
+def test_the_variant_chooses_the_class():
+    assert type(make_model(config())) is SpeedrunGPT
+    assert type(make_model(config(variant="gpt2"))) is GPT
+
+
+def test_a_new_model_gives_all_tokens_the_same_probability():
+    torch.manual_seed(0)
+    assert make_model(config())(tokens(), tokens()).item() == pytest.approx(math.log(V), abs=1e-6)
+
+
+def test_no_position_sees_a_later_one(model):
+    idx = tokens()
+    changed = idx.clone()
+    changed[:, 9] = (changed[:, 9] + 1) % V
+    before, after = model(idx), model(changed)
+    assert torch.equal(before[:, :9], after[:, :9])
+    assert not torch.isclose(before[:, 9:], after[:, 9:]).all(-1).any()
+
+
+def test_a_token_is_embedded_with_the_one_before_it(model):
+    one, other = torch.tensor([[1, 5]]), torch.tensor([[2, 5]])
+    for block in model.transformer.h:  # without attention a position knows its pair alone
+        torch.nn.init.zeros_(block.attn.c_proj.weight)
+    assert not torch.isclose(model(one)[0, 1], model(other)[0, 1]).any()
+    alone, first = torch.tensor([[5]]), torch.tensor([[0, 5]])  # token 0 comes before the first
+    assert torch.allclose(model(alone)[0, 0], model(first)[0, 1])
+
+
+def test_scores_depend_on_the_distance_alone():
+    torch.manual_seed(0)
+    attention = RotaryAttention(config())
+    q, k = torch.randn(2, 1, 1, 1, 8).expand(2, 1, 1, T, 8)  # the same at each position
+    scores = (attention.rotate(q) @ attention.rotate(k).mT)[0, 0]  # (T, T)
+    for distance in (0, 1, 5):
+        diagonal = scores.diagonal(-distance)
+        assert torch.allclose(diagonal, diagonal[0].expand_as(diagonal), atol=1e-5)
+    assert not torch.allclose(scores[5, 0], scores[6, 0], atol=1e-3)
+
+
+def test_the_count_leaves_out_the_tables():
+    found = make_model(config(bias=False))
+    blocks = 2 * (12 * 16 * 16 + 2)
+    assert found.num_params() == V * 16 + V * V * 16 + blocks + V * 16
+    assert found.num_params(embeddings=False) == blocks + V * 16
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_generated_tokens_are_those_of_the_plain_loop(model, mode):
+    """Also past the context, with dropout in the model, whose mode stays."""
+    model.train(mode == "train")
+    model.transformer.drop.p = 0.5
+    found = generate(model, tokens(2, 3), 20, temperature=0.0)
+    assert model.training == (mode == "train")
+    model.eval()
+    expected = tokens(2, 3)
+    for _ in range(20):
+        logits = model(expected[:, -T:])[:, -1]
+        expected = torch.cat([expected, logits.argmax(-1, keepdim=True)], dim=1)
+    assert torch.equal(found, expected)
+
+
+def test_a_decoder_may_multiply_in_bfloat16(model):
+    full, half = (make_decoder(model, dtype) for dtype in (None, torch.bfloat16))
+    ours, rounded = (d(tokens(), 0, d.new_caches(3, T)) for d in (full, half))
+    assert rounded.dtype == torch.bfloat16
+    assert not torch.equal(ours, rounded.float())
+    assert torch.allclose(ours, rounded.float(), atol=0.3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"activation": "gelu"}, 'activation is gelu,.*set it to "gelu_tanh"'),
+        ({"tie_weights": True}, r"tie_weights is True.*set it to false"),
+        ({"init": "nanogpt"}, "init"),
+        ({"residual": "bfloat16"}, "residual"),
+        ({"checkpointing": True}, "checkpointing"),
+        ({"vocab_size": 257}, r"vocab_size is 257.*up to 256.*data\.tokenizer to char"),
+        ({"vocab_size": None}, "vocab_size is None"),
+        ({"n_head": 16}, "n_embd / n_head is even"),
+    ],
+)
+def test_what_it_does_not_have_is_an_error(changes, named):
+    with pytest.raises(UserError, match=named):
+        make_model(config(**changes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scope", ["model", "block"])
+def test_compiled_it_computes_the_same(model, scope):
+    """Loss and gradients; the layers of a compiled CPU model are others."""
+    idx, targets = tokens(), tokens().roll(1)
+    plain = SpeedrunGPT(config())
+    plain.load_state_dict(model.state_dict())
+    compile_in_place(model, "cpu", scope)
+    losses = [m(idx, targets) for m in (plain, model)]
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
+    for loss in losses:
+        loss.backward()
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad, rtol=1e-3, atol=1e-5)
