@@ -76,8 +76,8 @@ def test_a_fit_on_ready_shards_imports_few_files(shards):
     assert "gpt_lightning.training.module" in imported
     assert not any(name.startswith("gpt_lightning.prepare") for name in imported)
     # the rebuild had 45; since then Trainer's checks, signals, watchdog, output and TensorBoard's
-    # events have own files, and the events name the commit (hardware.machine)
-    assert len(imported) <= 54, "\n".join(sorted(imported))
+    # events have own files, the events name the commit (hardware.machine), and models have variants
+    assert len(imported) <= 55, "\n".join(sorted(imported))
 
 
 def test_no_function_is_longer_than_a_screen():

@@ -779,7 +779,7 @@ FOUND = [
     ),
     (
         "fit --config tiny.yaml --trainer.max_epochs 1 --trainer.max_steps -1",
-        "the cosine has no end: set trainer.max_steps or model.decay_steps, or",
+        "the cosine decay has no end: set trainer.max_steps or model.decay_steps, or",
     ),
     (
         "fit --config tiny.yaml --trainer.callbacks+ ThroughputMonitor",
@@ -2051,7 +2051,7 @@ SLOW = [
     ),
     (
         "fit --config tiny.yaml --model.decay_steps -5",
-        "the cosine has no end: set trainer.max_steps or model.decay_steps, or",
+        "the cosine decay has no end: set trainer.max_steps or model.decay_steps, or",
     ),
     (
         "fit --config tiny.yaml --model.weight_decay -0.1",

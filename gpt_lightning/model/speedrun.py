@@ -3,7 +3,7 @@
 Shapes as in gpt.py. It is for alphabets of characters or bytes, where pairs of tokens are few. What
 differs from GPT-2, each with its gain in benchmarks/speedrun/levers.md:
 
-    pairs of tokens     the embedding of a token adds one of the pair with the token before it
+    pairs, triples      the embedding of a token adds those of the last two and three tokens
     rotary positions    (Su et al. 2021) in queries and keys, instead of learned embeddings
     normalized q and k  (Henry et al. 2020), so that a head's scores keep their scale
     squared ReLU        (So et al. 2021) instead of GELU: one product instead of an exponential
@@ -26,6 +26,7 @@ from gpt_lightning.model.decoder import Decoder
 from gpt_lightning.model.gpt import GPT, MLP, Block, CausalSelfAttention, GPTConfig
 
 MAX_VOCABULARY = 256  # tokens: the table of pairs has its square
+HASH_BITS = 13  # rows of the table of triples: 2^13, fewer than triples
 ROTARY_BASE = 10_000.0
 SCORE_SCALE = 1.5  # of normalized queries and keys, over sqrt(hs)
 # fields of GPTConfig with the one value that this model has
@@ -56,11 +57,15 @@ class RotaryAttention(CausalSelfAttention):
         (B, T, C), nh = x.shape, self.n_head
         q, k, v = self.c_attn(x).split(C, dim=2)  # 3 x (B, T, C)
         q, k, v = (t.view(B, T, nh, -1).transpose(1, 2) for t in (q, k, v))  # 3 x (B, nh, T, hs)
-        q, k = (self.rotate(F.rms_norm(t, t.shape[-1:])).to(v.dtype) for t in (q, k))
+        q, k = (self.rotate(self.normalize(t)).to(v.dtype) for t in (q, k))
         p = self.dropout if self.training else 0.0
         y = self.attention(SCORE_SCALE * q, k, v, p)  # (B, nh, T, hs)
         y = y.transpose(1, 2).reshape(B, T, C)  # the heads side by side
         return self.resid_dropout(self.c_proj(y))  # (B, T, C)
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """Return (B, nh, T, hs) with a root mean square of 1 over the channels."""
+        return F.rms_norm(x, x.shape[-1:])
 
     def rotate(self, x: Tensor) -> Tensor:
         """Return (B, nh, T, hs) with pairs of channels rotated by their position's angles."""
@@ -104,19 +109,31 @@ class SpeedrunTransformer(nn.Module):
         assert V is not None
         self.wte = nn.Embedding(V, config.n_embd)  # tokens
         self.pairs = nn.Embedding(V * V, config.n_embd)
+        self.triples = nn.Embedding(2**HASH_BITS, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
         self.h = nn.ModuleList([SpeedrunBlock(config) for _ in range(config.n_layer)])
         self.ln_f = nn.RMSNorm(config.n_embd, elementwise_affine=False)
 
     def forward(self, idx: Tensor) -> Tensor:
         """Return the final residual stream, (B, T, C), of tokens idx, int64 (B, T)."""
-        before = F.pad(idx, (1, 0))[:, :-1]  # (B, T); token 0 comes before the first
-        pairs = before * self.wte.num_embeddings + idx
-        x = self.ln_f(self.wte(idx) + self.pairs(pairs))  # (B, T, C)
+        V = self.wte.num_embeddings
+        before = F.pad(idx, (2, 0))  # (B, T + 2); token 0 comes before the first
+        pairs = before[:, 1:-1] * V + idx  # (B, T)
+        triples = hashed(before[:, :-2] * V * V + pairs)
+        x = self.ln_f(self.wte(idx) + self.pairs(pairs) + self.triples(triples))  # (B, T, C)
         x = x0 = self.drop(x)
         for block in self.h:
             x = block(x, x0)
         return self.ln_f(x)
+
+
+def hashed(numbers: Tensor) -> Tensor:
+    """Return int64 numbers below 2^31 as HASH_BITS bits.
+
+    Multiplicative hashing (Knuth 1973, volume 3, 6.4): the upper bits of the product with 2^32 over
+    the golden ratio.
+    """
+    return (numbers * 2654435761) % 2**32 >> (32 - HASH_BITS)
 
 
 class SpeedrunGPT(GPT):
@@ -153,6 +170,7 @@ class SpeedrunGPT(GPT):
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         nn.init.normal_(body.wte.weight, std=0.1)
         nn.init.normal_(body.pairs.weight, std=0.03)
+        nn.init.normal_(body.triples.weight, std=0.01)
         nn.init.zeros_(self.lm_head.weight)
         for block in body.h:
             assert isinstance(block, SpeedrunBlock)

@@ -43,7 +43,8 @@ def write(result: Result, change: str | None, out: Path, root: Path, argv: Seque
 
     Args:
         result: The runs.
-        change: What the record changes; None: the files go to `root`, and not into the ledger.
+        change: Change of the record in words. None: the files go to `root`, and not into the
+            ledger.
         out: Folder of the record pages.
         root: Folder of the runs.
         argv: Command line, for the page.

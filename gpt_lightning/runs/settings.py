@@ -42,13 +42,13 @@ class Settings:
     learning_rate: PositiveFloat = 6.0e-4
     """Peak of AdamW's learning rate."""
     min_learning_rate: NonNegativeFloat | None = None
-    """End of the cosine; null: a tenth of the peak."""
-    schedule: Literal["cosine", "constant"] = "cosine"
-    """cosine: warm-up, then half a cosine; constant: warm-up, then the peak."""
+    """End of the decay; null: a tenth of the peak."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """Warm-up, then cosine: half a cosine; linear: a line; constant: the peak."""
     warmup_steps: NonNegativeInt = 0
     """Optimizer steps of linear warm-up."""
     decay_steps: int | None = None
-    """Optimizer step at which the cosine ends; null: trainer.max_steps."""
+    """Optimizer step at which the decay ends; null: trainer.max_steps."""
     weight_decay: NonNegativeFloat = 0.1
     """Decoupled weight decay."""
     decay: Literal["matrices", "all"] = "matrices"

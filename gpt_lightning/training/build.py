@@ -43,8 +43,8 @@ class BuildModule(L.LightningModule):
         fitting = self._trainer is not None and is_fitting(self.trainer)
         if self._trainer is not None:
             self.config = self._fit_to_data()
-        if fitting and self.settings.schedule == "cosine":
-            self._check_cosine()
+        if fitting and self.settings.schedule != "constant":
+            self._check_decay()
         if fitting:
             self._check_device()
         if not hasattr(self, "model"):
@@ -91,12 +91,12 @@ class BuildModule(L.LightningModule):
             )
         return config
 
-    def _check_cosine(self) -> None:
+    def _check_decay(self) -> None:
         decay_steps = self.settings.decay_steps
         if (self.trainer.max_steps if decay_steps is None else decay_steps) < 0:
             raise UserError(
-                "the cosine has no end: set trainer.max_steps or model.decay_steps, "
-                "or model.schedule to constant"
+                f"the {self.settings.schedule} decay has no end: set trainer.max_steps or "
+                "model.decay_steps, or model.schedule to constant"
             )
         # by default a short run ends in its warm-up
         if decay_steps is not None and decay_steps <= self.settings.warmup_steps:

@@ -9,7 +9,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.model.compilation import compile_in_place
 from gpt_lightning.model.generate import generate
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.model.speedrun import RotaryAttention, SpeedrunGPT
+from gpt_lightning.model.speedrun import RotaryAttention, SpeedrunGPT, hashed
 from gpt_lightning.model.variants import make_decoder, make_model
 
 V, T = 20, 16
@@ -54,13 +54,28 @@ def test_no_position_sees_a_later_one(model):
     assert not torch.isclose(before[:, 9:], after[:, 9:]).all(-1).any()
 
 
-def test_a_token_is_embedded_with_the_one_before_it(model):
-    one, other = torch.tensor([[1, 5]]), torch.tensor([[2, 5]])
-    for block in model.transformer.h:  # without attention a position knows its pair alone
+@pytest.mark.parametrize("table", ["pairs", "triples"])
+def test_a_token_is_embedded_with_those_before_it(model, table):
+    for block in model.transformer.h:  # without attention a position knows its tables alone
         torch.nn.init.zeros_(block.attn.c_proj.weight)
-    assert not torch.isclose(model(one)[0, 1], model(other)[0, 1]).any()
-    alone, first = torch.tensor([[5]]), torch.tensor([[0, 5]])  # token 0 comes before the first
-    assert torch.allclose(model(alone)[0, 0], model(first)[0, 1])
+    unused = {"pairs": "triples", "triples": "pairs"}[table]
+    torch.nn.init.zeros_(getattr(model.transformer, unused).weight)
+
+    def last(*idx: int) -> torch.Tensor:
+        return model(torch.tensor([idx]))[0, -1]
+
+    assert torch.allclose(last(3, 1, 5), last(4, 1, 5)) == (table == "pairs")
+    assert not torch.isclose(last(3, 1, 5), last(3, 2, 5)).any()
+    assert torch.allclose(last(1, 5), last(0, 1, 5))  # token 0 comes before the first
+    assert torch.allclose(last(5), last(0, 0, 5))
+
+
+def test_triples_are_spread_over_the_table():
+    """Rows hit by the 274,625 triples of 65 characters: nearly all, and none by many."""
+    hits = torch.bincount(hashed(torch.arange(65**3)), minlength=2**13)
+    assert len(hits) == 2**13
+    assert hits.min() >= 25
+    assert hits.max() <= 42  # 33.5 in the mean
 
 
 def test_scores_depend_on_the_distance_alone():
@@ -77,7 +92,7 @@ def test_scores_depend_on_the_distance_alone():
 def test_the_count_leaves_out_the_tables():
     found = make_model(config(bias=False))
     blocks = 2 * (12 * 16 * 16 + 2)
-    assert found.num_params() == V * 16 + V * V * 16 + blocks + V * 16
+    assert found.num_params() == (V + V * V + 2**13 + V) * 16 + blocks
     assert found.num_params(embeddings=False) == blocks + V * 16
 
 

@@ -112,7 +112,7 @@ def test_a_wrong_argument_of_a_callback_is_one_line(capsys):
         ),
         (
             ["--model.schedule=cosine", "--model.decay_steps=30"],
-            "schedule    the run ends at step 2, before the cosine's end at 30",
+            "schedule    the run ends at step 2, before the cosine decay's end at 30",
         ),
         (
             ["--trainer.accumulate_grad_batches=2"],

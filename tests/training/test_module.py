@@ -310,7 +310,7 @@ def test_schedules_that_cannot_be_are_refused(text_file, settings, message):
 
 
 def test_a_cosine_without_end_is_refused(text_file):
-    with pytest.raises(UserError, match="the cosine has no end"):
+    with pytest.raises(UserError, match="the cosine decay has no end"):
         fit(text_file, trainer={"max_steps": -1, "max_epochs": 1})
 
 

@@ -72,6 +72,11 @@ def mix_state(number: int) -> int:
     return z ^ (z >> 31)
 
 
+def test_a_linear_schedule_falls_on_a_line():
+    rates = [learning_rate(s, **{**NANOGPT, "schedule": "linear"}) for s in (50, 100, 1325, 9999)]
+    assert rates == pytest.approx([1e-3 * 51 / 101, 1e-3, 1e-4 + 0.75 * 9e-4, 1e-4], rel=1e-12)
+
+
 def test_constant_schedule_warms_up_and_stays():
     rates = [learning_rate(s, **{**NANOGPT, "schedule": "constant"}) for s in (0, 100, 100_000)]
     assert rates == [1e-3 / 101, 1e-3, 1e-3]

@@ -140,7 +140,7 @@ def speed_lines(monitor: SpeedMonitor, trainer: L.Trainer, module: GPTModule) ->
 
 
 def unfinished_schedule(trainer: L.Trainer, module: GPTModule) -> str:
-    """Return that the run ends before its cosine does, or an empty string."""
+    """Return that the run ends before its schedule does, or an empty string."""
     settings, total = module.settings, total_steps(trainer)
     decay_steps = trainer.max_steps if settings.decay_steps is None else settings.decay_steps
     end = max(settings.warmup_steps, decay_steps)
@@ -148,7 +148,7 @@ def unfinished_schedule(trainer: L.Trainer, module: GPTModule) -> str:
         return ""
     if total <= settings.warmup_steps:
         return f"the run ends at step {total:,}, in the warm-up of {settings.warmup_steps:,} steps"
-    return f"the run ends at step {total:,}, before the cosine's end at {end:,}"
+    return f"the run ends at step {total:,}, before the {settings.schedule} decay's end at {end:,}"
 
 
 def odd_shapes(n_embd: int, vocab_size: int) -> str:

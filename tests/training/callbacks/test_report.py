@@ -199,12 +199,15 @@ def logged() -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+BEFORE = "the run ends at step 101, before the"
+
+
 @pytest.mark.parametrize(
     ("max_steps", "settings", "line"),
     [
         (10, {}, "the run ends at step 10, in the warm-up of 100 steps"),
         (100, {"decay_steps": 102}, "the run ends at step 100, in the warm-up of 100 steps"),
-        (101, {"decay_steps": 102}, "the run ends at step 101, before the cosine's end at 102"),
+        (101, {"decay_steps": 102}, f"{BEFORE} cosine decay's end at 102"),
         (101, {}, ""),
         (102, {"decay_steps": 102}, ""),
         (103, {"decay_steps": 102}, ""),

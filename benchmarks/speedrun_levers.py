@@ -1,0 +1,417 @@
+"""Measure the levers of the Shakespeare speedrun one at a time, and write their page.
+
+    python benchmarks/speedrun_levers.py
+
+Each lever changes one thing of the base, a short run of the speedrun's model, and trains as many
+tokens with the same seeds. The gain is the base's loss over the whole validation split minus the
+lever's, seed by seed. What no record uses is written here alone. Each run has one thread, and as
+many run side by side as there are cores: losses are measured, not times.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gpt_lightning.data.texts import corpus_file
+from gpt_lightning.hardware.machine import machine_record
+from gpt_lightning.model.compilation import compile_in_place
+from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.model.speedrun import RotaryAttention
+from gpt_lightning.model.variants import make_model
+from gpt_lightning.training.stacked_muon import orthogonalize
+
+PAGE = Path(__file__).parent / "speedrun" / "levers.md"
+V = 65
+SHARES = dict[float, int]  # share of the training at which a value begins -> value
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run.
+
+    Attributes:
+        what: Lever in words.
+        kept: True if a record uses it.
+        change: Function that changes the new model in place.
+        variant: Variant of the model.
+        n_layer: Blocks.
+        n_embd: Width.
+        dropout: Dropout at the begin and at the end, linear between.
+        optimizer: Optimizer of the blocks' matrices: adamw, muon, normuon or soap.
+        lr: Peak of AdamW's rate.
+        matrix_lr: Peak of the matrices' rate.
+        schedule: linear, late (constant, then a line over the last 70%), cosine or constant.
+        batch: Sequences of 128 tokens per step.
+        context: Tokens per sequence.
+        average: Decay of the averaged weights that are evaluated; 0: the last weights.
+        shuffled: True for each window once in an epoch, False for random windows.
+    """
+
+    what: str
+    kept: bool = False
+    change: Callable[[GPT], None] = lambda model: None
+    variant: str = "speedrun"
+    n_layer: int = 3
+    n_embd: int = 128
+    dropout: tuple[float, float] = (0.0, 0.0)
+    optimizer: str = "muon"
+    lr: float = 8e-3
+    matrix_lr: float = 3e-2
+    schedule: str = "linear"
+    batch: SHARES = field(default_factory=lambda: {0.0: 16})
+    context: SHARES = field(default_factory=lambda: {0.0: 128})
+    average: float = 0.0
+    shuffled: bool = True
+
+
+# ---- changes of the model ------------------------------------------------------------------------
+
+
+def each(model: GPT, change: Callable[..., object]) -> None:
+    """Call a function with each block."""
+    for block in model.transformer.h:
+        change(block)
+
+
+def without_pairs(model: GPT) -> None:
+    """Leave pairs out of the embedding."""
+    nn.init.zeros_(model.transformer.pairs.weight).requires_grad_(False)
+
+
+def without_triples(model: GPT) -> None:
+    """Leave triples out of the embedding."""
+    nn.init.zeros_(model.transformer.triples.weight).requires_grad_(False)
+
+
+def without_mix(model: GPT) -> None:
+    """Let no block read the input."""
+    each(model, lambda block: block.mix.requires_grad_(False))
+
+
+def with_gelu(model: GPT) -> None:
+    """Take GPT-2's activation."""
+    each(model, lambda block: setattr(block.mlp, "gelu", nn.GELU(approximate="tanh")))
+
+
+def without_rotation(model: GPT) -> None:
+    """Add learned positions to the input, as GPT-2 does."""
+    each(model, lambda block: setattr(block.attn, "__class__", NormalizedAttention))
+    model.transformer.drop = Positions(model.transformer.drop, model.config)
+
+
+class NormalizedAttention(RotaryAttention):
+    """Attention without rotations."""
+
+    def rotate(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Positions(nn.Module):
+    """Learned positions before a dropout."""
+
+    def __init__(self, drop: nn.Module, config: GPTConfig) -> None:
+        super().__init__()
+        self.drop, self.wpe = drop, nn.Embedding(config.block_size, config.n_embd)
+        nn.init.normal_(self.wpe.weight, std=0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(x + self.wpe.weight[: x.size(1)])
+
+
+def without_normalization(model: GPT) -> None:
+    """Leave queries and keys as they are."""
+    each(model, lambda block: setattr(block.attn, "normalize", lambda x: x))
+
+
+def with_normal_projections(model: GPT) -> None:
+    """Draw GPT-2's initial projections and head."""
+    std = 0.02 * (2 * model.config.n_layer) ** -0.5
+    each(model, lambda block: nn.init.normal_(block.attn.c_proj.weight, std=std))
+    each(model, lambda block: nn.init.normal_(block.mlp.c_proj.weight, std=std))
+    nn.init.normal_(model.lm_head.weight, std=0.02)
+
+
+BASE = Run("the base")
+LEVERS: dict[str, Run] = {
+    "base": BASE,
+    "pairs": Run("without the embedding of pairs", True, without_pairs),
+    "triples": Run("without the embedding of triples", True, without_triples),
+    "rotary": Run("learned positions instead of rotary ones", True, without_rotation),
+    "qk-norm": Run("queries and keys not normalized", True, without_normalization),
+    "relu2": Run("GELU instead of squared ReLU", True, with_gelu),
+    "zero-init": Run("normal projections and head instead of zeros", True, with_normal_projections),
+    "mix": Run("without the input in each block", True, without_mix),
+    "gpt2": Run("GPT-2 itself, with Muon", True, variant="gpt2", lr=4e-3),
+    "adamw": Run("AdamW instead of Muon", True, optimizer="adamw", matrix_lr=4e-3),
+    "normuon": Run("NorMuon instead of Muon", optimizer="normuon"),
+    "soap": Run("SOAP instead of Muon", optimizer="soap", matrix_lr=4e-3),
+    "muon-lr": Run("Muon's rate 0.045", matrix_lr=4.5e-2),
+    "adamw-lr": Run("AdamW's rate 0.012", lr=1.2e-2),
+    "cosine": Run("a cosine instead of a line", True, schedule="cosine"),
+    "late": Run("a line to 0 over the last 70% only", schedule="late"),
+    "average": Run("a constant rate and averaged weights", schedule="constant", average=0.98),
+    "batch-growth": Run("8 sequences a step in the first quarter", batch={0.0: 8, 0.25: 16}),
+    "small-batch": Run("8 sequences a step", batch={0.0: 8}),
+    "context": Run("64 tokens of context in the first half", context={0.0: 64, 0.5: 128}),
+    "random": Run("random windows instead of shuffled ones", True, shuffled=False),
+    "dropout": Run("dropout 0.1", dropout=(0.1, 0.1)),
+    "dropout-schedule": Run("dropout from 0 to 0.1", dropout=(0.0, 0.1)),
+    "small": Run("2 layers, as wide", n_layer=2),
+}
+
+
+# ---- optimizers ----------------------------------------------------------------------------------
+
+
+class Matrices(torch.optim.Optimizer):
+    """NorMuon (Li et al. 2025) or SOAP (Vyas et al. 2024) for single matrices.
+
+    NorMuon divides each row of Muon's direction by the root of its mean square, averaged over
+    steps, and keeps the direction's norm. SOAP is Adam in the basis of the eigenvectors of averaged
+    products of the gradient with itself, taken again every 10 steps.
+    """
+
+    def __init__(self, matrices: list[Tensor], lr: float, kind: str) -> None:
+        super().__init__([{"params": matrices}], {"lr": lr})
+        self.kind = kind
+
+    @torch.no_grad()
+    def step(self) -> None:
+        group = self.param_groups[0]
+        for p in group["params"]:
+            state = self.state[p]
+            state["step"] = state.get("step", 0) + 1
+            direction = getattr(self, self.kind)(p.grad, state)
+            p.mul_(1 - group["lr"] * 0.1).add_(direction, alpha=-group["lr"])
+
+    def normuon(self, g: Tensor, state: dict) -> Tensor:
+        momentum = state.setdefault("momentum", torch.zeros_like(g)).lerp_(g, 0.05)
+        coefficients = (3.4445, -4.775, 2.0315)
+        d = orthogonalize(g.lerp(momentum, 0.95)[None], coefficients, 5)[0]
+        square = d.square().mean(1, keepdim=True)
+        mean = state.setdefault("square", torch.zeros_like(square)).lerp_(square, 0.05)
+        scaled = d / (mean / (1 - 0.95 ** state["step"])).sqrt().clamp(min=1e-8)
+        scaled *= d.norm() / scaled.norm()
+        return scaled * max(1.0, g.size(0) / g.size(1)) ** 0.5
+
+    def soap(self, g: Tensor, state: dict) -> Tensor:
+        left = state.setdefault("left", torch.zeros(len(g), len(g))).lerp_(g @ g.mT, 0.05)
+        right = state.setdefault("right", torch.zeros(g.size(1), g.size(1))).lerp_(g.mT @ g, 0.05)
+        if state["step"] % 10 == 1:
+            state["bases"] = torch.linalg.eigh(left)[1], torch.linalg.eigh(right)[1]
+        q_left, q_right = state["bases"]
+        rotated = q_left.mT @ g @ q_right
+        momentum = state.setdefault("momentum", torch.zeros_like(g)).lerp_(g, 0.05)
+        square = state.setdefault("square", torch.zeros_like(g)).lerp_(rotated.square(), 0.05)
+        n = state["step"]
+        numerator = q_left.mT @ momentum @ q_right / (1 - 0.95**n)
+        return q_left @ (numerator / (square / (1 - 0.95**n)).sqrt().add(1e-8)) @ q_right.mT
+
+
+def optimizers(model: GPT, run: Run) -> list[torch.optim.Optimizer]:
+    """Return the optimizer of the blocks' matrices, and AdamW for the rest."""
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    matrices = [p for n, p in named if n.startswith("transformer.h.") and p.dim() == 2]
+    taken = set(map(id, matrices))
+    rest = [p for _, p in named if id(p) not in taken]
+    groups = [
+        {"params": [p for p in rest if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    adamw = torch.optim.AdamW(groups, lr=run.lr, betas=(0.9, 0.95), fused=True)
+    if run.optimizer == "muon":
+        own = torch.optim.Muon(matrices, lr=run.matrix_lr, weight_decay=0.1)
+    elif run.optimizer == "adamw":
+        own = torch.optim.AdamW(matrices, run.matrix_lr, (0.9, 0.95), weight_decay=0.1, fused=True)
+    else:
+        own = Matrices(matrices, run.matrix_lr, run.optimizer)
+    return [own, adamw]
+
+
+# ---- training ------------------------------------------------------------------------------------
+
+
+def train(run: Run, seed: int, tokens: int) -> float:
+    """Return the validation loss after a number of tokens."""
+    torch.manual_seed(seed)
+    train_ids, val_ids = read_tokens()
+    gpt2 = run.variant == "gpt2"
+    config = GPTConfig(
+        run.n_layer, 4, run.n_embd, 128, V, False, max(run.dropout), gpt2, variant=run.variant
+    )
+    model = make_model(config)
+    run.change(model)
+    compile_in_place(model, "cpu")
+    drops = [module for module in model.modules() if hasattr(module, "p")]
+    averaged = [p.detach().clone() for p in model.parameters()] if run.average else []
+    both = optimizers(model, run)
+    peaks = [group["lr"] for optimizer in both for group in optimizer.param_groups]
+    starts, seen = windows(len(train_ids), run.shuffled, seed), 0
+    while seen < tokens:
+        share = seen / tokens
+        B, T = at(run.batch, share), at(run.context, share)
+        B = B * 128 // T
+        first = np.array([next(starts) for _ in range(B * T // 128)])
+        first = (first[:, None] + np.arange(0, 128, T)).reshape(-1)[:B]
+        rows = train_ids[torch.from_numpy(first)[:, None] + torch.arange(T + 1)]  # (B, T + 1)
+        factor = rate(run.schedule, share, B * T / tokens)
+        groups = [group for optimizer in both for group in optimizer.param_groups]
+        for group, peak in zip(groups, peaks, strict=True):
+            group["lr"] = peak * factor
+        if run.dropout[0] != run.dropout[1]:
+            for module in drops:
+                module.p = run.dropout[0] + round(share * 4) / 4 * (run.dropout[1] - run.dropout[0])
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(rows[:, :-1], rows[:, 1:])
+        loss.backward()
+        for optimizer in both:
+            optimizer.step()
+            optimizer.zero_grad()
+        if averaged:
+            with torch.no_grad():
+                torch._foreach_lerp_(averaged, list(model.parameters()), 1 - run.average)
+        seen += B * T
+    if averaged:
+        with torch.no_grad():
+            torch._foreach_copy_(list(model.parameters()), averaged)
+    return evaluate(model.eval(), val_ids)
+
+
+def rate(schedule: str, share: float, step: float) -> float:
+    """Return the factor of the peak rate: 20 steps of warm-up, then the schedule."""
+    warm = min(1.0, (share / step + 1) / 21)
+    if schedule in ("linear", "late"):
+        return warm * min(1.0, (1 - share) / (1.0 if schedule == "linear" else 0.7))
+    if schedule == "constant":
+        return warm
+    return warm * 0.5 * (1 + np.cos(np.pi * share))
+
+
+def at(values: SHARES, share: float) -> int:
+    """Return the value at a share of the training."""
+    return values[max(begin for begin in values if begin <= share)]
+
+
+def windows(n: int, shuffled: bool, seed: int) -> Iterator[int]:
+    """Yield first tokens of windows of 128 tokens and their targets."""
+    rng = np.random.default_rng(seed)
+    while True:
+        if shuffled:
+            starts = np.arange(rng.integers(128), n - 128, 128)
+            rng.shuffle(starts)
+            yield from starts
+        else:
+            yield int(rng.integers(n - 128))
+
+
+def read_tokens() -> tuple[Tensor, Tensor]:
+    """Return the tokens of both splits, nanoGPT's."""
+    text = corpus_file("tinyshakespeare", Path("data")).read_text(encoding="utf-8")
+    ids = {character: i for i, character in enumerate(sorted(set(text)))}
+    tokens = torch.tensor([ids[character] for character in text])
+    n = int(0.9 * len(text))
+    return tokens[:n], tokens[n:]
+
+
+@torch.no_grad()
+def evaluate(model: GPT, tokens: Tensor) -> float:
+    """Return the mean loss over all characters, in windows of 128 one after the other."""
+    total, n = 0.0, len(tokens) - 1
+    with torch.compiler.set_stance("force_eager"), torch.autocast("cpu", torch.bfloat16):
+        whole = n // 128 * 128
+        x, y = tokens[:whole].view(-1, 128), tokens[1 : whole + 1].view(-1, 128)
+        for i in range(0, len(x), 64):
+            total += model(x[i : i + 64], y[i : i + 64]).item() * y[i : i + 64].numel()
+        total += model(tokens[None, whole:n], tokens[None, whole + 1 :]).item() * (n - whole)
+    return total / n
+
+
+# ---- page ----------------------------------------------------------------------------------------
+
+
+def measured(name: str, seed: int, tokens: int) -> float:
+    """Return the loss of a run in a process of its own."""
+    command = [sys.executable, __file__, "--lever", name, "--seeds", str(seed)]
+    command += ["--tokens", str(tokens)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    if done.returncode:
+        raise SystemExit(f"{name}\n{done.stderr}")
+    loss = float(done.stdout.split()[-1])
+    print(f"{name} seed {seed}: {loss:.4f}", flush=True)
+    return loss
+
+
+def main() -> None:
+    """Measure one lever, or all, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--lever", choices=[*LEVERS], help="print the loss of one run")
+    parser.add_argument("--only", nargs="+", default=[*LEVERS], help="levers to measure")
+    parser.add_argument("--seeds", default="1,2,3", help="seeds (1,2,3)")
+    parser.add_argument("--tokens", type=int, default=819_200, help="tokens of a run (819,200)")
+    parser.add_argument("--rows", type=Path, default=PAGE.with_suffix(".json"), help="losses")
+    args = parser.parse_args()
+    seeds = [int(seed) for seed in args.seeds.split(",")]
+    if args.lever:
+        print(train(LEVERS[args.lever], seeds[0], args.tokens))
+        return
+    known = json.loads(args.rows.read_text()) if args.rows.exists() else {}
+    names = list(dict.fromkeys(["base", *args.only]))
+    jobs = [(name, seed) for name in names for seed in seeds if f"{name} {seed}" not in known]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        losses = pool.map(lambda job: measured(*job, args.tokens), jobs)
+        for job, loss in zip(jobs, losses, strict=True):
+            known[f"{job[0]} {job[1]}"] = loss
+            args.rows.parent.mkdir(parents=True, exist_ok=True)
+            args.rows.write_text(json.dumps(known, indent=1) + "\n")
+    write(known, seeds, args.tokens)
+
+
+def write(known: dict[str, float], seeds: list[int], tokens: int) -> None:
+    """Write the page of all losses that are known."""
+    lines = [
+        "| lever | mean loss | gain | by seed | in a record |",
+        "| --- | ---: | ---: | --- | --- |",
+    ]
+    for name, run in LEVERS.items():
+        losses = [known.get(f"{name} {seed}") for seed in seeds]
+        if None in losses:
+            continue
+        # a lever of a record is measured by its absence
+        sign = -1 if run.kept else 1
+        gains = [sign * (known[f"base {s}"] - known[f"{name} {s}"]) for s in seeds]
+        each = ", ".join(f"{gain:+.4f}" for gain in gains) if name != "base" else ""
+        mean = f"{statistics.mean(gains):+.4f}" if name != "base" else ""
+        kept = "" if name == "base" else "yes" if run.kept else "no"
+        loss = statistics.mean(loss for loss in losses if loss is not None)
+        lines.append(f"| {run.what} | {loss:.4f} | {mean} | {each} | {kept} |")
+    machine = machine_record(["speedrun_levers"])
+    facts = ". ".join(machine[key] for key in ("date", "CPU", "software"))
+    text = f"""# Levers of the Shakespeare speedrun
+
+`python benchmarks/speedrun_levers.py`. {facts}.
+
+The base: the speedrun's model with {BASE.n_layer} layers, {BASE.n_embd} wide, 16 x 128 characters a
+step, {tokens:,} characters in all; Muon {BASE.matrix_lr:g}, AdamW {BASE.lr:g}, a line to 0. Each
+row changes one thing; tokens and seeds ({", ".join(map(str, seeds))}) are the same. Gain in nats,
+positive if the records have the better one: a lever that a record uses is measured by its absence.
+
+"""
+    PAGE.write_text(text + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
