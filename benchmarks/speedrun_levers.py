@@ -363,6 +363,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="1,2,3", help="seeds (1,2,3)")
     parser.add_argument("--tokens", type=int, default=819_200, help="tokens of a run (819,200)")
     parser.add_argument("--rows", type=Path, default=PAGE.with_suffix(".json"), help="losses")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs side by side")
     args = parser.parse_args()
     seeds = [int(seed) for seed in args.seeds.split(",")]
     if args.lever:
@@ -371,7 +372,7 @@ def main() -> None:
     known = json.loads(args.rows.read_text()) if args.rows.exists() else {}
     names = list(dict.fromkeys(["base", *args.only]))
     jobs = [(name, seed) for name in names for seed in seeds if f"{name} {seed}" not in known]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(args.jobs) as pool:
         losses = pool.map(lambda job: measured(*job, args.tokens), jobs)
         for job, loss in zip(jobs, losses, strict=True):
             known[f"{job[0]} {job[1]}"] = loss

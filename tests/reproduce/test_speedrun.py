@@ -17,7 +17,7 @@ from gpt_lightning.runs.sources import load_model
 
 TRACK = Track("time-9", "time to 9", 9.0, "config", 100, "shakespeare-small", "config/tiny.py")
 SETTINGS = {
-    "data": {"corpus": "tinyshakespeare", "tokenizer": "char"},
+    "data": {"corpus": "tinyshakespeare", "tokenizer": "char", "val_fraction": 0.1},
     "trainer": {"max_steps": 6, "overfit_batches": 0.0},
     "model": {"config": {"n_layer": 1, "n_head": 1, "n_embd": 8}},
 }
