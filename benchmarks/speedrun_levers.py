@@ -27,7 +27,7 @@ from gpt_lightning.data.texts import corpus_file
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.model.compilation import compile_in_place
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.model.speedrun import RotaryAttention
+from gpt_lightning.model.speedrun import TRIPLES, RotaryAttention
 from gpt_lightning.model.variants import make_model
 from gpt_lightning.training.stacked_muon import orthogonalize
 
@@ -84,9 +84,29 @@ def each(model: GPT, change: Callable[..., object]) -> None:
         change(block)
 
 
-def without_pairs(model: GPT) -> None:
-    """Leave pairs out of the embedding."""
-    nn.init.zeros_(model.transformer.pairs.weight).requires_grad_(False)
+def with_pairs(model: GPT) -> None:
+    """Add a table of all pairs to the embedding of tokens."""
+    model.transformer.wte = Pairs(model.transformer.wte)
+
+
+class Pairs(nn.Module):
+    """Embedding of tokens and of pairs of tokens."""
+
+    def __init__(self, tokens: nn.Embedding) -> None:
+        super().__init__()
+        self.num_embeddings = tokens.num_embeddings
+        self.tokens, self.pairs = tokens, nn.Embedding(V * V, tokens.embedding_dim)
+        nn.init.normal_(self.pairs.weight, std=0.03)
+
+    def forward(self, idx: Tensor) -> Tensor:
+        return self.tokens(idx) + self.pairs(nn.functional.pad(idx, (1, 0))[:, :-1] * V + idx)
+
+
+def with_more_triples(model: GPT) -> None:
+    """Double the table of triples."""
+    table = nn.Embedding(2 * TRIPLES, model.config.n_embd)
+    nn.init.normal_(table.weight, std=0.01)
+    model.transformer.triples = table
 
 
 def without_triples(model: GPT) -> None:
@@ -145,7 +165,8 @@ def with_normal_projections(model: GPT) -> None:
 BASE = Run("the base")
 LEVERS: dict[str, Run] = {
     "base": BASE,
-    "pairs": Run("without the embedding of pairs", True, without_pairs),
+    "pairs": Run("a table of pairs beside the triples", False, with_pairs),
+    "more-triples": Run("twice as many rows for triples", False, with_more_triples),
     "triples": Run("without the embedding of triples", True, without_triples),
     "rotary": Run("learned positions instead of rotary ones", True, without_rotation),
     "qk-norm": Run("queries and keys not normalized", True, without_normalization),

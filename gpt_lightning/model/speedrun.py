@@ -1,9 +1,8 @@
 """The speedrun's model: a GPT with the changes that its records use. GPT-2 itself is gpt.py.
 
-Shapes as in gpt.py. It is for alphabets of characters or bytes, where pairs of tokens are few. What
-differs from GPT-2, each with its gain in benchmarks/speedrun/levers.md:
+Shapes as in gpt.py. What differs from GPT-2, each with its gain in benchmarks/speedrun/levers.md:
 
-    pairs, triples      the embedding of a token adds those of the last two and three tokens
+    triples of tokens   the embedding of a token adds one of the last three tokens
     rotary positions    (Su et al. 2021) in queries and keys, instead of learned embeddings
     normalized q and k  (Henry et al. 2020), so that a head's scores keep their scale
     squared ReLU        (So et al. 2021) instead of GELU: one product instead of an exponential
@@ -25,8 +24,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.model.decoder import Decoder
 from gpt_lightning.model.gpt import GPT, MLP, Block, CausalSelfAttention, GPTConfig
 
-MAX_VOCABULARY = 256  # tokens: the table of pairs has its square
-HASH_BITS = 13  # rows of the table of triples: 2^13, fewer than triples
+TRIPLES = 8192  # rows of their table
 ROTARY_BASE = 10_000.0
 SCORE_SCALE = 1.5  # of normalized queries and keys, over sqrt(hs)
 # fields of GPTConfig with the one value that this model has
@@ -108,8 +106,7 @@ class SpeedrunTransformer(nn.Module):
         V = config.vocab_size
         assert V is not None
         self.wte = nn.Embedding(V, config.n_embd)  # tokens
-        self.pairs = nn.Embedding(V * V, config.n_embd)
-        self.triples = nn.Embedding(2**HASH_BITS, config.n_embd)
+        self.triples = nn.Embedding(TRIPLES, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
         self.h = nn.ModuleList([SpeedrunBlock(config) for _ in range(config.n_layer)])
         self.ln_f = nn.RMSNorm(config.n_embd, elementwise_affine=False)
@@ -118,26 +115,26 @@ class SpeedrunTransformer(nn.Module):
         """Return the final residual stream, (B, T, C), of tokens idx, int64 (B, T)."""
         V = self.wte.num_embeddings
         before = F.pad(idx, (2, 0))  # (B, T + 2); token 0 comes before the first
-        pairs = before[:, 1:-1] * V + idx  # (B, T)
-        triples = hashed(before[:, :-2] * V * V + pairs)
-        x = self.ln_f(self.wte(idx) + self.pairs(pairs) + self.triples(triples))  # (B, T, C)
+        triples = (before[:, :-2] * V + before[:, 1:-1]) * V + idx  # (B, T)
+        rows = hashed(triples, self.triples.num_embeddings)
+        x = self.ln_f(self.wte(idx) + self.triples(rows))  # (B, T, C)
         x = x0 = self.drop(x)
         for block in self.h:
             x = block(x, x0)
         return self.ln_f(x)
 
 
-def hashed(numbers: Tensor) -> Tensor:
-    """Return int64 numbers below 2^31 as HASH_BITS bits.
+def hashed(numbers: Tensor, rows: int) -> Tensor:
+    """Return a row of a table for each of some int64 numbers.
 
-    Multiplicative hashing (Knuth 1973, volume 3, 6.4): the upper bits of the product with 2^32 over
-    the golden ratio.
+    Multiplicative hashing (Knuth 1973, volume 3, 6.4): the numbers times 2^32 over the golden
+    ratio, modulo 2^32, as a share of 2^32.
     """
-    return (numbers * 2654435761) % 2**32 >> (32 - HASH_BITS)
+    return (numbers * 2654435761) % 2**32 * rows >> 32
 
 
 class SpeedrunGPT(GPT):
-    """A language model for characters or bytes; what is not written here is GPT's.
+    """Language model of the speedrun; what is not written here is GPT's.
 
     Args:
         config: Shape of the model, with `variant: speedrun`.
@@ -154,11 +151,8 @@ class SpeedrunGPT(GPT):
                     f"model.config.{name} is {value}, which variant speedrun does not have: "
                     f"set it to {json.dumps(only)}, or model.config.variant to gpt2"
                 )
-        if config.vocab_size is None or config.vocab_size > MAX_VOCABULARY:
-            raise UserError(
-                f"model.config.vocab_size is {config.vocab_size}, and variant speedrun takes up to "
-                f"{MAX_VOCABULARY}: set data.tokenizer to char, or model.config.variant to gpt2"
-            )
+        if config.vocab_size is None:
+            raise UserError("vocab_size is null: set a number, or train on a prepared dataset")
         if config.n_embd // config.n_head % 2:
             raise UserError(
                 "variant speedrun rotates pairs of channels: set model.config.n_head so that "
@@ -169,7 +163,6 @@ class SpeedrunGPT(GPT):
         self.transformer = body  # type: ignore[assignment]
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         nn.init.normal_(body.wte.weight, std=0.1)
-        nn.init.normal_(body.pairs.weight, std=0.03)
         nn.init.normal_(body.triples.weight, std=0.01)
         nn.init.zeros_(self.lm_head.weight)
         for block in body.h:

@@ -1,97 +1,34 @@
 """The command `gpt-lightning speedrun`: train a record's configuration, check its rules, write it.
 
-The rules are in docs/speedrun.md, their numbers and the tracks in speedrun.yaml.
+The rules are in docs/speedrun.md, their numbers and the tracks in speedrun_tracks.yaml.
 """
 
+import dataclasses
+import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import OneLineParser, underscored
-from gpt_lightning.reports.tables import Console, column
+from gpt_lightning.files import write_atomic
+from gpt_lightning.parsing import OneLineParser, resolve_configs, underscored
+from gpt_lightning.reports.tables import Console
+from gpt_lightning.reproduce.speedrun_tracks import RULES, TRACKS, Result, SeedRow, Track
 from gpt_lightning.runs.history import find_runs, read_curves, read_events, read_settings
 
-TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-RULES: dict[str, Any] = TABLES["rules"]
 ROOT = Path("lightning_logs") / "speedrun"
-DEVICES = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}  # name -> the Trainer's accelerator
+ROWS = "rows.json"  # in the folder of the runs
 NANOGPT_STEPS = 20
 PAUSE = "validation"  # the phase that is left out of the time
 UNSEEN = "--eval_iters=1 --log_interval=1 --eval_interval=1000000"  # one evaluation, of one batch
-
-
-@dataclass(frozen=True)
-class Track:
-    """Track of the speedrun; speedrun.yaml describes the fields."""
-
-    name: str
-    title: str
-    target: float
-    config: str
-    steps: int
-    curve: str
-    nanogpt: str
-
-
-TRACKS = {name: Track(name, **fields) for name, fields in TABLES["tracks"].items()}
-
-
-@dataclass(frozen=True)
-class SeedRow:
-    """Run of one seed."""
-
-    seed: int = column("seed", "d")
-    loss: float = column("validation loss", ".4f")
-    time_s: float = column("time s", ".1f")
-    compile_s: float = column("of it compiling s", ".1f")
-    process_s: float = column("process s", ".1f")
-    steps: int = column("steps", ",d")
-    tokens: float = column("tokens", ",.0f")
-    parameters: int = column("parameters", ",d")
-    curve: Sequence[tuple[float, float]] = column("curve", console=False)
-
-
-@dataclass(frozen=True)
-class Result:
-    """Runs of a track, and the time of nanoGPT beside them.
-
-    Attributes:
-        track: The track.
-        device: cpu, cuda or mps.
-        rows: Runs by seed.
-        nanogpt_step_s: Median seconds of nanoGPT's steps; None: not measured.
-        breaches: Rules that the runs do not keep; empty for a record.
-    """
-
-    track: Track
-    device: str
-    rows: Sequence[SeedRow]
-    nanogpt_step_s: float | None
-    breaches: Sequence[str]
-
-    def figures(self) -> dict[str, float]:
-        """Return mean and worst of loss and time, and nanoGPT's time in seconds, if measured."""
-        losses, times = [row.loss for row in self.rows], [row.time_s for row in self.rows]
-        found = {
-            "loss": statistics.mean(losses),
-            "worst_loss": max(losses),
-            "time_s": statistics.mean(times),
-            "worst_time_s": max(times),
-        }
-        if self.nanogpt_step_s is not None:
-            found["nanogpt_s"] = self.track.steps * self.nanogpt_step_s
-        return found
 
 
 def make_parser() -> OneLineParser:
@@ -100,13 +37,15 @@ def make_parser() -> OneLineParser:
     parser = OneLineParser(prog="gpt-lightning speedrun", description=about)
     parser.add_argument("name", choices=["shakespeare"], help="Name of the speedrun.")
     parser.add_argument("--track", choices=[*TRACKS], required=True, help="Aim of the runs.")
-    parser.add_argument("--device", choices=[*DEVICES], default="cpu", help="Device to train on.")
+    parser.add_argument("--device", default="cpu", help="cpu, mps, cuda or auto.")
     about = "Configuration, by path or name, instead of the track's own."
     parser.add_argument("--config", type=str | None, help=about)
     about = "Seeds, separated by commas. A record has 5, or 3 if it takes more than 5 minutes."
     parser.add_argument("--seeds", default="1,2,3,4,5", help=about)
     about = f"Folder of nanoGPT with its data, to measure {NANOGPT_STEPS} of its steps in turn."
     parser.add_argument("--nanogpt", type=str | None, help=about)
+    about = "Folder of an interrupted call, in lightning_logs/speedrun: its finished seeds count."
+    parser.add_argument("--resume", type=str | None, help=about)
     about = "What the record changes, for the ledger; null: the page goes to lightning_logs."
     parser.add_argument("--change", type=str | None, help=about)
     about = "Folder of the record pages and of the ledger."
@@ -130,23 +69,32 @@ def run(argv: list[str]) -> int:
     nanogpt = None if args.nanogpt is None else Path(args.nanogpt)
     if nanogpt is not None:
         check_nanogpt(nanogpt)
-    from gpt_lightning.reproduce.command import next_folder  # not for --help: torch takes seconds
+    from gpt_lightning.hardware.device import device_kind  # not for --help: torch takes seconds
+    from gpt_lightning.hardware.precision import check_accelerator
+    from gpt_lightning.reproduce.command import next_folder
     from gpt_lightning.reproduce.speedrun_page import write
 
-    track, root = TRACKS[args.track], next_folder(ROOT / args.track)
-    rows: list[SeedRow] = []
-    times = nanogpt_steps_s(nanogpt, track, args.device)
+    track = TRACKS[args.track]
+    check_accelerator(args.device, "--device")
+    device = device_kind(args.device)
+    resolve_configs(config := [f"--config={args.config or track.config}"])  # raises early
+    root = next_folder(ROOT / args.track) if args.resume is None else Path(args.resume)
+    rows = [] if args.resume is None else read_rows(root)
+    times = nanogpt_steps_s(nanogpt, track, device)
     for seed in seeds:
+        if seed in {row.seed for row in rows}:
+            continue
         folder = root / f"seed_{seed}"
-        rows.append(run_seed(args.config or track.config, seed, DEVICES[args.device], folder))
+        rows.append(run_seed(config[0], seed, device, folder))
+        write_rows(root, rows)
         console = Console(SeedRow, rows=rows)
         print("\n".join(["", console.header(), *map(console.line, rows)]), flush=True)
-    times += nanogpt_steps_s(nanogpt, track, args.device)
-    breaches = [
-        problem for row in rows for problem in problems(find_run(root / f"seed_{row.seed}"), row)
-    ] + shortfalls(track, rows, bool(times))
+    times += nanogpt_steps_s(nanogpt, track, device)
+    runs = [find_run(root / f"seed_{row.seed}") for row in rows]
+    breaches = [text for run, row in zip(runs, rows, strict=True) for text in problems(run, row)]
+    breaches += differences(runs) + shortfalls(track, rows, bool(times))
     step_s = statistics.median(times) if times else None
-    result = Result(track, args.device, rows, step_s, list(dict.fromkeys(breaches)))
+    result = Result(track, device, rows, step_s, list(dict.fromkeys(breaches)))
     write(result, args.change, Path(args.out), root, argv)
     return int(result.figures()["loss"] > track.target)
 
@@ -160,7 +108,7 @@ def run_seed(config: str, seed: int, accelerator: str, folder: Path) -> SeedRow:
     Inductor's cache is empty at first, so that the time includes the whole compilation.
 
     Args:
-        config: Path or name of the configuration.
+        config: Option --config.
         seed: Seed of the run.
         accelerator: Accelerator of the Trainer.
         folder: Folder for the run's `lightning_logs`.
@@ -168,7 +116,8 @@ def run_seed(config: str, seed: int, accelerator: str, folder: Path) -> SeedRow:
     Raises:
         UserError: The run failed.
     """
-    arguments = [f"--config={config}", f"--seed_everything={seed}", f"--run_name=seed_{seed}"]
+    shutil.rmtree(folder, ignore_errors=True)  # of an interrupted call
+    arguments = [config, f"--seed_everything={seed}", f"--run_name=seed_{seed}"]
     arguments += [f"--trainer.accelerator={accelerator}", f"--trainer.default_root_dir={folder}"]
     command = [sys.executable, "-m", "gpt_lightning", "fit", *arguments, "--resume=never"]
     began = time.monotonic()
@@ -177,6 +126,25 @@ def run_seed(config: str, seed: int, accelerator: str, folder: Path) -> SeedRow:
     if ended.returncode:
         raise UserError(f"the run of seed {seed} ended with exit code {ended.returncode}")
     return read_run(seed, find_run(folder), time.monotonic() - began)
+
+
+def write_rows(root: Path, rows: Sequence[SeedRow]) -> None:
+    """Write the figures of the seeds that are done, for --resume."""
+    write_atomic(root / ROWS, json.dumps([dataclasses.asdict(row) for row in rows]).encode())
+
+
+def read_rows(root: Path) -> list[SeedRow]:
+    """Return the figures of an interrupted call.
+
+    Raises:
+        UserError: The folder has none.
+    """
+    try:
+        return [SeedRow(**row) for row in json.loads((root / ROWS).read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"--resume {root} has no readable {ROWS}: give a folder such as {ROOT}/best/version_0"
+        ) from error
 
 
 def find_run(folder: Path) -> Path:
@@ -257,6 +225,16 @@ def problems(run: Path, row: SeedRow) -> list[str]:
     if row.steps != settings["trainer.max_steps"]:
         found.append(f"the last validation was at step {row.steps:,}, not at the end")
     return found
+
+
+def differences(runs: Sequence[Path]) -> list[str]:
+    """Return the settings in which runs differ, apart from the seed and the folder."""
+    own = ("seed_everything", "run_name", "trainer.default_root_dir")
+    settings = [
+        {key: value for key, value in read_settings(run).items() if key not in own} for run in runs
+    ]
+    keys = {key for found in settings for key in found if found[key] != settings[0].get(key)}
+    return [f"{key} is not the same for all seeds" for key in sorted(keys)]
 
 
 def shortfalls(track: Track, rows: Sequence[SeedRow], nanogpt: bool) -> list[str]:

@@ -13,7 +13,7 @@ from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.reports.plots import plot_times
 from gpt_lightning.reports.tables import column, markdown
 from gpt_lightning.reproduce.curves import find_curve, read_curve
-from gpt_lightning.reproduce.speedrun import Result
+from gpt_lightning.reproduce.speedrun_tracks import Result
 
 LEDGER = "ledger.yaml"
 Figures = dict[str, Any]

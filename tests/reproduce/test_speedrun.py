@@ -11,7 +11,7 @@ from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.speedrun import SpeedrunGPT
 from gpt_lightning.reproduce import speedrun, speedrun_page
-from gpt_lightning.reproduce.speedrun import RULES, TRACKS, Result, SeedRow, Track
+from gpt_lightning.reproduce.speedrun_tracks import RULES, TRACKS, Result, SeedRow, Track
 from gpt_lightning.runs.history import read_events
 from gpt_lightning.runs.sources import load_model
 
@@ -206,11 +206,14 @@ def test_seeds_are_numbers(seeds, capsys):
 def test_the_command_trains_each_seed(tmp_path, monkeypatch, capsys, nanogpt):
     """With the process of `fit` replaced by a function."""
 
+    trained = []
+
     def fake(command, env):
         name = next(word for word in command if word.startswith("--trainer.default_root_dir="))
         assert env["TORCHINDUCTOR_CACHE_DIR"]
-        folder = tmp_path / name.partition("=")[2] / "lightning_logs/run/version_0"
-        write_run(folder)
+        folder = tmp_path / name.partition("=")[2]
+        trained.append(folder.name)
+        write_run(folder / "lightning_logs/run/version_0")
         return type("Ended", (), {"returncode": 0})
 
     run = speedrun.subprocess.run
@@ -224,9 +227,41 @@ def test_the_command_trains_each_seed(tmp_path, monkeypatch, capsys, nanogpt):
     out = capsys.readouterr().out
     assert "no record   2 seeds; a record has 5" in out
     assert out.count("nanoGPT     median step 20.0 ms") == 2  # before and after
-    page = (tmp_path / "lightning_logs/speedrun/time-1.60/version_0/time-1.60-cpu.md").read_text()
+    root = "lightning_logs/speedrun/time-1.60/version_0"
+    page = (tmp_path / root / "time-1.60-cpu.md").read_text()
     assert "| 4 | 1.5000 | 10.0 |" in page
     assert "750 steps of its published log, 0.0200 s each" in page
+    assert trained == ["seed_4", "seed_7"]
+    # an interrupted seed begins anew, a finished one stays
+    write_run(tmp_path / root / "seed_9/lightning_logs/half/version_0")
+    more = ["speedrun", "shakespeare", "--track=time-1.60", "--seeds=4,7,9", f"--resume={root}"]
+    assert main(more) == 0
+    assert trained == ["seed_4", "seed_7", "seed_9"]
+    assert "no record   3 seeds" in capsys.readouterr().out
+
+
+def test_an_interrupted_call_must_have_left_figures(capsys):
+    assert main(["speedrun", "shakespeare", "--track=best", "--resume=nowhere"]) == 2
+    assert "--resume nowhere has no readable rows.json" in capsys.readouterr().err
+
+
+def test_the_settings_of_all_seeds_are_the_same(tmp_path):
+    runs = [
+        write_run(tmp_path / str(i), changed(trainer__max_steps=steps) | {"seed_everything": i})
+        for i, steps in enumerate((6, 6, 7))
+    ]
+    assert speedrun.differences(runs[:2]) == []
+    assert speedrun.differences(runs) == ["trainer.max_steps is not the same for all seeds"]
+
+
+@pytest.mark.parametrize(
+    ("option", "named"), [("--config=nope", "--config nope"), ("--device=cuda", "--device cuda")]
+)
+def test_what_cannot_run_is_an_error_before_nanogpt_is_measured(nanogpt, capsys, option, named):
+    words = ["speedrun", "shakespeare", "--track=best", f"--nanogpt={nanogpt}", option]
+    assert main(words) == 2
+    assert named in capsys.readouterr().err
+    assert not (nanogpt / "called").exists()
 
 
 def test_a_failed_run_is_an_error(monkeypatch):
