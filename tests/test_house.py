@@ -61,8 +61,9 @@ def test_an_optimizer_step_enters_few_files(shards):
     entered = Entered()
     fit.run_cli(["fit", *TINY, f"--data.dataset={shards}"], callbacks=[entered])
     assert "model/gpt.py" in entered.files
-    # the rebuild had 12; since then the signals and the watchdog have files of their own
-    assert len(entered.files) <= 14, "\n".join(sorted(entered.files))
+    # the rebuild had 12; since then the signals and the watchdog have files of their own, and every
+    # hook is called by lean_hooks.py
+    assert len(entered.files) <= 15, "\n".join(sorted(entered.files))
 
 
 def test_a_fit_on_ready_shards_imports_few_files(shards):
@@ -76,8 +77,9 @@ def test_a_fit_on_ready_shards_imports_few_files(shards):
     assert "gpt_lightning.training.module" in imported
     assert not any(name.startswith("gpt_lightning.prepare") for name in imported)
     # the rebuild had 45; since then Trainer's checks, signals, watchdog, output and TensorBoard's
-    # events have own files, the events name the commit (hardware.machine), and models have variants
-    assert len(imported) <= 55, "\n".join(sorted(imported))
+    # events have own files, the events name the commit (hardware.machine), models have variants, and
+    # lean_hooks calls hooks
+    assert len(imported) <= 56, "\n".join(sorted(imported))
 
 
 def test_no_function_is_longer_than_a_screen():

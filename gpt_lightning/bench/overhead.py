@@ -7,8 +7,8 @@ and B/A: medians over the rounds. raw against raw shows the noise.
 
 raw: forward, backward and AdamW, nothing else. norm: raw with the norm of the gradients, checked to
 be finite as GPTModule does each step. trainer: Trainer and GPTModule without callbacks and logger.
-callbacks: trainer with the callbacks of `fit` (SpeedMonitor, StepProgress, SampleText,
-RunCheckpoint) between two validations, where none samples or saves.
+callbacks: trainer with the callbacks and loggers of `fit` (SpeedMonitor, StepProgress, SampleText,
+RunCheckpoint; metrics.jsonl and TensorBoard) between two validations, where none samples or saves.
 
 loss: loss after a block. Every block starts from the same weights, so that equal losses mean equal
 work.
@@ -16,6 +16,7 @@ work.
 
 import tempfile
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ from gpt_lightning.bench.core.training_step import VOCABULARY
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.reports.tables import column
+from gpt_lightning.runs.events import RunEvents
+from gpt_lightning.runs.logger import RunLogger
 from gpt_lightning.training import optim, optimizers
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
@@ -52,7 +55,7 @@ WORKLOADS = {
     "char-cpu": WORKLOAD | {"shape": (4, 4, 128), "batch": 12, "vocab_size": 65},
 } | {name: WORKLOAD | {"shape": shape} for name, shape in COURSE_SIZES.items()}
 LOOPS = ("raw", "norm", "trainer", "callbacks")
-PAIRS = ("raw:raw", "raw:trainer", "norm:trainer", "trainer:callbacks")
+PAIRS = ("raw:raw", "raw:trainer", "norm:trainer", "trainer:callbacks", "norm:callbacks")
 
 
 @sweep_row
@@ -196,6 +199,8 @@ class Loop:
     def _train_with_trainer(self, batches: timing.TimedBatches) -> None:
         with_callbacks = self.name == "callbacks"
         with tempfile.TemporaryDirectory() as folder:
+            run = RunLogger(Path(folder) / "runs")
+            loggers = {"logger": [RunEvents(run), run]} if with_callbacks else {}
             trainer = Trainer(
                 accelerator=self.device.type,
                 precision=PRECISIONS[self.dtype],  # type: ignore[arg-type]  # one of the Trainer's
@@ -203,7 +208,7 @@ class Loop:
                 callbacks=fit_callbacks() if with_callbacks else [],
                 log_every_n_steps=10,  # as `fit`
                 default_root_dir=folder,
-                **fit_run.TRAINING_ALONE | {"enable_progress_bar": with_callbacks},
+                **fit_run.TRAINING_ALONE | {"enable_progress_bar": with_callbacks} | loggers,
             )
             trainer.fit(self.module, train_dataloaders=batches)
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gpt_lightning.runs.logger import EVENTS, RunLogger, rows_until
 _TABLES: Any = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 CHARTS: dict[str, dict[str, Any]] = _TABLES["charts"]
 DESCRIPTIONS: dict[str, str] = _TABLES["descriptions"]
+FLUSH_S = 1.0  # shortest time between two flushes: each waits for the writer's thread
 # curves over tokens; their group precedes the others, so TIME SERIES shows the losses first
 OVER_TOKENS = {"train/loss": "loss_by_tokens/train", "val/loss": "loss_by_tokens/val"}
 # address of the charts in a browser, without smoothing, which would hide where a curve ends
@@ -46,6 +48,8 @@ class RunEvents(TensorBoardLogger):
         self._resumed = None if step is None else (step, run.resume_rows)
         self._found = set() if step is None else set(run.folder.glob(EVENTS))
         self._described: set[str] = set()
+        self._flushed_s = -math.inf
+        run.on_sync = self.flush
 
     @property
     def log_dir(self) -> str:
@@ -65,32 +69,51 @@ class RunEvents(TensorBoardLogger):
                     # a resume makes TensorBoard drop all points with an x above its step
                     for line in rows_until(self._run.folder / METRICS, *self._resumed):
                         self._write_over_tokens(json.loads(line))
+            described = {}
             for tag, value in metrics.items():
                 if tag not in DESCRIPTIONS:
                     super().log_metrics({tag: value}, step)
                 # a validation has the count of its step for loss_by_tokens alone
                 elif tag != "perf/tokens" or "val/loss" not in metrics:
-                    self._write(tag, value, step)
+                    described[tag] = value
+            if described:
+                self._write(described, step)
             self._write_over_tokens(metrics)
 
-    def _write(self, tag: str, y: float, x: int | None, time_s: float | None = None) -> None:
-        """Write a point, the first one with the description of its curve."""
+    def _write(self, points: dict[str, float], x: int | None, time_s: float | None = None) -> None:
+        """Write points as one event, the first of each curve with the curve's description.
+
+        The writer's thread wakes up for each event, and this thread waits for it.
+        """
         from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_SCALAR, Summary
         from tensorboard.plugins.scalar.metadata import create_summary_metadata
 
-        point = Summary.Value(tag=tag, simple_value=float(y))
-        if tag not in self._described:
-            self._described.add(tag)
-            point.metadata.CopyFrom(create_summary_metadata(tag, DESCRIPTIONS[tag]))
-            point.metadata.data_class = DATA_CLASS_SCALAR
-        self.experiment.file_writer.add_summary(Summary(value=[point]), x, time_s)
+        summary = Summary()
+        for tag, y in points.items():
+            point = summary.value.add(tag=tag, simple_value=float(y))
+            if tag not in self._described:
+                self._described.add(tag)
+                point.metadata.CopyFrom(create_summary_metadata(tag, DESCRIPTIONS[tag]))
+                point.metadata.data_class = DATA_CLASS_SCALAR
+        self.experiment.file_writer.add_summary(summary, x, time_s)
 
     def _write_over_tokens(self, row: Mapping[str, float | None]) -> None:
         tokens = row.get("perf/tokens")
         for tag, over_tokens in OVER_TOKENS.items():
             if tokens is not None and tag in row:
                 y = math.nan if (value := row[tag]) is None else value  # JSON has no NaN
-                self._write(over_tokens, y, int(tokens), row.get("time"))
+                self._write({over_tokens: y}, int(tokens), row.get("time"))
+
+    def save(self) -> None:
+        """Flush the events, once a second; RunLogger.sync flushes all of them."""
+        if time.monotonic() - self._flushed_s >= FLUSH_S:
+            self.flush()
+
+    @rank_zero_only
+    def flush(self) -> None:
+        """Write all events so far to the file."""
+        self._flushed_s = time.monotonic()
+        super().save()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

@@ -44,6 +44,7 @@ class RunLogger(Logger):
 
     Attributes:
         rows: Rows that this run has logged.
+        on_sync: Function that `sync` calls; RunEvents flushes there.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class RunLogger(Logger):
         self.resume_rows = resume_rows
         self.rows = 0
         self._kind, self._claim = kind, claim
+        self.on_sync: Callable[[], None] = lambda: None
         self._is_new = folder is None
         self._folder = folder
 
@@ -119,6 +121,7 @@ class RunLogger(Logger):
         """Sync the rows to the disk, before a checkpoint of their steps is saved."""
         path = self.folder / METRICS
         with explained("write", path):
+            self.on_sync()
             self._drop_later_rows(path)
             if path.exists():
                 with path.open("rb") as file:

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,8 @@ from gpt_lightning.training.evaluation import EvaluationModule
 
 if TYPE_CHECKING:
     from gpt_lightning.training.spikes import SpikeGuard
+
+MEMORY_READ_S = 0.1  # shortest time between two readings of the process's memory
 
 
 class GPTModule(EvaluationModule):
@@ -62,6 +65,7 @@ class GPTModule(EvaluationModule):
         self._trained: list[torch.nn.Parameter] = []  # listed once, not at each step
         self._guard = optim.NonFiniteGuard()
         self._frozen = False  # what is alive is left out of garbage collections
+        self._memory_read_s = 0.0  # last time
         self._spikes: SpikeGuard | None = None
         self._spikes_before: dict[str, Any] = {}  # state of an earlier session
 
@@ -127,7 +131,9 @@ class GPTModule(EvaluationModule):
     def on_train_batch_end(self, *args: Any) -> None:
         """Store a request to stop, which steps.stop_due obeys between two steps."""
         trainer = self.trainer
-        if self.device.type == "cpu":
+        now = time.monotonic()
+        if self.device.type == "cpu" and now - self._memory_read_s >= MEMORY_READ_S:
+            self._memory_read_s = now
             limit_kept_memory()
         if trainer.should_stop:
             trainer.should_stop, self.stop_requested = False, True
@@ -216,16 +222,17 @@ class GPTModule(EvaluationModule):
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         lr = optimizer.param_groups[0]["lr"]
         self.set_learning_rates()  # also with data that have no BetweenSteps
-        if self._schedules():
-            lr = self.learning_rate_at(self.trainer.global_step, self.settings.learning_rate)
         assert self._loss_sum is not None
         self._last_loss = self._loss_sum, self.micro_batches
-        if steps.at_log_step(self.trainer, self.trainer.global_step + 1):
+        step = self.trainer.global_step
+        if steps.at_log_step(self.trainer, step + 1):
+            if self._schedules():
+                lr = self.learning_rate_at(step, self.settings.learning_rate)
             self.log("train/loss", self._loss_sum / self.micro_batches, sync_dist=True)
             self.log("optim/lr", lr)
             if self._schedules() and self.settings.optimizer == "muon":
                 self.log("optim/lr_muon", optimizer.param_groups[0]["lr"])
-            self.log("step", self.trainer.global_step + 1.0)  # the loggers' x: the first is 1
+            self.log("step", step + 1.0)  # the loggers' x: the first is 1
         self._loss_sum, self.micro_batches = None, 0
 
     @property

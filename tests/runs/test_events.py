@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.backend.event_processing.plugin_event_accumulator import (
     EventAccumulator as ServersAccumulator,
 )
@@ -139,3 +140,24 @@ def test_hyperparameters_that_matter_are_the_first_columns(runs):
     values = start.session_start_info.hparams
     assert (values["fused"].string_value, values["seed"].number_value) == ("False", 1337)
     assert values["b"].string_value == "None"
+
+
+def test_events_are_flushed_once_a_second_and_before_a_checkpoint(runs, monkeypatch):
+    now, flushed = [100.0], []
+    monkeypatch.setattr("gpt_lightning.runs.events.time.monotonic", lambda: now[0])
+    run = RunLogger(runs)
+    events = RunEvents(run)
+    monkeypatch.setattr(events.experiment, "flush", lambda: flushed.append(now[0]))
+    for now[0] in (100.0, 100.9, 101.0, 101.5):
+        events.save()
+    assert flushed == [100.0, 101.0]
+    run.sync()
+    assert flushed == [100.0, 101.0, 101.5]
+
+
+def test_the_values_of_a_step_are_one_event(runs):
+    folder = session(runs, 1, 2)
+    (file,) = folder.glob("events.*")
+    counts = [len(event.summary.value) for event in EventFileLoader(str(file)).Load()]
+    # after the charts: other, both others, their loss over tokens; val/loss, and over tokens
+    assert [n for n in counts if n][1:] == [1, 2, 1, 1, 1] * 2

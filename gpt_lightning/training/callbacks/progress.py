@@ -82,9 +82,10 @@ class StepProgress(ProgressBar):
             self.plain_every_n_steps = line_interval(self._total, log_every)
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        if trainer.global_step == self._step or not self.enabled:
+        step = trainer.global_step
+        if step == self._step or not self.enabled:
             return
-        self._step = trainer.global_step
+        self._step = step
         now = time.monotonic()
         if self._start is None:  # the first step compiles: its time does not count
             self._start = (self._step, now)

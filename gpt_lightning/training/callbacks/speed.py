@@ -187,11 +187,12 @@ class SpeedMonitor(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, *_: Any
     ) -> None:
         self._step_tokens += batch[0].numel() * trainer.world_size
-        if trainer.global_step == self._step:
+        step = trainer.global_step
+        if step == self._step:
             return  # in the middle of an accumulation
-        self._step = trainer.global_step
+        self._step = step
         self._end_step(trainer)
-        if at_log_step(trainer, trainer.global_step):
+        if at_log_step(trainer, step):
             assert isinstance(pl_module, GPTModule)
             self._log(trainer, pl_module)
 
