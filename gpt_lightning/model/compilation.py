@@ -1,14 +1,18 @@
 """Compilation of a model: on which devices, and with which settings."""
 
+import contextlib
 import functools
+import hashlib
 import os
 import shutil
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import platformdirs
 import torch
 import torch._functorch.config
 from torch import Tensor, nn
@@ -61,6 +65,7 @@ def compile_in_place(
             which takes a fraction of the time to compile, and runs a little slower.
         pad_head: Multiply a GPT's output head in a multiple of 64 rows; auto: on a CPU.
     """
+    keep_compiled_code()
     if device == "cpu":
         recompute_in_backward()
     if isinstance(model, GPT) and (device == "cpu" or pad_head is True):
@@ -149,3 +154,20 @@ def recompute_in_backward() -> None:
     torch._functorch.config.ban_recompute_used_far_apart = False
     torch._functorch.config.ban_recompute_long_fusible_chains = False
     torch._functorch.config.ban_recompute_materialized_backward = False
+
+
+def keep_compiled_code() -> None:
+    """Let compiled code survive a restart: PyTorch's own folder is in the temporary folder.
+
+    The code is for the processor at hand (-march=native), and machines may share a home folder. A
+    folder without write or execute permission leaves PyTorch's choice, as does
+    TORCHINDUCTOR_CACHE_DIR.
+    """
+    capabilities = repr(sorted(torch.cpu.get_capabilities().items()))
+    processor = hashlib.sha256(capabilities.encode()).hexdigest()[:8]
+    folder = Path(platformdirs.user_cache_dir("gpt-lightning")) / "compiled" / processor
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        if not os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):  # Linux has it
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))

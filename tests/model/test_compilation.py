@@ -2,7 +2,10 @@
 
 import copy
 import dataclasses
+import os
 import re
+import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -186,3 +189,42 @@ def test_forward_and_loss_are_one_graph(settings, autocast):
         loss = model(idx, idx)
     loss.backward()
     assert loss.isfinite()
+
+
+@pytest.fixture
+def caches(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setattr(compilation.platformdirs, "user_cache_dir", lambda name: tmp_path / name)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # restored after the test
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    return tmp_path / "gpt-lightning" / "compiled"
+
+
+def cache_folder() -> str | None:
+    compilation.keep_compiled_code()
+    return os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+
+
+def test_compiled_code_is_kept_for_each_processor(caches, monkeypatch):
+    first = cache_folder()
+    assert Path(first).is_dir()
+    assert Path(first).parent == caches
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    assert cache_folder() == first
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    assert cache_folder() != first
+
+
+def test_a_cache_folder_that_was_chosen_stays(caches, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
+    assert cache_folder() == "mine"
+
+
+def test_a_cache_folder_that_cannot_hold_programs_is_pytorchs(caches, monkeypatch):
+    mount = types.SimpleNamespace(f_flag=os.ST_NOEXEC)
+    monkeypatch.setattr(os, "statvfs", lambda path: mount)
+    assert cache_folder() is None
+    mount.f_flag = 0
+    caches.parent.rename(caches.parents[1] / "elsewhere")
+    caches.parent.touch()  # a file in the way of the folder
+    assert cache_folder() is None
