@@ -77,8 +77,8 @@ def test_a_fit_on_ready_shards_imports_few_files(shards):
     assert "gpt_lightning.training.module" in imported
     assert not any(name.startswith("gpt_lightning.prepare") for name in imported)
     # the rebuild had 45; since then Trainer's checks, signals, watchdog, output and TensorBoard's
-    # events have own files, the events name the commit (hardware.machine), models have variants, and
-    # lean_hooks calls hooks
+    # events have own files, the events name the commit (hardware.machine), models have variants,
+    # and lean_hooks calls hooks
     assert len(imported) <= 56, "\n".join(sorted(imported))
 
 

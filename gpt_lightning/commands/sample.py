@@ -99,8 +99,7 @@ def load(path: str, device: str, dtype: str, n_tokens: int) -> tuple["Decoder", 
 
     from gpt_lightning.hardware.device import device_kind
     from gpt_lightning.hardware.precision import check_accelerator, fastest_precision
-    from gpt_lightning.model.generate import PACKED_FROM
-    from gpt_lightning.model.variants import make_decoder
+    from gpt_lightning.model.generate import PACKED_FROM, make_decoder
     from gpt_lightning.runs.sources import read_source, tokenizer_of
 
     check_accelerator(device, "--device")

@@ -11,7 +11,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.decoder import Decoder
 from gpt_lightning.model.gpt import GPT
-from gpt_lightning.model.variants import make_decoder
 
 # one generator for all rows, or one for each row
 Generators = torch.Generator | Sequence[torch.Generator] | None
@@ -85,6 +84,15 @@ def generate(
                 tokens = tokens[:, : n + 1]
                 break
     return tokens.clone()  # an inference tensor could not be trained on
+
+
+def make_decoder(model: GPT, dtype: torch.dtype | None = None, pack: bool = True) -> Decoder:
+    """Return the Decoder of a model; the arguments are those of Decoder."""
+    if model.config.variant == "gpt2":
+        return Decoder(model, dtype, pack)
+    from gpt_lightning.model.speedrun import RecomputingDecoder  # for these models alone
+
+    return RecomputingDecoder(model, dtype)
 
 
 def sample_token(

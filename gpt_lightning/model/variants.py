@@ -1,8 +1,5 @@
-"""Models and decoders by `GPTConfig.variant`."""
+"""Models by `GPTConfig.variant`."""
 
-import torch
-
-from gpt_lightning.model.decoder import Decoder
 from gpt_lightning.model.gpt import GPT, GPTConfig
 
 
@@ -17,12 +14,3 @@ def make_model(config: GPTConfig) -> GPT:
     from gpt_lightning.model.speedrun import SpeedrunGPT  # for these models alone
 
     return SpeedrunGPT(config)
-
-
-def make_decoder(model: GPT, dtype: torch.dtype | None = None, pack: bool = True) -> Decoder:
-    """Return the Decoder of a model; the arguments are those of Decoder."""
-    if model.config.variant == "gpt2":
-        return Decoder(model, dtype, pack)
-    from gpt_lightning.model.speedrun import RecomputingDecoder  # for these models alone
-
-    return RecomputingDecoder(model, dtype)

@@ -7,10 +7,10 @@ import torch
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.compilation import compile_in_place
-from gpt_lightning.model.generate import generate
+from gpt_lightning.model.generate import generate, make_decoder
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.speedrun import RotaryAttention, SpeedrunGPT, hashed
-from gpt_lightning.model.variants import make_decoder, make_model
+from gpt_lightning.model.variants import make_model
 
 V, T = 20, 16
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": T, "vocab_size": V}
