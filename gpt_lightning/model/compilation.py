@@ -21,6 +21,7 @@ from torch.utils._triton import has_triton
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.attention import FUSED, NoKernelError, find_kernel, naive_is_faster
 from gpt_lightning.model.gpt import GPT, Block
+from gpt_lightning.model.loss import autocast_dtype
 
 
 def should_compile(device: str, precision: str) -> tuple[bool, str]:
@@ -93,15 +94,22 @@ def attention_kernel(model: GPT, device: torch.device, T: int, dropout_p: float)
         dropout_p: Dropout of the attention weights; 0 in evaluations.
 
     Returns:
-        naive, chunked, flash, cudnn or efficient; math for PyTorch's products without a kernel.
+        avx512 (cpu_attention.py), naive, chunked, flash, cudnn or efficient; math for PyTorch's
+        products without a kernel.
 
     Raises:
         NoKernelError: PyTorch has no such kernel here; the message has its reasons.
     """
     config = model.config
     auto_on_cpu = config.attention == "auto" and device.type == "cpu" and is_compiled(model)
-    if auto_on_cpu and naive_is_faster(T, dropout_p):
-        return "naive"
+    if auto_on_cpu:
+        from gpt_lightning.model import cpu_attention  # for these models alone
+
+        dtype, hs = autocast_dtype(model.lm_head.weight), config.n_embd // config.n_head
+        if cpu_attention.runs(T, hs, dtype):
+            return "avx512"
+        if naive_is_faster(T, dropout_p):
+            return "naive"
     if config.attention in ("naive", "chunked"):
         return config.attention
     attention = cast(Block, model.transformer.h[0]).attn.attention

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
+from gpt_lightning.model import cpu_attention
 from gpt_lightning.model.attention import (
     ATTENTION,
     naive_attention,
@@ -50,9 +51,13 @@ class HashedDropout(nn.Dropout):
 def dropout(x: Tensor, p: float) -> Tensor:
     """Return x with each element zeroed with probability p and the others divided by 1 - p."""
     if p > 0.0 and is_compiling():
-        seeds = torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32)
-        return hashed_dropout(x, p, seeds)
+        return hashed_dropout(x, p, draw_seeds())
     return F.dropout(x, p)
+
+
+def draw_seeds() -> Tensor:
+    """Return two seeds, int32 (2,), from PyTorch's generator."""
+    return torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32)
 
 
 def hashed_dropout(x: Tensor, p: float, seeds: Tensor) -> Tensor:
@@ -217,9 +222,16 @@ def hashed_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tenso
 
 
 def auto_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
-    """Return attention by the faster method: naive for short compiled contexts, else sdpa."""
-    naive = is_compiling() and naive_is_faster(k.size(-2), dropout_p)
-    return (hashed_attention if naive else sdpa_attention)(q, k, v, dropout_p)
+    """Return attention by the fastest method: one kernel; naive for short contexts; sdpa."""
+    if not is_compiling():
+        return sdpa_attention(q, k, v, dropout_p)
+    (T, hs), S = q.shape[-2:], k.size(-2)
+    if T == S and cpu_attention.runs(T, hs, q.dtype):
+        seeds = draw_seeds() if dropout_p > 0.0 else None
+        return cpu_attention.CausalAttention.apply(q, k, v, dropout_p, seeds)  # type: ignore[no-untyped-call]
+    return (hashed_attention if naive_is_faster(S, dropout_p) else sdpa_attention)(
+        q, k, v, dropout_p
+    )
 
 
 KERNELS = ATTENTION | {"auto": auto_attention, "naive": hashed_attention}

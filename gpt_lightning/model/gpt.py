@@ -38,7 +38,7 @@ class GPTConfig:
         attention: sdpa: the fused kernel that PyTorch chooses. flash, cudnn, efficient: that kernel
             of PyTorch's, or an error where it does not run. naive: the (T, T) matrix written out.
             chunked: 512 rows of that matrix at a time, computed twice. auto: sdpa; in models
-            compiled for a CPU naive where that is faster.
+            compiled for a CPU a kernel of ours (cpu_attention.py), or naive, where that is faster.
         activation: gelu_tanh: the tanh approximation that GPT-2 was trained with. gelu: exact, as
             in nanoGPT.
         loss_chunk: Number of positions whose logits are in memory at a time; null: all B x T.

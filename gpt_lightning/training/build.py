@@ -37,7 +37,7 @@ class BuildModule(L.LightningModule):
     init_from: str | None
     settings: Settings
     model: GPT
-    attention_kernel: str  # that runs: naive, chunked, flash, cudnn, efficient, or math
+    attention_kernel: str  # that runs: avx512, naive, chunked, flash, cudnn, efficient, or math
 
     def configure_model(self) -> None:
         fitting = self._trainer is not None and is_fitting(self.trainer)
