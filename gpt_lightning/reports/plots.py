@@ -123,7 +123,7 @@ def plot_times(
         runs: Label -> (seconds, loss in nats).
         target: Loss of the line.
     """
-    figure = Figure(figsize=(LOSSES_WIDTH_IN, 4.2), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(LOSSES_WIDTH_IN, 4.8), dpi=DPI, layout="constrained")
     axes = figure.subplots()
     for label, points in runs.items():
         seconds, losses = zip(*points, strict=True) if points else ((), ())
@@ -132,7 +132,7 @@ def plot_times(
     axes.set(xlabel="wall time (s)", ylabel="validation loss (nats per character)", xscale="log")
     axes.set_title(textwrap.fill(title, LOSSES_COLUMNS))
     axes.grid(alpha=0.3, which="both")
-    axes.legend(fontsize="small")
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     figure.savefig(path)
 
 

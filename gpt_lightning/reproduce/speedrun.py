@@ -87,8 +87,8 @@ def run(argv: list[str]) -> int:
         folder = root / f"seed_{seed}"
         rows.append(run_seed(config[0], seed, device, folder))
         write_rows(root, rows)
-        console = Console(SeedRow, rows=rows)
-        print("\n".join(["", console.header(), *map(console.line, rows)]), flush=True)
+        console = Console(SeedRow, rows=rows[-1:])
+        print(f"\n{console.header()}\n{console.line(rows[-1])}\n", flush=True)
     times += nanogpt_steps_s(nanogpt, track, device)
     runs = [find_run(root / f"seed_{row.seed}") for row in rows]
     breaches = [text for run, row in zip(runs, rows, strict=True) for text in problems(run, row)]

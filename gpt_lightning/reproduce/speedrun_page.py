@@ -1,7 +1,10 @@
 """Page, picture and ledger of the speedrun's records."""
 
 import dataclasses
+import functools
 import json
+import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +14,13 @@ import yaml
 from gpt_lightning.files import explained, write_atomic
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.reports.plots import plot_times
-from gpt_lightning.reports.tables import column, markdown
+from gpt_lightning.reports.tables import column, console_columns, markdown
 from gpt_lightning.reproduce.curves import find_curve, read_curve
-from gpt_lightning.reproduce.speedrun_tracks import Result
+from gpt_lightning.reproduce.speedrun_tracks import Result, SeedRow
 
 LEDGER = "ledger.yaml"
 Figures = dict[str, Any]
+fill = functools.partial(textwrap.fill, width=100, break_on_hyphens=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +30,7 @@ class LedgerRow:
     track: str = column("track")
     device: str = column("device")
     date: str = column("date")
-    commit: str = column("version")
+    commit: str = column("commit")
     seeds: int = column("seeds", "d")
     loss: float = column("mean loss", ".4f")
     worst_loss: float = column("worst", ".4f")
@@ -74,23 +78,29 @@ def write(result: Result, change: str | None, out: Path, root: Path, argv: Seque
 def page(result: Result, machine: dict[str, str], picture: str) -> str:
     """Return the page of a result as Markdown."""
     figures = result.figures()
+    command = re.sub(r"--nanogpt[= ]\S+", "--nanogpt nanoGPT", machine["command"])
     lines = [f"# Shakespeare speedrun: {result.track.title}, {result.device}", ""]
-    lines += ["```", machine["command"], "```", ""]
-    lines += [". ".join(machine[key] for key in ("date", "CPU", "memory", "software")) + ".", ""]
-    lines += [markdown(result.rows)]
+    lines += ["```", command, "```", ""]
+    facts = ". ".join(machine[key] for key in ("date", "CPU", "memory", "software"))
+    lines += [fill(f"{facts}."), ""]
+    lines += [markdown(result.rows, console_columns(SeedRow))]
     lines += [
-        f"Mean loss {figures['loss']:.4f}, worst {figures['worst_loss']:.4f}, over the whole "
-        f"validation split. Mean time {figures['time_s']:.1f} s, worst "
-        f"{figures['worst_time_s']:.1f} s: everything after the imports, with compilation from an "
-        "empty cache, without validations.",
+        fill(
+            f"Mean loss {figures['loss']:.4f}, worst {figures['worst_loss']:.4f}, over the whole "
+            f"validation split. Mean time {figures['time_s']:.1f} s, worst "
+            f"{figures['worst_time_s']:.1f} s: everything after the imports, with compilation from an "
+            "empty cache, without validations."
+        ),
         "",
     ]
     if "nanogpt_s" in figures:
         lines += [
-            f"nanoGPT: {result.track.steps:,} steps of its published log, "
-            f"{result.nanogpt_step_s or 0:.4f} s each (median, measured in turn): "
-            f"{figures['nanogpt_s']:,.0f} s, {figures['nanogpt_s'] / figures['time_s']:.1f} times "
-            "as long.",
+            fill(
+                f"nanoGPT: {result.track.steps:,} steps of its published log, "
+                f"{result.nanogpt_step_s or 0:.4f} s each (median, measured in turn): "
+                f"{figures['nanogpt_s']:,.0f} s, {figures['nanogpt_s'] / figures['time_s']:.1f} times "
+                "as long."
+            ),
             "",
         ]
     lines += [f"![loss over wall time]({picture})", ""]
@@ -117,11 +127,18 @@ def enter(result: Result, change: str, machine: dict[str, str], out: Path) -> No
     path = out / LEDGER
     records: list[Figures] = yaml.safe_load(path.read_text("utf-8")) if path.exists() else []
     facts = {"track": result.track.name, "device": result.device, "date": machine["date"]}
-    facts |= {"machine": machine["CPU"], "commit": machine["software"].split(",")[0]}
+    facts |= {"machine": machine["CPU"], "commit": commit_of(machine)}
     figures = {name: round(value, 4) for name, value in result.figures().items()}
+    change = " ".join(change.split()).replace("|", "/")  # a cell of a table
     records.append({**facts, "seeds": len(result.rows), **figures, "change": change})
     write_atomic(path, yaml.safe_dump(records, sort_keys=False, width=100).encode())
     write_atomic(out / "README.md", ledger_page(records).encode())
+
+
+def commit_of(machine: dict[str, str]) -> str:
+    """Return the commit of the package, or its version outside of a checkout."""
+    version = machine["software"].split(",")[0]
+    return version.partition("(")[2].rstrip(")") or version
 
 
 def ledger_page(records: Sequence[Figures]) -> str:
@@ -131,13 +148,15 @@ def ledger_page(records: Sequence[Figures]) -> str:
         track = record["track"], record["device"]
         ratio = record["nanogpt_s"] / record["time_s"]
         own = {key: value for key, value in record.items() if key != "machine"}
+        own["track"] = "[{0}]({0}-{1}.md)".format(*track)
         rows.append(LedgerRow(**own, ratio=ratio, gain=gain(record, before.get(track))))
         before[track] = record
-    head = (
-        "# Records of the Shakespeare speedrun\n\nEach has a page TRACK-DEVICE.md of its newest "
-        "runs. The rules: docs/speedrun.md. Written by `gpt-lightning speedrun`.\n\n"
+    about = (
+        "Each track and device has a page of its newest record. The rules: "
+        "[docs/speedrun.md](../../docs/speedrun.md). Written by `gpt-lightning speedrun`. Machines "
+        "are on the pages. The last column compares with the record before on the same track."
     )
-    return head + markdown(rows)
+    return f"# Records of the Shakespeare speedrun\n\n{fill(about)}\n\n{markdown(rows)}"
 
 
 def gain(record: Figures, before: Figures | None) -> str:

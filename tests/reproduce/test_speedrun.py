@@ -124,7 +124,7 @@ def test_records_enter_the_ledger_with_their_gain(tmp_path, capsys):
         )
     page = (tmp_path / "out/README.md").read_text()
     first, second = (line.split(" | ") for line in page.splitlines()[-2:])
-    assert first[0] == "| time-9"
+    assert first[0] == "| [time-9](time-9-cpu.md)"
     assert first[4:8] == ["2", "8.2500", "8.5000", "100.0"]
     assert first[9:] == ["200", "2.0", "the first", "the first |"]
     assert second[10:] == ["4.0", "half the steps", "2.00 times sooner |"]
