@@ -1,6 +1,6 @@
 """The speedrun's model: a GPT with the changes that its records use. GPT-2 itself is gpt.py.
 
-Shapes as in gpt.py. What differs from GPT-2, each with its gain in benchmarks/speedrun/levers.md:
+Shapes as in gpt.py. What differs from GPT-2 (benchmarks/speedrun_levers.py measures the gains):
 
     triples of tokens   the embedding of a token adds one of the last three tokens
     rotary positions    (Su et al. 2021) in queries and keys, instead of learned embeddings

@@ -57,6 +57,7 @@ def write(result: Result, change: str | None, out: Path, root: Path, argv: Seque
         UserError: A file cannot be written.
     """
     machine = machine_record([*argv])
+    machine["command"] = re.sub(r"--nanogpt[= ]\S+", "--nanogpt nanoGPT", machine["command"])
     is_record = not result.breaches and change is not None
     folder = out if is_record else root
     stem = f"{result.track.name}-{result.device}"
@@ -78,9 +79,8 @@ def write(result: Result, change: str | None, out: Path, root: Path, argv: Seque
 def page(result: Result, machine: dict[str, str], picture: str) -> str:
     """Return the page of a result as Markdown."""
     figures = result.figures()
-    command = re.sub(r"--nanogpt[= ]\S+", "--nanogpt nanoGPT", machine["command"])
     lines = [f"# Shakespeare speedrun: {result.track.title}, {result.device}", ""]
-    lines += ["```", command, "```", ""]
+    lines += ["```", machine["command"], "```", ""]
     facts = ". ".join(machine[key] for key in ("date", "CPU", "memory", "software"))
     lines += [fill(f"{facts}."), ""]
     lines += [markdown(result.rows, console_columns(SeedRow))]
@@ -88,8 +88,8 @@ def page(result: Result, machine: dict[str, str], picture: str) -> str:
         fill(
             f"Mean loss {figures['loss']:.4f}, worst {figures['worst_loss']:.4f}, over the whole "
             f"validation split. Mean time {figures['time_s']:.1f} s, worst "
-            f"{figures['worst_time_s']:.1f} s: everything after the imports, with compilation from an "
-            "empty cache, without validations."
+            f"{figures['worst_time_s']:.1f} s: everything after the imports, with compilation from "
+            "an empty cache, without validations."
         ),
         "",
     ]
@@ -98,8 +98,8 @@ def page(result: Result, machine: dict[str, str], picture: str) -> str:
             fill(
                 f"nanoGPT: {result.track.steps:,} steps of its published log, "
                 f"{result.nanogpt_step_s or 0:.4f} s each (median, measured in turn): "
-                f"{figures['nanogpt_s']:,.0f} s, {figures['nanogpt_s'] / figures['time_s']:.1f} times "
-                "as long."
+                f"{figures['nanogpt_s']:,.0f} s, "
+                f"{figures['nanogpt_s'] / figures['time_s']:.1f} times as long."
             ),
             "",
         ]
