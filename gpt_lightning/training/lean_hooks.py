@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
+from types import CodeType
 from typing import Any
 
 import lightning as L
@@ -39,11 +40,16 @@ def lean_hooks() -> Iterator[None]:
                 with suppress(ImportError, AttributeError, OSError):  # another Lightning, no source
                     owner = pkgutil.resolve_name(f"lightning.pytorch.{owner_address}")
                     plain = getattr(owner, name)
-                    source = inspect.getsource(plain.__code__)  # a wrapper's own, if it is one
-                    if hashlib.sha256(source.encode()).hexdigest().startswith(digest):
+                    if source_digest(plain.__code__).startswith(digest):  # a wrapper has its own
                         setattr(owner, name, replacement(plain))
                         stack.callback(setattr, owner, name, plain)
         yield
+
+
+@cache
+def source_digest(code: CodeType) -> str:
+    """Return the SHA-256 of a function's source; reading it takes some milliseconds."""
+    return hashlib.sha256(inspect.getsource(code).encode()).hexdigest()
 
 
 def is_usual(trainer: Any, kwargs: dict[str, Any]) -> bool:

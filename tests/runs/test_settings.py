@@ -59,7 +59,7 @@ def test_a_new_field_is_one_place():
         ({"learning_rate": 0}, "model.learning_rate is 0; it must be above 0"),
         ({"min_learning_rate": -1.0}, "model.min_learning_rate is -1.0; it must be at least 0"),
         ({"betas": [0.9, 1.0]}, "model.betas is 1.0; it must be at least 0 and below 1"),
-        ({"schedule": "linear"}, "model.schedule is 'linear'; expected cosine, constant"),
+        ({"schedule": "step"}, "model.schedule is 'step'; expected cosine, linear, constant"),
         ({"warmup_steps": 1.5}, "model.warmup_steps is '1.5'; expected int"),
     ],
 )
