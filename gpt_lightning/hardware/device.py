@@ -15,7 +15,6 @@ Timestamp = Any  # seconds on a CPU, an event of the stream on other devices
 # mallopt's parameters (malloc.h)
 M_TRIM_THRESHOLD = -1  # free bytes at the end of the heap from which on it shrinks
 M_MMAP_MAX = -4  # number of blocks that may be mapped, and unmapped, one by one
-MADV_HUGEPAGE = 14  # madvise's advice (mman.h)
 KEPT_SHARE = 0.85  # of the machine's memory that a process may have between two steps
 
 
@@ -89,26 +88,7 @@ def keep_freed_memory() -> bool:
         True if glibc accepted both settings; other allocators are left alone.
     """
     mallopt = _libc("mallopt")
-    if not (mallopt and mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, -1)):  # -1: never
-        return False
-    use_huge_pages()
-    return True
-
-
-def use_huge_pages() -> None:
-    """Let Linux back the heap with pages of 2 MiB, whose addresses a CPU finds faster.
-
-    The heap grows to half of the machine's memory first, because the advice is for the addresses
-    that it has. Addresses that are never written take no memory. Without pages of this size, or
-    where so much cannot be reserved, the heap stays as it is.
-    """
-    malloc, free, madvise = map(_libc, ("malloc", "free", "madvise"))
-    malloc.restype = ctypes.c_void_p
-    free(ctypes.c_void_p(malloc(ctypes.c_size_t(int(memory_gib() * 2**29)))))
-    for line in Path("/proc/self/maps").read_bytes().splitlines():
-        if line.endswith(b"[heap]"):
-            begin, end = (int(address, 16) for address in line.split()[0].split(b"-"))
-            madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_HUGEPAGE)
+    return bool(mallopt and mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, -1))  # -1: never
 
 
 def hand_back_freed_memory() -> None:

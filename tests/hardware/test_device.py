@@ -57,8 +57,8 @@ def test_blocks_of_more_than_2_gib_are_kept_too():
         "libc = ctypes.CDLL(None)\n"
         "libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p\n"
         "libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]\n"
-        "start = libc.sbrk(0)\n"
         "kept, size = keep_freed_memory(), 5 * 2**29\n"
+        "start = libc.sbrk(0)\n"
         "libc.free(libc.malloc(size))\n"
         "grown = libc.sbrk(0) - start\n"
         "hand_back_freed_memory()\n"
@@ -160,56 +160,12 @@ def test_memory_is_kept_if_glibc_accepts_both_settings(accepted, monkeypatch):
         asked[setting] = value
         return accepted[setting == -1]
 
-    advised: list[bool] = []
     monkeypatch.setattr(devices, "_libc", lambda name: mallopt if name == "mallopt" else None)
-    monkeypatch.setattr(devices, "use_huge_pages", lambda: advised.append(True))
     assert keep_freed_memory() is (accepted == (1, 1))
-    assert advised == [True] * (accepted == (1, 1))
     assert asked.items() <= {-4: 0, -1: -1}.items()  # map no block; never shrink
     monkeypatch.setattr(devices, "_libc", lambda name: None)  # another C library
     assert keep_freed_memory() is False
     devices.hand_back_freed_memory()
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_half_of_the_memory_is_reserved_and_advised_to_be_huge_pages(monkeypatch):
-    calls = {}
-
-    def libc(name):
-        def call(*values):
-            calls[name] = [value.value if hasattr(value, "value") else value for value in values]
-            return 4096
-
-        return call
-
-    monkeypatch.setattr(devices, "_libc", libc)
-    devices.use_huge_pages()
-    assert calls["malloc"] == [int(devices.memory_gib() * 2**29)]
-    assert calls["free"] == [4096]
-    begin, length, advice = calls["madvise"]
-    maps = Path("/proc/self/maps").read_text()
-    heaps = [line for line in maps.splitlines() if line.endswith("[heap]")]
-    assert heaps[-1].startswith(f"{begin:08x}-{begin + length:08x} ")
-    assert advice == 14
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not Path("/sys/kernel/mm/transparent_hugepage/enabled").is_file()
-    or "[never]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(),
-    reason="this system has no transparent huge pages",
-)
-def test_tensors_are_in_huge_pages():
-    script = (
-        "import torch\n"
-        "from gpt_lightning.hardware.device import keep_freed_memory\n"
-        "assert keep_freed_memory()\n"
-        "tensors = [torch.ones(2**22) for _ in range(8)]\n"  # 128 MiB, grown step by step
-        "heap = open('/proc/self/smaps').read().partition('[heap]')[2]\n"
-        "print(heap.partition('AnonHugePages:')[2].split()[0])"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert int(done.stdout) > 64 * 1024, done.stderr  # KiB
 
 
 def test_all_freed_memory_is_handed_back(monkeypatch):
