@@ -58,9 +58,6 @@ def limited_memory() -> Iterator[None]:
     """2 GiB of address space more than now, for this process and those that it starts."""
     if sys.platform != "linux":
         pytest.skip("the address space is limited on Linux only")
-    from gpt_lightning.hardware.device import hand_back_freed_memory  # torch, after OMP_NUM_THREADS
-
-    hand_back_freed_memory()  # a run of an earlier test has grown the heap to half of the memory
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     limit = pages * resource.getpagesize() + 2 * 2**30
