@@ -269,7 +269,7 @@ class GPT(nn.Module):
                 weights it is nanoGPT's count.
         """
         n = sum(p.numel() for p in self.parameters())
-        tables = [m.weight for m in self.transformer.modules() if isinstance(m, nn.Embedding)]
-        return (
-            n if embeddings else n - sum(t.numel() for t in tables if t is not self.lm_head.weight)
-        )
+        if not embeddings:
+            tables = (m.weight for m in self.transformer.modules() if isinstance(m, nn.Embedding))
+            n -= sum(t.numel() for t in tables if t is not self.lm_head.weight)
+        return n

@@ -58,7 +58,9 @@ def write(result: Result, change: str | None, out: Path, root: Path, argv: Seque
     """
     machine = machine_record([*argv])
     machine["command"] = re.sub(r"--nanogpt[= ]\S+", "--nanogpt nanoGPT", machine["command"])
-    is_record = not result.breaches and change is not None
+    breaches = [*result.breaches, *not_better(result, machine, out / LEDGER)]
+    result = dataclasses.replace(result, breaches=breaches)
+    is_record = not breaches and change is not None
     folder = out if is_record else root
     stem = f"{result.track.name}-{result.device}"
     with explained("write", folder):
@@ -88,8 +90,8 @@ def page(result: Result, machine: dict[str, str], picture: str) -> str:
         fill(
             f"Mean loss {figures['loss']:.4f}, worst {figures['worst_loss']:.4f}, over the whole "
             f"validation split. Mean time {figures['time_s']:.1f} s, worst "
-            f"{figures['worst_time_s']:.1f} s: everything after the imports, with compilation from "
-            "an empty cache, without validations."
+            f"{figures['worst_time_s']:.1f} s: everything after the imports and the arguments, "
+            "with compilation from an empty cache, without validations."
         ),
         "",
     ]
@@ -125,7 +127,7 @@ def plot(result: Result, path: Path) -> None:
 def enter(result: Result, change: str, machine: dict[str, str], out: Path) -> None:
     """Append a record to the ledger, and write the ledger's page."""
     path = out / LEDGER
-    records: list[Figures] = yaml.safe_load(path.read_text("utf-8")) if path.exists() else []
+    records = read_ledger(path)
     facts = {"track": result.track.name, "device": result.device, "date": machine["date"]}
     facts |= {"machine": machine["CPU"], "commit": commit_of(machine)}
     figures = {name: round(value, 4) for name, value in result.figures().items()}
@@ -133,6 +135,22 @@ def enter(result: Result, change: str, machine: dict[str, str], out: Path) -> No
     records.append({**facts, "seeds": len(result.rows), **figures, "change": change})
     write_atomic(path, yaml.safe_dump(records, sort_keys=False, width=100).encode())
     write_atomic(out / "README.md", ledger_page(records).encode())
+
+
+def read_ledger(path: Path) -> list[Figures]:
+    """Return the records of a ledger, oldest first; none if there is no file."""
+    return yaml.safe_load(path.read_text("utf-8")) if path.exists() else []
+
+
+def not_better(result: Result, machine: dict[str, str], ledger: Path) -> list[str]:
+    """Return that the newest record of the track on this machine is as good or better, if it is."""
+    key = "loss" if result.track.name == "best" else "time_s"
+    own = {"track": result.track.name, "device": result.device, "machine": machine["CPU"]}
+    before = [r for r in read_ledger(ledger) if own.items() <= r.items()]
+    value = result.figures()[key]
+    if not before or value < before[-1][key]:
+        return []
+    return [f"the mean {key} is {value:.4f}; the record here has {before[-1][key]}"]
 
 
 def commit_of(machine: dict[str, str]) -> str:

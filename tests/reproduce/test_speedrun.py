@@ -135,6 +135,14 @@ def test_records_enter_the_ledger_with_their_gain(tmp_path, capsys):
     assert "no record" not in capsys.readouterr().out
 
 
+def test_a_result_that_is_no_better_than_the_record_is_none(tmp_path, capsys):
+    for time_s in (90.0, 95.0):
+        speedrun_page.write(result(time_s), "a change", tmp_path / "out", tmp_path / "runs", [])
+    said = "no record   the mean time_s is 105.0000; the record here has 100.0"
+    assert said in capsys.readouterr().out
+    assert len(yaml.safe_load((tmp_path / "out/ledger.yaml").read_text())) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "breaches", "named"),
     [(None, [], "give --change TEXT"), ("a change", ["2 seeds; a record has 5"], "2 seeds")],
