@@ -27,7 +27,7 @@ from gpt_lightning.data.texts import corpus_file
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.model.compilation import compile_in_place
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.model.speedrun import TRIPLES, RotaryAttention
+from gpt_lightning.model.speedrun import ROWS, RotaryAttention, SpeedrunTransformer
 from gpt_lightning.model.variants import make_model
 from gpt_lightning.training.stacked_muon import orthogonalize
 
@@ -104,19 +104,43 @@ class Pairs(nn.Module):
 
 def with_more_triples(model: GPT) -> None:
     """Double the table of triples."""
-    table = nn.Embedding(2 * TRIPLES, model.config.n_embd)
+    table = nn.Embedding(2 * ROWS, model.config.n_embd)
     nn.init.normal_(table.weight, std=0.01)
-    model.transformer.triples = table
+    model.transformer.last = table
 
 
 def without_triples(model: GPT) -> None:
     """Leave triples out of the embedding."""
-    nn.init.zeros_(model.transformer.triples.weight).requires_grad_(False)
+    nn.init.zeros_(model.transformer.last.weight).requires_grad_(False)
 
 
-def without_mix(model: GPT) -> None:
-    """Let no block read the input."""
-    each(model, lambda block: block.mix.requires_grad_(False))
+def with_mix(model: GPT) -> None:
+    """Add the embedding to the input of each block, with a trained weight that begins at 0."""
+    body = model.transformer
+    body.__class__ = Mixed
+    body.mix = nn.Parameter(torch.tensor([[1.0, 0.0]] * model.config.n_layer))
+
+
+class Mixed(SpeedrunTransformer):
+    """Model whose blocks read the embedding, too."""
+
+    def blocks(self, x: Tensor) -> Tensor:
+        x0 = x
+        for block, mix in zip(self.h, self.mix, strict=True):
+            x = block(mix[0] * x + mix[1] * x0)
+        return x
+
+
+def with_embedding_dropout(model: GPT) -> None:
+    """Drop from the embedding as GPT-2 does."""
+    model.transformer.__class__ = Dropped
+
+
+class Dropped(SpeedrunTransformer):
+    """Model with dropout after the embedding."""
+
+    def blocks(self, x: Tensor) -> Tensor:
+        return super().blocks(nn.functional.dropout(x, 0.1, self.training))
 
 
 def with_gelu(model: GPT) -> None:
@@ -127,7 +151,7 @@ def with_gelu(model: GPT) -> None:
 def without_rotation(model: GPT) -> None:
     """Add learned positions to the input, as GPT-2 does."""
     each(model, lambda block: setattr(block.attn, "__class__", NormalizedAttention))
-    model.transformer.drop = Positions(model.transformer.drop, model.config)
+    model.transformer.wte = Positions(model.transformer.wte, model.config)
 
 
 class NormalizedAttention(RotaryAttention):
@@ -138,15 +162,16 @@ class NormalizedAttention(RotaryAttention):
 
 
 class Positions(nn.Module):
-    """Learned positions before a dropout."""
+    """Embedding of tokens and of positions."""
 
-    def __init__(self, drop: nn.Module, config: GPTConfig) -> None:
+    def __init__(self, wte: nn.Embedding, config: GPTConfig) -> None:
         super().__init__()
-        self.drop, self.wpe = drop, nn.Embedding(config.block_size, config.n_embd)
+        self.num_embeddings = wte.num_embeddings
+        self.wte, self.wpe = wte, nn.Embedding(config.block_size, config.n_embd)
         nn.init.normal_(self.wpe.weight, std=0.1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.drop(x + self.wpe.weight[: x.size(1)])
+    def forward(self, idx: Tensor) -> Tensor:
+        return self.wte(idx) + self.wpe.weight[: idx.size(1)]
 
 
 def without_normalization(model: GPT) -> None:
@@ -172,7 +197,7 @@ LEVERS: dict[str, Run] = {
     "qk-norm": Run("queries and keys not normalized", True, without_normalization),
     "relu2": Run("GELU instead of squared ReLU", True, with_gelu),
     "zero-init": Run("normal projections and head instead of zeros", True, with_normal_projections),
-    "mix": Run("without the input in each block", True, without_mix),
+    "mix": Run("the embedding as an input of each block", False, with_mix),
     "gpt2": Run("GPT-2 itself, with Muon", True, variant="gpt2", lr=4e-3),
     "adamw": Run("AdamW instead of Muon", True, optimizer="adamw", matrix_lr=4e-3),
     "normuon": Run("NorMuon instead of Muon", optimizer="normuon"),
@@ -187,6 +212,9 @@ LEVERS: dict[str, Run] = {
     "context": Run("64 tokens of context in the first half", context={0.0: 64, 0.5: 128}),
     "random": Run("random windows instead of shuffled ones", True, shuffled=False),
     "dropout": Run("dropout 0.1", dropout=(0.1, 0.1)),
+    "embedding-dropout": Run(
+        "dropout 0.1, of the embedding too", False, with_embedding_dropout, dropout=(0.1, 0.1)
+    ),
     "dropout-schedule": Run("dropout from 0 to 0.1", dropout=(0.0, 0.1)),
     "small": Run("2 layers, as wide", n_layer=2),
 }

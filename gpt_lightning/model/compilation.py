@@ -15,6 +15,7 @@ from typing import Any, cast
 import platformdirs
 import torch
 import torch._functorch.config
+import torch._inductor.config
 from torch import Tensor, nn
 from torch.utils._triton import has_triton
 
@@ -69,6 +70,7 @@ def compile_in_place(
     keep_compiled_code()
     if device == "cpu":
         recompute_in_backward()
+        trust_vector_instructions()
     if isinstance(model, GPT) and (device == "cpu" or pad_head is True):
         from gpt_lightning.model import cpu_kernels  # for these models alone
 
@@ -162,6 +164,17 @@ def recompute_in_backward() -> None:
     torch._functorch.config.ban_recompute_used_far_apart = False
     torch._functorch.config.ban_recompute_long_fusible_chains = False
     torch._functorch.config.ban_recompute_materialized_backward = False
+
+
+def trust_vector_instructions() -> None:
+    """Let Inductor take AVX-512 without test programs, which take 5 s before its first loop.
+
+    They ask whether PyTorch was built for it, too, which its own kernels' choice tells. A compiler
+    of C++20, which PyTorch's headers need, knows the instructions.
+    """
+    config = torch._inductor.config.cpp
+    if config.vec_isa_ok is None and torch.backends.cpu.get_cpu_capability() == "AVX512":
+        config.vec_isa_ok = True
 
 
 def keep_compiled_code() -> None:

@@ -46,7 +46,7 @@ class GPTConfig:
             rounds every sum (residual.py).
         checkpointing: Keep only the inputs of the blocks and recompute the rest in the backward
             pass: a third more work, a fraction of the memory, the same gradients.
-        variant: gpt2, or speedrun: the model of the Shakespeare records (speedrun.py).
+        variant: gpt2, or a model of the Shakespeare records (speedrun.py).
     """
 
     n_layer: int = 12
@@ -63,7 +63,7 @@ class GPTConfig:
     loss_chunk: int | None = None
     residual: Literal["float32", "bfloat16"] = "float32"
     checkpointing: bool = False
-    variant: Literal["gpt2", "speedrun"] = "gpt2"
+    variant: Literal["gpt2", "speedrun", "speedrun-pairs"] = "gpt2"
 
     def __post_init__(self) -> None:
         for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "loss_chunk"):

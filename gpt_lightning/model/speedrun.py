@@ -2,13 +2,14 @@
 
 Shapes as in gpt.py. What differs from GPT-2 (benchmarks/speedrun_levers.py measures the gains):
 
-    triples of tokens   the embedding of a token adds one of the last three tokens
+    triples of tokens   the embedding of a token adds one of the last three tokens; in variant
+                        speedrun-pairs of the last two, which a long training overfits less
     rotary positions    (Su et al. 2021) in queries and keys, instead of learned embeddings
     normalized q and k  (Henry et al. 2020), so that a head's scores keep their scale
     squared ReLU        (So et al. 2021) instead of GELU: one product instead of an exponential
     zero projections    each block begins as the identity, and the head with equal probabilities
-    input in each block added with a weight that is trained, from 0 on
     RMS norm            (Zhang and Sennrich 2019) without parameters, also after the embedding
+    dropout             in the blocks alone, not after the embedding
 
 Source of the combination: Jordan et al. 2024, https://github.com/KellerJordan/modded-nanogpt.
 """
@@ -24,7 +25,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.model.decoder import Decoder
 from gpt_lightning.model.gpt import GPT, MLP, Block, CausalSelfAttention, GPTConfig
 
-TRIPLES = 8192  # rows of their table
+ROWS = 8192  # of the table of triples or pairs
 ROTARY_BASE = 10_000.0
 SCORE_SCALE = 1.5  # of normalized queries and keys, over sqrt(hs)
 # fields of GPTConfig with the one value that this model has
@@ -81,7 +82,7 @@ class SquaredReLU(nn.Module):
 
 
 class SpeedrunBlock(Block):
-    """Attention and MLP, which read the residual stream with the model's input added to it."""
+    """Attention and MLP of a residual stream: (B, T, C) -> (B, T, C)."""
 
     def __init__(self, config: GPTConfig) -> None:
         nn.Module.__init__(self)
@@ -91,11 +92,6 @@ class SpeedrunBlock(Block):
         self.ln_2 = nn.RMSNorm(C, elementwise_affine=False)  # type: ignore[assignment]
         self.mlp = MLP(config)
         self.mlp.gelu = SquaredReLU()  # type: ignore[assignment]
-        self.mix = nn.Parameter(torch.tensor([1.0, 0.0]))  # of the stream, and of the input
-
-    def forward(self, x: Tensor, x0: Tensor) -> Tensor:  # type: ignore[override]
-        x = self.mix[0] * x + self.mix[1] * x0
-        return super().forward(x)
 
 
 class SpeedrunTransformer(nn.Module):
@@ -106,22 +102,26 @@ class SpeedrunTransformer(nn.Module):
         V = config.vocab_size
         assert V is not None
         self.wte = nn.Embedding(V, config.n_embd)  # tokens
-        self.triples = nn.Embedding(TRIPLES, config.n_embd)
-        self.drop = nn.Dropout(config.dropout)
+        self.n = 2 if config.variant == "speedrun-pairs" else 3  # tokens of a row of `last`
+        self.last = nn.Embedding(ROWS, config.n_embd)
         self.h = nn.ModuleList([SpeedrunBlock(config) for _ in range(config.n_layer)])
         self.ln_f = nn.RMSNorm(config.n_embd, elementwise_affine=False)
 
     def forward(self, idx: Tensor) -> Tensor:
         """Return the final residual stream, (B, T, C), of tokens idx, int64 (B, T)."""
-        V = self.wte.num_embeddings
-        before = F.pad(idx, (2, 0))  # (B, T + 2); token 0 comes before the first
-        triples = (before[:, :-2] * V + before[:, 1:-1]) * V + idx  # (B, T)
-        rows = hashed(triples, self.triples.num_embeddings)
-        x = self.ln_f(self.wte(idx) + self.triples(rows))  # (B, T, C)
-        x = x0 = self.drop(x)
+        V, n, T = self.wte.num_embeddings, self.n, idx.size(1)
+        before = F.pad(idx, (n - 1, 0))  # (B, T + n - 1); token 0 comes before the first
+        number = before[:, :T]
+        for i in range(1, n):
+            number = number * V + before[:, i : i + T]  # (B, T)
+        x = self.wte(idx) + self.last(hashed(number, self.last.num_embeddings))  # (B, T, C)
+        return self.ln_f(self.blocks(self.ln_f(x)))
+
+    def blocks(self, x: Tensor) -> Tensor:
+        """Return the residual stream after the blocks, (B, T, C) as before them."""
         for block in self.h:
-            x = block(x, x0)
-        return self.ln_f(x)
+            x = block(x)
+        return x
 
 
 def hashed(numbers: Tensor, rows: int) -> Tensor:
@@ -137,7 +137,7 @@ class SpeedrunGPT(GPT):
     """Language model of the speedrun; what is not written here is GPT's.
 
     Args:
-        config: Shape of the model, with `variant: speedrun`.
+        config: Shape of the model, with `variant: speedrun` or `speedrun-pairs`.
 
     Raises:
         UserError: The configuration sets a part that this model does not have.
@@ -145,17 +145,18 @@ class SpeedrunGPT(GPT):
 
     def __init__(self, config: GPTConfig) -> None:
         nn.Module.__init__(self)
+        variant = config.variant
         for name, only in FIXED.items():
             if (value := getattr(config, name)) != only:
                 raise UserError(
-                    f"model.config.{name} is {value}, which variant speedrun does not have: "
+                    f"model.config.{name} is {value}, which variant {variant} does not have: "
                     f"set it to {json.dumps(only)}, or model.config.variant to gpt2"
                 )
         if config.vocab_size is None:
             raise UserError("vocab_size is null: set a number, or train on a prepared dataset")
         if config.n_embd // config.n_head % 2:
             raise UserError(
-                "variant speedrun rotates pairs of channels: set model.config.n_head so that "
+                f"variant {variant} rotates pairs of channels: set model.config.n_head so that "
                 "n_embd / n_head is even"
             )
         self.config = config
@@ -163,7 +164,7 @@ class SpeedrunGPT(GPT):
         self.transformer = body  # type: ignore[assignment]
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         nn.init.normal_(body.wte.weight, std=0.1)
-        nn.init.normal_(body.triples.weight, std=0.01)
+        nn.init.normal_(body.last.weight, std=0.01)
         nn.init.zeros_(self.lm_head.weight)
         for block in body.h:
             assert isinstance(block, SpeedrunBlock)

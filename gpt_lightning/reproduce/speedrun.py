@@ -105,7 +105,8 @@ def run(argv: list[str]) -> int:
 def run_seed(config: str, seed: int, accelerator: str, folder: Path) -> SeedRow:
     """Train with a seed in a process of its own, and return its figures.
 
-    Inductor's cache is empty at first, so that the time includes the whole compilation.
+    Inductor's cache is empty at first, and so is the temporary folder, where it keeps precompiled
+    headers, so that the time includes the whole compilation.
 
     Args:
         config: Option --config.
@@ -122,7 +123,8 @@ def run_seed(config: str, seed: int, accelerator: str, folder: Path) -> SeedRow:
     command = [sys.executable, "-m", "gpt_lightning", "fit", *arguments, "--resume=never"]
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as cache:
-        ended = subprocess.run(command, env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache})
+        own = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/compiled", "TMPDIR": cache}
+        ended = subprocess.run(command, env=os.environ | own)
     if ended.returncode:
         raise UserError(f"the run of seed {seed} ended with exit code {ended.returncode}")
     return read_run(seed, find_run(folder), time.monotonic() - began)

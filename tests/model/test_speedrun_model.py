@@ -68,6 +68,22 @@ def test_a_token_is_embedded_with_the_two_before_it(model):
     assert torch.allclose(last(5), last(0, 0, 5))
 
 
+def test_pairs_leave_the_token_before_the_pair_out():
+    torch.manual_seed(0)
+    model = make_model(config(variant="speedrun-pairs"))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    for block in model.transformer.h:
+        torch.nn.init.zeros_(block.attn.c_proj.weight)
+
+    def last(*idx: int) -> torch.Tensor:
+        return model(torch.tensor([idx]))[0, -1]
+
+    assert torch.allclose(last(3, 1, 5), last(4, 1, 5))
+    assert not torch.isclose(last(3, 1, 5), last(3, 2, 5)).any()
+    assert torch.allclose(last(5), last(0, 5))  # token 0 comes before the first
+
+
 def test_triples_are_spread_over_the_table():
     """Rows hit by the 274,625 triples of 65 characters: nearly all, and none by many."""
     hits = torch.bincount(hashed(torch.arange(65**3), 2**13), minlength=2**13)
@@ -89,7 +105,7 @@ def test_scores_depend_on_the_distance_alone():
 
 def test_the_count_leaves_out_the_tables():
     found = make_model(config(bias=False))
-    blocks = 2 * (12 * 16 * 16 + 2)
+    blocks = 2 * 12 * 16 * 16
     assert found.num_params() == (V + 2**13 + V) * 16 + blocks
     assert found.num_params(embeddings=False) == blocks + V * 16
 
@@ -98,7 +114,7 @@ def test_the_count_leaves_out_the_tables():
 def test_generated_tokens_are_those_of_the_plain_loop(model, mode):
     """Also past the context, with dropout in the model, whose mode stays."""
     model.train(mode == "train")
-    model.transformer.drop.p = 0.5
+    model.transformer.h[0].attn.resid_dropout.p = 0.5
     found = generate(model, tokens(2, 3), 20, temperature=0.0)
     assert model.training == (mode == "train")
     model.eval()
