@@ -47,6 +47,9 @@ class Settings:
     """Warm-up, then cosine: half a cosine; linear: a line; constant: the peak."""
     warmup_steps: NonNegativeInt = 0
     """Optimizer steps of linear warm-up."""
+    decay_start: NonNegativeInt = 0
+    """Optimizer step at which the decay begins; until then the rate stays at its peak. 0: at the
+    end of the warm-up."""
     decay_steps: int | None = None
     """Optimizer step at which the decay ends; null: trainer.max_steps."""
     weight_decay: NonNegativeFloat = 0.1

@@ -104,6 +104,12 @@ class BuildModule(L.LightningModule):
                 f"model.warmup_steps {self.settings.warmup_steps} must be below "
                 f"model.decay_steps {decay_steps}: lower model.warmup_steps"
             )
+        end = self.trainer.max_steps if decay_steps is None else decay_steps
+        if self.settings.decay_start >= max(1, end):
+            raise UserError(
+                f"model.decay_start {self.settings.decay_start} must be below the decay's end at "
+                f"step {end}: lower it, or set model.schedule to constant"
+            )
 
     def _check_device(self) -> None:
         """Raise an error if this strategy, device or precision cannot train the model."""

@@ -201,6 +201,7 @@ class GPTModule(EvaluationModule):
             warmup_steps=settings.warmup_steps,
             decay_steps=self._decay_steps,
             schedule=settings.schedule,
+            decay_start=settings.decay_start,
         )
 
     def _schedules(self) -> bool:

@@ -27,20 +27,22 @@ def learning_rate(
     warmup_steps: int,
     decay_steps: int,
     schedule: Literal["cosine", "linear", "constant"],
+    decay_start: int = 0,
 ) -> float:
     """Return the learning rate of optimizer step `step` (0 is the first).
 
-    Warm-up is linear and reaches `peak` one step after its last step. Then half a cosine, or a
-    line, falls to `minimum` at `decay_steps` and stays there, or the rate is constant. Source:
-    nanoGPT, train.py, get_lr.
+    Warm-up is linear and reaches `peak` one step after its last step. Then, or from `decay_start`
+    on, half a cosine, or a line, falls to `minimum` at `decay_steps` and stays there, or the rate
+    is constant. Source: nanoGPT, train.py, get_lr.
     """
     if step < warmup_steps:
         return peak * (step + 1) / (warmup_steps + 1)
-    if schedule == "constant":
+    start = max(warmup_steps, decay_start)
+    if schedule == "constant" or warmup_steps <= step < start:
         return peak
     if step >= decay_steps:
         return minimum
-    progress = (step - warmup_steps) / (decay_steps - warmup_steps)  # 0 .. 1
+    progress = (step - start) / (decay_steps - start)  # 0 .. 1
     if schedule == "linear":
         return minimum + (1.0 - progress) * (peak - minimum)
     return minimum + 0.5 * (1.0 + math.cos(math.pi * progress)) * (peak - minimum)

@@ -302,6 +302,7 @@ def test_a_vocabulary_may_be_padded_but_not_too_small(text_file):
     ("settings", "message"),
     [
         ({"warmup_steps": 3, "decay_steps": 2}, "must be below model.decay_steps 2"),
+        ({"decay_start": 9, "decay_steps": 9}, "decay_start 9 must be below the decay's end at"),
     ],
 )
 def test_schedules_that_cannot_be_are_refused(text_file, settings, message):

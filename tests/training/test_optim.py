@@ -77,6 +77,13 @@ def test_a_linear_schedule_falls_on_a_line():
     assert rates == pytest.approx([1e-3 * 51 / 101, 1e-3, 1e-4 + 0.75 * 9e-4, 1e-4], rel=1e-12)
 
 
+def test_a_decay_may_begin_after_the_warm_up():
+    late = NANOGPT | {"schedule": "linear", "decay_start": 3000}
+    rates = [learning_rate(s, **late) for s in (50, 100, 2999, 3000, 4000, 5000)]
+    assert rates == pytest.approx([1e-3 * 51 / 101, 1e-3, 1e-3, 1e-3, 5.5e-4, 1e-4], rel=1e-12)
+    assert learning_rate(150, **NANOGPT | {"decay_start": 50}) == learning_rate(150, **NANOGPT)
+
+
 def test_constant_schedule_warms_up_and_stays():
     rates = [learning_rate(s, **{**NANOGPT, "schedule": "constant"}) for s in (0, 100, 100_000)]
     assert rates == [1e-3 / 101, 1e-3, 1e-3]
