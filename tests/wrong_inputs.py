@@ -1160,6 +1160,9 @@ MORE = [
     ("bench sizes --batch_size x", "unknown key 'batch_size': did you mean 'batches'?"),
     ("bench sizes --batch_size 0", "unknown key 'batch_size': did you mean 'batches'?"),
     ("bench sizes --dtype int8", "unknown key 'dtype': did you mean 'dtypes'?"),
+    ("bench parallel --work broadcast", "--work is 'broadcast': 'broadcast' is none of all-reduce"),
+    ("bench parallel --processes 0", "--processes is '0': 0 is below 1"),
+    ("bench parallel --work fsdp2 --processes 1", "no configuration is left to measure"),
     ("bench matmul --sizes -3", "--sizes is '-3': '-3' is none of small, medium, large, xl, 2.7B"),
     (
         "bench generate --checkpoint nope",
