@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
+import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -19,7 +20,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import check_arguments
 
 RAY_ADDRESS = "RAY_ADDRESS"
-RAY_AHEAD = 2  # units waiting for each CPU of the cluster
+AHEAD = 2  # units submitted for each process or CPU, of perhaps a million
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -89,6 +90,15 @@ def n_cores() -> int:
     return os.cpu_count() or 1
 
 
+def check_main_guard() -> None:
+    """Raise a UserError in a worker that imports a script, which calls prepare a second time."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise UserError(
+            "a worker process imports the script that called prepare, and calls it again: put the "
+            'call below `if __name__ == "__main__":`'
+        )
+
+
 # ---- processes -----------------------------------------------------------------------------------
 
 
@@ -100,9 +110,15 @@ def _processes(
     others = multiprocessing.active_children()
     pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker)
     try:
-        futures = {pool.submit(function, unit): unit for unit in units}
-        for future in as_completed(futures):
-            yield futures.pop(future), future.result()
+        waiting = iter(units)
+        futures: dict[Future[R], T] = {}
+        while True:
+            for unit in itertools.islice(waiting, AHEAD * workers - len(futures)):
+                futures[pool.submit(function, unit)] = unit
+            if not futures:
+                break
+            for future in wait(futures, return_when=FIRST_COMPLETED).done:
+                yield futures.pop(future), future.result()
     except BrokenProcessPool as error:
         raise UserError(
             f"one of {workers} worker processes was killed, perhaps for lack of memory: run the "
@@ -138,13 +154,14 @@ def _ray(function: Callable[[T], R], units: Sequence[T]) -> Iterator[tuple[T, R]
     """Run units as tasks of one CPU each; all machines must see the same files."""
     ray = _cluster()
     task = ray.remote(num_cpus=1, max_retries=3)(_caught).options(name="gpt_lightning.prepare")
-    ahead = RAY_AHEAD * max(int(ray.cluster_resources().get("CPU", 1)), 1)
-    waiting = list(reversed(units))
+    ahead = AHEAD * max(int(ray.cluster_resources().get("CPU", 1)), 1)
+    waiting = iter(units)
     running: dict[Any, T] = {}
-    while waiting or running:
-        while waiting and len(running) < ahead:
-            unit = waiting.pop()
+    while True:
+        for unit in itertools.islice(waiting, ahead - len(running)):
             running[task.remote(function, unit)] = unit
+        if not running:
+            break
         ready, _ = ray.wait(list(running), num_returns=1)
         for reference in ready:
             result, mistake = _got(ray, reference)
