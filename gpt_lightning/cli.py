@@ -225,11 +225,18 @@ def run_function(name: str, function: Callable[..., None], args: list[str]) -> N
     """Call a plain function with arguments from the command line. Its docstring is the help."""
     from jsonargparse import auto_cli
 
-    from gpt_lightning.parsing import OneLineParser, gathered, resolve_configs, underscored
+    from gpt_lightning.parsing import (
+        OneLineParser,
+        gathered,
+        in_one_list,
+        resolve_configs,
+        underscored,
+    )
 
+    args = gathered(underscored(args), "--stop")
     auto_cli(
         function,
-        args=resolve_configs(gathered(underscored(args), "--stop")),
+        args=resolve_configs(in_one_list(args) if name == "prepare" else args),
         parser_class=OneLineParser,
         prog=f"gpt-lightning {name}",
     )

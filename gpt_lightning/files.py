@@ -45,7 +45,7 @@ def replacement(path: Path) -> Iterator[Path]:
     Raises:
         OSError: The folder cannot be written.
     """
-    temporary = _temporary(path)
+    temporary = temporary_path(path)
     try:
         yield temporary
         os.replace(temporary, path)
@@ -87,7 +87,7 @@ def write_durable(path: Path, content: bytes) -> None:
 @contextlib.contextmanager
 def workspace(out: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `out`, on the same file system."""
-    folder = _temporary(out)
+    folder = temporary_path(out)
     folder.mkdir()
     try:
         yield folder
@@ -95,7 +95,7 @@ def workspace(out: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)  # the next run deletes any rest
 
 
-def _temporary(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Return a free name beside `path`, after deleting the temporaries of dead processes.
 
     Host and process are part of the name, so that a later run recognizes a dead process.

@@ -209,6 +209,23 @@ def gathered(args: list[str], option: str) -> list[str]:
     return [*rest, f"{option}={json.dumps(values)}"] if values else rest
 
 
+def in_one_list(args: list[str]) -> list[str]:
+    """Return arguments with all that are no options or their values in one list of JSON, first."""
+    options: list[str] = []
+    values: list[str] = []
+    words = list(args)
+    while words:
+        word = words.pop(0)
+        if word in ("-h", "--help") or (word.startswith("--") and "=" in word):
+            options.append(word)
+        elif word.startswith("--"):
+            options += [word, *words[:1]]
+            del words[:1]
+        else:
+            values.append(word)
+    return [json.dumps(values), *options] if values else options
+
+
 def split_fit_options(args: list[str]) -> tuple[list[str], list[str]]:
     """Split the arguments of a command into its own and the options of `fit` that it passes on.
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from gpt_lightning.data.manifest import Manifest
 from gpt_lightning.prepare.settings import Settings
+from gpt_lightning.prepare.target import Target
 from gpt_lightning.prepare.text import prepare_one_text
 
 
@@ -20,7 +21,7 @@ def prepare_text(
 ) -> Manifest:
     """Prepare one text in `out`, as `gpt-lightning prepare` does, and return the manifest."""
     settings = Settings(tokenizer, val_fraction, test_fraction, shard_tokens)
-    return prepare_one_text(source, source.name, out, settings, overwrite)[0]
+    return prepare_one_text(source, source.name, Target(out, overwrite), settings)[0]
 
 
 def random_tokens(n: int, seed: int = 0, vocab: int = 50257) -> np.ndarray:

@@ -528,7 +528,7 @@ FOUND = [
     ("prepare bad/empty.txt", "bad/empty.txt is empty: give it some text"),
     (
         "prepare bad/random.pt",
-        "bad/random.pt is not UTF-8: byte 0x80 at offset 64; convert it, for example",
+        "bad/random.pt is no text, it begins as zip: unpack it",
     ),
     (
         "prepare bad/empty --out o1",
@@ -571,7 +571,7 @@ FOUND = [
     ),
     (
         "prepare tinyshakespeare tinyshakespeare",
-        "unknown argument 'tinyshakespeare': remove it, or quote the value that it",
+        "tinyshakespeare: is prepared alone; several sources are files, folders, globs,",
     ),
     ("prepare '*.nothing' --out o5", "*.nothing: no file matches; check the pattern, and quote it"),
     ("verify", "missing folder; `gpt-lightning verify --help` lists the options"),
@@ -931,8 +931,28 @@ MORE = [
         "bad/x.pdf is not UTF-8: byte 0xff at offset 9; convert it, for example with",
     ),
     (
-        "prepare my.txt bad/short.txt",
-        "unknown argument 'bad/short.txt': remove it, or quote the value that it is",
+        "prepare my.txt missing.txt",
+        "missing.txt: no such file; several sources are files, folders, globs, URLs",
+    ),
+    (
+        "prepare my.txt --tokenizer missing.json",
+        "cannot read missing.json: No such file or directory; give the path of a",
+    ),
+    (
+        "prepare my.txt --tokenizer bad/broken_hf/config.json",
+        "bad/broken_hf/config.json: expected a tokenizer.json of Hugging Face, found:",
+    ),
+    (
+        "prepare bad/broken_hf/config.json",
+        "bad/broken_hf/config.json: expected a JSON object on each line, found other",
+    ),
+    (
+        "prepare my.txt --shuffle 1",
+        "my.txt is one text, and shuffle is for documents: leave it out, or give",
+    ),
+    (
+        "prepare my.txt --tokenizer char --out s3://bucket/mine",
+        "s3://bucket/mine: Install s3fs to access S3: pip install s3fs",
     ),
     ("prepare my.txt --tokenizer char --out ''", "out is empty; give a value, or leave it out"),
     (

@@ -13,7 +13,8 @@ One text: text.py reads it twice, and cuts it into splits by characters.
 
 Documents, in the sequence of pipeline.py: inputs.py finds the files, units.py cuts them into pieces
 of work, executors.py runs the pieces, documents.py (with columns.py and compressed.py) yields the
-texts of a file, parts.py keeps the tokens of a piece, assemble.py turns parts into shards.
+texts of a file, parts.py keeps the tokens of a piece, assemble.Assembly turns parts into shards.
 
-Both routes write with assemble.SplitWriter, and lock and replace the folder with target.py.
+One text is written by assemble.SplitWriter. Both routes lock and replace the folder, or write to an
+address, with target.py.
 """

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -11,19 +11,29 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from gpt_lightning.data.manifest import Manifest
 from gpt_lightning.data.texts import CORPORA, corpus_file
+from gpt_lightning.data.tokenizers import tokenizer_name
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, workspace
 from gpt_lightning.parsing import most_similar
 from gpt_lightning.prepare.executors import Execution
-from gpt_lightning.prepare.inputs import HUB, Input, find_inputs, has_documents, source_name
+from gpt_lightning.prepare.inputs import (
+    HUB,
+    Input,
+    as_list,
+    find_inputs,
+    has_documents,
+    is_url,
+    source_name,
+)
 from gpt_lightning.prepare.pipeline import prepare_documents
 from gpt_lightning.prepare.settings import Settings
 from gpt_lightning.prepare.spool import is_one_text, spool
+from gpt_lightning.prepare.target import RemoteTarget, Target
 from gpt_lightning.prepare.text import prepare_one_text
 
 
 def prepare(
-    source: str,
+    source: list[str] | str,
     tokenizer: str = "gpt2",
     out: str | None = None,
     data_dir: str = "data",
@@ -39,15 +49,18 @@ def prepare(
 
     Args:
         source: One UTF-8 text file or a corpus (tinyshakespeare, shakespeare-plays,
-            shakespeare-plays-all); or documents: a JSONL file (.jsonl, .jsonl.gz, .jsonl.zst), a
-            Parquet file, a folder or a glob of these and of .txt files, a URL of such a file
-            (https://, s3://, hf://), a dataset of the Hugging Face hub (hf:NAME[:CONFIG][:SPLIT]);
+            shakespeare-plays-all); or documents: JSONL files (.jsonl, .ndjson, .json, also .gz and
+            .zst), Parquet files, folders or globs of these and of .txt files, URLs of such files
+            (https://, s3://, hf://), datasets of the Hugging Face hub (hf:NAME[:CONFIG][:SPLIT]);
             or - for standard input, JSONL or one text.
-        tokenizer: char, byte, or an encoding of tiktoken such as gpt2. Documents need an encoding
-            with an end-of-text token, which is written before each document.
-        out: Folder of the dataset; null: <data_dir>/<corpus or file's stem>-<tokenizer>.
-        data_dir: Folder of corpora and datasets.
-        overwrite: Replace a dataset that was made from another text or with other settings.
+        tokenizer: char, byte, an encoding of tiktoken such as gpt2, or a file tokenizer.json of
+            Hugging Face. Documents need an end-of-text token, which is written before each
+            document.
+        out: Folder of the dataset, or a URL (s3://BUCKET/NAME); null: <data_dir>/<corpus or file's
+            stem>-<tokenizer>.
+        data_dir: Folder of corpora and datasets, and of unfinished work for a URL.
+        overwrite: Replace a dataset that was made from another text or with other settings, and
+            discard unfinished work of other settings.
         workers: Number of processes; null: one per core.
         executor: process, or ray for an existing Ray cluster (RAY_ADDRESS).
         shard_index: Number of this job in an array of jobs, from 0. The job makes its share of the
@@ -58,14 +71,20 @@ def prepare(
     """
     chosen = Settings(tokenizer, **settings)
     execution = Execution(workers, executor, shard_index, shard_count, merge)
-    folder = Path(out) if out else dataset_folder(source, tokenizer, data_dir, chosen.val_fraction)
+    sources = as_list(source)
+    if not sources or not all(found.strip() for found in sources):
+        raise UserError("source is empty; give a value, or leave it out")
+    folder = Path(out) if out else dataset_folder(sources, tokenizer, data_dir, chosen.val_fraction)
+    target = Target(folder, overwrite)
+    if out and is_url(out):
+        target = RemoteTarget.of(out, Path(data_dir), overwrite)
     begun_s = time.perf_counter()
-    manifest, made = _prepare(source, Path(data_dir), folder, chosen, execution, overwrite)
+    manifest, made = _prepare(sources, Path(data_dir), target, chosen, execution)
     if manifest is None:
         return
     if not made:
-        print(f"{folder} is already prepared from this text with these settings")
-    _print_summary(folder, manifest, time.perf_counter() - begun_s if made else None)
+        print(f"{target.name} is already prepared from this text with these settings")
+    _print_summary(target.name, manifest, time.perf_counter() - begun_s if made else None)
 
 
 def prepare_source(
@@ -78,38 +97,51 @@ def prepare_source(
     """
     settings = Settings(tokenizer, val_fraction)
     folder = dataset_folder(source, tokenizer, data_dir, val_fraction)
-    manifest, _ = _prepare(source, Path(data_dir), folder, settings, Execution(), overwrite=False)
+    manifest, _ = _prepare([source], Path(data_dir), Target(folder), settings, Execution())
     assert manifest is not None  # None is for one job of an array
     return manifest
 
 
 def dataset_folder(
-    source: str, tokenizer: str, data_dir: str | Path = "data", val_fraction: float = 0.1
+    source: str | Sequence[str],
+    tokenizer: str,
+    data_dir: str | Path = "data",
+    val_fraction: float = 0.1,
 ) -> Path:
     """Return the folder of a prepared corpus, text or set of documents if none is named.
 
     A val_fraction other than a tenth is part of the name, `...-val0` for none.
     """
     split = "" if val_fraction == 0.1 else f"-val{val_fraction:g}"
-    name = source_name(source)
-    whole = source in CORPORA or source.startswith(HUB) or Path(source).is_dir()
-    name = name if whole else Path(name).stem
-    return Path(data_dir) / f"{name}-{tokenizer}{split}"
+    name, first = source_name(source), as_list(source)[0]
+    whole = first in CORPORA or first.startswith(HUB) or Path(first).is_dir()
+    name = name if whole or len(as_list(source)) > 1 else Path(name).stem
+    return Path(data_dir) / f"{name}-{tokenizer_name(tokenizer)}{split}"
 
 
 def _prepare(
-    source: str,
+    sources: Sequence[str],
     data_dir: Path,
-    out: Path,
+    target: Target,
     settings: Settings,
     execution: Execution,
-    overwrite: bool,
 ) -> tuple[Manifest | None, bool]:
-    """Return the dataset in `out`, and whether it was made now; None for one job of an array."""
+    """Return the dataset of a target, and whether it was made now; None for one job of an array."""
+    source = sources[0]
+    for found in sources if len(sources) > 1 else ():
+        alone = (
+            found == "-" or is_one_text(found) or (found in CORPORA and not Path(found).exists())
+        )
+        if alone or not (has_documents(found) or Path(found).exists()):
+            reason = "is prepared alone" if alone else "no such file"
+            raise UserError(
+                f"{found}: {reason}; several sources are files, folders, globs, URLs of documents"
+            )
     once = source == "-" or is_one_text(source)  # it can be read only once
-    if source not in CORPORA and not once and has_documents(source):
-        inputs, name = find_inputs(source), source_name(source)
-        return prepare_documents(inputs, name, out, settings, execution, overwrite)
+    documents = source not in CORPORA and not once and has_documents(source)
+    if documents or len(sources) > 1:
+        inputs, name = find_inputs(sources), source_name(sources)
+        return prepare_documents(inputs, name, target, settings, execution)
     if execution.shard_count is not None or execution.merge or execution.executor != "process":
         # The splits of one text are borders in the whole text.
         raise UserError(
@@ -118,20 +150,19 @@ def _prepare(
             "Parquet, a folder)"
         )
     if once:
-        with _spooled(source, out) as entry:
+        with _spooled(source, target.out) as entry:
             if entry.kind == "text":
-                return prepare_one_text(Path(entry.path), entry.name, out, settings, overwrite)
-            return prepare_documents([entry], entry.name, out, settings, execution, overwrite)
+                return prepare_one_text(Path(entry.path), entry.name, target, settings)
+            return prepare_documents([entry], entry.name, target, settings, execution)
     if source in CORPORA:
-        path = corpus_file(source, data_dir)
-        return prepare_one_text(path, source, out, settings, overwrite)
+        return prepare_one_text(corpus_file(source, data_dir), source, target, settings)
     path = Path(source)
     if not path.exists():
         raise UserError(
             f"{source}: no such file, and no corpus of that name; "
             f"give a text file's path or one of {', '.join(most_similar(source, CORPORA))}"
         )
-    return prepare_one_text(path, path.name, out, settings, overwrite)
+    return prepare_one_text(path, path.name, target, settings)
 
 
 @contextmanager
@@ -149,11 +180,11 @@ def _spooled(source: str, out: Path) -> Iterator[Input]:
             raise UserError(str(error).replace(entry.path, label)) from error
 
 
-def _print_summary(folder: Path, manifest: Manifest, seconds: float | None) -> None:
+def _print_summary(folder: str, manifest: Manifest, seconds: float | None) -> None:
     tokens = sum(manifest.tokens(split) for split in manifest.splits)
     n_bytes = manifest.source.bytes
     rows = {
-        "folder": str(folder),
+        "folder": folder,
         "tokenizer": f"{manifest.tokenizer['name']}, {manifest.vocab_size:,} tokens",
     }
     for split, shards in manifest.splits.items():

@@ -10,6 +10,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.inputs import DATA_EXTRA, Input, damaged
 
 CHUNK_BYTES = 2**16  # decompressed at a time
+WINDOW_BYTES = 2**31  # of `zstd --long=31`, as dumps of Reddit have it; zstd's own limit is 2**27
 
 
 def decompressed(file: BinaryIO, entry: Input) -> io.RawIOBase:
@@ -72,7 +73,7 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
         raise UserError(f"reading .zst needs the package zstandard: {DATA_EXTRA}") from error
     frame, rest = None, b""
     while chunk := rest or file.read(CHUNK_BYTES):
-        frame = frame or zstandard.ZstdDecompressor().decompressobj()
+        frame = frame or zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES).decompressobj()
         try:
             yield frame.decompress(chunk)
         except zstandard.ZstdError as error:

@@ -1,6 +1,7 @@
 """Documents in files: the text of each, and its place for error messages."""
 
 import functools
+import hashlib
 import io
 import json
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from typing import Any, BinaryIO
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.columns import bytes_of, open_parquet
 from gpt_lightning.prepare.compressed import decompressed, intact
-from gpt_lightning.prepare.inputs import Input, damaged, open_input
+from gpt_lightning.prepare.inputs import Input, Kind, check_packed, damaged, open_input
 from gpt_lightning.prepare.settings import Errors
 
 BOM = b"\xef\xbb\xbf"
@@ -47,6 +48,12 @@ class Documents:
         self._errors = errors
         self.skipped = 0
         self.replaced = 0
+        self._digest = hashlib.sha256()
+
+    @property
+    def content(self) -> str:
+        """Digest of all lines, cells and texts that were read, before they were decoded."""
+        return self._digest.hexdigest()[:32]
 
     def read(self, entry: Input, start: int, stop: int | None) -> Iterator[Document]:
         """Yield the documents of a part of a file, in order.
@@ -59,16 +66,13 @@ class Documents:
         Raises:
             UserError: The file cannot be read, or a document is damaged and errors is strict.
         """
-        parse: Callable[[Any], str] = self._text_of
-        if entry.kind == "text":
-            parse, contents = self._decoded, _whole(entry)
-        elif entry.kind == "parquet":
-            parse, contents = self._cell, _rows(entry, start, stop, self._field)
-        elif entry.compression:
-            contents = _compressed_lines(entry)
-        else:
-            contents = _lines(entry, start, stop)
-        for content, where in contents:
+        parsers: dict[Kind, Callable[[Any], str]] = {
+            "text": self._decoded,
+            "parquet": self._cell,
+            "jsonl": self._text_of,
+        }
+        parse = parsers[entry.kind]
+        for content, where in self._contents(entry, start, stop):
             if entry.kind == "jsonl" and not content.strip():
                 continue
             try:
@@ -77,6 +81,26 @@ class Documents:
                 self.count_damaged(where, str(error))
             else:
                 yield Document(text, where)
+
+    def skim(self, entry: Input, start: int, stop: int | None) -> None:
+        """Read a part of a file as `read` does, only for the digest `content`."""
+        for _ in self._contents(entry, start, stop):
+            pass
+
+    def _contents(self, entry: Input, start: int, stop: int | None) -> "Contents":
+        if entry.kind == "text":
+            contents = _whole(entry)
+        elif entry.kind == "parquet":
+            contents = _rows(entry, start, stop, self._field)
+        elif entry.compression:
+            contents = _compressed_lines(entry)
+        else:
+            contents = _lines(entry, start, stop)
+        for content, where in contents:
+            n_bytes = -1 if content is None else len(content)
+            self._digest.update(n_bytes.to_bytes(8, "little", signed=True))
+            self._digest.update(content or b"")
+            yield content, where
 
     def count_damaged(self, where: Callable[[], str], reason: str) -> None:
         """Count a damaged document, or raise.
@@ -159,7 +183,9 @@ Contents = Iterator[tuple[Any, Callable[[], str]]]
 
 def _whole(entry: Input) -> Contents:
     with open_input(entry) as file:
-        yield file.read(), functools.partial(str, entry.label)
+        content = file.read()
+        check_packed(content[:8], entry.label)
+        yield content, functools.partial(str, entry.label)
 
 
 def _rows(entry: Input, start: int, stop: int | None, column: str) -> Contents:
@@ -191,6 +217,8 @@ def _lines(entry: Input, start: int, stop: int | None) -> Contents:
     with open_input(entry) as file:
         offset = _first_line(file, start, stop) if start else 0
         while (stop is None or offset < stop) and (line := file.readline()):
+            if not offset:
+                check_packed(line[:8], entry.label)
             where = functools.partial(_line_at, entry, offset)
             yield line if offset else line.removeprefix(BOM), where
             offset += len(line)

@@ -16,11 +16,27 @@ from gpt_lightning.files import explained
 
 Kind = Literal["text", "jsonl", "parquet"]
 
-KINDS: dict[str, Kind] = {".txt": "text", ".jsonl": "jsonl", ".parquet": "parquet"}
+KINDS: dict[str, Kind] = {
+    ".txt": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+}
 COMPRESSIONS = (".gz", ".zst")
 HUB = "hf:"
 HUB_ADDRESS = "hf://datasets/{name}@refs/convert/parquet/{config}"
 DATA_EXTRA = "pip install 'gpt-lightning[data]'"
+# first bytes of files that no setting turns into text: name of the format, and what to do
+UNPACK = "unpack it, or, if it holds JSONL, let its name end in "
+MAGICS = {
+    b"\x1f\x8b": ("gzip", f"{UNPACK}.jsonl.gz"),
+    b"\x28\xb5\x2f\xfd": ("zstd", f"{UNPACK}.jsonl.zst"),
+    b"PAR1": ("Parquet", "let its name end in .parquet"),
+    b"PK\x03\x04": ("zip", "unpack it"),
+    b"BZh91AY": ("bzip2", "unpack it"),
+    b"\xfd7zXZ\x00": ("xz", "unpack it"),
+}
 # Facts that change with a file; no store has all of them.
 STAMPS = ("ETag", "etag", "sha256", "blob_id", "md5", "md5Hash", "checksum", "mtime", "created")
 
@@ -75,8 +91,16 @@ def _without_host(source: str) -> str:
     return source.split("://", 1)[-1]
 
 
-def source_name(source: str) -> str:
-    """Return a dataset's name by its SOURCE: file, folder or dataset, without endings."""
+def source_name(source: str | Sequence[str]) -> str:
+    """Return a dataset's name by its SOURCE: file, folder or dataset, without endings.
+
+    Several sources are called as their common folder, or, with a URL, as the first.
+    """
+    sources = as_list(source)
+    if len(sources) > 1 and not any(map(is_remote, sources)):
+        paths = [Path(os.path.abspath(found)) for found in sources]
+        sources = [os.path.commonpath([path if path.is_dir() else path.parent for path in paths])]
+    source = sources[0]
     if source == "-":
         return "stdin"
     if source.startswith(HUB) and not is_url(source):
@@ -89,9 +113,19 @@ def source_name(source: str) -> str:
     return name.removesuffix(compression)
 
 
+def as_list(source: str | Sequence[str]) -> list[str]:
+    """Return one or several sources as a list."""
+    return [source] if isinstance(source, str) else list(source)
+
+
+def is_remote(source: str) -> bool:
+    """Return whether a source is behind a URL or in the hub."""
+    return is_url(source) or source.startswith(HUB)
+
+
 def has_documents(source: str) -> bool:
     """Return whether find_inputs takes a SOURCE that is neither a corpus nor standard input."""
-    if is_url(source) or source.startswith(HUB):
+    if is_remote(source):
         return True
     if Path(source).is_dir():
         return True
@@ -101,27 +135,25 @@ def has_documents(source: str) -> bool:
     return any(character in source for character in "*?[")
 
 
-def find_inputs(source: str) -> list[Input]:
+def find_inputs(source: str | Sequence[str]) -> list[Input]:
     """Return the files of documents that SOURCE names, sorted by name.
 
     Args:
-        source: JSONL or Parquet file, folder, glob, URL of these, or hf:NAME.
+        source: JSONL or Parquet file, folder, glob, URL of these, or hf:NAME; or several of them.
 
     Raises:
         UserError: There is no file, or none that holds documents.
     """
-    if source.startswith(HUB) and not is_url(source):
-        inputs = _hub(source)
-    elif is_url(source):
-        inputs = _remote(source)
-    else:
-        inputs = _local(source)
+    inputs = _local([found for found in as_list(source) if not is_remote(found)])
+    for found in filter(is_remote, as_list(source)):
+        inputs += _remote(found) if is_url(found) else _hub(found)
     if not inputs:
         raise UserError(
-            f"{source} holds no documents: expected files that end in .jsonl, .jsonl.gz, "
-            ".jsonl.zst, .parquet or .txt"
+            f"{', '.join(as_list(source)[:3])} holds no documents: expected files that end in "
+            ".jsonl, .jsonl.gz, .jsonl.zst (also .ndjson and .json), .parquet or .txt"
         )
-    return sorted(inputs, key=lambda entry: entry.name)
+    once = {entry.path: entry for entry in reversed(inputs)}
+    return sorted(once.values(), key=lambda entry: entry.name)
 
 
 def fingerprint(inputs: Sequence[Input]) -> str:
@@ -130,34 +162,109 @@ def fingerprint(inputs: Sequence[Input]) -> str:
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
+def check_packed(head: bytes, label: str) -> None:
+    """Raise a UserError if the first bytes of a text or JSONL are those of a packed format."""
+    for magic, (name, fix) in MAGICS.items():
+        if head.startswith(magic):
+            raise UserError(f"{label} is no text, it begins as {name}: {fix}")
+
+
 # ---- on this machine -----------------------------------------------------------------------------
 
 
-def _local(source: str) -> list[Input]:
-    root = Path(source)
-    if root.is_dir():
-        found = root.rglob("*")
-        base, paths = root, [path for path in found if "/." not in f"/{path.relative_to(root)}"]
-    elif root.exists():
-        base, paths = root.parent, [root]
-    else:
-        paths = [Path(found) for found in glob.glob(source, recursive=True)]
-        if not paths:
-            raise UserError(f"{source}: no file matches; check the pattern, and quote it")
-        base = Path(os.path.commonpath([path.parent for path in paths]))
-    inputs, skipped = [], []
-    for path in filter(Path.is_file, paths):
-        name, kind = path.relative_to(base).as_posix(), kind_of(str(path))
-        if kind is None:
-            skipped.append(name)
+def _local(sources: Sequence[str]) -> list[Input]:
+    """Return the inputs of files, folders and globs, named by their place in the common folder."""
+    bases: list[Path] = []
+    paths: list[Path] = []
+    skipped: list[str] = []
+    for source in sources:
+        root = Path(source)
+        if root.is_dir():
+            found, base = _walk(root, skipped), root
+        elif root.exists():
+            found, base = [root], root.parent
+            if not _is_lines(root):
+                raise UserError(
+                    f"{source}: expected a JSON object on each line, found other JSON: convert it, "
+                    f"for example an array with jq -c '.[]' {source} > documents.jsonl"
+                )
+        else:
+            found = [Path(path) for path in sorted(glob.glob(source, recursive=True))]
+            if not found:
+                raise UserError(f"{source}: no file matches; check the pattern, and quote it")
+            base = Path(os.path.commonpath([os.path.abspath(path.parent) for path in found]))
+        paths += filter(Path.is_file, found)
+        bases.append(base)
+    common = os.path.commonpath(map(os.path.abspath, bases)) if bases else ""
+    inputs: dict[str, Input] = {}
+    for path in sorted(paths, key=lambda path: len(path.parts)):  # of links the shortest name
+        name, kind = (
+            Path(os.path.relpath(os.path.abspath(path), common)).as_posix(),
+            kind_of(str(path)),
+        )
+        if kind is None or not _is_lines(path):
+            skipped.append(f"{name} (neither JSONL nor Parquet nor .txt)")
             continue
-        stat = path.stat()
+        stat, real = path.stat(), str(path.resolve())
         stamp = str(stat.st_mtime_ns)
-        inputs.append(Input(str(path.resolve()), name, *kind, stat.st_size, stamp))
+        inputs.setdefault(real, Input(real, name, *kind, stat.st_size, stamp))
     if skipped:
         shown = ", ".join(sorted(skipped)[:3]) + (", ..." if len(skipped) > 3 else "")
-        print(f"skipped, neither JSONL nor Parquet nor .txt: {shown}", flush=True)
-    return inputs
+        print(f"skipped {len(skipped)}: {shown}", flush=True)
+    return list(inputs.values())
+
+
+def _walk(root: Path, skipped: list[str]) -> list[Path]:
+    """Return the files in a folder, below it and below links to folders, each folder once.
+
+    Args:
+        root: Folder.
+        skipped: List to which links are added that lead nowhere or to a folder that was read.
+    """
+    files: list[Path] = []
+    seen: set[tuple[int, int]] = set()
+    tops = [root]
+    while tops:
+        top = tops.pop(0)
+        with explained("read", top, "check its permissions"):
+            for place, folders, names in os.walk(top, onerror=_raise):
+                folder, stat = Path(place), os.stat(place)
+                if (stat.st_dev, stat.st_ino) in seen:
+                    skipped.append(f"{folder} (a link to a folder that is read already)")
+                    folders.clear()
+                    continue
+                seen.add((stat.st_dev, stat.st_ino))
+                folders[:] = sorted(name for name in folders if not name.startswith("."))
+                tops += [folder / name for name in folders if (folder / name).is_symlink()]
+                visible = [folder / name for name in names if not name.startswith(".")]
+                files += filter(Path.exists, visible)
+                broken = [path for path in visible if not path.exists()]
+                skipped += [f"{path} (a link that leads nowhere)" for path in broken]
+    return files
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _is_lines(path: Path) -> bool:
+    """Return whether a file is not one JSON value in a .json of many lines."""
+    return path.suffix.lower() != ".json" or begins_with_object(path)
+
+
+def begins_with_object(path: Path) -> bool:
+    """Return whether the first line of a file is a JSON object."""
+    with open(path, "rb") as file:
+        file.seek(3 if file.read(3) == b"\xef\xbb\xbf" else 0)  # a byte order mark
+        start = file.tell()
+        if not file.read(64).lstrip().startswith(b"{"):  # do not read a long line for nothing
+            return False
+        file.seek(start)
+        line = next((line for line in file if line.strip()), b"")
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 # ---- behind a URL --------------------------------------------------------------------------------

@@ -1,9 +1,12 @@
 """Documents to a dataset: plan units, make their parts, assemble the parts."""
 
+import contextlib
+import hashlib
+import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from gpt_lightning.data.formats import file_header
@@ -11,55 +14,67 @@ from gpt_lightning.data.manifest import Manifest, TextOrigin
 from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare.assemble import assemble, begin_dataset, finish_dataset
-from gpt_lightning.prepare.executors import Execution, run_all
+from gpt_lightning.files import write_atomic
+from gpt_lightning.prepare.assemble import (
+    PARTS,
+    Assembly,
+    Plan,
+    begin_dataset,
+    finish_dataset,
+)
+from gpt_lightning.prepare.executors import Execution, check_main_guard, run_all
 from gpt_lightning.prepare.inputs import Input, fingerprint
-from gpt_lightning.prepare.parts import Part
 from gpt_lightning.prepare.settings import Settings
-from gpt_lightning.prepare.target import Target, delete_parts, exclusive_lock, save_inputs
+from gpt_lightning.prepare.target import Target, save_inputs
 from gpt_lightning.prepare.units import (
+    UNFINISHED,
     Job,
+    PartName,
     Unit,
     describe_units,
-    discard_parts,
-    open_parts,
+    find_parts,
+    matching_part,
+    parts_folder,
     plan_units,
     run_unit,
 )
+
+SHARDS = "shards"
 
 
 def prepare_documents(
     inputs: Sequence[Input],
     name: str,
-    out: Path,
+    target: Target,
     settings: Settings,
     execution: Execution,
-    overwrite: bool,
 ) -> tuple[Manifest | None, bool]:
-    """Return the dataset of documents in `out`, and whether it was made now; None for one job.
+    """Return the dataset of documents, and whether it was made now; None for one job.
 
     Parts of the work are in `.NAME.parts` beside `out` until the dataset is complete. A run that
-    was killed at any moment continues from the complete parts, with the same bytes as a result.
+    was killed at any moment continues from the complete parts and shards, with the same bytes as a
+    result. Parts are recognized by the contents of their inputs, so that a run with other inputs or
+    another setting of `errors` uses those that it would make again. Parts of other settings stay,
+    unless the target is overwritten.
 
     Raises:
         UserError: The inputs or settings make no dataset, the folder holds something else, the disk
             is full, or parts are missing for a merge.
     """
+    check_main_guard()
     _tokenizer_of_documents(settings)
-    place = out.resolve()
-    job = Job(place.with_name(f".{place.name}.parts"), settings, fingerprint(inputs))
-    wanted = {"inputs": job.inputs, "format": settings.format, **settings.of_documents()}
-    target = Target(out, wanted, overwrite)
+    place = target.out.resolve()
+    root = place.with_name(f".{place.name}.parts")
+    job = Job(parts_folder(root, settings), settings, fingerprint(inputs))
+    target.wanted.update(inputs=job.inputs, format=settings.format, **settings.of_documents())
+    target.wanted["shuffle"] = settings.shuffle
     if execution.shard_index is not None and target.existing() is None:
-        units = plan_units(inputs, settings.text_field)
-        with exclusive_lock(place):  # only to open the folder; then all jobs work in it
-            open_parts(job, len(units))
-        _run_job(job, units, execution)
+        _run_job(job, plan_units(inputs, settings.text_field), execution)
         return None, True
     manifest, made = target.make_once(partial(_make, job, inputs, name, target, execution))
     if not made:
         # Parts that a process left that was killed just after it renamed the dataset.
-        discard_parts(job)
+        _delete_parts(job)
     return manifest, made
 
 
@@ -80,43 +95,78 @@ def _tokenizer_of_documents(settings: Settings) -> Tokenizer:
 
 
 def _run_job(job: Job, units: Sequence[Unit], execution: Execution) -> None:
-    """Make the parts of one job of an array."""
-    _make_parts(job, [unit for unit in units if execution.own(unit.index)], execution)
-    missing = _missing(job, units)
+    """Make the parts of one job of an array; it deletes no part."""
+    own = [unit for unit in units if execution.own(unit.index)]
+    done = _parts(job, units, [], execution, own)
+    missing = [unit.index for unit in units if unit.index not in done]
     rest = "none is missing: add --merge true"
     if missing:
         rest = f"missing are {_described(missing, execution)}"
     print(
         f"job {execution.shard_index} of {execution.shard_count} is done, "
-        f"{len(units) - len(missing)} of {len(units)} parts are complete, {rest}",
+        f"{len(done)} of {len(units)} parts are complete, {rest}",
         flush=True,
     )
 
 
-def _make_parts(job: Job, units: Sequence[Unit], execution: Execution) -> None:
-    todo = _missing(job, units)
-    if 0 < len(todo) < len(units):
-        n_done = len(units) - len(todo)
-        print(f"continuing: {n_done} of {len(units)} parts are complete", flush=True)
-    n_bytes = sum(unit.size for unit in units)
-    done_bytes = n_bytes - sum(unit.size for unit in todo)
+def _parts(
+    job: Job,
+    units: Sequence[Unit],
+    consumed: Sequence[PartName],
+    execution: Execution,
+    own: Sequence[Unit] | None = None,
+) -> dict[int, PartName]:
+    """Return the parts of units by index, after making those that are missing.
+
+    Args:
+        job: Facts of the work.
+        units: All units.
+        consumed: Names of parts whose tokens are in shards already.
+        execution: Distribution of the work; a merge makes no part.
+        own: Units whose parts are made; None: all.
+    """
+    done, todo = find_parts(job, units, [*job.present(), *consumed])
+    if own is not None:
+        indices = {unit.index for unit in own}
+        todo = [work for work in todo if work[0].index in indices]
+    elif execution.merge:
+        todo = [work for work in todo if work[1]]
+    wanted = units if own is None else own
+    n_done = sum(unit.index in done for unit in wanted)
+    if 0 < n_done < len(wanted):
+        print(f"continuing: {n_done} of {len(wanted)} parts are complete", flush=True)
+    n_bytes = sum(unit.size for unit in wanted)
+    done_bytes = n_bytes - sum(unit.size for unit, _ in todo)
     with Progress(n_bytes, done_bytes) as progress:
-        for unit, part in run_all(partial(run_unit, job), todo, execution):
-            progress.add(unit.size, part.tokens)
+        if execution.merge:
+            for (unit, _), found in run_all(partial(matching_part, job), todo, execution):
+                if found is not None:
+                    done[unit.index] = found
+        else:
+            for (unit, _), (name, n_tokens) in run_all(partial(run_unit, job), todo, execution):
+                done[unit.index] = name
+                progress.add(unit.size, n_tokens)
+    return done
 
 
-def _missing(job: Job, units: Sequence[Unit]) -> list[Unit]:
-    done = job.done(units)
-    return [unit for unit in units if unit.index not in done]
-
-
-def _described(missing: Sequence[Unit], execution: Execution) -> str:
-    indices = [unit.index for unit in missing]
-    units = f"units {describe_units(indices)}"
+def _described(missing: Sequence[int], execution: Execution) -> str:
+    units = f"units {describe_units(missing)}"
     if execution.shard_count is None:
         return units
-    jobs = {index % execution.shard_count for index in indices}
+    jobs = {index % execution.shard_count for index in missing}
     return f"{units} (shard_index {describe_units(list(jobs))} of {execution.shard_count})"
+
+
+def _delete_parts(job: Job) -> None:
+    """Delete the parts of this work, and the folder of all parts if it holds no others."""
+    root = job.parts.parent
+    shutil.rmtree(job.parts, ignore_errors=True)
+    for old in [root / "plan.json", *root.glob("????????.part")]:  # of the first version
+        old.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        root.rmdir()
+    if root.exists():
+        print(f"{root} keeps parts of other settings: delete it if you do not need them")
 
 
 # ---- the dataset ---------------------------------------------------------------------------------
@@ -125,43 +175,130 @@ def _described(missing: Sequence[Unit], execution: Execution) -> str:
 def _make(
     job: Job, inputs: Sequence[Input], name: str, target: Target, execution: Execution
 ) -> tuple[Manifest, bool]:
-    """Make the missing parts, and publish the dataset that they assemble to."""
+    """Make the missing parts, and deliver the dataset that they assemble to."""
     units = plan_units(inputs, job.settings.text_field)
-    begun = job.parts.exists()
-    open_parts(job, len(units))
+    if target.overwrite and job.parts.parent.exists():
+        for other in set(job.parts.parent.iterdir()) - {job.parts}:
+            shutil.rmtree(other) if other.is_dir() else other.unlink()
+    job.parts.mkdir(parents=True, exist_ok=True)
     try:
-        if not execution.merge:
-            _make_parts(job, units, execution)
-        missing = _missing(job, units)
-        if missing:
-            raise UserError(
-                f"{job.parts} lacks {len(missing)} of {len(units)} parts, "
-                f"{_described(missing, execution)}: run these jobs, then merge again"
-            )
-        done = job.done(units)
-        parts = [(job.part(unit), done[unit.index]) for unit in units]
-        manifest, made = target.publish(partial(_write, parts, name, job))
+        maker = _Maker(name, job, units, target, execution)
+        plan = maker.make_plan()
+        target.make_room()
+        manifest, made = target.deliver(maker.assembly.folder, maker.write(plan))
         _print_damage(manifest.settings)
     finally:
-        if not begun and not job.done(units):
-            shutil.rmtree(job.parts, ignore_errors=True)  # it holds no complete part
-    delete_parts(job.parts)
+        for folder in (job.parts / UNFINISHED, job.parts, job.parts.parent):
+            with contextlib.suppress(OSError):  # it holds complete parts
+                folder.rmdir()
+    _delete_parts(job)
     return manifest, made
 
 
-def _write(parts: Sequence[tuple[Path, Part]], name: str, job: Job, folder: Path) -> Manifest:
-    settings, tokenizer = job.settings, _tokenizer_of_documents(job.settings)
-    begin_dataset(folder, tokenizer, settings)
-    try:
-        splits, sha256 = assemble(parts, folder, token_dtype(tokenizer.vocab_size), settings)
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from error
-    keys = ("documents", "skipped", "replaced")
-    counts = {key: sum(getattr(part, key) for _, part in parts) for key in keys}
-    origin = TextOrigin(name, sum(part.text_bytes for _, part in parts), sha256)
-    save_inputs(folder, job.inputs)
-    recorded = {**settings.of_documents(), **counts}
-    return finish_dataset(folder, tokenizer, settings, origin, recorded, splits)
+@dataclass
+class _Maker:
+    """Sequence of steps from units to shards, each of which continues an earlier run.
+
+    Args:
+        source: Name of the inputs.
+        job: Facts of the work.
+        units: All units.
+        target: Output folder.
+        execution: Distribution of the work.
+    """
+
+    source: str
+    job: Job
+    units: Sequence[Unit]
+    target: Target
+    execution: Execution
+
+    def __post_init__(self) -> None:
+        self.tokenizer = _tokenizer_of_documents(self.job.settings)
+        self.assembly = Assembly(
+            self.job.parts / SHARDS,
+            self.job.parts,
+            token_dtype(self.tokenizer.vocab_size),
+            self.job.settings,
+            self.target.url,
+        )
+
+    def make_plan(self) -> Plan:
+        """Make the missing parts and the index, or continue with an earlier run's shards."""
+        assembly = self.assembly
+        plan = assembly.plan()
+        if plan is not None:
+            done = {task for task in assembly.tasks(plan) if assembly.finished(task)}
+            n_replaced = assembly.replaced(plan, done, assembly.ends())
+            replaced = [PartName.of_file(name) for name in self._names()[:n_replaced]]
+            names = self._complete([name for name in replaced if name])
+            if plan.identity == self._identity(names):
+                self._save_names(names)
+                print("continuing with the shards of an earlier run", flush=True)
+                return plan
+            print("the inputs changed since shards were written: writing them again", flush=True)
+        shutil.rmtree(assembly.folder, ignore_errors=True)
+        names = self._complete([])
+        assembly.folder.mkdir()
+        begin_dataset(assembly.folder / "new", self.tokenizer, self.job.settings)
+        self._save_names(names)
+        try:
+            return assembly.make_plan([name.file for name in names], self._identity(names))
+        except UserError as error:
+            raise UserError(f"{self.source}: {error}") from error
+
+    def _complete(self, consumed: Sequence[PartName]) -> list[PartName]:
+        """Return the parts of all units in order, after making those that are missing."""
+        done = _parts(self.job, self.units, consumed, self.execution)
+        missing = [unit.index for unit in self.units if unit.index not in done]
+        if missing:
+            raise UserError(
+                f"{self.job.parts} lacks {len(missing)} of {len(self.units)} parts, "
+                f"{_described(missing, self.execution)}: run these jobs, then merge again"
+            )
+        return [done[unit.index] for unit in self.units]
+
+    def _names(self) -> list[str]:
+        return (self.assembly.folder / PARTS).read_text().splitlines()
+
+    def _save_names(self, names: Sequence[PartName]) -> None:
+        content = "".join(f"{name.file}\n" for name in names)
+        write_atomic(self.assembly.folder / PARTS, content.encode())
+
+    def _identity(self, names: Sequence[PartName]) -> str:
+        """Return a digest of what decides the shards: all but the inputs' times."""
+        parts = [[name.key, name.content, name.damage] for name in names]
+        settings = [self.job.settings.of_documents(), self.job.settings.format, self.target.url]
+        return hashlib.sha256(json.dumps([parts, settings]).encode()).hexdigest()
+
+    def write(self, plan: Plan) -> Manifest:
+        """Write the missing shards and the manifest; delete parts whose tokens are all written."""
+        assembly, settings = self.assembly, self.job.settings
+        tasks, names = assembly.tasks(plan), self._names()
+        shards = {task: shard for task in tasks if (shard := assembly.finished(task))}
+        todo = [task for task in tasks if task not in shards]
+        size = assembly.dtype.itemsize
+        n_bytes = size * sum(task.last - task.first for task in tasks)
+        ends, n_done = assembly.ends(), 0
+        with Progress(n_bytes, size * sum(shard.tokens for shard in shards.values())) as progress:
+            for task, shard in run_all(assembly.write_shard, todo, self.execution):
+                shards[task] = shard
+                progress.add(size * shard.tokens, shard.tokens)
+                if settings.shuffle is None:
+                    n_replaced = assembly.replaced(plan, shards, ends)
+                    for name in names[n_done:n_replaced]:
+                        (self.job.parts / name).unlink(missing_ok=True)
+                    n_done = n_replaced
+        splits = {
+            split: tuple(shards[task] for task in tasks if task.split == split)
+            for split in plan.tokens
+        }
+        keys = ("documents", "skipped", "replaced")
+        recorded = settings.of_documents() | {key: plan.counts[key] for key in keys}
+        origin = TextOrigin(self.source, plan.counts["text_bytes"], plan.sha256)
+        new = assembly.folder / "new"
+        save_inputs(new, self.job.inputs)
+        return finish_dataset(new, self.tokenizer, settings, origin, recorded, splits)
 
 
 def _print_damage(settings: Mapping[str, Any]) -> None:

@@ -8,8 +8,9 @@ from typing import Any, Literal
 from jsonargparse.typing import ClosedUnitInterval, PositiveInt
 
 from gpt_lightning.data.formats import Format
+from gpt_lightning.data.tokenizers import tokenizer_name
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import check_arguments
+from gpt_lightning.parsing import Seed, check_arguments
 
 SplitBy = Literal["hash", "fraction"]
 Errors = Literal["strict", "skip", "replace"]
@@ -34,6 +35,7 @@ class Settings:
         errors: Treatment of a damaged document: strict ends with an error, skip omits and counts
             it, replace writes U+FFFD where bytes are not UTF-8.
         format: npy, nanogpt (nanoGPT's train.bin and val.bin) or llmc (llm.c's .bin).
+        shuffle: Seed of a random order of all documents in each split; null: their own order.
 
     Raises:
         UserError: The fractions leave no training text, or a shard holds no token.
@@ -47,6 +49,7 @@ class Settings:
     split_by: SplitBy | None = None
     errors: Errors = "strict"
     format: Format = "npy"
+    shuffle: Seed | None = None
 
     def __post_init__(self) -> None:
         for name, value in check_arguments(type(self), "", dataclasses.asdict(self)).items():
@@ -62,17 +65,21 @@ class Settings:
         keys = ["tokenizer", "val_fraction", "test_fraction", "shard_tokens"]
         if self.errors != "strict":  # manifests of the first datasets have no key `errors`
             keys.append("errors")
-        return {key: getattr(self, key) for key in keys}
+        found = {key: getattr(self, key) for key in keys}
+        return found | {"tokenizer": tokenizer_name(self.tokenizer)}
 
     def of_documents(self) -> dict[str, Any]:
         """Return the settings in the manifest of documents."""
         found = dataclasses.asdict(self) | {"split_by": self.split_by or "hash"}
+        found["tokenizer"] = tokenizer_name(self.tokenizer)
         del found["format"]
+        if self.shuffle is None:  # as in manifests from before there was a shuffle
+            del found["shuffle"]
         return found
 
     def of_parts(self) -> dict[str, Any]:
-        """Return the settings that decide the bytes of the parts."""
-        return {key: getattr(self, key) for key in ("tokenizer", "text_field", "errors")}
+        """Return the settings that decide the bytes of the parts; errors are in a part's name."""
+        return {"tokenizer": tokenizer_name(self.tokenizer), "text_field": self.text_field}
 
 
 def exact(fraction: float) -> Fraction:

@@ -1,7 +1,6 @@
 """Copies of texts that can be read only once, from standard input or a URL."""
 
 import contextlib
-import json
 import shutil
 import sys
 from collections.abc import Iterator
@@ -9,7 +8,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpt_lightning.files import file_sha256
-from gpt_lightning.prepare.inputs import Input, Kind, explained_url, is_url, kind_of, source_name
+from gpt_lightning.prepare.inputs import (
+    Input,
+    Kind,
+    begins_with_object,
+    explained_url,
+    is_url,
+    kind_of,
+    source_name,
+)
 
 COPY_BYTES = 2**20
 
@@ -50,18 +57,3 @@ def _stream(source: str) -> Iterator[BinaryIO]:
 
         with fsspec.open(source, "rb") as stream:
             yield stream
-
-
-def begins_with_object(path: Path) -> bool:
-    """Return whether the first line of a file is a JSON object."""
-    with open(path, "rb") as file:
-        file.seek(3 if file.read(3) == b"\xef\xbb\xbf" else 0)  # a byte order mark
-        start = file.tell()
-        if not file.read(64).lstrip().startswith(b"{"):  # do not read a long line for nothing
-            return False
-        file.seek(start)
-        line = next((line for line in file if line.strip()), b"")
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False

@@ -1,24 +1,23 @@
 """Output folder of prepare: its present contents, and the lock on it."""
 
 import contextlib
-import glob
+import hashlib
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.formats import SHARD_FILE
 from gpt_lightning.data.manifest import MANIFEST, Manifest
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, locked, move_into_place, workspace
+from gpt_lightning.files import explained, locked, move_into_place, workspace, write_atomic
 
 # Not in the manifest, because it holds the inputs' time stamps: equal texts give equal manifests,
 # wherever and whenever they were copied.
 INPUTS = ".inputs.json"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -27,13 +26,20 @@ class Target:
 
     Attributes:
         out: Folder of the dataset.
-        wanted: Facts that decide its bytes, with the keys of recorded().
         overwrite: True to replace another dataset.
+        wanted: Facts that decide its bytes, with the keys of recorded(), as far as they are known.
     """
 
     out: Path
-    wanted: dict[str, Any]
-    overwrite: bool
+    overwrite: bool = False
+    wanted: dict[str, Any] = field(default_factory=dict)
+
+    url: ClassVar[str | None] = None  # of a dataset that is not on this machine
+
+    @property
+    def name(self) -> str:
+        """Path or address, for messages."""
+        return str(self.out)
 
     def existing(self) -> Manifest | None:
         """Return the dataset in `out` if it is the wanted one, None if it may be written there.
@@ -41,40 +47,36 @@ class Target:
         Raises:
             UserError: The folder holds something else, or a damaged dataset.
         """
-        out = self.out
-        if not out.exists():
-            return None
-        if not out.is_dir():
-            raise UserError(f"{out} is a file: choose another --out")
-        entries = sorted(path.name for path in out.iterdir())
+        entries = self._entries()
         if not entries:
             return None
         if MANIFEST not in entries:
-            raise UserError(f"{out} holds {entries[0]} but no {MANIFEST}: choose another --out")
+            self._check_unfinished(entries)
+            return None
         try:
-            manifest = load_manifest(out)
+            manifest = self._manifest(entries)
         except UserError:
             if not self.overwrite:
                 raise
             differences = ["damage"]
         else:
-            differences = _differences(recorded(out, manifest), self.wanted)
+            differences = _differences(recorded(manifest, self._read(INPUTS)), self.wanted)
         if not differences:
             return manifest
         if not self.overwrite:
             raise UserError(
-                f"{out} was prepared with {'; '.join(differences)}: "
-                f"replace it with `gpt-lightning prepare SOURCE --out {out} --overwrite true`, "
-                "or choose another folder"
+                f"{self.name} was prepared with {'; '.join(differences)}: "
+                f"replace it with `gpt-lightning prepare SOURCE --out {self.name} "
+                "--overwrite true`, or choose another folder"
             )
-        _check_deletable(out, entries)
+        _check_deletable(self.name, entries)
         return None
 
     def make_once(self, make: Callable[[], tuple[Manifest, bool]]) -> tuple[Manifest, bool]:
         """Return the dataset in `out`, and whether it was made now.
 
         Args:
-            make: Function that is called under the lock if there is no dataset; it publishes one.
+            make: Function that is called under the lock if there is no dataset; it delivers one.
 
         Raises:
             UserError: The folder holds something else, or the disk is full.
@@ -89,32 +91,185 @@ class Target:
         return there, False
 
     def publish(self, write: Callable[[Path], Manifest]) -> tuple[Manifest, bool]:
-        """Write a dataset into a temporary folder, and move it to `out`.
+        """Write a dataset into a temporary folder, and deliver it.
 
         Args:
             write: Function that makes the folder and writes the dataset into it.
+        """
+        with workspace(self.out.resolve()) as folder:
+            manifest = write(folder / "new")
+            self.make_room()
+            return self.deliver(folder, manifest)
+
+    def make_room(self) -> None:
+        """Prepare the address for the first shard."""
+
+    def deliver(self, folder: Path, manifest: Manifest) -> tuple[Manifest, bool]:
+        """Move `folder`/new to `out`.
 
         Returns:
             The manifest, and True; or, if another process was faster on a file system without
             locks, the manifest of its dataset, which must equal ours, and False.
         """
-        with workspace(self.out.resolve()) as folder:
-            manifest = write(folder / "new")
-            if move_into_place(folder, self.out.resolve(), self.overwrite):
-                return manifest, True
+        if move_into_place(folder, self.out.resolve(), self.overwrite):
+            return manifest, True
         there = replace(self, overwrite=False).existing()
         assert there is not None
         return there, False
 
+    def _entries(self) -> list[str]:
+        if self.out.exists() and not self.out.is_dir():
+            raise UserError(f"{self.out} is a file: choose another --out")
+        return sorted(path.name for path in self.out.iterdir()) if self.out.exists() else []
 
-def recorded(out: Path, manifest: Manifest) -> dict[str, Any]:
-    """Return the facts that decided the bytes of a dataset, from its files."""
+    def _check_unfinished(self, entries: list[str]) -> None:
+        raise UserError(f"{self.name} holds {entries[0]} but no {MANIFEST}: choose another --out")
+
+    def _manifest(self, entries: list[str]) -> Manifest:
+        return load_manifest(self.out)
+
+    def _read(self, name: str) -> bytes:
+        with contextlib.suppress(OSError):
+            return (self.out / name).read_bytes()
+        return b""
+
+
+@dataclass(frozen=True)
+class RemoteTarget(Target):
+    """Output at an address of fsspec; locks and unfinished work are beside `out`, a local path.
+
+    The manifest is written last: without it there is no dataset.
+
+    Attributes:
+        address: URL of the folder.
+    """
+
+    address: str = ""
+
+    @classmethod
+    def of(cls, address: str, data_dir: Path, overwrite: bool) -> "RemoteTarget":
+        """Return the target at an address, with its unfinished work in data_dir."""
+        address = address.rstrip("/")
+        digest = hashlib.sha256(address.encode()).hexdigest()[:8]
+        name = f"{address.rpartition('/')[2]}-{digest}"
+        return cls(data_dir / name, overwrite, address=address)
+
+    @property
+    def url(self) -> str:  # type: ignore[override]
+        """Address of the folder."""
+        return self.address
+
+    @property
+    def name(self) -> str:
+        return self.address
+
+    def make_room(self) -> None:
+        """Delete the manifest of the dataset that is replaced: its shards will be."""
+        self._delete([MANIFEST] if MANIFEST in self._entries() else [])
+        if not self._begun.exists():
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(self._begun, self.address.encode())
+
+    def deliver(self, folder: Path, manifest: Manifest) -> tuple[Manifest, bool]:
+        """Upload the files in `folder`/new, and delete older shards."""
+        files = sorted((folder / "new").iterdir(), key=lambda path: path.name == MANIFEST)
+        ours = {path.name for path in files} | {shard.file for shard in manifest.shards()}
+        for path in files:
+            if path.name == MANIFEST and (missing := ours - {*self._entries(), MANIFEST}):
+                raise UserError(
+                    f"{self.address} lost {min(missing)} since it was written: delete "
+                    f"{folder} and run the same command again"
+                )
+            upload(path, f"{self.address}/{path.name}")
+        others = set(self._entries()) - ours
+        self._delete(sorted(name for name in others if SHARD_FILE.fullmatch(name)))
+        self._begun.unlink(missing_ok=True)
+        return manifest, True
+
+    @property
+    def _begun(self) -> Path:
+        """File that tells a later run that unfinished shards at the address are its own."""
+        return self.out.with_name(f".{self.out.name}.begun")
+
+    def _entries(self) -> list[str]:
+        found = _attempts(self.address, _names, "list")
+        return sorted(found)
+
+    def _check_unfinished(self, entries: list[str]) -> None:
+        if not self._begun.exists() and not self.overwrite:
+            super()._check_unfinished(entries)
+        _check_deletable(self.name, entries)
+
+    def _manifest(self, entries: list[str]) -> Manifest:
+        manifest = Manifest.parse(self._read(MANIFEST), f"{self.address}/{MANIFEST}")
+        missing = {shard.file for shard in manifest.shards()} - set(entries)
+        if missing:
+            raise UserError(
+                f"{self.address} lacks {min(missing)}: make it again: `gpt-lightning prepare "
+                f"SOURCE --out {self.address} --overwrite true`"
+            )
+        return manifest
+
+    def _read(self, name: str) -> bytes:
+        def read(system: Any, path: str) -> bytes:
+            try:
+                found: bytes = system.cat_file(path)
+            except FileNotFoundError:
+                return b""
+            return found
+
+        return _attempts(f"{self.address}/{name}", read, "read")
+
+    def _delete(self, names: list[str]) -> None:
+        for name in names:
+            _attempts(f"{self.address}/{name}", lambda system, path: system.rm_file(path), "delete")
+
+
+def _names(system: Any, path: str) -> list[str]:
+    system.invalidate_cache()
     try:
-        inputs = json.loads((out / INPUTS).read_bytes())["inputs"]
-    except (OSError, ValueError, LookupError, TypeError):  # None differs from every fingerprint
-        inputs = None
-    found = {"SHA-256 of the text": manifest.source.sha256, "format": manifest.format}
-    return {**found, "inputs": inputs, **manifest.settings}
+        return [entry.rstrip("/").rpartition("/")[2] for entry in system.ls(path, detail=False)]
+    except FileNotFoundError:
+        return []
+
+
+def upload(path: Path, url: str) -> None:
+    """Copy a file to an address, and compare the sizes.
+
+    Raises:
+        UserError: All attempts failed.
+    """
+
+    def put(system: Any, remote_path: str) -> None:
+        system.makedirs(system._parent(remote_path), exist_ok=True)
+        system.put_file(str(path), remote_path)
+        system.invalidate_cache()
+        size = system.info(remote_path)["size"]
+        if size != path.stat().st_size:
+            raise ValueError(f"expected {path.stat().st_size:,} bytes, found {size:,}")
+
+    _attempts(url, put, "write")
+
+
+def _attempts(url: str, work: Callable[[Any, str], T], action: str) -> T:
+    from gpt_lightning.data.remote import attempts  # needs fsspec, a local folder does not
+
+    return attempts(url, work, action)
+
+
+def recorded(manifest: Manifest, inputs: bytes) -> dict[str, Any]:
+    """Return the facts that decided the bytes of a dataset.
+
+    Args:
+        manifest: Manifest of the dataset.
+        inputs: Content of its file INPUTS; empty without one.
+    """
+    try:
+        found = json.loads(inputs)["inputs"]
+    except (ValueError, LookupError, TypeError):  # None differs from every fingerprint
+        found = None
+    facts = {"SHA-256 of the text": manifest.source.sha256, "format": manifest.format}
+    return {**facts, "inputs": found, **manifest.settings}
 
 
 def save_inputs(folder: Path, fingerprint: str) -> None:
@@ -132,13 +287,13 @@ def _differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     ]
 
 
-def _check_deletable(out: Path, entries: list[str]) -> None:
+def _check_deletable(out: str, entries: list[str]) -> None:
     """Raise if the folder holds files that `prepare` did not write and must not delete."""
     others = [name for name in entries if name not in (MANIFEST, INPUTS)]
     foreign = [name for name in others if not SHARD_FILE.fullmatch(name)]
     if foreign:
         raise UserError(
-            f"{out / foreign[0]} is not part of a dataset and would be deleted with {out}: "
+            f"{out}/{foreign[0]} is not part of a dataset and would be deleted with {out}: "
             "move it away, or choose another --out"
         )
 
@@ -180,16 +335,3 @@ def sweep_lock(out: Path) -> None:
 
 def _lock_of(out: Path) -> Path:
     return out.with_name(f".{out.name}.lock")
-
-
-def delete_parts(parts: Path) -> None:
-    """Delete a folder of parts; rename it first, so that no half of it is taken for a whole."""
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(parts, parts.with_name(f"{parts.name}.old.{os.getpid()}"))
-    delete_renamed(parts)
-
-
-def delete_renamed(parts: Path) -> None:
-    """Delete folders of parts that were renamed, also by a process that was then killed."""
-    for dying in parts.parent.glob(f"{glob.escape(parts.name)}.old.*"):
-        shutil.rmtree(dying, ignore_errors=True)

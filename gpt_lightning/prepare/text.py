@@ -13,6 +13,7 @@ from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtyp
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained
 from gpt_lightning.prepare.assemble import SplitWriter, begin_dataset, finish_dataset
+from gpt_lightning.prepare.inputs import check_packed
 from gpt_lightning.prepare.settings import Errors, Settings, split_borders
 from gpt_lightning.prepare.target import Target
 
@@ -52,6 +53,8 @@ def decoded(path: Path, errors: Errors, survey: Survey) -> Iterator[str]:
     with explained("read", path, "give the path of a text file"), open(path, "rb") as file:
         while not final:
             chunk = file.read(CHUNK_BYTES)
+            if not survey.n_bytes:
+                check_packed(chunk[:8], str(path))
             digest.update(chunk)
             final, data = not chunk, rest + chunk
             text, used = _decode(path, data, survey.n_bytes - len(rest), errors, final)
@@ -82,8 +85,12 @@ def survey_text(path: Path, settings: Settings) -> Survey:
         UserError: The file cannot be read, is not UTF-8, is empty or blank, or the settings are for
             documents.
     """
-    if settings.split_by == "hash" or settings.errors == "skip":
-        setting = "split_by hash" if settings.split_by == "hash" else "errors skip"
+    wrong = {
+        "split_by hash": settings.split_by == "hash",
+        "errors skip": settings.errors == "skip",
+        "shuffle": settings.shuffle is not None,
+    }
+    for setting in (name for name, given in wrong.items() if given):
         raise UserError(
             f"{path} is one text, and {setting} is for documents: leave it out, or give JSONL, "
             "Parquet or a folder of texts"
@@ -141,7 +148,7 @@ def pieces(chunks: Iterator[str], limit: int = PIECE_CHARACTERS) -> Iterator[str
 
 
 def prepare_one_text(
-    source: Path, name: str, out: Path, settings: Settings, overwrite: bool
+    source: Path, name: str, target: Target, settings: Settings
 ) -> tuple[Manifest, bool]:
     """Tokenize a text file into a folder that appears complete or not at all.
 
@@ -157,9 +164,8 @@ def prepare_one_text(
     Args:
         source: Text file, UTF-8.
         name: Name of the text in the manifest.
-        out: Folder of the dataset.
+        target: Output folder.
         settings: Tokenizer, splits and format.
-        overwrite: True to replace another dataset in `out`.
 
     Returns:
         The manifest, and whether the dataset was made now.
@@ -170,8 +176,8 @@ def prepare_one_text(
     """
     survey = survey_text(source, settings)
     origin = TextOrigin(name, survey.n_bytes, survey.sha256)
-    wanted = {"SHA-256 of the text": survey.sha256, "format": settings.format, **settings.of_text()}
-    target = Target(out, wanted, overwrite)
+    target.wanted.update({"SHA-256 of the text": survey.sha256, "format": settings.format})
+    target.wanted.update(settings.of_text())
     write = partial(_write, source, survey, origin, settings)
     manifest, made = target.make_once(partial(target.publish, write))
     if made and survey.replaced:
@@ -206,7 +212,8 @@ def _write_splits(
     for split, (first, last) in borders.items():
         writer = SplitWriter(folder, split, token_dtype(tokenizer.vocab_size), settings)
         with Progress(survey.n_bytes, again.n_bytes) as progress:
-            for tokens in map(tokenizer.encode, pieces(text.take(last - first))):
+            limit = min(PIECE_CHARACTERS, tokenizer.max_characters)
+            for tokens in map(tokenizer.encode, pieces(text.take(last - first), limit)):
                 writer.append(tokens)
                 progress.reach(again.n_bytes, len(tokens))
         splits[split] = writer.close(f"{last - first} characters")

@@ -4,28 +4,34 @@ Neither the number of workers nor earlier runs decide the borders of units, so t
 the dataset, are the same however often the work was interrupted.
 """
 
+import contextlib
+import functools
+import hashlib
 import json
+import os
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, replacement, write_atomic
+from gpt_lightning.files import explained, sync_folder, temporary_path
 from gpt_lightning.prepare.columns import column_sizes
 from gpt_lightning.prepare.documents import Document, Documents
 from gpt_lightning.prepare.inputs import Input, explained_input, is_url, open_input
-from gpt_lightning.prepare.parts import Part, PartWriter, read_part
+from gpt_lightning.prepare.parts import PartWriter
 from gpt_lightning.prepare.settings import Settings
-from gpt_lightning.prepare.target import delete_parts, delete_renamed
 
 UNIT_BYTES = 2**24
 UNIT_FILES = 4096
-PLAN = "plan.json"
-PLAN_VERSION = 1  # of the parts' format and of how units are cut
+PARTS_VERSION = 2  # of the parts' format and of the digests in their names
+SUFFIX = ".part"
+CLEAN = "clean"
+UNFINISHED = "unfinished"
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,20 @@ class Unit:
     start: int
     stop: int | None
     size: int
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Digest of the files' names and the place in them."""
+        return _digest([[entry.name for entry in self.files], self.start], 16)
+
+    @functools.cached_property
+    def stamp(self) -> str:
+        """Digest of the files' sizes and stamps."""
+        return _digest([[entry.size, entry.stamp] for entry in self.files], 16)
+
+
+def _digest(facts: Any, length: int) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:length]
 
 
 def plan_units(
@@ -66,14 +86,21 @@ def plan_units(
 
 
 def _together(inputs: Sequence[Input], unit_bytes: int) -> Iterator[tuple[Input, ...]]:
-    """Yield groups of neighbouring texts up to unit_bytes, and all other files alone."""
+    """Yield groups of neighbouring texts up to unit_bytes, and all other files alone.
+
+    A group also ends after a text whose name has a certain checksum if it is half full: the groups
+    behind a new file soon have the borders that they had without it.
+    """
     texts: list[Input] = []
     held = 0
     for entry in inputs:
         if entry.kind == "text":
             texts.append(entry)
             held += entry.size or 0
-        if texts and (entry.kind != "text" or held >= unit_bytes or len(texts) >= UNIT_FILES):
+        full = held >= unit_bytes or len(texts) >= UNIT_FILES
+        half = 2 * held >= unit_bytes or 2 * len(texts) >= UNIT_FILES
+        half = half and zlib.crc32(entry.name.encode()) % 16 == 0
+        if texts and (entry.kind != "text" or full or half):
             yield tuple(texts)
             texts, held = [], 0
         if entry.kind != "text":
@@ -111,6 +138,36 @@ def _groups(sizes: list[int], unit_bytes: int) -> Iterator[tuple[int, int, int]]
 # ---- the folder of parts -------------------------------------------------------------------------
 
 
+class PartName(NamedTuple):
+    """Name of a part: everything that decides whether a later run can use it.
+
+    Attributes:
+        key: Digest of the files' names and the place in them.
+        stamp: Digest of the files' sizes and stamps.
+        content: Digest of what was read, independent of names and times.
+        damage: Setting `errors` if something was skipped or replaced; else clean.
+    """
+
+    key: str
+    stamp: str
+    content: str
+    damage: str
+
+    @classmethod
+    def of_file(cls, name: str) -> "PartName | None":
+        """Return the name of a file, or None if the file is no part."""
+        fields = name.removesuffix(SUFFIX).split("-")
+        return cls(*fields) if name.endswith(SUFFIX) and len(fields) == 4 else None
+
+    @property
+    def file(self) -> str:
+        """File name."""
+        return "-".join(self) + SUFFIX
+
+
+Work = tuple[Unit, tuple[PartName, ...]]  # a unit, and parts that may hold its tokens
+
+
 @dataclass(frozen=True)
 class Job:
     """Facts that all units of a dataset share.
@@ -125,76 +182,106 @@ class Job:
     settings: Settings
     inputs: str
 
-    def part(self, unit: Unit) -> Path:
-        """Return the path of a unit's part."""
-        return self.parts / f"{unit.index:08d}.part"
+    def part(self, name: PartName) -> Path:
+        """Return the path of a part."""
+        return self.parts / name.file
 
-    def done(self, units: Sequence[Unit]) -> dict[int, Part]:
-        """Return index -> description of the units whose parts are complete."""
-        found = {unit.index: read_part(self.part(unit)) for unit in units}
-        return {index: part for index, part in found.items() if part}
-
-    def plan(self) -> dict[str, Any]:
-        """Return the facts that decide the bytes of the parts, besides the number of units."""
-        return {"version": PLAN_VERSION, **self.settings.of_parts(), "inputs": self.inputs}
+    def present(self) -> list[PartName]:
+        """Return the names of all parts in the folder, sorted."""
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(filter(None, map(PartName.of_file, os.listdir(self.parts))))
+        return []
 
 
-def open_parts(job: Job, n_units: int) -> None:
-    """Make the folder of parts, or continue with an existing one of the same work.
+def parts_folder(root: Path, settings: Settings) -> Path:
+    """Return the folder of the parts that these settings make, below the folder of all parts."""
+    return root / _digest([PARTS_VERSION, settings.of_parts()], 12)
+
+
+def find_parts(
+    job: Job, units: Sequence[Unit], names: Sequence[PartName]
+) -> tuple[dict[int, PartName], list[Work]]:
+    """Return the parts of units by index, and the work that is left.
+
+    A part is used if the names, sizes and stamps of its inputs are those of the unit. If only sizes
+    or stamps differ, the contents decide: `run_unit` compares them.
 
     Args:
         job: Facts of the work.
-        n_units: Number of units.
-
-    Raises:
-        UserError: The folder cannot be written.
+        units: Units to find.
+        names: Names of parts.
     """
-    content = (json.dumps({**job.plan(), "units": n_units}, indent=2) + "\n").encode()
-    path = job.parts / PLAN
-    with explained("write", job.parts):
-        if job.parts.exists() and (not path.exists() or path.read_bytes() != content):
-            print(f"{job.parts} is of other inputs or settings: starting again", flush=True)
-            delete_parts(job.parts)
-        job.parts.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            write_atomic(path, content)
-
-
-def discard_parts(job: Job) -> None:
-    """Delete the folder of parts if it is of this work, not of another process's work."""
-    delete_renamed(job.parts)
-    try:
-        plan = json.loads((job.parts / PLAN).read_bytes())
-    except (OSError, ValueError):  # no folder, or not ours
-        return
-    if {**plan, **job.plan()} == plan:
-        delete_parts(job.parts)
+    known: dict[str, list[PartName]] = {}
+    for name in names:
+        if name.damage in (CLEAN, job.settings.errors):
+            known.setdefault(name.key, []).append(name)
+    done: dict[int, PartName] = {}
+    todo: list[Work] = []
+    for unit in units:
+        candidates = known.get(unit.key, [])
+        same = [name for name in candidates if name.stamp == unit.stamp]
+        if same:
+            done[unit.index] = same[0]
+        else:
+            todo.append((unit, tuple(candidates)))
+    return done, todo
 
 
 # ---- from a unit to its part ---------------------------------------------------------------------
 
 
-def run_unit(job: Job, unit: Unit) -> Part:
+def matching_part(job: Job, work: Work) -> PartName | None:
+    """Return the candidate that was made of the unit's present contents, read again, or None.
+
+    Raises:
+        UserError: An input cannot be read.
+    """
+    unit, candidates = work
+    if not candidates:
+        return None
+    reader = Documents(job.settings.text_field, job.settings.errors)
+    for entry in unit.files:
+        with explained_input(entry):
+            reader.skim(entry, unit.start, unit.stop)
+    return next((name for name in candidates if name.content == reader.content), None)
+
+
+def run_unit(job: Job, work: Work) -> tuple[PartName, int]:
     """Tokenize a unit's documents into its part, independently of all other units.
 
-    Each document begins with the end-of-text token. Memory (measured): 20 MB besides the
-    interpreter and the tokenizer, and for the longest document 4 bytes a byte; 40 if it is a single
-    word, as Chinese is to GPT-2's pattern.
+    A part that exists already and was made of equal contents is returned instead. Each document
+    begins with the end-of-text token. Memory (measured): 20 MB besides the interpreter and the
+    tokenizer, and for the longest document 4 bytes a byte; 40 if it is a single word, as Chinese is
+    to GPT-2's pattern.
+
+    Returns:
+        The name of the part, and the number of tokens that were made.
 
     Raises:
         UserError: An input cannot be read or is damaged, or the disk is full.
     """
+    found = matching_part(job, work)
+    if found is not None:
+        return found, 0
+    unit, errors = work[0], job.settings.errors
     tokenizer = build_tokenizer(job.settings.tokenizer)
-    reader = Documents(job.settings.text_field, job.settings.errors)
-    with (
-        explained("write", job.parts),
-        replacement(job.part(unit)) as temporary,
-        temporary.open("wb") as file,
-    ):
-        writer = PartWriter(file)
-        for document in _documents(reader, unit):
-            _add(writer, reader, document, tokenizer)
-        return writer.complete(reader.skipped, reader.replaced)
+    reader = Documents(job.settings.text_field, errors)
+    with explained("write", job.parts):
+        # not in the folder of the parts itself, which may have 100,000 files and is listed here
+        temporary = temporary_path(job.parts / UNFINISHED / unit.key)
+        try:
+            with temporary.open("wb") as file:
+                writer = PartWriter(file)
+                for document in _documents(reader, unit):
+                    _add(writer, reader, document, tokenizer)
+                part = writer.complete(reader.skipped, reader.replaced)
+            damage = errors if part.skipped or part.replaced else CLEAN
+            name = PartName(unit.key, unit.stamp, reader.content, damage)
+            os.replace(temporary, job.part(name))
+            sync_folder(job.parts)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return name, part.tokens
 
 
 def _documents(reader: Documents, unit: Unit) -> Iterator[Document]:

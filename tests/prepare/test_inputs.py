@@ -1,5 +1,6 @@
 """Files that SOURCE may name, and the names of the datasets made of them."""
 
+import gzip
 import io
 import json
 import sys
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gpt_lightning.data.dataset import load_manifest
+from gpt_lightning.cli import main
+from gpt_lightning.data.dataset import TokenDataset, load_manifest
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.errors import UserError
@@ -66,6 +68,112 @@ def test_a_folder_and_a_glob(folder: Path, capsys: pytest.CaptureFixture[str]) -
     ]
     kinds = [(entry.kind, entry.compression) for entry in find_inputs(str(folder))]
     assert kinds == [("jsonl", ""), ("parquet", ""), ("text", ""), ("jsonl", ".gz")]
+
+
+def test_other_endings_of_jsonl(tmp_path: Path) -> None:
+    """C4, Dolma and RedPajama name JSONL .json, and compress it."""
+    zstandard = pytest.importorskip("zstandard")
+    compressor = zstandard.ZstdCompressor()
+    for name, content in {
+        "a.json": LINES.encode(),
+        "a.ndjson": LINES.encode(),
+        "a.json.gz": gzip.compress(LINES.encode()),
+        "a.ndjson.zst": compressor.compress(LINES.encode()),
+    }.items():
+        (tmp_path / name).write_bytes(content)
+        out = tmp_path / f"out-{name}"
+        prepare(str(tmp_path / name), out=str(out), val_fraction=0.0, workers=1)
+        assert all_tokens(out) == naive(LINES)
+
+
+def test_json_that_is_no_jsonl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_text(LINES)
+    (tmp_path / "settings.json").write_text('{\n"text": "not a document"\n}\n')
+    assert [entry.name for entry in find_inputs(str(tmp_path))] == ["a.jsonl"]
+    assert "skipped 1: settings.json" in capsys.readouterr().out
+    for content in ('[{"text": "x"}]', '{\n"text": "x"}', ""):
+        (tmp_path / "settings.json").write_text(content)
+        with pytest.raises(UserError, match=r"expected a JSON object on each line.*jq -c"):
+            prepare(str(tmp_path / "settings.json"), out=str(tmp_path / "out"))
+
+
+def test_several_sources_are_a_glob(tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    for name in "cab":
+        (folder / f"{name}.jsonl").write_text(LINES.replace("document", name))
+    pattern = f"{folder}/*.jsonl"
+    listed = [f"{folder}/{name}.jsonl" for name in "bcab"]  # one twice
+    assert find_inputs(listed) == find_inputs(pattern)
+    assert (
+        dataset_folder(listed, "gpt2") == dataset_folder(pattern, "gpt2") == Path("data/docs-gpt2")
+    )
+    for words, out in (([pattern], "glob"), (listed, "list")):
+        assert main(["prepare", *words, "--out", str(tmp_path / out), "--workers=1"]) == 0
+    for path in (tmp_path / "glob").iterdir():
+        assert path.read_bytes() == (tmp_path / "list" / path.name).read_bytes()
+    (tmp_path / "more.txt").write_text("a text")
+    names = [entry.name for entry in find_inputs([str(folder), str(tmp_path / "more.txt")])]
+    assert names == ["docs/a.jsonl", "docs/b.jsonl", "docs/c.jsonl", "more.txt"]
+    for wrong in ("-", "tinyshakespeare", "memory://a.txt", "nowhere.jsonl"):
+        with pytest.raises(UserError, match=f"{wrong}.*several sources are files"):
+            prepare([pattern, wrong], out=str(tmp_path / "none"))
+
+
+def test_links_are_followed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, other = tmp_path / "in", tmp_path / "other"
+    (source / "sub").mkdir(parents=True)
+    (other / "deep").mkdir(parents=True)
+    for path in (source / "a.jsonl", other / "b.jsonl", other / "deep" / "c.jsonl"):
+        path.write_text(LINES)
+    (source / "link").symlink_to(other)
+    (source / "sub" / "loop").symlink_to(source)
+    (source / "sub" / "again").symlink_to(other / "deep")
+    (source / "gone.jsonl").symlink_to(tmp_path / "nowhere.jsonl")
+    (source / "file.jsonl").symlink_to(source / "a.jsonl")
+    names = [entry.name for entry in find_inputs(str(source))]
+    assert names == ["a.jsonl", "link/b.jsonl", "link/deep/c.jsonl"]
+    said = capsys.readouterr().out
+    assert "skipped 3: " in said
+    assert "gone.jsonl (a link that leads nowhere)" in said
+    assert said.count("(a link to a folder that is read already)") == 2
+    assert len(find_inputs(f"{source}/**/*.jsonl")) == 3
+
+
+MAGIC = [
+    gzip.compress(b"x"),
+    b"\x28\xb5\x2f\xfd and more",
+    b"PAR1",
+    b"PK\x03\x04",
+    b"BZh91AY",
+    b"\xfd7zXZ\x00",
+]
+
+
+@pytest.mark.parametrize("errors", ["strict", "replace", "skip"])
+@pytest.mark.parametrize("content", MAGIC)
+def test_packed_bytes_are_never_text(tmp_path: Path, content: bytes, errors: str) -> None:
+    for name in ("a.jsonl", "a.txt", "folder/a.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content + b"\n" + LINES.encode())
+        source = path.parent if name.startswith("folder") else path
+        if errors == "skip" and name == "a.txt":
+            continue  # one text has no documents to skip
+        with pytest.raises(UserError, match=r"is no text, it begins as \w+: (unpack|let)"):
+            prepare(str(source), out=str(tmp_path / "out"), errors=errors, workers=1)
+        assert not (tmp_path / "out").exists()
+
+
+def test_zstd_with_a_long_window(tmp_path: Path) -> None:
+    """Dumps of Reddit have it; the window of this frame is 256 MB, as of zstd --long=28."""
+    zstandard = pytest.importorskip("zstandard")
+    parameters = zstandard.ZstdCompressionParameters(window_log=28, enable_ldm=True)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(compressor.compress(LINES.encode()) + compressor.flush())
+    prepare(str(path), out=str(tmp_path / "out"), val_fraction=0.0, workers=1)
+    assert all_tokens(tmp_path / "out") == naive(LINES)
 
 
 def test_sources_without_documents(folder: Path) -> None:
@@ -196,6 +304,77 @@ def test_a_file_behind_a_url(memory: MemoryFileSystem, tmp_path: Path) -> None:
     memory.pipe("/docs/novel.txt", b"one text behind a URL\n" * 9)
     prepare("memory://docs/novel.txt", "char", data_dir=str(tmp_path))
     assert load_manifest(tmp_path / "novel-char").tokens("train") > 100
+
+
+def files_at(memory: MemoryFileSystem, path: str) -> dict[str, bytes]:
+    return {name.rpartition("/")[2]: memory.cat_file(name) for name in memory.find(path)}
+
+
+@pytest.mark.parametrize("name", ["docs.jsonl", "one.txt"])
+def test_a_dataset_at_an_address(
+    memory: MemoryFileSystem, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    source, url = tmp_path / name, "memory://bucket/mine"
+    source.write_text(LINES)
+    options: dict[str, Any] = {"workers": 1, "data_dir": str(tmp_path / "data")}
+    prepare(str(source), out=str(tmp_path / "local"), shard_tokens=60, **options)
+    for _ in range(2):
+        prepare(str(source), out=url, shard_tokens=60, **options)
+    assert f"{url} is already prepared" in capsys.readouterr().out
+    local = {path.name: path.read_bytes() for path in (tmp_path / "local").iterdir()}
+    assert files_at(memory, "/bucket/mine") == local
+    with pytest.raises(UserError, match=r"shard_tokens 60, not 90.*--overwrite true"):
+        prepare(str(source), out=url, shard_tokens=90, **options)
+    prepare(str(source), out=url, shard_tokens=90, overwrite=True, **options)
+    dataset = TokenDataset(url, tmp_path, 1)  # as fit reads it
+    listed = {shard.file for shard in dataset.manifest.shards()}
+    assert listed < files_at(memory, "/bucket/mine").keys()
+    assert len(files_at(memory, "/bucket/mine")) <= len(listed) + 2  # no older shards
+    assert not list((tmp_path / "data").iterdir())
+    memory.rm_file(f"/bucket/mine/{min(listed)}")
+    with pytest.raises(UserError, match=f"lacks {min(listed)}: make it again"):
+        prepare(str(source), out=url, shard_tokens=90, **options)
+
+
+def test_what_is_at_an_address_already(memory: MemoryFileSystem, tmp_path: Path) -> None:
+    source, url = tmp_path / "docs.jsonl", "memory://bucket/mine"
+    source.write_text(LINES)
+    options: dict[str, Any] = {"workers": 1, "data_dir": str(tmp_path / "data")}
+    memory.pipe("/bucket/mine/train.bin", b"another program's tokens")
+    with pytest.raises(UserError, match=r"holds train.bin but no manifest.json: choose another"):
+        prepare(str(source), out=url, **options)
+    memory.pipe("/bucket/mine/thesis.tex", b"years of work")
+    with pytest.raises(UserError, match=r"thesis\.tex is not part of a dataset"):
+        prepare(str(source), out=url, overwrite=True, **options)
+    assert memory.cat_file("/bucket/mine/train.bin") == b"another program's tokens"
+
+
+def test_an_upload_that_fails_is_continued(
+    memory: MemoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, url = tmp_path / "docs.jsonl", "memory://bucket/mine"
+    source.write_text(LINES)
+    options: dict[str, Any] = {"workers": 1, "data_dir": str(tmp_path / "data")}
+    prepare(str(source), out=str(tmp_path / "local"), shard_tokens=60, **options)
+    real, uploads = MemoryFileSystem.put_file, []
+
+    def put_file(self: MemoryFileSystem, path: str, remote: str, **kwargs: Any) -> None:
+        uploads.append(remote)
+        if len(uploads) == 3:
+            raise UserError("no connection")
+        real(self, path, remote, **kwargs)
+
+    monkeypatch.setattr(MemoryFileSystem, "put_file", put_file)
+    with pytest.raises(UserError, match="no connection"):
+        prepare(str(source), out=url, shard_tokens=60, **options)
+    assert "manifest.json" not in files_at(memory, "/bucket/mine")
+    before = list(uploads[:2])
+    uploads.clear()
+    uploads += ["", "", ""]
+    prepare(str(source), out=url, shard_tokens=60, **options)
+    assert not set(before) & set(uploads)
+    local = {path.name: path.read_bytes() for path in (tmp_path / "local").iterdir()}
+    assert files_at(memory, "/bucket/mine") == local
 
 
 def test_urls_that_lead_nowhere(memory: MemoryFileSystem, tmp_path: Path) -> None:

@@ -12,18 +12,24 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gpt_lightning.cli import main
 from gpt_lightning.data.dataset import load_manifest
+from gpt_lightning.data.manifest import Shard
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare import pipeline
+from gpt_lightning.prepare import pipeline, units
+from gpt_lightning.prepare.assemble import Assembly, ShardTask
 from gpt_lightning.prepare.command import dataset_folder, prepare, prepare_source
+from gpt_lightning.prepare.documents import Document, Documents
+from gpt_lightning.prepare.inputs import find_inputs
 from gpt_lightning.prepare.units import plan_units
 
 UNIT_BYTES = 4000
@@ -275,12 +281,186 @@ def test_one_text_is_one_job(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+# ---- work that is not thrown away ----------------------------------------------------------------
+
+
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows by the index of each unit whose documents are tokenized."""
+    found: list[int] = []
+    real = units._documents
+
+    def documents(reader: Documents, unit: units.Unit) -> Iterator[Document]:
+        found.append(unit.index)
+        return real(reader, unit)
+
+    monkeypatch.setattr(units, "_documents", documents)
+    return found
+
+
+def clean(source: Path, tmp_path: Path, **settings: Any) -> dict[str, bytes]:
+    """Return the files of an uninterrupted preparation, and delete them."""
+    prepare(str(source), out=str(tmp_path / "clean"), workers=1, **settings)
+    found = contents(tmp_path / "clean")
+    shutil.rmtree(tmp_path / "clean")
+    return found
+
+
+def interrupt(source: Path, out: Path, **settings: Any) -> None:
+    """Make all parts, but no shards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Assembly, "make_plan", refuse)
+        with pytest.raises(UserError, match="enough"):
+            prepare(str(source), out=str(out), workers=1, **settings)
+
+
+def refuse(*args: object) -> None:
+    raise UserError("enough")
+
+
+def test_other_errors_after_a_damaged_document(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open(source, "a") as file:
+        file.write("damaged\n")
+    out, expected = tmp_path / "out", clean(source, tmp_path, errors="skip")
+    units_made = made(monkeypatch)
+    with pytest.raises(UserError, match="line 201"):
+        prepare(str(source), out=str(out), workers=1)
+    last = units_made.pop()
+    assert len(units_made) == last > 2
+    units_made.clear()
+    prepare(str(source), out=str(out), workers=1, errors="skip")
+    assert units_made == [last]
+    assert contents(out) == expected
+
+
+@pytest.mark.parametrize("change", ["touched", "longer", "repaired", "parts of other settings"])
+def test_parts_of_equal_contents_are_used_again(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    out = tmp_path / "out"
+    interrupt(source, out)
+    if change == "longer":
+        source.write_text(source.read_text() + json.dumps({"text": "one more"}) + "\n")
+    elif change == "repaired":  # all lines behind it move by three bytes
+        lines = source.read_text().splitlines(keepends=True)
+        source.write_text("".join([lines[0].replace('{"text"', '{   "text"'), *lines[1:]]))
+    elif change == "parts of other settings":
+        (tmp_path / ".out.parts" / "other").mkdir()
+    else:
+        os.utime(source, (1, 1))
+    n_units = len(plan_units(find_inputs(str(source)), "text", UNIT_BYTES))
+    expected = clean(source, tmp_path)
+    units_made = made(monkeypatch)
+    prepare(str(source), out=str(out), workers=1)
+    assert n_units > 5
+    assert len(units_made) == {"longer": 1, "repaired": 1}.get(change, 0)
+    assert contents(out) == expected
+    left = {".out.parts"} if change == "parts of other settings" else set()
+    assert {path.name for path in tmp_path.glob(".*")} == left
+    prepare(str(source), out=str(out), workers=1, overwrite=True, shard_tokens=700)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_an_added_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    for name in "bcd":
+        lines = [json.dumps({"text": f"{name} {i}"}) + "\n" for i in range(50)]
+        (source / f"{name}.jsonl").write_text("".join(lines))
+    interrupt(source, out)
+    (source / "a.jsonl").write_text(json.dumps({"text": "first"}) + "\n")
+    expected = clean(source, tmp_path)
+    units_made = made(monkeypatch)
+    prepare(str(source), out=str(out), workers=1)
+    assert units_made == [0]
+    assert contents(out) == expected
+
+
+def test_jobs_of_an_array_with_other_times(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, units_made = tmp_path / "out", made(monkeypatch)
+    n_units = len(plan_units(find_inputs(str(source)), "text", UNIT_BYTES))
+    for job in range(3):  # each on a machine with a copy of its own
+        os.utime(source, (job, job))
+        prepare(str(source), out=str(out), workers=1, shard_index=job, shard_count=3)
+    assert sorted(units_made) == list(range(n_units))
+    prepare(str(source), out=str(out), workers=1, merge=True)
+    assert sorted(units_made) == list(range(n_units))
+    assert contents(out) == clean(source, tmp_path)
+
+
+@pytest.mark.parametrize("shuffle", [None, 3])
+def test_interrupted_in_the_shards_and_continued(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: int | None
+) -> None:
+    out, settings = tmp_path / "out", {"shard_tokens": 500, "shuffle": shuffle}
+    expected = clean(source, tmp_path, **settings)
+    written: list[ShardTask] = []
+    limit, real = 15, Assembly.write_shard
+
+    def write_shard(self: Assembly, task: ShardTask) -> Shard:
+        if len(written) == limit:
+            raise UserError("enough")
+        written.append(task)
+        return real(self, task)
+
+    monkeypatch.setattr(Assembly, "write_shard", write_shard)
+    with pytest.raises(UserError, match="enough"):
+        prepare(str(source), out=str(out), workers=1, **settings)
+    n_parts = len(list((tmp_path / ".out.parts").glob("*/*.part")))
+    n_units = len(plan_units(find_inputs(str(source)), "text", UNIT_BYTES))
+    assert (n_parts < n_units) == (shuffle is None)  # their place on the disk is for more shards
+    limit, units_made = 99, made(monkeypatch)
+    os.utime(source, (1, 1))
+    prepare(str(source), out=str(out), workers=1, **settings)
+    assert not units_made
+    assert len(written) == len(set(written)) == len(expected) - 2
+    assert all(contents(out)[name] == expected[name] for name in expected if name != ".inputs.json")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_inputs_that_change_after_shards_were_written(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    start(source, out, KILLED["in the shards"]).communicate(timeout=30)
+    source.write_text(source.read_text() + json.dumps({"text": "one more"}) + "\n")
+    prepare(str(source), out=str(out), shard_tokens=500, workers=1)
+    assert contents(out) == clean(source, tmp_path, shard_tokens=500)
+
+
+# ---- shuffled documents --------------------------------------------------------------------------
+
+
+def test_shuffled_whatever_the_workers(source: Path, texts: list[str], tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"shuffle": 5, "shard_tokens": 3000, "val_fraction": 0.2}
+    expected = clean(source, tmp_path, **settings)
+    pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    pq.write_table(pa.table({"text": texts}), tmp_path / "docs.parquet", row_group_size=30)
+    prepare(str(tmp_path / "docs.parquet"), out=str(tmp_path / "out"), workers=2, **settings)
+    found = contents(tmp_path / "out")
+    shards = [name for name in expected if name.endswith(".npy")]
+    assert all(found[name] == expected[name] for name in shards)
+    other = clean(source, tmp_path, **settings | {"shuffle": 6})
+    assert all(other[name] != expected[name] for name in shards)
+    plain = clean(source, tmp_path, **settings | {"shuffle": None})
+    sizes = {name: len(content) for name, content in plain.items() if name in shards}
+    assert sizes == {name: len(expected[name]) for name in shards}
+    assert b"shuffle" not in plain["manifest.json"]
+    with pytest.raises(UserError, match="shuffle 5, not None"):
+        prepare(
+            str(tmp_path / "docs.parquet"),
+            out=str(tmp_path / "out"),
+            **settings | {"shuffle": None},
+        )
+
+
 # ---- accidents -----------------------------------------------------------------------------------
 
 RUN = """
 import functools, itertools, os, resource, signal, sys, time
 from gpt_lightning import files
-from gpt_lightning.prepare import command as prepare, parts, pipeline, target, units
+from gpt_lightning.prepare import assemble, command as prepare, parts, pipeline, target, units
 pipeline.plan_units = functools.partial(units.plan_units, unit_bytes={unit_bytes})
 calls = itertools.count(1)
 def at(count, function, then):
@@ -298,13 +478,15 @@ except prepare.UserError as error:
     sys.exit(2)
 """
 KILLED = {
-    "before the plan": "units.write_atomic = at(1, units.write_atomic, kill)",
     "in a part": "parts.PartWriter.add = at(77, parts.PartWriter.add, kill)",
     "before a part's name": "parts.os.replace = at(3, parts.os.replace, kill)",
-    "in the shards": "pipeline.assemble = at(1, pipeline.assemble, kill)",
-    "before the manifest": "files.write_durable = at(2, files.write_durable, kill)",
+    "before the index": "assemble._save = at(2, assemble._save, kill)",
+    "before the plan": "assemble.write_atomic = at(1, assemble.write_atomic, kill)",
+    "in the shards": "assemble.file_header = at(9, assemble.file_header, kill)",
+    "before a shard's record": "assemble.write_atomic = at(7, assemble.write_atomic, kill)",
+    "before the manifest": "pipeline.finish_dataset = at(1, pipeline.finish_dataset, kill)",
     "before the dataset's name": "target.move_into_place = at(1, target.move_into_place, kill)",
-    "before the parts go": "pipeline.delete_parts = at(1, pipeline.delete_parts, kill)",
+    "before the parts go": "pipeline._delete_parts = at(1, pipeline._delete_parts, kill)",
 }
 
 
@@ -340,7 +522,7 @@ def test_goes_on_where_it_was(
 ) -> None:
     out = tmp_path / "out"
     start(source, out, KILLED["before a part's name"]).communicate(timeout=30)
-    parts = sorted((tmp_path / ".out.parts").glob("*.part"))
+    parts = sorted((tmp_path / ".out.parts").glob("*/*.part"))
     stamps = [path.stat().st_mtime_ns for path in parts]
     assert parts
     kept = {}
@@ -350,7 +532,7 @@ def test_goes_on_where_it_was(
         raise UserError("enough")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "assemble", look)
+        patch.setattr(Assembly, "make_plan", look)
         with pytest.raises(UserError, match="enough"):
             prepare(str(source), out=str(out), shard_tokens=500, workers=1)
     assert list(kept.values()) == stamps
@@ -361,11 +543,14 @@ def test_a_damaged_part_is_made_again(source: Path, tmp_path: Path) -> None:
     clean, out = tmp_path / "clean", tmp_path / "out"
     prepare(str(source), out=str(clean), shard_tokens=500, workers=1)
     start(source, out, KILLED["in the shards"]).communicate(timeout=30)
-    part = sorted((tmp_path / ".out.parts").glob("*.part"))[1]
+    # the last part in the sequence is in none of the shards that were written
+    part = tmp_path / ".out.parts"
+    (names,) = part.glob("*/shards/parts.txt")
+    part = names.parents[1] / names.read_text().splitlines()[-1]
     content = bytearray(part.read_bytes())
-    content[100] ^= 1
+    content[-200] ^= 1
     part.write_bytes(content)
-    with pytest.raises(UserError, match=r"00000001\.part is damaged.*same command again"):
+    with pytest.raises(UserError, match=r"\.part is damaged.*same command again"):
         prepare(str(source), out=str(out), shard_tokens=500, workers=1)
     assert not out.exists()
     prepare(str(source), out=str(out), shard_tokens=500, workers=1)
@@ -413,7 +598,7 @@ def alive(pid: int) -> bool:
 def test_two_at_once(source: Path, tmp_path: Path) -> None:
     clean, out = tmp_path / "clean", tmp_path / "out"
     prepare(str(source), out=str(clean), shard_tokens=500, workers=1)
-    late = "pipeline.assemble = at(1, pipeline.assemble, lambda: time.sleep(0.7))"
+    late = "pipeline.finish_dataset = at(1, pipeline.finish_dataset, lambda: time.sleep(0.7))"
     both = [start(source, out, late) for _ in range(2)]
     said = [process.communicate(timeout=30)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
@@ -456,16 +641,6 @@ def test_a_killed_worker_is_no_riddle(source: Path, tmp_path: Path) -> None:
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 2
     assert "was killed, perhaps for lack of memory" in said
-
-
-def test_a_process_killed_while_it_deletes_its_parts_leaves_none_for_ever(
-    source: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    prepare(str(source), out=str(out), shard_tokens=500, workers=1)
-    (tmp_path / ".out.parts.old.4711").mkdir()
-    prepare(str(source), out=str(out), shard_tokens=500, workers=1)
-    assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.slow

@@ -307,7 +307,8 @@ from gpt_lightning.prepare.settings import Settings
 source, out, marks = map(Path, sys.argv[1:])
 {accident}
 try:
-    text.prepare_one_text(source, source.name, out, Settings("char", shard_tokens=500), False)
+    settings = Settings("char", shard_tokens=500)
+    text.prepare_one_text(source, source.name, target.Target(out), settings)
 except UserError as error:
     print(error)
     sys.exit(2)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt_lightning.prepare.target import delete_parts, exclusive_lock, sweep_lock
+from gpt_lightning.prepare.target import exclusive_lock, sweep_lock
 
 
 def is_held(path: Path) -> bool:
@@ -51,11 +51,3 @@ def test_only_a_dead_processs_lock_is_swept(tmp_path: Path) -> None:
     path.touch()
     sweep_lock(tmp_path / "out")
     assert not path.exists()
-
-
-def test_discarded_parts_and_what_was_left_of_others(tmp_path: Path) -> None:
-    for name in (".out.parts", ".out.parts.old.1", ".out2.parts"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "0.part").touch()
-    delete_parts(tmp_path / ".out.parts")
-    assert [path.name for path in tmp_path.iterdir()] == [".out2.parts"]

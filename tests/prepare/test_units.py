@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +11,17 @@ import pytest
 
 from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.errors import UserError
+from gpt_lightning.prepare.assemble import ROW
 from gpt_lightning.prepare.documents import Documents
 from gpt_lightning.prepare.inputs import Input, find_inputs
-from gpt_lightning.prepare.parts import Part, PartWriter, read_blocks, read_part
+from gpt_lightning.prepare.parts import Part, PartWriter, TokenReader, read_part, read_tables
 from gpt_lightning.prepare.settings import Settings
 from gpt_lightning.prepare.units import (
     Job,
+    Unit,
     describe_units,
-    discard_parts,
-    open_parts,
+    find_parts,
+    parts_folder,
     plan_units,
     run_unit,
 )
@@ -84,15 +87,28 @@ def test_a_part_holds_the_documents_behind_end_of_text(folder: Path, tmp_path: P
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (unit,) = plan_units(find_inputs(str(path)), "text")
     job = job_of(tmp_path)
-    part = run_unit(job, unit)
-    assert read_part(job.part(unit)) == part
+    path = job.part(run_unit(job, (unit, ()))[0])
+    part = read_part(path)
     gpt2 = build_tokenizer("gpt2")
     expected = [[gpt2.eot_token, *gpt2.encode(text).tolist()] for text in texts]
-    (block,) = read_blocks(job.part(unit), part, UINT16)
-    assert block.tokens.tolist() == list(itertools.chain(*expected))
-    assert block.lengths.tolist() == [len(tokens) for tokens in expected]
-    assert (part.documents, part.tokens) == (len(texts), len(block.tokens))
+    tokens, lengths, digests = documents_of(path, part)
+    assert tokens == list(itertools.chain(*expected))
+    assert lengths == [len(document) for document in expected]
+    assert digests == b"".join(hashlib.sha256(text.encode()).digest() for text in texts)
+    assert (part.documents, part.tokens) == (len(texts), len(tokens))
     assert part.text_bytes == sum(len(text.encode()) for text in texts)
+
+
+def documents_of(path: Path, part: Part) -> tuple[list[int], list[int], bytes]:
+    """Return the tokens of a part, the documents' lengths and their digests."""
+    rows, digests = [], b""
+    for table in read_tables(path, part, 2):
+        offsets = table.offset + 2 * (np.cumsum(table.lengths) - table.lengths)
+        fields = zip(offsets, table.lengths, table.sums, strict=True)
+        rows += [(0, offset, length, checksum) for offset, length, checksum in fields]
+        digests += table.digests.tobytes()
+    found = np.array(rows, ROW)
+    return TokenReader([path], UINT16).read(found).tolist(), found["length"].tolist(), digests
 
 
 def write_part(path: Path, documents: list[list[int]]) -> Part:
@@ -112,37 +128,33 @@ def test_blocks_are_the_documents_however_they_are_cut(
         monkeypatch.setattr("gpt_lightning.prepare.parts.BLOCK_TOKENS", tokens)
         monkeypatch.setattr("gpt_lightning.prepare.parts.BLOCK_DOCUMENTS", count)
         part = write_part(tmp_path / "a.part", documents)
-        blocks = list(read_blocks(tmp_path / "a.part", part, UINT16))
-        assert np.concatenate([block.tokens for block in blocks]).tolist() == list(
-            itertools.chain(*documents)
-        )
-        digests = np.concatenate([block.digests for block in blocks]).tobytes()
+        found, _, digests = documents_of(tmp_path / "a.part", part)
+        assert found == list(itertools.chain(*documents))
         texts = [str(i).encode() for i in range(50)]
         assert digests == b"".join(hashlib.sha256(text).digest() for text in texts)
 
 
 def test_every_flipped_bit_of_a_part_is_found(tmp_path: Path) -> None:
     path = tmp_path / "a.part"
-    part = write_part(path, [[1, 2, 3], [4], [5, 6]])
+    write_part(path, [[1, 2, 3], [4], [5, 6]])
     content = path.read_bytes()
-    blocks = 16 + 3 * 8 + 3 * 32 + 6 * 2
-    for at in range(blocks * 8):
+    for at in range(len(content) * 8):
         damaged = bytearray(content)
         damaged[at // 8] ^= 1 << at % 8
         path.write_bytes(damaged)
         with pytest.raises(UserError, match=r"a\.part is damaged.*run the same command again"):
-            list(read_blocks(path, part, UINT16))
+            documents_of(path, read_part(path))
         assert not path.exists()  # the next run makes it anew
 
 
-def test_half_a_part_is_none(tmp_path: Path) -> None:
+def test_half_a_part_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "a.part"
     write_part(path, [[1, 2, 3], [4]])
     content = path.read_bytes()
     for size in range(len(content)):
         path.write_bytes(content[:size])
-        assert read_part(path) is None, size
-    assert read_part(tmp_path / "none.part") is None
+        with pytest.raises(UserError, match=r"a\.part is damaged"):
+            read_part(path)
 
 
 def test_nothing_is_left_of_a_unit_that_failed(tmp_path: Path) -> None:
@@ -151,8 +163,9 @@ def test_nothing_is_left_of_a_unit_that_failed(tmp_path: Path) -> None:
     (unit,) = plan_units(find_inputs(str(path)), "text")
     job = job_of(tmp_path)
     with pytest.raises(UserError, match="line 2"):
-        run_unit(job, unit)
-    assert not list(job.parts.iterdir())
+        run_unit(job, (unit, ()))
+    assert not job.present()
+    assert not list((job.parts / "unfinished").iterdir())
 
 
 def test_an_input_that_changed_is_refused(tmp_path: Path) -> None:
@@ -162,8 +175,8 @@ def test_an_input_that_changed_is_refused(tmp_path: Path) -> None:
     path.write_text('{"text": "hood"}\n' * 2)
     job = job_of(tmp_path)
     with pytest.raises(UserError, match=r"a\.jsonl changed while it was read"):
-        run_unit(job, unit)
-    assert not list(job.parts.iterdir())
+        run_unit(job, (unit, ()))
+    assert not job.present()
 
 
 def test_text_that_tiktoken_refuses_is_a_damaged_document(tmp_path: Path) -> None:
@@ -171,41 +184,64 @@ def test_text_that_tiktoken_refuses_is_a_damaged_document(tmp_path: Path) -> Non
     path.write_text(json.dumps({"text": "x" + " " * 2_000_000 + "y"}) + '\n{"text": "good"}\n')
     (unit,) = plan_units(find_inputs(str(path)), "text")
     with pytest.raises(UserError, match=r"a\.jsonl, line 1: tiktoken cannot tokenize"):
-        run_unit(job_of(tmp_path), unit)
-    part = run_unit(job_of(tmp_path, errors="skip"), unit)
+        run_unit(job_of(tmp_path), (unit, ()))
+    job = job_of(tmp_path, errors="skip")
+    part = read_part(job.part(run_unit(job, (unit, ()))[0]))
     assert (part.documents, part.skipped) == (1, 1)
 
 
-def test_the_folder_of_parts_is_of_one_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = Job(tmp_path / "parts", Settings("gpt2"), "inputs")
-    open_parts(job, 3)
-    mark = job.parts / "mark"
-    mark.touch()
-    open_parts(job, 3)
-    # How parts are put together is no matter of theirs.
-    open_parts(Job(job.parts, Settings("gpt2", 0.3, 0.2, 7, format="llmc"), "inputs"), 3)
-    assert mark.exists()
-    assert not capsys.readouterr().out
-    others = [
-        (Settings("gpt2"), "other inputs", 3),
-        (Settings("gpt2"), "inputs", 4),
-        (Settings("r50k_base"), "inputs", 3),
-        (Settings("gpt2", errors="skip"), "inputs", 3),
-        (Settings("gpt2", text_field="body"), "inputs", 3),
+def test_a_part_is_for_equal_contents(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n{"text": "two"}\n')
+
+    def units() -> list[Unit]:
+        return plan_units(find_inputs(str(path)), "text")
+
+    job = job_of(tmp_path)
+    (unit,) = units()
+    name, n_tokens = run_unit(job, (unit, ()))
+    assert (n_tokens, name.damage) == (4, "clean")
+    assert find_parts(job, units(), job.present()) == ({0: name}, [])
+    os.utime(path, (1, 1))  # touched: its contents decide
+    (work,) = find_parts(job, units(), job.present())[1]
+    assert run_unit(job, work) == (name, 0)
+    path.write_text('{"text": "one"}\n{"text": "TWO"}\n')
+    (work,) = find_parts(job, units(), job.present())[1]
+    other, n_tokens = run_unit(job, work)
+    assert n_tokens > 0
+    assert set(job.present()) == {name, other}  # a job of an array may have other inputs
+
+
+def test_a_part_in_which_something_was_skipped_is_for_errors_skip_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "good"}\nbad\n')
+    (tmp_path / "b.jsonl").write_text('{"text": "good"}\n')
+    units = plan_units(find_inputs(str(tmp_path / "*.jsonl")), "text")
+    skip = job_of(tmp_path, errors="skip")
+    for unit in units:
+        run_unit(skip, (unit, ()))
+    for errors, n_todo in (("skip", 0), ("strict", 1), ("replace", 1)):
+        job = job_of(tmp_path, errors=errors)
+        assert len(find_parts(job, units, job.present())[1]) == n_todo
+
+
+def test_settings_that_decide_the_parts() -> None:
+    root = Path("parts")
+    folder = parts_folder(root, Settings("gpt2"))
+    same = [
+        Settings("gpt2", 0.3, 0.2, 7, format="llmc"),
+        Settings("gpt2", errors="skip", shuffle=1),
     ]
-    for settings, inputs, count in others:
-        open_parts(job, 3)
-        capsys.readouterr()
-        mark.touch()
-        open_parts(Job(job.parts, settings, inputs), count)
-        assert "is of other inputs or settings: starting again" in capsys.readouterr().out
-        assert not mark.exists()
-    discard_parts(job)  # the folder is of the last one's work
-    assert job.parts.exists()
-    discard_parts(Job(job.parts, others[-1][0], "inputs"))
-    assert not list(tmp_path.iterdir())
+    assert {parts_folder(root, settings) for settings in same} == {folder}
+    others = [Settings("r50k_base"), Settings("gpt2", text_field="body")]
+    assert len({folder, *(parts_folder(root, settings) for settings in others)}) == 3
+
+
+def test_a_new_text_moves_few_borders_of_units(tmp_path: Path) -> None:
+    inputs = [Input(f"{i}.txt", f"{i:05d}.txt", "text", "", 100, "0") for i in range(4000)]
+    before = {unit.key for unit in plan_units(inputs, "text", 10_000)}
+    new = Input("new.txt", "00000x.txt", "text", "", 100, "0")
+    after = {unit.key for unit in plan_units([inputs[0], new, *inputs[1:]], "text", 10_000)}
+    assert len(after - before) < 4 < 30 < len(after)
 
 
 def test_numbers_in_few_words() -> None:
