@@ -176,6 +176,7 @@ def _make(
     job: Job, inputs: Sequence[Input], name: str, target: Target, execution: Execution
 ) -> tuple[Manifest, bool]:
     """Make the missing parts, and deliver the dataset that they assemble to."""
+    target.check_writable()
     units = plan_units(inputs, job.settings.text_field)
     if target.overwrite and job.parts.parent.exists():
         for other in set(job.parts.parent.iterdir()) - {job.parts}:

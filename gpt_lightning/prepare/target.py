@@ -101,6 +101,9 @@ class Target:
             self.make_room()
             return self.deliver(folder, manifest)
 
+    def check_writable(self) -> None:
+        """Raise a UserError if the address cannot be written, before the work begins."""
+
     def make_room(self) -> None:
         """Prepare the address for the first shard."""
 
@@ -162,6 +165,15 @@ class RemoteTarget(Target):
     @property
     def name(self) -> str:
         return self.address
+
+    def check_writable(self) -> None:
+        def probe(system: Any, path: str) -> None:
+            if getattr(system, "local_file", False):  # stores make a bucket of such a call
+                system.makedirs(system._parent(path), exist_ok=True)
+            system.pipe_file(path, b"")
+            system.rm_file(path)
+
+        _attempts(f"{self.address}/.probe", probe, "write")
 
     def make_room(self) -> None:
         """Delete the manifest of the dataset that is replaced: its shards will be."""
@@ -241,7 +253,6 @@ def upload(path: Path, url: str) -> None:
     """
 
     def put(system: Any, remote_path: str) -> None:
-        system.makedirs(system._parent(remote_path), exist_ok=True)
         system.put_file(str(path), remote_path)
         system.invalidate_cache()
         size = system.info(remote_path)["size"]

@@ -349,6 +349,29 @@ def test_what_is_at_an_address_already(memory: MemoryFileSystem, tmp_path: Path)
     assert memory.cat_file("/bucket/mine/train.bin") == b"another program's tokens"
 
 
+def test_an_address_that_cannot_be_written_is_found_before_the_work(
+    memory: MemoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "docs.jsonl"
+    source.write_text(LINES)
+
+    def denied(*args: Any, **kwargs: Any) -> None:
+        raise PermissionError("denied")
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", denied)
+    monkeypatch.setattr("gpt_lightning.prepare.pipeline.run_unit", None)
+    with pytest.raises(UserError, match=r"memory://b/mine/.probe cannot be used to write"):
+        prepare(str(source), out="memory://b/mine", workers=1, data_dir=str(tmp_path / "data"))
+
+
+def test_a_folder_as_address(memory: MemoryFileSystem, tmp_path: Path) -> None:
+    source = tmp_path / "docs.jsonl"
+    source.write_text(LINES)
+    out, data = f"file://{tmp_path}/new/mine", str(tmp_path / "data")
+    prepare(str(source), out=out, workers=1, val_fraction=0.0, data_dir=data)
+    assert all_tokens(tmp_path / "new" / "mine") == naive(LINES)
+
+
 def test_an_upload_that_fails_is_continued(
     memory: MemoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
