@@ -83,6 +83,7 @@ def test_texts_come_back_from_a_spec_without_the_file(tmp_path: Path, write: obj
         made.encode("\ud800")
 
 
+@pytest.mark.slow
 def test_gpt2_as_a_tokenizer_json_has_gpt2s_tokens(tmp_path: Path) -> None:
     gpt2 = build_tokenizer("gpt2")
     path = tmp_path / "tokenizer.json"

@@ -179,7 +179,7 @@ def test_formats_refuse_before_the_first_token(
         begin_dataset(tmp_path / "new", found, settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("shuffle", [None, 1])
+@pytest.mark.parametrize("shuffle", [None, pytest.param(1, marks=pytest.mark.slow)])
 def test_memory_does_not_grow_with_the_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: int | None
 ) -> None:

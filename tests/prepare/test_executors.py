@@ -55,6 +55,7 @@ prepare(sys.argv[1], out=sys.argv[2], workers=2)
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_ends(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()

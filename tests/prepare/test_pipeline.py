@@ -395,10 +395,10 @@ def test_jobs_of_an_array_with_other_times(
 def test_interrupted_in_the_shards_and_continued(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: int | None
 ) -> None:
-    out, settings = tmp_path / "out", {"shard_tokens": 500, "shuffle": shuffle}
+    out, settings = tmp_path / "out", {"shard_tokens": 1500, "shuffle": shuffle}
     expected = clean(source, tmp_path, **settings)
     written: list[ShardTask] = []
-    limit, real = 15, Assembly.write_shard
+    limit, real = 5, Assembly.write_shard
 
     def write_shard(self: Assembly, task: ShardTask) -> Shard:
         if len(written) == limit:
@@ -421,6 +421,7 @@ def test_interrupted_in_the_shards_and_continued(
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_inputs_that_change_after_shards_were_written(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     start(source, out, KILLED["in the shards"]).communicate(timeout=30)
@@ -429,15 +430,27 @@ def test_inputs_that_change_after_shards_were_written(source: Path, tmp_path: Pa
     assert contents(out) == clean(source, tmp_path, shard_tokens=500)
 
 
+def test_parts_of_the_version_before_are_deleted_at_the_end(source: Path, tmp_path: Path) -> None:
+    old = tmp_path / ".out.parts"
+    old.mkdir()
+    for name in ("plan.json", "00000000.part"):
+        (old / name).write_text("{}")
+    prepare(str(source), out=str(tmp_path / "out"), workers=1)
+    assert not old.exists()
+
+
 # ---- shuffled documents --------------------------------------------------------------------------
 
 
-def test_shuffled_whatever_the_workers(source: Path, texts: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_shuffled_whatever_the_workers_and_files(
+    source: Path, texts: list[str], tmp_path: Path, workers: int
+) -> None:
     settings: dict[str, Any] = {"shuffle": 5, "shard_tokens": 3000, "val_fraction": 0.2}
     expected = clean(source, tmp_path, **settings)
     pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     pq.write_table(pa.table({"text": texts}), tmp_path / "docs.parquet", row_group_size=30)
-    prepare(str(tmp_path / "docs.parquet"), out=str(tmp_path / "out"), workers=2, **settings)
+    prepare(str(tmp_path / "docs.parquet"), out=str(tmp_path / "out"), workers=workers, **settings)
     found = contents(tmp_path / "out")
     shards = [name for name in expected if name.endswith(".npy")]
     assert all(found[name] == expected[name] for name in shards)
