@@ -97,14 +97,16 @@ def _tokenizer_of_documents(settings: Settings) -> Tokenizer:
 def _run_job(job: Job, units: Sequence[Unit], execution: Execution) -> None:
     """Make the parts of one job of an array; it deletes no part."""
     own = [unit for unit in units if execution.own(unit.index)]
-    done = _parts(job, units, [], execution, own)
-    missing = [unit.index for unit in units if unit.index not in done]
+    _parts(job, units, [], execution, own)
+    # parts of other jobs, whose copies of the inputs may have other times: the merge compares
+    _, todo = find_parts(job, units, job.present())
+    missing = [unit.index for unit, candidates in todo if not candidates]
     rest = "none is missing: add --merge true"
     if missing:
         rest = f"missing are {_described(missing, execution)}"
     print(
         f"job {execution.shard_index} of {execution.shard_count} is done, "
-        f"{len(done)} of {len(units)} parts are complete, {rest}",
+        f"{len(units) - len(missing)} of {len(units)} parts are complete, {rest}",
         flush=True,
     )
 

@@ -378,7 +378,10 @@ def test_an_added_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_jobs_of_an_array_with_other_times(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out, units_made = tmp_path / "out", made(monkeypatch)
     n_units = len(plan_units(find_inputs(str(source)), "text", UNIT_BYTES))
@@ -386,6 +389,7 @@ def test_jobs_of_an_array_with_other_times(
         os.utime(source, (job, job))
         prepare(str(source), out=str(out), workers=1, shard_index=job, shard_count=3)
     assert sorted(units_made) == list(range(n_units))
+    assert "none is missing: add --merge true" in capsys.readouterr().out.splitlines()[-1]
     prepare(str(source), out=str(out), workers=1, merge=True)
     assert sorted(units_made) == list(range(n_units))
     assert contents(out) == clean(source, tmp_path)
