@@ -223,6 +223,30 @@ def test_a_stack_is_as_near_to_the_polynomial_as_single_matrices(shape):
     assert ours < 1.5 * (torch.stack(single) - exact).norm()
 
 
+def test_bfloat16_amplifies_the_order_of_a_sum_and_float32_does_not():
+    """The reason why Muon's runs on other numbers of ranks differ; the iterations have one seed."""
+    torch.manual_seed(0)
+    x, coefficients = torch.randn(1, 192, 192), (3.4445, -4.7750, 2.0315)
+    summed_otherwise = x * (1 + 2**-23 * torch.randn_like(x))
+    for dtype, least, most in ((torch.bfloat16, 1e-3, 3e-2), (torch.float32, 0.0, 1e-5)):
+        one, other = (orthogonalize(m, coefficients, 5, dtype) for m in (x, summed_otherwise))
+        assert least < (one - other).norm() / one.norm() < most
+
+
+def test_muon_in_float32_follows_the_polynomial():
+    torch.manual_seed(0)
+    x, coefficients = torch.randn(2, 8, 32), (3.4445, -4.7750, 2.0315)
+    exact = torch.stack([newton_schulz(matrix.double(), coefficients) for matrix in x])
+    assert (orthogonalize(x, coefficients, 5, torch.float32) - exact).norm() < 1e-5 * exact.norm()
+    float32 = Settings(optimizer="muon", muon_dtype="float32")
+    optimizer = MuonAdamW(tiny(), float32, fused=False)
+    assert optimizer.stacked  # torch.optim.Muon has bfloat16 alone
+    assert optimizer.dtype == torch.float32
+    single = Settings(optimizer="muon", muon_dtype="float32", muon_stacked=False)
+    with pytest.raises(UserError, match=r"muon_stacked is false, and model\.muon_dtype float32"):
+        MuonAdamW(tiny(), single, fused=False)
+
+
 def newton_schulz(x: torch.Tensor, coefficients: tuple[float, float, float]) -> torch.Tensor:
     """Return the definition, of one matrix in the dtype of x."""
     a, b, c = coefficients

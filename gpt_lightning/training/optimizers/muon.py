@@ -63,9 +63,14 @@ class MuonAdamW(Optimizer):
         )
         groups = decay_groups(rest, settings.weight_decay)
         self.adamw = make_adamw(groups, settings.learning_rate, settings.betas, fused)
+        self.dtype = getattr(torch, settings.muon_dtype)
+        needed = "model.muon_dtype float32" if settings.muon_dtype == "float32" else ""
+        needed = "trainer.strategy fsdp2" if hasattr(model, "unshard") else needed
         stacked = settings.muon_stacked
+        if needed and stacked is False:
+            raise UserError(f"model.muon_stacked is false, and {needed} needs it: set it to auto")
         on_gpu = model.lm_head.weight.device.type in DEFERRED_ON
-        self.stacked = on_gpu if stacked == "auto" else stacked
+        self.stacked = bool(needed) or on_gpu if stacked == "auto" else stacked
         self.takes_found_inf = self.stacked and fused
         super().__init__(self.muon.param_groups + self.adamw.param_groups, defaults={})
         self._share()
@@ -91,7 +96,7 @@ class MuonAdamW(Optimizer):
             skip = self.found_inf > 0
             self.adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
         if self.stacked:
-            stacked_step(self.muon, skip)
+            stacked_step(self.muon, skip, self.dtype)
         else:
             self.muon.step()
         self.adamw.step()
