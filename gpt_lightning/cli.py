@@ -142,13 +142,13 @@ def exit_code(argv: list[str]) -> int:
 
 def local_rank() -> int:
     """Return this process's number among those of a run on this machine."""
-    return int(os.environ.get("LOCAL_RANK", 0))
+    return int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
 
 
 def print_error(error: Exception) -> int:
     """Print an exception as one line and return its exit code."""
     if local_rank():  # rank 0 ends this process meanwhile if it has the same error, printed once
-        time.sleep(1 + local_rank() / 2)
+        time.sleep(3 + local_rank() / 2)
     # the message of a data loader's worker is a traceback, with the UserError at its end
     text = " ".join(str(error).rpartition("UserError: ")[2].split())
     if isinstance(error, UserError | MemoryExhaustedError | PeerError):

@@ -46,18 +46,38 @@ LOST_PEER = (
 )
 
 
-def check_launcher(devices: Any) -> None:
-    """Check that torchrun has started as many processes as the Trainer expects on this machine.
+def take_world(trainer: Any, argv: list[str]) -> list[str]:
+    """Give a run the number of processes and machines that torchrun has started.
+
+    Args:
+        trainer: Settings of the Trainer, of which `devices` and `num_nodes` may change.
+        argv: Command line, whose numbers are not changed.
+
+    Returns:
+        A line for each number of a configuration file that was changed.
 
     Raises:
-        UserError: Each process would train on its own.
+        UserError: The command line has another number: each process would train on its own.
     """
-    started = os.environ.get("LOCAL_WORLD_SIZE")
-    if started and str(devices).isdigit() and int(started) != int(devices):
-        raise UserError(
-            f"torchrun has started {started} processes on this machine, but trainer.devices is "
-            f"{devices}: give --trainer.devices {started}"
-        )
+    elastic, lines = envs.TorchElasticEnvironment.detect(), []
+    for key, what, name in (
+        ("devices", "processes on this machine", "LOCAL_WORLD_SIZE"),
+        ("num_nodes", "machines", "GROUP_WORLD_SIZE"),
+    ):
+        number, old = os.environ.get(name, ""), trainer[key]
+        counts = str(old).isdigit()
+        if not number or str(old) == number or not (counts or str(old) in ("auto", "-1")):
+            continue
+        given = any(arg.partition("=")[0] == f"--trainer.{key}" for arg in argv)
+        if counts and (given or not elastic):
+            raise UserError(
+                f"torchrun has started {number} {what}, but trainer.{key} is {old}: give "
+                f"--trainer.{key} {number}"
+            )
+        if elastic:
+            trainer[key] = int(number)
+            lines += [f"torchrun    {number} {what}: trainer.{key} {old} -> {number}"]
+    return lines
 
 
 def check_group(world_size: int) -> None:

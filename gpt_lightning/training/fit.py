@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch._dynamo.exc import TorchDynamoException
 
 from gpt_lightning.errors import (
@@ -162,7 +163,8 @@ class GPTCLI(LightningCLI):
         trainer = config.trainer
         config.run_name = self.run_name()  # in config.yaml, for whoever runs it again
         self.runs = Path(trainer.default_root_dir or ".") / "lightning_logs"
-        ranks.check_launcher(trainer.devices)
+        for line in ranks.take_world(trainer, self.argv):
+            rank_zero_only(print)(line)
         resolve_precision(trainer)
         for callback in as_list(trainer.callbacks or []):
             for key, value in callback.get("init_args", {}).items():
@@ -397,8 +399,12 @@ def training_parser() -> LightningArgumentParser:
 
 def quiet_lightning() -> None:
     """Silence messages that the banner replaces, and advice that does not apply."""
-    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    for name in (
+        "pytorch.utilities.rank_zero",
+        "fabric.utilities.seed",
+        "fabric.utilities.distributed",
+    ):
+        logging.getLogger(f"lightning.{name}").setLevel(logging.WARNING)
     for message in (
         "LightningCLI's args parameter",  # main() takes arguments so that tests can call it
         ".*does not have many workers",  # reading a memory map is not what a step waits for

@@ -1,0 +1,206 @@
+"""The files of examples/ that start ranks, as they stand; srun is made up."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpt_lightning.cli import main
+from gpt_lightning.errors import UserError
+from gpt_lightning.hardware.distributed import take_world
+
+ROOT = Path(__file__).resolve().parents[2]
+ELASTIC = {
+    "TORCHELASTIC_RUN_ID": "1",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "RANK": "0",
+    "GROUP_RANK": "0",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_WORLD_SIZE": "2",
+}
+CONFIG = """
+trainer:
+  accelerator: cpu
+  devices: 1
+  max_steps: 8
+  val_check_interval: 8
+  check_val_every_n_epoch: null
+  limit_val_batches: 3
+  log_every_n_steps: 1
+model:
+  config: {n_layer: 1, n_head: 2, n_embd: 16, block_size: 16, vocab_size: null}
+  learning_rate: 1.0e-3
+data: {text_file: text.txt, tokenizer: char, batch_size: 4}
+samples: {max_new_tokens: 0}
+checkpoint: {every_n_steps: 1}
+"""
+CRASH = """
+import os
+import signal
+import time
+from pathlib import Path
+
+import lightning as L
+
+
+class Crash(L.Callback):
+    def on_train_batch_end(self, trainer, *args):
+        first = not Path("killed").exists()
+        if first and trainer.global_rank == 1 and trainer.global_step == 5:
+            Path("killed").write_text(str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+SRUN = """#!{python}
+import os
+import subprocess
+import sys
+import time
+
+ranks, per_node = int(os.environ["SLURM_NTASKS"]), int(os.environ["SLURM_NTASKS_PER_NODE"])
+tasks = []
+for rank in range(ranks):
+    place = {{"PROCID": rank, "LOCALID": rank % per_node, "NODEID": rank // per_node}}
+    own = {{f"SLURM_{{key}}": str(value) for key, value in place.items()}}
+    tasks.append(subprocess.Popen(sys.argv[2:], env=os.environ | own))
+while None in (codes := [task.poll() for task in tasks]):
+    if any(codes):  # --kill-on-bad-exit=1
+        [task.kill() for task in tasks]
+    time.sleep(0.1)
+sys.exit(max(codes))
+"""
+
+
+@pytest.fixture
+def folder(text_file, tmp_path, monkeypatch):
+    """A folder with a configuration of one rank, and the environment of a machine."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(CONFIG)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {
+        "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT}:{tmp_path}",
+        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+    }
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    return port
+
+
+def start(file, *options, **variables):
+    command = ["sh", str(ROOT / "examples" / file), "--config", "run.yaml", *options]
+    environment = os.environ | {key: str(value) for key, value in variables.items()}
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def rows(name):
+    file = Path("lightning_logs", name, "version_0", "metrics.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def assert_the_losses_of_one_process(name):
+    assert main(["fit", "--config", "run.yaml", "--run_name=one", "--data.batch_size=8"]) == 0
+    one, other = rows("one"), rows(name)
+    assert [row["step"] for row in one] == [row["step"] for row in other]
+    for a, b in zip(one, other, strict=True):
+        for key in {"train/loss", "val/loss", "val/tokens"} & a.keys():  # global batches
+            assert b[key] == pytest.approx(a[key], rel=1e-5), key
+
+
+@pytest.mark.slow
+def test_two_nodes_of_torchrun_train_a_configuration_of_one_rank(folder):
+    shared = {"NNODES": 2, "NPROC": 1, "HOST": "127.0.0.1", "PORT": folder}
+    nodes = [start("torchrun.sh", "--run_name=two", **shared) for _ in range(2)]
+    ends = [node.communicate(timeout=100) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], ends
+    output = "".join(out for out, _ in ends)
+    assert output.count("torchrun    2 machines: trainer.num_nodes 1 -> 2\n") == 1
+    assert_the_losses_of_one_process("two")
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_started_again_and_continues(folder):
+    Path("crash.py").write_text(CRASH)
+    options = ("--run_name=again", "--trainer.callbacks+=crash.Crash")
+    run = start("torchrun.sh", *options, NPROC=2, RESTARTS=1, PORT=folder)
+    out, err = run.communicate(timeout=100)
+    assert run.returncode == 0, err[-3000:]
+    assert re.search(r"resume .*step-000000[45]\.ckpt", out)
+    assert_the_losses_of_one_process("again")
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_others_within_seconds(folder):
+    Path("crash.py").write_text(CRASH)
+    options = ("--run_name=end", "--trainer.callbacks+=crash.Crash")
+    run = start("torchrun.sh", *options, NPROC=2, RESTARTS=0, PORT=folder)
+    _, err = run.communicate(timeout=100)
+    assert run.returncode == 1
+    assert time.time() - float(Path("killed").read_text()) < 10
+    assert "Signal 9 (SIGKILL) received by PID" in err
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(lines) <= 1
+    assert all("--resume auto to continue" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_tasks_of_slurm(folder, tmp_path):
+    (tmp_path / "srun").write_text(SRUN.format(python=sys.executable))
+    (tmp_path / "srun").chmod(0o755)
+    nodes = {f"SLURM_{name}": 2 for name in ("JOB_NUM_NODES", "NNODES", "NTASKS")}
+    job = {"SLURM_NTASKS_PER_NODE": 1, "SLURM_JOB_ID": 1234, "SLURM_JOB_NAME": "gpt"}
+    place = {"SLURM_NODELIST": "127.0.0.1", "MASTER_PORT": folder}
+    run = start("slurm.sh", "--run_name=tasks", **nodes, **job, **place)
+    out, err = run.communicate(timeout=100)
+    assert run.returncode == 0, err[-3000:]
+    assert out.count("x 2 ranks") == 1
+    assert_the_losses_of_one_process("tasks")
+    one_node = {"SLURM_JOB_NUM_NODES": 1, "SLURM_NNODES": 1, "SLURM_NTASKS_PER_NODE": 2}
+    run = start("slurm.sh", "--trainer.max_steps=0", **{**nodes, **job, **place, **one_node})
+    assert run.communicate(timeout=100)[1].count("error: trainer.max_steps is 0") == 1
+    assert run.returncode == 2
+
+
+@pytest.fixture
+def elastic(monkeypatch):
+    for name, value in ELASTIC.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_a_configuration_takes_the_world_of_torchrun(elastic):
+    trainer = {"devices": 1, "num_nodes": 1}
+    assert take_world(trainer, ["fit", "--config", "stock"]) == [
+        "torchrun    4 processes on this machine: trainer.devices 1 -> 4",
+        "torchrun    2 machines: trainer.num_nodes 1 -> 2",
+    ]
+    assert trainer == {"devices": 4, "num_nodes": 2}
+    assert take_world(trainer, ["fit", "--trainer.devices=4"]) == []
+
+
+def test_auto_is_the_world_of_torchrun(elastic):
+    trainer = {"devices": "auto", "num_nodes": 2}
+    assert len(take_world(trainer, ["fit", "--trainer.devices", "auto"])) == 1
+    assert trainer["devices"] == 4
+
+
+@pytest.mark.parametrize("option", [["--trainer.devices=1"], ["--trainer.devices", "1"]])
+def test_another_number_on_the_command_line_is_an_error(option, elastic):
+    with pytest.raises(UserError, match=r"but trainer\.devices is 1: give --trainer\.devices 4"):
+        take_world({"devices": 1, "num_nodes": 2}, ["fit", *option])
+
+
+def test_nothing_changes_without_torchrun(monkeypatch):
+    for name in ELASTIC:
+        monkeypatch.delenv(name, raising=False)
+    trainer = {"devices": 3, "num_nodes": 2}
+    assert take_world(trainer, ["fit"]) == []
+    assert trainer == {"devices": 3, "num_nodes": 2}
