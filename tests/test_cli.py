@@ -328,7 +328,7 @@ def test_test_needs_a_test_split(run_folder, workdir, capsys):
         (["--data.num_workers", "-1"], "data.num_workers is -1; it must be at least 0"),
         (["--seed_everything", "-1"], "seed_everything is -1"),
         (["--run_name", "../evil"], "--run_name '../evil': give a folder's name"),
-        (["--trainer.strategy", "foo"], "trainer.strategy foo: "),
+        (["--trainer.strategy", "foo"], "trainer.strategy foo is not supported: "),
         (["--trainer.accumulate_grad_batches", "0"], "accumulate_grad_batches is 0"),
         (["--trainer.accumulate_grad_batches", "3"], "val_check_interval 10 counts micro-batches"),
         (["sample", ".", "--device", "mps"], "--device mps: this machine has no such device"),

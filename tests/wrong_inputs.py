@@ -334,11 +334,11 @@ FOUND = [
     ),
     (
         "fit --config tiny.yaml --trainer.strategy fsdp",
-        "trainer.strategy fsdp: a run trains a whole model on each device: expected",
+        "trainer.strategy fsdp is not supported: expected auto, single_device,",
     ),
     (
         "fit --config tiny.yaml --trainer.strategy zzz",
-        "trainer.strategy zzz: a run trains a whole model on each device: expected",
+        "trainer.strategy zzz is not supported: expected auto, single_device,",
     ),
     (
         "fit --config tiny.yaml --trainer.callbacks nonsense",
@@ -2274,7 +2274,7 @@ SLOW = [
     ),
     (
         "fit --config tiny.yaml --trainer.strategy deepspeed",
-        "trainer.strategy deepspeed: a run trains a whole model on each device:",
+        "trainer.strategy deepspeed is not supported: expected auto, single_device,",
     ),
     (
         "fit --config tiny.yaml --trainer.max_time 5",

@@ -38,7 +38,8 @@ class Decoder:
         weight, body = model.lm_head.weight, model.transformer
         self.config, self.dtype, self.device = model.config, dtype or weight.dtype, weight.device
         self.wte, self.wpe, self.ln_f = body.wte, body.wpe, body.ln_f
-        linear = partial(product, dtype=self.dtype, pack=pack and can_pack(weight, self.dtype))
+        pack = pack and can_pack(weight, self.dtype)
+        linear = partial(product, dtype=self.dtype, pack=pack, stream=weight.dtype)
         self.head = linear(model.lm_head)
         self.blocks: list[tuple[Any, ...]] = []
         block: Any
@@ -79,7 +80,9 @@ class Decoder:
         return self.head(self.ln_f(x[:, -1]))  # the other positions are not sampled from
 
 
-def product(layer: nn.Module, dtype: torch.dtype, pack: bool) -> Callable[[Tensor], Tensor]:
+def product(
+    layer: nn.Module, dtype: torch.dtype, pack: bool, stream: torch.dtype
+) -> Callable[[Tensor], Tensor]:
     """Return a linear layer with products in a dtype, and its weights laid out for oneDNN.
 
     The output has the dtype of the input. A layer with other parameters than a linear layer's, such
@@ -90,7 +93,7 @@ def product(layer: nn.Module, dtype: torch.dtype, pack: bool) -> Callable[[Tenso
     own = dict(layer.named_parameters())
     if own.keys() not in ({"weight"}, {"weight", "bias"}):
         return layer
-    if not pack and own["weight"].dtype == dtype:
+    if not pack and own["weight"].dtype == dtype == stream:  # the dtype of inputs
         return layer
     weight = own["weight"].detach().to(dtype)
     bias = own["bias"].detach().to(dtype) if "bias" in own else None

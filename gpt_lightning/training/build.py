@@ -1,6 +1,7 @@
 """BuildModule: make a GPT for the data of a run, and compile it for the run's device."""
 
 import dataclasses
+from typing import Any
 
 import lightning as L
 import torch
@@ -22,7 +23,9 @@ from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.variants import make_model
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training.datamodule import token_data
-from gpt_lightning.training.steps import is_fitting
+from gpt_lightning.training.steps import is_fitting, is_sharded
+
+WHOLE = (DDPStrategy, SingleDeviceStrategy)  # each rank has the whole model
 
 
 class BuildModule(L.LightningModule):
@@ -67,11 +70,13 @@ class BuildModule(L.LightningModule):
             return  # load_from_checkpoint
         if self.trainer.precision == "64-true":
             self.model.double()  # for callbacks that call this before Lightning restores weights
+        sharded = is_sharded(self.trainer)
         if self.compiles[0] and not is_compiled(self.model):
-            settings = self.settings
-            compile_in_place(
-                self.model, self._device_type, settings.compile_scope, settings.pad_head
-            )
+            scope = "block" if sharded else self.settings.compile_scope
+            compile_in_place(self.model, self._device_type, scope, self.settings.pad_head)
+        if sharded:
+            strategy: Any = self.trainer.strategy
+            strategy.shard(self.model, self.trainer.precision == "bf16-mixed")
         self.attention_kernel = self._find_kernel(self.config.dropout if fitting else 0.0)
         if fitting and self._device_type == "cpu":
             keep_freed_memory()
@@ -113,9 +118,9 @@ class BuildModule(L.LightningModule):
 
     def _check_device(self) -> None:
         """Raise an error if this strategy, device or precision cannot train the model."""
-        if not isinstance(self.trainer.strategy, DDPStrategy | SingleDeviceStrategy):
-            name = type(self.trainer.strategy).__name__
-            raise UserError(f"{name} does not train a whole model on each device: use ddp")
+        strategy = self.trainer.strategy
+        if not (is_sharded(self.trainer) or isinstance(strategy, WHOLE)):
+            raise UserError(f"{type(strategy).__name__} cannot train a GPTModule: use ddp or fsdp2")
         again = self.config.checkpointing or self.config.attention == "chunked"  # forward twice
         if self._device_type == "mps" and again and (p := self.config.dropout):
             raise UserError(  # PyTorch restores no seed there (pytorch#127676)

@@ -4,7 +4,7 @@ import dataclasses
 import gc
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning
@@ -79,6 +79,8 @@ class GPTModule(EvaluationModule):
         self._loss_sum, self.micro_batches, self._last_loss = None, 0, None
         self.stop_requested = self._frozen = False
         gc.unfreeze()  # after a run that ended with an error
+        if steps.is_sharded(self.trainer):  # the sanity check leaves the embeddings gathered
+            cast(Any, self.model).reshard()
         self._trained = list(self.parameters())
         self._guard = optim.NonFiniteGuard()
         if self.settings.skip_spikes is not None:

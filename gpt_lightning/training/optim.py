@@ -136,6 +136,8 @@ def clip_gradients(
     """
     parameters = list(parameters)
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if hasattr(norm, "full_tensor"):  # of shards: the norm over all ranks
+        norm = norm.full_tensor()
     if max_norm is None or max_norm <= 0:
         return norm
     # PyTorch multiplies by min(1, max_norm / (norm + 1e-6)), also by 1
@@ -150,7 +152,8 @@ def clip_gradients(
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Return whether every number is finite: a sum per tensor, and one wait per device."""
     sums: dict[torch.device, list[torch.Tensor]] = {}
-    numbers = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
+    local = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)  # of a shard
+    numbers = [tensor.detach() for tensor in local if tensor.is_floating_point()]
     for tensor in numbers:
         sums.setdefault(tensor.device, []).append(tensor.sum().float())
     if all(bool(torch.stack(found).isfinite().all()) for found in sums.values()):

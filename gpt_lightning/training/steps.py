@@ -303,3 +303,8 @@ def run_folder(trainer: L.Trainer) -> Path | None:
 def is_fitting(trainer: L.Trainer) -> bool:
     """Return whether the command is `fit`, also while it validates."""
     return trainer.state.fn == TrainerFn.FITTING
+
+
+def is_sharded(trainer: L.Trainer) -> bool:
+    """Return whether ranks have shards of the weights (sharding.py), not all of them."""
+    return hasattr(getattr(trainer, "strategy", None), "whole_weights")

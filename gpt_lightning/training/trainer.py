@@ -31,7 +31,7 @@ from gpt_lightning.training.lean_hooks import lean_hooks
 LIMITS = tuple(f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict"))
 FRACTIONS = (*LIMITS, "overfit_batches", "val_check_interval")
 FIND_UNUSED = ("ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
-STRATEGIES = ("auto", "single_device", "ddp", *FIND_UNUSED)
+STRATEGIES = ("auto", "single_device", "ddp", *FIND_UNUSED, "fsdp2")
 EVALUATION_METRICS = ("val/loss", "val/perplexity", "train/eval_loss")
 STEP_METRICS = ("train/loss", "optim/grad_norm", "optim/lr")  # logged at log steps
 TIME = (str, dict, timedelta)
@@ -43,6 +43,8 @@ _TABLES: Any = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(enco
 AT_LEAST: dict[str, int] = _TABLES["at_least"]
 CHOICES: dict[str, list[str]] = _TABLES["choices"]
 UNSUPPORTED: dict[str, str] = _TABLES["unsupported_callbacks"]
+UNSUPPORTED_IN_SHARDS: dict[str, str] = _TABLES["unsupported_under_fsdp2"]
+SHARDED_PRECISIONS = ("32-true", "bf16-mixed", "32", "bf16", "None")
 
 
 class Trainer(L.Trainer):
@@ -66,6 +68,11 @@ class Trainer(L.Trainer):
         callbacks = as_list(given.get("callbacks", []))
         check_callbacks(callbacks, given)
         kwargs.update(changed_arguments(callbacks, given))
+        if given.get("strategy") == "fsdp2" and str(precision) not in SHARDED_PRECISIONS:
+            raise UserError(
+                f"trainer.precision {precision} does not run with trainer.strategy fsdp2: "
+                f"set it to {' or '.join(SHARDED_PRECISIONS[:2])}"
+            )
         try:
             super().__init__(precision=precision, **kwargs)  # type: ignore[arg-type]  # never auto
         except ARGUMENT_ERRORS as error:
@@ -173,12 +180,13 @@ def check_names(given: dict[str, Any]) -> None:
         known = strategy in STRATEGIES
     else:  # other start methods would start ranks without the command line
         known = isinstance(strategy, DDPStrategy | SingleDeviceStrategy)
+        known = known or hasattr(strategy, "whole_weights")
         known &= getattr(strategy, "_start_method", None) in (None, "popen")
     if not known:
         name = strategy if isinstance(strategy, str) else type(strategy).__name__
         raise UserError(
-            f"trainer.strategy {name}: a run trains a whole model on each device: expected "
-            f"{', '.join(STRATEGIES)}"
+            f"trainer.strategy {name} is not supported: expected {', '.join(STRATEGIES)}"
+            f"{nearest(name, STRATEGIES)}"
         )
     if strategy == "single_device" and devices not in ("auto", 1, "1"):
         raise UserError(
@@ -211,11 +219,12 @@ def check_callbacks(callbacks: list[L.Callback], given: dict[str, Any]) -> None:
     """Check that each callback can do its work in a run of ours."""
     ours = any(isinstance(callback, RunCheckpoint) for callback in callbacks)
     metrics = EVALUATION_METRICS + (STEP_METRICS if given.get("log_every_n_steps", 1) else ())
+    in_shards = UNSUPPORTED_IN_SHARDS if given.get("strategy") == "fsdp2" else {}
     modules = {type(callback).__module__.partition(".")[0] for callback in callbacks}
     others = not modules <= {"lightning", "gpt_lightning"}  # may log metrics of their own
     for callback in callbacks:
         name = type(callback).__name__
-        for kind, reason in UNSUPPORTED.items():
+        for kind, reason in (UNSUPPORTED | in_shards).items():
             if ours and isinstance(callback, getattr(stock, kind)):
                 raise UserError(f"trainer.callbacks: {name} {reason}")
         monitor = getattr(callback, "monitor", None)
@@ -242,6 +251,10 @@ def changed_arguments(callbacks: list[L.Callback], given: dict[str, Any]) -> dic
     changes: dict[str, Any] = {}
     if given.get("strategy") == "single_device":  # Lightning's is the CPU whatever the accelerator
         changes = {"strategy": "auto", "devices": 1}
+    if given.get("strategy") == "fsdp2":
+        from gpt_lightning.training.sharding import ShardedStrategy  # not for whole models
+
+        changes = {"strategy": ShardedStrategy()}
     bars = [callback for callback in callbacks if isinstance(callback, stock.ProgressBar)]
     if len(bars) > 1:  # the user's bar in place of ours
         callbacks = [callback for callback in callbacks if not isinstance(callback, StepProgress)]

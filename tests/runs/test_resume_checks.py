@@ -144,6 +144,7 @@ def test_the_keys_of_a_trainer_that_checkpoints_have():
         "device": "cuda",
         "threads": torch.get_num_threads(),
         "ranks": 4,
+        "sharded": False,
         "precision": "32-true",
         "compile": True,
         "attention": "flash",

@@ -277,6 +277,11 @@ ARGUMENTS = [
                 "ddp_find_unused_parameters_true",
                 "As `ddp`, also for a module that skips some of its weights.",
             ),
+            (
+                "fsdp2",
+                "Each rank has a shard of the weights and of the optimizer's state; see "
+                "[distributed.md](distributed.md).",
+            ),
         )
     ],
     *[
@@ -291,11 +296,15 @@ ARGUMENTS = [
             ("ddp_spawn", "Ranks that inherit no command line; `ddp` starts them.", None),
             ("ddp_fork", "Ranks that are copies of a process with threads.", None),
             ("ddp_notebook", "As `ddp_fork`.", None),
-            ("fsdp", "Checkpoints hold a whole model, and each device trains one.", None),
+            ("fsdp", "FSDP1; `fsdp2` shards the model.", None),
             ("deepspeed", "As `fsdp`.", None),
             ("xla", "No TPU.", None),
             (FSDPStrategy(), "As `fsdp`.", "strategy FSDPStrategy"),
-            (ModelParallelStrategy(), "As `fsdp`.", "strategy ModelParallelStrategy"),
+            (
+                ModelParallelStrategy(),
+                "It would save checkpoints that no command reads; `fsdp2` is a subclass.",
+                "strategy ModelParallelStrategy",
+            ),
             (
                 DDPStrategy(start_method="spawn"),
                 "As `ddp_spawn`. DDPStrategy with other arguments works.",
@@ -705,6 +714,13 @@ CALLBACKS = [
         "subclass of BaseFinetuning",
         "GPTModule has no `backbone`.",
     ),
+    refused(
+        "BaseFinetuning",
+        {"callbacks": lambda: [Freeze()], "strategy": "fsdp2"},
+        "fsdp2 has sharded them by then",
+        "Under `fsdp2`; `model.freeze` works.",
+        label="strategy fsdp2",
+    ),
     works(
         "BaseFinetuning",
         {**EPOCHS, "max_epochs": 2, "limit_train_batches": 2, "callbacks": lambda: [Freeze()]},
@@ -833,6 +849,13 @@ CALLBACKS = [
         says("Total params"),
         "A table of the layers.",
     ),
+    refused(
+        "OnExceptionCheckpoint",
+        {"callbacks": lambda: [cb.OnExceptionCheckpoint("theirs")], "strategy": "fsdp2"},
+        "would wait for the shards",
+        "Under `fsdp2` the ranks without an exception have shards of the file.",
+        label="strategy fsdp2",
+    ),
     works(
         "OnExceptionCheckpoint",
         {"callbacks": lambda: [cb.OnExceptionCheckpoint("theirs"), Raise()]},
@@ -899,6 +922,13 @@ CALLBACKS = [
         lambda run: run.rows[-1]["val/loss"] > run.rows[-2]["train/loss"] - 1,
         "Evaluations, samples and checkpoints for evaluation have the average; a resume continues "
         "from the weights themselves.",
+    ),
+    refused(
+        "EMAWeightAveraging",
+        {"callbacks": lambda: [cb.EMAWeightAveraging()], "strategy": "fsdp2"},
+        "averages a whole model",
+        "Under `fsdp2` no rank has a whole model.",
+        label="strategy fsdp2",
     ),
     works(
         "EMAWeightAveraging",

@@ -26,3 +26,10 @@ def test_a_step_of_two_ranks_reads_nothing_of_the_device(text_file):
     # the number that DelayedMax has copied to the host a step before
     assert during == ["distributed.py __call__"] * 7
     assert views["weights"] == trained(str(text_file), "copied")["weights"]
+
+
+@pytest.mark.slow
+def test_a_step_in_shards_reads_nothing_of_the_device(text_file):
+    found = trained(str(text_file), "shards")["reads"]
+    during = [where for step, where in found if 1 < step < 9]
+    assert during == ["distributed.py __call__"] * 7

@@ -464,7 +464,9 @@ def test_a_strategy_that_shards_is_an_error_with_lightnings_trainer_too(strategy
     if isinstance(strategy, DDPStrategy):
         module.configure_model()
     else:
-        with pytest.raises(UserError, match="ModelParallelStrategy does not train a whole model"):
+        with pytest.raises(
+            UserError, match="ModelParallelStrategy cannot train a GPTModule: use ddp"
+        ):
             module.configure_model()
 
 

@@ -1,9 +1,10 @@
 """Trains on two ranks over gloo, and prints reads and weights of rank 0 as a line of JSON.
 
-    python tests/training/two_ranks.py TEXT_FILE [copied]
+    python tests/training/two_ranks.py TEXT_FILE [copied|shards]
 
-With `copied`, DDP copies gradients from its buckets; without, they are views of the buckets. A CPU
-stands for a GPU, as in test_stalls.py: each read would wait for all work of the device.
+With `copied`, DDP copies gradients from its buckets; without, they are views of the buckets. With
+`shards`, the strategy is fsdp2, and the line has no weights. A CPU stands for a GPU, as in
+test_stalls.py: each read would wait for all work of the device.
 """
 
 import hashlib
@@ -25,6 +26,7 @@ from gpt_lightning.training.callbacks.signals import StopSignals
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.sharding import ShardedStrategy
 
 TINY = GPTConfig(n_layer=1, n_head=1, n_embd=16, block_size=16, vocab_size=None)
 ACCUMULATE, STEPS = 2, 9
@@ -47,14 +49,14 @@ class Reads(TorchDispatchMode, L.Callback):
         return func(*args, **(kwargs or {}))
 
 
-def main(text_file: str, views: bool) -> None:
+def main(text_file: str, views: bool, shards: bool) -> None:
     optim.DEFERRED_ON = {"cpu"}
     L.seed_everything(1337, verbose=False)
     reads, folder = Reads(), str(Path(text_file).parent)
     trainer = L.Trainer(
         accelerator="cpu",
         devices=2,
-        strategy=DDPStrategy(gradient_as_bucket_view=views),
+        strategy=ShardedStrategy() if shards else DDPStrategy(gradient_as_bucket_view=views),
         max_steps=STEPS,
         accumulate_grad_batches=ACCUMULATE,
         gradient_clip_val=1.0,
@@ -75,11 +77,13 @@ def main(text_file: str, views: bool) -> None:
         module = GPTModule(TINY, schedule="constant", compile=False)
         trainer.fit(module, data)
     if trainer.is_global_zero:
-        weights = torch.nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
-        digest = hashlib.sha256(weights.tobytes()).hexdigest()
+        digest = ""
+        if not shards:
+            weights = torch.nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
+            digest = hashlib.sha256(weights.tobytes()).hexdigest()
         print(json.dumps({"reads": reads.found, "weights": digest}))
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    main(sys.argv[1], "copied" not in sys.argv)
+    main(sys.argv[1], "copied" not in sys.argv, "shards" in sys.argv)

@@ -2,7 +2,8 @@
 
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import lightning as L
 import torch
@@ -16,7 +17,7 @@ from gpt_lightning.parsing import Seed, check_arguments
 from gpt_lightning.training.callbacks.speed import phase
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import find_callback, is_fitting
+from gpt_lightning.training.steps import find_callback, is_fitting, is_sharded
 
 PRODUCTS = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # by precision
 
@@ -54,7 +55,9 @@ class SampleText(L.Callback):
             return
         assert isinstance(pl_module, GPTModule)
         with phase(trainer, "samples"), evaluated_weights(trainer):
-            text = self._sample(trainer, pl_module)
+            text = self._sample(trainer, pl_module) if trainer.is_global_zero else ""
+        if not trainer.is_global_zero:
+            return
         bar = trainer.progress_bar_callback
         show = print if bar is None else bar.print
         show(textwrap.indent(text, "    "))
@@ -64,7 +67,8 @@ class SampleText(L.Callback):
                 logger.log_text("samples/text", ["text"], [[text]], step=trainer.global_step)
 
     def _active(self, trainer: L.Trainer) -> bool:
-        return is_fitting(trainer) and self.max_new_tokens > 0 and trainer.is_global_zero
+        takes_part = trainer.is_global_zero or is_sharded(trainer)  # rank 0 needs all shards
+        return is_fitting(trainer) and self.max_new_tokens > 0 and takes_part
 
     def _tokenizer(self, trainer: L.Trainer) -> Tokenizer:
         data = token_data(trainer)
@@ -101,12 +105,17 @@ def write_text(trainer: L.Trainer, tag: str, text: str) -> None:
 
 @contextmanager
 def evaluated_weights(trainer: L.Trainer) -> Iterator[None]:
-    """Give the model the weights of val/loss: the average, if the run has WeightAveraging."""
+    """Give the model the weights of val/loss: the average, if the run has WeightAveraging.
+
+    Under fsdp2 each rank has all weights meanwhile, and all ranks must take part.
+    """
     average, module = find_callback(trainer, WeightAveraging), trainer.lightning_module
     if average is not None:
         average.on_validation_epoch_start(trainer, module)
+    strategy: Any = trainer.strategy if is_sharded(trainer) else None
     try:
-        yield
+        with nullcontext() if strategy is None else strategy.whole_weights(module.model):
+            yield
     finally:
         if average is not None:
             average.on_validation_epoch_end(trainer, module)

@@ -1,0 +1,165 @@
+"""Ranks over gloo that share weights (fsdp2) train as ranks that copy them (ddp), and as one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt_lightning.cli import main
+from gpt_lightning.errors import UserError
+from gpt_lightning.training.trainer import Trainer
+
+CONFIG = """
+trainer:
+  accelerator: cpu
+  precision: 32-true
+  max_steps: 10
+  val_check_interval: 10
+  check_val_every_n_epoch: null
+  log_every_n_steps: 1
+  gradient_clip_val: 1.0
+model:
+  config: {n_layer: 2, n_head: 2, n_embd: 18, block_size: 16, vocab_size: null}
+  learning_rate: 1.0e-3
+  decay_steps: 10
+data: {text_file: text.txt, tokenizer: char}
+samples: {max_new_tokens: 4}
+speed: {warmup_steps: 0}
+"""
+# 18 and 54 rows among 4 ranks: shards of two sizes
+MUON = ("--model.optimizer=muon", "--model.muon_dtype=float32")
+CHECK = "--trainer.num_sanity_val_steps=1"  # leaves weights gathered
+AGAIN = ("--model.config.checkpointing=true", "--trainer.accumulate_grad_batches=2")
+
+
+def fit(name, ranks, *options):
+    """Return the command of a run whose steps have 8 sequences."""
+    k = 2 if AGAIN[1] in options else 1
+    shape = [f"--trainer.devices={ranks}", f"--data.batch_size={8 // ranks // k}"]
+    steps = [f"--trainer.val_check_interval={10 * k}"]
+    return ["fit", "--config", "run.yaml", f"--run_name={name}", *shape, *steps, *options]
+
+
+def run_ranks(*commands):
+    script = Path(__file__).with_name("several_fits.py")
+    done = subprocess.run(
+        [sys.executable, script, json.dumps(commands)], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "warning" not in done.stderr.lower(), done.stderr
+    return done.stdout
+
+
+def rows(name):
+    file = Path("lightning_logs", name, "version_0", "metrics.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def checkpoint(name, step=10):
+    (path,) = Path("lightning_logs", name).glob(f"*/checkpoints/step-{step:07}*.ckpt")
+    return torch.load(path, weights_only=True)
+
+
+def assert_equal_runs(one, other, rel):
+    a, b = rows(one), rows(other)
+    assert [row["step"] for row in a] == [row["step"] for row in b]
+    assert sum("train/loss" in row for row in a) == 10
+    for x, y in zip(a, b, strict=True):
+        for key in {"train/loss", "val/loss", "optim/grad_norm"} & x.keys():
+            assert y[key] == pytest.approx(x[key], rel=rel), (key, x["step"])
+
+
+@pytest.fixture
+def folder(text_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(CONFIG)
+
+
+@pytest.mark.slow
+def test_two_ranks_train_in_shards_as_copies_and_as_one(folder):
+    for name, options in (("adamw", ()), ("muon", MUON), ("again", AGAIN)):
+        assert main(fit(name, 1, *options)) == 0
+    run_ranks(
+        fit("ddp", 2, "--trainer.strategy=ddp"),
+        *(
+            fit(f"fsdp2_{name}", 2, "--trainer.strategy=fsdp2", CHECK, *options)
+            for name, options in (("adamw", ()), ("muon", MUON), ("again", AGAIN))
+        ),
+    )
+    # the order of sums of float32
+    assert_equal_runs("adamw", "ddp", 1e-6)
+    assert_equal_runs("adamw", "fsdp2_adamw", 1e-6)
+    assert_equal_runs("muon", "fsdp2_muon", 1e-5)
+    assert_equal_runs("again", "fsdp2_again", 1e-6)
+    ours, theirs = checkpoint("fsdp2_adamw"), checkpoint("ddp")
+    assert ours.keys() == theirs.keys()
+    assert shapes(ours["state_dict"]) == shapes(theirs["state_dict"])
+    state, expected = (c["optimizer_states"][0]["state"] for c in (ours, theirs))
+    assert {i: shapes(s) for i, s in state.items()} == {i: shapes(s) for i, s in expected.items()}
+    tied = [ours["state_dict"][f"model.{name}.weight"] for name in ("transformer.wte", "lm_head")]
+    assert tied[0].data_ptr() == tied[1].data_ptr()  # written once
+
+
+@pytest.mark.slow
+def test_four_ranks_train_in_shards_as_one(folder):
+    for name, options in (("adamw", ()), ("muon", MUON)):
+        assert main(fit(name, 1, *options)) == 0
+    run_ranks(
+        fit("fsdp2_adamw", 4, "--trainer.strategy=fsdp2"),
+        fit("fsdp2_muon", 4, "--trainer.strategy=fsdp2", *MUON),
+    )
+    assert_equal_runs("adamw", "fsdp2_adamw", 1e-6)
+    assert_equal_runs("muon", "fsdp2_muon", 1e-5)
+
+
+def shapes(tensors):
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+
+
+@pytest.mark.slow
+def test_a_run_continues_under_other_strategies_and_ranks(folder):
+    """1 -> 2 in shards -> 2 copies -> 1, and 2 -> 2 in shards bit for bit."""
+    sharded, ddp = "--trainer.strategy=fsdp2", "--trainer.strategy=ddp"
+    resume, save = "--resume=auto", "--checkpoint.every_n_steps=1"
+    assert main(fit("whole", 1, save)) == 0
+    assert main(fit("changing", 1, save, "--trainer.max_steps=2")) == 0
+    printed = run_ranks(
+        fit("changing", 2, save, sharded, resume, "--trainer.max_steps=5"),
+        fit("changing", 2, save, ddp, resume, "--trainer.max_steps=8"),
+        fit("shards", 2, save, sharded),
+        fit("resumed", 2, save, sharded, "--trainer.max_steps=4"),
+        fit("resumed", 2, save, sharded, resume, "--checkpoint.asynchronous=true"),
+        ["validate", *fit("resumed", 2, sharded)[1:], "--ckpt_path=lightning_logs/resumed"],
+    )
+    for change in ("ranks 1 -> 2", "sharded False -> True", "sharded True -> False"):
+        assert f"changed     {change}: equal to rounding errors" in printed
+    assert main(fit("changing", 1, save, resume)) == 0
+    assert_equal_runs("whole", "changing", 1e-6)
+    assert_equal_runs("shards", "resumed", 0.0)
+    one, other = checkpoint("shards"), checkpoint("resumed")
+    for name, weight in one["state_dict"].items():
+        assert torch.equal(weight, other["state_dict"][name]), name
+    for i, state in one["optimizer_states"][0]["state"].items():
+        for key, value in state.items():
+            assert torch.equal(value, other["optimizer_states"][0]["state"][i][key])
+    assert printed.count("validation loss ") == 3  # and of validate
+
+
+@pytest.mark.slow
+def test_mixed_precision_in_shards(folder):
+    """Blocks compute with bfloat16 weights; samples and checkpoints are those of whole models."""
+    mixed = ("--trainer.precision=bf16-mixed", "--model.compile=false")
+    assert main(fit("one", 1, *mixed)) == 0
+    printed = run_ranks(fit("two", 2, *mixed, "--trainer.strategy=fsdp2"))
+    assert "step 10/10 | validation loss" in printed
+    assert_equal_runs("one", "two", 4e-3)  # one rounding to bfloat16
+    assert {w.dtype for w in checkpoint("two")["state_dict"].values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "16-mixed"])
+def test_precisions_that_shards_do_not_have(precision):
+    with pytest.raises(UserError, match=r"does not run with trainer\.strategy fsdp2: set it to"):
+        Trainer(accelerator="cpu", strategy="fsdp2", precision=precision)
