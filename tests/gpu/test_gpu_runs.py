@@ -76,18 +76,20 @@ def test_muon_learns_what_it_learns_on_a_cpu(stacked, device, text_file):
     assert ours == pytest.approx(theirs, rel=2e-2)  # Newton-Schulz in bfloat16
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_ddp_over_nccl(ranks, cuda, text_file):
+def test_ranks_over_nccl(ranks, strategy, cuda, text_file):
     """A tensor of the CPU in a reduction fails here and nowhere else: validations log a number."""
     if torch.cuda.device_count() < ranks:
         pytest.skip(f"this machine has {torch.cuda.device_count()} GPU")
-    options = ["--trainer.strategy=ddp", f"--trainer.devices={ranks}", "--trainer.max_steps=8"]
+    options = [f"--trainer.strategy={strategy}", f"--trainer.devices={ranks}"]
+    options += ["--trainer.max_steps=8"]
     options += ["--trainer.val_check_interval=4", "--trainer.check_val_every_n_epoch=null"]
-    command = [sys.executable, "-m", "gpt_lightning", "fit", *TINY, *options, "--run_name=ddp"]
+    command = [sys.executable, "-m", "gpt_lightning", "fit", *TINY, *options, "--run_name=ranks"]
     command += ["--trainer.accelerator=cuda", "--trainer.precision=32-true"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    rows = Path("lightning_logs/ddp/version_0/metrics.jsonl").read_text().splitlines()
+    rows = Path("lightning_logs/ranks/version_0/metrics.jsonl").read_text().splitlines()
     values = [row["val/loss"] for row in map(json.loads, rows) if "val/loss" in row]
     assert len(values) == 2
     single = train("cpu", "--trainer.max_steps=1", "--trainer.precision=32-true", name="single")

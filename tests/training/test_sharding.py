@@ -84,6 +84,7 @@ def test_two_ranks_train_in_shards_as_copies_and_as_one(folder):
         assert main(fit(name, 1, *options)) == 0
     run_ranks(
         fit("ddp", 2, "--trainer.strategy=ddp"),
+        fit("ddp_muon", 2, "--trainer.strategy=ddp", *MUON),
         *(
             fit(f"fsdp2_{name}", 2, "--trainer.strategy=fsdp2", CHECK, *options)
             for name, options in (("adamw", ()), ("muon", MUON), ("again", AGAIN))
@@ -92,6 +93,7 @@ def test_two_ranks_train_in_shards_as_copies_and_as_one(folder):
     # the order of sums of float32
     assert_equal_runs("adamw", "ddp", 1e-6)
     assert_equal_runs("adamw", "fsdp2_adamw", 1e-6)
+    assert_equal_runs("muon", "ddp_muon", 1e-5)
     assert_equal_runs("muon", "fsdp2_muon", 1e-5)
     assert_equal_runs("again", "fsdp2_again", 1e-6)
     ours, theirs = checkpoint("fsdp2_adamw"), checkpoint("ddp")
