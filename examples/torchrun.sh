@@ -12,6 +12,8 @@
 # machines must see the same folder lightning_logs, or set --checkpoint.folder.
 set -eu
 [ $# -gt 0 ] || set -- --config quickstart
+# With the agents' store, ranks that start again read addresses of the ranks before, and hang.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 exec torchrun --nnodes "${NNODES:-1}" --nproc_per_node "${NPROC:-auto}" \
     --max_restarts "${RESTARTS:-3}" --rdzv_backend c10d --rdzv_id "${RUN_ID:-gpt}" \
     --rdzv_endpoint "${HOST:-localhost}:${PORT:-29400}" \

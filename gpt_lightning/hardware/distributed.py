@@ -76,7 +76,8 @@ def take_world(trainer: Any, argv: list[str]) -> list[str]:
             )
         if elastic:
             trainer[key] = int(number)
-            lines += [f"torchrun    {number} {what}: trainer.{key} {old} -> {number}"]
+            line = f"torchrun    {number} {what}: trainer.{key} {old} -> {number}"
+            lines += [line] if counts else []
     return lines
 
 
