@@ -25,6 +25,8 @@ def explained(action: str, path: Path | str, fix: str = CHECK_DISK) -> Iterator[
     try:
         yield
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            fix = "raise the limit of open files: `ulimit -n 4096`"
         raise UserError(f"cannot {action} {path}: {error.strerror or error}; {fix}") from error
 
 
@@ -174,7 +176,9 @@ def reference_text(name: str) -> str:
 
 
 @contextlib.contextmanager
-def locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+def locked(
+    path: Path, on_wait: Callable[[], None] = lambda: None, poll_s: float = 0.05
+) -> Iterator[None]:
     """Hold an exclusive lock between processes and threads.
 
     The lock is the kernel's, on a file: it ends with its process, however that ends. The holder
@@ -184,13 +188,14 @@ def locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[N
     Args:
         path: Lock file; it is made if need be.
         on_wait: Function to call before waiting for another holder; it may raise instead.
+        poll_s: Seconds between two looks at the lock of another holder.
 
     Raises:
         OSError: The lock file cannot be opened.
     """
     from filelock import FileLock, Timeout
 
-    lock = FileLock(path, fallback_to_soft=False)
+    lock = FileLock(path, fallback_to_soft=False, poll_interval=poll_s)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT))  # filelock waits for ever where it cannot
     try:
         try:

@@ -1,11 +1,11 @@
 """Datasets by address: a local folder or a URL."""
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt_lightning.data.formats import ShardError
 from gpt_lightning.data.manifest import (
+    CHECK_READ,
     MANIFEST,
     SCAN_BYTES,
     Manifest,
@@ -29,21 +29,23 @@ class TokenDataset:
         address: Folder, its name under data_dir, or a URL for fsspec (s3://, gs://, hf://,
             https://, file://).
         data_dir: Folder of prepared datasets; shards from a URL are kept in its folder cache/.
-        cache_limit_gb: Size limit of the shards kept from a URL, in 1e9 bytes.
+        cache_limit_gb: Size limit of the shards kept from URLs, in 1e9 bytes.
+        streams: Number of URLs that are read together.
 
     Raises:
         UserError: There is no dataset, or it is damaged.
     """
 
-    def __init__(self, address: str, data_dir: Path, cache_limit_gb: float) -> None:
+    def __init__(
+        self, address: str, data_dir: Path, cache_limit_gb: float, streams: int = 1
+    ) -> None:
         self.address = address
         self._cache: ShardCache | None = None
         if is_remote(address):
             from gpt_lightning.data import remote  # needs fsspec, a local folder does not
 
-            name = hashlib.sha256(address.encode()).hexdigest()[:12]
             limit = int(cache_limit_gb * 1e9)
-            self._cache = remote.ShardCache(address, data_dir / "cache" / name, limit)
+            self._cache = remote.ShardCache(address, data_dir / "cache", limit, streams)
             self.manifest = self._cache.manifest()
         else:
             self.folder = local_folder(address, data_dir)
@@ -122,9 +124,10 @@ def load_manifest(folder: Path) -> Manifest:
             f"which the manifest does not list; remove it, or {repair_hint(folder)}"
         )
     for shard in manifest.shards() if manifest.n_bytes() <= SCAN_BYTES else []:
+        path = folder / shard.file
         try:
-            check_tokens(folder, shard, manifest)
-        except (OSError, ShardError) as error:
-            path = folder / shard.file
-            raise UserError(f"{path}: {error}; {repair_hint(folder)}") from error
+            with explained("read", path, CHECK_READ):
+                check_tokens(folder, shard, manifest)
+        except ShardError as fault:
+            raise UserError(f"{path}: {fault}; {repair_hint(folder)}") from fault
     return manifest

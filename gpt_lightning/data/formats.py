@@ -12,7 +12,9 @@ function that maps one, and the files besides the shards. external.py recognizes
 other programs, which have no manifest.
 """
 
+import functools
 import io
+import mmap
 import pickle
 import re
 import struct
@@ -71,6 +73,7 @@ def capacity(file_format: str, shard_tokens: int) -> int:
     return 2**62 if file_format == "nanogpt" else shard_tokens
 
 
+@functools.lru_cache(maxsize=64)  # most shards have one length
 def file_header(file_format: str, dtype: str, n_tokens: int) -> bytes:
     """Return the header before n_tokens tokens: 128 bytes for npy, 0 for nanogpt, 1,024 for llmc.
 
@@ -107,19 +110,36 @@ def mapped(path: Path, dtype: str, file_format: str) -> np.ndarray:
     """Map the tokens of a file read-only, (n,); header, size and count are checked.
 
     Raises:
+        OSError: The file cannot be read, which says nothing about its content.
         ShardError: The file is missing or holds something else.
     """
     reader = {"npy": _map_npy, "nanogpt": _map_bare, "llmc": _map_llmc}[file_format]
     try:
         array = reader(path)
         size, promised = path.stat().st_size, array.offset + array.nbytes
-    except OSError as error:
+    except (FileNotFoundError, IsADirectoryError) as error:
         raise ShardError(error.strerror or str(error)) from error
     if array.ndim != 1 or array.dtype != np.dtype(dtype).newbyteorder("<"):
-        raise ShardError(f"an array of shape {array.shape} of {array.dtype.name}")
+        kind = f"{'big-endian ' * (array.dtype.str[0] == '>')}{array.dtype.name}"
+        raise ShardError(f"an array of shape {array.shape} of {kind}")
     if size != promised:
         raise ShardError(f"{size:,} bytes for a header that promises {promised:,}")
     return array.view(np.ndarray)  # slicing an ndarray costs a quarter of slicing a memmap
+
+
+def is_uint32(tokens: np.ndarray) -> bool:
+    """Return whether bare tokens, read as uint16, are a file of uint32: every second one is 0."""
+    first = tokens[: 2**16]
+    return len(first) >= 64 and bool(first[::2].any()) and not first[1::2].any()
+
+
+def advise_random(tokens: np.ndarray) -> None:
+    """Tell the kernel that mapped tokens are read here and there: no page is read ahead."""
+    source: Any = tokens
+    while isinstance(source, np.ndarray | memoryview):
+        source = source.base if isinstance(source, np.ndarray) else source.obj
+    if isinstance(source, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):  # absent on Windows
+        source.madvise(mmap.MADV_RANDOM)
 
 
 def _map_npy(path: Path) -> np.memmap[Any, np.dtype[Any]]:
@@ -161,12 +181,38 @@ def llmc_header(path: Path) -> tuple[int, int, int]:
         ShardError: The file is shorter than llm.c's header.
     """
     with open(path, "rb") as file:
-        header = file.read(LLMC_HEADER_BYTES)
+        return llmc_fields(file.read(LLMC_HEADER_BYTES))
+
+
+def llmc_fields(header: bytes) -> tuple[int, int, int]:
+    """Return the first three numbers of the first 1,024 bytes of a file, as llmc_header does."""
     if len(header) < LLMC_HEADER_BYTES:
         raise ShardError(
             f"{len(header):,} bytes, fewer than the {LLMC_HEADER_BYTES:,} of the header"
         )
     return struct.unpack("<3i", header[:12])
+
+
+def promised(head: bytes, file_format: str) -> tuple[int, str, int]:
+    """Return what the beginning of an npy or llmc file promises: tokens, their type, header bytes.
+
+    Raises:
+        ShardError: It is the beginning of something else.
+    """
+    if file_format == "llmc":
+        magic, version, count = llmc_fields(head[:LLMC_HEADER_BYTES])
+        if (magic, version) != (LLMC_MAGIC, LLMC_VERSION) or count < 0:
+            meaning = f", {OTHER_MAGICS[magic]}" if magic in OTHER_MAGICS else ""
+            raise ShardError(f"the magic number {magic}{meaning}, version {version}")
+        return count, "uint16", LLMC_HEADER_BYTES
+    stream = io.BytesIO(head)
+    try:
+        np.lib.format.read_magic(stream)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+        (count,) = shape
+    except Exception as error:  # as in _map_npy
+        raise ShardError(" ".join(str(error).split()) or type(error).__name__) from error
+    return count, dtype.name, stream.tell()
 
 
 # ---- nanoGPT's vocabulary of characters --------------------------------------------------------

@@ -1,8 +1,12 @@
 """manifest.json: contents of a prepared folder, and checks of the files that it lists."""
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
+import mmap
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
@@ -11,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_origin, get_type_hints
 
 import numpy as np
 
-from gpt_lightning.data.formats import FORMATS, ShardError, file_name, mapped
+from gpt_lightning.data.formats import FORMATS, ShardError, file_header, file_name, mapped
 from gpt_lightning.data.tokenizers import token_dtype
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import write_atomic
+from gpt_lightning.files import explained, write_atomic
 
 if TYPE_CHECKING:
     from gpt_lightning.data.progress import Progress
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 VERSION = 1
 PIECE_BYTES = 2**22  # a whole number of tokens of either type
+CHECK_READ = "check its permissions and the disk"
 SCAN_BYTES = 2**30  # up to this size every token is checked before training
 T = TypeVar("T")
 _DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
@@ -132,10 +137,12 @@ def open_shard(folder: Path, shard: Shard, dtype: str, file_format: str) -> np.n
     """Map the tokens of a shard read-only, (shard.tokens,).
 
     Raises:
-        UserError: The file is missing, has another format, or differs in type, count or size.
+        UserError: The file is missing, cannot be read, has another format, or differs in type,
+            count or size.
     """
     try:
-        return checked_shard(folder, shard, dtype, file_format)
+        with explained("read", folder / shard.file, CHECK_READ):
+            return checked_shard(folder, shard, dtype, file_format)
     except ShardError as fault:
         raise UserError(f"{folder / shard.file}: {fault}; {repair_hint(folder)}") from fault
 
@@ -144,8 +151,11 @@ def checked_shard(folder: Path, shard: Shard, dtype: str, file_format: str) -> n
     """Map a shard as open_shard does, for callers that collect the faults of all shards.
 
     Raises:
+        OSError: The file cannot be read.
         ShardError: The file is not the shard; the message names what was expected and found.
     """
+    if len(tokens := _usual(folder / shard.file, shard.tokens, dtype, file_format)):
+        return tokens
     expected = f"expected {shard.tokens:,} tokens of {dtype}"
     try:
         tokens = mapped(folder / shard.file, dtype, file_format)
@@ -154,6 +164,21 @@ def checked_shard(folder: Path, shard: Shard, dtype: str, file_format: str) -> n
     if len(tokens) != shard.tokens:
         raise ShardError(f"{expected}, found an array of shape {tokens.shape} of {dtype}")
     return tokens
+
+
+def _usual(path: Path, n_tokens: int, dtype: str, file_format: str) -> np.ndarray:
+    """Map a file whose header is, byte for byte, the one that we write; else return no tokens.
+
+    It takes a tenth of the time of a header that has to be parsed.
+    """
+    header, kind = file_header(file_format, dtype, n_tokens), np.dtype(dtype).newbyteorder("<")
+    size = len(header) + n_tokens * kind.itemsize
+    with contextlib.suppress(FileNotFoundError, IsADirectoryError), open(path, "rb", 0) as file:
+        descriptor = file.fileno()
+        if n_tokens and os.fstat(descriptor).st_size == size and file.read(len(header)) == header:
+            content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            return np.frombuffer(content, kind, offset=len(header))
+    return np.empty(0, kind)
 
 
 def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
@@ -266,9 +291,13 @@ def _bad(where: str, found: str) -> UserError:
 
 def _fields(kind: type, raw: Any, where: str) -> dict[str, Any]:
     """Return the values of a dataclass's fields in a JSON object, each of its field's type."""
+    return {key: _take(raw, key, of, where) for key, of in _types(kind).items()}
+
+
+@functools.cache
+def _types(kind: type) -> dict[str, Any]:
     hints = {key: get_origin(hint) or hint for key, hint in get_type_hints(kind).items()}
-    types = {key: dict if is_dataclass(hint) else hint for key, hint in hints.items()}
-    return {key: _take(raw, key, of, where) for key, of in types.items()}
+    return {key: dict if is_dataclass(hint) else hint for key, hint in hints.items()}
 
 
 def _parsed_shards(splits: dict[str, Any], split: str, where: str) -> tuple[Shard, ...]:

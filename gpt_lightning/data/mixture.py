@@ -75,6 +75,10 @@ class Mixture:
         parts = {name: corpus.identity() for name, corpus in self.corpora.items()}
         return {"data.mixture": parts, "quotas": self.quotas.tolist(), "data.seed": self.seed}
 
+    def keep_shuffle(self, theirs: dict[str, Any]) -> None:
+        for name, corpus in self.corpora.items():
+            corpus.keep_shuffle(theirs.get("data.mixture", {}).get(name, {}))
+
 
 WindowSource = DatasetWindows | Mixture  # the two have the same methods
 
@@ -86,7 +90,7 @@ def _read_on(corpus: DatasetWindows, first: int, wanted: np.ndarray) -> np.ndarr
         epoch, begin = divmod(first + done, corpus.n_windows)
         count = min(len(wanted) - done, corpus.n_windows - begin)
         starts = corpus.order.starts(epoch, begin, count)[wanted[done : done + count]]
-        corpus.look_ahead(epoch, begin)
+        corpus.look_ahead(epoch, begin, 0, 1)
         parts.append(corpus.stream.windows(starts, corpus.block_size + 1))
         done += count
     return np.concatenate(parts)

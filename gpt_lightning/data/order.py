@@ -6,23 +6,56 @@ No function depends on ranks, workers or earlier reads.
 """
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 OrderName = Literal["sequential", "random", "shuffled", "repeat"]
-SHUFFLE_WINDOWS = 16_384
+TABLE_WINDOWS = 16_384  # up to here a permutation is drawn as in earlier versions
+RUN = 4_096  # places that are permuted together
+# last numbers of the keys of draws, beyond those of groups and cells
+SHARDS, OFFSET, CELLS, REST = (-n % 2**32 for n in (1, 2, 3, 4))
+
+
+class _Layout(NamedTuple):
+    """Shards in the order in which an epoch reads them, sorted by their cells; int64 each.
+
+    Attributes:
+        shards: Number of each shard.
+        cells: Cell of each shard.
+        cell_ends: Windows up to the end of each cell.
+        ends: Windows up to the end of each shard.
+        last_windows: Number after each shard's last window.
+    """
+
+    shards: np.ndarray
+    cells: np.ndarray
+    cell_ends: np.ndarray
+    ends: np.ndarray
+    last_windows: np.ndarray
 
 
 @dataclass(frozen=True)
 class WindowOrder:
     """Global order of a split's windows.
 
-    `shuffled` visits each window once per epoch. Up to shuffle_windows of them are permuted as a
-    whole. More are read shard after shard, in a new order of the shards every epoch, and permuted
-    within groups of shuffle_windows along that order: a group touches few shards, so that a corpus
-    larger than the disk can be streamed.
+    `shuffled` visits each window once per epoch, in a permutation of all windows that is computed
+    window by window: it needs no memory. From the second epoch on, the borders between windows are
+    others: the first window starts at a drawn token below T. Less than T tokens, at the beginning
+    or at the end, are then left out, and less than T read twice.
+
+    A stream cannot hold all shards. Its shards are dealt into blocks, each with one shard of every
+    stretch of the corpus; the windows of a block are permuted together. Windows that would cross
+    the border of a shard are moved into the shard that has their middle. With several lanes, window
+    p is of the lane p % lanes, and each lane has shards of its own in every block: a node that
+    reads one lane fetches its shards alone. Only a rest, where a lane has more windows than
+    another, is read by all at the end of the epoch.
+
+    With shuffle_windows, `shuffled` is the order of earlier versions: up to shuffle_windows windows
+    are permuted as a whole; more are read shard after shard, in a new order of the shards every
+    epoch, and permuted within groups of shuffle_windows along that order. Borders stay.
 
     Args:
         name: sequential: front to back. shuffled: each window once per epoch, a new permutation
@@ -33,7 +66,9 @@ class WindowOrder:
         block_size: Tokens T a window.
         seed: Seed of the draws.
         shard_tokens: Tokens of each shard, in the order of the text; empty: one shard.
-        shuffle_windows: Size of a group.
+        shuffle_windows: Size of a group; None: no groups.
+        blocks: Number of blocks.
+        lanes: Number of lanes.
     """
 
     name: OrderName
@@ -41,7 +76,9 @@ class WindowOrder:
     block_size: int
     seed: int
     shard_tokens: tuple[int, ...] = ()
-    shuffle_windows: int = SHUFFLE_WINDOWS
+    shuffle_windows: int | None = None
+    blocks: int = 1
+    lanes: int = 1
 
     @property
     def n_windows(self) -> int:
@@ -52,8 +89,10 @@ class WindowOrder:
         """Return the starts of the epoch's windows first .. first + count - 1, int64 (count,)."""
         if self.name == "random":
             return self._random_starts(epoch, first, count)
+        if self.name == "shuffled" and self.shuffle_windows is not None:
+            return self._grouped_windows(epoch, first, count) * self.block_size
         if self.name == "shuffled":
-            return self._shuffled(epoch, first, count) * self.block_size
+            return self._shuffled(epoch, np.arange(first, min(first + count, self.n_windows)))
         index = np.arange(count) if self.name == "repeat" else np.arange(first, first + count)
         return index * self.block_size
 
@@ -64,8 +103,138 @@ class WindowOrder:
         words = bits.random_raw(first % 4 + count)[first % 4 :]
         return (words % np.uint64(self.n_tokens - self.block_size)).astype(np.int64)
 
-    def _shuffled(self, epoch: int, first: int, count: int) -> np.ndarray:
+    # ---- shuffled ------------------------------------------------------------------------------
+
+    def _offset(self, epoch: int) -> int:
+        """Return the start of the epoch's first window; 0 in the first epoch."""
+        return int(_generator(self.seed, epoch, OFFSET).integers(self.block_size)) if epoch else 0
+
+    def _shuffled(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        """Return the starts of the windows at places in the epoch's order, int64 like places."""
+        T = self.block_size
+        if self.blocks * self.lanes > 1:
+            windows, shards = self._windows_at(epoch, self._in_cells(epoch, places))
+            begins, ends = self._begins[shards], self._begins[shards + 1]
+            starts = np.minimum(self._offset(epoch) + windows * T, ends - T - 1)
+            starts = np.maximum(starts, begins)  # a shard may be shorter than a window
+        else:
+            key, n = (self.seed, epoch), self.n_windows
+            table = n <= TABLE_WINDOWS
+            windows = _permutation(key, n)[places] if table else _neighbours(key, n, places)
+            starts = self._offset(epoch) + windows * T
+        return np.minimum(starts, self.n_tokens - 1 - T)
+
+    def _in_cells(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        """Return places along the epoch's order of shards; a cell is a block of one lane."""
+        ends = self._layout(epoch).cell_ends
+        lane_ends = ends[self.blocks - 1 :: self.blocks]
+        sizes = np.diff(lane_ends, prepend=0)
+        shortest = int(sizes.min())
+        # up to the end of the shortest lane they take turns; then comes the rest of all, permuted
+        rest, rest_ends = places - shortest * self.lanes, np.cumsum(sizes - shortest)
+        takes_turns = rest < 0
+        rest[~takes_turns] = permuted(
+            (self.seed, epoch, REST), int(rest_ends[-1]), rest[~takes_turns]
+        )
+        lane = np.searchsorted(rest_ends, rest, side="right")
+        lane = np.where(takes_turns, places % self.lanes, lane)
+        from_end = np.where(takes_turns, places // self.lanes - sizes[lane], rest - rest_ends[lane])
+        along = lane_ends[lane] + from_end
+        cells = np.searchsorted(ends, along, side="right")
+        for cell in np.unique(cells).tolist():
+            chosen, begin = cells == cell, int(ends[cell - 1]) if cell else 0
+            key, size = (self.seed, epoch, cell), int(ends[cell]) - begin
+            along[chosen] = begin + permuted(key, size, along[chosen] - begin)
+        return along
+
+    def shards_ahead(self, epoch: int, first: int, count: int, rank: int, world: int) -> list[int]:
+        """Return the shards that a rank reads next, in the order in which it needs them.
+
+        Args:
+            epoch: Number of the epoch.
+            first: Window of the epoch from which on the rank reads.
+            count: Windows, over all ranks, that are looked at; a shuffle in blocks looks at the
+                rest of the epoch, block by block, and at the first block of the next one.
+            rank: Number of the rank.
+            world: Number of ranks.
+        """
+        if self.name == "shuffled" and self.shuffle_windows is None:
+            lanes = sorted({(rank + world * turn) % self.lanes for turn in range(self.lanes)})
+            found = [
+                *self._blocks_ahead(epoch, first, lanes),
+                *self._blocks_ahead(epoch + 1, 0, lanes),
+            ]
+            return np.concatenate(found).tolist()
+        here = min(count, self.n_windows - first)
+        parts = [(epoch, first, here), (epoch + 1, 0, min(count - here, self.n_windows))]
+        starts = np.concatenate([self.starts(*part) for part in parts if part[2]])
+        shards = np.searchsorted(self._begins, starts, side="right") - 1
+        _, places = np.unique(shards, return_index=True)
+        return shards[np.sort(places)].tolist()
+
+    def _blocks_ahead(self, epoch: int, first: int, lanes: list[int]) -> Iterator[np.ndarray]:
+        """Yield the shards of the cells of some lanes, from the block of window `first` on."""
+        layout, blocks = self._layout(epoch), self.blocks
+        at = lanes[0] * blocks
+        begin = int(layout.cell_ends[at - 1]) if at else 0
+        cell = np.searchsorted(layout.cell_ends, begin + first // self.lanes, side="right")
+        for block in range(min(int(cell) - at, blocks - 1), blocks):
+            for lane in lanes:
+                yield layout.shards[layout.cells == lane * blocks + block]
+
+    def _windows_at(self, epoch: int, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return windows and their shards at places along the epoch's order of shards."""
+        layout = self._layout(epoch)
+        nth = np.searchsorted(layout.ends, places, side="right")
+        return layout.last_windows[nth] + places - layout.ends[nth], layout.shards[nth]
+
+    def _layout(self, epoch: int) -> "_Layout":
+        if epoch not in self._layouts:
+            if len(self._layouts) > 1:
+                self._layouts.clear()
+            T, begins = self.block_size, self._begins
+            if self.shuffle_windows:  # a window is of the shard that has its first token
+                firsts = np.minimum(-(-begins // T), self.n_windows)
+                shards = _permutation((self.seed, epoch, SHARDS), len(firsts) - 1)
+                cells = np.zeros_like(shards)
+            else:  # of the one that has its middle
+                middle = self._offset(epoch) + T // 2
+                firsts = np.clip(-((middle - begins) // T), 0, self.n_windows)
+                firsts[-1] = self.n_windows
+                shards, cells = self._dealt(epoch, len(firsts) - 1)
+            ends = np.cumsum(np.diff(firsts)[shards])
+            last_shards = np.searchsorted(cells, np.arange(self.blocks * self.lanes), side="right")
+            cell_ends = np.concatenate([[0], ends])[last_shards]
+            self._layouts[epoch] = _Layout(shards, cells, cell_ends, ends, firsts[shards + 1])
+        return self._layouts[epoch]
+
+    @functools.cached_property
+    def _begins(self) -> np.ndarray:
+        """Number of the first token of each shard, and n_tokens; int64 (shards + 1,)."""
+        return np.cumsum([0, *(self.shard_tokens or (self.n_tokens,))])
+
+    @functools.cached_property
+    def _layouts(self) -> dict[int, "_Layout"]:
+        return {}
+
+    def _dealt(self, epoch: int, n_shards: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return shards sorted by their cells, and the cells; lane 0's cells come first."""
+        draws = _generator(self.seed, epoch, CELLS)
+        # of each run of `blocks` shards every block gets one
+        runs = draws.random((-(-n_shards // self.blocks), self.blocks)).argsort(axis=1)
+        block = runs.ravel()[:n_shards]
+        order = np.argsort(block, kind="stable")
+        # of each run of `lanes` shards along the blocks every lane gets one
+        runs = draws.random((-(-n_shards // self.lanes), self.lanes)).argsort(axis=1)
+        cells = runs.ravel()[:n_shards] * self.blocks + block[order]
+        by_cell = np.argsort(cells, kind="stable")
+        return order[by_cell], cells[by_cell]
+
+    # ---- shuffled, with shuffle_windows ----------------------------------------------------------
+
+    def _grouped_windows(self, epoch: int, first: int, count: int) -> np.ndarray:
         """Return numbers of windows, int64 (count,)."""
+        assert self.shuffle_windows is not None
         if self.n_windows <= self.shuffle_windows:
             whole = _permutation((self.seed, epoch), self.n_windows)
             part: np.ndarray = whole[first : first + count]
@@ -76,26 +245,57 @@ class WindowOrder:
             begin, end = group * size, min((group + 1) * size, self.n_windows)
             inside = _permutation((self.seed, epoch, group), end - begin)
             places.append(begin + inside[max(first - begin, 0) : last - begin])
-        return self._windows_at(epoch, np.concatenate(places))
+        return self._windows_at(epoch, np.concatenate(places))[0]
 
-    def _windows_at(self, epoch: int, places: np.ndarray) -> np.ndarray:
-        """Return the numbers of the windows at places along the epoch's order of shards."""
-        firsts = self._first_windows()  # shard s has the windows firsts[s] .. firsts[s + 1] - 1
-        order = _permutation((self.seed, epoch, -1 % 2**32), len(firsts) - 1)
-        counts = np.diff(firsts)[order]
-        ends = np.cumsum(counts)
-        nth = np.searchsorted(ends, places, side="right")
-        found: np.ndarray = firsts[order[nth]] + places - (ends - counts)[nth]
-        return found
 
-    def _first_windows(self) -> np.ndarray:
-        """Return the first window that starts in each shard, and n_windows; int64 (shards + 1,)."""
-        begins = np.cumsum([0, *(self.shard_tokens or (self.n_tokens,))])
-        firsts: np.ndarray = np.minimum(-(-begins // self.block_size), self.n_windows)
-        return firsts
+def permuted(key: tuple[int, ...], n: int, places: np.ndarray) -> np.ndarray:
+    """Return where a permutation of 0 .. n - 1 has sent places, int64 like places, without a table.
+
+    A Feistel network permutes the numbers of an even number of bits. A number from n on is sent on
+    until it is below n, which permutes those below n.
+    """
+    half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    out = places.astype(np.uint64)
+    todo = np.arange(len(out))
+    while len(todo):
+        left, right = out[todo] >> half, out[todo] & mask
+        for round_key in _round_keys(key):
+            left, right = right, left ^ (_hashed(right + round_key) & mask)
+        out[todo] = left << half | right
+        todo = todo[out[todo] >= n]
+    return out.astype(np.int64)
+
+
+def _neighbours(key: tuple[int, ...], n: int, places: np.ndarray) -> np.ndarray:
+    """Return `permuted` of consecutive places, for a tenth of its time where few are asked for."""
+    runs = range(places[0] // RUN, places[-1] // RUN + 1) if len(places) else range(1)
+    found: np.ndarray = np.concatenate([_permuted_run(key, n, run) for run in runs])
+    return found[places - runs[0] * RUN]
+
+
+@functools.lru_cache(maxsize=64)
+def _permuted_run(key: tuple[int, ...], n: int, run: int) -> np.ndarray:
+    return permuted(key, n, np.arange(run * RUN, min((run + 1) * RUN, n)))
+
+
+def _hashed(words: np.ndarray) -> np.ndarray:
+    """Return SplitMix64's mix of words, uint64."""
+    words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return words ^ words >> np.uint64(31)
+
+
+@functools.lru_cache(maxsize=256)
+def _round_keys(key: tuple[int, ...]) -> np.ndarray:
+    return np.random.SeedSequence(list(key)).generate_state(6, np.uint64)
+
+
+def _generator(*key: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(list(key)))
 
 
 @functools.lru_cache(maxsize=8)
 def _permutation(key: tuple[int, ...], n: int) -> np.ndarray:
-    shuffled: np.ndarray = np.random.Generator(np.random.PCG64(list(key))).permutation(n)
+    shuffled: np.ndarray = _generator(*key).permutation(n)
     return shuffled

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset
 
@@ -44,6 +44,7 @@ class Place:
         pin_memory: True for page-locked batches, for CUDA.
         limit: Batches of a training epoch that are read, or their share.
         overfit: True if every training epoch reads the batches of the first.
+        nodes: Number of machines; process r is on the machine r % nodes.
     """
 
     accumulate: int
@@ -52,6 +53,7 @@ class Place:
     pin_memory: bool
     limit: int | float
     overfit: bool
+    nodes: int = 1
 
 
 class Reader(abc.ABC):
@@ -97,15 +99,15 @@ class Reader(abc.ABC):
         T, datasets = self.block_size, self.datasets.items()
         return {address: dataset.stream("train", T) for address, dataset in datasets}
 
-    def stamps(self) -> dict[str, list[int]]:
-        """Return file -> size, inode and times of the training shards."""
+    def stamps(self) -> dict[str, Any]:
+        """Return a digest of the sizes, inodes and times of each dataset's training shards."""
         return {
             f"{self._prefix(address)}{file}": stamp
             for address, stream in self.train_streams.items()
             for file, stamp in stream.stamps().items()
         }
 
-    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
+    def check_stamps(self, stamps: dict[str, Any]) -> None:
         """Raise a UserError if a training shard was replaced since its stamp was taken."""
         for address, stream in self.train_streams.items():
             prefix = self._prefix(address)
@@ -151,12 +153,10 @@ class WindowReader(Reader):
     @functools.cached_property
     def train_loader(self) -> TrainLoader:
         B, place = self.batch_size, self.place
-        loader = TrainLoader(
-            self._training_source(),
-            B,
-            **dataclasses.asdict(place),
-            num_workers=self.settings.num_workers,
-        )
+        fields = dataclasses.asdict(place)
+        del fields["nodes"]
+        workers = self.settings.num_workers
+        loader = TrainLoader(self._training_source(), B, **fields, num_workers=workers)
         if len(loader) == 0:
             raise UserError(
                 f"a step takes {B} x {place.accumulate} x {place.world} windows "
@@ -169,8 +169,11 @@ class WindowReader(Reader):
     def _training_source(self) -> "WindowSource":
         order, weights = self.settings.order, self.settings.mixture
         assert order != "nanogpt"
+        # a mixture decides by itself which of a dataset's windows a rank reads
+        lanes = 1 if weights else self.place.nodes
         windows = {
-            address: self._windows(stream, order) for address, stream in self.train_streams.items()
+            address: self._windows(stream, order, lanes)
+            for address, stream in self.train_streams.items()
         }
         if not weights:
             return next(iter(windows.values()))
@@ -178,10 +181,29 @@ class WindowReader(Reader):
 
         return Mixture(windows, weights, self.seed)
 
-    def _windows(self, stream: TokenStream, name: OrderName) -> DatasetWindows:
+    def _windows(self, stream: TokenStream, name: OrderName, lanes: int = 1) -> DatasetWindows:
         shards, shuffle = stream.shard_tokens, self.settings.shuffle_windows
         order = WindowOrder(name, len(stream), self.block_size, self.seed, shards, shuffle)
+        if name == "shuffled" and shuffle is None and stream.horizon(self.block_size):
+            lanes = min(lanes, len(shards))
+            blocks, note = stream.shuffle_blocks(self.block_size, lanes)
+            if note and self.place.rank == 0:
+                print(note)
+            order = dataclasses.replace(order, blocks=blocks, lanes=lanes)
+        stream.nodes = self.place.nodes
+        stream.check_order(order)
         return DatasetWindows(stream, order)
+
+    def keep_shuffle(self, theirs: dict[str, Any]) -> None:
+        """Go on in the shuffle of a checkpoint, unless data.shuffle_windows is set.
+
+        Args:
+            theirs: Identity of the loader in the checkpoint.
+
+        Raises:
+            UserError: The cache of a stream is too small for it.
+        """
+        self.train_loader.source.keep_shuffle(theirs)
 
     def samples(self, split: str) -> Dataset[Batch]:
         """Return random batches of a split, equal at every evaluation."""
@@ -220,7 +242,9 @@ class NanoGPTReader(Reader):
     def train_loader(self) -> "NanoGPTLoader":
         from gpt_lightning.data.nanogpt_batches import NanoGPTLoader  # not for other orders
 
-        streams = {split: self.stream(split) for split in ("train", "val")}
+        streams = {"train": next(iter(self.train_streams.values())), "val": self.stream("val")}
+        for stream in streams.values():
+            stream.is_random = True
         return NanoGPTLoader(streams, self.settings, self.place.accumulate)
 
     def samples(self, split: str) -> Dataset[Batch]:

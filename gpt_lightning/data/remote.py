@@ -1,45 +1,70 @@
 """Datasets behind a URL: shards are prefetched into a local cache of bounded size.
 
 A file in the cache is named by its SHA-256 and appears complete and checked or not at all, so it is
-never stale. Processes (ranks, loader workers) share the cache: one fetches a shard, the others wait
-for it at a lock. A file that is deleted while it is mapped stays readable to the mapping process.
+never stale. A shard whose SHA-256 is nowhere published is named by its address; the digest of its
+first copy is kept, and later copies must have it. Processes (ranks, loader workers) and datasets
+share the cache: one process fetches a shard, the others wait for it at a lock. A shard is mapped
+while windows are copied from it and not longer, because a deleted file that is mapped takes space.
 """
 
 import contextlib
+import hashlib
+import json
+import math
 import os
 import queue
+import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import fsspec
 import numpy as np
 from fsspec.registry import known_implementations
 
+from gpt_lightning.data import external
+from gpt_lightning.data.formats import LLMC_HEADER_BYTES, file_header
 from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, open_shard
-from gpt_lightning.data.shards import TokenStream
+from gpt_lightning.data.order import WindowOrder
+from gpt_lightning.data.shards import ALL_SHARDS, TokenStream, stamp
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, file_sha256, locked, replacement
+from gpt_lightning.files import explained, file_sha256, lives, locked, replacement, write_atomic
 
 ATTEMPTS = 6
 BACKOFF_S = 0.5  # doubles with every attempt, 15 s in all
 SILENCE_S = 60.0  # timeout of a connection that sends nothing
+FETCHERS = 4  # threads of a process that fetch ahead
+BLOCK_SHARDS = 20  # a corpus that is sorted into ten parts shows all of them in so many shards
+BLOCK_WINDOWS = 262_144
+TAGS = ("ETag", "etag", "blob_id", "md5Hash", "LastModified", "mtime", "Last-Modified")
+_KEPT = re.compile(r"[0-9a-f]{64}\.(?:npy|bin)")
+_TEMPORARY = re.compile(rf"\.{_KEPT.pattern}\.tmp\.(.+)\.(\d+)")
 T = TypeVar("T")
 
 
 class ShardCache:
-    """Local copies of the shards of one URL.
+    """Local copies of the shards of one URL, in a folder that all URLs share.
 
     Args:
         url: URL of the dataset's folder, on any file system of fsspec.
         folder: Folder that keeps the shards.
-        limit_bytes: Size limit of all files in the folder; the least recently used are deleted.
+        limit_bytes: Size limit of all files in the folder, also of those that are being fetched;
+            the least recently used are deleted.
+        streams: Number of datasets that share the limit.
+
+    Attributes:
+        listing_digest: Digest of the names, sizes and tags of files without a manifest.
     """
 
-    def __init__(self, url: str, folder: Path, limit_bytes: int) -> None:
+    def __init__(self, url: str, folder: Path, limit_bytes: int, streams: int = 1) -> None:
         self.url, self.folder, self.limit_bytes = url.rstrip("/"), folder, limit_bytes
+        self.streams, self.listing_digest = streams, ""
+        self._published: dict[str, str] = {}  # file -> SHA-256, of files without a manifest
+        self._kind = "npy", "uint16"
         self._expected: queue.SimpleQueue[Shard] | None = None
         self._coming: set[str] = set()
         self._pid = os.getpid()
@@ -51,21 +76,85 @@ class ShardCache:
         """Return the tokens of a split; its shards are fetched when they are needed."""
         return RemoteStream(self, manifest, split)
 
+    # ---- what is there -------------------------------------------------------------------------
+
     def manifest(self) -> Manifest:
-        """Fetch the dataset's manifest.
+        """Fetch the dataset's manifest, or make one for the shards of another program.
 
         Raises:
-            UserError: The URL does not answer or has no manifest.
+            UserError: The URL does not answer, or has neither.
         """
-        if self.folder.exists():
-            self._evict()
+
+        def fetch(system: Any, path: str) -> bytes | None:
+            try:
+                return system.cat_file(path)
+            except FileNotFoundError:
+                return None
+
         url = f"{self.url}/{MANIFEST}"
-        content = attempts(url, lambda system, path: system.cat_file(path))
-        return Manifest.parse(content, url)
+        content = attempts(url, fetch)
+        manifest = self._listed() if content is None else Manifest.parse(content, url)
+        self._kind = manifest.format, manifest.dtype
+        if self.folder.exists():
+            self._make_room(0)
+        return manifest
+
+    def _listed(self) -> Manifest:
+        """Return a manifest of the token shards that are listed at the URL."""
+
+        def listing(system: Any, path: str) -> list[dict[str, Any]]:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                return system.ls(path, detail=True)
+            return []
+
+        entries = {
+            PurePosixPath(entry["name"]).name: entry for entry in attempts(self.url, listing)
+        }
+        sizes = {name: entry["size"] for name, entry in entries.items() if name}
+        manifest = external.remote_dataset(self.url, sizes, self._heads)
+        for shard in manifest.shards():
+            lfs = entries[shard.file].get("lfs") or {}  # of the Hugging Face hub
+            self._published |= {shard.file: lfs["sha256"]} if "sha256" in lfs else {}
+        tags = [
+            [shard.file, shard.tokens, *(str(entries[shard.file].get(tag)) for tag in TAGS)]
+            for shard in manifest.shards()
+        ]
+        self.listing_digest = hashlib.sha256(json.dumps(tags).encode()).hexdigest()
+        return manifest
+
+    def _heads(self, names: list[str]) -> list[bytes]:
+        """Return the first 1,024 bytes of files."""
+
+        def fetch(system: Any, path: str) -> list[bytes]:
+            paths = [f"{path}/{name}" for name in names]
+            if not self.url.startswith("http"):
+                return system.cat_ranges(paths, 0, LLMC_HEADER_BYTES, on_error="raise")
+
+            def head(path: str) -> bytes:  # a server without ranges would send all of it
+                with system.open(path, "rb", block_size=0) as file:
+                    return file.read(LLMC_HEADER_BYTES)
+
+            with ThreadPoolExecutor(16) as pool:
+                return list(pool.map(head, paths))
+
+        return attempts(self.url, fetch)
 
     def path(self, shard: Shard) -> Path:
         """Return the path of a shard in the cache."""
-        return self.folder / f"{shard.sha256}{Path(shard.file).suffix}"
+        address = f"{self.url}/{shard.file}"
+        digest = shard.sha256 or self._published.get(shard.file)
+        return self.folder / (
+            f"{digest or hashlib.sha256(address.encode()).hexdigest()}{Path(shard.file).suffix}"
+        )
+
+    def digest(self, shard: Shard) -> str:
+        """Return the SHA-256 that a shard must have; "" before the first fetch, if unknown."""
+        if digest := shard.sha256 or self._published.get(shard.file):
+            return digest
+        first = self.path(shard).with_suffix(".sha256")
+        return first.read_text() if first.exists() else ""
+
+    # ---- fetching ------------------------------------------------------------------------------
 
     def get(self, shard: Shard) -> Path:
         """Return the shard's file, fetched if need be.
@@ -74,28 +163,31 @@ class ShardCache:
             UserError: The shard cannot be fetched, or differs from the manifest.
         """
         path = self.path(shard)
-        with self._fetching(path):
-            self._coming.discard(shard.sha256)
-            if not path.exists():
-                self._fetch(shard)
-            with contextlib.suppress(FileNotFoundError):  # another process may evict it at once
-                now = time.time_ns()  # the system's own stamp is too coarse to order quick reads
-                os.utime(path, ns=(now, now))
+        if not path.exists():
+            with self._fetching(path):
+                self._coming.discard(path.name)
+                if not path.exists():
+                    self._fetch(shard)
+        _touch(path)
         return path
 
     def expect(self, shards: list[Shard]) -> None:
-        """Fetch shards in the background, in their order."""
+        """Fetch shards in the background, in their order; those that are there are kept."""
         if self._pid != os.getpid():  # threads do not survive a fork
             self._expected, self._coming, self._pid = None, set(), os.getpid()
         if self._expected is None:
             self._expected = queue.SimpleQueue()
-            # a daemon thread: the end of a run does not wait for unused shards
-            threading.Thread(
-                target=self._fetch_expected, args=(self._expected,), daemon=True
-            ).start()
+            for _ in range(FETCHERS):
+                # daemon threads: the end of a run does not wait for unused shards
+                threading.Thread(
+                    target=self._fetch_expected, args=(self._expected,), daemon=True
+                ).start()
         for shard in shards:
-            if shard.sha256 not in self._coming and not self.path(shard).exists():
-                self._coming.add(shard.sha256)
+            path = self.path(shard)
+            if path.exists():
+                _touch(path)
+            elif path.name not in self._coming:
+                self._coming.add(path.name)
                 self._expected.put(shard)
 
     def _fetch_expected(self, expected: "queue.SimpleQueue[Shard]") -> None:
@@ -105,9 +197,9 @@ class ShardCache:
             # the reader of the shard tries again and raises the error
             with contextlib.suppress(UserError), self._fetching(path):
                 # a shard that its reader has fetched meanwhile may be evicted already
-                if shard.sha256 in self._coming and not path.exists():
+                if path.name in self._coming and not path.exists():
                     self._fetch(shard)
-            self._coming.discard(shard.sha256)
+            self._coming.discard(path.name)
 
     @contextlib.contextmanager
     def _fetching(self, path: Path) -> Iterator[None]:
@@ -118,23 +210,52 @@ class ShardCache:
                 yield
 
     def _fetch(self, shard: Shard) -> None:
-        fetch_file(f"{self.url}/{shard.file}", self.path(shard), shard.sha256)
-        self._evict(keep=self.path(shard))
+        path, digest = self.path(shard), self.digest(shard)
+        size = file_bytes(shard, *self._kind)
+        url = f"{self.url}/{shard.file}"
+        found = fetch_file(url, path, digest, lambda temporary: self._make_room(size, temporary))
+        if not digest:
+            write_atomic(path.with_suffix(".sha256"), found.encode())
 
-    def _evict(self, keep: Path | None = None) -> None:
-        """Delete the least recently used files until the cache is within its limit."""
-        files = []
-        for path in self.folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                if path.suffix in (".npy", ".bin"):
-                    files.append((path.stat().st_mtime_ns, path.stat().st_size, path))
-        total = sum(size for _, size, _ in files)
-        for _, size, path in sorted(files):
-            if total <= self.limit_bytes:
-                return
-            if path != keep:
-                path.unlink(missing_ok=True)
-                total -= size
+    def _make_room(self, incoming: int, temporary: Path | None = None) -> None:
+        """Delete the least recently used files, so that `incoming` bytes are within the limit.
+
+        A file that is being fetched, as `temporary` from now on, counts as `incoming` bytes at
+        least. Those of processes that were killed are deleted.
+        """
+        with locked(self.folder / ".room.lock", poll_s=0.005):
+            total, files = incoming, []
+            for path in [*self.folder.iterdir(), *self.folder.glob(f"{'[0-9a-f]' * 12}/*")]:
+                match = _TEMPORARY.fullmatch(path.name)
+                if not match and not _KEPT.fullmatch(path.name):
+                    continue
+                found = path.stat() if path.exists() else None
+                if not match and found:
+                    total += found.st_size
+                    files.append((found.st_mtime_ns, found.st_size, path))
+                elif match and match[1] == socket.gethostname() and not lives(int(match[2])):
+                    path.unlink(missing_ok=True)
+                elif match:  # also one that is renamed at this moment
+                    total += max(incoming, found.st_size if found else 0)
+            for _, size, path in sorted(files):
+                if total > self.limit_bytes:
+                    path.unlink(missing_ok=True)
+                    total -= size
+            if temporary:
+                temporary.touch()
+
+
+def _touch(path: Path) -> None:
+    """Make a file the most recently used one."""
+    with contextlib.suppress(FileNotFoundError):  # another process may delete it at once
+        now = time.time_ns()  # the system's own stamp is too coarse to order quick reads
+        os.utime(path, ns=(now, now))
+
+
+def file_bytes(shard: Shard, file_format: str, dtype: str) -> int:
+    """Return the size of a shard's file."""
+    header = len(file_header(file_format, dtype, shard.tokens))
+    return header + shard.tokens * np.dtype(dtype).itemsize
 
 
 class RemoteStream(TokenStream):
@@ -145,90 +266,175 @@ class RemoteStream(TokenStream):
         manifest: Manifest of the dataset.
         split: train, val or test.
 
+    Attributes:
+        nodes: Machines, each with a cache of its own, that read the split together.
+
     Raises:
-        UserError: A shard has no digest, or is larger than the cache.
+        UserError: A shard is larger than the cache.
     """
 
     def __init__(self, cache: ShardCache, manifest: Manifest, split: str) -> None:
         super().__init__(cache.folder, manifest, split)
         self._cache = cache
-        self._item_bytes = np.dtype(manifest.dtype).itemsize
-        for shard in self._shards:
-            if not shard.sha256:
-                raise UserError(f"{cache.url}: {shard.file} has no SHA-256 in {MANIFEST}")
-            if shard.tokens * self._item_bytes > cache.limit_bytes:
-                raise UserError(
-                    f"data.cache_limit_gb is {cache.limit_bytes / 1e9:g}, but {shard.file} of "
-                    f"{cache.url} alone has {shard.tokens * self._item_bytes / 1e9:g} GB: raise it"
-                )
+        self._bytes = [file_bytes(shard, self._format, self._dtype) for shard in self._shards]
+        self._checked: dict[int, list[int]] = {}  # size and inode of files that were compared
+        self.nodes = 1
+        largest = max(self._bytes, default=0)
+        if largest > cache.limit_bytes // cache.streams:
+            name = self._shards[self._bytes.index(largest)].file
+            raise UserError(
+                f"data.cache_limit_gb is {cache.limit_bytes / 1e9:g}, but {name} of {cache.url} "
+                f"alone has {largest / 1e9:g} GB: raise it to {_gb(largest * cache.streams)}"
+            )
 
     def horizon(self, block_size: int) -> int:
         largest = max(shard.tokens for shard in self._shards)
         return 2 * (largest // block_size + 1)
 
-    def expect(self, starts: np.ndarray, length: int) -> None:
-        first = np.searchsorted(self._ends, starts, side="right")
-        _, places = np.unique(first, return_index=True)
-        ahead: list[Shard] = []
-        room = self._cache.limit_bytes // 2  # the other half is for the shards being read
-        for index in first[np.sort(places)].tolist():
-            room -= self._shards[index].tokens * self._item_bytes
-            if room < 0 and ahead:
+    def expect(self, shards: list[int]) -> None:
+        room = self._cache.limit_bytes // self._cache.streams
+        ahead = []
+        for index in shards:
+            room -= self._bytes[index]
+            if room < 0:
                 break
             ahead.append(self._shards[index])
         self._cache.expect(ahead)
 
-    def stamps(self) -> dict[str, list[int]]:
-        return {}
+    # ---- orders for which the cache is large enough --------------------------------------------
 
-    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
-        pass  # the manifest's digests name the files, which are checked when they are opened
+    def shuffle_blocks(self, block_size: int, lanes: int) -> tuple[int, str]:
+        """Return the number of blocks in which windows are shuffled, and a remark on them.
+
+        A block has 20 shards and 262,144 windows, or the whole split. It is smaller, and the remark
+        says so, where the cache of a node does not hold its part of two blocks.
+        """
+        n, limit = len(self._shards), self._cache.limit_bytes // self._cache.streams
+        windows = max(1, len(self) // block_size // n)  # a shard
+        wanted = max(BLOCK_SHARDS * (1 + (lanes > 1)), math.ceil(BLOCK_WINDOWS / windows))
+        first = max(1, n // wanted)
+        fits = (blocks for blocks in range(first, n) if self._held(blocks, lanes) <= limit)
+        if (blocks := next(fits, max(1, n // lanes))) <= first:
+            return first, ""
+        needed = self._held(first, lanes) * self._cache.streams
+        return blocks, (
+            f"shuffle     windows of {max(1, n // blocks)} of the {n} shards of {self._cache.url} "
+            f"at a time; for {n // first} set data.cache_limit_gb {_gb(needed)}"
+        )
+
+    def _held(self, blocks: int, lanes: int, n_lanes: int = 1) -> int:
+        """Return the bytes of a node's part of this block and of the next, and a shard on its way.
+
+        Args:
+            blocks: Number of blocks.
+            lanes: Number of lanes.
+            n_lanes: Lanes that the node reads.
+        """
+        n, largest = len(self._shards), max(self._bytes)
+        shards = math.ceil(math.ceil(n / blocks) / lanes) + (lanes > 1)
+        held = (2 * shards if blocks > 1 else shards) * n_lanes + 1
+        return min(held * largest, sum(self._bytes))
+
+    def check_order(self, order: WindowOrder) -> None:
+        """Raise a UserError if an order would fetch shards again and again."""
+        largest, total = max(self._bytes), sum(self._bytes)
+        fix = "set another data.order"
+        if order.name == "random":
+            needed, fix = total, "set data.order shuffled and data.eval_batches null"
+        elif order.name != "shuffled":
+            return
+        elif order.shuffle_windows is not None:
+            # a group ends in the middle of shards, and the last window of each reaches into another
+            n_tokens = min(order.shuffle_windows, order.n_windows) * order.block_size
+            needed = min(total, 2 * math.ceil(n_tokens * len(self._shards) / len(self)) * largest)
+            fix = "lower data.shuffle_windows"
+        else:  # at the least, without the next block
+            here = order.lanes // math.gcd(order.lanes, self.nodes)
+            n_shards = math.ceil(math.ceil(len(self._shards) / order.blocks) / order.lanes)
+            needed = min(total, n_shards * here * largest)
+        cache = self._cache
+        if needed > cache.limit_bytes // cache.streams:
+            among = f", which {cache.streams} datasets share" * (cache.streams > 1)
+            raise UserError(
+                f"data.order {order.name} reads {needed / 1e9:.3g} GB of {cache.url} at a time, "
+                f"and data.cache_limit_gb is {cache.limit_bytes / 1e9:g}{among}: shards would be "
+                f"fetched again and again; raise it to {_gb(needed * cache.streams)}, or {fix}"
+            )
+
+    # ---- reading -------------------------------------------------------------------------------
+
+    def stamps(self) -> dict[str, Any]:
+        digest = self._cache.listing_digest
+        return {ALL_SHARDS: digest} if digest else {}
+
+    def check_stamps(self, stamps: dict[str, Any]) -> None:
+        # The digests of a manifest name the files, which are checked when they are opened.
+        if self._cache.listing_digest and stamps and stamps != self.stamps():
+            raise UserError(
+                f"shards of {self._cache.url} have changed since the checkpoint was saved, and "
+                "without a manifest their tokens cannot be compared: resume with "
+                "--data.allow_changes true"
+            )
 
     def _tokens(self, index: int) -> np.ndarray:
-        if index in self._maps:
-            self._maps[index] = self._maps.pop(index)  # most recently used
-            return self._maps[index][0]
-        tokens = self._opened(self._shards[index])
-        self._maps[index] = tokens, tokens.nbytes
-        while sum(size for _, size in self._maps.values()) > self._cache.limit_bytes:
-            self._maps.pop(next(iter(self._maps)))  # an open map keeps a deleted file's space
-        return tokens
-
-    def _opened(self, shard: Shard) -> np.ndarray:
         """Map a shard's tokens from a file whose digest was checked in this process."""
+        shard = self._shards[index]
+        kept = Shard(self._cache.path(shard).name, shard.tokens, shard.sha256)
         while True:
             path = self._cache.get(shard)
             try:
-                if file_sha256(path) == shard.sha256:
-                    kept = Shard(path.name, shard.tokens, shard.sha256)
-                    return open_shard(path.parent, kept, self._dtype, self._format)
-                path.unlink(missing_ok=True)  # damaged in the cache: fetched again
+                if self._checked.get(index) != (found := stamp(path)[:2]):
+                    if file_sha256(path) != self._cache.digest(shard):  # damaged: fetched again
+                        path.unlink(missing_ok=True)
+                        continue
+                    self._checked[index] = found
+                return open_shard(path.parent, kept, self._dtype, self._format)
             except (FileNotFoundError, UserError):
                 if path.exists():  # else another process evicted it meanwhile
                     raise
 
 
+def _gb(n_bytes: int) -> str:
+    """Return bytes in 1e9 bytes with three digits, rounded up, as a limit is given."""
+    digits = 3 - math.ceil(math.log10(max(n_bytes, 1) / 1e9 * (1 + 1e-12)))
+    return f"{math.ceil(n_bytes / 1e9 * 10**digits) / 10**digits:g}"
+
+
 # ---- fetching ----------------------------------------------------------------------------------
 
 
-def fetch_file(url: str, path: Path, sha256: str) -> None:
+def fetch_file(
+    url: str, path: Path, sha256: str, before: Callable[[Path], None] = lambda temporary: None
+) -> str:
     """Fetch a file, which appears at `path` complete and checked or not at all.
+
+    Args:
+        url: Address of the file.
+        path: Path of the copy.
+        sha256: Expected digest; "" for any.
+        before: Function to call before the copy, with the path of the temporary file.
+
+    Returns:
+        SHA-256 of the file.
 
     Raises:
         UserError: All attempts failed, or the digest differs.
         OSError: The file cannot be written.
     """
 
-    def fetch(system: Any, remote_path: str) -> None:
+    def fetch(system: Any, remote_path: str) -> str:
         system.get_file(remote_path, str(temporary))
         found = file_sha256(temporary)
-        if found != sha256:
+        if found != (sha256 or found):
             raise ValueError(f"expected SHA-256 {sha256}, found {found}")
+        return found
 
     with replacement(path) as temporary:
-        attempts(url, fetch)
+        before(temporary)
+        found = attempts(url, fetch)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
+    return found
 
 
 def attempts(url: str, work: Callable[[Any, str], T], action: str = "fetch") -> T:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from gpt_lightning.data.order import SHUFFLE_WINDOWS, OrderName
+from gpt_lightning.data.order import OrderName
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import Seed, check_arguments
 
@@ -27,7 +27,7 @@ class DataSettings:
 
     dataset: str | None = None
     """Folder of shards (from `gpt-lightning prepare`, nanoGPT, llm.c or build-nanogpt), its name
-    under data_dir, or a URL (s3://, gs://, hf://, https://) of a prepared dataset."""
+    under data_dir, or a URL (s3://, gs://, hf://, https://) of such shards."""
     mixture: dict[str, float] | None = None
     """Several datasets with a weight each; validation uses the first."""
     corpus: str | None = None
@@ -57,12 +57,14 @@ class DataSettings:
     data.order nanogpt all are drawn, so that the draws after an evaluation stay nanoGPT's."""
     order: OrderName | Literal["nanogpt"] = "shuffled"
     """sequential: front to back; random: random positions, as in nanoGPT; shuffled: each window
-    once per epoch, shard by shard in a large dataset; repeat: the first batch again and again;
+    once per epoch, with other borders in every epoch; repeat: the first batch again and again;
     nanogpt: random positions, drawn from the run's generator as nanoGPT's program does."""
-    shuffle_windows: PositiveInt = SHUFFLE_WINDOWS
-    """Number of windows that the order `shuffled` permutes as one group."""
+    shuffle_windows: PositiveInt | None = None
+    """null: `shuffled` permutes all windows of a folder, and blocks of many shards of a URL. A
+    number: it permutes groups of this number of neighbouring windows, as earlier versions did with
+    16384; a resumed run keeps the order of its checkpoint."""
     cache_limit_gb: NonNegativeFloat = 20.0
-    """Size limit of data_dir/cache, which keeps shards from a URL."""
+    """Size limit of data_dir/cache, which keeps the shards of all URLs."""
     num_workers: NonNegativeInt = 0
     """Number of processes that read ahead; 0: the training process reads."""
     seed: Seed | None = None

@@ -1,19 +1,31 @@
 """Tokens on disk: write a shard, read windows from a split's shards, in an order."""
 
 import dataclasses
+import errno
+import functools
 import hashlib
 import json
 import os
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gpt_lightning.data.formats import file_header
-from gpt_lightning.data.manifest import Manifest, Shard, open_shard, repair_hint
+from gpt_lightning.data.formats import advise_random, file_header
+from gpt_lightning.data.manifest import (
+    CHECK_READ,
+    SCAN_BYTES,
+    Manifest,
+    Shard,
+    open_shard,
+    repair_hint,
+)
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import file_sha256, write_durable
+from gpt_lightning.files import explained, file_sha256, write_durable
+
+ALL_SHARDS = "*"  # key of a digest of all stamps; checkpoints of earlier versions have file names
 
 
 def write_shard(path: Path, tokens: np.ndarray) -> Shard:
@@ -51,17 +63,17 @@ class TokenStream:
         self._dtype, self._format = manifest.dtype, manifest.format
         self._vocab_size = manifest.vocab_size
         self._shards = manifest.splits[split]
-        content = json.dumps(dataclasses.asdict(manifest), sort_keys=True)
+        content = json.dumps(vars(manifest), sort_keys=True, default=vars)
         self.digest = hashlib.sha256(content.encode()).hexdigest()  # of the whole dataset
         counts = np.array([shard.tokens for shard in self._shards], dtype=np.int64)
         self._ends = np.cumsum(counts)  # shard i holds the tokens _ends[i] - counts[i] .. _ends[i]
-        self._maps: dict[int, tuple[np.ndarray, int]] = {}
+        self._maps_key = object()
+        self._unchecked: set[int] = set()  # shards whose digest is compared when they are opened
+        self.is_random = False  # True: windows are read here and there
+        self.nodes = 1  # machines that read the split together
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_maps": {}}
 
     @property
     def shard_tokens(self) -> tuple[int, ...]:
@@ -72,35 +84,65 @@ class TokenStream:
         """Return the prefetch horizon in windows; 0 if the stream is local."""
         return 0
 
-    def expect(self, starts: np.ndarray, length: int) -> None:
-        """Announce windows that will be read, in their order, so that shards can be prefetched."""
+    def expect(self, shards: list[int]) -> None:
+        """Announce shards that will be read, in their order, so that they can be prefetched."""
 
-    def stamps(self) -> dict[str, list[int]]:
-        """Return size, inode and times of each shard's file, which change when it is replaced."""
+    def shuffle_blocks(self, block_size: int, lanes: int) -> tuple[int, str]:
+        """Return the number of blocks in which windows are shuffled, and a remark on them."""
+        return 1, ""
+
+    def check_order(self, order: WindowOrder) -> None:
+        """Raise a UserError if a cache of shards is too small for an order."""
+
+    def stamps(self) -> dict[str, Any]:
+        """Return a digest of the shards' file names, sizes, inodes and times."""
+        return {ALL_SHARDS: hashlib.sha256(json.dumps(self._stamps).encode()).hexdigest()}
+
+    @functools.cached_property
+    def _stamps(self) -> dict[str, list[int]]:
+        """Stamp of each file as it was opened; they change when the file is replaced."""
         return {shard.file: stamp(self._folder / shard.file) for shard in self._shards}
 
-    def check_stamps(self, stamps: dict[str, list[int]]) -> None:
+    def check_stamps(self, stamps: dict[str, Any]) -> None:
         """Compare shards whose stamp has changed with the manifest's digests.
 
-        A dataset that was copied has other stamps; its shards are read once.
+        The shards of a dataset that was copied have other stamps. Up to 1 GiB they are read here,
+        further ones when they are first opened.
+
+        Args:
+            stamps: Result of `stamps` in a checkpoint; in an old one, a stamp of each file.
 
         Raises:
             UserError: A shard has been replaced.
         """
-        for shard in self._shards:
-            path = self._folder / shard.file
-            if stamps.get(shard.file) == stamp(path):
+        if stamps == self.stamps():
+            return
+        for index, shard in enumerate(self._shards):
+            if stamps.get(shard.file) == self._stamps[shard.file]:
                 continue
-            if not shard.sha256 and shard.file in stamps:
+            if not shard.sha256 and (shard.file in stamps or ALL_SHARDS in stamps):
                 raise UserError(
-                    f"{path} has changed since the checkpoint was saved, and without a digest "
+                    f"{self._folder / shard.file} or another shard has changed since the "
+                    "checkpoint was saved, and without a digest "
                     "its tokens cannot be compared: resume with --data.allow_changes true"
                 )
-            if shard.sha256 and (found := file_sha256(path)) != shard.sha256:
-                raise UserError(
-                    f"{path} has been replaced since the checkpoint was saved: expected SHA-256 "
-                    f"{shard.sha256}, found {found}; {repair_hint(self._folder)}"
-                )
+            self._unchecked |= {index} if shard.sha256 else set()
+        n_tokens = sum(self._shards[index].tokens for index in self._unchecked)
+        if n_tokens * np.dtype(self._dtype).itemsize <= SCAN_BYTES:
+            for index in sorted(self._unchecked):
+                self._check(index)
+
+    def _check(self, index: int) -> None:
+        shard = self._shards[index]
+        path = self._folder / shard.file
+        with explained("read", path, CHECK_READ):
+            found = file_sha256(path)
+        if found != shard.sha256:
+            raise UserError(
+                f"{path} has been replaced since the checkpoint was saved: expected SHA-256 "
+                f"{shard.sha256}, found {found}; {repair_hint(self._folder)}"
+            )
+        self._unchecked.discard(index)
 
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
         """Read windows of tokens, which may cross from one shard into the next.
@@ -145,15 +187,47 @@ class TokenStream:
             shard += 1
 
     def _tokens(self, index: int) -> np.ndarray:
-        path = self._folder / self._shards[index].file
-        if index not in self._maps:
-            tokens = open_shard(self._folder, self._shards[index], self._dtype, self._format)
-            self._maps[index] = tokens, path.stat().st_size
-        tokens, size = self._maps[index]
+        key = self._maps_key, index
+        if key not in _MAPS:
+            if index in self._unchecked:
+                self._check(index)
+            _MAPS[key] = self._map(self._shards[index])
+            while len(_MAPS) > max_maps():
+                _MAPS.popitem(last=False)
+        _MAPS.move_to_end(key)
+        tokens, path, size = _MAPS[key]
         # Reading a mapped page beyond a truncated file's end kills the process (SIGBUS).
         if os.stat(path).st_size != size:
             raise UserError(f"{path} changed while it was read; {repair_hint(self._folder)}")
         return tokens
+
+    def _map(self, shard: Shard) -> tuple[np.ndarray, Path, int]:
+        path = self._folder / shard.file
+        try:
+            tokens = open_shard(self._folder, shard, self._dtype, self._format)
+        except UserError as error:
+            if getattr(error.__cause__, "errno", 0) not in (errno.EMFILE, errno.ENFILE):
+                raise
+            _MAPS.clear()  # what else this process has opened leaves fewer than it seemed
+            tokens = open_shard(self._folder, shard, self._dtype, self._format)
+        if self.is_random:
+            advise_random(tokens)
+        return tokens, path, path.stat().st_size
+
+
+# Mapped shards of all streams of this process, the least recently read first. Each holds a file
+# descriptor, of which a process may have 1,024, often less than a corpus has shards.
+_MAPS: OrderedDict[tuple[object, int], tuple[np.ndarray, Path, int]] = OrderedDict()
+
+
+def max_maps() -> int:
+    """Return the bound of _MAPS: a quarter of the file descriptors that the process may have."""
+    try:
+        import resource  # absent on Windows
+    except ImportError:
+        return 256
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 4096 if soft < 0 else max(16, min(soft, 2**14) // 4)
 
 
 class DatasetWindows:
@@ -171,6 +245,7 @@ class DatasetWindows:
     def __init__(self, stream: TokenStream, order: WindowOrder) -> None:
         self.stream, self.order = stream, order
         self.n_windows, self.block_size = order.n_windows, order.block_size
+        stream.is_random = order.name in ("random", "shuffled")
         self._looked_ahead = (-1, -1)  # epoch and window up to which shards were announced
 
     def read(self, epoch: int, first: int, count: int, rank: int, world: int) -> np.ndarray:
@@ -180,14 +255,14 @@ class DatasetWindows:
             int64, (count / world, T + 1).
         """
         starts = self.order.starts(epoch, first, count)[rank::world]
-        self.look_ahead(epoch, first)
+        self.look_ahead(epoch, first, rank, world)
         return self.stream.windows(starts, self.block_size + 1)
 
     def shares(self, epoch: int, window: int) -> dict[str, float]:
         """Return an empty dict: shares are a mixture's."""
         return {}
 
-    def look_ahead(self, epoch: int, first: int) -> None:
+    def look_ahead(self, epoch: int, first: int, rank: int, world: int) -> None:
         """Announce the coming windows to a stream that has to fetch their shards."""
         horizon = self.stream.horizon(self.block_size)
         if not horizon or self.order.name == "random":
@@ -196,19 +271,43 @@ class DatasetWindows:
         if epoch == last_epoch and last - horizon <= first < last - horizon // 2:
             return
         self._looked_ahead = (epoch, first + horizon)
-        count = min(horizon, self.n_windows - first)
-        self.stream.expect(self.order.starts(epoch, first, count), self.block_size + 1)
+        self.stream.expect(self.order.shards_ahead(epoch, first, horizon, rank, world))
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide the order, as JSON types."""
         order = self.order
-        return {
+        identity = {
             "dataset": self.stream.digest,
             "data.order": order.name,
             "data.seed": order.seed,
             "data.block_size": order.block_size,
             "data.shuffle_windows": order.shuffle_windows,
         }
+        if order.shuffle_windows is None:
+            identity |= {"shuffled blocks": order.blocks, "shuffled lanes": order.lanes}
+        return identity
+
+    def keep_shuffle(self, theirs: dict[str, Any]) -> None:
+        """Take over the shuffle of a checkpoint, unless data.shuffle_windows is set.
+
+        Args:
+            theirs: Result of `identity` in the checkpoint.
+
+        Raises:
+            UserError: The cache is too small for it.
+        """
+        unset, same = (
+            self.order.shuffle_windows is None,
+            theirs.get("dataset") == self.stream.digest,
+        )
+        if unset and same and "data.shuffle_windows" in theirs:
+            self.order = dataclasses.replace(
+                self.order,
+                shuffle_windows=theirs["data.shuffle_windows"],
+                blocks=theirs.get("shuffled blocks", 1),
+                lanes=theirs.get("shuffled lanes", 1),
+            )
+            self.stream.check_order(self.order)
 
 
 def stamp(path: Path) -> list[int]:

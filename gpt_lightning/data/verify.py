@@ -5,6 +5,7 @@ from pathlib import Path
 from gpt_lightning.data.dataset import read_manifest
 from gpt_lightning.data.formats import ShardError
 from gpt_lightning.data.manifest import (
+    CHECK_READ,
     Manifest,
     check_tokens,
     checked_shard,
@@ -13,6 +14,8 @@ from gpt_lightning.data.manifest import (
 )
 from gpt_lightning.data.progress import Progress
 from gpt_lightning.errors import UserError
+
+UNREAD = " cannot be read: "
 
 
 def verify(folder: str) -> None:
@@ -32,7 +35,7 @@ def verify(folder: str) -> None:
     if faults:
         raise UserError(
             f"{folder}: {len(faults)} fault{'s' * (len(faults) > 1)} in {n_shards} shards: "
-            f"{'; '.join(faults)}; {repair_hint(path)}"
+            f"{'; '.join(faults)}; {CHECK_READ if UNREAD in faults[0] else repair_hint(path)}"
         )
     n_tokens = sum(shard.tokens for shard in manifest.shards())
     without = "" if all(shard.sha256 for shard in manifest.shards()) else ", which have no digests"
@@ -43,15 +46,20 @@ def verify(folder: str) -> None:
 
 
 def damage(folder: Path, manifest: Manifest, progress: Progress) -> list[str]:
-    """Return a line for every shard that is damaged, missing, or not listed in the manifest."""
-    faults = []
+    """Return a line for every shard that is unreadable, damaged, missing, or not in the manifest.
+
+    Unreadable shards come first: nothing is known of their content.
+    """
+    unread, faults = [], []
     for shard in manifest.shards():
         try:
             checked_shard(folder, shard, manifest.dtype, manifest.format)
             check_tokens(folder, shard, manifest, progress)
-        except (ShardError, OSError) as error:
-            faults.append(f"{shard.file}: {getattr(error, 'strerror', None) or error}")
-    return faults + [
+        except ShardError as fault:
+            faults.append(f"{shard.file}: {fault}")
+        except OSError as error:
+            unread.append(f"{shard.file}{UNREAD}{error.strerror or error}")
+    return [*unread, *faults] + [
         f"{name}: found this shard, which the manifest does not list"
         for name in unlisted_files(folder, manifest)
     ]

@@ -17,7 +17,7 @@ of Settings.
 | tokenizer | spec of the tokenizer of the data, for tokenizer_from_spec |
 | data_position | epoch and windows of it that are done, for people |
 | data_identity | digests and settings that decide the order of the batches |
-| shards | file -> size, inode and times, to detect replaced shards |
+| shards | digest of the shards' sizes, inodes and times, to detect replaced shards |
 | run_identity | settings of the Trainer that decide the numbers, and the seed |
 | environment | versions, device, threads, ranks: equal for a bit-exact resume |
 | spikes | windows of SpikeGuard and its count of skipped steps; empty without model.skip_spikes |
@@ -75,7 +75,7 @@ class RunRecord:
         data_position: Epoch and windows of it that are done.
         data_identity: Digests and settings that decide the order of the batches; empty if the file
             does not have them.
-        shards: File -> size, inode and times.
+        shards: Digest of the training shards' sizes, inodes and times; earlier, those of each file.
         run_identity: Settings of the Trainer that decide the numbers, and the seed.
         environment: Versions, device, threads, ranks.
         run_id: Identity of the run folder; None without one.
@@ -91,7 +91,7 @@ class RunRecord:
     tokenizer: dict[str, Any] | None = None
     data_position: dict[str, int] = field(default_factory=dict)
     data_identity: dict[str, Any] = field(default_factory=dict)
-    shards: dict[str, list[int]] = field(default_factory=dict)
+    shards: dict[str, Any] = field(default_factory=dict)
     run_identity: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     spikes: dict[str, Any] = field(default_factory=dict)

@@ -6,6 +6,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 
+from gpt_lightning.data.readers import WindowReader
 from gpt_lightning.errors import UserError
 from gpt_lightning.runs import resume
 from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord
@@ -34,6 +35,13 @@ def loaded(trainer: L.Trainer, checkpoint: dict[str, Any]) -> Checkpoint | None:
             data.restart()
         return None
     theirs = Checkpoint.of(checkpoint, path)
+    data = token_data(trainer) if is_fitting(trainer) else None
+    if data is not None and isinstance(data.reader, WindowReader):
+        before = data.reader.train_loader.identity()
+        data.reader.keep_shuffle(theirs.record.data_identity)
+        kept = resume.differences(before, data.reader.train_loader.identity())
+        if kept and trainer.is_global_zero:
+            print(f"order       of the checkpoint: {', '.join(kept)}")
     finders = (find_callback(trainer, kind) for kind in (LearningRateFinder, BatchSizeFinder))
     if is_fitting(trainer) and any(finders):
         raise UserError(

@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 
-from gpt_lightning.data.dataset import TokenDataset
+from gpt_lightning.data.dataset import TokenDataset, is_remote
 from gpt_lightning.data.loader import EvalLoader
 from gpt_lightning.data.manifest import Manifest
 from gpt_lightning.data.readers import NanoGPTReader, Place, Reader, WindowReader
@@ -106,7 +106,9 @@ class TokenDataModule(L.LightningDataModule):
     def _dataset(self, address: str) -> TokenDataset:
         if address not in self._datasets:
             settings = self.settings
-            dataset = TokenDataset(address, Path(settings.data_dir), settings.cache_limit_gb)
+            streams = max(1, sum(map(is_remote, self.addresses)))
+            folder, limit = Path(settings.data_dir), settings.cache_limit_gb
+            dataset = TokenDataset(address, folder, limit, streams)
             self._check_same_tokens(address, dataset)
             self._datasets[address] = dataset
         return self._datasets[address]
@@ -246,9 +248,13 @@ class TokenDataModule(L.LightningDataModule):
         trainer = self.trainer
         addresses = self.addresses if stage == "fit" else self.addresses[:1]
         datasets = {address: self._dataset(address) for address in addresses}
+        # Lightning counts ranks node by node; streams are read so that each node has its shards
+        nodes = trainer.num_nodes if any(map(is_remote, addresses)) else 1
+        rank = trainer.local_rank * nodes + trainer.node_rank if nodes > 1 else trainer.global_rank
         place = Place(
+            nodes=nodes,
             accumulate=trainer.accumulate_grad_batches,
-            rank=trainer.global_rank,
+            rank=rank,
             world=trainer.world_size,
             pin_memory=trainer.strategy.root_device.type == "cuda",
             limit=trainer.limit_train_batches,

@@ -1,0 +1,350 @@
+"""Streams of many shards: the cache's limit, shuffles that fit it, nodes, and shards of others."""
+
+import contextlib
+import math
+import os
+import re
+import socket
+from pathlib import Path
+from typing import ClassVar
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from served import Server, serving
+
+from gpt_lightning.data import remote
+from gpt_lightning.data.dataset import TokenDataset, load_manifest
+from gpt_lightning.data.formats import file_header
+from gpt_lightning.data.loader import TrainLoader
+from gpt_lightning.data.manifest import Manifest, TextOrigin
+from gpt_lightning.data.readers import Place, WindowReader
+from gpt_lightning.data.settings import DataSettings
+from gpt_lightning.data.shards import write_shard
+from gpt_lightning.errors import UserError
+
+N, TOKENS, T = 24, 208, 16
+SHARD_BYTES = 128 + 2 * TOKENS
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(remote, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(remote, "BLOCK_SHARDS", 6)
+    monkeypatch.setattr(remote, "BLOCK_WINDOWS", 50)
+
+
+def tokens() -> np.ndarray:
+    return np.arange(N * TOKENS, dtype=np.uint16)
+
+
+@pytest.fixture
+def ours(tmp_path) -> Path:
+    """Dataset with a manifest whose token i is i."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    parts = enumerate(tokens().reshape(N, TOKENS))
+    shards = tuple(write_shard(folder / f"train-{i:05d}.npy", part) for i, part in parts)
+    source = TextOrigin("s", 1, "0")
+    Manifest({"name": "gpt2"}, 50257, "uint16", source, {}, {"train": shards}).save(folder)
+    return folder
+
+
+@pytest.fixture
+def server(ours):
+    with serving(ours) as server:
+        yield server
+
+
+def write_llmc(folder: Path) -> Path:
+    folder.mkdir()
+    for index, part in enumerate(tokens().reshape(N, TOKENS)[:5], 1):
+        path = folder / f"fineweb_train_{index:06d}.bin"
+        path.write_bytes(file_header("llmc", "uint16", TOKENS) + part.tobytes())
+    (folder / "README.md").write_text("shards")
+    return folder
+
+
+def reader(
+    address: str, data: Path, shards: float = 100, place: Place | None = None, **settings
+) -> WindowReader:
+    """Reader of an address with a cache of some shards."""
+    limit = shards * SHARD_BYTES / 1e9
+    chosen = {"dataset": address, "block_size": T, "batch_size": 4, "seed": 1, **settings}
+    alone = Place(1, 0, 1, pin_memory=False, limit=1.0, overfit=False)
+    dataset = TokenDataset(address, data, limit, len(chosen.get("mixture") or "1"))
+    return WindowReader({address: dataset}, DataSettings(**chosen), place or alone)
+
+
+def fetched(server: Server) -> list[str]:
+    return [name for name in server.requests if name.startswith(("train", "fineweb"))]
+
+
+def kept_bytes(data: Path) -> int:
+    sizes = {}
+    for path in (data / "cache").iterdir():  # a file may be renamed meanwhile
+        with contextlib.suppress(FileNotFoundError):
+            name = path.name.lstrip(".").partition(".")[0]
+            sizes[name] = max(sizes.get(name, 0), os.stat(path).st_size)
+    return sum(sizes.values())
+
+
+def epoch(loader: TrainLoader) -> np.ndarray:
+    return np.concatenate([x.numpy() for x, _ in loader])
+
+
+# ---- one limit ---------------------------------------------------------------------------------
+
+
+def test_a_shuffle_fits_its_cache_and_fetches_each_shard_once(server, tmp_path, capsys):
+    limit = 14  # two blocks of six, a shard on its way, and room
+    made = reader(server.url, tmp_path, limit)
+    order = made.train_loader.source.order
+    assert (order.blocks, order.lanes) == (4, 1)
+    assert capsys.readouterr().out == ""
+    windows = []
+    for x, _ in made.train_loader:
+        windows.append(x)
+        assert kept_bytes(tmp_path) <= limit * SHARD_BYTES
+    assert sorted(set(fetched(server))) == sorted(p.name for p in server.folder.glob("*.npy"))
+    # the next epoch's first block is fetched ahead
+    assert len(fetched(server)) <= N + 6
+    starts = np.concatenate(windows)[:, 0]
+    assert len(set(starts.tolist())) == len(starts)
+
+
+def test_a_smaller_cache_shuffles_fewer_shards_and_says_so(server, tmp_path, capsys):
+    made = reader(server.url, tmp_path, 7)
+    assert made.train_loader.source.order.blocks == 8
+    said = capsys.readouterr().out
+    found = re.fullmatch(
+        r"shuffle     windows of 3 of the 24 shards of \S+ at a time; "
+        r"for 6 set data.cache_limit_gb (\S+)\n",
+        said,
+    )
+    assert found
+    raised = reader(server.url, tmp_path, float(found[1]) * 1e9 / SHARD_BYTES)
+    assert raised.train_loader.source.order.blocks == 4
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "fix"),
+    [
+        ({"order": "random"}, "set data.order shuffled"),
+        ({"shuffle_windows": 150}, "lower data.shuffle_windows"),
+    ],
+)
+def test_an_order_that_would_fetch_again_and_again_is_refused(settings, fix, server, tmp_path):
+    with pytest.raises(UserError, match=f"data.cache_limit_gb is .*, or {fix}") as caught:
+        len(reader(server.url, tmp_path, 5, **settings).train_loader)
+    limit = re.search(r"raise it to (\S+), or", str(caught.value))
+    made = reader(server.url, tmp_path, float(limit[1]) * 1e9 / SHARD_BYTES, **settings)
+    epoch(made.train_loader)
+    assert len(fetched(server)) <= N
+    assert fetched(server)
+
+
+def test_datasets_share_the_limit(server, tmp_path):
+    mixture = {server.url: 1.0, "http://other": 1.0}
+    halved = reader(server.url, tmp_path, 14, dataset=None, mixture=mixture)
+    alone = reader(server.url, tmp_path, 7)
+    assert halved._windows(halved.train_streams[server.url], "shuffled").order.blocks == (
+        alone.train_loader.source.order.blocks
+    )
+
+
+def test_what_killed_processes_and_earlier_versions_left_counts(server, tmp_path):
+    cache = tmp_path / "cache"
+    (cache / "0123456789ab").mkdir(parents=True)
+    digest = "f" * 64
+    dead = cache / f".{digest}.npy.tmp.{socket.gethostname()}.{2**22 + 1}"
+    lives = cache / f".{digest}.npy.tmp.another-host.1"
+    old = cache / "0123456789ab" / f"{digest}.npy"
+    mine = cache / "notes.npy"
+    for path in (dead, lives, old, mine):
+        path.write_bytes(b"x" * SHARD_BYTES)
+    made = reader(server.url, tmp_path, 2, order="sequential")
+    assert not dead.exists()
+    assert old.exists()
+    next(iter(made.train_loader))
+    assert not old.exists()
+    assert lives.exists()
+    assert mine.exists()
+
+
+def test_no_file_stays_mapped(server, tmp_path):
+    made = reader(server.url, tmp_path, 4, order="sequential")
+    epoch(made.train_loader)
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("needs /proc")
+    assert str(tmp_path / "cache") not in maps.read_text()
+
+
+# ---- nodes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_each_node_fetches_its_share(nodes, server, tmp_path):
+    """Two ranks on each node; their union is the order of one process."""
+    world, caches, batches = 2 * nodes, [], {}
+    for node in range(nodes):
+        server.requests.clear()
+        for rank in (node, node + nodes):  # of TokenDataModule: local rank x nodes + node
+            place = Place(1, rank, world, pin_memory=False, limit=1.0, overfit=False, nodes=nodes)
+            made = reader(server.url, tmp_path / str(node), place=place, batch_size=2)
+            batches[rank] = [x.numpy() for x, _ in made.train_loader]
+            order = made.train_loader.source.order
+        caches.append(set(fetched(server)))
+    assert (order.lanes, order.blocks) == (nodes, 2)
+    share, rest = math.ceil(N / nodes), nodes  # of the rest of the epoch, and of the next epoch
+    assert max(map(len, caches)) < N
+    assert sum(map(len, caches)) >= N
+    assert max(map(len, caches)) <= 2 * share + rest
+    alone = reader(server.url, tmp_path / "alone", 100, batch_size=2 * world).train_loader
+    alone.source.order = order
+    for index, (x, _) in enumerate(alone):
+        for rank in range(world):
+            assert np.array_equal(x[rank::world], batches[rank][index])
+
+
+def test_a_checkpoint_keeps_its_shuffle_wherever_it_goes_on(server, ours, tmp_path):
+    saved = reader(server.url, tmp_path, 14).train_loader
+    identity, expected = saved.identity(), epoch(saved)
+    assert identity["shuffled blocks"] == 4
+    local = reader(str(ours), tmp_path)
+    assert local.train_loader.source.order.blocks == 1
+    local.keep_shuffle(identity)
+    assert local.train_loader.identity() == identity
+    assert np.array_equal(epoch(local.train_loader), expected)
+    small = reader(server.url, tmp_path / "small", 5)
+    with pytest.raises(
+        UserError, match=r"data.cache_limit_gb is 2.72e-06: .* raise it to 3.27e-06"
+    ):
+        small.keep_shuffle(identity)
+    # of an earlier version: groups along the shards
+    older = {k: v for k, v in identity.items() if not k.startswith("shuffled")}
+    older["data.shuffle_windows"] = 16_384
+    again = reader(str(ours), tmp_path)
+    again.keep_shuffle(older)
+    assert again.train_loader.identity() == older
+    other = reader(str(ours), tmp_path)
+    other.keep_shuffle(older | {"dataset": "another"})
+    assert other.train_loader.identity()["data.shuffle_windows"] is None
+
+
+# ---- shards without our manifest ---------------------------------------------------------------
+
+
+def test_shards_of_llmc_by_address(tmp_path):
+    folder = write_llmc(tmp_path / "fineweb")
+    with serving(folder) as server:
+        data = TokenDataset(server.url, tmp_path, 1.0)
+        assert data.manifest == load_manifest(folder)
+        whole = data.stream("train", T).windows(np.array([0, 200]), 400)
+        assert np.array_equal(whole, tokens()[np.array([[0], [200]]) + np.arange(400)])
+        # headers alone were read, of all shards; then the first three shards
+        assert fetched(server).count("fineweb_train_000002.bin") == 2
+        assert fetched(server).count("fineweb_train_000005.bin") == 1
+
+
+def test_a_shard_that_changes_after_its_first_use_is_refused(tmp_path):
+    folder = write_llmc(tmp_path / "fineweb")
+    with serving(folder) as server:
+        TokenDataset(server.url, tmp_path, 1.0).stream("train", T).windows(np.array([0]), 9)
+        for path in (tmp_path / "cache").glob("*.bin"):
+            path.unlink()
+        path = folder / "fineweb_train_000001.bin"
+        content = bytearray(path.read_bytes())
+        content[1024] ^= 1
+        path.write_bytes(content)
+        stream = TokenDataset(server.url, tmp_path, 1.0).stream("train", T)
+        with pytest.raises(UserError, match=r"000001\.bin .*expected SHA-256 \w{64}, found \w{64}"):
+            stream.windows(np.array([0]), 9)
+
+
+EMPTY = file_header("llmc", "uint16", 0)
+
+
+class Hub(MemoryFileSystem):
+    """File system with the digests of large files in its listings, as the hub has them."""
+
+    protocol = "likehub"
+    store: ClassVar[dict] = {}
+    digests: ClassVar[dict[str, str]] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.replace("likehub://", "memory://"))
+
+    def ls(self, path, detail=True, **kwargs):
+        entries = super().ls(path, detail=True, **kwargs)
+        for entry in entries:
+            name = entry["name"].rpartition("/")[2]
+            entry["lfs"] = {"sha256": self.digests[name]} if name in self.digests else None
+        return entries
+
+
+@pytest.fixture
+def hub(tmp_path):
+    folder = write_llmc(tmp_path / "fineweb")
+    fsspec.register_implementation("likehub", Hub, clobber=True)
+    system = Hub()
+    for path in folder.iterdir():
+        system.pipe_file(f"/set/{path.name}", path.read_bytes())
+        if path.suffix == ".bin":
+            Hub.digests[path.name] = remote.file_sha256(path)
+    yield system
+    Hub.digests.clear()
+    Hub.store.clear()
+
+
+def test_the_hubs_digests_are_compared(hub, tmp_path):
+    data = TokenDataset("likehub://set", tmp_path, 1.0)
+    assert data.manifest == load_manifest(tmp_path / "fineweb")
+    stream = data.stream("train", T)
+    assert stream.windows(np.array([207]), 3).tolist() == [[207, 208, 209]]
+    assert {p.stem for p in (tmp_path / "cache").glob("*.bin")} <= set(Hub.digests.values())
+    content = bytearray(hub.cat_file("/set/fineweb_train_000004.bin"))
+    content[-1] ^= 1
+    hub.pipe_file("/set/fineweb_train_000004.bin", bytes(content))
+    with pytest.raises(UserError, match=r"000004\.bin .*expected SHA-256 \w{64}, found \w{64}"):
+        stream.windows(np.array([3 * TOKENS]), 3)
+
+
+def test_a_listing_that_has_changed_is_refused_on_resume(hub, tmp_path):
+    saved = TokenDataset("likehub://set", tmp_path, 1.0).stream("train", T).stamps()
+    TokenDataset("likehub://set", tmp_path, 1.0).stream("train", T).check_stamps(saved)
+    path = "/set/fineweb_train_000005.bin"
+    half = file_header("llmc", "uint16", 100) + b"\0" * 200
+    hub.pipe_file(path, half)
+    changed = TokenDataset("likehub://set", tmp_path, 1.0).stream("train", T)
+    with pytest.raises(UserError, match="have changed since the checkpoint was saved"):
+        changed.check_stamps(saved)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"fineweb_train_000001.bin": b"x" * 2000}, "found the magic number 2021161080"),
+        ({"fineweb_train_000001.bin": b"x"}, "found 1 bytes, fewer than the 1,024"),
+        ({"fineweb_train_000007.bin": EMPTY}, "expected the shard after"),
+        ({"other_train_000001.bin": b"x" * 2000}, "of one data set"),
+        ({"fineweb_train_000005.bin": b""}, "found 0 bytes, fewer"),
+    ],
+)
+def test_shards_that_are_none(change, line, hub, tmp_path):
+    for name, content in change.items():
+        hub.pipe_file(f"/set/{name}", content)
+    with pytest.raises(UserError, match=line):
+        TokenDataset("likehub://set", tmp_path, 1.0)
+
+
+def test_an_address_without_shards(tmp_path):
+    fsspec.register_implementation("likehub", Hub, clobber=True)
+    Hub().pipe_file("/bare/train.bin", b"x" * 2000)
+    with pytest.raises(UserError, match="bare lists no shards of llm"):
+        TokenDataset("likehub://bare", tmp_path, 1.0)
+    Hub.store.clear()

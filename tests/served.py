@@ -1,0 +1,74 @@
+"""HTTP server on loopback that is slow, cuts connections and lies, as a test asks for."""
+
+import http.server
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves a folder; a test says what goes wrong."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folder = folder
+        self.requests: list[str] = []
+        self.cut: dict[str, int] = {}  # name -> how many more times it is cut in the middle
+        self.wrong: dict[str, int] = {}  # name -> how many more times a bit is flipped
+        self.delay_s: dict[str, float] = {}
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_HEAD(self) -> None:
+        self.answer(body=False)
+
+    def do_GET(self) -> None:
+        self.answer(body=True)
+
+    def answer(self, body: bool) -> None:
+        server, name = self.server, self.path.lstrip("/")
+        path = server.folder / name
+        if not path.exists():
+            self.send_error(404)
+            return
+        if path.is_dir():
+            names = sorted(entry.name for entry in path.iterdir())
+            content = "".join(f'<a href="{name}">{name}</a>' for name in names).encode()
+        else:
+            content = path.read_bytes()
+        if body:
+            server.requests.append(name)
+            time.sleep(server.delay_s.get(name, 0.0))
+            if server.wrong.get(name, 0) > 0:
+                server.wrong[name] -= 1
+                content = content[:-1] + bytes([content[-1] ^ 1])
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        if not path.is_file():
+            self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        if not body:
+            return
+        if server.cut.get(name, 0) > 0:
+            server.cut[name] -= 1
+            content = content[: len(content) // 2]
+            self.close_connection = True
+        self.wfile.write(content)
+
+    def log_message(self, *args) -> None:
+        pass
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Server]:
+    """Serve a folder."""
+    server = Server(folder)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
