@@ -1,0 +1,56 @@
+"""S3: a dataset and token shards of others in a bucket of moto's server."""
+
+import numpy as np
+import pytest
+
+from gpt_lightning.data.dataset import TokenDataset
+from gpt_lightning.data.formats import file_header
+from gpt_lightning.data.manifest import Manifest, TextOrigin
+from gpt_lightning.data.shards import write_shard
+
+s3fs = pytest.importorskip("s3fs", reason="needs pip install s3fs")
+moto = pytest.importorskip("moto.server", reason="needs pip install 'moto[server]'")
+pytestmark = pytest.mark.slow  # moto takes seconds to start
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    server = moto.ThreadedMotoServer("127.0.0.1", 0)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    system = s3fs.S3FileSystem()
+    system.mkdir("tokens")
+    yield system
+    system.rm("tokens", recursive=True)
+    server.stop()
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_a_dataset_in_a_bucket(bucket, tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    parts = np.arange(4_000, dtype=np.uint16).reshape(4, 1_000)
+    shards = tuple(write_shard(folder / f"train-{i:05d}.npy", p) for i, p in enumerate(parts))
+    source = TextOrigin("s", 1, "0")
+    Manifest({"name": "gpt2"}, 50257, "uint16", source, {}, {"train": shards}).save(folder)
+    bucket.put(str(folder), "s3://tokens/mine", recursive=True)
+    stream = TokenDataset("s3://tokens/mine", tmp_path, 1.0).stream("train", 16)
+    assert stream.windows(np.array([990, 3_000]), 20)[:, 0].tolist() == [990, 3_000]
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == 3
+
+
+def test_shards_of_llmc_in_a_bucket(bucket, tmp_path):
+    for index in range(3):
+        tokens = np.arange(index * 500, (index + 1) * 500, dtype=np.uint16)
+        content = file_header("llmc", "uint16", 500) + tokens.tobytes()
+        bucket.pipe_file(f"tokens/fineweb_train_{index:06d}.bin", content)
+    data = TokenDataset("s3://tokens", tmp_path, 1.0)
+    assert data.manifest.tokens("train") == 1_500
+    assert data.stream("train", 16).windows(np.array([495]), 10)[0].tolist() == [*range(495, 505)]
+    saved = data.stream("train", 16).stamps()
+    assert saved == TokenDataset("s3://tokens", tmp_path, 1.0).stream("train", 16).stamps()
