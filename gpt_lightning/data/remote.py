@@ -17,6 +17,7 @@ import re
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
@@ -65,7 +66,7 @@ class ShardCache:
         self.streams, self.listing_digest = streams, ""
         self._published: dict[str, str] = {}  # file -> SHA-256, of files without a manifest
         self._kind = "npy", "uint16"
-        self._expected: queue.SimpleQueue[Shard] | None = None
+        self._expected: queue.SimpleQueue[Shard | None] | None = None
         self._coming: set[str] = set()
         self._pid = os.getpid()
 
@@ -177,11 +178,11 @@ class ShardCache:
             self._expected, self._coming, self._pid = None, set(), os.getpid()
         if self._expected is None:
             self._expected = queue.SimpleQueue()
+            arguments = (weakref.ref(self), self._expected)
             for _ in range(FETCHERS):
                 # daemon threads: the end of a run does not wait for unused shards
-                threading.Thread(
-                    target=self._fetch_expected, args=(self._expected,), daemon=True
-                ).start()
+                threading.Thread(target=_fetch_all, args=arguments, daemon=True).start()
+                weakref.finalize(self, self._expected.put, None)
         for shard in shards:
             path = self.path(shard)
             if path.exists():
@@ -190,16 +191,14 @@ class ShardCache:
                 self._coming.add(path.name)
                 self._expected.put(shard)
 
-    def _fetch_expected(self, expected: "queue.SimpleQueue[Shard]") -> None:
-        while True:
-            shard = expected.get()
-            path = self.path(shard)
-            # the reader of the shard tries again and raises the error
-            with contextlib.suppress(UserError), self._fetching(path):
-                # a shard that its reader has fetched meanwhile may be evicted already
-                if path.name in self._coming and not path.exists():
-                    self._fetch(shard)
-            self._coming.discard(path.name)
+    def _fetch_expected(self, shard: Shard) -> None:
+        path = self.path(shard)
+        # the reader of the shard tries again and raises the error
+        with contextlib.suppress(UserError), self._fetching(path):
+            # a shard that its reader has fetched meanwhile may be evicted already
+            if path.name in self._coming and not path.exists():
+                self._fetch(shard)
+        self._coming.discard(path.name)
 
     @contextlib.contextmanager
     def _fetching(self, path: Path) -> Iterator[None]:
@@ -243,6 +242,16 @@ class ShardCache:
                     total -= size
             if temporary:
                 temporary.touch()
+
+
+def _fetch_all(
+    cache: "weakref.ref[ShardCache]", expected: "queue.SimpleQueue[Shard | None]"
+) -> None:
+    """Fetch the shards of a queue; None ends it when nobody uses the cache any more."""
+    while (shard := expected.get()) is not None:
+        if (used := cache()) is not None:
+            used._fetch_expected(shard)
+        del used
 
 
 def _touch(path: Path) -> None:

@@ -1,10 +1,13 @@
 """Streams of many shards: the cache's limit, shuffles that fit it, nodes, and shards of others."""
 
 import contextlib
+import gc
 import math
 import os
 import re
 import socket
+import threading
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -348,3 +351,19 @@ def test_an_address_without_shards(tmp_path):
     with pytest.raises(UserError, match="bare lists no shards of llm"):
         TokenDataset("likehub://bare", tmp_path, 1.0)
     Hub.store.clear()
+
+
+def test_the_fetching_threads_end_with_their_cache(server, tmp_path):
+    def fetching() -> list[str]:
+        return [t.name for t in threading.enumerate() if "_fetch_all" in t.name]
+
+    gc.collect()
+    made = reader(server.url, tmp_path, 100)
+    next(iter(made.train_loader))
+    assert fetching()
+    del made
+    gc.collect()
+    until = time.monotonic() + 5
+    while fetching() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert fetching() == []

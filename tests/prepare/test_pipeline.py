@@ -574,6 +574,7 @@ def test_a_damaged_part_is_made_again(source: Path, tmp_path: Path) -> None:
     assert contents(out) == contents(clean)
 
 
+@pytest.mark.slow
 def test_workers_die_with_a_killed_parent(source: Path, tmp_path: Path) -> None:
     module = tmp_path / "slow_unit.py"
     module.write_text("import time\ndef run_unit(job, unit):\n    time.sleep(600)\n")
@@ -649,6 +650,7 @@ def test_full_disk(source: Path, tmp_path: Path, limit: int, workers: int) -> No
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_no_riddle(source: Path, tmp_path: Path) -> None:
     module = tmp_path / "dying_unit.py"
     module.write_text("import os\ndef run_unit(job, unit):\n    os.kill(os.getpid(), 9)\n")
