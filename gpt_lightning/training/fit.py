@@ -411,6 +411,7 @@ def quiet_lightning() -> None:
         "The dirpath has changed",  # a resumed run has a folder of its own
         ".*LeafSpec.* is deprecated",  # Lightning's own use of PyTorch
         "Couldn't infer the batch indices",  # predict reads the split in order
+        "You're using the WeightAveraging callback with a model",  # of which each rank has all
         "Total length of `list` across ranks is zero",  # a dataset without a validation split
         r".*self\.log\('perf/tokens', \.\.\., sync_dist=True\)",  # it is of all ranks
     ):

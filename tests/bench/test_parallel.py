@@ -133,13 +133,10 @@ def test_each_work_runs_in_one_process(group):
 def test_rows_of_two_processes_and_one_that_does_not_fit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(parallel.COURSE_SIZES, "small", (1, 2, 32))
-    words = "--work all-gather,fsdp2 --processes 2 --mib 1,2048 --memory_gib 2 --context 8"
+    words = "--work all-gather,fsdp2 --processes 2 --mib 2048 --memory_gib 2 --context 8"
     assert main(["bench", "parallel", *TINY.split(), *words.split()]) == 0
     (folder,) = (folders.ROOT / "parallel").iterdir()
-    small, large, step = json.loads((folder / "results.json").read_text())["rows"]
-    assert small["status"] == "ok", small["note"]
-    sent = MIB / 2 / (small["time_ms"] / 1e3)
-    assert small["bus_gb_per_sec"] == pytest.approx(sent / 1e9)
+    large, step = json.loads((folder / "results.json").read_text())["rows"]
     assert large["status"] == "out of memory", large["note"]
     assert step["status"] == "ok", step["note"]
     weights = step["gradient_mib"]
