@@ -48,7 +48,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "configs": ("commands.configs:configs", "list the configurations of --config"),
     "checkpoint": (
         "commands.checkpoint:checkpoint",
-        "print or verify checkpoints: checkpoint --help",
+        "print, verify or convert checkpoints: checkpoint --help",
     ),
     "doctor": ("commands.check_resume:run", "check this machine; a resume: --resume --config FILE"),
     "completion": ("commands.completion:completion", "print a completion script for your shell"),

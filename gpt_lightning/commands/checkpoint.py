@@ -1,22 +1,37 @@
-"""The command `gpt-lightning checkpoint`: print the content of checkpoints, or verify them."""
+"""The command `gpt-lightning checkpoint`: print, verify and convert checkpoints."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import explained
 
 if TYPE_CHECKING:
     from gpt_lightning.runs.checkpoint import Checkpoint
 
 
-def checkpoint(action: Literal["inspect", "verify"], path: str) -> None:
-    """Print the content of checkpoints, or verify them. Nothing in a file is run.
+def checkpoint(
+    action: Literal["inspect", "verify", "convert"],
+    path: str,
+    out: str | None = None,
+    sharded: bool = False,
+) -> None:
+    """Print, verify or convert checkpoints. Nothing in a file is run.
 
     Args:
         action: inspect: print the content of checkpoints. verify: compare each file with its
-            SHA-256.
+            SHA-256. convert: write a checkpoint in one file, or in shards.
         path: A checkpoint, a run folder, or a folder of runs.
+        out: File that convert writes, such as copy.ckpt.
+        sharded: True lets convert write the tensors to a folder beside it, copy.ckpt.shards, as
+            checkpoint.sharded of fit does.
     """
+    if action == "convert":
+        from gpt_lightning.runs.folders import find_checkpoint
+
+        return convert(find_checkpoint(Path(path), last=True), out, sharded)
+    if out is not None or sharded:
+        raise UserError("--out and --sharded are for `gpt-lightning checkpoint convert`")
     files = checkpoint_files(Path(path))
     if action == "verify":
         verify(files)
@@ -59,6 +74,36 @@ def verify(files: list[Path]) -> None:
             print(f"ok          {file}: {file.stat().st_size:,} bytes")
     if damaged:
         raise UserError("; ".join(damaged))
+
+
+def convert(path: Path, out: str | None, sharded: bool) -> None:
+    """Write a checkpoint with whole tensors, or with its tensors in a folder of shards.
+
+    Args:
+        path: Checkpoint of either kind.
+        out: File to write; it must not exist.
+        sharded: True for a folder of shards.
+
+    Raises:
+        UserError: The checkpoint cannot be read, is not ours, or `out` cannot be written.
+    """
+    from gpt_lightning.runs.checkpoint import Checkpoint
+    from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
+
+    if out is None or not out.endswith(".ckpt") or Path(out).exists():
+        reason = "is missing" if out is None else f"{out} exists, or does not end with .ckpt"
+        raise UserError(f"--out {reason}: give a new file, such as --out copy.ckpt")
+    target = Path(out)
+    content = DurableCheckpointIO().load_checkpoint(path)
+    Checkpoint.of(content, path)  # raises for other programs' files
+    with explained("write to", target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    if sharded:
+        from gpt_lightning.runs.shards import is_of_parameter, write_shards
+
+        content = write_shards(content, target, is_of_parameter)
+    DurableCheckpointIO().save_checkpoint(content, target)
+    print(f"saved       {target}{' and its folder of shards' if sharded else ''}")
 
 
 def inspect(files: list[Path]) -> None:

@@ -12,6 +12,7 @@ import io
 import math
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -34,7 +35,13 @@ if TYPE_CHECKING:
 
 
 class DurableCheckpointIO(CheckpointIO):
-    """Write checkpoints atomically and check their digests when they are read."""
+    """Write checkpoints atomically and check their digests when they are read.
+
+    Attributes:
+        allocate: Argument of read_shards for sharded checkpoints; None: read whole tensors.
+    """
+
+    allocate: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
@@ -61,11 +68,16 @@ class DurableCheckpointIO(CheckpointIO):
         )
         if not has_digest:
             digests.warn_without_digest(Path(path).resolve())
+        if "shards" in loaded:
+            from gpt_lightning.runs import shards  # most runs do not need it
+
+            loaded = shards.read_shards(loaded, Path(path), self.allocate or shards.whole)
         return loaded
 
     def remove_checkpoint(self, path: Any) -> None:
         for file in (Path(path), digests.sidecar(Path(path))):
             file.unlink(missing_ok=True)
+        shutil.rmtree(digests.shards_folder(Path(path)), ignore_errors=True)
 
 
 class Saver:
@@ -199,7 +211,8 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
                 os.fsync(file.fileno())
             # reads what precedes the tensors; raises for what no resume could read
             torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
-            digests.write_sidecar(path, file.digest.hexdigest())
+            shards = checkpoint.get("shards", {}).get("files")
+            digests.write_sidecar(path, file.digest.hexdigest(), shards)
     except (OSError, RuntimeError) as error:
         # torch raises a RuntimeError while it handles the OSError of our file
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
@@ -245,8 +258,11 @@ def set_aside(folder: Path, step: int) -> None:
         path = saved.path.with_name(saved.path.name + ASIDE)
         print(f"set aside   {path.name}: its step is after step {step}", file=sys.stderr)
         saved.path.replace(path)
-        with contextlib.suppress(FileNotFoundError):  # a file without a digest
-            digests.sidecar(saved.path).replace(digests.sidecar(path))
+        for beside in (digests.sidecar, digests.shards_folder):
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # a file without a digest, or not in shards
+                beside(saved.path).replace(beside(path))
 
 
 def drop_aside(folder: Path, passed: float = math.inf) -> None:

@@ -1,4 +1,7 @@
-"""SHA-256 of a file in a second file, `NAME.sha256`, and checks before a file is read."""
+"""SHA-256 of a file in a second file, `NAME.sha256`, and checks before a file is read.
+
+The second file has a line for each file in the checkpoint's folder of shards, if there is one.
+"""
 
 import contextlib
 import functools
@@ -6,21 +9,24 @@ import re
 import stat
 import sys
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, file_sha256, replacement, write_durable
 
 SIDECAR = ".sha256"
+SHARDS = ".shards"
 FIX = "check its permissions, or take another checkpoint"
 
 
-def write_sidecar(path: Path, digest: str) -> None:
-    """Write the digests of a new file and of the file that it replaces.
+def write_sidecar(path: Path, digest: str, shards: Mapping[str, str] | None = None) -> None:
+    """Write the digests of a new file, of its shards, and of the file that it replaces.
 
     Args:
         path: File that is about to get its name.
         digest: SHA-256 of the new file.
+        shards: SHA-256 of each file in its folder of shards, by name.
 
     Raises:
         OSError: The digests cannot be written.
@@ -30,8 +36,10 @@ def write_sidecar(path: Path, digest: str) -> None:
         with contextlib.suppress(UserError):  # the list is damaged
             known += read_sidecar(path)[:1]
     with replacement(sidecar(path)) as temporary:
-        lines = "".join(f"{known_digest}  {path.name}\n" for known_digest in known)
-        write_durable(temporary, lines.encode("ascii"))
+        lines = [f"{known_digest}  {path.name}\n" for known_digest in known]
+        folder = shards_folder(path).name
+        lines += [f"{known}  {folder}/{name}\n" for name, known in (shards or {}).items()]
+        write_durable(temporary, "".join(lines).encode("ascii"))
 
 
 def sidecar(path: Path) -> Path:
@@ -39,8 +47,22 @@ def sidecar(path: Path) -> Path:
     return path.with_name(path.name + SIDECAR)
 
 
+def shards_folder(path: Path) -> Path:
+    """Return the path of a checkpoint's folder of shards, which only sharded ones have."""
+    return path.with_name(path.name + SHARDS)
+
+
 def read_sidecar(path: Path) -> list[str]:
     """Return the digests that a file may have, the newest first; empty if the list is missing.
+
+    Raises:
+        UserError: The list cannot be read, is empty, or contains something else.
+    """
+    return [digest for digest, name in read_lines(path) if "/" not in name]
+
+
+def read_lines(path: Path) -> list[tuple[str, str]]:
+    """Return digest and name of each line of a file's list; empty if the list is missing.
 
     Raises:
         UserError: The list cannot be read, is empty, or contains something else.
@@ -51,10 +73,10 @@ def read_sidecar(path: Path) -> list[str]:
         return []
     except (OSError, UnicodeDecodeError) as error:
         raise damaged_sidecar(path) from error
-    digests = [line.partition(" ")[0] for line in lines]
-    if not digests or not all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests):
+    found = [(line.partition(" ")[0], line[66:]) for line in lines]
+    if not found or not all(re.fullmatch("[0-9a-f]{64}", digest) for digest, _ in found):
         raise damaged_sidecar(path)
-    return digests
+    return found
 
 
 def damaged_sidecar(path: Path) -> UserError:
@@ -66,7 +88,7 @@ def damaged_sidecar(path: Path) -> UserError:
 
 
 def check_digest(path: Path, required: bool = True) -> bool:
-    """Check that a file is, byte for byte, what was written.
+    """Check that a file and its shards are, byte for byte, what was written.
 
     Args:
         path: File, with its digest in another file beside it.
@@ -76,11 +98,12 @@ def check_digest(path: Path, required: bool = True) -> bool:
         False if the digest is missing.
 
     Raises:
-        UserError: The file differs from its digest, the file cannot be read, or the digest is
-            missing or damaged.
+        UserError: A file differs from its digest, a file cannot be read, or the digest is missing
+            or damaged.
     """
     check_regular(path)
-    known = read_sidecar(path)
+    lines = read_lines(path)
+    known = [digest for digest, name in lines if "/" not in name]
     if not known and not required:
         return False
     if not known:
@@ -88,13 +111,18 @@ def check_digest(path: Path, required: bool = True) -> bool:
             f"{path} has no digest in {sidecar(path).name}, so it cannot be checked: "
             "copy that file too, or take another checkpoint"
         )
-    with explained("read", path, FIX):
-        found = file_sha256(path)
-    if found not in known:
-        raise UserError(
-            f"{path} is damaged: expected SHA-256 {known[0]}, found {found}; "
-            "use an older checkpoint, as --resume auto does"
-        )
+    expected = {path: known}
+    for digest, name in lines:
+        if "/" in name:  # the name may be of before the checkpoint was set aside
+            expected[shards_folder(path) / Path(name).name] = [digest]
+    for file, digests in expected.items():
+        with explained("read", file, FIX):
+            found = file_sha256(file)
+        if found not in digests:
+            raise UserError(
+                f"{file} is damaged: expected SHA-256 {digests[0]}, found {found}; "
+                "use an older checkpoint, as --resume auto does"
+            )
     return True
 
 

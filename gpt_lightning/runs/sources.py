@@ -36,6 +36,11 @@ def read_source(source: str | Path) -> Pretrained:
     content = load_content(path)
     if nanogpt.is_checkpoint(content):
         return with_tokenizer(nanogpt.read(path, content), nanogpt.meta_files(path, content))
+    if "shards" in content:
+        from gpt_lightning.runs.shards import read_shards  # most models are in one file
+
+        weights = {key: content[key] for key in ("state_dict", "shards")}
+        content |= read_shards(weights, path)
     checkpoint = Checkpoint.of(content, path)
     if not has_digest:
         warn_without_digest(path.resolve())

@@ -2,28 +2,37 @@
 
 PyTorch's fully_shard through Lightning's ModelParallelStrategy. A block's weights are gathered
 before its forward and its backward, and its gradients are averaged into the shards. Checkpoints are
-those of every other strategy: rank 0 gathers them, one tensor at a time.
+those of every other strategy: rank 0 gathers them, one tensor at a time. With checkpoint.sharded
+each rank writes its own shards; every strategy reads both kinds.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor, empty
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.model.residual import ResidualLayerNorm
+from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
+from gpt_lightning.runs.shards import write_shards
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """FSDP2 over all ranks, with the checkpoints of the other strategies."""
+    """FSDP2 over all ranks, with the checkpoints of the other strategies.
 
+    Attributes:
+        writes_shards: True if each rank writes its own shards of a checkpoint.
+    """
+
+    writes_shards = False
     restore_checkpoint_after_setup = False  # as the others: the shards exist before the setup
     lightning_restore_optimizer = True
 
@@ -78,15 +87,17 @@ class ShardedStrategy(ModelParallelStrategy):
     # ---- checkpoints -----------------------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the whole weights on rank 0, an empty dict on other ranks."""
+        """Return the whole weights on rank 0, an empty dict on other ranks; or the shards."""
         assert self.lightning_module is not None
         return self._gathered(self.lightning_module.state_dict(keep_vars=True))
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the whole state of an optimizer on rank 0, an empty dict on other ranks."""
+        """Return as `lightning_module_state_dict` the state of an optimizer."""
         return self._gathered(Strategy.optimizer_state(self, optimizer))
 
     def _gathered(self, state: dict[str, Any]) -> dict[str, Any]:
+        if self.writes_shards:
+            return state
         whole: dict[int, Tensor] = {}  # tied weights once
 
         def gather(value: Any) -> Any:
@@ -118,13 +129,32 @@ class ShardedStrategy(ModelParallelStrategy):
             }
             optimizer.load_state_dict({**state, "state": shards})
 
-    load_checkpoint = Strategy.load_checkpoint
-    save_checkpoint = Strategy.save_checkpoint
+    def load_checkpoint(
+        self, checkpoint_path: Any, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        def shard_of(placeholder: Tensor) -> Tensor:
+            mesh = self.device_mesh["data_parallel"]
+            shape, dtype = placeholder.shape, placeholder.dtype
+            return empty(shape, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
+
+        assert isinstance(self.checkpoint_io, DurableCheckpointIO)
+        self.checkpoint_io.allocate = shard_of
+        return Strategy.load_checkpoint(self, checkpoint_path, weights_only)
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None
+    ) -> None:
+        if self.writes_shards:
+            checkpoint = write_shards(checkpoint, Path(filepath))
+        Strategy.save_checkpoint(self, checkpoint, filepath, storage_options)
 
 
 def sharded_like(own: Any, value: Any) -> Any:
     """Return this rank's shard of a tensor of the shape of a sharded one; others as they are."""
-    if not (isinstance(own, DTensor) and isinstance(value, Tensor) and value.shape == own.shape):
+    fits = isinstance(own, DTensor) and isinstance(value, Tensor) and value.shape == own.shape
+    if isinstance(value, DTensor):  # of a sharded checkpoint
+        return value if fits else value.full_tensor()
+    if not fits:
         return value
     value = value.to(own.device)
     return distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)

@@ -150,6 +150,105 @@ def test_a_run_continues_under_other_strategies_and_ranks(folder):
     assert printed.count("validation loss ") == 3  # and of validate
 
 
+def assert_equal_checkpoints(one, other):
+    a, b = checkpoint(one), checkpoint(other)
+    for x, y in ((a["state_dict"], b["state_dict"]), *states(a, b)):
+        assert x.keys() == y.keys()
+        for key, value in x.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(y[key])), key
+
+
+def states(one, other):
+    a, b = (c["optimizer_states"][0]["state"] for c in (one, other))
+    assert a.keys() == b.keys()
+    return [(a[i], b[i]) for i in a]
+
+
+@pytest.mark.slow
+def test_checkpoints_in_shards(folder, capsys):
+    """Each rank writes its own; every strategy, number of ranks and command reads them."""
+    shards = ("--trainer.strategy=fsdp2", "--checkpoint.sharded=true")
+    save, resume, half = "--checkpoint.every_n_steps=1", "--resume=auto", "--trainer.max_steps=4"
+    run_ranks(
+        fit("full", 2, save, shards[0]),
+        fit("resumed", 2, save, *shards, half),
+        fit("resumed", 2, save, *shards, resume),  # reads and writes shards
+        fit("ddp", 2, save, *shards, half),
+        fit("ddp", 2, save, "--trainer.strategy=ddp", resume),
+        fit("one", 2, save, *shards, half),
+        fit("four", 2, save, *shards, half),
+        fit("muon", 2, *shards, *MUON),
+    )
+    saved = sorted(Path("lightning_logs/resumed/version_0/checkpoints").iterdir())
+    names = [path.name for path in saved]
+    last = next(path for path in saved if path.name.startswith("step-0000010") and path.is_file())
+    assert {name.partition(".ckpt")[2] for name in names} == {"", ".sha256", ".shards"}
+    files = sorted(path.name for path in Path(f"{last}.shards").iterdir())
+    assert [name[:11] for name in files] == ["shard-00001", "shard-00002"]
+    assert (
+        last.stat().st_size
+        < 60_000
+        < sum(p.stat().st_size for p in Path(f"{last}.shards").iterdir())
+    )
+    run_ranks(fit("four", 4, save, *shards, resume))
+    assert main(fit("one", 1, save, resume)) == 0
+    assert_equal_runs("full", "resumed", 0.0)
+    for name in ("ddp", "one", "four"):
+        assert_equal_runs("full", name, 1e-6)
+    # converted, both ways
+    for source, out, *options in (
+        (str(last), "whole.ckpt"),
+        ("whole.ckpt", "again.ckpt", "--sharded=true"),
+        ("again.ckpt", "back.ckpt"),
+    ):
+        assert main(["checkpoint", "convert", source, "--out", out, *options]) == 0
+        assert main(["checkpoint", "verify", out]) == 0
+        for path in Path().glob(f"{out}*"):
+            target = Path(
+                "lightning_logs",
+                out,
+                "version_0/checkpoints",
+                f"step-0000010{path.name[len(out) - 5 :]}",
+            )
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(path.resolve())
+    assert_equal_checkpoints("full", "whole.ckpt")
+    assert_equal_checkpoints("full", "back.ckpt")
+    # other commands
+    assert main(["checkpoint", "inspect", str(last)]) == 0
+    texts = set()
+    for source in ("lightning_logs/full", str(last), "whole.ckpt", "again.ckpt"):
+        capsys.readouterr()
+        assert main(["sample", source, "--max_new_tokens=8", "--seed=1"]) == 0
+        texts.add(capsys.readouterr().out.partition("\n")[2])
+    assert len(texts) == 1
+    # a damaged shard, a lost one, and a save that was killed
+    shard = Path(f"{last}.shards", files[1])
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    assert main(["checkpoint", "verify", str(last)]) == 2
+    assert f"{shard} is damaged" in capsys.readouterr().err
+    assert main(["validate", "lightning_logs/resumed", "--ckpt_path", str(last)]) == 2
+    shard.unlink()
+    assert main(fit("resumed", 1, resume)) == 0
+    assert "step-0000010" in capsys.readouterr().err
+    assert not Path(f"{last}.shards").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--checkpoint.asynchronous=true",), "leave out checkpoint.asynchronous"),
+        (("--checkpoint.folder=copies",), "and checkpoint.folder"),
+        ((), "set trainer.strategy to fsdp2"),
+    ],
+)
+def test_shards_that_nobody_would_write(folder, capsys, options, reason):
+    assert main(fit("whole", 1, "--checkpoint.sharded=true", *options)) == 2
+    assert reason in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_mixed_precision_in_shards(folder):
     """Blocks compute with bfloat16 weights; samples and checkpoints are those of whole models."""

@@ -44,6 +44,8 @@ class RunCheckpoint(L.Callback):
             memory, which needs the size of a checkpoint.
         folder: Folder or URL (s3://, gs://) for a copy of each checkpoint, with config.yaml and
             metrics.jsonl, in FOLDER/RUN_NAME/version_N. --resume auto continues from there.
+        sharded: True lets each rank write its own shards to a folder beside the file, .ckpt.shards,
+            with trainer.strategy fsdp2.
         enabled: True saves checkpoints; False saves none.
     """
 
@@ -55,12 +57,19 @@ class RunCheckpoint(L.Callback):
         keep_every_n_steps: PositiveInt | None = None,
         asynchronous: bool = False,
         folder: str | None = None,
+        sharded: bool = False,
         enabled: bool = True,
     ) -> None:
         self.every_n_steps, self.keep_last = every_n_steps, keep_last
         self.keep_best, self.keep_every_n_steps = keep_best, keep_every_n_steps
         self.asynchronous, self.folder, self.enabled = asynchronous, folder, enabled
+        self.sharded = sharded
         check_arguments(RunCheckpoint, "checkpoint", vars(self))  # only the arguments are set
+        if sharded and (asynchronous or folder is not None):
+            raise UserError(
+                "checkpoint.sharded has no copy, neither in memory nor at another place: leave out "
+                "checkpoint.asynchronous and checkpoint.folder, or set checkpoint.sharded to false"
+            )
         self.best_loss = math.inf  # lowest validation loss of the run
         self.best_since_step: int | None = None  # 0, or the resume from a file without a best loss
         self._loss: float | None = None  # validation loss at the current step
@@ -79,6 +88,13 @@ class RunCheckpoint(L.Callback):
         share_run_folder(trainer)
         if stage == "fit" and self.enabled:
             checkpoint_io.use_durable_io(trainer)
+        if self.sharded and stage == "fit":
+            if not hasattr(trainer.strategy, "writes_shards"):
+                raise UserError(
+                    "checkpoint.sharded is for weights in shards: set trainer.strategy to fsdp2, "
+                    "or checkpoint.sharded to false"
+                )
+            trainer.strategy.writes_shards = True
         # RunCheckpoint comes first in each hook: at the end WeightAveraging copies its average into
         # the model, and a longer run must not continue from the average.
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
