@@ -288,7 +288,7 @@ def explained_url(url: str) -> Iterator[None]:
 
 
 def _remote(source: str) -> list[Input]:
-    from gpt_lightning.data.remote import on_file_system  # needs fsspec, local files do not
+    from gpt_lightning.data.transfer import on_file_system  # needs fsspec, local files do not
 
     with explained_url(source):
         system, path = on_file_system(source)

@@ -15,16 +15,11 @@ from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import write_atomic
-from gpt_lightning.prepare.assemble import (
-    PARTS,
-    Assembly,
-    Plan,
-    begin_dataset,
-    finish_dataset,
-)
+from gpt_lightning.prepare.assemble import PARTS, Assembly, Plan
 from gpt_lightning.prepare.executors import Execution, check_main_guard, run_all
 from gpt_lightning.prepare.inputs import Input, fingerprint
 from gpt_lightning.prepare.settings import Settings
+from gpt_lightning.prepare.shard_writer import begin_dataset, finish_dataset
 from gpt_lightning.prepare.target import Target, save_inputs
 from gpt_lightning.prepare.units import (
     UNFINISHED,

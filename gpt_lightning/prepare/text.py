@@ -12,9 +12,9 @@ from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained
-from gpt_lightning.prepare.assemble import SplitWriter, begin_dataset, finish_dataset
 from gpt_lightning.prepare.inputs import check_packed
 from gpt_lightning.prepare.settings import Errors, Settings, split_borders
+from gpt_lightning.prepare.shard_writer import SplitWriter, begin_dataset, finish_dataset
 from gpt_lightning.prepare.target import Target
 
 CHUNK_BYTES = 2**22

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import platformdirs
 
-from gpt_lightning.data.remote import on_file_system
+from gpt_lightning.data.transfer import on_file_system
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import locked, write_atomic
 from gpt_lightning.runs import folders

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from gpt_lightning.data.remote import attempts, fetch_file
+from gpt_lightning.data.transfer import attempts, fetch_file
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, sync_folder
 from gpt_lightning.runs.digests import SIDECAR, read_sidecar, sidecar, write_sidecar

@@ -10,7 +10,7 @@ from prepared import prepare_text
 from served import Server, serving
 
 from gpt_lightning.cli import main
-from gpt_lightning.data import remote
+from gpt_lightning.data import transfer
 from gpt_lightning.data.dataset import TokenDataset, is_remote
 from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.data.order import WindowOrder
@@ -30,7 +30,7 @@ def dataset(tmp_path, text_file) -> Path:
 
 @pytest.fixture
 def server(dataset, monkeypatch):
-    monkeypatch.setattr(remote, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(transfer, "BACKOFF_S", 0.001)
     with serving(dataset) as server:
         yield server
 
@@ -189,7 +189,7 @@ def test_fit_from_an_address(server, tmp_path, monkeypatch, capsys):
 
 def test_six_attempts_have_pauses_that_double_to_15_seconds(monkeypatch, capsys):
     pauses, calls = [], []
-    monkeypatch.setattr(remote.time, "sleep", pauses.append)
+    monkeypatch.setattr(transfer.time, "sleep", pauses.append)
 
     def lost(system, path):
         calls.append(path)
@@ -198,7 +198,7 @@ def test_six_attempts_have_pauses_that_double_to_15_seconds(monkeypatch, capsys)
     with pytest.raises(
         UserError, match=r"cannot fetch memory://x after 6 attempts \(reset by peer"
     ):
-        remote.attempts("memory://x", lost)
+        transfer.attempts("memory://x", lost)
     assert len(calls) == 6
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0]  # 15.5 s
     said = capsys.readouterr().out
@@ -212,21 +212,21 @@ def test_six_attempts_have_pauses_that_double_to_15_seconds(monkeypatch, capsys)
             raise answer
         return answer
 
-    assert remote.attempts("memory://x", once, "write") == "content"
+    assert transfer.attempts("memory://x", once, "write") == "content"
     assert pauses == [0.5]
     assert "cannot write memory://x (TimeoutError)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError, NotADirectoryError, PermissionError])
 def test_what_another_attempt_cannot_mend_is_said_at_once(error, monkeypatch):
-    monkeypatch.setattr(remote.time, "sleep", lambda seconds: pytest.fail("a pause"))
+    monkeypatch.setattr(transfer.time, "sleep", lambda seconds: pytest.fail("a pause"))
 
     def refuse(system, path):
         raise error
 
     for action, problem in (("fetch", "does not exist"), ("write", "cannot be used to write")):
         with pytest.raises(UserError, match=rf"memory://x {problem} \({error.__name__}\)"):
-            remote.attempts("memory://x", refuse, action)
+            transfer.attempts("memory://x", refuse, action)
 
 
 def test_a_damaged_file_of_the_cache_is_fetched_again(server, dataset, tmp_path):

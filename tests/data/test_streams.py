@@ -17,7 +17,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from served import Server, serving
 
-from gpt_lightning.data import remote
+from gpt_lightning.data import remote, transfer
 from gpt_lightning.data.dataset import TokenDataset, load_manifest
 from gpt_lightning.data.formats import file_header
 from gpt_lightning.data.loader import TrainLoader
@@ -33,7 +33,7 @@ SHARD_BYTES = 128 + 2 * TOKENS
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(remote, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(transfer, "BACKOFF_S", 0.001)
     monkeypatch.setattr(remote, "BLOCK_SHARDS", 6)
     monkeypatch.setattr(remote, "BLOCK_WINDOWS", 50)
 

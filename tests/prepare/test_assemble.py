@@ -15,15 +15,12 @@ from gpt_lightning.data.shards import write_shard
 from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare import assemble as module
-from gpt_lightning.prepare.assemble import (
-    Assembly,
-    SplitWriter,
-    begin_dataset,
-    shuffle_keys,
-    split_of,
-)
+from gpt_lightning.prepare import document_index
+from gpt_lightning.prepare.assemble import Assembly
+from gpt_lightning.prepare.document_index import shuffle_keys, split_of
 from gpt_lightning.prepare.parts import PartWriter
 from gpt_lightning.prepare.settings import Settings
+from gpt_lightning.prepare.shard_writer import SplitWriter, begin_dataset
 
 UINT16 = np.dtype(np.uint16)
 
@@ -200,9 +197,9 @@ def test_memory_does_not_grow_with_the_parts(
         assert sum(os.path.getsize(path) for path in (out / "new").iterdir()) > 2e6 * count
         return found
 
-    monkeypatch.setattr(module, "RUN_DOCUMENTS", 2**11)
+    monkeypatch.setattr(document_index, "RUN_DOCUMENTS", 2**11)
     monkeypatch.setattr(module, "CHUNK_TOKENS", 2**18)
-    monkeypatch.setattr(module, "BUCKET_TOKENS", 2**18)
+    monkeypatch.setattr(document_index, "BUCKET_TOKENS", 2**18)
     few = peak(6)
     assert peak(24) < 1.3 * few  # the largest of more buckets is a little larger
 
@@ -215,8 +212,8 @@ def test_memory_does_not_grow_with_the_parts(
 def test_shuffled_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: int, bucket: int
 ) -> None:
-    monkeypatch.setattr(module, "RUN_DOCUMENTS", run)
-    monkeypatch.setattr(module, "BUCKET_TOKENS", bucket)
+    monkeypatch.setattr(document_index, "RUN_DOCUMENTS", run)
+    monkeypatch.setattr(document_index, "BUCKET_TOKENS", bucket)
     documents = [([i] * (1 + i % 4), i % 2) for i in range(120)]
     parts = [part(tmp_path / "a", documents[:50]), part(tmp_path / "b", documents[50:])]
     order = np.argsort(shuffle_keys(7, 0, 120)).tolist()

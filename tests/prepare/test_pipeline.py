@@ -477,7 +477,8 @@ def test_shuffled_whatever_the_workers_and_files(
 RUN = """
 import functools, itertools, os, resource, signal, sys, time
 from gpt_lightning import files
-from gpt_lightning.prepare import assemble, command as prepare, parts, pipeline, target, units
+from gpt_lightning.prepare import assemble, command as prepare, document_index
+from gpt_lightning.prepare import parts, pipeline, target, units
 pipeline.plan_units = functools.partial(units.plan_units, unit_bytes={unit_bytes})
 calls = itertools.count(1)
 def at(count, function, then):
@@ -497,9 +498,9 @@ except prepare.UserError as error:
 KILLED = {
     "in a part": "parts.PartWriter.add = at(77, parts.PartWriter.add, kill)",
     "before a part's name": "parts.os.replace = at(3, parts.os.replace, kill)",
-    "before the index": "assemble._save = at(2, assemble._save, kill)",
+    "before the index": "document_index.save_array = at(2, document_index.save_array, kill)",
     "before the plan": "assemble.write_atomic = at(1, assemble.write_atomic, kill)",
-    "in the shards": "assemble.file_header = at(9, assemble.file_header, kill)",
+    "in the shards": "assemble.file_header = at(8, assemble.file_header, kill)",
     "before a shard's record": "assemble.write_atomic = at(7, assemble.write_atomic, kill)",
     "before the manifest": "pipeline.finish_dataset = at(1, pipeline.finish_dataset, kill)",
     "before the dataset's name": "target.move_into_place = at(1, target.move_into_place, kill)",

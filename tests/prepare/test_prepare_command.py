@@ -302,7 +302,7 @@ import os, resource, signal, sys, time
 from pathlib import Path
 from gpt_lightning import files
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare import assemble, target, text
+from gpt_lightning.prepare import shard_writer, target, text
 from gpt_lightning.prepare.settings import Settings
 source, out, marks = map(Path, sys.argv[1:])
 {accident}
@@ -315,20 +315,20 @@ except UserError as error:
 """
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 KILLED = {
-    "before the first shard": f"assemble.SplitWriter.append = lambda self, tokens: {KILL}",
+    "before the first shard": f"shard_writer.SplitWriter.append = lambda self, tokens: {KILL}",
     "between two shards": f"""
-begin = assemble.SplitWriter._open
+begin = shard_writer.SplitWriter._open
 def open_shard(self):
     if len(self._shards) == 2:
         {KILL}
     return begin(self)
-assemble.SplitWriter._open = open_shard""",
+shard_writer.SplitWriter._open = open_shard""",
     "inside a shard": f"""
-begin = assemble.SplitWriter._open
+begin = shard_writer.SplitWriter._open
 def open_shard(self):
     begin(self).flush()
     {KILL}
-assemble.SplitWriter._open = open_shard""",
+shard_writer.SplitWriter._open = open_shard""",
     "before the manifest's rename": f"files.os.replace = lambda a, b: {KILL}",
     "before the folder's rename": f"files.os.rename = lambda a, b: {KILL}",
 }

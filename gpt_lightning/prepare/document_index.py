@@ -1,0 +1,154 @@
+"""Index of the documents of all parts, on disk, in the order that they have in each split."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpt_lightning.prepare.parts import Table
+from gpt_lightning.prepare.settings import SPLITS, Settings, exact, split_borders
+
+RUN_DOCUMENTS = 2**20  # rows of the index that are sorted in memory
+BUCKET_TOKENS = 2**23  # mean of a bucket of shuffled documents, which is sorted in memory
+# place of a document's tokens: number of the part, offset in its file, length, CRC-32
+ROW = np.dtype([("part", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("sum", "<u4")])
+
+
+class DocumentIndex:
+    """Index of documents that is made from the tables of parts, in sorted runs of 1 Mi rows.
+
+    Args:
+        folder: Folder of the runs.
+        dtype: Type of the tokens.
+        settings: Settings of the splits and the shuffle.
+        n_tokens: Tokens of all parts.
+    """
+
+    def __init__(
+        self, folder: Path, dtype: np.dtype[Any], settings: Settings, n_tokens: int
+    ) -> None:
+        self._folder, self._itemsize, self._settings = folder, dtype.itemsize, settings
+        self._borders = split_borders(n_tokens, settings.val_fraction, settings.test_fraction)
+        self._position = self._number = 0  # tokens and documents of all splits
+        self._held: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {s: [] for s in self._borders}
+        self._n_held = 0
+        self.buckets = 1 + n_tokens // BUCKET_TOKENS
+        self.bucket_tokens = {split: np.zeros(self.buckets, np.int64) for split in self._borders}
+        self.tokens = dict.fromkeys(self._borders, 0)
+        self.documents = dict.fromkeys(self._borders, 0)
+        self.runs: dict[str, list[int]] = {split: [] for split in self._borders}
+        self.ends: list[list[int]] = []  # tokens of each split up to each part's end
+        self.digest = hashlib.sha256()
+
+    def add(self, part: int, table: Table) -> None:
+        """Add the documents of a block."""
+        settings, lengths = self._settings, table.lengths
+        if settings.split_by == "fraction":
+            numbers = _split_at(lengths, self._position, self._borders)
+        else:
+            numbers = split_of(table.digests, settings.val_fraction, settings.test_fraction)
+        rows = np.empty(len(lengths), ROW)
+        rows["part"], rows["length"], rows["sum"] = part, lengths, table.sums
+        sizes = lengths * self._itemsize
+        rows["offset"] = table.offset + np.cumsum(sizes) - sizes
+        for split in self._borders:
+            chosen = numbers == SPLITS.index(split)
+            if settings.shuffle is None:
+                own = lengths[chosen]
+                order = (self.tokens[split] + np.cumsum(own) - own).astype(np.uint64)
+            else:
+                order = shuffle_keys(settings.shuffle, self._number, len(lengths))[chosen]
+            self._held[split].append((order, rows[chosen]))
+            self.tokens[split] += int(lengths[chosen].sum())
+            self.documents[split] += int(chosen.sum())
+        self.digest.update(table.digests.data)
+        self._position += int(lengths.sum())
+        self._number += len(lengths)
+        self._n_held += len(lengths)
+        if self._n_held >= RUN_DOCUMENTS:
+            self.spill()
+
+    def spill(self) -> None:
+        """Write the held rows as a run, sorted by their order in the split."""
+        for split, held in self._held.items():
+            pieces = held or [(np.empty(0, np.uint64), np.empty(0, ROW))]
+            order, rows = (np.concatenate(column) for column in zip(*pieces, strict=True))
+            if self._settings.shuffle is not None:
+                buckets = ((order >> np.uint64(32)) * np.uint64(self.buckets)) >> np.uint64(32)
+                lengths = np.bincount(buckets.astype(np.int64), rows["length"], self.buckets)
+                self.bucket_tokens[split] += lengths.astype(np.int64)
+                sequence = np.argsort(order)
+                order, rows = order[sequence], rows[sequence]
+            name = f"{split}-{len(self.runs[split]):05d}"
+            save_array(self._folder / f"{name}.order.npy", order)
+            save_array(self._folder / f"{name}.rows.npy", rows)
+            self.runs[split].append(self.tokens[split])
+            held.clear()
+        self._n_held = 0
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Write an array and sync it to the disk."""
+    with open(path, "wb") as file:
+        np.save(file, array, allow_pickle=False)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def shuffle_keys(seed: int, first: int, count: int) -> np.ndarray:
+    """Return the sort keys of documents first .. first + count - 1 in a shuffled dataset, uint64.
+
+    They are splitmix64's sequence: all keys of a seed are distinct.
+    """
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    z = np.arange(first + 1, first + count + 1, dtype=np.uint64)
+    z = (z + _mixed(np.array([seed], np.uint64) + golden)) * golden
+    return _mixed(z)
+
+
+def _mixed(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def first_key(bucket: int, buckets: int) -> np.uint64:
+    """Return the lowest key of a bucket."""
+    return np.uint64(-(-(bucket << 32) // buckets) << 32)
+
+
+def _split_at(
+    lengths: np.ndarray, position: int, borders: dict[str, tuple[int, int]]
+) -> np.ndarray:
+    """Return the number in SPLITS of the split in which each document begins, (documents,).
+
+    A document is not cut.
+    """
+    starts = position + np.cumsum(lengths) - lengths
+    found = np.zeros(len(starts), np.uint8)
+    for name, (first, last) in borders.items():
+        found[(starts >= first) & (starts < last)] = SPLITS.index(name)
+    return found
+
+
+def split_of(digests: np.ndarray, val_fraction: float, test_fraction: float) -> np.ndarray:
+    """Return the number in SPLITS of each document's split, by the hash of its text.
+
+    Equal documents get the same split: validation text that is also trained on would lower the
+    validation loss.
+
+    Args:
+        digests: SHA-256 of the texts, uint8, (documents, 32).
+        val_fraction: Share held out for validation.
+        test_fraction: Share held out for testing.
+
+    Returns:
+        uint8, (documents,).
+    """
+    hashes = np.ascontiguousarray(digests[:, :8]).view("<u8")[:, 0]
+    # hashes below 2**64: below the first border is val, below the second test
+    shares = exact(val_fraction), exact(val_fraction) + exact(test_fraction)
+    val, test = (np.uint64(int(share * 2**64)) for share in shares)
+    return np.where(hashes < val, 1, np.where(hashes < test, 2, 0)).astype(np.uint8)
