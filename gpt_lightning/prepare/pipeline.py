@@ -5,7 +5,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,10 +27,12 @@ from gpt_lightning.prepare.units import (
     PartName,
     Unit,
     describe_units,
+    digest_contents,
     find_parts,
     matching_part,
     parts_folder,
     plan_units,
+    read_content,
     run_unit,
 )
 
@@ -63,6 +65,7 @@ def prepare_documents(
     job = Job(parts_folder(root, settings), settings, fingerprint(inputs))
     target.wanted.update(inputs=job.inputs, format=settings.format, **settings.of_documents())
     target.wanted["shuffle"] = settings.shuffle
+    target = replace(target, contents=partial(_contents, inputs, settings, execution))
     if execution.shard_index is not None and target.existing() is None:
         _run_job(job, plan_units(inputs, settings.text_field), execution)
         return None, True
@@ -71,6 +74,18 @@ def prepare_documents(
         # Parts that a process left that was killed just after it renamed the dataset.
         _delete_parts(job)
     return manifest, made
+
+
+def _contents(inputs: Sequence[Input], settings: Settings, execution: Execution) -> str:
+    """Return the digest of the inputs' present contents, for an existing dataset."""
+    print("the inputs' names, sizes or times changed: comparing their contents", flush=True)
+    units = plan_units(inputs, settings.text_field)
+    found: dict[str, str] = {}
+    with Progress(sum(unit.size for unit in units), 0) as progress:
+        for unit, content in run_all(partial(read_content, settings), units, execution):
+            found[unit.key] = content
+            progress.add(unit.size, 0)
+    return digest_contents([(unit.key, found[unit.key]) for unit in units])
 
 
 def _tokenizer_of_documents(settings: Settings) -> Tokenizer:
@@ -295,7 +310,9 @@ class _Maker:
         recorded = settings.of_documents() | {key: plan.counts[key] for key in keys}
         origin = TextOrigin(self.source, plan.counts["text_bytes"], plan.sha256)
         new = assembly.folder / "new"
-        save_inputs(new, self.job.inputs)
+        parts = filter(None, map(PartName.of_file, names))
+        contents = digest_contents([(part.key, part.content) for part in parts])
+        save_inputs(new, self.job.inputs, contents)
         return finish_dataset(new, self.tokenizer, settings, origin, recorded, splits)
 
 

@@ -17,6 +17,7 @@ from gpt_lightning.files import explained, locked, move_into_place, workspace, w
 # Not in the manifest, because it holds the inputs' time stamps: equal texts give equal manifests,
 # wherever and whenever they were copied.
 INPUTS = ".inputs.json"
+OTHER_INPUTS = "other inputs (by their names, sizes and times)"
 T = TypeVar("T")
 
 
@@ -28,11 +29,14 @@ class Target:
         out: Folder of the dataset.
         overwrite: True to replace another dataset.
         wanted: Facts that decide its bytes, with the keys of recorded(), as far as they are known.
+        contents: Function that reads all inputs and returns the digest of their contents, which is
+            called if nothing but their sizes or times differs; None: there are no documents.
     """
 
     out: Path
     overwrite: bool = False
     wanted: dict[str, Any] = field(default_factory=dict)
+    contents: Callable[[], str] | None = None
 
     url: ClassVar[str | None] = None  # of a dataset that is not on this machine
 
@@ -60,7 +64,10 @@ class Target:
                 raise
             differences = ["damage"]
         else:
-            differences = _differences(recorded(manifest, self._read(INPUTS)), self.wanted)
+            found = recorded(manifest, inputs := self._read(INPUTS))
+            differences = _differences(found, self.wanted)
+            if differences == [OTHER_INPUTS] and self._are_touched(inputs):
+                differences = []
         if not differences:
             return manifest
         if not self.overwrite:
@@ -71,6 +78,16 @@ class Target:
             )
         _check_deletable(self.name, entries)
         return None
+
+    def _are_touched(self, inputs: bytes) -> bool:
+        """Return whether the contents of the inputs are those in a file INPUTS, and update it."""
+        before = _parsed(inputs).get("contents")
+        if self.contents is None or before is None or self.contents() != before:
+            return False
+        if self.url is None:
+            with explained("write", self.out):
+                save_inputs(self.out, self.wanted["inputs"], before)
+        return True
 
     def make_once(self, make: Callable[[], tuple[Manifest, bool]]) -> tuple[Manifest, bool]:
         """Return the dataset in `out`, and whether it was made now.
@@ -275,24 +292,27 @@ def recorded(manifest: Manifest, inputs: bytes) -> dict[str, Any]:
         manifest: Manifest of the dataset.
         inputs: Content of its file INPUTS; empty without one.
     """
-    try:
-        found = json.loads(inputs)["inputs"]
-    except (ValueError, LookupError, TypeError):  # None differs from every fingerprint
-        found = None
     facts = {"SHA-256 of the text": manifest.source.sha256, "format": manifest.format}
-    return {**facts, "inputs": found, **manifest.settings}
+    # None differs from every fingerprint
+    return {**facts, "inputs": _parsed(inputs).get("inputs"), **manifest.settings}
 
 
-def save_inputs(folder: Path, fingerprint: str) -> None:
-    """Write the fingerprint of the inputs, by which a later run recognizes them."""
-    (folder / INPUTS).write_text(json.dumps({"inputs": fingerprint}) + "\n")
+def save_inputs(folder: Path, fingerprint: str, contents: str) -> None:
+    """Write the fingerprint of the inputs and the digest of their contents, for later runs."""
+    facts = {"inputs": fingerprint, "contents": contents}
+    write_atomic(folder / INPUTS, json.dumps(facts).encode() + b"\n")
+
+
+def _parsed(inputs: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        found = json.loads(inputs)
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     return [
-        "other inputs (by their names, sizes and times)"
-        if key == "inputs"
-        else f"{key} {found.get(key)}, not {value}"
+        OTHER_INPUTS if key == "inputs" else f"{key} {found.get(key)}, not {value}"
         for key, value in wanted.items()
         if found.get(key) != value
     ]

@@ -239,11 +239,30 @@ def matching_part(job: Job, work: Work) -> PartName | None:
     unit, candidates = work
     if not candidates:
         return None
-    reader = Documents(job.settings.text_field, job.settings.errors)
+    content = read_content(job.settings, unit)
+    return next((name for name in candidates if name.content == content), None)
+
+
+def read_content(settings: Settings, unit: Unit) -> str:
+    """Return the digest of a unit's present contents, as in the name of its part.
+
+    Raises:
+        UserError: An input cannot be read.
+    """
+    reader = Documents(settings.text_field, settings.errors)
     for entry in unit.files:
         with explained_input(entry):
             reader.skim(entry, unit.start, unit.stop)
-    return next((name for name in candidates if name.content == reader.content), None)
+    return reader.content
+
+
+def digest_contents(units: Sequence[tuple[str, str]]) -> str:
+    """Return the digest of all inputs' contents.
+
+    Args:
+        units: Key and digest of the contents of each unit, in order.
+    """
+    return _digest([list(unit) for unit in units], 64)
 
 
 def run_unit(job: Job, work: Work) -> tuple[PartName, int]:

@@ -222,9 +222,6 @@ def test_again_reads_nothing(
     for changed, said in changes:
         with pytest.raises(UserError, match=f"{said}.*--overwrite true"):
             prepare(str(source), out=str(out), workers=1, **changed)  # type: ignore[arg-type]
-    os.utime(source, (1, 1))
-    with pytest.raises(UserError, match="other inputs"):
-        prepare(str(source), out=str(out), workers=1)
     assert contents(out) == before
     prepare(str(source), out=str(out), workers=1, format="llmc", overwrite=True)
     prepare(str(source), out=str(out), workers=1, overwrite=True)
@@ -332,6 +329,38 @@ def test_other_errors_after_a_damaged_document(
     prepare(str(source), out=str(out), workers=1, errors="skip")
     assert units_made == [last]
     assert contents(out) == expected
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_dataset_of_touched_inputs_is_kept(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int
+) -> None:
+    out = tmp_path / "out"
+    prepare(str(source), out=str(out), workers=workers)
+    before = shards(out)
+    os.utime(source, (1, 1))
+    capsys.readouterr()
+    for compared in (True, False):  # the second time it knows the new times
+        prepare(str(source), out=str(out), workers=workers)
+        printed = capsys.readouterr().out
+        assert "is already prepared" in printed
+        assert ("comparing their contents" in printed) == compared
+    with pytest.raises(UserError, match=r"shard_tokens \d+, not 900"):
+        prepare(str(source), out=str(out), shard_tokens=900)
+    lines = source.read_bytes()
+    source.write_bytes(lines.replace(b"a", b"b", 1))
+    with pytest.raises(UserError, match="other inputs"):
+        prepare(str(source), out=str(out), workers=workers)
+    assert shards(out) == before
+    source.write_bytes(lines)
+    prepare(str(source), out=str(out), workers=workers)
+    (out / ".inputs.json").write_text("[]")  # of no version
+    with pytest.raises(UserError, match="other inputs"):
+        prepare(str(source), out=str(out), workers=workers)
+
+
+def shards(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in out.iterdir() if path.name[0] != "."}
 
 
 @pytest.mark.parametrize("change", ["touched", "longer", "repaired", "parts of other settings"])
