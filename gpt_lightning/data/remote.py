@@ -61,6 +61,7 @@ class ShardCache:
         self.streams, self.listing_digest = streams, ""
         self._published: dict[str, str] = {}  # file -> SHA-256, of files without a manifest
         self._kind = "npy", "uint16"
+        self._largest = 0  # bytes of the dataset's largest file
         self._expected: queue.SimpleQueue[Shard | None] | None = None
         self._coming: set[str] = set()
         self._pid = os.getpid()
@@ -91,6 +92,8 @@ class ShardCache:
         content = attempts(url, fetch)
         manifest = self._listed() if content is None else Manifest.parse(content, url)
         self._kind = manifest.format, manifest.dtype
+        sizes = (file_bytes(shard, *self._kind) for shard in manifest.shards())
+        self._largest = max(sizes, default=0)
         if self.folder.exists():
             self._make_room(0)
         return manifest
@@ -214,7 +217,7 @@ class ShardCache:
     def _make_room(self, incoming: int, temporary: Path | None = None) -> None:
         """Delete the least recently used files, so that `incoming` bytes are within the limit.
 
-        A file that is being fetched, as `temporary` from now on, counts as `incoming` bytes at
+        A file that is being fetched, as `temporary` from now on, counts as the dataset's largest at
         least. Those of processes that were killed are deleted.
         """
         with locked(self.folder / ".room.lock", poll_s=0.005):
@@ -230,7 +233,7 @@ class ShardCache:
                 elif match and match[1] == socket.gethostname() and not lives(int(match[2])):
                     path.unlink(missing_ok=True)
                 elif match:  # also one that is renamed at this moment
-                    total += max(incoming, found.st_size if found else 0)
+                    total += max(self._largest, found.st_size if found else 0)
             for _, size, path in sorted(files):
                 if total > self.limit_bytes:
                     path.unlink(missing_ok=True)

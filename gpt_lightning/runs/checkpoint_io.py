@@ -68,7 +68,7 @@ class DurableCheckpointIO(CheckpointIO):
         )
         if not has_digest:
             digests.warn_without_digest(Path(path).resolve())
-        if "shards" in loaded:
+        if isinstance(loaded, dict) and "shards" in loaded:
             from gpt_lightning.runs import shards  # most runs do not need it
 
             loaded = shards.read_shards(loaded, Path(path), self.allocate or shards.whole)

@@ -21,13 +21,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
 )
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import KeyPath, tree_map_with_path
 
@@ -89,7 +90,7 @@ def write_shards(
             dist.barrier()
         writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
         with warnings.catch_warnings(action="ignore"):  # one process is meant
-            dcp.save(tensors, storage_writer=writer, no_dist=alone)
+            save(tensors, storage_writer=writer, no_dist=alone)
     except (CheckpointException, OSError) as error:
         raise cannot_write(folder, error) from error
     written = {file.name: file_sha256(file) for file in folder.glob(f"shard-{rank + 1:05d}-*")}
@@ -110,7 +111,7 @@ def write_shards(
     return rest | {"shards": {"files": files, "tied": tied}}
 
 
-def cannot_write(folder: Path, error: Exception) -> UserError:
+def cannot_write(folder: Path, error: BaseException) -> UserError:
     """Return the error for shards that could not be written, with the first rank's reason."""
     cause = error
     if isinstance(error, CheckpointException):
@@ -135,7 +136,7 @@ def read_shards(
     """Return a checkpoint's dict with the tensors from its folder of shards.
 
     Args:
-        checkpoint: Dict of the file; one without shards is returned as it is.
+        checkpoint: Dict of a sharded checkpoint's file.
         path: File of the checkpoint.
         allocate: Function that returns the memory to fill for a tensor of the meta device. If it
             returns a DTensor, all ranks must call `read_shards`, and each reads its own shard.
@@ -143,8 +144,6 @@ def read_shards(
     Raises:
         UserError: A file of the shards is missing or damaged.
     """
-    if "shards" not in checkpoint:
-        return checkpoint
     tied = checkpoint["shards"]["tied"]
     tensors: dict[str, Tensor] = {}
 
@@ -163,7 +162,7 @@ def read_shards(
         reader = HuggingFaceStorageReader(str(folder))
         alone = not any(isinstance(tensor, DTensor) for tensor in tensors.values())
         with warnings.catch_warnings(action="ignore"):  # one process is meant
-            dcp.load(tensors, storage_reader=reader, no_dist=alone)
+            load(tensors, storage_reader=reader, no_dist=alone)
     except ModuleNotFoundError as error:
         raise UserError(
             f"{path} is in shards; reading them needs {error.name}: pip install 'gpt_lightning[hf]'"

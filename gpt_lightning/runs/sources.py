@@ -36,7 +36,7 @@ def read_source(source: str | Path) -> Pretrained:
     content = load_content(path)
     if nanogpt.is_checkpoint(content):
         return with_tokenizer(nanogpt.read(path, content), nanogpt.meta_files(path, content))
-    if "shards" in content:
+    if isinstance(content, dict) and "shards" in content:
         from gpt_lightning.runs.shards import read_shards  # most models are in one file
 
         weights = {key: content[key] for key in ("state_dict", "shards")}

@@ -17,6 +17,7 @@ from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.data.remote import ShardCache
 from gpt_lightning.data.shards import DatasetWindows
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import temporary_path
 
 SHARD = 1_000  # tokens: 2,128 bytes
 
@@ -114,6 +115,17 @@ def test_the_cache_keeps_to_its_limit_and_drops_the_oldest(server, tmp_path):
     last = dataset.manifest.splits["train"][-1].sha256
     assert last in {path.stem for path in cached(tmp_path)}
     assert dataset.manifest.splits["train"][5].sha256 not in {p.stem for p in cached(tmp_path)}
+
+
+def test_a_shard_in_flight_counts_as_a_whole_one_for_a_small_shard(server, tmp_path):
+    cache = ShardCache(server.url, tmp_path, limit_bytes=4 * 2_128)
+    *shards, small = cache.manifest().splits["train"]
+    for shard in shards[:3]:
+        cache.get(shard)
+    temporary_path(cache.path(shards[3])).touch()  # another thread has begun to fetch it
+    cache.get(small)
+    kept = [path for path in tmp_path.iterdir() if path.suffix == ".npy"]
+    assert sum(path.stat().st_size for path in kept) + 2_128 <= cache.limit_bytes
 
 
 def test_no_shard_is_fetched_ahead_of_a_reader_that_is_past_it(server, tmp_path):
