@@ -156,9 +156,9 @@ def find_inputs(source: str | Sequence[str]) -> list[Input]:
     return sorted(once.values(), key=lambda entry: entry.name)
 
 
-def fingerprint(inputs: Sequence[Input]) -> str:
-    """Return a digest of the inputs' names, sizes and stamps."""
-    entries = [[entry.name, entry.size, entry.stamp] for entry in inputs]
+def fingerprint(inputs: Sequence[Input], times: bool = True) -> str:
+    """Return a digest of the inputs' names and sizes, and of their stamps with `times`."""
+    entries = [[entry.name, entry.size, entry.stamp][: 2 + times] for entry in inputs]
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 

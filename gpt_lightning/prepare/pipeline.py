@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from gpt_lightning.data.formats import file_header
@@ -65,7 +65,8 @@ def prepare_documents(
     job = Job(parts_folder(root, settings), settings, fingerprint(inputs))
     target.wanted.update(inputs=job.inputs, format=settings.format, **settings.of_documents())
     target.wanted["shuffle"] = settings.shuffle
-    target = replace(target, contents=partial(_contents, inputs, settings, execution))
+    contents = cache(partial(_contents, inputs, settings, execution))
+    target = replace(target, sizes=fingerprint(inputs, times=False), contents=contents)
     if execution.shard_index is not None and target.existing() is None:
         _run_job(job, plan_units(inputs, settings.text_field), execution)
         return None, True
@@ -78,7 +79,7 @@ def prepare_documents(
 
 def _contents(inputs: Sequence[Input], settings: Settings, execution: Execution) -> str:
     """Return the digest of the inputs' present contents, for an existing dataset."""
-    print("the inputs' names, sizes or times changed: comparing their contents", flush=True)
+    print("the inputs' times changed: comparing their contents", flush=True)
     units = plan_units(inputs, settings.text_field)
     found: dict[str, str] = {}
     with Progress(sum(unit.size for unit in units), 0) as progress:
@@ -312,7 +313,8 @@ class _Maker:
         new = assembly.folder / "new"
         parts = filter(None, map(PartName.of_file, names))
         contents = digest_contents([(part.key, part.content) for part in parts])
-        save_inputs(new, self.job.inputs, contents)
+        facts = {"inputs": self.job.inputs, "sizes": self.target.sizes, "contents": contents}
+        save_inputs(new, facts)
         return finish_dataset(new, self.tokenizer, settings, origin, recorded, splits)
 
 

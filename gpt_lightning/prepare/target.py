@@ -29,13 +29,15 @@ class Target:
         out: Folder of the dataset.
         overwrite: True to replace another dataset.
         wanted: Facts that decide its bytes, with the keys of recorded(), as far as they are known.
+        sizes: Digest of the inputs' names and sizes.
         contents: Function that reads all inputs and returns the digest of their contents, which is
-            called if nothing but their sizes or times differs; None: there are no documents.
+            called if nothing but their times differs; None: there are no documents.
     """
 
     out: Path
     overwrite: bool = False
     wanted: dict[str, Any] = field(default_factory=dict)
+    sizes: str = ""
     contents: Callable[[], str] | None = None
 
     url: ClassVar[str | None] = None  # of a dataset that is not on this machine
@@ -81,12 +83,18 @@ class Target:
 
     def _are_touched(self, inputs: bytes) -> bool:
         """Return whether the contents of the inputs are those in a file INPUTS, and update it."""
-        before = _parsed(inputs).get("contents")
-        if self.contents is None or before is None or self.contents() != before:
+        before = _parsed(inputs)
+        if self.contents is None or self.overwrite or before.get("sizes") != self.sizes:
             return False
-        if self.url is None:
-            with explained("write", self.out):
-                save_inputs(self.out, self.wanted["inputs"], before)
+        if self.contents() != before.get("contents"):
+            return False
+        # a read-only dataset compares again the next time, and so does one at a URL
+        with contextlib.suppress(UserError), exclusive_lock(self.out.resolve()):
+            if self._read(INPUTS) != inputs:  # another process has replaced it meanwhile
+                return False
+            if self.url is None:
+                facts = before | {"inputs": self.wanted["inputs"]}
+                save_inputs(self.out, facts)
         return True
 
     def make_once(self, make: Callable[[], tuple[Manifest, bool]]) -> tuple[Manifest, bool]:
@@ -297,9 +305,8 @@ def recorded(manifest: Manifest, inputs: bytes) -> dict[str, Any]:
     return {**facts, "inputs": _parsed(inputs).get("inputs"), **manifest.settings}
 
 
-def save_inputs(folder: Path, fingerprint: str, contents: str) -> None:
-    """Write the fingerprint of the inputs and the digest of their contents, for later runs."""
-    facts = {"inputs": fingerprint, "contents": contents}
+def save_inputs(folder: Path, facts: dict[str, str]) -> None:
+    """Write what later runs compare: inputs, sizes and contents, digests of the inputs."""
     write_atomic(folder / INPUTS, json.dumps(facts).encode() + b"\n")
 
 
