@@ -217,11 +217,11 @@ class ShardCache:
     def _make_room(self, incoming: int, temporary: Path | None = None) -> None:
         """Delete the least recently used files, so that `incoming` bytes are within the limit.
 
-        A file that is being fetched, as `temporary` from now on, counts as the dataset's largest at
-        least. Those of processes that were killed are deleted.
+        A file that is being fetched, as `temporary` from now on, counts as the largest of the
+        dataset and the cache. Those of processes that were killed are deleted.
         """
         with locked(self.folder / ".room.lock", poll_s=0.005):
-            total, files = incoming, []
+            total, files, in_flight = incoming, [], 0
             for path in [*self.folder.iterdir(), *self.folder.glob(f"{'[0-9a-f]' * 12}/*")]:
                 match = _TEMPORARY.fullmatch(path.name)
                 if not match and not _KEPT.fullmatch(path.name):
@@ -233,7 +233,9 @@ class ShardCache:
                 elif match and match[1] == socket.gethostname() and not lives(int(match[2])):
                     path.unlink(missing_ok=True)
                 elif match:  # also one that is renamed at this moment
-                    total += max(self._largest, found.st_size if found else 0)
+                    in_flight += 1
+            largest = max([self._largest, *(size for _, size, _ in files)])
+            total += in_flight * largest
             for _, size, path in sorted(files):
                 if total > self.limit_bytes:
                     path.unlink(missing_ok=True)
