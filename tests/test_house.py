@@ -78,8 +78,8 @@ def test_a_fit_on_ready_shards_imports_few_files(shards):
     assert not any(name.startswith("gpt_lightning.prepare") for name in imported)
     # the rebuild had 45; since then Trainer's checks, signals, watchdog, output and TensorBoard's
     # events have own files, the events name the commit (hardware.machine), models have variants,
-    # and lean_hooks calls hooks
-    assert len(imported) <= 56, "\n".join(sorted(imported))
+    # lean_hooks calls hooks, and checkpointing has policies
+    assert len(imported) <= 57, "\n".join(sorted(imported))
 
 
 def test_no_function_is_longer_than_a_screen():

@@ -12,11 +12,11 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.attention import ATTENTION
 from gpt_lightning.model.loss import MIN_COLUMNS, NarrowHead, chunked_cross_entropy
+from gpt_lightning.model.recomputation import recomputed
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class GPTConfig:
         residual: Dtype of the residual stream in mixed precision. bfloat16 halves its bytes, and
             rounds every sum (residual.py).
         checkpointing: Keep only the inputs of the blocks and recompute the rest in the backward
-            pass: a third more work, a fraction of the memory, the same gradients.
+            pass: a third more work, a fraction of the memory, the same gradients. products: keep
+            the results of products and attention, too, which take nearly all of the work.
         variant: gpt2, or a model of the Shakespeare records (speedrun.py).
     """
 
@@ -62,7 +63,7 @@ class GPTConfig:
     activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
     loss_chunk: int | None = None
     residual: Literal["float32", "bfloat16"] = "float32"
-    checkpointing: bool = False
+    checkpointing: bool | Literal["products"] = False
     variant: Literal["gpt2", "speedrun", "speedrun-pairs"] = "gpt2"
 
     def __post_init__(self) -> None:
@@ -177,7 +178,7 @@ class Transformer(nn.Module):
         x = self.drop(self.cast(self.wte(idx) + self.wpe(pos)))  # (B, T, C)
         for block in self.h:
             if self.checkpointing and torch.is_grad_enabled():
-                x = checkpoint(block, x, use_reentrant=False)  # restores the seed of dropout
+                x = recomputed(block, x, self.checkpointing == "products", self.drop.p > 0)
             else:
                 x = block(x)
         x = self.ln_f(x)

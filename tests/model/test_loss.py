@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from collections import Counter
 
 import pytest
 import torch
@@ -214,13 +215,42 @@ def test_narrow_models_are_padded_in_chunks_as_well(monkeypatch):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("bf16", [False, True])
-def test_checkpointing_changes_no_gradient(dropout, bf16):
-    config = dataclasses.replace(TINY, dropout=dropout)
+@pytest.mark.parametrize("policy", [True, "products"])
+@pytest.mark.parametrize("attention", ["sdpa", "naive"])
+def test_checkpointing_changes_no_gradient(dropout, bf16, policy, attention):
+    config = dataclasses.replace(TINY, dropout=dropout, attention=attention)
     loss, gradients = trained(config, bf16)
-    again, checkpointed = trained(dataclasses.replace(config, checkpointing=True), bf16)
+    again, checkpointed = trained(dataclasses.replace(config, checkpointing=policy), bf16)
     assert again == loss
     for name, gradient in gradients.items():
         assert torch.equal(checkpointed[name], gradient), name  # the same operations, done twice
+
+
+class Counted(TorchDispatchMode):
+    """Count of the operations that run, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "naive"])
+def test_kept_products_are_computed_once(attention):
+    def operations(checkpointing: bool | str) -> Counter[str]:
+        model = GPT(dataclasses.replace(TINY, attention=attention, checkpointing=checkpointing))
+        with Counted() as counted:
+            model(*torch.randint(V, (2, B, T))).backward()
+        return counted.names
+
+    none, whole, kept = map(operations, (False, True, "products"))
+    for name in ("addmm", "bmm", "_scaled_dot_product_flash_attention_for_cpu"):
+        assert none[name] == kept[name]
+        assert (none[name] < whole[name]) == (none[name] > 0)
+    assert none["native_layer_norm"] < kept["native_layer_norm"] == whole["native_layer_norm"]
 
 
 def test_checkpointing_keeps_less():
@@ -258,7 +288,7 @@ def test_a_chunk_has_at_least_one_position():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, True, "products"])
 def test_the_model_compiles_whole(checkpointing):
     config = dataclasses.replace(TINY, loss_chunk=20, checkpointing=checkpointing)
     x, y = torch.randint(V, (2, B, T))

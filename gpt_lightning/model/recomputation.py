@@ -1,0 +1,51 @@
+"""Checkpointing of activations: a block keeps its input, or its products, and recomputes the rest.
+
+Products and attention take nearly all of a block's time, and their results some two fifths of its
+memory. Layer norms, activations, casts and dropout are computed again from them (Korthikanti et
+al. 2022, "Reducing Activation Recomputation in Large Transformer Models").
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+aten = torch.ops.aten
+PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
+# With dropout they draw random numbers: without them the masks after them would be other ones.
+FUSED_ATTENTION = (
+    aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_efficient_attention,
+    aten._scaled_dot_product_cudnn_attention,
+)
+
+
+def recomputed(block: nn.Module, x: Tensor, keep_results: bool, dropout: bool) -> Tensor:
+    """Return `block(x)`, whose backward pass computes again what is not kept.
+
+    Args:
+        block: Block of the model. The state of the random numbers is restored for it.
+        x: Its input, which is kept.
+        keep_results: True keeps the results of products and, without dropout, of fused attention.
+        dropout: True if the block has dropout.
+    """
+    if not keep_results:
+        y: Tensor = checkpoint(block, x, use_reentrant=False)
+    elif dropout:
+        y = checkpoint(block, x, use_reentrant=False, context_fn=keep_products)
+    else:
+        y = checkpoint(block, x, use_reentrant=False, context_fn=keep_products_and_attention)
+    return y
+
+
+def keep_products() -> tuple[Any, Any]:
+    """Return the contexts of `torch.utils.checkpoint.checkpoint` for a block with dropout."""
+    return create_selective_checkpoint_contexts([op.default for op in PRODUCTS])
+
+
+def keep_products_and_attention() -> tuple[Any, Any]:
+    """Return the contexts for a block without dropout."""
+    operations = [op.default for op in PRODUCTS + FUSED_ATTENTION]
+    return create_selective_checkpoint_contexts(operations)
