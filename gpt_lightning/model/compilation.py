@@ -8,6 +8,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -71,6 +72,7 @@ def compile_in_place(
     if device == "cpu":
         recompute_in_backward()
         trust_vector_instructions()
+        compile_ahead()
     if isinstance(model, GPT) and (device == "cpu" or pad_head is True):
         from gpt_lightning.model import cpu_kernels  # for these models alone
 
@@ -175,6 +177,32 @@ def trust_vector_instructions() -> None:
     config = torch._inductor.config.cpp
     if config.vec_isa_ok is None and torch.backends.cpu.get_cpu_capability() == "AVX512":
         config.vec_isa_ok = True
+
+
+def compile_ahead() -> None:
+    """Compile in threads what every model for CPUs needs, while this one is traced.
+
+    That is PyTorch's header and the attention kernel: one core would be idle meanwhile. An error
+    appears again where the model needs the result.
+    """
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    from gpt_lightning.model import cpu_attention
+
+    # the marker asks for vector instructions, which all loops have
+    header = "// at::vec::\n#include <torch/csrc/inductor/cpp_prefix.h>\n"
+    source = header + 'extern "C" void kernel(float*) {}'
+    tasks = [functools.partial(CppPythonBindingsCodeCache.load_pybinding, ["float*"], source)]
+    if cpu_attention.cpu_has_kernel():
+        tasks.append(functools.partial(cpu_attention.library))
+
+    def run(task: Callable[[], Any]) -> None:
+        with contextlib.suppress(Exception):
+            trust_vector_instructions()  # each thread has its own settings
+            task()
+
+    for task in tasks:
+        threading.Thread(target=run, args=(task,), daemon=True).start()
 
 
 def keep_compiled_code() -> None:

@@ -4,6 +4,9 @@ import copy
 import dataclasses
 import os
 import re
+import shutil
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -172,6 +175,8 @@ def test_each_scope_computes_the_same_model(scope, monkeypatch):
         {"attention": "chunked"},
         {"loss_chunk": 5},
         {"checkpointing": True},
+        {"checkpointing": "products"},
+        {"checkpointing": "products", "dropout": 0.1},
         {"residual": "bfloat16"},
         {"bias": False, "activation": "gelu"},
     ],
@@ -228,3 +233,39 @@ def test_a_cache_folder_that_cannot_hold_programs_is_pytorchs(caches, monkeypatc
     caches.parent.rename(caches.parents[1] / "elsewhere")
     caches.parent.touch()  # a file in the way of the folder
     assert cache_folder() is None
+
+
+AHEAD = """
+import threading
+from pathlib import Path
+import torch
+from gpt_lightning.model import compilation
+from gpt_lightning.model.gpt import GPT, GPTConfig
+
+def headers():
+    return sorted(path.name for path in Path(CACHE).rglob("*.h.gch"))
+
+compilation.keep_compiled_code()
+compilation.trust_vector_instructions()
+compilation.compile_ahead()
+for thread in set(threading.enumerate()) - {threading.main_thread()}:
+    thread.join()
+ahead = headers()
+model = GPT(GPTConfig(1, 2, 64, 32, 65))
+compilation.compile_in_place(model, "cpu")
+with torch.autocast("cpu", torch.bfloat16):
+    model(*torch.randint(65, (2, 2, 32))).backward()
+assert ahead, "no header"
+assert headers() == ahead
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_the_headers_of_a_model_are_compiled_ahead(tmp_path):
+    own = {"TMPDIR": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
+    script = AHEAD.replace("CACHE", repr(str(tmp_path)))
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | own, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
