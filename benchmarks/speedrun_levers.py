@@ -33,6 +33,7 @@ from gpt_lightning.training.stacked_muon import orthogonalize
 
 PAGE = Path(__file__).parent / "speedrun" / "levers.md"
 V = 65
+LONG = "1.4697, best"  # records of several epochs
 SHARES = dict[float, int]  # share of the training at which a value begins -> value
 
 
@@ -42,7 +43,8 @@ class Run:
 
     Attributes:
         what: Lever in words.
-        kept: True if a record uses it.
+        kept: True if it takes a thing of all records away.
+        records: Records that use it.
         change: Function that changes the new model in place.
         variant: Variant of the model.
         n_layer: Blocks.
@@ -54,12 +56,14 @@ class Run:
         schedule: linear, late (constant, then a line over the last 70%), cosine or constant.
         batch: Sequences of 128 tokens per step.
         context: Tokens per sequence.
+        depth: Blocks that run, of a model with_growth.
         average: Decay of the averaged weights that are evaluated; 0: the last weights.
         shuffled: True for each window once in an epoch, False for random windows.
     """
 
     what: str
     kept: bool = False
+    records: str = "no"
     change: Callable[[GPT], None] = lambda model: None
     variant: str = "speedrun"
     n_layer: int = 3
@@ -71,6 +75,7 @@ class Run:
     schedule: str = "linear"
     batch: SHARES = field(default_factory=lambda: {0.0: 16})
     context: SHARES = field(default_factory=lambda: {0.0: 128})
+    depth: SHARES = field(default_factory=lambda: {0.0: 3})
     average: float = 0.0
     shuffled: bool = True
 
@@ -143,6 +148,22 @@ class Dropped(SpeedrunTransformer):
         return super().blocks(nn.functional.dropout(x, 0.1, self.training))
 
 
+def with_growth(model: GPT) -> None:
+    """Let the first blocks run alone at first; the others begin as identities."""
+    model.transformer.__class__ = Growing
+
+
+class Growing(SpeedrunTransformer):
+    """Model of which the first `active` blocks run."""
+
+    active = 1
+
+    def blocks(self, x: Tensor) -> Tensor:
+        for block in self.h[: self.active]:
+            x = block(x)
+        return x
+
+
 def with_gelu(model: GPT) -> None:
     """Take GPT-2's activation."""
     each(model, lambda block: setattr(block.mlp, "gelu", nn.GELU(approximate="tanh")))
@@ -191,6 +212,9 @@ BASE = Run("the base")
 LEVERS: dict[str, Run] = {
     "base": BASE,
     "pairs": Run("a table of pairs beside the triples", False, with_pairs),
+    "pairs-alone": Run(
+        "a table of pairs instead of triples", records=LONG, variant="speedrun-pairs"
+    ),
     "more-triples": Run("twice as many rows for triples", False, with_more_triples),
     "triples": Run("without the embedding of triples", True, without_triples),
     "rotary": Run("learned positions instead of rotary ones", True, without_rotation),
@@ -205,18 +229,25 @@ LEVERS: dict[str, Run] = {
     "muon-lr": Run("Muon's rate 0.045", matrix_lr=4.5e-2),
     "adamw-lr": Run("AdamW's rate 0.012", lr=1.2e-2),
     "cosine": Run("a cosine instead of a line", True, schedule="cosine"),
-    "late": Run("a line to 0 over the last 70% only", schedule="late"),
-    "average": Run("a constant rate and averaged weights", schedule="constant", average=0.98),
+    "late": Run("a line to 0 over the last 70% only", records=LONG, schedule="late"),
+    "average": Run(
+        "a constant rate and averaged weights", records=LONG, schedule="constant", average=0.98
+    ),
     "batch-growth": Run("8 sequences a step in the first quarter", batch={0.0: 8, 0.25: 16}),
     "small-batch": Run("8 sequences a step", batch={0.0: 8}),
     "context": Run("64 tokens of context in the first half", context={0.0: 64, 0.5: 128}),
     "random": Run("random windows instead of shuffled ones", True, shuffled=False),
-    "dropout": Run("dropout 0.1", dropout=(0.1, 0.1)),
+    "dropout": Run("dropout 0.1", records=LONG, dropout=(0.1, 0.1)),
     "embedding-dropout": Run(
         "dropout 0.1, of the embedding too", False, with_embedding_dropout, dropout=(0.1, 0.1)
     ),
     "dropout-schedule": Run("dropout from 0 to 0.1", dropout=(0.0, 0.1)),
     "small": Run("2 layers, as wide", n_layer=2),
+    "small-first": Run(
+        "1 block in the first quarter, 2 in the second, then 3",
+        change=with_growth,
+        depth={0.0: 1, 0.25: 2, 0.5: 3},
+    ),
 }
 
 
@@ -311,6 +342,8 @@ def train(run: Run, seed: int, tokens: int) -> float:
     while seen < tokens:
         share = seen / tokens
         B, T = at(run.batch, share), at(run.context, share)
+        if isinstance(model.transformer, Growing):
+            model.transformer.active = at(run.depth, share)
         B = B * 128 // T
         first = np.array([next(starts) for _ in range(B * T // 128)])
         first = (first[:, None] + np.arange(0, 128, T)).reshape(-1)[:B]
@@ -445,7 +478,7 @@ def write(known: dict[str, float], seeds: list[int], tokens: int) -> None:
         gains = [sign * (known[f"base {s}"] - known[f"{name} {s}"]) for s in seeds]
         each = ", ".join(f"{gain:+.4f}" for gain in gains) if name != "base" else ""
         mean = f"{statistics.mean(gains):+.4f}" if name != "base" else ""
-        kept = "" if name == "base" else "yes" if run.kept else "no"
+        kept = "" if name == "base" else "yes" if run.kept else run.records
         loss = statistics.mean(loss for loss in losses if loss is not None)
         lines.append(f"| {run.what} | {loss:.4f} | {mean} | {each} | {kept} |")
     machine = machine_record(["speedrun_levers"])
