@@ -23,7 +23,7 @@ def checkpoint(
             SHA-256. convert: write a checkpoint in one file, or in shards.
         path: A checkpoint, a run folder, or a folder of runs.
         out: File that convert writes, such as copy.ckpt.
-        sharded: True lets convert write the tensors to a folder beside it, copy.ckpt.shards, as
+        sharded: True lets convert write the tensors to a folder in `shards` beside it, as
             checkpoint.sharded of fit does.
     """
     if action == "convert":
@@ -87,15 +87,15 @@ def convert(path: Path, out: str | None, sharded: bool) -> None:
     Raises:
         UserError: The checkpoint cannot be read, is not ours, or `out` cannot be written.
     """
-    from gpt_lightning.runs.checkpoint import Checkpoint
+    from gpt_lightning.runs.checkpoint import Checkpoint, load_content
     from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 
     if out is None or not out.endswith(".ckpt") or Path(out).exists():
         reason = "is missing" if out is None else f"{out} exists, or does not end with .ckpt"
         raise UserError(f"--out {reason}: give a new file, such as --out copy.ckpt")
     target = Path(out)
+    Checkpoint.of(load_content(path), path)  # raises for other programs' files
     content = DurableCheckpointIO().load_checkpoint(path)
-    Checkpoint.of(content, path)  # raises for other programs' files
     with explained("write to", target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
     if sharded:

@@ -25,9 +25,9 @@ import torch
 from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import replacement
+from gpt_lightning.files import file_sha256, replacement
 from gpt_lightning.runs import digests
-from gpt_lightning.runs.checkpoint import is_of_another_run
+from gpt_lightning.runs.checkpoint import is_of_another_run, load_content
 from gpt_lightning.runs.folders import ASIDE, saved_checkpoints
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class DurableCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: Any) -> None:
         for file in (Path(path), digests.sidecar(Path(path))):
             file.unlink(missing_ok=True)
-        shutil.rmtree(digests.shards_folder(Path(path)), ignore_errors=True)
+        sweep_shards(Path(path).parent)
 
 
 class Saver:
@@ -213,6 +213,8 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
             torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
             shards = checkpoint.get("shards", {}).get("files")
             digests.write_sidecar(path, file.digest.hexdigest(), shards)
+        if shards:
+            sweep_shards(path.parent)  # those of a file of that name before
     except (OSError, RuntimeError) as error:
         # torch raises a RuntimeError while it handles the OSError of our file
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
@@ -258,11 +260,8 @@ def set_aside(folder: Path, step: int) -> None:
         path = saved.path.with_name(saved.path.name + ASIDE)
         print(f"set aside   {path.name}: its step is after step {step}", file=sys.stderr)
         saved.path.replace(path)
-        for beside in (digests.sidecar, digests.shards_folder):
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # a file without a digest, or not in shards
-                beside(saved.path).replace(beside(path))
+        with contextlib.suppress(FileNotFoundError):  # a file without a digest
+            digests.sidecar(saved.path).replace(digests.sidecar(path))
 
 
 def drop_aside(folder: Path, passed: float = math.inf) -> None:
@@ -286,3 +285,46 @@ def use_durable_io(trainer: L.Trainer) -> None:
             f"RunCheckpoint writes through DurableCheckpointIO: leave out the plugin "
             f"{type(strategy.checkpoint_io).__name__}"
         )
+
+
+# ---- shards --------------------------------------------------------------------------------------
+
+
+def sweep_shards(folder: Path) -> None:
+    """Delete the folders of shards that no file in a folder names, whatever its name is."""
+    present = [path for path in folder.glob(f"{digests.SHARDS}/*") if is_shard_folder(path)]
+    if not present:
+        return
+    used: set[str] = set()
+    for path in folder.iterdir():
+        if path.is_file() and path.suffix != digests.SIDECAR:
+            with contextlib.suppress(UserError):  # nobody can read a damaged file's shards
+                used |= shard_folders(path)
+    for path in present:
+        if path.name not in used:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def is_shard_folder(path: Path) -> bool:
+    """Return whether a folder is one of shards.py, with nothing else in it."""
+    ours = path.is_dir() and re.fullmatch(r".+-[0-9a-f]{8}", path.name)
+    return bool(ours) and all(
+        re.fullmatch(r"shard-\d{5}-.+\.safetensors", file.name) for file in path.iterdir()
+    )
+
+
+def shard_folders(path: Path) -> set[str]:
+    """Return the name of a checkpoint's folder of shards; empty for a full one.
+
+    Raises:
+        UserError: The file or its sidecar is damaged.
+    """
+    known = digests.read_sidecar(path)
+    if not known:
+        content = load_content(path)
+        found = content.get("shards") if isinstance(content, dict) else None
+        return {found["folder"]} if isinstance(found, dict) else set()
+    if any(shards for _, shards in known[1:]):  # of the file before, too
+        digest = file_sha256(path)
+        known = [entry for entry in known if entry[0] == digest]
+    return {name.split("/")[1] for _, shards in known for name in shards}

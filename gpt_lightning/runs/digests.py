@@ -1,6 +1,6 @@
 """SHA-256 of a file in a second file, `NAME.sha256`, and checks before a file is read.
 
-The second file has a line for each file in the checkpoint's folder of shards, if there is one.
+The lines of a sharded checkpoint's files (shards.py) follow its own line.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, file_sha256, replacement, write_durable
 
 SIDECAR = ".sha256"
-SHARDS = ".shards"
+SHARDS = "shards"  # beside checkpoints; a folder for each sharded one
 FIX = "check its permissions, or take another checkpoint"
 
 
@@ -26,20 +26,21 @@ def write_sidecar(path: Path, digest: str, shards: Mapping[str, str] | None = No
     Args:
         path: File that is about to get its name.
         digest: SHA-256 of the new file.
-        shards: SHA-256 of each file in its folder of shards, by name.
+        shards: SHA-256 of each file of its shards, by the path from the checkpoint's folder.
 
     Raises:
         OSError: The digests cannot be written.
     """
-    known = [digest]
+    known = [(digest, dict(shards or {}))]
     if path.exists():
         with contextlib.suppress(UserError):  # the list is damaged
             known += read_sidecar(path)[:1]
     with replacement(sidecar(path)) as temporary:
-        lines = [f"{known_digest}  {path.name}\n" for known_digest in known]
-        folder = shards_folder(path).name
-        lines += [f"{known}  {folder}/{name}\n" for name, known in (shards or {}).items()]
-        write_durable(temporary, "".join(lines).encode("ascii"))
+        lines = []
+        for whole, parts in known:
+            lines += [f"{whole}  {path.name}\n"]
+            lines += [f"{part}  {name}\n" for name, part in parts.items()]
+        write_durable(temporary, "".join(lines).encode())
 
 
 def sidecar(path: Path) -> Path:
@@ -47,34 +48,31 @@ def sidecar(path: Path) -> Path:
     return path.with_name(path.name + SIDECAR)
 
 
-def shards_folder(path: Path) -> Path:
-    """Return the path of a checkpoint's folder of shards, which only sharded ones have."""
-    return path.with_name(path.name + SHARDS)
+def read_sidecar(path: Path) -> list[tuple[str, dict[str, str]]]:
+    """Return the digests that a file may have, the newest first, each with those of its shards.
 
-
-def read_sidecar(path: Path) -> list[str]:
-    """Return the digests that a file may have, the newest first; empty if the list is missing.
-
-    Raises:
-        UserError: The list cannot be read, is empty, or contains something else.
-    """
-    return [digest for digest, name in read_lines(path) if "/" not in name]
-
-
-def read_lines(path: Path) -> list[tuple[str, str]]:
-    """Return digest and name of each line of a file's list; empty if the list is missing.
+    The list is empty if there is no sidecar.
 
     Raises:
         UserError: The list cannot be read, is empty, or contains something else.
     """
     try:
-        lines = sidecar(path).read_text(encoding="ascii").splitlines()
+        lines = sidecar(path).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
         raise damaged_sidecar(path) from error
-    found = [(line.partition(" ")[0], line[66:]) for line in lines]
-    if not found or not all(re.fullmatch("[0-9a-f]{64}", digest) for digest, _ in found):
+    found: list[tuple[str, dict[str, str]]] = []
+    for line in lines:
+        digest, _, name = line.partition(" ")
+        part = re.fullmatch(rf" ({SHARDS}/[^/]+/[^/]+)", name)
+        if not re.fullmatch("[0-9a-f]{64}", digest) or (part and not found):
+            raise damaged_sidecar(path)
+        if part:
+            found[-1][1][part[1]] = digest
+        else:
+            found.append((digest, {}))
+    if not found:
         raise damaged_sidecar(path)
     return found
 
@@ -102,8 +100,7 @@ def check_digest(path: Path, required: bool = True) -> bool:
             or damaged.
     """
     check_regular(path)
-    lines = read_lines(path)
-    known = [digest for digest, name in lines if "/" not in name]
+    known = read_sidecar(path)
     if not known and not required:
         return False
     if not known:
@@ -111,19 +108,26 @@ def check_digest(path: Path, required: bool = True) -> bool:
             f"{path} has no digest in {sidecar(path).name}, so it cannot be checked: "
             "copy that file too, or take another checkpoint"
         )
-    expected = {path: known}
-    for digest, name in lines:
-        if "/" in name:  # the name may be of before the checkpoint was set aside
-            expected[shards_folder(path) / Path(name).name] = [digest]
-    for file, digests in expected.items():
+    with explained("read", path, FIX):
+        whole = file_sha256(path)
+    expected = next((shards for digest, shards in known if digest == whole), None)
+    if expected is None:
+        raise damaged(path, known[0][0], whole)
+    for name, digest in expected.items():
+        file = path.resolve().parent / name
         with explained("read", file, FIX):
             found = file_sha256(file)
-        if found not in digests:
-            raise UserError(
-                f"{file} is damaged: expected SHA-256 {digests[0]}, found {found}; "
-                "use an older checkpoint, as --resume auto does"
-            )
+        if found != digest:
+            raise damaged(file, digest, found)
     return True
+
+
+def damaged(path: Path, expected: str, found: str) -> UserError:
+    """Return the error for a file that differs from its digest."""
+    return UserError(
+        f"{path} is damaged: expected SHA-256 {expected}, found {found}; "
+        "use an older checkpoint, as --resume auto does"
+    )
 
 
 @functools.cache

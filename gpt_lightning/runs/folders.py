@@ -16,7 +16,7 @@ from typing import Any
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, lives, locked, write_atomic
 from gpt_lightning.parsing import program
-from gpt_lightning.runs.digests import SHARDS, SIDECAR
+from gpt_lightning.runs.digests import SIDECAR
 
 RUN_FILE = "run.json"  # in a run folder; holds the run's identity
 METRICS = "metrics.jsonl"  # in a run folder; what RunLogger has logged
@@ -195,7 +195,7 @@ class Timeline:
 
 
 def sweep(folder: Path) -> None:
-    """Delete temporary files of dead processes, and digests and shards without their file."""
+    """Delete temporary files of dead processes, and digests without a file."""
     for path in folder.glob(".*.tmp.*"):
         pid = path.name.rpartition(".")[2]
         if pid.isdigit() and not lives(int(pid)):
@@ -203,9 +203,6 @@ def sweep(folder: Path) -> None:
     for path in folder.glob(f"*{SIDECAR}"):
         if not path.with_name(path.name.removesuffix(SIDECAR)).exists():
             path.unlink(missing_ok=True)
-    for path in folder.glob(f"*{SHARDS}"):
-        if not path.with_name(path.name.removesuffix(SHARDS)).exists():
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def check_writable(folder: Path, needed_bytes: int) -> None:

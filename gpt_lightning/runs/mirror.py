@@ -118,7 +118,13 @@ class Mirror:
         here = {saved.path.name: saved.path for saved in saved_checkpoints(run / CHECKPOINTS)}
         keep = kept(sort_saved(map(Path, here | self._digests)))
         for name, path in here.items():  # the newest first
-            digest = (*read_sidecar(path), "")[0]
+            digest, shards = (*read_sidecar(path), ("", {}))[0]
+            if name in keep and shards:
+                raise UserError(
+                    f"{path} is in shards, which are not copied: write it to one file with "
+                    f"`gpt-lightning checkpoint convert {path} --out whole.ckpt`, or leave out "
+                    "checkpoint.folder"
+                )
             if name in keep and digest and self._digests.get(name) != digest:
                 self._put(f"{CHECKPOINTS}/{name}", path, digest)
                 line = f"{digest}  {name}\n".encode("ascii")
@@ -190,7 +196,7 @@ class Mirror:
         return {
             name: match[0].decode()
             for name, line in lines.items()
-            if (match := re.match(rb"[0-9a-f]{64}", line))
+            if (match := re.match(rb"[0-9a-f]{64}", line)) and b"/" not in line  # whole ones
         }
 
     def fetch(self, name: str, digest: str, path: Path) -> None:

@@ -1,21 +1,24 @@
 """Sharded checkpoints: each rank writes its own tensors, with PyTorch's distributed checkpoint.
 
 `NAME.ckpt` has everything but the tensors in shards, for which tensors of the meta device stand;
-the folder `NAME.ckpt.shards` has a safetensors file of each rank, with the place of each shard in
-its header. Any number of processes can read them, one process into whole tensors. The dict has a
-key more than a full checkpoint's, `shards`:
+`shards/FOLDER` beside it has a safetensors file of each rank, with the place of each shard in its
+header. Any number of processes can read them, one process into whole tensors. The dict has a key
+more than a full checkpoint's, `shards`:
 
 | key | value |
 | --- | --- |
-| files | SHA-256 of each file by name |
+| folder | name of the folder in `shards`, of this save alone |
+| files | SHA-256 of each file, by its path from the folder of NAME.ckpt |
 | tied | by the name of a tensor, the name under which its memory is saved |
 
 The name of a tensor is its path in the dict, such as `state_dict.model.transformer.wte.weight`.
 """
 
+import secrets
 import shutil
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,13 @@ from torch.utils._pytree import KeyPath, tree_map_with_path
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import file_sha256, sync_folder
-from gpt_lightning.runs.digests import shards_folder
+from gpt_lightning.runs.digests import SHARDS
+
+
+def check_package() -> None:
+    """Raise a UserError if safetensors, an optional package, is missing."""
+    if find_spec("safetensors") is None:
+        raise UserError("checkpoints in shards need safetensors: pip install safetensors")
 
 
 def is_sharded(name: str, value: Any) -> bool:
@@ -51,7 +60,7 @@ def is_of_parameter(name: str, value: Any) -> bool:
 def write_shards(
     checkpoint: dict[str, Any], path: Path, chosen: Callable[[str, Any], bool] = is_sharded
 ) -> dict[str, Any]:
-    """Write tensors of a checkpoint to its folder of shards; all ranks must call this.
+    """Write tensors of a checkpoint to a new folder of shards; all ranks must call this.
 
     Args:
         checkpoint: Lightning's dict.
@@ -64,6 +73,7 @@ def write_shards(
     Raises:
         UserError: A rank cannot write its file, or rank 0 does not see it.
     """
+    check_package()
     tensors: dict[str, Tensor] = {}
     names: dict[int, str] = {}
     tied: dict[str, str] = {}
@@ -81,34 +91,46 @@ def write_shards(
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
     rest: dict[str, Any] = tree_map_with_path(take, checkpoint)
-    folder, alone = shards_folder(path), not dist.is_initialized()
+    alone = not dist.is_initialized()
     rank = 0 if alone else dist.get_rank()
+    folder = path.parent / SHARDS / same_on_ranks(f"{path.stem}-{secrets.token_hex(4)}")
     try:
-        if rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)  # of a save that was killed
-        if not alone:
-            dist.barrier()
-        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
         with warnings.catch_warnings(action="ignore"):  # one process is meant
+            writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
             save(tensors, storage_writer=writer, no_dist=alone)
-    except (CheckpointException, OSError) as error:
+    except (CheckpointException, OSError) as error:  # all ranks raise the first one's error
+        if rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
         raise cannot_write(folder, error) from error
-    written = {file.name: file_sha256(file) for file in folder.glob(f"shard-{rank + 1:05d}-*")}
-    everyone = [written]
-    if not alone:
-        everyone = [{} for _ in range(dist.get_world_size())]
-        dist.all_gather_object(everyone, written)
-    files = {name: digest for each in everyone for name, digest in each.items()}
+    own_files = folder.glob(f"shard-{rank + 1:05d}-*")
+    files = gathered({f"{SHARDS}/{folder.name}/{f.name}": file_sha256(f) for f in own_files})
     if rank == 0:
-        sync_folder(folder)
-        sync_folder(folder.parent)
+        for parent in (folder, folder.parent, path.parent):
+            sync_folder(parent)
         for name in files:
-            if not (folder / name).exists():
+            if not (path.parent / name).exists():
                 raise UserError(
-                    f"rank 0 does not see {folder / name}: checkpoint.sharded needs a folder that "
-                    "all machines share; choose one with --trainer.default_root_dir"
+                    f"rank 0 does not see {path.parent / name}: checkpoint.sharded needs a folder "
+                    "that all machines share; choose one with --trainer.default_root_dir"
                 )
-    return rest | {"shards": {"files": files, "tied": tied}}
+    return rest | {"shards": {"folder": folder.name, "files": files, "tied": tied}}
+
+
+def same_on_ranks(value: str) -> str:
+    """Return rank 0's value on all ranks."""
+    values = [value]
+    if dist.is_initialized():
+        dist.broadcast_object_list(values)
+    return values[0]
+
+
+def gathered(values: dict[str, str]) -> dict[str, str]:
+    """Return the items of all ranks."""
+    everyone = [values]
+    if dist.is_initialized():
+        everyone = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(everyone, values)
+    return {name: value for each in everyone for name, value in each.items()}
 
 
 def cannot_write(folder: Path, error: BaseException) -> UserError:
@@ -116,12 +138,10 @@ def cannot_write(folder: Path, error: BaseException) -> UserError:
     cause = error
     if isinstance(error, CheckpointException):
         cause = next(iter(error.failures.values()))[0]
-    if isinstance(cause, ModuleNotFoundError):
-        return UserError(f"checkpoint.sharded needs {cause.name}: pip install 'gpt_lightning[hf]'")
     reason = " ".join(str(getattr(cause, "strerror", None) or cause).split())
     return UserError(
         f"cannot write {folder}: {reason[:200]}; the checkpoints before it are untouched: free "
-        "some space or choose another folder with --trainer.default_root_dir"
+        "some space, or choose another folder"
     )
 
 
@@ -133,7 +153,7 @@ def whole(placeholder: Tensor) -> Tensor:
 def read_shards(
     checkpoint: dict[str, Any], path: Path, allocate: Callable[[Tensor], Tensor] = whole
 ) -> dict[str, Any]:
-    """Return a checkpoint's dict with the tensors from its folder of shards.
+    """Return a checkpoint's dict with the tensors of its shards.
 
     Args:
         checkpoint: Dict of a sharded checkpoint's file.
@@ -144,7 +164,17 @@ def read_shards(
     Raises:
         UserError: A file of the shards is missing or damaged.
     """
-    tied = checkpoint["shards"]["tied"]
+    check_package()
+    tied, files = checkpoint["shards"]["tied"], checkpoint["shards"]["files"]
+    folder = path.resolve().parent / SHARDS / checkpoint["shards"]["folder"]
+    present = {f"{SHARDS}/{folder.name}/{file.name}" for file in folder.glob("*.safetensors")}
+    if present != set(files):
+        differ = min(present ^ set(files))
+        raise UserError(
+            f"{path} is in shards, and {path.resolve().parent / differ} is "
+            f"{'missing' if differ in files else 'not of them'}: copy {SHARDS}/{folder.name} to "
+            f"the folder of {path.name}, or take another checkpoint"
+        )
     tensors: dict[str, Tensor] = {}
 
     def fill(keys: KeyPath, value: Any) -> Any:
@@ -157,20 +187,15 @@ def read_shards(
 
     filled: dict[str, Any] = tree_map_with_path(fill, checkpoint)
     del filled["shards"]
-    folder = shards_folder(path)
     try:
         reader = HuggingFaceStorageReader(str(folder))
         alone = not any(isinstance(tensor, DTensor) for tensor in tensors.values())
         with warnings.catch_warnings(action="ignore"):  # one process is meant
             load(tensors, storage_reader=reader, no_dist=alone)
-    except ModuleNotFoundError as error:
+    except (Exception, CheckpointException) as error:  # any content may raise any error
         raise UserError(
-            f"{path} is in shards; reading them needs {error.name}: pip install 'gpt_lightning[hf]'"
-        ) from error
-    except Exception as error:  # any content may raise any error
-        raise UserError(
-            f"{folder} is damaged or incomplete ({type(error).__name__}): copy it again together "
-            f"with {path.name}, or take another checkpoint"
+            f"{folder} is damaged ({type(error).__name__}): copy it again, or take another "
+            "checkpoint"
         ) from error
     return filled
 

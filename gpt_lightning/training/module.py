@@ -298,6 +298,12 @@ class GPTModule(EvaluationModule):
         self.record().write(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if "shards" in checkpoint:
+            raise UserError(
+                "this checkpoint is in shards, which Lightning's CheckpointIO does not read: write "
+                "it to one file with `gpt-lightning checkpoint convert PATH --out whole.ckpt`, or "
+                "give the Trainer DurableCheckpointIO() as a plugin"
+            )
         if self._trainer is None:  # load_from_checkpoint: no run to compare with
             return
         from gpt_lightning.training import continuation  # not for a new run

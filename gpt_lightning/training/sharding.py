@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -137,14 +138,17 @@ class ShardedStrategy(ModelParallelStrategy):
             shape, dtype = placeholder.shape, placeholder.dtype
             return empty(shape, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
 
-        assert isinstance(self.checkpoint_io, DurableCheckpointIO)
-        self.checkpoint_io.allocate = shard_of
+        if type(self.checkpoint_io) is TorchCheckpointIO:  # a Trainer of Lightning's
+            self.checkpoint_io = DurableCheckpointIO()
+        if isinstance(self.checkpoint_io, DurableCheckpointIO):
+            self.checkpoint_io.allocate = shard_of
         return Strategy.load_checkpoint(self, checkpoint_path, weights_only)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None
     ) -> None:
         if self.writes_shards:
+            filepath = self.broadcast(filepath)
             checkpoint = write_shards(checkpoint, Path(filepath))
         Strategy.save_checkpoint(self, checkpoint, filepath, storage_options)
 

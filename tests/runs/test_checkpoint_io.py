@@ -44,7 +44,7 @@ def test_what_is_written_is_read_and_nothing_else_is_left(file):
 def test_the_digest_of_the_content_before_stays_known_until_the_rename(file):
     before = sha256(file)
     write_durable_checkpoint({**CONTENT, "global_step": 4}, file)
-    assert read_sidecar(file) == [sha256(file), before]
+    assert read_sidecar(file) == [(sha256(file), {}), (before, {})]
     write_durable_checkpoint({**CONTENT, "global_step": 5}, file)
     assert len(read_sidecar(file)) == 2  # not every content that it ever had
     check_digest(file)

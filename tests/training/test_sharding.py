@@ -150,8 +150,7 @@ def test_a_run_continues_under_other_strategies_and_ranks(folder):
     assert printed.count("validation loss ") == 3  # and of validate
 
 
-def assert_equal_checkpoints(one, other):
-    a, b = checkpoint(one), checkpoint(other)
+def assert_equal_checkpoints(a, b):
     for x, y in ((a["state_dict"], b["state_dict"]), *states(a, b)):
         assert x.keys() == y.keys()
         for key, value in x.items():
@@ -179,17 +178,13 @@ def test_checkpoints_in_shards(folder, capsys):
         fit("four", 2, save, *shards, half),
         fit("muon", 2, *shards, *MUON),
     )
-    saved = sorted(Path("lightning_logs/resumed/version_0/checkpoints").iterdir())
-    names = [path.name for path in saved]
-    last = next(path for path in saved if path.name.startswith("step-0000010") and path.is_file())
-    assert {name.partition(".ckpt")[2] for name in names} == {"", ".sha256", ".shards"}
-    files = sorted(path.name for path in Path(f"{last}.shards").iterdir())
-    assert [name[:11] for name in files] == ["shard-00001", "shard-00002"]
-    assert (
-        last.stat().st_size
-        < 60_000
-        < sum(p.stat().st_size for p in Path(f"{last}.shards").iterdir())
-    )
+    folder = Path("lightning_logs/resumed/version_0/checkpoints")
+    (last,) = folder.glob("step-0000010*.ckpt")
+    assert len(list(folder.glob("shards/*"))) == len(list(folder.glob("*.ckpt"))) == 2
+    (shards_of_last,) = folder.glob("shards/step-0000010*")
+    files = sorted(shards_of_last.iterdir())
+    assert [file.name[:11] for file in files] == ["shard-00001", "shard-00002"]
+    assert last.stat().st_size < 60_000 < sum(file.stat().st_size for file in files)
     run_ranks(fit("four", 4, save, *shards, resume))
     assert main(fit("one", 1, save, resume)) == 0
     assert_equal_runs("full", "resumed", 0.0)
@@ -203,17 +198,10 @@ def test_checkpoints_in_shards(folder, capsys):
     ):
         assert main(["checkpoint", "convert", source, "--out", out, *options]) == 0
         assert main(["checkpoint", "verify", out]) == 0
-        for path in Path().glob(f"{out}*"):
-            target = Path(
-                "lightning_logs",
-                out,
-                "version_0/checkpoints",
-                f"step-0000010{path.name[len(out) - 5 :]}",
-            )
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to(path.resolve())
-    assert_equal_checkpoints("full", "whole.ckpt")
-    assert_equal_checkpoints("full", "back.ckpt")
+    assert len(list(Path("shards").iterdir())) == 1
+    whole, back = (torch.load(name, weights_only=True) for name in ("whole.ckpt", "back.ckpt"))
+    assert_equal_checkpoints(checkpoint("full"), whole)
+    assert_equal_checkpoints(checkpoint("full"), back)
     # other commands
     assert main(["checkpoint", "inspect", str(last)]) == 0
     texts = set()
@@ -222,18 +210,31 @@ def test_checkpoints_in_shards(folder, capsys):
         assert main(["sample", source, "--max_new_tokens=8", "--seed=1"]) == 0
         texts.add(capsys.readouterr().out.partition("\n")[2])
     assert len(texts) == 1
-    # a damaged shard, a lost one, and a save that was killed
-    shard = Path(f"{last}.shards", files[1])
-    content = bytearray(shard.read_bytes())
+    # a file that has another name, a damaged shard, a lost one, and a save that was killed
+    Path(f"{last}.sha256").rename(folder / "kept.ckpt.sha256")
+    kept = last.rename(folder / "kept.ckpt")
+    killed = folder / "shards/step-0000011-0123abcd"
+    killed.mkdir()
+    own = folder / "shards/mine-0123abcd/shard-1.txt"
+    own.parent.mkdir()
+    own.touch()
+    assert main(fit("resumed", 1, save, resume)) == 0
+    assert not killed.exists()
+    assert own.exists()
+    assert main(["sample", str(kept), "--max_new_tokens=8", "--seed=1"]) == 0
+    content = bytearray(files[1].read_bytes())
     content[-1] ^= 1
-    shard.write_bytes(content)
-    assert main(["checkpoint", "verify", str(last)]) == 2
-    assert f"{shard} is damaged" in capsys.readouterr().err
-    assert main(["validate", "lightning_logs/resumed", "--ckpt_path", str(last)]) == 2
-    shard.unlink()
-    assert main(fit("resumed", 1, resume)) == 0
-    assert "step-0000010" in capsys.readouterr().err
-    assert not Path(f"{last}.shards").exists()
+    files[1].write_bytes(content)
+    capsys.readouterr()
+    assert main(["checkpoint", "verify", str(kept)]) == 2
+    assert f"{files[1].resolve()} is damaged" in capsys.readouterr().err
+    assert main(["validate", "lightning_logs/resumed", "--ckpt_path", str(kept)]) == 2
+    Path(f"{kept}.sha256").unlink()
+    files[1].unlink()
+    for command in (["sample"], ["checkpoint", "convert", "--out", "x.ckpt"]):
+        assert main([*command, str(kept)]) == 2
+        assert f"{files[1].resolve()} is missing" in capsys.readouterr().err
+    assert not Path("x.ckpt").exists()
 
 
 @pytest.mark.parametrize(

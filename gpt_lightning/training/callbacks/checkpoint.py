@@ -44,8 +44,8 @@ class RunCheckpoint(L.Callback):
             memory, which needs the size of a checkpoint.
         folder: Folder or URL (s3://, gs://) for a copy of each checkpoint, with config.yaml and
             metrics.jsonl, in FOLDER/RUN_NAME/version_N. --resume auto continues from there.
-        sharded: True lets each rank write its own shards to a folder beside the file, .ckpt.shards,
-            with trainer.strategy fsdp2.
+        sharded: True lets each rank write its own shards to a folder in checkpoints/shards, with
+            trainer.strategy fsdp2.
         enabled: True saves checkpoints; False saves none.
     """
 
@@ -94,6 +94,9 @@ class RunCheckpoint(L.Callback):
                     "checkpoint.sharded is for weights in shards: set trainer.strategy to fsdp2, "
                     "or checkpoint.sharded to false"
                 )
+            from gpt_lightning.runs.shards import check_package  # most runs do not need it
+
+            check_package()
             trainer.strategy.writes_shards = True
         # RunCheckpoint comes first in each hook: at the end WeightAveraging copies its average into
         # the model, and a longer run must not continue from the average.
@@ -104,9 +107,11 @@ class RunCheckpoint(L.Callback):
         if trainer.is_global_zero and self._writes(trainer):
             weights = sum(p.numel() * p.element_size() for p in pl_module.parameters())
             folder = self.checkpoint_folder(trainer)
-            folders.check_writable(folder, 3 * weights)  # AdamW has two more of each
+            folders.check_writable(folder, 0)
             self._lock.enter_context(folders.lock_folder(folder))
             folders.sweep(folder)
+            checkpoint_io.sweep_shards(folder)
+            folders.check_writable(folder, 3 * weights)  # AdamW has two more of each
             if self.folder is not None:
                 from gpt_lightning.runs.mirror import mirror_of  # most runs do not need it
 
