@@ -72,7 +72,7 @@ def compile_in_place(
     if device == "cpu":
         recompute_in_backward()
         trust_vector_instructions()
-        compile_ahead()
+        compile_ahead(model)
     if isinstance(model, GPT) and (device == "cpu" or pad_head is True):
         from gpt_lightning.model import cpu_kernels  # for these models alone
 
@@ -179,11 +179,11 @@ def trust_vector_instructions() -> None:
         config.vec_isa_ok = True
 
 
-def compile_ahead() -> None:
-    """Compile in threads what every model for CPUs needs, while this one is traced.
+def compile_ahead(model: nn.Module) -> None:
+    """Compile in threads what a model for CPUs needs, while it is traced.
 
-    That is PyTorch's header and the attention kernel: one core would be idle meanwhile. An error
-    appears again where the model needs the result.
+    That is PyTorch's header, and the attention kernel of a GPT that it fits: one core would be idle
+    meanwhile. An error appears again where the model needs the result.
     """
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
@@ -193,7 +193,10 @@ def compile_ahead() -> None:
     header = "// at::vec::\n#include <torch/csrc/inductor/cpp_prefix.h>\n"
     source = header + 'extern "C" void kernel(float*) {}'
     tasks = [functools.partial(CppPythonBindingsCodeCache.load_pybinding, ["float*"], source)]
-    if cpu_attention.cpu_has_kernel():
+    config = model.config if isinstance(model, GPT) else None
+    if config and cpu_attention.runs(
+        config.block_size, config.n_embd // config.n_head, torch.bfloat16
+    ):
         tasks.append(functools.partial(cpu_attention.library))
 
     def run(task: Callable[[], Any]) -> None:

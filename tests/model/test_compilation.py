@@ -247,11 +247,11 @@ def headers():
 
 compilation.keep_compiled_code()
 compilation.trust_vector_instructions()
-compilation.compile_ahead()
+model = GPT(GPTConfig(1, 2, 64, 32, 65))
+compilation.compile_ahead(model)
 for thread in set(threading.enumerate()) - {threading.main_thread()}:
     thread.join()
 ahead = headers()
-model = GPT(GPTConfig(1, 2, 64, 32, 65))
 compilation.compile_in_place(model, "cpu")
 with torch.autocast("cpu", torch.bfloat16):
     model(*torch.randint(65, (2, 2, 32))).backward()
