@@ -2717,7 +2717,7 @@ SLOW = [
     ),
     (
         "fit --config tiny.yaml --checkpoint.save_top_k 3",
-        "unknown key 'checkpoint.save_top_k': did you mean 'checkpoint.keep_last'?",
+        "unknown key 'checkpoint.save_top_k': did you mean 'checkpoint.keep_best'?",
     ),
     (
         "fit --config tiny.yaml --checkpoint '{\"keep_last\": 0}'",
