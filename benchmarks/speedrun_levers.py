@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +62,7 @@ class Run:
     """
 
     what: str
+    _: KW_ONLY
     kept: bool = False
     records: str = "no"
     change: Callable[[GPT], None] = lambda model: None
@@ -211,24 +212,26 @@ def with_normal_projections(model: GPT) -> None:
 BASE = Run("the base")
 LEVERS: dict[str, Run] = {
     "base": BASE,
-    "pairs": Run("a table of pairs beside the triples", False, with_pairs),
+    "pairs": Run("a table of pairs beside the triples", change=with_pairs),
     "pairs-alone": Run(
         "a table of pairs instead of triples", records=LONG, variant="speedrun-pairs"
     ),
-    "more-triples": Run("twice as many rows for triples", False, with_more_triples),
-    "triples": Run("without the embedding of triples", True, without_triples),
-    "rotary": Run("learned positions instead of rotary ones", True, without_rotation),
-    "qk-norm": Run("queries and keys not normalized", True, without_normalization),
-    "relu2": Run("GELU instead of squared ReLU", True, with_gelu),
-    "zero-init": Run("normal projections and head instead of zeros", True, with_normal_projections),
-    "mix": Run("the embedding as an input of each block", False, with_mix),
-    "gpt2": Run("GPT-2 itself, with Muon", True, variant="gpt2", lr=4e-3),
-    "adamw": Run("AdamW instead of Muon", True, optimizer="adamw", matrix_lr=4e-3),
+    "more-triples": Run("twice as many rows for triples", change=with_more_triples),
+    "triples": Run("without the embedding of triples", kept=True, change=without_triples),
+    "rotary": Run("learned positions instead of rotary ones", kept=True, change=without_rotation),
+    "qk-norm": Run("queries and keys not normalized", kept=True, change=without_normalization),
+    "relu2": Run("GELU instead of squared ReLU", kept=True, change=with_gelu),
+    "zero-init": Run(
+        "normal projections and head instead of zeros", kept=True, change=with_normal_projections
+    ),
+    "mix": Run("the embedding as an input of each block", change=with_mix),
+    "gpt2": Run("GPT-2 itself, with Muon", kept=True, variant="gpt2", lr=4e-3),
+    "adamw": Run("AdamW instead of Muon", kept=True, optimizer="adamw", matrix_lr=4e-3),
     "normuon": Run("NorMuon instead of Muon", optimizer="normuon"),
     "soap": Run("SOAP instead of Muon", optimizer="soap", matrix_lr=4e-3),
     "muon-lr": Run("Muon's rate 0.045", matrix_lr=4.5e-2),
     "adamw-lr": Run("AdamW's rate 0.012", lr=1.2e-2),
-    "cosine": Run("a cosine instead of a line", True, schedule="cosine"),
+    "cosine": Run("a cosine instead of a line", kept=True, schedule="cosine"),
     "late": Run("a line to 0 over the last 70% only", records=LONG, schedule="late"),
     "average": Run(
         "a constant rate and averaged weights", records=LONG, schedule="constant", average=0.98
@@ -236,10 +239,10 @@ LEVERS: dict[str, Run] = {
     "batch-growth": Run("8 sequences a step in the first quarter", batch={0.0: 8, 0.25: 16}),
     "small-batch": Run("8 sequences a step", batch={0.0: 8}),
     "context": Run("64 tokens of context in the first half", context={0.0: 64, 0.5: 128}),
-    "random": Run("random windows instead of shuffled ones", True, shuffled=False),
+    "random": Run("random windows instead of shuffled ones", kept=True, shuffled=False),
     "dropout": Run("dropout 0.1", records=LONG, dropout=(0.1, 0.1)),
     "embedding-dropout": Run(
-        "dropout 0.1, of the embedding too", False, with_embedding_dropout, dropout=(0.1, 0.1)
+        "dropout 0.1, of the embedding too", change=with_embedding_dropout, dropout=(0.1, 0.1)
     ),
     "dropout-schedule": Run("dropout from 0 to 0.1", dropout=(0.0, 0.1)),
     "small": Run("2 layers, as wide", n_layer=2),
