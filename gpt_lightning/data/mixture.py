@@ -24,22 +24,37 @@ class Mixture:
     dataset that is used up begins its next epoch. An epoch of the mixture has as many windows as
     all datasets together.
 
+    With several lanes, a place holds as many neighbouring samples of one dataset. So sample p, like
+    window p of a dataset, is of the lane p % lanes, and a node reads one lane of each dataset.
+
     Args:
         corpora: Name -> dataset, all with the same block size.
         weights: Name -> weight, above 0; their sum is normalized.
         seed: Seed of the places.
+        lanes: Number of lanes.
 
     Raises:
         UserError: A weight is not above 0, or is less than one in a thousand.
     """
 
     def __init__(
-        self, corpora: dict[str, DatasetWindows], weights: dict[str, float], seed: int
+        self,
+        corpora: dict[str, DatasetWindows],
+        weights: dict[str, float],
+        seed: int,
+        lanes: int = 1,
     ) -> None:
-        self.corpora, self.seed = corpora, seed
-        self.n_windows = sum(corpus.n_windows for corpus in corpora.values())
+        self.corpora, self.seed, self.lanes = corpora, seed, lanes
         self.block_size = next(iter(corpora.values())).block_size
         self.quotas = quotas({name: weights[name] for name in corpora})
+
+    @property
+    def n_windows(self) -> int:
+        """Windows of an epoch, a multiple of the lanes."""
+        return self._whole(sum(corpus.n_windows for corpus in self.corpora.values()))
+
+    def _whole(self, n_windows: int) -> int:
+        return n_windows // self.lanes * self.lanes or n_windows
 
     def shares(self, epoch: int, window: int) -> dict[str, float]:
         """Return each dataset's share of the samples up to a window of an epoch, by name."""
@@ -49,51 +64,60 @@ class Mixture:
 
     def counts(self, samples: int) -> np.ndarray:
         """Return the number of the first `samples` samples from each dataset, int64 (datasets,)."""
-        blocks, rest = divmod(samples, BLOCK)
+        blocks, rest = divmod(samples, BLOCK * self.lanes)
         inside = np.bincount(self._block(blocks)[:rest], minlength=len(self.quotas))
-        return np.asarray(blocks * self.quotas + inside)
+        return np.asarray(blocks * self.lanes * self.quotas + inside)
 
     def _block(self, block: int) -> np.ndarray:
-        """Return the dataset number of each sample of a block, (BLOCK,)."""
-        return _shuffled_block((self.seed, block), tuple(self.quotas.tolist()))
+        """Return the dataset number of each sample of a block, (BLOCK x lanes,)."""
+        places = _shuffled_block((self.seed, block), tuple(self.quotas.tolist()))
+        return places.repeat(self.lanes)
 
     def read(self, epoch: int, first: int, count: int, rank: int, world: int) -> np.ndarray:
         sample = epoch * self.n_windows + first  # since the beginning of the run
-        blocks = range(sample // BLOCK, -(-(sample + count) // BLOCK))
+        size = BLOCK * self.lanes
+        blocks = range(sample // size, -(-(sample + count) // size))
         which = np.concatenate([self._block(block) for block in blocks])
-        which = which[sample % BLOCK : sample % BLOCK + count]
+        which = which[sample % size : sample % size + count]
         out = np.empty((count, self.block_size + 1), dtype=np.int64)
         before = self.counts(sample)
         mine = np.arange(count) % world == rank
         for index, corpus in enumerate(self.corpora.values()):
             rows = np.flatnonzero(which == index)
-            out[rows[mine[rows]]] = _read_on(corpus, int(before[index]), mine[rows])
+            out[rows[mine[rows]]] = self._read_on(
+                corpus, int(before[index]), mine[rows], rank, world
+            )
         own: np.ndarray = out[mine]
         return own
 
+    def _read_on(
+        self, corpus: DatasetWindows, first: int, wanted: np.ndarray, rank: int, world: int
+    ) -> np.ndarray:
+        """Read the wanted ones of windows first, first + 1, ... of a dataset's endless epochs."""
+        parts, done = [np.empty((0, corpus.block_size + 1), dtype=np.int64)], 0
+        size = self._whole(corpus.n_windows)
+        while done < len(wanted):
+            epoch, begin = divmod(first + done, size)
+            count = min(len(wanted) - done, size - begin)
+            starts = corpus.order.starts(epoch, begin, count)[wanted[done : done + count]]
+            corpus.look_ahead(epoch, begin, rank, world)
+            parts.append(corpus.stream.windows(starts, corpus.block_size + 1))
+            done += count
+        return np.concatenate(parts)
+
     def identity(self) -> dict[str, Any]:
         parts = {name: corpus.identity() for name, corpus in self.corpora.items()}
-        return {"data.mixture": parts, "quotas": self.quotas.tolist(), "data.seed": self.seed}
+        own = {"data.mixture": parts, "quotas": self.quotas.tolist(), "data.seed": self.seed}
+        return own | ({"mixture lanes": self.lanes} if self.lanes > 1 else {})
 
     def keep_shuffle(self, theirs: dict[str, Any]) -> None:
+        if "data.mixture" in theirs:
+            self.lanes = theirs.get("mixture lanes", 1)
         for name, corpus in self.corpora.items():
             corpus.keep_shuffle(theirs.get("data.mixture", {}).get(name, {}))
 
 
 WindowSource = DatasetWindows | Mixture  # the two have the same methods
-
-
-def _read_on(corpus: DatasetWindows, first: int, wanted: np.ndarray) -> np.ndarray:
-    """Read the wanted ones of windows first, first + 1, ... of a dataset's endless epochs."""
-    parts, done = [np.empty((0, corpus.block_size + 1), dtype=np.int64)], 0
-    while done < len(wanted):
-        epoch, begin = divmod(first + done, corpus.n_windows)
-        count = min(len(wanted) - done, corpus.n_windows - begin)
-        starts = corpus.order.starts(epoch, begin, count)[wanted[done : done + count]]
-        corpus.look_ahead(epoch, begin, 0, 1)
-        parts.append(corpus.stream.windows(starts, corpus.block_size + 1))
-        done += count
-    return np.concatenate(parts)
 
 
 def quotas(weights: dict[str, float]) -> np.ndarray:

@@ -169,17 +169,15 @@ class WindowReader(Reader):
     def _training_source(self) -> "WindowSource":
         order, weights = self.settings.order, self.settings.mixture
         assert order != "nanogpt"
-        # a mixture decides by itself which of a dataset's windows a rank reads
-        lanes = 1 if weights else self.place.nodes
         windows = {
-            address: self._windows(stream, order, lanes)
+            address: self._windows(stream, order, self.place.nodes)
             for address, stream in self.train_streams.items()
         }
         if not weights:
             return next(iter(windows.values()))
         from gpt_lightning.data.mixture import Mixture  # one dataset needs none
 
-        return Mixture(windows, weights, self.seed)
+        return Mixture(windows, weights, self.seed, self.place.nodes)
 
     def _windows(self, stream: TokenStream, name: OrderName, lanes: int = 1) -> DatasetWindows:
         shards, shuffle = stream.shard_tokens, self.settings.shuffle_windows

@@ -5,6 +5,7 @@ import gc
 import math
 import os
 import re
+import shutil
 import socket
 import threading
 import time
@@ -60,9 +61,10 @@ def server(ours):
         yield server
 
 
-def write_llmc(folder: Path) -> Path:
+def write_llmc(folder: Path, ids: np.ndarray | None = None, n_shards: int = 5) -> Path:
     folder.mkdir()
-    for index, part in enumerate(tokens().reshape(N, TOKENS)[:5], 1):
+    ids = tokens() if ids is None else ids
+    for index, part in enumerate(ids.reshape(N, TOKENS)[:n_shards], 1):
         path = folder / f"fineweb_train_{index:06d}.bin"
         path.write_bytes(file_header("llmc", "uint16", TOKENS) + part.tobytes())
     (folder / "README.md").write_text("shards")
@@ -211,6 +213,40 @@ def test_each_node_fetches_its_share(nodes, server, tmp_path):
     for index, (x, _) in enumerate(alone):
         for rank in range(world):
             assert np.array_equal(x[rank::world], batches[rank][index])
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_each_node_fetches_its_share_of_a_mixture(nodes, ours, tmp_path):
+    """Their union is the order of one process that continues the run."""
+    shutil.copytree(ours, tmp_path / "web" / "a")
+    write_llmc(tmp_path / "web" / "b", tokens()[::-1], N)
+    digests = [shard.sha256 for shard in load_manifest(ours).shards()]
+    world, batches = nodes, {}
+    with serving(tmp_path / "web") as server:
+
+        def mixed(folder: str, batch_size: int, place: Place) -> WindowReader:
+            addresses = [f"{server.url}/{name}" for name in "ab"]
+            datasets = {at: TokenDataset(at, tmp_path / folder, 1.0, 2) for at in addresses}
+            weights = dict(zip(addresses, (2.0, 1.0), strict=True))
+            sizes = {"batch_size": batch_size, "eval_batch_size": batch_size}
+            settings = DataSettings(mixture=weights, block_size=T, seed=1, num_workers=0, **sizes)
+            return WindowReader(datasets, settings, place)
+
+        for node in range(nodes):
+            place = Place(1, node, world, pin_memory=False, limit=48, overfit=False, nodes=nodes)
+            loader = mixed(str(node), 2, place).train_loader
+            batches[node] = [x.numpy() for x, _ in loader]
+            kept = {path.stem for path in (tmp_path / str(node) / "cache").glob("*.npy")}
+            assert nodes < len(kept & set(digests)) < N
+            assert nodes < len(list((tmp_path / str(node) / "cache").glob("*.bin"))) < N
+        assert {corpus.order.lanes for corpus in loader.source.corpora.values()} == {nodes}
+        place = Place(1, 0, 1, pin_memory=False, limit=48, overfit=False)
+        alone = mixed("alone", 2 * nodes, place)
+        alone.keep_shuffle(loader.identity())
+        assert alone.train_loader.identity() == loader.identity()
+        for index, (x, _) in enumerate(alone.train_loader):
+            for node in range(nodes):
+                assert np.array_equal(x[node::nodes], batches[node][index])
 
 
 def test_a_checkpoint_keeps_its_shuffle_wherever_it_goes_on(server, ours, tmp_path):
