@@ -4,8 +4,8 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,13 @@ import numpy as np
 
 from gpt_lightning.data.formats import capacity, file_header, file_name
 from gpt_lightning.data.manifest import Shard
-from gpt_lightning.files import explained, sync_folder, temporary_path, write_atomic
+from gpt_lightning.files import (
+    explained,
+    file_sha256,
+    sync_folder,
+    temporary_path,
+    write_atomic,
+)
 from gpt_lightning.prepare.document_index import DocumentIndex, first_key, save_array
 from gpt_lightning.prepare.parts import TokenReader, read_part, read_tables
 from gpt_lightning.prepare.settings import Settings
@@ -52,12 +58,23 @@ class Plan:
 
 @dataclass(frozen=True)
 class ShardTask:
-    """Shard to write: tokens first .. last - 1 of a split."""
+    """Shard, or piece of a large file, to write: tokens first .. last - 1 of a split.
+
+    Attributes:
+        file: Name of the file.
+        offset: Tokens of the file that are before the piece; None: the piece is the whole file.
+    """
 
     split: str
-    index: int
     first: int
     last: int
+    file: str
+    offset: int | None = None
+
+    @property
+    def done(self) -> str:
+        """Name of the file that says that the piece is complete."""
+        return f"{self.file}{'' if self.offset is None else f'-{self.offset}'}.json"
 
 
 @dataclass(frozen=True)
@@ -133,56 +150,98 @@ class Assembly:
         return plan
 
     def tasks(self, plan: Plan) -> list[ShardTask]:
-        """Return all shards; those of small splits first, so that parts are soon needed no more."""
-        size = capacity(self.settings.format, self.settings.shard_tokens)
-        return [
-            ShardTask(split, index, first, min(first + size, n_tokens))
-            for split, n_tokens in sorted(plan.tokens.items(), key=lambda item: item[1])
-            for index, first in enumerate(range(0, n_tokens, size))
-        ]
+        """Return all shards; those of small splits first, so that parts are soon needed no more.
+
+        nanoGPT's one file of a split is written in pieces, unless it is uploaded.
+        """
+        settings = self.settings
+        size, tasks = capacity(settings.format, settings.shard_tokens), []
+        piece = settings.shard_tokens if self.url is None else size
+        for split, n_tokens in sorted(plan.tokens.items(), key=lambda item: item[1]):
+            for index, begin in enumerate(range(0, n_tokens, size)):
+                end = min(begin + size, n_tokens)
+                name = file_name(settings.format, split, index)
+                for first in range(begin, end, piece):
+                    last = min(first + piece, end)
+                    offset = None if (first, last) == (begin, end) else first - begin
+                    tasks.append(ShardTask(split, first, last, name, offset))
+        return tasks
 
     # ---- shards ----------------------------------------------------------------------------------
 
     def finished(self, task: ShardTask) -> Shard | None:
-        """Return a shard that an earlier run has completed, or None."""
-        name = file_name(self.settings.format, task.split, task.index)
+        """Return a shard or piece that an earlier run has completed, or None."""
         try:
-            shard = Shard(**json.loads((self.folder / f"{name}.json").read_bytes()))
+            shard = Shard(**json.loads((self.folder / task.done).read_bytes()))
         except (OSError, ValueError, TypeError):
             return None
-        return shard if self.url or (self.folder / "new" / name).exists() else None
+        return shard if self.url or (self.folder / "new" / task.file).exists() else None
 
     def write_shard(self, task: ShardTask) -> Shard:
-        """Write a shard, complete or not at all.
+        """Write a shard, complete or not at all; or a piece, which is written again until it is.
+
+        Returns:
+            The shard; that of a piece has no digest.
 
         Raises:
             UserError: A part is damaged, the disk is full, or the address cannot be written.
         """
-        file_format, n_tokens = self.settings.format, task.last - task.first
-        name = file_name(file_format, task.split, task.index)
-        header = file_header(file_format, self.dtype.name, n_tokens)
-        digest = hashlib.sha256(header)
         with explained("write", self.folder):
-            temporary = temporary_path(self.folder / name)
-            try:
-                with temporary.open("wb") as file:
-                    file.write(header)
-                    for tokens in self._tokens(task):
-                        content = tokens.view(np.uint8).data
-                        digest.update(content)
-                        file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                if self.url:
-                    upload(temporary, f"{self.url}/{name}")
-                else:
-                    os.replace(temporary, self.folder / "new" / name)
-                    sync_folder(self.folder / "new")
-            finally:
-                temporary.unlink(missing_ok=True)
-        shard = Shard(name, n_tokens, digest.hexdigest())
-        write_atomic(self.folder / f"{name}.json", json.dumps(dataclasses.asdict(shard)).encode())
+            digest = self._write_whole(task) if task.offset is None else self._write_piece(task)
+        shard = Shard(task.file, task.last - task.first, digest)
+        write_atomic(self.folder / task.done, json.dumps(dataclasses.asdict(shard)).encode())
         return shard
+
+    def _write_whole(self, task: ShardTask) -> str:
+        header = file_header(self.settings.format, self.dtype.name, task.last - task.first)
+        digest = hashlib.sha256(header)
+        temporary = temporary_path(self.folder / task.file)
+        try:
+            with temporary.open("wb") as file:
+                file.write(header)
+                for tokens in self._tokens(task):
+                    content = tokens.view(np.uint8).data
+                    digest.update(content)
+                    file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            if self.url:
+                upload(temporary, f"{self.url}/{task.file}")
+            else:
+                os.replace(temporary, self.folder / "new" / task.file)
+                sync_folder(self.folder / "new")
+        finally:
+            temporary.unlink(missing_ok=True)
+        return digest.hexdigest()
+
+    def _write_piece(self, task: ShardTask) -> str:
+        assert task.offset is not None
+        path = self.folder / "new" / task.file
+        path.touch()
+        with path.open("r+b") as file:
+            file.seek(task.offset * self.dtype.itemsize)  # formats with pieces have no header
+            for tokens in self._tokens(task):
+                file.write(tokens.view(np.uint8).data)
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(path.parent)
+        return ""
+
+    def shards(self, plan: Plan, written: Mapping[ShardTask, Shard]) -> dict[str, list[Shard]]:
+        """Return the shards of each split in order, with the digests of files in pieces."""
+        splits: dict[str, list[Shard]] = {split: [] for split in plan.tokens}
+        for task in self.tasks(plan):
+            shard = written[task]
+            if task.offset:
+                before = splits[task.split].pop()
+                shard = replace(shard, tokens=before.tokens + shard.tokens)
+            splits[task.split].append(shard)
+        for shards in splits.values():
+            for index, shard in enumerate(shards):
+                if not shard.sha256:
+                    digest = file_sha256(self.folder / "new" / shard.file)
+                    shards[index] = replace(shard, sha256=digest)
+        return splits
 
     def _tokens(self, task: ShardTask) -> Iterator[np.ndarray]:
         plan = self.plan()

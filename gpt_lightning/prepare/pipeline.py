@@ -303,10 +303,7 @@ class _Maker:
                     for name in names[n_done:n_replaced]:
                         (self.job.parts / name).unlink(missing_ok=True)
                     n_done = n_replaced
-        splits = {
-            split: tuple(shards[task] for task in tasks if task.split == split)
-            for split in plan.tokens
-        }
+        splits = {key: tuple(found) for key, found in assembly.shards(plan, shards).items()}
         keys = ("documents", "skipped", "replaced")
         recorded = settings.of_documents() | {key: plan.counts[key] for key in keys}
         origin = TextOrigin(self.source, plan.counts["text_bytes"], plan.sha256)

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt_lightning.data.formats import mapped
+from gpt_lightning.data.formats import Format, mapped
 from gpt_lightning.data.manifest import Shard
 from gpt_lightning.data.shards import write_shard
 from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import file_sha256
 from gpt_lightning.prepare import assemble as module
 from gpt_lightning.prepare import document_index
 from gpt_lightning.prepare.assemble import Assembly
@@ -96,11 +97,14 @@ def assemble(
     made = {task: assembly.write_shard(task) for task in tasks[:: -1 if reverse else 1]}
     assert [assembly.finished(task) for task in tasks] == [made[task] for task in tasks]
     assert assembly.replaced(plan, made, assembly.ends()) == len(parts)
-    return {split: [made[task] for task in tasks if task.split == split] for split in plan.tokens}
+    return assembly.shards(plan, made)
 
 
+@pytest.mark.parametrize("file_format", ["npy", "nanogpt"])
 @pytest.mark.parametrize("cuts", [[], [1], [3, 3, 7], list(range(1, 12))])
-def test_documents_go_whole_and_in_order(tmp_path: Path, cuts: list[int]) -> None:
+def test_documents_go_whole_and_in_order(
+    tmp_path: Path, cuts: list[int], file_format: Format
+) -> None:
     documents = [([i] * (1 + i % 4), i % 3) for i in range(12)]
     borders = [0, *cuts, 12]
     parts = [
@@ -108,9 +112,12 @@ def test_documents_go_whole_and_in_order(tmp_path: Path, cuts: list[int]) -> Non
         for k, (first, last) in enumerate(itertools.pairwise(borders))
     ]
     out = tmp_path / "out"
-    splits = assemble(parts, out, Settings("gpt2", 0.3, 0.3, shard_tokens=5), reverse=True)
+    settings = Settings("gpt2", 0.3, 0.3, shard_tokens=5, format=file_format)
+    splits = assemble(parts, out, settings, reverse=True)
     for number, split in enumerate(("train", "val", "test")):
-        files = [mapped(out / "new" / shard.file, "uint16", "npy") for shard in splits[split]]
+        paths = [out / "new" / shard.file for shard in splits[split]]
+        assert [file_sha256(path) for path in paths] == [shard.sha256 for shard in splits[split]]
+        files = [mapped(path, "uint16", file_format) for path in paths]
         expected = [token for tokens, of in documents if of == number for token in tokens]
         assert np.concatenate(files).tolist() == expected
 
