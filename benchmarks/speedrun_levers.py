@@ -285,7 +285,7 @@ class Matrices(torch.optim.Optimizer):
         square = d.square().mean(1, keepdim=True)
         mean = state.setdefault("square", torch.zeros_like(square)).lerp_(square, 0.05)
         scaled = d / (mean / (1 - 0.95 ** state["step"])).sqrt().clamp(min=1e-8)
-        scaled *= d.norm() / scaled.norm()
+        scaled *= d.norm() / scaled.norm().clamp(min=1e-12)  # a first gradient may be 0
         return scaled * max(1.0, g.size(0) / g.size(1)) ** 0.5
 
     def soap(self, g: Tensor, state: dict) -> Tensor:
