@@ -20,16 +20,16 @@ from gpt_lightning.files import (
     temporary_path,
     write_atomic,
 )
-from gpt_lightning.prepare.document_index import DocumentIndex, first_key, save_array
+from gpt_lightning.prepare.document_index import DocumentIndex, save_array
 from gpt_lightning.prepare.parts import TokenReader, read_part, read_tables
 from gpt_lightning.prepare.settings import Settings
 from gpt_lightning.prepare.shard_writer import check_size
+from gpt_lightning.prepare.sorted_runs import CHUNK_TOKENS, SortedRuns, read_run
 from gpt_lightning.prepare.target import upload
 
 PLAN = "plan.json"
 PARTS = "parts.txt"
 ENDS = "ends.npy"
-CHUNK_TOKENS = 2**22  # read and written at a time
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Plan:
         tokens: Split name -> number of tokens.
         documents: Split name -> number of documents.
         runs: Split name -> position of the last token + 1 of each run of the index.
+        run_parts: Number of leading parts that are whole in the runs up to each.
         buckets: Number of buckets of shuffled documents.
         sha256: SHA-256 of all documents' SHA-256, which is equal for equal texts in equal order,
             independent of their files.
@@ -51,6 +52,7 @@ class Plan:
     tokens: dict[str, int]
     documents: dict[str, int]
     runs: dict[str, list[int]]
+    run_parts: list[int]
     buckets: int
     sha256: str
     counts: dict[str, int]
@@ -110,7 +112,7 @@ class Assembly:
     def make_plan(self, names: Sequence[str], identity: str) -> Plan:
         """Read the tables of all parts, and write the index.
 
-        Memory: 1 Mi rows of the index a few times, and 16 bytes for each part and bucket.
+        Memory: 256 Ki rows of the index a few times, and 16 bytes for each part and bucket.
 
         Args:
             names: Files of the parts in the order of the documents.
@@ -142,6 +144,7 @@ class Assembly:
             index.tokens,
             index.documents,
             index.runs,
+            [*index.run_parts[:-1], len(paths)],
             index.buckets,
             index.digest.hexdigest(),
             counts,
@@ -244,20 +247,30 @@ class Assembly:
         return splits
 
     def _tokens(self, task: ShardTask) -> Iterator[np.ndarray]:
+        plan = self._known_plan()
+        if self.settings.shuffle is None:
+            paths, pieces = self._part_paths(), self._in_order(plan, task)
+        else:
+            runs = self.sorted_runs(plan, task.split)
+            paths, pieces = runs.paths(), runs.rows(task.first, task.last)
+        reader = TokenReader(paths, self.dtype)
+        for start, rows in pieces:
+            yield reader.read(rows)[max(task.first - start, 0) : task.last - start]
+
+    def _known_plan(self) -> Plan:
         plan = self.plan()
         assert plan is not None
-        names = (self.folder / PARTS).read_text().splitlines()
-        reader = TokenReader([self.parts / name for name in names], self.dtype)
-        ordered = self._in_order if self.settings.shuffle is None else self._shuffled
-        for start, rows in ordered(plan, task):
-            yield reader.read(rows)[max(task.first - start, 0) : task.last - start]
+        return plan
+
+    def _part_paths(self) -> list[Path]:
+        return [self.parts / name for name in (self.folder / PARTS).read_text().splitlines()]
 
     def _in_order(self, plan: Plan, task: ShardTask) -> Iterator[tuple[int, np.ndarray]]:
         """Yield the first position and the rows of consecutive documents of a shard."""
         start = 0
         for run, end in enumerate(plan.runs[task.split]):
             if start < min(end, task.last) and end > task.first:
-                order, rows = self._run(task.split, run)
+                order, rows = read_run(self.folder, task.split, run)
                 low = max(int(np.searchsorted(order, np.uint64(task.first), "right")) - 1, 0)
                 high = int(np.searchsorted(order, np.uint64(task.last)))
                 while low < high:
@@ -267,31 +280,42 @@ class Assembly:
                     low += count
             start = end
 
-    def _shuffled(self, plan: Plan, task: ShardTask) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the first position and the rows of consecutive documents, a bucket at a time."""
-        ends = np.load(self.folder / f"{task.split}.buckets.npy")
-        runs = [self._run(task.split, run) for run in range(len(plan.runs[task.split]))]
-        first = int(np.searchsorted(ends, task.first, "right"))
-        for bucket in range(first, int(np.searchsorted(ends, task.last)) + 1):
-            low = first_key(bucket, plan.buckets)
-            high = first_key(bucket + 1, plan.buckets) if bucket + 1 < plan.buckets else None
-            orders, tables = [], []
-            for order, rows in runs:
-                i = int(np.searchsorted(order, low))
-                j = len(order) if high is None else int(np.searchsorted(order, high))
-                orders.append(order[i:j])
-                tables.append(rows[i:j])
-            found = np.concatenate(tables)[np.argsort(np.concatenate(orders))]
-            lengths = found["length"].astype(np.int64)
-            starts = int(ends[bucket]) - np.cumsum(lengths[::-1])[::-1]
-            chosen = (starts < task.last) & (starts + lengths > task.first)
-            if chosen.any():
-                yield int(starts[chosen][0]), found[chosen]
+    # ---- runs of shuffled documents --------------------------------------------------------------
 
-    def _run(self, split: str, run: int) -> tuple[np.ndarray, np.ndarray]:
-        names = (f"{split}-{run:05d}.{kind}.npy" for kind in ("order", "rows"))
-        order, rows = (np.load(self.folder / name, mmap_mode="r") for name in names)
-        return order, rows
+    def sorted_runs(self, plan: Plan, split: str) -> SortedRuns:
+        """Return the shuffled documents of a split."""
+        return SortedRuns(self.folder, split, len(plan.runs[split]), plan.buckets, self.dtype)
+
+    def missing_runs(self, plan: Plan) -> list[int]:
+        """Return the runs to write before the first shard; none without a shuffle."""
+        if self.settings.shuffle is None:
+            return []
+        paths = [self.sorted_runs(plan, split).paths() for split in plan.runs]
+        runs = enumerate(zip(*paths, strict=True))
+        return [run for run, files in runs if not all(path.exists() for path in files)]
+
+    def write_run(self, run: int) -> int:
+        """Write the documents of a run in the order of the shuffle; return their tokens.
+
+        Raises:
+            UserError: A part is damaged, or the disk is full.
+        """
+        plan, parts = self._known_plan(), self._part_paths()
+        for split in plan.runs:
+            self.sorted_runs(plan, split).write(run, parts)
+        return sum(ends[run] - (ends[run - 1] if run else 0) for ends in plan.runs.values())
+
+    def cut_runs(self, plan: Plan, done: Collection[ShardTask]) -> None:
+        """Cut off the shuffled documents that no unfinished shard needs."""
+        if self.settings.shuffle is None:
+            return
+        needed = dict(plan.tokens)
+        for task in reversed(self.tasks(plan)):
+            if needed[task.split] == task.last and task in done:
+                needed[task.split] = task.first
+        for split, end in needed.items():
+            if end < plan.tokens[split]:
+                self.sorted_runs(plan, split).cut(end)
 
     # ---- parts that the shards have replaced -----------------------------------------------------
 
@@ -300,11 +324,12 @@ class Assembly:
         return np.load(self.folder / ENDS)
 
     def replaced(self, plan: Plan, done: Collection[ShardTask], ends: np.ndarray) -> int:
-        """Return the number of leading parts of which all tokens are in complete shards."""
+        """Return the number of leading parts whose tokens are all in complete shards or runs."""
         written = dict.fromkeys(plan.tokens, 0)
         for task in self.tasks(plan):
             if written[task.split] == task.first and task in done:
                 written[task.split] = task.last
         if self.settings.shuffle is not None:
-            return len(ends) if written == plan.tokens else 0
+            missing = self.missing_runs(plan)
+            return [0, *plan.run_parts][missing[0]] if missing else len(ends)
         return int((ends <= list(written.values())).all(axis=1).sum())

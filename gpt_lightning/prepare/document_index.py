@@ -10,14 +10,14 @@ import numpy as np
 from gpt_lightning.prepare.parts import Table
 from gpt_lightning.prepare.settings import SPLITS, Settings, exact, split_borders
 
-RUN_DOCUMENTS = 2**20  # rows of the index that are sorted in memory
+RUN_DOCUMENTS = 2**18  # rows of the index that are sorted in memory, and shuffled on the disk
 BUCKET_TOKENS = 2**23  # mean of a bucket of shuffled documents, which is sorted in memory
 # place of a document's tokens: number of the part, offset in its file, length, CRC-32
 ROW = np.dtype([("part", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("sum", "<u4")])
 
 
 class DocumentIndex:
-    """Index of documents that is made from the tables of parts, in sorted runs of 1 Mi rows.
+    """Index of documents that is made from the tables of parts, in sorted runs of 256 Ki rows.
 
     Args:
         folder: Folder of the runs.
@@ -39,12 +39,14 @@ class DocumentIndex:
         self.tokens = dict.fromkeys(self._borders, 0)
         self.documents = dict.fromkeys(self._borders, 0)
         self.runs: dict[str, list[int]] = {split: [] for split in self._borders}
+        self.run_parts: list[int] = []  # leading parts that are whole in the runs up to each
+        self._part = 0
         self.ends: list[list[int]] = []  # tokens of each split up to each part's end
         self.digest = hashlib.sha256()
 
     def add(self, part: int, table: Table) -> None:
         """Add the documents of a block."""
-        settings, lengths = self._settings, table.lengths
+        self._part, settings, lengths = part, self._settings, table.lengths
         if settings.split_by == "fraction":
             numbers = _split_at(lengths, self._position, self._borders)
         else:
@@ -73,19 +75,22 @@ class DocumentIndex:
     def spill(self) -> None:
         """Write the held rows as a run, sorted by their order in the split."""
         for split, held in self._held.items():
+            name = f"{split}-{len(self.runs[split]):05d}"
             pieces = held or [(np.empty(0, np.uint64), np.empty(0, ROW))]
             order, rows = (np.concatenate(column) for column in zip(*pieces, strict=True))
             if self._settings.shuffle is not None:
                 buckets = ((order >> np.uint64(32)) * np.uint64(self.buckets)) >> np.uint64(32)
                 lengths = np.bincount(buckets.astype(np.int64), rows["length"], self.buckets)
                 self.bucket_tokens[split] += lengths.astype(np.int64)
+                ends = np.cumsum([0, *lengths], dtype=np.int64)
+                save_array(self._folder / f"{name}.buckets.npy", ends)
                 sequence = np.argsort(order)
                 order, rows = order[sequence], rows[sequence]
-            name = f"{split}-{len(self.runs[split]):05d}"
             save_array(self._folder / f"{name}.order.npy", order)
             save_array(self._folder / f"{name}.rows.npy", rows)
             self.runs[split].append(self.tokens[split])
             held.clear()
+        self.run_parts.append(self._part)
         self._n_held = 0
 
 

@@ -4,10 +4,12 @@ import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
+
+import numpy as np
 
 from gpt_lightning.data.formats import file_header
 from gpt_lightning.data.manifest import Manifest, TextOrigin
@@ -15,7 +17,7 @@ from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import write_atomic
-from gpt_lightning.prepare.assemble import PARTS, Assembly, Plan
+from gpt_lightning.prepare.assemble import PARTS, Assembly, Plan, ShardTask
 from gpt_lightning.prepare.executors import Execution, check_main_guard, run_all
 from gpt_lightning.prepare.inputs import Input, fingerprint
 from gpt_lightning.prepare.settings import Settings
@@ -236,6 +238,7 @@ class _Maker:
             self.job.settings,
             self.target.url,
         )
+        self._n_deleted = 0
 
     def make_plan(self) -> Plan:
         """Make the missing parts and the index, or continue with an earlier run's shards."""
@@ -288,31 +291,54 @@ class _Maker:
     def write(self, plan: Plan) -> Manifest:
         """Write the missing shards and the manifest; delete parts whose tokens are all written."""
         assembly, settings = self.assembly, self.job.settings
-        tasks, names = assembly.tasks(plan), self._names()
+        tasks = assembly.tasks(plan)
         shards = {task: shard for task in tasks if (shard := assembly.finished(task))}
         todo = [task for task in tasks if task not in shards]
-        size = assembly.dtype.itemsize
-        n_bytes = size * sum(task.last - task.first for task in tasks)
-        ends, n_done = assembly.ends(), 0
-        with Progress(n_bytes, size * sum(shard.tokens for shard in shards.values())) as progress:
+        done_bytes = self._bytes(shards)
+        n_bytes = done_bytes + self._bytes(todo)
+        self._write_runs(plan, n_bytes)
+        if settings.shuffle is not None:
+            todo.reverse()  # the runs are cut at their ends
+        with Progress(n_bytes, done_bytes) as progress:
             for task, shard in run_all(assembly.write_shard, todo, self.execution):
                 shards[task] = shard
-                progress.add(size * shard.tokens, shard.tokens)
-                if settings.shuffle is None:
-                    n_replaced = assembly.replaced(plan, shards, ends)
-                    for name in names[n_done:n_replaced]:
-                        (self.job.parts / name).unlink(missing_ok=True)
-                    n_done = n_replaced
+                progress.add(self._bytes([task]), shard.tokens)
+                self._delete_replaced(plan, shards)
+                assembly.cut_runs(plan, shards)
         splits = {key: tuple(found) for key, found in assembly.shards(plan, shards).items()}
         keys = ("documents", "skipped", "replaced")
         recorded = settings.of_documents() | {key: plan.counts[key] for key in keys}
         origin = TextOrigin(self.source, plan.counts["text_bytes"], plan.sha256)
         new = assembly.folder / "new"
-        parts = filter(None, map(PartName.of_file, names))
+        parts = filter(None, map(PartName.of_file, self._names()))
         contents = digest_contents([(part.key, part.content) for part in parts])
         facts = {"inputs": self.job.inputs, "sizes": self.target.sizes, "contents": contents}
         save_inputs(new, facts)
         return finish_dataset(new, self.tokenizer, settings, origin, recorded, splits)
+
+    def _write_runs(self, plan: Plan, n_bytes: int) -> None:
+        """Write the missing runs of shuffled documents."""
+        runs = self.assembly.missing_runs(plan)
+        if not runs:
+            return
+        print("shuffling the documents on the disk", flush=True)
+        with Progress(n_bytes, 0) as progress:
+            for _, n_tokens in run_all(self.assembly.write_run, runs, self.execution):
+                progress.add(n_tokens * self.assembly.dtype.itemsize, n_tokens)
+                self._delete_replaced(plan, {})
+
+    def _delete_replaced(self, plan: Plan, shards: Collection[ShardTask]) -> None:
+        n_replaced = self.assembly.replaced(plan, shards, self._ends)
+        for name in self._names()[self._n_deleted : n_replaced]:
+            (self.job.parts / name).unlink(missing_ok=True)
+        self._n_deleted = n_replaced
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return self.assembly.ends()
+
+    def _bytes(self, tasks: Iterable[ShardTask]) -> int:
+        return self.assembly.dtype.itemsize * sum(task.last - task.first for task in tasks)
 
 
 def _print_damage(settings: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import file_sha256
 from gpt_lightning.prepare import assemble as module
-from gpt_lightning.prepare import document_index
+from gpt_lightning.prepare import document_index, sorted_runs
 from gpt_lightning.prepare.assemble import Assembly
 from gpt_lightning.prepare.document_index import shuffle_keys, split_of
 from gpt_lightning.prepare.parts import PartWriter
@@ -93,8 +93,12 @@ def assemble(
     (out / "new").mkdir(parents=True)
     (out / "parts.txt").write_text("".join(f"{name}\n" for name in parts))
     plan = assembly.make_plan(parts, "identity")
-    tasks = assembly.tasks(plan)
-    made = {task: assembly.write_shard(task) for task in tasks[:: -1 if reverse else 1]}
+    for run in assembly.missing_runs(plan):
+        assembly.write_run(run)
+    tasks, made = assembly.tasks(plan), {}
+    for task in tasks[:: -1 if reverse else 1]:
+        made[task] = assembly.write_shard(task)
+        assembly.cut_runs(plan, made)
     assert [assembly.finished(task) for task in tasks] == [made[task] for task in tasks]
     assert assembly.replaced(plan, made, assembly.ends()) == len(parts)
     return assembly.shards(plan, made)
@@ -206,6 +210,7 @@ def test_memory_does_not_grow_with_the_parts(
 
     monkeypatch.setattr(document_index, "RUN_DOCUMENTS", 2**11)
     monkeypatch.setattr(module, "CHUNK_TOKENS", 2**18)
+    monkeypatch.setattr(sorted_runs, "CHUNK_TOKENS", 2**18)
     monkeypatch.setattr(document_index, "BUCKET_TOKENS", 2**18)
     few = peak(6)
     assert peak(24) < 1.3 * few  # the largest of more buckets is a little larger
@@ -224,7 +229,11 @@ def test_shuffled_documents(
     documents = [([i] * (1 + i % 4), i % 2) for i in range(120)]
     parts = [part(tmp_path / "a", documents[:50]), part(tmp_path / "b", documents[50:])]
     order = np.argsort(shuffle_keys(7, 0, 120)).tolist()
-    splits = assemble(parts, tmp_path / "out", Settings("gpt2", 0.3, shard_tokens=11, shuffle=7))
+    out, settings = tmp_path / "out", Settings("gpt2", 0.3, shard_tokens=11, shuffle=7)
+    splits = assemble(parts, out, settings, reverse=True)
+    assert (
+        sum(path.stat().st_size for path in out.glob("*.tokens")) <= 5 * bucket
+    )  # the first one is left
     for number, split in enumerate(("train", "val")):
         files = [mapped(tmp_path / "out" / "new" / s.file, "uint16", "npy") for s in splits[split]]
         own = [documents[i][0] for i in order if documents[i][1] == number]
