@@ -17,7 +17,7 @@ from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import write_atomic
-from gpt_lightning.prepare.assemble import PARTS, Assembly, Plan, ShardTask
+from gpt_lightning.prepare.assemble import PARTS, PLAN, Assembly, Plan, ShardTask
 from gpt_lightning.prepare.executors import Execution, check_main_guard, run_all
 from gpt_lightning.prepare.inputs import Input, fingerprint
 from gpt_lightning.prepare.settings import Settings
@@ -70,12 +70,13 @@ def prepare_documents(
     contents = cache(partial(_contents, inputs, settings, execution))
     target = replace(target, sizes=fingerprint(inputs, times=False), contents=contents)
     if execution.shard_index is not None and target.existing() is None:
-        _run_job(job, plan_units(inputs, settings.text_field), execution)
+        units = plan_units(inputs, settings.text_field)
+        _run_job(job, units, _Maker(name, job, units, target, execution).consumed(), execution)
         return None, True
     manifest, made = target.make_once(partial(_make, job, inputs, name, target, execution))
-    if not made:
-        # Parts that a process left that was killed just after it renamed the dataset.
-        _delete_parts(job)
+    shards = job.parts / SHARDS
+    if not made and (shards / PLAN).exists() and target.delivered(shards):
+        _delete_parts(job)  # the process was killed just after it delivered the dataset
     return manifest, made
 
 
@@ -107,12 +108,14 @@ def _tokenizer_of_documents(settings: Settings) -> Tokenizer:
 # ---- parts ---------------------------------------------------------------------------------------
 
 
-def _run_job(job: Job, units: Sequence[Unit], execution: Execution) -> None:
+def _run_job(
+    job: Job, units: Sequence[Unit], consumed: Sequence[PartName], execution: Execution
+) -> None:
     """Make the parts of one job of an array; it deletes no part."""
     own = [unit for unit in units if execution.own(unit.index)]
-    _parts(job, units, [], execution, own)
+    _parts(job, units, consumed, execution, own)
     # parts of other jobs, whose copies of the inputs may have other times: the merge compares
-    _, todo = find_parts(job, units, job.present())
+    _, todo = find_parts(job, units, [*job.present(), *consumed])
     missing = [unit.index for unit, candidates in todo if not candidates]
     rest = "none is missing: add --merge true"
     if missing:
@@ -243,16 +246,17 @@ class _Maker:
     def make_plan(self) -> Plan:
         """Make the missing parts and the index, or continue with an earlier run's shards."""
         assembly = self.assembly
-        plan = assembly.plan()
+        plan, consumed = assembly.plan(), self.consumed()
         if plan is not None:
-            done = {task for task in assembly.tasks(plan) if assembly.finished(task)}
-            n_replaced = assembly.replaced(plan, done, assembly.ends())
-            replaced = [PartName.of_file(name) for name in self._names()[:n_replaced]]
-            names = self._complete([name for name in replaced if name])
+            known = map(PartName.of_file, self._names())
+            if [name and name.key for name in known] != [unit.key for unit in self.units]:
+                self._refuse_loss(consumed)  # before parts of the new inputs are made
+            names = self._complete(consumed)
             if plan.identity == self._identity(names):
                 self._save_names(names)
                 print("continuing with the shards of an earlier run", flush=True)
                 return plan
+            self._refuse_loss(consumed)
             print("the inputs changed since shards were written: writing them again", flush=True)
         shutil.rmtree(assembly.folder, ignore_errors=True)
         names = self._complete([])
@@ -263,6 +267,24 @@ class _Maker:
             return assembly.make_plan([name.file for name in names], self._identity(names))
         except UserError as error:
             raise UserError(f"{self.source}: {error}") from error
+
+    def consumed(self) -> list[PartName]:
+        """Return the parts that are deleted, because an earlier run has put them into shards."""
+        plan = self.assembly.plan()
+        if plan is None:
+            return []
+        done = {task for task in self.assembly.tasks(plan) if self.assembly.finished(task)}
+        n_replaced = self.assembly.replaced(plan, done, self.assembly.ends())
+        names = map(PartName.of_file, self._names()[:n_replaced])
+        return [name for name in names if name]
+
+    def _refuse_loss(self, consumed: Sequence[PartName]) -> None:
+        if consumed and not self.target.overwrite:
+            raise UserError(
+                f"{self.assembly.folder} holds shards of other inputs or settings, and "
+                f"{len(consumed)} finished parts are in them alone: finish them with the earlier "
+                "inputs and settings, or discard them with --overwrite true"
+            )
 
     def _complete(self, consumed: Sequence[PartName]) -> list[PartName]:
         """Return the parts of all units in order, after making those that are missing."""
@@ -285,7 +307,8 @@ class _Maker:
     def _identity(self, names: Sequence[PartName]) -> str:
         """Return a digest of what decides the shards: all but the inputs' times."""
         parts = [[name.key, name.content, name.damage] for name in names]
-        settings = [self.job.settings.of_documents(), self.job.settings.format, self.target.url]
+        documents = self.job.settings.of_documents() | {"errors": None}  # the parts have the damage
+        settings = [documents, self.job.settings.format, self.target.url]
         return hashlib.sha256(json.dumps([parts, settings]).encode()).hexdigest()
 
     def write(self, plan: Plan) -> Manifest:

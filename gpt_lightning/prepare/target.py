@@ -145,6 +145,10 @@ class Target:
         assert there is not None
         return there, False
 
+    def delivered(self, folder: Path) -> bool:
+        """Return whether the dataset of `folder`/new has been delivered."""
+        return not (folder / "new").exists()
+
     def _entries(self) -> list[str]:
         if self.out.exists() and not self.out.is_dir():
             raise UserError(f"{self.out} is a file: choose another --out")
@@ -222,6 +226,9 @@ class RemoteTarget(Target):
         self._delete(sorted(name for name in others if SHARD_FILE.fullmatch(name)))
         self._begun.unlink(missing_ok=True)
         return manifest, True
+
+    def delivered(self, folder: Path) -> bool:
+        return not self._begun.exists()
 
     @property
     def _begun(self) -> Path:

@@ -460,13 +460,72 @@ def test_interrupted_in_the_shards_and_continued(
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.slow
-def test_inputs_that_change_after_shards_were_written(source: Path, tmp_path: Path) -> None:
+def interrupt_in_the_shards(source: Path, out: Path, n_shards: int, **settings: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        written: list[ShardTask] = []
+        real = Assembly.write_shard
+
+        def write_shard(self: Assembly, task: ShardTask) -> Shard:
+            written.append(task)
+            return real(self, task) if len(written) <= n_shards else refuse()
+
+        patch.setattr(Assembly, "write_shard", write_shard)
+        with pytest.raises(UserError, match="enough"):
+            prepare(str(source), out=str(out), workers=1, **settings)
+
+
+@pytest.mark.parametrize("change", ["document", "shard_tokens"])
+def test_a_change_after_shards_were_written_discards_nothing(
+    source: Path, tmp_path: Path, change: str
+) -> None:
+    out, settings = tmp_path / "out", {"shard_tokens": 500}
+    interrupt_in_the_shards(source, out, 20, **settings)
+    root = tmp_path / ".out.parts"
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    if change == "document":
+        source.write_text(source.read_text() + json.dumps({"text": "one more"}) + "\n")
+    else:
+        settings = {"shard_tokens": 600}
+    with pytest.raises(UserError, match=r"finished parts are in them alone: .* --overwrite true"):
+        prepare(str(source), out=str(out), workers=1, **settings)
+    assert before.items() <= {p: p.read_bytes() for p in root.rglob("*") if p.is_file()}.items()
+    prepare(str(source), out=str(out), workers=1, overwrite=True, **settings)
+    assert contents(out) == clean(source, tmp_path, **settings)
+
+
+def test_other_errors_after_shards_were_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
-    start(source, out, KILLED["in the shards"]).communicate(timeout=30)
-    source.write_text(source.read_text() + json.dumps({"text": "one more"}) + "\n")
-    prepare(str(source), out=str(out), shard_tokens=500, workers=1)
-    assert contents(out) == clean(source, tmp_path, shard_tokens=500)
+    interrupt_in_the_shards(source, out, 20, shard_tokens=500)
+    units_made = made(monkeypatch)
+    prepare(str(source), out=str(out), workers=1, shard_tokens=500, errors="skip")
+    assert not units_made
+    assert contents(out) == clean(source, tmp_path, shard_tokens=500, errors="skip")
+
+
+def test_a_job_knows_the_parts_that_a_killed_merge_has_used(
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    interrupt_in_the_shards(source, out, 20, shard_tokens=500)
+    units_made = made(monkeypatch)
+    job = {"shard_index": 0, "shard_count": 1, "shard_tokens": 500}
+    prepare(str(source), out=str(out), workers=1, **job)
+    assert not units_made
+    assert "none is missing: add --merge true" in capsys.readouterr().out
+
+
+def test_an_overwrite_that_was_killed_keeps_its_parts(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(str(source), out=str(out), workers=1)
+    interrupt(source, out, overwrite=True, val_fraction=0.3)
+    parts = sorted((tmp_path / ".out.parts").glob("*/*.part"))
+    prepare(str(source), out=str(out), workers=1)
+    assert parts == sorted((tmp_path / ".out.parts").glob("*/*.part")) != []
 
 
 def test_parts_of_the_version_before_are_deleted_at_the_end(source: Path, tmp_path: Path) -> None:
