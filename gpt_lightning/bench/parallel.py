@@ -5,13 +5,14 @@ and begins with its part; reduce-scatter: the other way round. A time is the slo
 medians over steps. bus: what each process sends over the time: 2 (n - 1) / n of MiB for all-reduce,
 (n - 1) / n for the others, as NCCL's own tests define it.
 
-ddp: DistributedDataParallel. fsdp2: torch's fully_shard of each block and of the model. zero1: ddp
-with ZeroRedundancyOptimizer, which shards AdamW's state. Each process has its own batch. alone: the
-same step without a strategy, in all processes at once. communication: 1 - alone / step; it is below
-0 where a sharded update saves more than communication takes.
+ddp and fsdp2: the strategies of `fit`, with its settings, optimizer and clipping, not compiled.
+zero1: ddp with ZeroRedundancyOptimizer, which shards AdamW's state. Each process has its own batch.
+alone: the same step without a strategy, in all processes at once. communication: 1 - alone / step;
+it is below 0 where a sharded update saves more than communication takes.
 
 memory: of the process with the most, after the model was made, before the update, and after it. On
-CUDA from the allocator; on a CPU bytes of parameters, gradients and optimizer state.
+CUDA from the allocator; on a CPU bytes of parameters, gradients, optimizer state, and of ddp's
+buckets, which exist from the start and hold the gradients.
 
 predicted: step of ddp by the model of core/scaling.py, whose constants come from the rows of one
 and two processes: alone, the all-reduces of two, and the share of them that ddp's step of two
@@ -34,7 +35,6 @@ import torch.distributed as dist
 from jsonargparse.typing import PositiveInt
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.multiprocessing.spawn import ProcessException, spawn
 from torch.nn.parallel import DistributedDataParallel
@@ -49,7 +49,6 @@ from gpt_lightning.reports.tables import Row, column
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter")
 STRATEGIES = ("ddp", "fsdp2", "zero1")
-RATE, BETAS = 1e-4, (0.9, 0.95)  # AdamW's
 
 
 @sweep_row
@@ -117,10 +116,24 @@ def predict(row: Row, before: Sequence[Row]) -> Row:
         row: The new row.
         before: Rows before it, of which some have one and two processes.
     """
-    same = ("device", "dtype", "size", "batch", "context")
-    if row.work != "ddp" or row.status != "ok" or row.processes <= 2:
+    found = None
+    if row.work == "ddp" and row.status == "ok" and row.processes > 2:
+        found = constants(row, before)
+    if found is None:
         return row
-    found = [r for r in before if r.status == "ok" and r.device == row.device]
+    link, step = found
+    if row.device == "cpu":  # processes share its cores
+        step = dataclasses.replace(step, compute_s=step.compute_s * row.processes / 2)
+    return dataclasses.replace(row, predicted_ms=step.time_s(link, row.processes) * 1e3)
+
+
+def constants(row: Row, rows: Sequence[Row]) -> tuple[scaling.Link, scaling.Step] | None:
+    """Return the link, and the step of a ddp row, from rows of one and two processes.
+
+    The computation is that of one process, on a CPU that of one of two. None without these rows.
+    """
+    same = ("device", "dtype", "size", "batch", "context")
+    found = [r for r in rows if r.status == "ok" and r.device == row.device]
     steps = {
         r.processes: r
         for r in found
@@ -129,14 +142,12 @@ def predict(row: Row, before: Sequence[Row]) -> Row:
     reduced = [r for r in found if r.work == "all-reduce" and r.processes == 2]
     link = scaling.fit_link([(r.mib * MIB, r.time_ms / 1e3) for r in reduced], 2)
     if link is None or not {1, 2} <= steps.keys():
-        return row
-    nbytes = row.gradient_mib * MIB
+        return None
+    nbytes = steps[2].gradient_mib * MIB
     exposed = (steps[2].time_ms - steps[2].alone_ms) / 1e3
     overlap = scaling.measured_overlap(exposed, link.all_reduce_s(nbytes, 2))
-    shared = row.device == "cpu"  # the cores
-    compute = steps[2].alone_ms * row.processes / 2 if shared else steps[1].alone_ms
-    step = scaling.Step(compute / 1e3, nbytes, overlap)
-    return dataclasses.replace(row, predicted_ms=step.time_s(link, row.processes) * 1e3)
+    compute = steps[2 if row.device == "cpu" else 1].alone_ms
+    return link, scaling.Step(compute / 1e3, nbytes, overlap)
 
 
 BENCH = Bench(
@@ -294,8 +305,8 @@ def measure_step(
     assert row.context is not None
     x, y = training_step.random_batch(row.batch, row.context, device)
     gradients, alone = alone_step(shape, row, device, warmup, steps)
-    model, optimizer = make_strategy(row.work, shape, row.context, device)
-    step = training_step.TrainingStep(model, device, row.dtype, optimizer, norm="none")
+    model, optimizer = make_strategy(row, shape, device)
+    step = training_step.TrainingStep(model, device, row.dtype, optimizer)
     memory = {"init_mib": held_mib(model, None, device)}
     with training_step.autocast(row.dtype, device):
         model(x, y).backward()
@@ -318,38 +329,38 @@ def alone_step(
     assert row.batch is not None
     assert row.context is not None
     x, y = training_step.random_batch(row.batch, row.context, device)
-    model, optimizer = make_alone(shape, row.context, device)
-    step = training_step.TrainingStep(model, device, row.dtype, optimizer, norm="none")
+    model = make_alone(row, shape, device)
+    step = training_step.TrainingStep(model, device, row.dtype)
     gradients = sum(p.nbytes for p in model.parameters()) / MIB
     return gradients, slowest(lambda: step(x, y), device, warmup, steps)["time_ms"]
 
 
-def make_alone(
-    shape: list[int], context: int, device: torch.device
-) -> tuple[GPT, torch.optim.Optimizer]:
-    """Return a model, equal in all processes, and AdamW."""
+def make_alone(row: ParallelRow, shape: list[int], device: torch.device) -> GPT:
+    """Return a model, equal in all processes."""
+    assert row.context is not None
     torch.manual_seed(0)
-    model = training_step.make_model(shape, context).to(device)
-    return model, torch.optim.AdamW(model.parameters(), RATE, BETAS, fused=True)
+    return training_step.make_model(shape, row.context).to(device)
 
 
 def make_strategy(
-    name: str, shape: list[int], context: int, device: torch.device
+    row: ParallelRow, shape: list[int], device: torch.device
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return a model under one of STRATEGIES, and its optimizer."""
-    model, optimizer = make_alone(shape, context, device)
-    body: Any = model.transformer
-    if name == "fsdp2":
-        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-        for block in body.h:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        return model, torch.optim.AdamW(model.parameters(), RATE, BETAS)
-    if name == "zero1":
-        optimizer = ZeroRedundancyOptimizer(
-            model.parameters(), torch.optim.AdamW, lr=RATE, betas=BETAS, fused=True
+    """Return a model under one of STRATEGIES, and its optimizer, as `fit` sets them."""
+    model = make_alone(row, shape, device)
+    if row.work == "fsdp2":
+        from gpt_lightning.training.sharding import ShardedStrategy  # Lightning, for this row alone
+
+        strategy = ShardedStrategy()
+        strategy._device_mesh = init_device_mesh(
+            device.type, (row.processes,), mesh_dim_names=("data_parallel",)
         )
-    return DistributedDataParallel(model), optimizer
+        strategy.shard(model, row.dtype == "bf16")
+        return model, training_step.fit_optimizer(model, device, row.dtype)
+    optimizer: Any = training_step.fit_optimizer(model, device, row.dtype)
+    if row.work == "zero1":
+        fused = optimizer.defaults["fused"]
+        optimizer = ZeroRedundancyOptimizer(optimizer.param_groups, torch.optim.AdamW, fused=fused)
+    return DistributedDataParallel(model, gradient_as_bucket_view=True), optimizer
 
 
 def held_mib(
@@ -360,6 +371,8 @@ def held_mib(
         return torch.cuda.memory_allocated(device) / MIB
     parameters = list(model.parameters())
     gradients = [p.grad for p in parameters if p.grad is not None]
+    if isinstance(model, DistributedDataParallel):  # views of its buckets, which exist without them
+        gradients = [*parameters]
     while isinstance(optimizer, ZeroRedundancyOptimizer):
         optimizer = optimizer.optim  # of this process's share
     states = optimizer.state.values() if optimizer is not None else ()

@@ -3,16 +3,24 @@
 import dataclasses
 import json
 
+import lightning as L
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from gpt_lightning.bench import parallel
 from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core.fit_run import TRAINING_ALONE
 from gpt_lightning.bench.core.memory_meter import MIB
 from gpt_lightning.bench.core.scaling import Link, Step, fit_link, hops, measured_overlap
 from gpt_lightning.bench.core.sweep import read_options
 from gpt_lightning.bench.core.training_step import make_model
 from gpt_lightning.cli import main
+from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.trainer import Trainer
 
 LINK = Link(1e-3, 1e9)
 TINY = "--device cpu --sizes small --warmup 1 --steps 2"
@@ -123,9 +131,93 @@ def test_each_work_runs_in_one_process(group):
         found = parallel.measure_step(row(work, 1, **shape), device, [1, 2, 32], 1, 1)
         columns = ("init_mib", "before_update_mib", "after_update_mib")
         parts = [found[column] / weights for column in columns]
-        assert parts == pytest.approx([1, 2, 4], rel=0.05)
+        buckets = work != "fsdp2"  # of ddp, which hold the gradients from the start
+        assert parts == pytest.approx([1 + buckets, 2, 4], rel=0.05)
         assert found["gradient_mib"] == pytest.approx(weights)
         assert found["communication"] == pytest.approx(1 - found["alone_ms"] / found["time_ms"])
+
+
+class Noted(L.Callback):
+    """Settings of a `fit` at its first step."""
+
+    def on_train_start(self, trainer, pl_module):
+        wrapped = trainer.strategy.model
+        model = wrapped if isinstance(wrapped, DistributedDataParallel) else pl_module.model
+        self.settings = settings_of(model, trainer.optimizers[0])
+
+
+def settings_of(model, optimizer) -> dict:
+    """Settings that change a step's time, memory or result."""
+    if isinstance(optimizer, ZeroRedundancyOptimizer):
+        optimizer = optimizer.optim
+    keys = ("fused", "foreach", "betas", "weight_decay")
+    found = {
+        "groups": [
+            (sorted(p.numel() for p in group["params"]), *(group[key] for key in keys))
+            for group in optimizer.param_groups
+        ],
+        "layers": [
+            type(module).__name__ for module in model.modules() if not list(module.children())
+        ],
+    }
+    if isinstance(model, DistributedDataParallel):
+        names = (
+            *("gradient_as_bucket_view", "static_graph", "find_unused_parameters"),
+            *("bucket_bytes_cap", "broadcast_buffers", "mixed_precision"),
+        )
+        return found | {name: getattr(model, name) for name in names}
+    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    states = [module._get_fsdp_state() for module in sharded]
+    found["policies"] = [
+        (type(m).__name__, s._mp_policy) for m, s in zip(sharded, states, strict=True)
+    ]
+    found["reshards"] = [s._fsdp_param_group._reshard_after_forward for s in states]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("work", ["ddp", "fsdp2"])
+def test_the_strategies_are_those_of_fit(work, dtype, tmp_path, request):
+    noted = Noted()
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 8, "vocab_size": 10_000}
+    precision = {"fp32": "32-true", "bf16": "bf16-mixed"}[dtype]
+    tokens = torch.zeros(8, dtype=torch.int64)
+    trainer = Trainer(
+        strategy=work,
+        precision=precision,
+        max_steps=1,
+        accelerator="cpu",
+        callbacks=[noted],
+        default_root_dir=tmp_path,
+        **TRAINING_ALONE,
+    )
+    trainer.fit(
+        GPTModule(shape, betas=(0.9, 0.95), weight_decay=0.1, warmup_steps=0, compile=False),
+        train_dataloaders=DataLoader([(tokens, tokens)]),
+    )
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    request.getfixturevalue("group")
+    mine = dataclasses.replace(row("ddp", 1), work=work, dtype=dtype)
+    model, optimizer = parallel.make_strategy(mine, [2, 2, 32], torch.device("cpu"))
+    assert settings_of(model, optimizer) == noted.settings
+    zero = parallel.make_strategy(
+        dataclasses.replace(mine, work="zero1"), [2, 2, 32], torch.device("cpu")
+    )
+    if work == "ddp":
+        assert settings_of(*zero) == noted.settings
+
+
+@pytest.mark.slow
+def test_gradients_are_views_of_the_buckets(group):
+    model, _ = parallel.make_strategy(row("ddp", 1), [1, 2, 32], torch.device("cpu"))
+    batch = torch.zeros(1, 8, dtype=torch.int64)
+    model(batch, batch).backward()
+    storages = {p.grad.untyped_storage().data_ptr(): p.grad for p in model.parameters()}
+    held = sum(gradient.untyped_storage().nbytes() for gradient in storages.values())
+    assert held == sum(p.nbytes for p in model.parameters())
+    assert len(storages) < len(list(model.parameters()))
 
 
 @pytest.mark.slow
