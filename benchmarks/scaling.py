@@ -1,20 +1,35 @@
 """Write the tables of docs/scaling.md: GPT-2's four sizes on up to 1,024 GPUs, by the model.
 
     python benchmarks/scaling.py
+    python benchmarks/scaling.py --run lightning_logs/NAME
 
-Nothing is measured here. The constants are at the top, and their sources in docs/scaling.md.
+The constants of the GPUs are at the top, and their sources in docs/scaling.md. With --run the table
+of measured constants is written too: compute, communication and overlap from rows/parallel.json
+(`python benchmarks/pages.py parallel`), data and checkpoint from the files of the run.
 """
 
-import re
+import argparse
+import itertools
+import json
+import statistics
+import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from gpt_lightning.bench.core.scaling import Link, Step
+from gpt_lightning.bench.core.worker import make_row
+from gpt_lightning.bench.parallel import ParallelRow, constants
+from gpt_lightning.errors import UserError
 from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.runs.folders import METRICS
+from gpt_lightning.runs.history import find_run, read_events, read_rows
 
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
+ROWS = Path(__file__).parent / "rows" / "parallel.json"
 SIZES = {"124M": (12, 12, 768), "350M": (24, 16, 1024), "774M": (36, 20, 1280)}
 SIZES |= {"1558M": (48, 25, 1600)}
 T = 1024  # tokens of a sequence
@@ -38,14 +53,20 @@ COPY = 20e9  # bytes/s to the host; the file is written while training goes on
 INTERVAL = 1000  # steps between checkpoints
 
 
-def step_s(size: str, gpus: int, link: Link, tokens: float) -> float:
-    """Return the seconds of a step of some tokens for each GPU."""
+@cache
+def size_of(size: str) -> tuple[int, int]:
+    """Return the parameters of a size, and its FLOPs of a training token."""
     n_layer, n_head, n_embd = SIZES[size]
     with torch.device("meta"):
         model = GPT(GPTConfig(n_layer, n_head, n_embd, block_size=T, vocab_size=50257))
-    per_token = flops.flops_per_token(model.num_params(embeddings=False), n_layer, n_embd, T)
+    n = model.num_params(embeddings=False)
+    return model.num_params(), flops.flops_per_token(n, n_layer, n_embd, T)
+
+
+def step_s(size: str, gpus: int, link: Link, tokens: float) -> float:
+    """Return the seconds of a step of some tokens for each GPU."""
+    n, per_token = size_of(size)
     compute = tokens * per_token / (PEAK * MFU)
-    n = model.num_params()
     micro = compute * min(1.0, MICRO_BATCH[size] * T / tokens)
     copy = STATE_BYTES * n / COPY
     step = Step(compute, GRADIENT_BYTES * n, OVERLAP, BACKWARD * micro, 0.0, copy, INTERVAL)
@@ -70,15 +91,99 @@ def table(fixed: bool) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Replace the tables of the page."""
+def run_constants(run: Path) -> dict[str, tuple[float, str]]:
+    """Return seconds of a wait for data and of a checkpoint, and the interval, with their sources.
+
+    The first log of a run waits for the loader's start, and the last checkpoint for its file.
+
+    Raises:
+        UserError: The run is too short.
+    """
+    logged = [row for row in read_rows(run / METRICS) if "perf/data_wait_ms" in row]
+    events = read_events(run)
+    last = events[-1]["step"] if events else 0
+    stalls: dict[int, float] = {}
+    for event in events:
+        if event["event"] == "phase" and event["name"] == "checkpoint" and event["step"] < last:
+            stalls[event["step"]] = stalls.get(event["step"], 0.0) + event["seconds"]
+    if len(logged) < 2 or not stalls:
+        raise UserError(
+            f"{run} has {len(logged)} logs of perf/data_wait_ms and {len(stalls)} checkpoints "
+            "before its last step: give a run with two logs and one checkpoint"
+        )
+    steps = [b["step"] - a["step"] for a, b in itertools.pairwise(logged)]
+    waited = sum(n * row["perf/data_wait_ms"] for n, row in zip(steps, logged[1:], strict=True))
+    data = f"mean of `perf/data_wait_ms`, {sum(steps):,} steps"
+    checkpoint = f"mean of the phase `checkpoint` in `timeline.jsonl`, {len(stalls)} checkpoints"
+    return {
+        "data": (waited / sum(steps) / 1e3, data),
+        "checkpoint": (statistics.mean(stalls.values()), checkpoint),
+        "interval": (max(stalls) / len(stalls), "steps between two"),
+    }
+
+
+def measured(stored: dict[str, Any], run: Path) -> str:
+    """Return the table of measured constants.
+
+    Args:
+        stored: Content of rows/parallel.json.
+        run: Folder of a run with checkpoints.
+
+    Raises:
+        UserError: A constant cannot be measured.
+    """
+    table = stored["tables"][0]
+    rows = [make_row(ParallelRow, row) for row in table["rows"]]
+    steps = [row for row in rows if row.work == "ddp" and row.processes == 2]
+    found = constants(steps[0], rows) if steps else None
+    if found is None:
+        raise UserError(f"{ROWS} lacks rows: python benchmarks/pages.py parallel")
+    (link, step), own = found, run_constants(run)
+    wait, stall, interval = own["data"], own["checkpoint"], own["interval"]
+    shared = ", beside another process on the same cores" if steps[0].device == "cpu" else ""
+    model = f"{steps[0].size}, batch {steps[0].batch}, context {steps[0].context}, {steps[0].dtype}"
+    lines = [
+        ("compute", f"{step.compute_s * 1e3:,.1f} ms", f"`alone ms` of ddp ({model}){shared}"),
+        ("alpha", f"{link.alpha_s * 1e6:,.0f} µs", "all-reduce of 2, the smallest size"),
+        ("bandwidth", f"{link.bytes_per_s / 1e9:,.2f} GB/s", "all-reduce of 2, the largest size"),
+        (
+            "overlap",
+            f"{step.overlap:.2f}",
+            "step of ddp of 2 against `alone ms` and its all-reduce",
+        ),
+        ("data", f"{wait[0] * 1e3:,.3f} ms", wait[1]),
+        ("checkpoint", f"{stall[0] * 1e3:,.0f} ms", f"{stall[1]}, every {interval[0]:,.0f} steps"),
+    ]
+    machine = "; ".join(dict.fromkeys(table["machine"][name] for name in ("device", "CPU")))
+    head = f"{machine}. Load average before the bench: {stored['load']}."
+    if stored["load"] > 0.5:
+        head += " **The machine was busy: the times are not those of an idle one.**"
+    cells = ["| constant | value | measured by |", "| --- | ---: | --- |"]
+    return "\n".join([head, "", *cells, *(f"| {' | '.join(line)} |" for line in lines)])
+
+
+def main() -> int:
+    """Replace the tables of the page; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--run", help="run with checkpoints, for the table of measured constants")
+    given = parser.parse_args().run
+    tables = {"fixed": table(fixed=True), "growing": table(fixed=False)}
+    try:
+        if given is not None:
+            if not ROWS.exists():
+                raise UserError(f"{ROWS} is missing: python benchmarks/pages.py parallel")
+            tables["measured"] = measured(json.loads(ROWS.read_text()), find_run(given))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     text = PAGE.read_text(encoding="utf-8")
-    for name, fixed in (("fixed", True), ("growing", False)):
-        found = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
-        text = found.sub(lambda m, fixed=fixed: m[1] + table(fixed) + m[2], text)
+    for name, content in tables.items():
+        before, begin, rest = text.partition(f"<!-- {name} -->\n")
+        text = before + begin + content + rest[rest.index("\n<!-- end -->") :]
     PAGE.write_text(text, encoding="utf-8")
     print(PAGE)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
