@@ -126,6 +126,12 @@ PAGES = {
         ),
         time="micro_batch_ms",
     ),
+    "parallel": Page(
+        "Collectives and data-parallel training steps",
+        ("parallel --device cpu",),
+        time="time_ms",
+        picture=True,
+    ),
 }
 CHECKS = ("reproduce lecture-ladder --rungs gpt2-init", "reproduce shakespeare-char-small")
 
