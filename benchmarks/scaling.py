@@ -13,6 +13,7 @@ import itertools
 import json
 import statistics
 import sys
+import textwrap
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -159,7 +160,14 @@ def measured(stored: dict[str, Any], run: Path) -> str:
     if stored["load"] > 0.5:
         head += " **The machine was busy: the times are not those of an idle one.**"
     cells = ["| constant | value | measured by |", "| --- | ---: | --- |"]
-    return "\n".join([head, "", *cells, *(f"| {' | '.join(line)} |" for line in lines)])
+    return "\n".join(
+        [
+            textwrap.fill(head, 100, break_on_hyphens=False),
+            "",
+            *cells,
+            *(f"| {' | '.join(line)} |" for line in lines),
+        ]
+    )
 
 
 def main() -> int:
