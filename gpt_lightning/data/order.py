@@ -16,7 +16,27 @@ OrderName = Literal["sequential", "random", "shuffled", "repeat"]
 TABLE_WINDOWS = 16_384  # up to here a permutation is drawn as in earlier versions
 RUN = 4_096  # places that are permuted together
 # last numbers of the keys of draws, beyond those of groups and cells
-SHARDS, OFFSET, CELLS, REST = (-n % 2**32 for n in (1, 2, 3, 4))
+SHARDS, OFFSET, CELLS = (-n % 2**32 for n in (1, 2, 3))
+
+
+class _Lanes(NamedTuple):
+    """Windows of each lane in an epoch; int64 (lanes,), and cell_ends (blocks x lanes,).
+
+    Attributes:
+        begins: Begin of the lane's cells along the epoch's order of shards.
+        firsts: Places of the lanes before it.
+        own: Windows that the lane reads from the beginning of its own cells.
+        left: Windows that it and the lanes before it leave to others.
+        taken: Windows of those left that the lanes before it read.
+        cell_ends: Places up to the end of each cell, lane by lane.
+    """
+
+    begins: np.ndarray
+    firsts: np.ndarray
+    own: np.ndarray
+    left: np.ndarray
+    taken: np.ndarray
+    cell_ends: np.ndarray
 
 
 class _Layout(NamedTuple):
@@ -50,8 +70,9 @@ class WindowOrder:
     stretch of the corpus; the windows of a block are permuted together. Windows that would cross
     the border of a shard are moved into the shard that has their middle. With several lanes, window
     p is of the lane p % lanes, and each lane has shards of its own in every block: a node that
-    reads one lane fetches its shards alone. Only a rest, where a lane has more windows than
-    another, is read by all at the end of the epoch.
+    reads one lane fetches its shards alone. A lane with more windows than places leaves its last
+    ones to others. What is left lies side by side in one or two shards of a lane; each lane reads a
+    stretch of it in its last block, from three shards at most if shards are equal.
 
     With shuffle_windows, `shuffled` is the order of earlier versions: up to shuffle_windows windows
     are permuted as a whole; more are read shard after shard, in a new order of the shards every
@@ -126,26 +147,39 @@ class WindowOrder:
 
     def _in_cells(self, epoch: int, places: np.ndarray) -> np.ndarray:
         """Return places along the epoch's order of shards; a cell is a block of one lane."""
-        ends = self._layout(epoch).cell_ends
-        lane_ends = ends[self.blocks - 1 :: self.blocks]
-        sizes = np.diff(lane_ends, prepend=0)
-        shortest = int(sizes.min())
-        # up to the end of the shortest lane they take turns; then comes the rest of all, permuted
-        rest, rest_ends = places - shortest * self.lanes, np.cumsum(sizes - shortest)
-        takes_turns = rest < 0
-        rest[~takes_turns] = permuted(
-            (self.seed, epoch, REST), int(rest_ends[-1]), rest[~takes_turns]
-        )
-        lane = np.searchsorted(rest_ends, rest, side="right")
-        lane = np.where(takes_turns, places % self.lanes, lane)
-        from_end = np.where(takes_turns, places // self.lanes - sizes[lane], rest - rest_ends[lane])
-        along = lane_ends[lane] + from_end
-        cells = np.searchsorted(ends, along, side="right")
+        lanes, lane = self._lanes(epoch), places % self.lanes
+        ends, at = lanes.cell_ends, lanes.firsts[lane] + places // self.lanes
+        cells = np.searchsorted(ends, at, side="right")
         for cell in np.unique(cells).tolist():
             chosen, begin = cells == cell, int(ends[cell - 1]) if cell else 0
             key, size = (self.seed, epoch, cell), int(ends[cell]) - begin
-            along[chosen] = begin + permuted(key, size, along[chosen] - begin)
+            at[chosen] = begin + permuted(key, size, at[chosen] - begin)
+        nth = at - lanes.firsts[lane]
+        along, is_own = lanes.begins[lane] + nth, nth < lanes.own[lane]
+        along[~is_own] = self._left(epoch, (lanes.taken - lanes.own)[lane[~is_own]] + nth[~is_own])
         return along
+
+    def _left(self, epoch: int, windows: np.ndarray) -> np.ndarray:
+        """Return windows that lanes leave to others as places along the order of shards."""
+        lanes = self._lanes(epoch)
+        lane = np.searchsorted(lanes.left, windows, side="right")
+        ends = self._layout(epoch).cell_ends[self.blocks - 1 :: self.blocks]
+        along: np.ndarray = (ends - lanes.left)[lane] + windows
+        return along
+
+    def _lanes(self, epoch: int) -> _Lanes:
+        cell_ends = self._layout(epoch).cell_ends.reshape(self.lanes, self.blocks)
+        begins = np.concatenate([[0], cell_ends[:-1, -1]])
+        sizes = cell_ends[:, -1] - begins
+        places = (self.n_windows - 1 - np.arange(self.lanes)) // self.lanes + 1
+        # A lane with too many leaves all that the smallest lacks, a shard, rather than a part of
+        # it: a lane that lacks a shard then reads one or two, not a part of one of every lane.
+        own = np.where(sizes > places, sizes.min(), sizes)
+        ends = np.minimum(cell_ends - begins[:, None], own[:, None])
+        ends[:, -1] = places
+        firsts, taken = (np.cumsum(n) - n for n in (places, places - own))
+        ends = (firsts[:, None] + ends).ravel()
+        return _Lanes(begins, firsts, own, np.cumsum(sizes - own), taken, ends)
 
     def shards_ahead(self, epoch: int, first: int, count: int, rank: int, world: int) -> list[int]:
         """Return the shards that a rank reads next, in the order in which it needs them.
@@ -164,7 +198,7 @@ class WindowOrder:
                 *self._blocks_ahead(epoch, first, lanes),
                 *self._blocks_ahead(epoch + 1, 0, lanes),
             ]
-            return np.concatenate(found).tolist()
+            return list(dict.fromkeys(np.concatenate(found).tolist()))
         here = min(count, self.n_windows - first)
         parts = [(epoch, first, here), (epoch + 1, 0, min(count - here, self.n_windows))]
         starts = np.concatenate([self.starts(*part) for part in parts if part[2]])
@@ -175,12 +209,20 @@ class WindowOrder:
     def _blocks_ahead(self, epoch: int, first: int, lanes: list[int]) -> Iterator[np.ndarray]:
         """Yield the shards of the cells of some lanes, from the block of window `first` on."""
         layout, blocks = self._layout(epoch), self.blocks
-        at = lanes[0] * blocks
-        begin = int(layout.cell_ends[at - 1]) if at else 0
-        cell = np.searchsorted(layout.cell_ends, begin + first // self.lanes, side="right")
-        for block in range(min(int(cell) - at, blocks - 1), blocks):
+        at = self._lanes(epoch).firsts[lanes[0]] + first // self.lanes
+        cell = np.searchsorted(self._lanes(epoch).cell_ends, at, side="right")
+        for block in range(min(int(cell) - lanes[0] * blocks, blocks - 1), blocks):
             for lane in lanes:
                 yield layout.shards[layout.cells == lane * blocks + block]
+        for lane in lanes:
+            yield self.borrowed(epoch, lane)
+
+    def borrowed(self, epoch: int, lane: int) -> np.ndarray:
+        """Return the shards of which a lane reads what others leave, in its last block, int64."""
+        lanes = self._lanes(epoch)
+        ends = np.append(lanes.taken, lanes.left[-1])
+        places = self._left(epoch, np.arange(ends[lane], ends[lane + 1]))
+        return np.unique(self._windows_at(epoch, places)[1])
 
     def _windows_at(self, epoch: int, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return windows and their shards at places along the epoch's order of shards."""
@@ -227,7 +269,8 @@ class WindowOrder:
         # of each run of `lanes` shards along the blocks every lane gets one
         runs = draws.random((-(-n_shards // self.lanes), self.lanes)).argsort(axis=1)
         cells = runs.ravel()[:n_shards] * self.blocks + block[order]
-        by_cell = np.argsort(cells, kind="stable")
+        # lanes leave the last windows of their cells, which may not always be the corpus' last
+        by_cell = np.lexsort((draws.random(n_shards) * (self.lanes > 1), cells))
         return order[by_cell], cells[by_cell]
 
     # ---- shuffled, with shuffle_windows ----------------------------------------------------------

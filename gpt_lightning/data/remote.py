@@ -37,6 +37,7 @@ from gpt_lightning.files import explained, file_sha256, lives, locked, write_ato
 FETCHERS = 4  # threads of a process that fetch ahead
 BLOCK_SHARDS = 20  # a corpus that is sorted into ten parts shows all of them in so many shards
 BLOCK_WINDOWS = 262_144
+BORROWED = 3  # shards at most of which a lane reads what others leave
 TAGS = ("ETag", "etag", "blob_id", "md5Hash", "LastModified", "mtime", "Last-Modified")
 _KEPT = re.compile(r"[0-9a-f]{64}\.(?:npy|bin)")
 _TEMPORARY = re.compile(rf"\.{_KEPT.pattern}\.tmp\.(.+)\.(\d+)")
@@ -331,17 +332,16 @@ class RemoteStream(TokenStream):
             f"at a time; for {n // first} set data.cache_limit_gb {_gb(needed)}"
         )
 
-    def _held(self, blocks: int, lanes: int, n_lanes: int = 1) -> int:
+    def _held(self, blocks: int, lanes: int) -> int:
         """Return the bytes of a node's part of this block and of the next, and a shard on its way.
 
         Args:
             blocks: Number of blocks.
-            lanes: Number of lanes.
-            n_lanes: Lanes that the node reads.
+            lanes: Number of lanes, of which the node reads one.
         """
         n, largest = len(self._shards), max(self._bytes)
         shards = math.ceil(math.ceil(n / blocks) / lanes) + (lanes > 1)
-        held = (2 * shards if blocks > 1 else shards) * n_lanes + 1
+        held = (2 * shards if blocks > 1 else shards) + BORROWED * (lanes > 1) + 1
         return min(held * largest, sum(self._bytes))
 
     def check_order(self, order: WindowOrder) -> None:
@@ -360,7 +360,7 @@ class RemoteStream(TokenStream):
         else:  # at the least, without the next block
             here = order.lanes // math.gcd(order.lanes, self.nodes)
             n_shards = math.ceil(math.ceil(len(self._shards) / order.blocks) / order.lanes)
-            needed = min(total, n_shards * here * largest)
+            needed = min(total, (n_shards + BORROWED * (order.lanes > 1)) * here * largest)
         cache = self._cache
         if needed > cache.limit_bytes // cache.streams:
             among = f", which {cache.streams} datasets share" * (cache.streams > 1)

@@ -285,6 +285,8 @@ class DatasetWindows:
         }
         if order.shuffle_windows is None:
             identity |= {"shuffled blocks": order.blocks, "shuffled lanes": order.lanes}
+            if order.lanes > 1:  # earlier versions read what is left at the end of the epoch
+                identity |= {"windows left by lanes": "in the last block"}
         return identity
 
     def keep_shuffle(self, theirs: dict[str, Any]) -> None:

@@ -1,7 +1,10 @@
+import math
+
 import numpy as np
 import pytest
 
 from gpt_lightning.data.order import TABLE_WINDOWS, WindowOrder, permuted
+from gpt_lightning.data.remote import BORROWED
 
 N, T = 1003, 10
 
@@ -85,6 +88,12 @@ GOLDEN = {
     "whole, moved": ({}, 2, 70, [2191, 19921, 23581, 12271, 22971, 29921]),
     "blocks": ({"blocks": 2}, 2, 600, [12071, 17751, 22721, 13521, 15111, 16251]),
     "lanes": ({"blocks": 2, "lanes": 2}, 1, 600, [15991, 301, 21841, 4341, 17521, 4951]),
+    "lanes, last block": (
+        {"blocks": 2, "lanes": 2},
+        1,
+        3000,
+        [24121, 33311, 23531, 13841, 24051, 34011],
+    ),
 }
 
 
@@ -153,6 +162,31 @@ def test_a_lane_reads_the_shards_that_are_announced(blocks, lanes):
         assert set(shards[:whole].tolist()) <= set(ahead[:now])
         seen[lane] = set(shards[: -(-3_000 // T)].tolist())
     assert sum(map(len, seen.values())) == len(set.union(*seen.values()))  # each its own
+
+
+@pytest.mark.parametrize(("n", "lanes", "blocks"), [(163, 4, 4), (160, 4, 4), (25, 8, 1)])
+def test_a_lane_reads_few_shards_at_the_end_of_an_epoch(n, lanes, blocks):
+    """Each lane of a cache of this block and of the next fetches its share."""
+    shards = (64 * T,) * n
+    chosen, begins = blocks_of(blocks, lanes, shards), np.arange(n) * 64 * T
+    room = 2 * (math.ceil(n / blocks / lanes) + 1) + BORROWED + 1
+    for epoch in (0, 1):
+        starts = chosen.starts(epoch, 0, chosen.n_windows)
+        of_windows = np.searchsorted(begins, starts, side="right") - 1
+        for lane in range(lanes):
+            held: dict[int, None] = {}  # the least recently used first
+            fetches = 0
+            for shard in of_windows[lane::lanes].tolist():
+                fetches += shard not in held
+                held.pop(shard, None)
+                held[shard] = None
+                if len(held) > room:
+                    del held[next(iter(held))]
+            assert fetches <= math.ceil(n / lanes) + BORROWED
+            assert len(chosen.borrowed(epoch, lane)) <= BORROWED
+            last = of_windows[lane::lanes][-50:].tolist()
+            ahead = chosen.shards_ahead(epoch, chosen.n_windows - lanes, 0, lane, lanes)
+            assert set(last) <= set(ahead[: room // 2 + BORROWED])
 
 
 def test_a_step_sees_a_corpus_that_is_sorted():
