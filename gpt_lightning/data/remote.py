@@ -1,19 +1,22 @@
 """Datasets behind a URL: shards are prefetched into a local cache of bounded size.
 
 A file in the cache is named by its SHA-256 and appears complete and checked or not at all, so it is
-never stale. A shard whose SHA-256 is nowhere published is named by its address; the digest of its
-first copy is kept, and later copies must have it. Processes (ranks, loader workers) and datasets
+never stale. A shard whose SHA-256 is nowhere published is named by its address, size and tags (ETag
+and others, if they are listed); the digest of its first copy is kept, and later copies must have
+it. Processes (ranks, loader workers) and datasets
 share the cache: one process fetches a shard, the others wait for it at a lock. A shard is mapped
 while windows are copied from it and not longer, because a deleted file that is mapped takes space.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
 import os
 import queue
 import re
+import shlex
 import socket
 import threading
 import time
@@ -34,6 +37,7 @@ from gpt_lightning.data.transfer import attempts, fetch_file
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, file_sha256, lives, locked, write_atomic
 
+SILENT_S = 3600.0  # age from which on a temporary of another host is taken for left
 FETCHERS = 4  # threads of a process that fetch ahead
 BLOCK_SHARDS = 20  # a corpus that is sorted into ten parts shows all of them in so many shards
 BLOCK_WINDOWS = 262_144
@@ -61,6 +65,8 @@ class ShardCache:
         self.url, self.folder, self.limit_bytes = url.rstrip("/"), folder, limit_bytes
         self.streams, self.listing_digest = streams, ""
         self._published: dict[str, str] = {}  # file -> SHA-256, of files without a manifest
+        self._sizes: dict[str, int | None] = {}  # file -> bytes in the listing
+        self._tags: dict[str, list[str]] = {}  # file -> tags that the listing has
         self._kind = "npy", "uint16"
         self._largest = 0  # bytes of the dataset's largest file
         self._expected: queue.SimpleQueue[Shard | None] | None = None
@@ -110,11 +116,13 @@ class ShardCache:
         entries = {
             PurePosixPath(entry["name"]).name: entry for entry in attempts(self.url, listing)
         }
-        sizes = {name: entry["size"] for name, entry in entries.items() if name}
-        manifest = external.remote_dataset(self.url, sizes, self._heads)
+        self._sizes = {name: entry["size"] for name, entry in entries.items() if name}
+        manifest = external.remote_dataset(self.url, self._sizes, self._heads)
         for shard in manifest.shards():
             lfs = entries[shard.file].get("lfs") or {}  # of the Hugging Face hub
             self._published |= {shard.file: lfs["sha256"]} if "sha256" in lfs else {}
+            found = (entries[shard.file].get(tag) for tag in TAGS)
+            self._tags[shard.file] = [str(tag) for tag in found if tag is not None]
         tags = [
             [shard.file, shard.tokens, *(str(entries[shard.file].get(tag)) for tag in TAGS)]
             for shard in manifest.shards()
@@ -141,11 +149,10 @@ class ShardCache:
 
     def path(self, shard: Shard) -> Path:
         """Return the path of a shard in the cache."""
-        address = f"{self.url}/{shard.file}"
-        digest = shard.sha256 or self._published.get(shard.file)
-        return self.folder / (
-            f"{digest or hashlib.sha256(address.encode()).hexdigest()}{Path(shard.file).suffix}"
-        )
+        if not (name := shard.sha256 or self._published.get(shard.file)):
+            facts = [f"{self.url}/{shard.file}", shard.tokens, *self._tags.get(shard.file, [])]
+            name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        return self.folder / f"{name}{Path(shard.file).suffix}"
 
     def digest(self, shard: Shard) -> str:
         """Return the SHA-256 that a shard must have; "" before the first fetch, if unknown."""
@@ -209,17 +216,23 @@ class ShardCache:
 
     def _fetch(self, shard: Shard) -> None:
         path, digest = self.path(shard), self.digest(shard)
-        size = file_bytes(shard, *self._kind)
-        url = f"{self.url}/{shard.file}"
-        found = fetch_file(url, path, digest, lambda temporary: self._make_room(size, temporary))
+        size, first = file_bytes(shard, *self._kind), path.with_suffix(".sha256")
+        url, fix = f"{self.url}/{shard.file}", "check the file"
+        if first.exists():
+            fix = f"if the first copy was wrong, forget it with `rm {shlex.quote(str(first))}`"
+        room = functools.partial(self._make_room, size)
+        # another program's .npy may have a header of another size than ours
+        exact = self._sizes.get(shard.file) or (size if self._kind[0] == "llmc" else None)
+        found = fetch_file(url, path, digest, room, None if shard.sha256 else exact, fix)
         if not digest:
-            write_atomic(path.with_suffix(".sha256"), found.encode())
+            write_atomic(first, found.encode())
 
     def _make_room(self, incoming: int, temporary: Path | None = None) -> None:
         """Delete the least recently used files, so that `incoming` bytes are within the limit.
 
         A file that is being fetched, as `temporary` from now on, counts as the largest of the
-        dataset and the cache. Those of processes that were killed are deleted.
+        dataset and the cache. Those of processes that were killed are deleted; on another host, of
+        those that have not written for an hour.
         """
         with locked(self.folder / ".room.lock", poll_s=0.005):
             total, files, in_flight = incoming, [], 0
@@ -227,11 +240,13 @@ class ShardCache:
                 match = _TEMPORARY.fullmatch(path.name)
                 if not match and not _KEPT.fullmatch(path.name):
                     continue
-                found = path.stat() if path.exists() else None
+                found = None
+                with contextlib.suppress(FileNotFoundError):  # it may be renamed at this moment
+                    found = path.stat()
                 if not match and found:
                     total += found.st_size
                     files.append((found.st_mtime_ns, found.st_size, path))
-                elif match and match[1] == socket.gethostname() and not lives(int(match[2])):
+                elif match and _is_left(match, found.st_mtime if found else math.inf):
                     path.unlink(missing_ok=True)
                 elif match:  # also one that is renamed at this moment
                     in_flight += 1
@@ -253,6 +268,13 @@ def _fetch_all(
         if (used := cache()) is not None:
             used._fetch_expected(shard)
         del used
+
+
+def _is_left(match: re.Match[str], mtime: float) -> bool:
+    """Return whether the process of a temporary has ended, or is of another host and silent."""
+    if match[1] == socket.gethostname():
+        return not lives(int(match[2]))
+    return mtime < time.time() - SILENT_S
 
 
 def _touch(path: Path) -> None:

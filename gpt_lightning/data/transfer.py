@@ -14,12 +14,19 @@ from gpt_lightning.files import file_sha256, replacement
 
 ATTEMPTS = 6
 BACKOFF_S = 0.5  # doubles with every attempt, 15 s in all
+DENIED = 401, 403, 404  # HTTP
+MISSING = FileNotFoundError, NotADirectoryError, PermissionError
 SILENCE_S = 60.0  # timeout of a connection that sends nothing
 T = TypeVar("T")
 
 
 def fetch_file(
-    url: str, path: Path, sha256: str, before: Callable[[Path], None] = lambda temporary: None
+    url: str,
+    path: Path,
+    sha256: str,
+    before: Callable[[Path], None] = lambda temporary: None,
+    n_bytes: int | None = None,
+    fix: str = "check the file",
 ) -> str:
     """Fetch a file, which appears at `path` complete and checked or not at all.
 
@@ -28,22 +35,31 @@ def fetch_file(
         path: Path of the copy.
         sha256: Expected digest; "" for any.
         before: Function to call before the copy, with the path of the temporary file.
+        n_bytes: Expected size; None for any.
+        fix: Hint for a file with another digest.
 
     Returns:
         SHA-256 of the file.
 
     Raises:
-        UserError: All attempts failed, or the digest differs.
+        UserError: All attempts failed, or the same other file came twice.
         OSError: The file cannot be written.
     """
 
     def fetch(system: Any, remote_path: str) -> str:
         system.get_file(remote_path, str(temporary))
-        found = file_sha256(temporary)
+        found, size = file_sha256(temporary), temporary.stat().st_size
+        problem = f"expected {n_bytes:,} bytes, found {size:,}" if size != (n_bytes or size) else ""
         if found != (sha256 or found):
-            raise ValueError(f"expected SHA-256 {sha256}, found {found}")
+            problem = problem or f"expected SHA-256 {sha256}, found {found}"
+        if problem and found in others:  # not damaged on its way
+            raise UserError(f"cannot fetch {url} ({problem}, twice): {fix}")
+        if problem:
+            others.add(found)
+            raise ValueError(problem)
         return found
 
+    others: set[str] = set()
     with replacement(path) as temporary:
         before(temporary)
         found = attempts(url, fetch)
@@ -70,14 +86,16 @@ def attempts(url: str, work: Callable[[Any, str], T], action: str = "fetch") -> 
             return work(*on_file_system(url))
         except UserError:
             raise
-        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-            reason = type(error).__name__
-            problem = "does not exist" if action == "fetch" else f"cannot be used to {action}"
-            raise UserError(
-                f"{url} {problem} ({reason}): check the address and its permissions"
-            ) from error
         except Exception as error:  # each file system has its own for lost connections
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = type(error).__name__
+            if (status := getattr(error, "status", 0)) in DENIED or isinstance(error, MISSING):
+                problem = "does not exist" if action == "fetch" else f"cannot be used to {action}"
+                if action == "fetch" and status in DENIED[:2]:
+                    problem = "cannot be read"
+                raise UserError(
+                    f"{url} {problem} ({status or reason}): check the address and its permissions"
+                ) from error
+            reason = " ".join(str(error).split()) or reason
             last: Exception = error
             if attempt == 0:
                 print(

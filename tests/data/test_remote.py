@@ -229,7 +229,13 @@ def test_six_attempts_have_pauses_that_double_to_15_seconds(monkeypatch, capsys)
     assert "cannot write memory://x (TimeoutError)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError, NotADirectoryError, PermissionError])
+class Denied(Exception):
+    """Error of aiohttp: a response with a status."""
+
+    status = 403
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, NotADirectoryError, PermissionError, Denied])
 def test_what_another_attempt_cannot_mend_is_said_at_once(error, monkeypatch):
     monkeypatch.setattr(transfer.time, "sleep", lambda seconds: pytest.fail("a pause"))
 
@@ -237,7 +243,10 @@ def test_what_another_attempt_cannot_mend_is_said_at_once(error, monkeypatch):
         raise error
 
     for action, problem in (("fetch", "does not exist"), ("write", "cannot be used to write")):
-        with pytest.raises(UserError, match=rf"memory://x {problem} \({error.__name__}\)"):
+        reason = error.__name__
+        if error is Denied:
+            problem, reason = "cannot be read" if action == "fetch" else problem, "403"
+        with pytest.raises(UserError, match=rf"memory://x {problem} \({reason}\)"):
             transfer.attempts("memory://x", refuse, action)
 
 

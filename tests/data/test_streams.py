@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -166,12 +167,15 @@ def test_what_killed_processes_and_earlier_versions_left_counts(server, tmp_path
     digest = "f" * 64
     dead = cache / f".{digest}.npy.tmp.{socket.gethostname()}.{2**22 + 1}"
     lives = cache / f".{digest}.npy.tmp.another-host.1"
+    left = cache / f".{digest}.npy.tmp.deleted-pod.1"
     old = cache / "0123456789ab" / f"{digest}.npy"
     mine = cache / "notes.npy"
-    for path in (dead, lives, old, mine):
+    for path in (dead, lives, left, old, mine):
         path.write_bytes(b"x" * SHARD_BYTES)
+    os.utime(left, (time.time() - 3_700,) * 2)
     made = reader(server.url, tmp_path, 2, order="sequential")
     assert not dead.exists()
+    assert not left.exists()
     assert old.exists()
     next(iter(made.train_loader))
     assert not old.exists()
@@ -300,8 +304,27 @@ def test_a_shard_that_changes_after_its_first_use_is_refused(tmp_path):
         content[1024] ^= 1
         path.write_bytes(content)
         stream = TokenDataset(server.url, tmp_path, 1.0).stream("train", T)
-        with pytest.raises(UserError, match=r"000001\.bin .*expected SHA-256 \w{64}, found \w{64}"):
+        with pytest.raises(
+            UserError, match=r"000001\.bin \(expected SHA-256 \w{64}, found \w{64}, twice"
+        ) as caught:
             stream.windows(np.array([0]), 9)
+        subprocess.run(re.search("`(.*)`", str(caught.value))[1], shell=True, check=True)
+        assert stream.windows(np.array([0]), 9)[0, 0] == 1
+
+
+def test_a_first_copy_of_another_size_is_refused(tmp_path):
+    folder = write_llmc(tmp_path / "fineweb")
+    with serving(folder) as server:
+        stream = TokenDataset(server.url, tmp_path, 1.0).stream("train", T)
+        path = folder / "fineweb_train_000002.bin"
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-100])
+        server.requests.clear()
+        with pytest.raises(UserError, match=r"expected 1,440 bytes, found 1,340, twice"):
+            stream.windows(np.array([TOKENS]), 9)
+        assert len(fetched(server)) == 2
+        path.write_bytes(whole)
+        assert stream.windows(np.array([TOKENS]), 1).item() == TOKENS
 
 
 EMPTY = file_header("llmc", "uint16", 0)
@@ -323,6 +346,7 @@ class Hub(MemoryFileSystem):
         for entry in entries:
             name = entry["name"].rpartition("/")[2]
             entry["lfs"] = {"sha256": self.digests[name]} if name in self.digests else None
+            entry["ETag"] = remote.hashlib.md5(self.cat_file(entry["name"])).hexdigest()
         return entries
 
 
@@ -351,6 +375,18 @@ def test_the_hubs_digests_are_compared(hub, tmp_path):
     hub.pipe_file("/set/fineweb_train_000004.bin", bytes(content))
     with pytest.raises(UserError, match=r"000004\.bin .*expected SHA-256 \w{64}, found \w{64}"):
         stream.windows(np.array([3 * TOKENS]), 3)
+
+
+def test_a_shard_that_is_published_again_is_another_file(hub, tmp_path):
+    Hub.digests.clear()
+    first = TokenDataset("likehub://set", tmp_path, 1.0).stream("train", T)
+    assert first.windows(np.array([0]), 2).tolist() == [[0, 1]]
+    path = "/set/fineweb_train_000001.bin"
+    content = bytearray(hub.cat_file(path))
+    content[1024] = 7
+    hub.pipe_file(path, bytes(content))
+    again = TokenDataset("likehub://set", tmp_path, 1.0).stream("train", T)
+    assert again.windows(np.array([0]), 2).tolist() == [[7, 1]]
 
 
 def test_a_listing_that_has_changed_is_refused_on_resume(hub, tmp_path):
