@@ -184,13 +184,19 @@ class WindowReader(Reader):
         order = WindowOrder(name, len(stream), self.block_size, self.seed, shards, shuffle)
         if name == "shuffled" and shuffle is None and stream.horizon(self.block_size):
             lanes = min(lanes, len(shards))
-            blocks, note = stream.shuffle_blocks(self.block_size, lanes)
+            beside = self.stream("val").cached() if self._has_validation() else {}
+            blocks, note = stream.shuffle_blocks(self.block_size, lanes, beside)
             if note and self.place.rank == 0:
                 print(note)
             order = dataclasses.replace(order, blocks=blocks, lanes=lanes)
         stream.nodes = self.place.nodes
         stream.check_order(order)
         return DatasetWindows(stream, order)
+
+    def _has_validation(self) -> bool:
+        """Return whether the dataset that is evaluated has windows for validation."""
+        manifest = next(iter(self.datasets.values())).manifest
+        return "val" in manifest.splits and manifest.tokens("val") > self.block_size
 
     def keep_shuffle(self, theirs: dict[str, Any]) -> None:
         """Go on in the shuffle of a checkpoint, unless data.shuffle_windows is set.

@@ -311,6 +311,7 @@ class RemoteStream(TokenStream):
         self._bytes = [file_bytes(shard, self._format, self._dtype) for shard in self._shards]
         self._checked: dict[int, list[int]] = {}  # size and inode of files that were compared
         self.nodes = 1
+        self._beside: dict[Path, int] = {}  # files of the validation split that are kept, too
         largest = max(self._bytes, default=0)
         if largest > cache.limit_bytes // cache.streams:
             name = self._shards[self._bytes.index(largest)].file
@@ -323,8 +324,17 @@ class RemoteStream(TokenStream):
         largest = max(shard.tokens for shard in self._shards)
         return 2 * (largest // block_size + 1)
 
+    def cached(self) -> dict[Path, int]:
+        return {self._cache.path(s): n for s, n in zip(self._shards, self._bytes, strict=True)}
+
+    def _room(self, beside: dict[Path, int]) -> int:
+        """Return the bytes that this dataset may have in the cache beside some files."""
+        return (self._cache.limit_bytes - sum(beside.values())) // self._cache.streams
+
     def expect(self, shards: list[int]) -> None:
-        room = self._cache.limit_bytes // self._cache.streams
+        for path in self._beside:
+            _touch(path)
+        room = self._room(self._beside)
         ahead = []
         for index in shards:
             room -= self._bytes[index]
@@ -335,23 +345,37 @@ class RemoteStream(TokenStream):
 
     # ---- orders for which the cache is large enough --------------------------------------------
 
-    def shuffle_blocks(self, block_size: int, lanes: int) -> tuple[int, str]:
+    def shuffle_blocks(
+        self, block_size: int, lanes: int, beside: dict[Path, int] | None = None
+    ) -> tuple[int, str]:
         """Return the number of blocks in which windows are shuffled, and a remark on them.
 
         A block has 20 shards and 262,144 windows, or the whole split. It is smaller, and the remark
-        says so, where the cache of a node does not hold its part of two blocks.
+        says so, where the cache of a node does not hold its part of two blocks and the validation
+        split. Where no block leaves room for that split, the remark says that it is fetched again.
         """
-        n, limit = len(self._shards), self._cache.limit_bytes // self._cache.streams
+        n, self._beside = len(self._shards), beside or {}
         windows = max(1, len(self) // block_size // n)  # a shard
         wanted = max(BLOCK_SHARDS * (1 + (lanes > 1)), math.ceil(BLOCK_WINDOWS / windows))
-        first = max(1, n // wanted)
-        fits = (blocks for blocks in range(first, n) if self._held(blocks, lanes) <= limit)
-        if (blocks := next(fits, max(1, n // lanes))) <= first:
+        first, most = max(1, n // wanted), max(1, n // lanes)
+
+        def fitting(beside: dict[Path, int]) -> int | None:
+            room, tried = self._room(beside), range(first, max(first + 1, n))
+            return next((blocks for blocks in tried if self._held(blocks, lanes) <= room), None)
+
+        blocks, again = fitting(self._beside), ""
+        if blocks is None and self._beside:
+            blocks, again = fitting({}), ", and validation fetches its shards again each time"
+            self._beside = {}
+        blocks = max(first, most) if blocks is None else blocks
+        if blocks <= first and not again:
             return first, ""
-        needed = self._held(first, lanes) * self._cache.streams
+        kept = sum((beside or {}).values())
+        needed = self._held(first, lanes) * self._cache.streams + kept
+        also = f" and {_gb(kept)} GB of validation" if kept else ""
         return blocks, (
             f"shuffle     windows of {max(1, n // blocks)} of the {n} shards of {self._cache.url} "
-            f"at a time; for {n // first} set data.cache_limit_gb {_gb(needed)}"
+            f"at a time{again}; for {n // first}{also} set data.cache_limit_gb {_gb(needed)}"
         )
 
     def _held(self, blocks: int, lanes: int) -> int:
@@ -383,6 +407,8 @@ class RemoteStream(TokenStream):
             here = order.lanes // math.gcd(order.lanes, self.nodes)
             n_shards = math.ceil(math.ceil(len(self._shards) / order.blocks) / order.lanes)
             needed = min(total, (n_shards + BORROWED * (order.lanes > 1)) * here * largest)
+            if needed > self._room(self._beside):  # of a checkpoint
+                self._beside = {}
         cache = self._cache
         if needed > cache.limit_bytes // cache.streams:
             among = f", which {cache.streams} datasets share" * (cache.streams > 1)
