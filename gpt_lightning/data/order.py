@@ -198,7 +198,7 @@ class WindowOrder:
                 *self._blocks_ahead(epoch, first, lanes),
                 *self._blocks_ahead(epoch + 1, 0, lanes),
             ]
-            return list(dict.fromkeys(np.concatenate(found).tolist()))
+            return np.concatenate(found).tolist()
         here = min(count, self.n_windows - first)
         parts = [(epoch, first, here), (epoch + 1, 0, min(count - here, self.n_windows))]
         starts = np.concatenate([self.starts(*part) for part in parts if part[2]])

@@ -26,7 +26,7 @@ def fetch_file(
     sha256: str,
     before: Callable[[Path], None] = lambda temporary: None,
     n_bytes: int | None = None,
-    fix: str = "check the file",
+    fix: str = "check the file at this address",
 ) -> str:
     """Fetch a file, which appears at `path` complete and checked or not at all.
 

@@ -1,5 +1,7 @@
 """Orders over many shards, and mixtures: pure functions whose laws can be checked."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -194,6 +196,13 @@ def test_another_order_or_dataset_is_refused_on_resume():
         check_order(saved, record(loader(seed=2)))
     with pytest.raises(UserError, match=r"data\.shuffle_windows 200, this run has 300: "):
         check_order(saved, record(loader(windows=300)))
+    lanes = loader()
+    lanes.source.order = dataclasses.replace(shuffled(1, 200), shuffle_windows=None, lanes=2)
+    old = record(lanes)  # of a version that read the windows left by lanes at the epoch's end
+    check_order(old, record(lanes))
+    del old.data_identity["windows left by lanes"]
+    with pytest.raises(UserError, match=r"left by lanes None, this run has in the last block: "):
+        check_order(old, record(lanes))
     other = loader()
     other.source.stream.digest = "letters"
     with pytest.raises(UserError, match="the checkpoint has another dataset"):
