@@ -11,7 +11,16 @@ from typing import Any, BinaryIO
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.columns import bytes_of, open_parquet
 from gpt_lightning.prepare.compressed import decompressed, intact
-from gpt_lightning.prepare.inputs import Input, Kind, check_packed, damaged, open_input
+from gpt_lightning.prepare.inputs import (
+    HEAD_BYTES,
+    RECODE,
+    Input,
+    Kind,
+    check_lines,
+    check_text,
+    damaged,
+    open_input,
+)
 from gpt_lightning.prepare.settings import Errors
 
 BOM = b"\xef\xbb\xbf"
@@ -72,9 +81,13 @@ class Documents:
             "jsonl": self._text_of,
         }
         parse = parsers[entry.kind]
+        first = not start
         for content, where in self._contents(entry, start, stop):
             if entry.kind == "jsonl" and not content.strip():
                 continue
+            if entry.kind == "jsonl" and first:
+                check_lines(content, entry)
+            first = False
             try:
                 text = parse(content)
             except BadDocument as error:
@@ -120,9 +133,12 @@ class Documents:
             return content.decode()
         except UnicodeDecodeError as error:
             if self._errors != "replace":
+                fix = "--errors replace puts U+FFFD there"
+                if 0 in content:
+                    fix = f"it has NUL bytes: if it is UTF-16, {RECODE.format('utf-16le')}"
                 raise BadDocument(
                     f"expected UTF-8, found byte 0x{content[error.start]:02x} at offset "
-                    f"{error.start:,} (--errors replace puts U+FFFD there)"
+                    f"{error.start:,} ({fix})"
                 ) from error
         text = content.decode(errors="replace")
         self.replaced += text.count(REPLACEMENT) - content.count(REPLACEMENT.encode())
@@ -184,7 +200,7 @@ Contents = Iterator[tuple[Any, Callable[[], str]]]
 def _whole(entry: Input) -> Contents:
     with open_input(entry) as file:
         content = file.read()
-        check_packed(content[:8], entry.label)
+        check_text(content[:HEAD_BYTES], entry.label)
         yield content, functools.partial(str, entry.label)
 
 
@@ -209,6 +225,8 @@ def _compressed_lines(entry: Input) -> Contents:
     with open_input(entry) as file:
         reader = io.BufferedReader(decompressed(file, entry), CHUNK_BYTES)
         for number, line in enumerate(intact(reader, entry), 1):
+            if number == 1:
+                check_text(line[:HEAD_BYTES], entry.label)
             where = functools.partial("{}, line {:,}".format, entry.label, number)
             yield line if number > 1 else line.removeprefix(BOM), where
 
@@ -218,7 +236,7 @@ def _lines(entry: Input, start: int, stop: int | None) -> Contents:
         offset = _first_line(file, start, stop) if start else 0
         while (stop is None or offset < stop) and (line := file.readline()):
             if not offset:
-                check_packed(line[:8], entry.label)
+                check_text(line[:HEAD_BYTES], entry.label)
             where = functools.partial(_line_at, entry, offset)
             yield line if offset else line.removeprefix(BOM), where
             offset += len(line)

@@ -1,10 +1,12 @@
 """Files behind SOURCE: documents, local or behind a URL, or one text."""
 
 import contextlib
+import fnmatch
 import glob
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -29,7 +31,12 @@ HUB_ADDRESS = "hf://datasets/{name}@refs/convert/parquet/{config}"
 DATA_EXTRA = "pip install 'gpt-lightning[data]'"
 # first bytes of files that no setting turns into text: name of the format, and what to do
 UNPACK = "unpack it, or, if it holds JSONL, let its name end in "
+RECODE = "convert it with iconv -f {} -t utf-8"
 MAGICS = {
+    b"\xff\xfe\x00\x00": ("UTF-32", RECODE.format("utf-32")),
+    b"\x00\x00\xfe\xff": ("UTF-32", RECODE.format("utf-32")),
+    b"\xff\xfe": ("UTF-16", RECODE.format("utf-16")),
+    b"\xfe\xff": ("UTF-16", RECODE.format("utf-16")),
     b"\x1f\x8b": ("gzip", f"{UNPACK}.jsonl.gz"),
     b"\x28\xb5\x2f\xfd": ("zstd", f"{UNPACK}.jsonl.zst"),
     b"PAR1": ("Parquet", "let its name end in .parquet"),
@@ -37,6 +44,7 @@ MAGICS = {
     b"BZh91AY": ("bzip2", "unpack it"),
     b"\xfd7zXZ\x00": ("xz", "unpack it"),
 }
+HEAD_BYTES = 4096  # of a text that are examined
 # Facts that change with a file; no store has all of them.
 STAMPS = ("ETag", "etag", "sha256", "blob_id", "md5", "md5Hash", "checksum", "mtime", "created")
 
@@ -144,9 +152,13 @@ def find_inputs(source: str | Sequence[str]) -> list[Input]:
     Raises:
         UserError: There is no file, or none that holds documents.
     """
-    inputs = _local([found for found in as_list(source) if not is_remote(found)])
+    skipped: list[str] = []
+    inputs = _local([found for found in as_list(source) if not is_remote(found)], skipped)
     for found in filter(is_remote, as_list(source)):
-        inputs += _remote(found) if is_url(found) else _hub(found)
+        inputs += _remote(found, skipped) if is_url(found) else _hub(found)
+    if skipped:
+        shown = ", ".join(sorted(skipped)[:3]) + (", ..." if len(skipped) > 3 else "")
+        print(f"skipped {len(skipped)}: {shown}", flush=True)
     if not inputs:
         raise UserError(
             f"{', '.join(as_list(source)[:3])} holds no documents: expected files that end in "
@@ -162,21 +174,45 @@ def fingerprint(inputs: Sequence[Input], times: bool = True) -> str:
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
-def check_packed(head: bytes, label: str) -> None:
-    """Raise a UserError if the first bytes of a text or JSONL are those of a packed format."""
+def check_text(head: bytes, label: str) -> None:
+    """Raise a UserError if the first bytes of a text or JSONL are those of another format.
+
+    In UTF-16 without a byte order mark, half of the bytes of English are NUL.
+    """
     for magic, (name, fix) in MAGICS.items():
         if head.startswith(magic):
             raise UserError(f"{label} is no text, it begins as {name}: {fix}")
+    head = head[:HEAD_BYTES]
+    if 4 * head.count(0) >= len(head) > 0:
+        order = RECODE.format("utf-16be" if head.startswith(b"\0") else "utf-16le")
+        raise UserError(f"{label} is no UTF-8, it has many NUL bytes: if it is UTF-16, {order}")
+
+
+def check_lines(line: bytes, entry: Input) -> None:
+    """Raise a UserError if the first line of a JSONL file begins a JSON value of many lines."""
+    if line.lstrip().startswith(b"[") or line.strip() == b"{":
+        raise _no_lines(entry.label, entry.compression)
+
+
+def _no_lines(label: str, compression: str) -> UserError:
+    path, first = shlex.quote(label), ""
+    if is_url(label):
+        path, first = shlex.quote(PurePosixPath(_without_host(label)).name), "download it, and "
+    unpack = {".gz": f"gzip -dc {path} | ", ".zst": f"zstd -dc {path} | "}.get(compression)
+    command = f"{unpack}jq -c '.[]'" if unpack else f"jq -c '.[]' {path}"
+    return UserError(
+        f"{label}: expected a JSON object on each line, found other JSON: {first}convert it, for "
+        f"example an array with {command} > documents.jsonl"
+    )
 
 
 # ---- on this machine -----------------------------------------------------------------------------
 
 
-def _local(sources: Sequence[str]) -> list[Input]:
+def _local(sources: Sequence[str], skipped: list[str]) -> list[Input]:
     """Return the inputs of files, folders and globs, named by their place in the common folder."""
     bases: list[Path] = []
     paths: list[Path] = []
-    skipped: list[str] = []
     for source in sources:
         root = Path(source)
         if root.is_dir():
@@ -184,15 +220,14 @@ def _local(sources: Sequence[str]) -> list[Input]:
         elif root.exists():
             found, base = [root], root.parent
             if not _is_lines(root):
-                raise UserError(
-                    f"{source}: expected a JSON object on each line, found other JSON: convert it, "
-                    f"for example an array with jq -c '.[]' {source} > documents.jsonl"
-                )
+                raise _no_lines(source, "")
         else:
-            found = [Path(path) for path in sorted(glob.glob(source, recursive=True))]
-            if not found:
+            # a bracket of a name, if it is no pattern
+            matches = _matches(source, skipped) or _matches(source.replace("[", "[[]"), skipped)
+            if not matches:
                 raise UserError(f"{source}: no file matches; check the pattern, and quote it")
-            base = Path(os.path.commonpath([os.path.abspath(path.parent) for path in found]))
+            base = Path(os.path.commonpath([os.path.abspath(match.parent) for match in matches]))
+            found = [path for match in matches for path in matches[match]]
         paths += filter(Path.is_file, found)
         bases.append(base)
     common = os.path.commonpath(map(os.path.abspath, bases)) if bases else ""
@@ -208,10 +243,46 @@ def _local(sources: Sequence[str]) -> list[Input]:
         stat, real = path.stat(), str(path.resolve())
         stamp = str(stat.st_mtime_ns)
         inputs.setdefault(real, Input(real, name, *kind, stat.st_size, stamp))
-    if skipped:
-        shown = ", ".join(sorted(skipped)[:3]) + (", ..." if len(skipped) > 3 else "")
-        print(f"skipped {len(skipped)}: {shown}", flush=True)
     return list(inputs.values())
+
+
+def _matches(pattern: str, skipped: list[str]) -> dict[Path, list[Path]]:
+    """Return the files and folders that match a glob, each with its files, as a shell passes them.
+
+    Args:
+        pattern: Glob; ** are any folders, each of which is read once, also below links.
+        skipped: List to which links are added as by `_walk`.
+    """
+    parts = Path(pattern).parts
+    if "**" not in parts:
+        found: dict[Path, list[Path]] = {}
+        for path in map(Path, sorted(glob.glob(pattern))):
+            found[path] = _walk(path, skipped) if path.is_dir() else [path]
+            if not path.exists():
+                skipped.append(f"{path} (a link that leads nowhere)")
+        return found
+    depth = parts.index("**")
+    groups: dict[Path, list[Path]] = {}
+    top = str(Path(*parts[:depth]))
+    for root in map(Path, sorted(glob.glob(top))):
+        for path in _walk(root, skipped) if root.is_dir() else []:
+            names = path.relative_to(root).parts
+            for n in range(len(names) + 1):
+                if _fits(names[:n], parts[depth:]):
+                    groups.setdefault(root.joinpath(*names[:n]), []).append(path)
+                    break
+    return groups
+
+
+def _fits(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    """Return whether the folders and the file of a path match the parts of a glob."""
+    if not patterns:
+        return not names
+    if patterns[0] == "**" and _fits(names, patterns[1:]):
+        return True
+    rest = patterns if patterns[0] == "**" else patterns[1:]
+    fits = bool(names) and (patterns[0] == "**" or fnmatch.fnmatchcase(names[0], patterns[0]))
+    return fits and _fits(names[1:], rest)
 
 
 def _walk(root: Path, skipped: list[str]) -> list[Path]:
@@ -287,23 +358,29 @@ def explained_url(url: str) -> Iterator[None]:
         ) from error
 
 
-def _remote(source: str) -> list[Input]:
+def _remote(source: str, skipped: list[str]) -> list[Input]:
     from gpt_lightning.data.transfer import on_file_system  # needs fsspec, local files do not
 
     with explained_url(source):
         system, path = on_file_system(source)
         if any(character in path for character in "*["):  # a ? begins a URL's query
-            paths = system.glob(path)
+            found = system.glob(path, detail=True)
+            paths = [name for name in found if found[name]["type"] != "directory"]
+            if "**" not in path:  # as a shell passes them
+                folders = set(found) - set(paths)
+                paths += [name for folder in sorted(folders) for name in system.find(folder)]
         elif kind_of(source):
             paths = [path]
         else:
             paths = system.find(path)
         urls = {system.unstrip_protocol(found): found for found in paths}
-        return [
-            _remote_input(system.info(found), url, *kind)
-            for url, found in urls.items()
-            if (kind := kind_of(url))
-        ]
+        inputs = []
+        for url, found in urls.items():
+            if kind := kind_of(url):
+                inputs.append(_remote_input(system.info(found), url, *kind))
+            elif not _without_host(url).endswith("/"):  # the links that sort a server's listing
+                skipped.append(f"{url} (neither JSONL nor Parquet nor .txt)")
+        return inputs
 
 
 def _remote_input(info: Mapping[str, Any], url: str, kind: Kind, compression: str) -> Input:
@@ -323,11 +400,11 @@ def _hub(source: str) -> list[Input]:
         )
     config, split = [*rest, *("default", "train")[len(rest) :]]
     folder = HUB_ADDRESS.format(name=name, config=config)
-    inputs = _remote(f"{folder}/{split}/*.parquet")
+    inputs = _remote(f"{folder}/{split}/*.parquet", [])
     if inputs:
         return inputs
     # The hub converts only the beginning of a large dataset, as partial-SPLIT.
-    if _remote(f"{folder}/partial-{split}/*.parquet"):
+    if _remote(f"{folder}/partial-{split}/*.parquet", []):
         raise UserError(
             f"{source}: the hub's Parquet files hold only the beginning of {split}: give the "
             f"dataset's own files instead, such as 'hf://datasets/{name}/**/*.parquet'"

@@ -12,7 +12,7 @@ from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained
-from gpt_lightning.prepare.inputs import check_packed
+from gpt_lightning.prepare.inputs import HEAD_BYTES, RECODE, check_text
 from gpt_lightning.prepare.settings import Errors, Settings, split_borders
 from gpt_lightning.prepare.shard_writer import SplitWriter, begin_dataset, finish_dataset
 from gpt_lightning.prepare.target import Target
@@ -54,7 +54,7 @@ def decoded(path: Path, errors: Errors, survey: Survey) -> Iterator[str]:
         while not final:
             chunk = file.read(CHUNK_BYTES)
             if not survey.n_bytes:
-                check_packed(chunk[:8], str(path))
+                check_text(chunk[:HEAD_BYTES], str(path))
             digest.update(chunk)
             final, data = not chunk, rest + chunk
             text, used = _decode(path, data, survey.n_bytes - len(rest), errors, final)
@@ -71,10 +71,15 @@ def _decode(path: Path, data: bytes, offset: int, errors: Errors, final: bool) -
     try:
         return codecs.utf_8_decode(data, "replace" if errors == "replace" else "strict", final)
     except UnicodeDecodeError as error:
+        fix = (
+            "convert it, for example with iconv -t utf-8, or make a dataset of it with "
+            f"`gpt-lightning prepare {path} --errors replace`"
+        )
+        if 0 in data:
+            fix = f"it has NUL bytes: if it is UTF-16, {RECODE.format('utf-16le')}"
         raise UserError(
             f"{path} is not UTF-8: byte 0x{data[error.start]:02x} at offset "
-            f"{offset + error.start:,}; convert it, for example with iconv -t utf-8, or make a "
-            f"dataset of it with `gpt-lightning prepare {path} --errors replace`"
+            f"{offset + error.start:,}; {fix}"
         ) from error
 
 

@@ -44,6 +44,13 @@ def naive(text: str) -> list[int]:
     return [token for text in texts for token in (gpt2.eot_token, *gpt2.encode(text).tolist())]
 
 
+@pytest.fixture
+def memory() -> Iterator[MemoryFileSystem]:
+    system = fsspec.filesystem("memory")
+    yield system
+    system.store.clear()
+
+
 # ---- on this machine -----------------------------------------------------------------------------
 
 
@@ -97,6 +104,25 @@ def test_json_that_is_no_jsonl(tmp_path: Path, capsys: pytest.CaptureFixture[str
             prepare(str(tmp_path / "settings.json"), out=str(tmp_path / "out"))
 
 
+@pytest.mark.parametrize("start", ['[\n{"text": "x"},', '[{"text": "x"},', "\n{"])
+def test_json_of_many_lines_is_refused_wherever_it_is(
+    memory: MemoryFileSystem, tmp_path: Path, start: str
+) -> None:
+    """--errors skip would keep the one line of it that is an object."""
+    content = f'{start}\n{{"text": "the last"}}\n'.encode()
+    (tmp_path / "a b.json.gz").write_bytes(gzip.compress(content))
+    (tmp_path / "a.jsonl").write_bytes(content)
+    memory.pipe("/docs/a.json", content)
+    path = tmp_path / "a b.json.gz"
+    for source, said in {
+        str(path): rf"gzip -dc '{path}' \| jq -c '\.\[\]' >",
+        str(tmp_path / "a.jsonl"): r"jq -c '\.\[\]' /",
+        "memory://docs/a.json": r"download it.* jq -c '\.\[\]' a\.json",
+    }.items():
+        with pytest.raises(UserError, match=rf"expected a JSON object on each line.*{said}"):
+            prepare(source, out=str(tmp_path / "out"), errors="skip", workers=1)
+
+
 def test_several_sources_are_a_glob(tmp_path: Path) -> None:
     folder = tmp_path / "docs"
     folder.mkdir()
@@ -140,6 +166,37 @@ def test_links_are_followed_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert len(find_inputs(f"{source}/**/*.jsonl")) == 3
 
 
+def test_a_glob_descends_as_a_shells_words(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "gone.jsonl").symlink_to(tmp_path / "nowhere.jsonl")
+    shell = [str(path) for path in sorted(folder.iterdir()) if path.exists()]
+    names = [entry.name for entry in find_inputs(shell) if not entry.name.startswith(".")]
+    capsys.readouterr()
+    assert [entry.name for entry in find_inputs(f"{folder}/*")] == names
+    assert "sub/a.jsonl.gz" in names
+    assert "gone.jsonl (a link that leads nowhere)" in capsys.readouterr().out
+    assert [entry.name for entry in find_inputs(f"{folder}/**/s*")] == ["sub/a.jsonl.gz"]
+    assert [entry.name for entry in find_inputs(f"{folder}/**/*")] == names
+
+
+def test_links_to_their_own_folder_end(tmp_path: Path) -> None:
+    """glob.glob reads such a folder 3 ** 40 times."""
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "a.jsonl").write_text(LINES)
+    for name in "abc":
+        (tmp_path / name).symlink_to(".")
+    assert len(find_inputs(f"{tmp_path}/**/*.jsonl")) == 1
+
+
+@pytest.mark.parametrize("rest", ["", "/*.jsonl", "/**/*.jsonl", "/a.jsonl"])
+def test_brackets_in_a_name(tmp_path: Path, rest: str) -> None:
+    source = tmp_path / "news [2024]"
+    source.mkdir()
+    (source / "a.jsonl").write_text(LINES)
+    assert [entry.name for entry in find_inputs(f"{source}{rest}")] == ["a.jsonl"]
+
+
 MAGIC = {
     "gzip": gzip.compress(b"x"),
     "zstd": b"\x28\xb5\x2f\xfd and more",
@@ -147,6 +204,9 @@ MAGIC = {
     "zip": b"PK\x03\x04",
     "bzip2": b"BZh91AY",
     "xz": b"\xfd7zXZ\x00",
+    "utf-16": "text".encode("utf-16"),
+    "utf-16be": b"\xfe\xff" + "text".encode("utf-16be"),
+    "utf-32": "text".encode("utf-32"),
 }
 
 
@@ -160,9 +220,25 @@ def test_packed_bytes_are_never_text(tmp_path: Path, content: bytes, errors: str
         source = path.parent if name.startswith("folder") else path
         if errors == "skip" and name == "a.txt":
             continue  # one text has no documents to skip
-        with pytest.raises(UserError, match=r"is no text, it begins as \w+: (unpack|let)"):
+        with pytest.raises(UserError, match=r"is no text, it begins as [\w-]+: (unpack|let|conv)"):
             prepare(str(source), out=str(tmp_path / "out"), errors=errors, workers=1)
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16le", "utf-16be"])
+@pytest.mark.parametrize("errors", ["strict", "replace"])
+def test_utf16_without_a_mark(tmp_path: Path, encoding: str, errors: str) -> None:
+    for name in ("a.txt", "a.jsonl", "a.jsonl.gz"):
+        content = LINES.encode(encoding)
+        content = gzip.compress(content) if name.endswith("gz") else content
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=f"many NUL bytes: .*iconv -f {encoding}"):
+            prepare(str(tmp_path / name), out=str(tmp_path / "out"), errors=errors, workers=1)
+    (tmp_path / "a.txt").write_bytes("\u4e2d\u6587\u5b57 ".encode(encoding))  # few NUL bytes
+    for source in (tmp_path / "a.txt", tmp_path / "*.txt"):
+        with pytest.raises(UserError, match="iconv -f utf-16") as caught:
+            prepare(str(source), out=str(tmp_path / "out"), workers=1)
+        assert "replace" not in str(caught.value)
 
 
 def test_zstd_with_a_long_window(tmp_path: Path) -> None:
@@ -287,13 +363,6 @@ def test_standard_input(
 # ---- URLs ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def memory() -> Iterator[MemoryFileSystem]:
-    system = fsspec.filesystem("memory")
-    yield system
-    system.store.clear()
-
-
 def test_a_file_behind_a_url(memory: MemoryFileSystem, tmp_path: Path) -> None:
     memory.pipe("/docs/a.jsonl", LINES.encode())
     memory.pipe("/docs/notes.md", b"no document")
@@ -304,6 +373,17 @@ def test_a_file_behind_a_url(memory: MemoryFileSystem, tmp_path: Path) -> None:
     memory.pipe("/docs/novel.txt", b"one text behind a URL\n" * 9)
     prepare("memory://docs/novel.txt", "char", data_dir=str(tmp_path))
     assert load_manifest(tmp_path / "novel-char").tokens("train") > 100
+
+
+@pytest.mark.parametrize("source", ["memory://docs", "memory://docs/*"])
+def test_files_at_an_address_that_are_left_out(
+    memory: MemoryFileSystem, capsys: pytest.CaptureFixture[str], source: str
+) -> None:
+    for name in ("a.jsonl", "notes.md", "sub/b.jsonl"):
+        memory.pipe(f"/docs/{name}", LINES.encode())
+    names = [entry.name.rpartition("docs/")[2] for entry in find_inputs(source)]
+    assert names == ["a.jsonl", "sub/b.jsonl"]
+    assert "notes.md (neither JSONL nor Parquet nor .txt)" in capsys.readouterr().out
 
 
 def files_at(memory: MemoryFileSystem, path: str) -> dict[str, bytes]:

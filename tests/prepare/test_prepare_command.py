@@ -207,7 +207,7 @@ def test_out_is_a_file(source: Path) -> None:
         (b"abc", "val split has 1 characters, 1 tokens"),
         (b"good \xff bad", "is not UTF-8: byte 0xff at offset 5"),
         (b"half \xed\xa0\x80", "is not UTF-8: byte 0xed at offset 5"),  # a surrogate
-        ("utf-16".encode("utf-16"), "is not UTF-8: byte 0xff at offset 0"),
+        ("utf-16".encode("utf-16"), "begins as UTF-16: convert it with iconv"),
     ],
 )
 def test_text_that_makes_no_dataset(tmp_path: Path, content: bytes, said: str) -> None:
