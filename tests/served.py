@@ -17,6 +17,8 @@ class Server(http.server.ThreadingHTTPServer):
         self.requests: list[str] = []
         self.cut: dict[str, int] = {}  # name -> how many more times it is cut in the middle
         self.wrong: dict[str, int] = {}  # name -> how many more times a bit is flipped
+        self.busy: dict[str, int] = {}  # name -> how many more times it answers 503
+        self.headers: dict[str, str] = {}  # of every answer
         self.delay_s: dict[str, float] = {}
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -39,13 +41,22 @@ class Handler(http.server.BaseHTTPRequestHandler):
             content = "".join(f'<a href="{name}">{name}</a>' for name in names).encode()
         else:
             content = path.read_bytes()
+        if body and server.busy.get(name, 0) > 0:
+            server.busy[name] -= 1
+            self.send_error(503)
+            return
         if body:
             server.requests.append(name)
             time.sleep(server.delay_s.get(name, 0.0))
             if server.wrong.get(name, 0) > 0:
                 server.wrong[name] -= 1
                 content = content[:-1] + bytes([content[-1] ^ 1])
-        self.send_response(200)
+        first = int(self.headers.get("Range", "bytes=0-")[6:].partition("-")[0])
+        ranges = "Accept-Ranges" in server.headers
+        content = content[first:] if ranges else content
+        self.send_response(206 if ranges and "Range" in self.headers else 200)
+        for key, value in server.headers.items():
+            self.send_header(key, value)
         self.send_header("Content-Length", str(len(content)))
         if not path.is_file():
             self.send_header("Content-Type", "text/html")

@@ -4,19 +4,24 @@ import contextlib
 import fnmatch
 import glob
 import hashlib
+import io
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from gpt_lightning.errors import UserError, reason_of
 from gpt_lightning.files import explained
 
 Kind = Literal["text", "jsonl", "parquet"]
+T = TypeVar("T")
 
 KINDS: dict[str, Kind] = {
     ".txt": "text",
@@ -44,9 +49,12 @@ MAGICS = {
     b"BZh91AY": ("bzip2", "unpack it"),
     b"\xfd7zXZ\x00": ("xz", "unpack it"),
 }
+READ_BYTES = 2**20  # of a URL at a time
 HEAD_BYTES = 4096  # of a text that are examined
 # Facts that change with a file; no store has all of them.
 STAMPS = ("ETag", "etag", "sha256", "blob_id", "md5", "md5Hash", "checksum", "mtime", "created")
+STAMPS += ("Content-MD5", "Last-Modified")
+NO_STAMP = "none "
 
 
 @dataclass(frozen=True)
@@ -351,40 +359,200 @@ def explained_url(url: str) -> Iterator[None]:
     except ImportError as error:  # fsspec's text names the package to install
         raise UserError(f"cannot open {url}: {error}") from error
     except Exception as error:
-        reason = "no such file" if isinstance(error, FileNotFoundError) else reason_of(error)
+        origin = _origin(error)
+        missing = isinstance(origin, FileNotFoundError) or getattr(origin, "status", 0) == 404
+        reason = "no such file" if missing else reason_of(origin)
         raise UserError(
             f"cannot read {url}: {reason}; check the address and the connection, and run the same "
             "command again: it continues from the completed parts"
         ) from error
 
 
-def _remote(source: str, skipped: list[str]) -> list[Input]:
-    from gpt_lightning.data.transfer import on_file_system  # needs fsspec, local files do not
+def _origin(error: Exception) -> BaseException:
+    """Return the error behind fsspec's FileNotFoundError, which it raises for any of http."""
+    return (isinstance(error, FileNotFoundError) and error.__cause__) or error
 
+
+def _is_passing(error: Exception) -> bool:
+    """Return whether a lost connection or a busy server is the reason of an error."""
+    origin = _origin(error)
+    status = getattr(origin, "status", None) or getattr(
+        getattr(origin, "response", None), "status_code", None
+    )
+    if isinstance(status, int):
+        return status in (408, 429) or status >= 500
+    final = (UserError, ImportError, ValueError, NotImplementedError)
+    final += (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
+    return not isinstance(origin, final)
+
+
+def patiently(url: str, work: Callable[[Any, str], T]) -> T:
+    """Call a function with a URL's file system and path, again after errors that may pass.
+
+    The last error is the file system's; explained_url turns it into a UserError.
+    """
+    from gpt_lightning.data.transfer import ATTEMPTS, BACKOFF_S, on_file_system  # needs fsspec
+
+    for attempt in range(ATTEMPTS):
+        try:
+            return work(*on_file_system(url))
+        except Exception as error:
+            if attempt == ATTEMPTS - 1 or not _is_passing(error):
+                raise
+            if not attempt:
+                print(
+                    f"cannot read {url} ({reason_of(_origin(error))}): trying "
+                    f"{ATTEMPTS - 1} times more",
+                    flush=True,
+                )
+        time.sleep(BACKOFF_S * 2**attempt)
+    raise AssertionError(url)
+
+
+class RemoteFile(io.RawIOBase):
+    """File behind a URL; after a lost connection it is opened again at the same place.
+
+    Args:
+        entry: Input behind a URL.
+    """
+
+    def __init__(self, entry: Input) -> None:
+        self._entry = entry
+        self._at = 0
+        self._file: Any = None
+        self._is_http = entry.path.startswith(("http://", "https://"))
+        self._is_stream = self._is_http and entry.kind != "parquet" and not entry.seekable
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return not self._is_stream
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        if self._is_stream:
+            raise io.UnsupportedOperation("seek")
+        if whence == os.SEEK_END and self._entry.size is None:
+            raise self._without_ranges()
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._entry.size or 0}
+        at = start[whence] + offset
+        if at != self._at and self._file is not None:
+            try:
+                self._file.seek(at)
+            except ValueError as error:
+                raise self._without_ranges() from error
+        self._at = at
+        return at
+
+    def readinto(self, buffer: Any) -> int:
+        with explained_url(self._entry.path):
+            content = patiently(self._entry.path, partial(self._read, buffer))
+        self._at += len(content)
+        return len(content)
+
+    def _read(self, buffer: Any, system: Any, path: str) -> bytes:
+        try:
+            if self._file is None:
+                self._file = self._opened(system, path)
+            content: bytes = self._file.read(len(buffer))
+            if not content and self._at < (self._entry.size or 0):
+                raise ConnectionError(f"it ended after {self._at:,} of {self._entry.size:,} bytes")
+        except BaseException as error:
+            self._close()
+            if self._is_http and isinstance(error, ValueError):
+                raise self._without_ranges() from error
+            raise
+        buffer[: len(content)] = content
+        return content
+
+    def _opened(self, system: Any, path: str) -> Any:
+        """Return the file, opened where this one is."""
+        if not self._is_stream:
+            file = system.open(path, "rb")
+            file.seek(self._at)
+            return file
+        headers = {"Range": f"bytes={self._at}-"} if self._at else {}
+        file = system.open(path, "rb", block_size=0, size=self._entry.size, headers=headers)
+        skip = self._at if file.r.status != 206 else 0
+        while skip:
+            content = file.read(min(skip, READ_BYTES))
+            if not content:
+                raise ConnectionError(f"it ended {skip:,} bytes before {self._at:,}")
+            skip -= len(content)
+        return file
+
+    def _without_ranges(self) -> UserError:
+        return UserError(
+            f"{self._entry.path}: the server does not return ranges of bytes, which Parquet needs: "
+            "download the file, and give its path"
+        )
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def close(self) -> None:
+        self._close()
+        super().close()
+
+
+def _remote(source: str, skipped: list[str]) -> list[Input]:
+    inputs = []
     with explained_url(source):
-        system, path = on_file_system(source)
-        if any(character in path for character in "*["):  # a ? begins a URL's query
-            found = system.glob(path, detail=True)
-            paths = [name for name in found if found[name]["type"] != "directory"]
-            if "**" not in path:  # as a shell passes them
-                folders = set(found) - set(paths)
-                paths += [name for folder in sorted(folders) for name in system.find(folder)]
-        elif kind_of(source):
-            paths = [path]
-        else:
-            paths = system.find(path)
-        urls = {system.unstrip_protocol(found): found for found in paths}
-        inputs = []
-        for url, found in urls.items():
+        for url in patiently(source, partial(_urls, source)):
             if kind := kind_of(url):
-                inputs.append(_remote_input(system.info(found), url, *kind))
+                inputs.append(remote_input(url, *kind))
             elif not _without_host(url).endswith("/"):  # the links that sort a server's listing
                 skipped.append(f"{url} (neither JSONL nor Parquet nor .txt)")
-        return inputs
+    return inputs
+
+
+def _urls(source: str, system: Any, path: str) -> list[str]:
+    """Return the addresses of the files of a URL, which is a file, folder or glob."""
+    # else a folder is left out that could not be listed
+    strict = {"on_error": _raise_lost} if source.startswith(("http://", "https://")) else {}
+    if any(character in path for character in "*["):  # a ? begins a URL's query
+        found = system.glob(path, detail=True, **strict)
+        paths = [name for name in found if found[name]["type"] != "directory"]
+        if "**" not in path:  # as a shell passes them
+            folders = sorted(set(found) - set(paths))
+            paths += [name for folder in folders for name in system.find(folder, **strict)]
+    elif kind_of(source):
+        paths = [path]
+    else:
+        paths = system.find(path, **strict)
+    return list(dict.fromkeys(system.unstrip_protocol(found) for found in paths))
+
+
+def _raise_lost(error: Exception) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def remote_input(url: str, kind: Kind, compression: str, again: bool = False) -> Input:
+    """Return the input behind a URL; any error of its file system is raised.
+
+    Args:
+        url: Address of the file.
+        kind: text, jsonl or parquet.
+        compression: .gz, .zst or "".
+        again: True to ask the store, although this process may have listed it before.
+    """
+
+    def info(system: Any, path: str) -> Mapping[str, Any]:
+        if again and not url.startswith("hf://"):  # the hub limits the number of requests
+            system.invalidate_cache()
+        found: Mapping[str, Any] = system.info(path)
+        return found
+
+    return _remote_input(patiently(url, info), url, kind, compression)
 
 
 def _remote_input(info: Mapping[str, Any], url: str, kind: Kind, compression: str) -> Input:
-    stamp = next((f"{key} {info[key]}" for key in STAMPS if info.get(key)), "")
+    # without a stamp every run compares the contents
+    none = f"{NO_STAMP}{uuid.uuid4()}"
+    stamp = next((f"{key} {info[key]}" for key in STAMPS if info.get(key)), none)
     size = None if info.get("size") is None else int(info["size"])
     # Not every http server returns ranges of bytes.
     seekable = size is not None and (not url.startswith("http") or bool(info.get("partial")))
@@ -422,12 +590,25 @@ def open_input(entry: Input) -> BinaryIO:
         UserError: The input is gone, or cannot be read.
     """
     with explained_input(entry):
-        if not is_url(entry.path):
-            return open(entry.path, "rb")
-        import fsspec
+        if is_url(entry.path):
+            return io.BufferedReader(RemoteFile(entry), READ_BYTES)
+        return open(entry.path, "rb")
 
-        opened: BinaryIO = fsspec.open(entry.path, "rb").open()
-        return opened
+
+def check_unchanged(entry: Input) -> None:
+    """Raise a UserError if an input changed since it was found."""
+    if is_url(entry.path):
+        now = remote_input(entry.path, entry.kind, entry.compression, again=True)
+        size, stamp = now.size, now.stamp
+        if entry.stamp.startswith(NO_STAMP):
+            stamp = entry.stamp
+    elif entry.stamp.isdigit():
+        stat = Path(entry.path).stat()
+        size, stamp = stat.st_size, str(stat.st_mtime_ns)
+    else:
+        return
+    if (size, stamp) != (entry.size, entry.stamp):
+        raise UserError(f"{entry.label} changed while it was read: run the same command again")
 
 
 def explained_input(entry: Input) -> contextlib.AbstractContextManager[None]:

@@ -3,18 +3,19 @@
 import contextlib
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from gpt_lightning.files import file_sha256
 from gpt_lightning.prepare.inputs import (
     Input,
     Kind,
     begins_with_object,
+    check_unchanged,
     explained_url,
     is_url,
     kind_of,
+    open_input,
+    remote_input,
     source_name,
 )
 
@@ -40,20 +41,16 @@ def spool(source: str, folder: Path) -> Input:
         OSError: The disk is full.
     """
     path = folder / "text"
-    with open(path, "wb") as file, _stream(source) as stream:
+    stdin = contextlib.nullcontext(sys.stdin.buffer)
+    entry = None
+    if source != "-":
+        with explained_url(source):
+            entry = remote_input(source, "text", "")
+    with open(path, "wb") as file, open_input(entry) if entry else stdin as stream:
         shutil.copyfileobj(stream, file, COPY_BYTES)
+    if entry:
+        with explained_url(source):
+            check_unchanged(entry)
     jsonl = source == "-" and begins_with_object(path)
     kind: Kind = "jsonl" if jsonl else "text"
     return Input(str(path), source_name(source), kind, "", path.stat().st_size, file_sha256(path))
-
-
-@contextlib.contextmanager
-def _stream(source: str) -> Iterator[BinaryIO]:
-    if source == "-":
-        yield sys.stdin.buffer
-        return
-    with explained_url(source):
-        import fsspec
-
-        with fsspec.open(source, "rb") as stream:
-            yield stream

@@ -22,7 +22,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, sync_folder, temporary_path
 from gpt_lightning.prepare.columns import column_sizes
 from gpt_lightning.prepare.documents import Document, Documents
-from gpt_lightning.prepare.inputs import Input, explained_input, is_url, open_input
+from gpt_lightning.prepare.inputs import Input, check_unchanged, explained_input, open_input
 from gpt_lightning.prepare.parts import PartWriter
 from gpt_lightning.prepare.settings import Settings
 
@@ -307,16 +307,7 @@ def _documents(reader: Documents, unit: Unit) -> Iterator[Document]:
     for entry in unit.files:
         with explained_input(entry):
             yield from reader.read(entry, unit.start, unit.stop)
-        _check_unchanged(entry)
-
-
-def _check_unchanged(entry: Input) -> None:
-    """Raise if an input changed since the plan was made."""
-    if is_url(entry.path) or not entry.stamp.isdigit():
-        return
-    stat = Path(entry.path).stat()
-    if (stat.st_size, str(stat.st_mtime_ns)) != (entry.size, entry.stamp):
-        raise UserError(f"{entry.label} changed while it was read: run the same command again")
+            check_unchanged(entry)
 
 
 def _add(writer: PartWriter, reader: Documents, document: Document, tokenizer: Tokenizer) -> None:

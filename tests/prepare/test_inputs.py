@@ -13,6 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from served import Server, serving
 
 from gpt_lightning.cli import main
 from gpt_lightning.data.dataset import TokenDataset, load_manifest
@@ -21,6 +22,7 @@ from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.command import dataset_folder, prepare
 from gpt_lightning.prepare.inputs import (
+    RemoteFile,
     find_inputs,
     fingerprint,
     has_documents,
@@ -491,6 +493,103 @@ def test_urls_that_lead_nowhere(memory: MemoryFileSystem, tmp_path: Path) -> Non
         with pytest.raises(UserError, match=said):
             prepare(source, out=out, workers=1)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr("gpt_lightning.data.transfer.BACKOFF_S", 0.001)
+    (tmp_path / "web").mkdir()
+    with serving(tmp_path / "web") as found:
+        yield found
+
+
+NAMES = ["a.jsonl", "a.jsonl.gz", "a.txt", "a.parquet"]
+
+
+def put(server: Server, name: str, text: str = LINES) -> str:
+    """Write documents behind a URL, of more than one read; return the URL."""
+    texts = [json.loads(line)["text"] for line in text.splitlines()]
+    content = {".gz": gzip.compress, "parquet": lambda _: parquet_bytes(texts)}
+    made = content.get(Path(name).suffix.replace(".p", "p"), bytes)(text.encode())
+    (server.folder / name).write_bytes(made)
+    return f"{server.url}/{name}"
+
+
+@pytest.mark.slow  # aiohttp's import
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("ranges", [False, True])
+def test_lost_connections_and_busy_servers(
+    server: Server, tmp_path: Path, name: str, ranges: bool
+) -> None:
+    url = put(server, name, LINES * 900)
+    server.headers = {"Accept-Ranges": "bytes"} if ranges else {}
+    if name == "a.parquet" and not ranges:
+        pytest.skip("Parquet needs ranges")
+    server.busy, server.cut = {name: 2}, {name: 3}
+    prepare(url, "byte" if name == "a.txt" else "gpt2", out=str(tmp_path / "out"), workers=1)
+    path = str(server.folder / name)
+    prepare(path, "byte" if name == "a.txt" else "gpt2", out=str(tmp_path / "own"), workers=1)
+    assert all_tokens(tmp_path / "out") == all_tokens(tmp_path / "own")
+    assert server.cut[name] == server.busy[name] == 0
+
+
+@pytest.mark.slow
+def test_a_server_that_stays_busy_and_one_that_is_gone(server: Server, tmp_path: Path) -> None:
+    url = put(server, "a.jsonl")
+    for busy in ({"a.jsonl": 10**6}, {"": 10**6}):
+        server.busy = busy
+        with pytest.raises(UserError, match=r"cannot read http.*503.*run the same command again"):
+            prepare(url if "a.jsonl" in busy else f"{server.url}/", out=str(tmp_path / "out"))
+    with pytest.raises(UserError, match="no such file"):
+        prepare(url.replace("a.j", "b.j"), out=str(tmp_path / "out"))
+    with pytest.raises(UserError, match=r"127\.0\.0\.1:9.*check the address and the connection"):
+        prepare("http://127.0.0.1:9/a.jsonl", out=str(tmp_path / "out"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["ETag", "Last-Modified", ""])
+def test_documents_behind_a_url_that_change_in_place(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    url, out = put(server, "a.jsonl"), str(tmp_path / "out")
+    for stamp in "12":
+        server.headers = {key: stamp} if key else {}
+        prepare(url, out=out, workers=1)
+        capsys.readouterr()
+        prepare(url, out=out, workers=1)
+        said = capsys.readouterr().out
+        assert "is already prepared" in said
+        assert ("comparing their contents" in said) == (not key)
+    put(server, "a.jsonl", LINES.replace("document", "DOCUMENT"))  # of the same size
+    server.headers = {key: "3"} if key else {}
+    with pytest.raises(UserError, match="other inputs"):
+        prepare(url, out=out, workers=1)
+
+
+@pytest.mark.slow
+def test_a_url_that_changes_while_it_is_read(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = put(server, "a.jsonl")
+    server.headers = {"Last-Modified": "1"}
+    real = RemoteFile.close
+
+    def close(self: RemoteFile) -> None:
+        server.headers = {"Last-Modified": "2"}
+        real(self)
+
+    monkeypatch.setattr(RemoteFile, "close", close)
+    with pytest.raises(UserError, match="changed while it was read: run the same command again"):
+        prepare(url, out=str(tmp_path / "out"), workers=1)
+
+
+@pytest.mark.slow
+def test_parquet_needs_ranges(server: Server, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    url = put(server, "a.parquet", LINES * 20)
+    server.headers = {"Accept-Ranges": "none"}
+    with pytest.raises(UserError, match=r"does not return ranges of bytes.*download the file"):
+        prepare(url, out=str(tmp_path / "out"), workers=1)
 
 
 class Hub(MemoryFileSystem):  # type: ignore[misc]
