@@ -37,6 +37,12 @@ ENDS_OF_TEXT = (
     "<eos>",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )
+# text that a tokenizer.json must return: composed accents, both cases, white space everywhere
+PROBE = (
+    "The Caf\u00e9 \u00c5ngstr\u00f6m isn't 3,141  two\u00a0spaces \n\n\n\tTab\r\n  \t end \n"
+    "\U0001f600\u200d\U0001f680 \u4e2d\u6587\u3002\u3000\ud55c \u0939\u093f \x00 [UNK] ##a  "
+)
+NORMALIZERS = ("NFC", "Prepend", "Replace", "Sequence")  # Qwen's, and Llama's for spaces
 # bytes that GPT-2's vocabulary writes as the character of the same number; the others are numbered
 # from 256 on
 PRINTABLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
@@ -103,7 +109,9 @@ def build_tokenizer(name: str, text: str | None = None) -> Tokenizer:
         with explained("read", name, "give the path of a tokenizer.json"):
             content = Path(name).read_bytes()
         # bytes that are not UTF-8 become halves of surrogate pairs, which the package refuses
-        return huggingface_tokenizer(content.decode(errors="surrogateescape"), name)
+        found = huggingface_tokenizer(content.decode(errors="surrogateescape"), name)
+        _check_lossless(found, name)
+        return found
     return ByteTokenizer() if name == "byte" else TiktokenTokenizer(name)
 
 
@@ -325,6 +333,56 @@ def _bytes_of_tokens(
         f"{where}: expected a tokenizer with a token for every byte, found {kind} with the decoder "
         f"{', '.join(sorted(kinds)) or 'none'}, which loses text: choose another tokenizer"
     )
+
+
+@functools.lru_cache(maxsize=4)
+def _check_lossless(tokenizer: HuggingFaceTokenizer, where: str) -> None:
+    """Raise a UserError if a tokenizer.json changes text, or makes end-of-text tokens of text.
+
+    Datasets and checkpoints that were made with such a file stay readable.
+    """
+    problem = next(_problems(tokenizer), None)
+    if problem is not None:
+        raise UserError(f"{where} changes text: {problem}, or choose another tokenizer")
+
+
+def _problems(tokenizer: HuggingFaceTokenizer) -> Iterator[str]:
+    description, begin = json.loads(tokenizer.content), ""
+    remove = 'remove "normalizer" from the file'
+    for step in _steps(description.get("normalizer")):
+        kind, content = step.get("type"), (step.get("pattern"), step.get("content"))
+        spaces = kind != "Replace" or content == ({"String": " "}, "\u2581")
+        if kind not in NORMALIZERS or not spaces:
+            yield f"its normalizer has {kind}: {remove}"
+        if kind == "Prepend":  # Llama's begins each text with a space
+            begin = " "
+    for step in _steps(description.get("pre_tokenizer")):
+        if step.get("type") == "ByteLevel" and step.get("add_prefix_space"):
+            yield "add_prefix_space writes a space before each text: set it to false"
+    for token in description.get("added_tokens", ()):
+        if not token.get("special") and (token.get("lstrip") or token.get("rstrip")):
+            yield f"{token['content']!r} removes spaces beside it: set lstrip and rstrip to false"
+    end = tokenizer.eot_token
+    if end is not None:
+        name = tokenizer.fast.id_to_token(end)
+        if end in tokenizer.encode(f"{name} a{name}").tolist():
+            yield f'{name!r} in a text ends a document: add it to added_tokens with "special": true'
+    for text in (PROBE, f" {PROBE}", f"\n{PROBE}", "a"):
+        found, wanted = tokenizer.decode(tokenizer.encode(text)), begin + text
+        if found != wanted:
+            pairs = enumerate(zip(found, wanted, strict=False))
+            shorter = min(len(found), len(wanted))
+            at = max(next((n for n, (a, b) in pairs if a != b), shorter) - 4, 0)
+            yield f"{wanted[at:][:12]!r} becomes {found[at:][:12]!r}: repair the file"
+
+
+def _steps(found: Any) -> Iterator[dict[str, Any]]:
+    """Yield a normalizer or pre-tokenizer of a tokenizer.json and all that are in it."""
+    if isinstance(found, dict):
+        yield found
+        for key in ("normalizers", "pretokenizers"):
+            for step in found.get(key) or ():
+                yield from _steps(step)
 
 
 def _code_points(text: str) -> np.ndarray:

@@ -53,7 +53,7 @@ READ_BYTES = 2**20  # of a URL at a time
 HEAD_BYTES = 4096  # of a text that are examined
 # Facts that change with a file; no store has all of them.
 STAMPS = ("ETag", "etag", "sha256", "blob_id", "md5", "md5Hash", "checksum", "mtime", "created")
-STAMPS += ("Content-MD5", "Last-Modified")
+HTTP_STAMPS = ("Content-MD5", "Last-Modified")
 NO_STAMP = "none "
 
 
@@ -381,9 +381,8 @@ def _is_passing(error: Exception) -> bool:
     )
     if isinstance(status, int):
         return status in (408, 429) or status >= 500
-    final = (UserError, ImportError, ValueError, NotImplementedError)
-    final += (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
-    return not isinstance(origin, final)
+    paths = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
+    return not isinstance(origin, (*paths, ImportError, ValueError, NotImplementedError))
 
 
 def patiently(url: str, work: Callable[[Any, str], T]) -> T:
@@ -552,7 +551,7 @@ def remote_input(url: str, kind: Kind, compression: str, again: bool = False) ->
 def _remote_input(info: Mapping[str, Any], url: str, kind: Kind, compression: str) -> Input:
     # without a stamp every run compares the contents
     none = f"{NO_STAMP}{uuid.uuid4()}"
-    stamp = next((f"{key} {info[key]}" for key in STAMPS if info.get(key)), none)
+    stamp = next((f"{key} {info[key]}" for key in STAMPS + HTTP_STAMPS if info.get(key)), none)
     size = None if info.get("size") is None else int(info["size"])
     # Not every http server returns ranges of bytes.
     seekable = size is not None and (not url.startswith("http") or bool(info.get("partial")))

@@ -1,6 +1,8 @@
 """Settings that decide the bytes of a dataset besides its text, and the borders of its splits."""
 
 import dataclasses
+import functools
+import os
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
@@ -8,7 +10,7 @@ from typing import Any, Literal
 from jsonargparse.typing import ClosedUnitInterval, PositiveInt
 
 from gpt_lightning.data.formats import Format
-from gpt_lightning.data.tokenizers import tokenizer_name
+from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, tokenizer_name
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import Seed, check_arguments
 
@@ -54,11 +56,31 @@ class Settings:
     def __post_init__(self) -> None:
         for name, value in check_arguments(type(self), "", dataclasses.asdict(self)).items():
             object.__setattr__(self, name, value)
+        if self.tokenizer.endswith(".json"):  # workers of Ray have another folder
+            object.__setattr__(self, "tokenizer", os.path.abspath(self.tokenizer))
         if exact(self.val_fraction) + exact(self.test_fraction) >= 1:
             raise UserError(
                 f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction} leave "
                 "nothing to train on: their sum must be below 1"
             )
+
+    @functools.cached_property
+    def tokenizer_name(self) -> str:
+        """Name of the tokenizer, which a tokenizer.json has when it is read first."""
+        return tokenizer_name(self.tokenizer)
+
+    def build_tokenizer(self, text: str | None = None) -> Tokenizer:
+        """Return the tokenizer; `text` is that of char.
+
+        Raises:
+            UserError: There is no such tokenizer, or a tokenizer.json changed since the run began.
+        """
+        found = build_tokenizer(self.tokenizer, text)
+        if found.name != self.tokenizer_name:
+            raise UserError(
+                f"{self.tokenizer} changed while it was used: run the same command again"
+            )
+        return found
 
     def of_text(self) -> dict[str, Any]:
         """Return the settings in the manifest of one text."""
@@ -66,12 +88,12 @@ class Settings:
         if self.errors != "strict":  # manifests of the first datasets have no key `errors`
             keys.append("errors")
         found = {key: getattr(self, key) for key in keys}
-        return found | {"tokenizer": tokenizer_name(self.tokenizer)}
+        return found | {"tokenizer": self.tokenizer_name}
 
     def of_documents(self) -> dict[str, Any]:
         """Return the settings in the manifest of documents."""
         found = dataclasses.asdict(self) | {"split_by": self.split_by or "hash"}
-        found["tokenizer"] = tokenizer_name(self.tokenizer)
+        found["tokenizer"] = self.tokenizer_name
         del found["format"]
         if self.shuffle is None:  # as in manifests from before there was a shuffle
             del found["shuffle"]
@@ -79,7 +101,7 @@ class Settings:
 
     def of_parts(self) -> dict[str, Any]:
         """Return the settings that decide the bytes of the parts; errors are in a part's name."""
-        return {"tokenizer": tokenizer_name(self.tokenizer), "text_field": self.text_field}
+        return {"tokenizer": self.tokenizer_name, "text_field": self.text_field}
 
 
 def exact(fraction: float) -> Fraction:

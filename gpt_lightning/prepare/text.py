@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
 from gpt_lightning.data.progress import Progress
-from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
+from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained
 from gpt_lightning.prepare.inputs import HEAD_BYTES, RECODE, check_text
@@ -193,7 +193,7 @@ def prepare_one_text(
 def _write(
     source: Path, survey: Survey, origin: TextOrigin, settings: Settings, folder: Path
 ) -> Manifest:
-    tokenizer = build_tokenizer(settings.tokenizer, "".join(survey.characters))
+    tokenizer = settings.build_tokenizer("".join(survey.characters))
     if tokenizer.vocab_size < 2:
         raise UserError(
             f"{source} is made of one character, {survey.characters.pop()!r}, which leaves nothing "

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer
+from gpt_lightning.data.tokenizers import Tokenizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, sync_folder, temporary_path
 from gpt_lightning.prepare.columns import column_sizes
@@ -283,7 +283,7 @@ def run_unit(job: Job, work: Work) -> tuple[PartName, int]:
     if found is not None:
         return found, 0
     unit, errors = work[0], job.settings.errors
-    tokenizer = build_tokenizer(job.settings.tokenizer)
+    tokenizer = job.settings.build_tokenizer()
     reader = Documents(job.settings.text_field, errors)
     with explained("write", job.parts):
         # not in the folder of the parts itself, which may have 100,000 files and is listed here

@@ -15,7 +15,10 @@ from gpt_lightning.data.tokenizers import (
     tokenizer_from_spec,
 )
 from gpt_lightning.errors import UserError
+from gpt_lightning.prepare import pipeline
 from gpt_lightning.prepare.command import dataset_folder, prepare
+from gpt_lightning.prepare.settings import Settings
+from gpt_lightning.prepare.units import Job, PartName, Work
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -118,6 +121,94 @@ def test_tokenizers_that_lose_text(tmp_path: Path) -> None:
         path.write_text(content, errors="surrogateescape")
         with pytest.raises(UserError, match=said):
             build_tokenizer(str(path))
+
+
+def changed(path: Path, change: dict[str, object]) -> str:
+    """Write a tokenizer of bytes, and change its description; return the path."""
+    content = json.loads(of_bytes(path).read_text())
+    for key, value in change.items():
+        if key == "pre_tokenizer":
+            value = content[key] | value  # type: ignore[operator]
+        content[key] = content["added_tokens"] + value if key == "added_tokens" else value
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def added(content: str, **facts: object) -> dict[str, object]:
+    names = ("special", "lstrip", "rstrip", "single_word", "normalized")
+    return {"id": 300, "content": content} | dict.fromkeys(names, False) | facts
+
+
+LOWER, NFC = {"type": "Lowercase"}, {"type": "NFC"}
+SPACES = {"type": "Replace", "pattern": {"String": "secret"}, "content": ""}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"normalizer": LOWER}, "its normalizer has Lowercase"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [NFC, LOWER]}}, "has Lowercase"),
+        ({"normalizer": {"type": "NFKC"}}, "has NFKC"),
+        ({"normalizer": SPACES}, "has Replace"),
+        ({"pre_tokenizer": {"add_prefix_space": True}}, "add_prefix_space writes a space"),
+        ({"added_tokens": [added("<mask>", lstrip=True)]}, "'<mask>' removes spaces beside it"),
+        ({"added_tokens": [added("<mask>", rstrip=True)]}, "'<mask>' removes spaces beside it"),
+        (
+            {"pre_tokenizer": {"type": "Whitespace"}},
+            r"'The Caf.*' becomes 'TheCaf.*': repair the file",
+        ),
+    ],
+)
+def test_tokenizers_that_change_text(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    path = changed(tmp_path / "tokenizer.json", change)
+    with pytest.raises(UserError, match=rf"tokenizer\.json changes text: .*{said}") as caught:
+        build_tokenizer(path)
+    assert "\n" not in str(caught.value)
+    content = Path(path).read_text()  # an older dataset can be read
+    assert tokenizer_from_spec({"name": "old", "json": content}).eot_token is not None
+
+
+def test_end_of_text_that_is_no_special_token(tmp_path: Path) -> None:
+    path = of_bytes(tmp_path / "tokenizer.json")
+    path.write_text(path.read_text().replace('"special":true', '"special":false'))
+    with pytest.raises(UserError, match=r"'<\|endoftext\|>' in a text ends a document: add it"):
+        build_tokenizer(str(path))
+
+
+def test_tokenizers_that_keep_text(tmp_path: Path) -> None:
+    for change in ({"normalizer": NFC}, {"added_tokens": [added("<tool>")]}):
+        assert build_tokenizer(changed(tmp_path / "a.json", change)).decode([40]) != ""
+    path = with_fallback(tmp_path / "b.json")  # with Llama's space before each text
+    content = json.loads(path.read_text())
+    prepend = {"type": "Prepend", "prepend": "\u2581"}
+    content["normalizer"] = {"type": "Sequence", "normalizers": [prepend, content["normalizer"]]}
+    path.write_text(json.dumps(content))
+    made = build_tokenizer(str(path))
+    assert made.decode(made.encode("word")) == " word"
+
+
+def test_a_tokenizer_json_that_changes_during_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_bytes(tmp_path / "tokenizer.json")
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text('{"text": "x"}\n')
+    monkeypatch.chdir(tmp_path)
+    settings = Settings("tokenizer.json", val_fraction=0.0)
+    assert settings.tokenizer == str(tmp_path / "tokenizer.json")  # Ray's workers are elsewhere
+    real = pipeline.run_unit
+
+    def run_unit(job: Job, work: Work) -> tuple[PartName, int]:
+        done = real(job, work)
+        changed(tmp_path / "tokenizer.json", {"normalizer": NFC})
+        return done
+
+    monkeypatch.setattr(pipeline, "run_unit", run_unit)
+    with pytest.raises(UserError, match=r"tokenizer\.json changed while it was used: run"):
+        prepare("*.jsonl", "tokenizer.json", "out", workers=1, val_fraction=0.0)
+    monkeypatch.setattr(pipeline, "run_unit", real)
+    prepare("*.jsonl", "tokenizer.json", "out", workers=1, val_fraction=0.0)
+    assert load_manifest(tmp_path / "out").tokens("train") == 4
 
 
 @pytest.mark.parametrize("name", ["docs.jsonl", "text.txt"])
