@@ -563,7 +563,7 @@ FOUND = [
     ("prepare hf:foo", "hf:foo: expected hf:OWNER/NAME, hf:OWNER/NAME:CONFIG or"),
     (
         "prepare http://127.0.0.1:9/x.txt",
-        "cannot read http://127.0.0.1:9/x.txt: no such file; check the address and",
+        "cannot read http://127.0.0.1:9/x.txt: Cannot connect to host 127.0.0.1:9",
     ),
     (
         "prepare tinyshakespeare --tokenizr char",
@@ -908,7 +908,7 @@ MORE = [
     ),
     (
         "prepare bad/list.jsonl --out p5",
-        "line 1: expected a JSON object, found a list; repair it, or omit such",
+        "list.jsonl: expected a JSON object on each line, found other JSON: convert it",
     ),
     (
         "prepare bad/x.parquet --out p6",
@@ -928,7 +928,7 @@ MORE = [
     ),
     (
         "prepare bad/x.pdf --out p10",
-        "bad/x.pdf is not UTF-8: byte 0xff at offset 9; convert it, for example with",
+        "bad/x.pdf is no text, it begins as PDF: convert it, for example with pdftotext",
     ),
     (
         "prepare my.txt missing.txt",
@@ -1005,11 +1005,11 @@ MORE = [
     ),
     (
         "prepare foo://x.txt",
-        "cannot read foo://x.txt: Protocol not known: foo; check the address and the",
+        "foo://x.txt: Protocol not known: foo: use s3://, gs:// or a folder",
     ),
     (
         "prepare https://nonexistent.invalid/x.txt",
-        "cannot read https://nonexistent.invalid/x.txt: no such file; check the",
+        "cannot read https://nonexistent.invalid/x.txt: Cannot connect to host",
     ),
     ("prepare ''", "source is empty; give a value, or leave it out"),
     (

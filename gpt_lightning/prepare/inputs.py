@@ -45,6 +45,7 @@ MAGICS = {
     b"\x1f\x8b": ("gzip", f"{UNPACK}.jsonl.gz"),
     b"\x28\xb5\x2f\xfd": ("zstd", f"{UNPACK}.jsonl.zst"),
     b"PAR1": ("Parquet", "let its name end in .parquet"),
+    b"%PDF": ("PDF", "convert it, for example with pdftotext"),
     b"PK\x03\x04": ("zip", "unpack it"),
     b"BZh91AY": ("bzip2", "unpack it"),
     b"\xfd7zXZ\x00": ("xz", "unpack it"),
@@ -373,7 +374,7 @@ def _origin(error: Exception) -> BaseException:
     return (isinstance(error, FileNotFoundError) and error.__cause__) or error
 
 
-def _is_passing(error: Exception) -> bool:
+def _is_passing(error: Exception, reached: bool) -> bool:
     """Return whether a lost connection or a busy server is the reason of an error."""
     origin = _origin(error)
     status = getattr(origin, "status", None) or getattr(
@@ -381,14 +382,21 @@ def _is_passing(error: Exception) -> bool:
     )
     if isinstance(status, int):
         return status in (408, 429) or status >= 500
+    if not reached and isinstance(origin, OSError):
+        return False
     paths = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
     return not isinstance(origin, (*paths, ImportError, ValueError, NotImplementedError))
 
 
-def patiently(url: str, work: Callable[[Any, str], T]) -> T:
+def patiently(url: str, work: Callable[[Any, str], T], reached: bool = True) -> T:
     """Call a function with a URL's file system and path, again after errors that may pass.
 
     The last error is the file system's; explained_url turns it into a UserError.
+
+    Args:
+        url: Address on any file system of fsspec.
+        work: Function of the file system and the path.
+        reached: False if this is the first request: without a connection the address is wrong.
     """
     from gpt_lightning.data.transfer import ATTEMPTS, BACKOFF_S, on_file_system  # needs fsspec
 
@@ -396,7 +404,7 @@ def patiently(url: str, work: Callable[[Any, str], T]) -> T:
         try:
             return work(*on_file_system(url))
         except Exception as error:
-            if attempt == ATTEMPTS - 1 or not _is_passing(error):
+            if attempt == ATTEMPTS - 1 or not _is_passing(error, reached):
                 raise
             if not attempt:
                 print(
@@ -497,11 +505,12 @@ class RemoteFile(io.RawIOBase):
 
 
 def _remote(source: str, skipped: list[str]) -> list[Input]:
-    inputs = []
+    inputs: list[Input] = []
     with explained_url(source):
-        for url in patiently(source, partial(_urls, source)):
+        for url in patiently(source, partial(_urls, source), reached=False):
             if kind := kind_of(url):
-                inputs.append(remote_input(url, *kind))
+                reached = bool(inputs) or not kind_of(source)
+                inputs.append(remote_input(url, *kind, reached=reached))
             elif not _without_host(url).endswith("/"):  # the links that sort a server's listing
                 skipped.append(f"{url} (neither JSONL nor Parquet nor .txt)")
     return inputs
@@ -529,7 +538,9 @@ def _raise_lost(error: Exception) -> None:
         raise error
 
 
-def remote_input(url: str, kind: Kind, compression: str, again: bool = False) -> Input:
+def remote_input(
+    url: str, kind: Kind, compression: str, again: bool = False, reached: bool = True
+) -> Input:
     """Return the input behind a URL; any error of its file system is raised.
 
     Args:
@@ -537,6 +548,7 @@ def remote_input(url: str, kind: Kind, compression: str, again: bool = False) ->
         kind: text, jsonl or parquet.
         compression: .gz, .zst or "".
         again: True to ask the store, although this process may have listed it before.
+        reached: False if this is the first request.
     """
 
     def info(system: Any, path: str) -> Mapping[str, Any]:
@@ -545,7 +557,7 @@ def remote_input(url: str, kind: Kind, compression: str, again: bool = False) ->
         found: Mapping[str, Any] = system.info(path)
         return found
 
-    return _remote_input(patiently(url, info), url, kind, compression)
+    return _remote_input(patiently(url, info, reached), url, kind, compression)
 
 
 def _remote_input(info: Mapping[str, Any], url: str, kind: Kind, compression: str) -> Input:

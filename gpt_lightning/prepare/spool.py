@@ -45,7 +45,7 @@ def spool(source: str, folder: Path) -> Input:
     entry = None
     if source != "-":
         with explained_url(source):
-            entry = remote_input(source, "text", "")
+            entry = remote_input(source, "text", "", reached=False)
     with open(path, "wb") as file, open_input(entry) if entry else stdin as stream:
         shutil.copyfileobj(stream, file, COPY_BYTES)
     if entry:

@@ -209,6 +209,7 @@ MAGIC = {
     "utf-16": "text".encode("utf-16"),
     "utf-16be": b"\xfe\xff" + "text".encode("utf-16be"),
     "utf-32": "text".encode("utf-32"),
+    "pdf": b"%PDF-1.4",
 }
 
 
