@@ -361,7 +361,7 @@ def explained_url(url: str) -> Iterator[None]:
         raise UserError(f"cannot open {url}: {error}") from error
     except Exception as error:
         origin = _origin(error)
-        missing = isinstance(origin, FileNotFoundError) or getattr(origin, "status", 0) == 404
+        missing = isinstance(origin, FileNotFoundError) or _status(origin) in (404, 410)
         reason = "no such file" if missing else reason_of(origin)
         raise UserError(
             f"cannot read {url}: {reason}; check the address and the connection, and run the same "
@@ -371,16 +371,23 @@ def explained_url(url: str) -> Iterator[None]:
 
 def _origin(error: Exception) -> BaseException:
     """Return the error behind fsspec's FileNotFoundError, which it raises for any of http."""
-    return (isinstance(error, FileNotFoundError) and error.__cause__) or error
+    cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
+    is_http = isinstance(cause, OSError) or type(cause).__module__.startswith("aiohttp")
+    return cause if cause is not None and is_http else error
+
+
+def _status(error: BaseException) -> int | None:
+    """Return the status of an answer by http that is an error of aiohttp or of the hub."""
+    response = getattr(error, "response", None)
+    found = getattr(error, "status", None) or getattr(response, "status_code", None)
+    return found if isinstance(found, int) else None
 
 
 def _is_passing(error: Exception, reached: bool) -> bool:
     """Return whether a lost connection or a busy server is the reason of an error."""
     origin = _origin(error)
-    status = getattr(origin, "status", None) or getattr(
-        getattr(origin, "response", None), "status_code", None
-    )
-    if isinstance(status, int):
+    status = _status(origin)
+    if status is not None:
         return status in (408, 429) or status >= 500
     if not reached and isinstance(origin, OSError):
         return False

@@ -26,6 +26,7 @@ from gpt_lightning.prepare.inputs import (
     find_inputs,
     fingerprint,
     has_documents,
+    patiently,
     source_name,
 )
 from gpt_lightning.prepare.spool import begins_with_object
@@ -532,6 +533,42 @@ def test_lost_connections_and_busy_servers(
     prepare(path, "byte" if name == "a.txt" else "gpt2", out=str(tmp_path / "own"), workers=1)
     assert all_tokens(tmp_path / "out") == all_tokens(tmp_path / "own")
     assert server.cut[name] == server.busy[name] == 0
+
+
+def test_errors_of_stores_that_may_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpt_lightning.data.transfer.BACKOFF_S", 0.0)
+
+    class Answer(OSError):  # as those of aiohttp and of the hub
+        def __init__(self, status: int) -> None:
+            super().__init__(f"answer {status}")
+            self.response = SimpleNamespace(status_code=status)
+
+    def behind(cause: Exception) -> Exception:
+        error = FileNotFoundError("a.jsonl")  # as fsspec's http and s3 raise it
+        error.__cause__ = cause
+        return error
+
+    for error, tries in {
+        ConnectionResetError(): 6,
+        TimeoutError(): 6,
+        Answer(503): 6,
+        behind(Answer(500)): 6,
+        behind(TimeoutError()): 6,
+        behind(Answer(404)): 1,
+        behind(RuntimeError("boto")): 1,
+        Answer(403): 1,
+        PermissionError(): 1,
+        FileNotFoundError(): 1,
+    }.items():
+        calls = []
+
+        def work(system: Any, path: str, error: Exception = error, calls: Any = calls) -> None:
+            calls.append(path)
+            raise error
+
+        with pytest.raises(type(error)):
+            patiently("memory://a.jsonl", work)
+        assert len(calls) == tries, error
 
 
 @pytest.mark.slow
