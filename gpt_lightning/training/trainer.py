@@ -44,6 +44,7 @@ AT_LEAST: dict[str, int] = _TABLES["at_least"]
 CHOICES: dict[str, list[str]] = _TABLES["choices"]
 UNSUPPORTED: dict[str, str] = _TABLES["unsupported_callbacks"]
 UNSUPPORTED_IN_SHARDS: dict[str, str] = _TABLES["unsupported_under_fsdp2"]
+UNSUPPORTED_ON_RANKS: dict[str, str] = _TABLES["unsupported_on_several_ranks"]
 SHARDED_PRECISIONS = ("32-true", "bf16-mixed", "32", "bf16", "None")
 
 
@@ -79,6 +80,8 @@ class Trainer(L.Trainer):
             raise argument_error(error) from error
         if getattr(self.strategy, "_start_method", "popen") != "popen":  # Lightning's auto
             raise UserError("trainer.devices: set it to 1 in an interactive Python, or run a file")
+        if self.world_size > 1:
+            check_callbacks_of_ranks(callbacks)
         if isinstance(self.strategy, DDPStrategy):  # no copy back from the buckets
             self.strategy._ddp_kwargs.setdefault("gradient_as_bucket_view", True)
         if isinstance(given.get("val_check_interval"), TIME) and self.world_size > 1:
@@ -244,6 +247,15 @@ def check_callbacks(callbacks: list[L.Callback], given: dict[str, Any]) -> None:
                 f"trainer.plugins: {type(plugin).__name__} would write checkpoints without their "
                 "digests: leave it out"
             )
+
+
+def check_callbacks_of_ranks(callbacks: list[L.Callback]) -> None:
+    """Check that each callback can do its work on several ranks."""
+    for callback in callbacks:
+        for kind, reason in UNSUPPORTED_ON_RANKS.items():
+            theirs = isinstance(callback, getattr(stock, kind))
+            if theirs and getattr(callback, "save_on_exception", True):  # of ModelCheckpoint
+                raise UserError(f"trainer.callbacks: {type(callback).__name__} {reason}")
 
 
 def changed_arguments(callbacks: list[L.Callback], given: dict[str, Any]) -> dict[str, Any]:

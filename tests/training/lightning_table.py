@@ -721,6 +721,14 @@ CALLBACKS = [
         "Under `fsdp2`; `model.freeze` works.",
         label="strategy fsdp2",
     ),
+    refused(
+        "BaseFinetuning",
+        {"callbacks": lambda: [Freeze()], "devices": 2},
+        "set --trainer.devices 1, or leave it out and set --model.freeze",
+        "On several ranks: DDP does not exchange gradients of weights that begin frozen; "
+        "`model.freeze` works.",
+        label="devices 2",
+    ),
     works(
         "BaseFinetuning",
         {**EPOCHS, "max_epochs": 2, "limit_train_batches": 2, "callbacks": lambda: [Freeze()]},
@@ -728,7 +736,7 @@ CALLBACKS = [
             len(run.trainer.optimizers[0].param_groups) == 3
             and all(p.requires_grad for p in run.module.parameters())
         ),
-        "A subclass of yours, with AdamW; its freeze_before_training calls "
+        "A subclass of yours, on one rank and with AdamW; its freeze_before_training calls "
         "`pl_module.configure_model()` first. Groups that it adds keep its learning rates.",
     ),
     refused(
@@ -838,6 +846,13 @@ CALLBACKS = [
         label="enable_checkpointing false",
     ),
     refused(
+        "ModelCheckpoint",
+        {"callbacks": lambda: [cb.ModelCheckpoint(save_on_exception=True)], "devices": 2},
+        "set its save_on_exception to false",
+        "As OnExceptionCheckpoint.",
+        label="save_on_exception true, devices 2",
+    ),
+    refused(
         "ModelPruning",
         {"callbacks": lambda: [cb.ModelPruning("l1_unstructured")]},
         "gpt_lightning.load_model",
@@ -851,10 +866,11 @@ CALLBACKS = [
     ),
     refused(
         "OnExceptionCheckpoint",
-        {"callbacks": lambda: [cb.OnExceptionCheckpoint("theirs")], "strategy": "fsdp2"},
-        "would wait for the shards",
-        "Under `fsdp2` the ranks without an exception have shards of the file.",
-        label="strategy fsdp2",
+        {"callbacks": lambda: [cb.OnExceptionCheckpoint("theirs")], "devices": 2},
+        "would wait for ranks without an exception",
+        "On several ranks: a save is work of all ranks, and those without an exception do not "
+        "join it.",
+        label="devices 2",
     ),
     works(
         "OnExceptionCheckpoint",
@@ -862,7 +878,7 @@ CALLBACKS = [
         lambda run: (
             {"theirs/on_exception.ckpt", "theirs/on_exception.ckpt.sha256"} <= set(run.files)
         ),
-        "The state at the error, with a digest; a resume takes our last checkpoint.",
+        "On one rank: the state at the error, with a digest; a resume takes our last checkpoint.",
         resumes=False,  # it ends with an error
     ),
     works(
