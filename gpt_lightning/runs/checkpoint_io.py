@@ -7,6 +7,7 @@ a crash between the two renames.
 """
 
 import contextlib
+import functools
 import hashlib
 import io
 import math
@@ -213,8 +214,6 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
             torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
             shards = checkpoint.get("shards", {}).get("files")
             digests.write_sidecar(path, file.digest.hexdigest(), shards)
-        if shards:
-            sweep_shards(path.parent)  # those of a file of that name before
     except (OSError, RuntimeError) as error:
         # torch raises a RuntimeError while it handles the OSError of our file
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
@@ -231,6 +230,9 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
             "state_dict of each callback return numbers, strings, tensors, and lists or dicts of "
             "them"
         ) from error
+    finally:
+        if "shards" in checkpoint:  # of the file before, or of this save, which has failed
+            sweep_shards(path.parent)
 
 
 # ---- for RunCheckpoint ---------------------------------------------------------------------------
@@ -291,18 +293,32 @@ def use_durable_io(trainer: L.Trainer) -> None:
 
 
 def sweep_shards(folder: Path) -> None:
-    """Delete the folders of shards that no file in a folder names, whatever its name is."""
+    """Delete the folders of shards that no file in a folder names, whatever its name is.
+
+    None is deleted if a checkpoint cannot be read: they may be its shards.
+    """
     present = [path for path in folder.glob(f"{digests.SHARDS}/*") if is_shard_folder(path)]
     if not present:
         return
     used: set[str] = set()
     for path in folder.iterdir():
         if path.is_file() and path.suffix != digests.SIDECAR:
-            with contextlib.suppress(UserError):  # nobody can read a damaged file's shards
+            try:
                 used |= shard_folders(path)
+            except (UserError, OSError) as error:
+                # a file of the user's is no checkpoint
+                if path.suffix in (".ckpt", ASIDE) or digests.sidecar(path).exists():
+                    warn_kept_shards(str(error))
+                    return
     for path in present:
         if path.name not in used:
             shutil.rmtree(path, ignore_errors=True)
+
+
+@functools.cache
+def warn_kept_shards(reason: str) -> None:
+    """Print, once for each reason, that old shards stay on the disk."""
+    print(f"warning: no old shards are deleted: {reason}", file=sys.stderr)
 
 
 def is_shard_folder(path: Path) -> bool:
@@ -317,14 +333,17 @@ def shard_folders(path: Path) -> set[str]:
     """Return the name of a checkpoint's folder of shards; empty for a full one.
 
     Raises:
-        UserError: The file or its sidecar is damaged.
+        UserError: The file is damaged, and so is its sidecar.
+        OSError: The file cannot be read.
     """
-    known = digests.read_sidecar(path)
+    known: list[tuple[str, dict[str, str]]] = []
+    with contextlib.suppress(UserError):  # the file has the name, too
+        known = digests.read_sidecar(path)
     if not known:
         content = load_content(path)
         found = content.get("shards") if isinstance(content, dict) else None
         return {found["folder"]} if isinstance(found, dict) else set()
     if any(shards for _, shards in known[1:]):  # of the file before, too
         digest = file_sha256(path)
-        known = [entry for entry in known if entry[0] == digest]
+        known = [entry for entry in known if entry[0] == digest] or known
     return {name.split("/")[1] for _, shards in known for name in shards}

@@ -35,8 +35,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import KeyPath, tree_map_with_path
 
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import UserError, is_out_of_memory
 from gpt_lightning.files import file_sha256, sync_folder
+from gpt_lightning.hardware.distributed import is_lost_peer
 from gpt_lightning.runs.digests import SHARDS
 
 
@@ -98,21 +99,22 @@ def write_shards(
         with warnings.catch_warnings(action="ignore"):  # one process is meant
             writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
             save(tensors, storage_writer=writer, no_dist=alone)
-    except (CheckpointException, OSError) as error:  # all ranks raise the first one's error
-        if rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise cannot_write(folder, error) from error
-    own_files = folder.glob(f"shard-{rank + 1:05d}-*")
-    files = gathered({f"{SHARDS}/{folder.name}/{f.name}": file_sha256(f) for f in own_files})
-    if rank == 0:
-        for parent in (folder, folder.parent, path.parent):
+        own_files = folder.glob(f"shard-{rank + 1:05d}-*")
+        files = gathered({f"{SHARDS}/{folder.name}/{f.name}": file_sha256(f) for f in own_files})
+        for parent in (folder, folder.parent, path.parent) if rank == 0 else ():
             sync_folder(parent)
-        for name in files:
+        for name in files if rank == 0 else ():
             if not (path.parent / name).exists():
                 raise UserError(
                     f"rank 0 does not see {path.parent / name}: checkpoint.sharded needs a folder "
                     "that all machines share; choose one with --trainer.default_root_dir"
                 )
+    except BaseException as error:  # DCP raises the first rank's error on all ranks
+        if rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, CheckpointException | OSError):
+            raise cannot_write(folder, error) from error
+        raise
     return rest | {"shards": {"folder": folder.name, "files": files, "tied": tied}}
 
 
@@ -193,6 +195,10 @@ def read_shards(
         with warnings.catch_warnings(action="ignore"):  # one process is meant
             load(tensors, storage_reader=reader, no_dist=alone)
     except (Exception, CheckpointException) as error:  # any content may raise any error
+        causes = [cause for cause, _ in getattr(error, "failures", {}).values()] or [error]
+        for cause in causes:  # by rank
+            if isinstance(cause, Exception) and (is_lost_peer(cause) or is_out_of_memory(cause)):
+                raise cause from None
         raise UserError(
             f"{folder} is damaged ({type(error).__name__}): copy it again, or take another "
             "checkpoint"
