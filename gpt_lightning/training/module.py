@@ -248,7 +248,11 @@ class GPTModule(EvaluationModule):
         if self.last_loss is not None:
             self.log("train/loss", self.last_loss, sync_dist=True, logger=False)
 
-    on_train_epoch_end = _log_last_loss
+    def on_train_epoch_end(self) -> None:
+        self._log_last_loss()
+        # a request of one rank must not end the run there; all ranks know of one that is due
+        if self.trainer.world_size > 1 and not steps.stop_due(self.trainer):
+            self.on_train_batch_end()
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()

@@ -200,11 +200,12 @@ class BetweenSteps:
 
 
 def call_between_batches(trainer: L.Trainer) -> bool:
-    """Call `between_batches` of every callback that has it, in the order of the callbacks.
+    """Call `before_batches`, then `between_batches`, of every callback that has it, in order.
 
     Returns:
         False if the run stops here because trainer.should_stop was set.
     """
+    call_hook(trainer, "before_batches")  # all ranks enter the next hook with one state
     call_hook(trainer, "between_batches")
     if not stop_due(trainer):
         set_rates = getattr(trainer.lightning_module, "set_learning_rates", None)

@@ -33,3 +33,11 @@ def test_a_step_in_shards_reads_nothing_of_the_device(text_file):
     found = trained(str(text_file), "shards")["reads"]
     during = [where for step, where in found if 1 < step < 9]
     assert during == ["distributed.py __call__"] * 7
+
+
+@pytest.mark.slow
+def test_a_stop_that_one_rank_asks_for_is_late_by_a_step_and_reads_nothing(text_file):
+    stopped = trained(str(text_file), "stop")
+    assert stopped["step"] == 5  # asked for in step 4; the vote of a device is a step late
+    during = [where for step, where in stopped["reads"] if 1 < step < 5]
+    assert during == ["distributed.py __call__"] * 3

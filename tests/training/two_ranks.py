@@ -1,9 +1,10 @@
 """Trains on two ranks over gloo, and prints reads and weights of rank 0 as a line of JSON.
 
-    python tests/training/two_ranks.py TEXT_FILE [copied|shards]
+    python tests/training/two_ranks.py TEXT_FILE [copied|shards|stop]
 
 With `copied`, DDP copies gradients from its buckets; without, they are views of the buckets. With
-`shards`, the strategy is fsdp2, and the line has no weights. A CPU stands for a GPU, as in
+`shards`, the strategy is fsdp2, and the line has no weights. With `stop`, rank 1 alone sets
+trainer.should_stop in the fourth step. A CPU stands for a GPU, as in
 test_stalls.py: each read would wait for all work of the device.
 """
 
@@ -49,7 +50,14 @@ class Reads(TorchDispatchMode, L.Callback):
         return func(*args, **(kwargs or {}))
 
 
-def main(text_file: str, views: bool, shards: bool) -> None:
+class Stop(L.Callback):
+    """Sets trainer.should_stop in the fourth step of rank 1 alone."""
+
+    def on_train_batch_start(self, trainer, *args):
+        trainer.should_stop |= trainer.global_rank == 1 and trainer.global_step == 3
+
+
+def main(text_file: str, views: bool, shards: bool, stop: bool) -> None:
     optim.DEFERRED_ON = {"cpu"}
     L.seed_everything(1337, verbose=False)
     reads, folder = Reads(), str(Path(text_file).parent)
@@ -68,7 +76,7 @@ def main(text_file: str, views: bool, shards: bool) -> None:
         enable_model_summary=False,
         use_distributed_sampler=False,
         default_root_dir=folder,
-        callbacks=[SpeedMonitor(warmup_steps=1), StopSignals(), RunCheckpoint(), reads],
+        callbacks=[SpeedMonitor(warmup_steps=1), StopSignals(), RunCheckpoint(), reads, *[Stop()] * stop],
     )
     data = TokenDataModule(
         text_file=text_file, data_dir=folder, batch_size=2, block_size=16, tokenizer="char"
@@ -81,9 +89,10 @@ def main(text_file: str, views: bool, shards: bool) -> None:
         if not shards:
             weights = torch.nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
             digest = hashlib.sha256(weights.tobytes()).hexdigest()
-        print(json.dumps({"reads": reads.found, "weights": digest}))
+        line = {"reads": reads.found, "weights": digest, "step": trainer.global_step}
+        print(json.dumps(line))
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    main(sys.argv[1], "copied" not in sys.argv, "shards" in sys.argv)
+    main(sys.argv[1], "copied" not in sys.argv, "shards" in sys.argv, "stop" in sys.argv)

@@ -1,4 +1,8 @@
-"""StopSignals: saves and ends a run on a signal, at the same step on all ranks."""
+"""StopSignals: saves and ends a run on a signal, at the same step on all ranks.
+
+The ranks' vote about a signal is also about trainer.should_stop, which a callback of one rank may
+set alone.
+"""
 
 import os
 import signal
@@ -7,6 +11,7 @@ import sys
 import threading
 import time
 from types import FrameType
+from typing import Any
 
 import lightning as L
 import torch
@@ -41,11 +46,14 @@ class StopSignals(L.Callback):
         self._signal = 0
         self._interrupted = 0.0  # time of the first Ctrl-C
         self._agreement: DelayedMax | None = None
+        self._agreed = 0  # signal that any rank has received
+        self._asked = False  # trainer.should_stop was set on this rank
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._listen(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._agreement, self._asked = None, False  # of an earlier run
         self._listen(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -80,12 +88,21 @@ class StopSignals(L.Callback):
         elif now - self._interrupted >= TWICE_S:
             raise KeyboardInterrupt  # the second Ctrl-C does not wait
 
+    def before_batches(self, trainer: L.Trainer) -> None:
+        """Give all ranks the signals and the requests to stop of any rank.
+
+        BetweenSteps calls this before RunCheckpoint saves or ends the run.
+        """
+        if trainer.world_size > 1 and at_step_boundary(trainer):
+            module: Any = trainer.lightning_module
+            self._asked |= getattr(module, "stop_requested", False)
+            agreed = self._maximum(trainer, 2 * self._signal + self._asked)
+            self._agreed, module.stop_requested = agreed // 2, bool(agreed % 2)
+
     def between_batches(self, trainer: L.Trainer) -> None:
         """End the run if a rank has received a signal; BetweenSteps calls this."""
-        if not at_step_boundary(trainer):
-            return
-        stop = self._agreed_signal(trainer)
-        if not stop:
+        stop = self._agreed if trainer.world_size > 1 else self._signal
+        if not stop or not at_step_boundary(trainer):
             return
         checkpoint = find_callback(trainer, RunCheckpoint)
         if checkpoint is not None:
@@ -106,16 +123,14 @@ class StopSignals(L.Callback):
         print(text, file=sys.stderr)
         raise SystemExit(128 + stop)
 
-    def _agreed_signal(self, trainer: L.Trainer) -> int:
-        """Return the signal that any rank has received, so that all ranks stop at one step."""
-        if trainer.world_size == 1:
-            return self._signal
+    def _maximum(self, trainer: L.Trainer, vote: int) -> int:
+        """Return the maximum over ranks; on some devices that of the step before."""
         device = trainer.strategy.root_device
         if device.type in optim.DEFERRED_ON:  # one step late, so that the host never waits
             if self._agreement is None:
                 self._agreement = DelayedMax(device)
-            return self._agreement(self._signal)
-        number = torch.tensor(self._signal, device=device)
+            return self._agreement(vote)
+        number = torch.tensor(vote, device=device)
         torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX)
         return int(number)
 

@@ -1,0 +1,112 @@
+"""A callback of one rank sets trainer.should_stop: all ranks stop at one step, with one save."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tiny_fit import TINY_MODEL
+
+from gpt_lightning.training.callbacks.signals import StopSignals
+
+CALLBACK = """
+import lightning as L
+
+
+class Stop(L.Callback):
+    def __init__(self, rank: int, hook: str, batch: int) -> None:
+        self.rank, self.batch = rank, batch
+        setattr(self, hook, self.stop)
+
+    def stop(self, trainer, *args, **kwargs) -> None:
+        done = trainer.fit_loop.total_batch_idx + 1 >= self.batch
+        trainer.should_stop |= trainer.global_rank == self.rank and done
+"""
+
+
+def fit(name, rank, hook, batch, *options):
+    config = {"class_path": "stopping.Stop"}
+    config["init_args"] = {"rank": rank, "hook": hook, "batch": batch}
+    Path(f"{name}.yaml").write_text(json.dumps({"trainer": {"callbacks": [config]}}))
+    shape = ("--trainer.devices=2", "--data.batch_size=16", "--trainer.accumulate_grad_batches=2")
+    steps = ("--trainer.max_steps=60", "--trainer.log_every_n_steps=1", "--trainer.accelerator=cpu")
+    text = ("--data.text_file=text.txt", "--data.tokenizer=char", f"--run_name={name}")
+    return ["fit", f"--config={name}.yaml", *TINY_MODEL, *shape, *steps, *text, *options]
+
+
+@pytest.mark.slow
+def test_all_ranks_stop_for_one(text_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("stopping.py").write_text(CALLBACK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    script = Path(__file__).with_name("several_fits.py")
+    late = "--trainer.min_steps=15"
+    cases = {
+        "batch_of_1": (1, "on_train_batch_end", 8),
+        "batch_of_0": (0, "on_train_batch_end", 7),
+        "validation": (1, "on_validation_end", 1),
+        "epoch": (1, "on_train_epoch_end", 1),
+        "minimum": (1, "on_train_batch_start", 7, late),
+    }
+    commands = [fit(name, *case) for name, case in cases.items()]
+    done = subprocess.run(
+        [sys.executable, script, json.dumps(commands)], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line for line in done.stderr.splitlines() if "stopped after step" in line]
+    epoch = lines[2].split()[4].rstrip(";")
+    expected = ["4", "4", epoch, epoch, "15"]
+    assert [line.split()[4].rstrip(";") for line in lines] == expected, lines
+    for name, step in zip(cases, expected, strict=True):
+        saved = Path("lightning_logs", name, "version_0/checkpoints").glob("*.ckpt")
+        assert f"step-{int(step):07}" in max(path.stem for path in saved)
+
+
+def ranks(monkeypatch, late: bool):
+    """Return a function that lets two ranks vote, and returns what each does at this step."""
+    pair = []
+    for _ in range(2):
+        module = SimpleNamespace(stop_requested=False, micro_batches=0)
+        trainer = SimpleNamespace(world_size=2, lightning_module=module)
+        pair.append((StopSignals(), trainer))
+    before = [0]
+
+    def vote(signals=(0, 0), requests=(False, False)):
+        votes = []
+        collect = lambda self, trainer, number: votes.append(number) or 0  # noqa: E731
+        monkeypatch.setattr(StopSignals, "_maximum", collect)
+        for (callback, trainer), number, request in zip(pair, signals, requests, strict=True):
+            callback._signal |= number
+            trainer.lightning_module.stop_requested |= request
+            callback.before_batches(trainer)
+        agreed = before[0] if late else max(votes)
+        before[0] = max(votes)
+        monkeypatch.setattr(StopSignals, "_maximum", lambda *args: agreed)
+        for callback, trainer in pair:
+            callback.before_batches(trainer)
+        return [(c._agreed, t.lightning_module.stop_requested) for c, t in pair]
+
+    return vote
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_ranks_agree_on_signals_and_requests(monkeypatch, late):
+    vote, nothing, stop = ranks(monkeypatch, late), [(0, False)] * 2, [(0, True)] * 2
+    assert vote() == nothing
+    assert vote(requests=(False, True)) == (nothing if late else stop)
+    for _ in range(3):  # trainer.min_steps may make the request wait
+        assert vote() == stop
+    found = vote(signals=(15, 0))
+    if late:
+        found = vote()
+    assert {signal for signal, _ in found} == {15}
+
+
+def test_a_request_does_not_reach_the_next_run(monkeypatch):
+    callback = StopSignals()
+    callback._asked, callback._agreement = True, object()
+    monkeypatch.setattr(callback, "_listen", lambda trainer: None)
+    callback.on_train_start(SimpleNamespace(), SimpleNamespace())
+    assert (callback._asked, callback._agreement) == (False, None)
