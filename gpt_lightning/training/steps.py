@@ -129,25 +129,35 @@ def check_accumulation(accumulate: int, interval: Any) -> None:
 
 
 def check_epoch(trainer: L.Trainer, batches: int) -> None:
-    """Check that an epoch of limit_train_batches or overfit_batches ends with a whole step.
+    """Check that an epoch ends with a whole step, and not before a validation.
 
-    Lightning would make a step of the remaining micro-batches, and weight each as in a whole step.
+    Lightning would make a step of the remaining micro-batches of limit_train_batches or
+    overfit_batches, and weight each as in a whole step.
 
     Args:
         trainer: Trainer with its limit. fast_dev_run, which saves no model, is not checked.
         batches: Micro-batches of the whole epoch, a multiple of the accumulation.
 
     Raises:
-        UserError: The epoch is no multiple of a step; the message has the nearest multiples.
+        UserError: The epoch is no multiple of a step; the message has the nearest multiples. Or
+            it is shorter than trainer.val_check_interval, which counts within epochs.
     """
     accumulate, limit = trainer.accumulate_grad_batches, trainer.limit_train_batches
     used = limited(batches, limit)
+    interval: Any = trainer.val_check_interval
+    within = trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches > 0
     if used % accumulate and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         key = "overfit" if trainer.overfit_batches else "limit_train"  # type: ignore[attr-defined]
         below = used // accumulate * accumulate
         raise UserError(
             f"trainer.{key}_batches {limit} means epochs of {used} micro-batches, and a step has "
             f"{accumulate}: set it to {f'{below} or ' if below else ''}{below + accumulate}"
+        )
+    if isinstance(interval, int) and used and interval > used and within:
+        raise UserError(
+            f"trainer.val_check_interval {interval} is above the {used} micro-batches of an epoch: "
+            f"set --trainer.val_check_interval {used}, or --trainer.check_val_every_n_epoch null, "
+            "which counts across epochs"
         )
 
 

@@ -22,6 +22,9 @@ def trainer_of(**changes) -> SimpleNamespace:
         "accumulate_grad_batches": 3,
         "limit_train_batches": 1.0,
         "overfit_batches": 0.0,
+        "val_check_interval": 1.0,
+        "check_val_every_n_epoch": 1,
+        "limit_val_batches": 1.0,
         "fast_dev_run": False,
         "log_every_n_steps": 10,
         "callbacks": [],
@@ -146,6 +149,28 @@ def test_an_epoch_that_ends_within_a_step_is_refused(limit, overfit, line):
 @pytest.mark.parametrize("limit", [1.0, 6, 99, 300])
 def test_an_epoch_of_whole_steps_passes(limit):
     steps.check_epoch(trainer_of(limit_train_batches=limit), 99)
+
+
+@pytest.mark.parametrize(
+    ("changes", "used"),
+    [
+        ({"overfit_batches": 6, "limit_train_batches": 6}, 6),
+        ({"limit_train_batches": 0.5, "accumulate_grad_batches": 1}, 49),
+        ({}, 99),
+    ],
+)
+def test_a_validation_that_no_epoch_reaches_is_refused(changes, used):
+    line = f"above the {used} micro-batches of an epoch: set --trainer.val_check_interval {used}, "
+    trainer = trainer_of(val_check_interval=102, **changes)
+    with pytest.raises(UserError, match=line):
+        steps.check_epoch(trainer, 99)
+    for passes in (
+        {"val_check_interval": used},
+        {"check_val_every_n_epoch": None},
+        {"limit_val_batches": 0},
+        {"val_check_interval": 1.0},
+    ):
+        steps.check_epoch(trainer_of(**{"val_check_interval": 102, **changes, **passes}), 99)
 
 
 @pytest.mark.parametrize("fn", TrainerFn)
