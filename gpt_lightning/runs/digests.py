@@ -5,6 +5,7 @@ The lines of a sharded checkpoint's files (shards.py) follow its own line.
 
 import contextlib
 import functools
+import os
 import re
 import stat
 import sys
@@ -132,11 +133,12 @@ def damaged(path: Path, expected: str, found: str) -> UserError:
 
 @functools.cache
 def warn_without_digest(path: Path) -> None:
-    """Print, once for each file, that damage to the file cannot be detected."""
-    print(
-        f"warning: {path} has no digest in {sidecar(path).name}: damage would go unnoticed",
-        file=sys.stderr,
-    )
+    """Print, once for each file and on rank 0, that damage to the file cannot be detected."""
+    if all(os.environ.get(name, "0") == "0" for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK")):
+        print(
+            f"warning: {path} has no digest in {sidecar(path).name}: damage would go unnoticed",
+            file=sys.stderr,
+        )
 
 
 def check_regular(path: Path) -> None:

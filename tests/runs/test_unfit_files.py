@@ -17,7 +17,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import file_sha256
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
-from gpt_lightning.runs.digests import check_digest, sidecar, write_sidecar
+from gpt_lightning.runs.digests import check_digest, sidecar, warn_without_digest, write_sidecar
 
 TINY = [*TINY_RUN, "--data.batch_size=4", "--trainer.max_steps=8"]
 # by the way in which a command reads a file: {} is its path
@@ -182,3 +182,13 @@ def test_a_foreign_file_is_named_for_what_it_seems_to_be(name, file, capsys):
     old = Path("old.ckpt")
     torch.save({"wte.weight": torch.zeros(2)}, old, _use_new_zipfile_serialization=False)
     assert "it is a pickle" in refused(READING["sample"], old, capsys)
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "SLURM_PROCID"])
+def test_a_missing_digest_is_said_by_rank_0_alone(name, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv(name, "0")
+    warn_without_digest(tmp_path / "a.ckpt")
+    assert "a.ckpt has no digest" in capsys.readouterr().err
+    monkeypatch.setenv(name, "1")
+    warn_without_digest(tmp_path / "b.ckpt")
+    assert capsys.readouterr().err == ""

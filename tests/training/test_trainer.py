@@ -1,5 +1,6 @@
 """Bounds of the Trainer's arguments, from both sides, without a run."""
 
+import sys
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -97,6 +98,16 @@ def test_ranks_are_not_copies_of_an_interactive_python(monkeypatch):
     with pytest.raises(UserError, match=r"trainer\.devices: set it to 1 in an interactive"):
         module.Trainer(accelerator="cpu", devices=2, logger=False)
     module.Trainer(accelerator="cpu", devices=1, logger=False)
+
+
+def test_ranks_cannot_run_the_text_of_python_c_again(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    with pytest.raises(UserError, match=r"trainer\.devices: set it to 1 in an interactive"):
+        module.Trainer(accelerator="cpu", devices=2, logger=False)
+    module.Trainer(accelerator="cpu", devices=1, logger=False)
+    monkeypatch.setattr(sys, "argv", [__file__])
+    module.Trainer(accelerator="cpu", devices=2, logger=False)
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp_spawn", DDPStrategy(start_method="spawn")])
