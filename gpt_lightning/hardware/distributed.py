@@ -259,6 +259,28 @@ def leave(reason: str, code: int) -> NoReturn:
     os._exit(code)
 
 
+def leave_to_launcher(trainer: Any) -> None:
+    """End a rank that has lost another rank, if torchrun or a cluster has started both.
+
+    The other rank, or the launcher, prints the error.
+
+    Raises:
+        SystemExit: EXIT_PEER.
+    """
+    strategy = getattr(trainer, "strategy", None)
+    environment = getattr(strategy, "cluster_environment", None)
+    ours = PARENT in os.environ or isinstance(getattr(strategy, "launcher", None), RankLauncher)
+    if ours or not getattr(environment, "creates_processes_externally", False):
+        return
+    if trainer.local_rank == 0:
+        print(
+            f"rank {trainer.global_rank}: another rank has ended; the reason is in its own error, "
+            "or in that of the launcher",
+            file=sys.stderr,
+        )
+    raise SystemExit(EXIT_PEER)
+
+
 def is_lost_peer(error: Exception) -> bool:
     """Return whether an error of a collective means that another rank is gone or hangs."""
     text = str(error).lower()

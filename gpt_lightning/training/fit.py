@@ -299,6 +299,7 @@ class GPTCLI(LightningCLI):
             ) from error
         except Exception as error:
             if ranks.is_lost_peer(error):
+                ranks.leave_to_launcher(self.trainer)
                 raise PeerError(f"the connection to another rank is lost; {CONTINUE}") from error
             if type(error).__module__.startswith("wandb."):  # no account, or no network
                 raise UserError(

@@ -8,12 +8,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.distributed import take_world
+from gpt_lightning.hardware.distributed import (
+    PARENT,
+    RankLauncher,
+    leave_to_launcher,
+    take_world,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 ELASTIC = {
@@ -151,6 +157,44 @@ def test_a_killed_rank_ends_the_others_within_seconds(folder):
     lines = [line for line in err.splitlines() if line.startswith("error: ")]
     assert len(lines) <= 1
     assert all("--resume auto to continue" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_a_wrong_setting_is_not_started_again(folder):
+    run = start("torchrun.sh", "--trainer.max_stepss=3", NPROC=2, PORT=folder)
+    _, err = run.communicate(timeout=100)
+    assert run.returncode == 2
+    assert err == "error: unknown key 'trainer.max_stepss': did you mean 'trainer.max_steps'?\n"
+
+
+@pytest.mark.slow
+def test_an_error_of_one_rank_is_one_error(folder):
+    Path("crash.py").write_text(CRASH.replace("os.kill(os.getpid(), signal.SIGKILL)", "1 / 0"))
+    options = ("--run_name=error", "--trainer.callbacks+=crash.Crash")
+    run = start("torchrun.sh", *options, NPROC=2, RESTARTS=0, PORT=folder)
+    _, err = run.communicate(timeout=100)
+    assert run.returncode == 1
+    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert "ZeroDivisionError" in line
+    assert err.count("rank 0: another rank has ended; ") == 1
+
+
+def external(rank, **changes):
+    environment = SimpleNamespace(creates_processes_externally=True)
+    strategy = SimpleNamespace(cluster_environment=environment, launcher=None)
+    return SimpleNamespace(strategy=strategy, local_rank=rank, global_rank=rank + 4, **changes)
+
+
+def test_a_lost_rank_is_no_error_of_its_own_under_a_launcher(capsys, monkeypatch):
+    for rank, line in ((0, "rank 4: another rank has ended; "), (1, "")):
+        with pytest.raises(SystemExit, match="75"):
+            leave_to_launcher(external(rank))
+        assert capsys.readouterr().err[:32] == line
+    ours = external(0)
+    ours.strategy.launcher = object.__new__(RankLauncher)
+    leave_to_launcher(ours)
+    monkeypatch.setenv(PARENT, "1")
+    leave_to_launcher(external(1))
 
 
 @pytest.mark.slow

@@ -76,7 +76,13 @@ def main(text_file: str, views: bool, shards: bool, stop: bool) -> None:
         enable_model_summary=False,
         use_distributed_sampler=False,
         default_root_dir=folder,
-        callbacks=[SpeedMonitor(warmup_steps=1), StopSignals(), RunCheckpoint(), reads, *[Stop()] * stop],
+        callbacks=[
+            SpeedMonitor(warmup_steps=1),
+            StopSignals(),
+            RunCheckpoint(),
+            reads,
+            *[Stop()] * stop,
+        ],
     )
     data = TokenDataModule(
         text_file=text_file, data_dir=folder, batch_size=2, block_size=16, tokenizer="char"
