@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -28,6 +29,7 @@ CLUSTERS = (
     envs.MPIEnvironment,
 )
 LOOPBACK = "127.0.0.1"
+NO_COMMAND = "trainer.devices: set it to 1 in an interactive Python, or run a file"
 
 PARENT = "GPT_LIGHTNING_PARENT"  # environment variable with the process ID of rank 0
 POLL_S = 0.25
@@ -170,9 +172,13 @@ class RankLauncher(_SubprocessScriptLauncher):
         """Start the other ranks, then call the function.
 
         Raises:
+            UserError: This process was started in a way that the other ranks cannot be.
             PeerError: Another rank was killed.
             SystemExit: Another rank has printed an error; the code is that of the other rank.
         """
+        is_module = sys.modules["__main__"].__spec__ is not None  # python -m
+        if not is_module and not Path(sys.argv[0]).is_file():  # python -c
+            raise UserError(NO_COMMAND)
         self._ended = threading.Event()
         os.environ[PARENT] = str(os.getpid())
         # sets LOCAL_RANK, so that Lightning starts neither ranks nor its observer

@@ -7,7 +7,6 @@ errors about arguments become user errors.
 
 import math
 import re
-import sys
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +21,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.hardware.distributed import NO_COMMAND
 from gpt_lightning.parsing import nearest
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
@@ -79,9 +79,8 @@ class Trainer(L.Trainer):
             super().__init__(precision=precision, **kwargs)  # type: ignore[arg-type]  # never auto
         except ARGUMENT_ERRORS as error:
             raise argument_error(error) from error
-        copies = getattr(self.strategy, "_start_method", "popen") != "popen"  # Lightning's auto
-        if copies or (self.num_devices > 1 and not starts_again(self.strategy)):
-            raise UserError("trainer.devices: set it to 1 in an interactive Python, or run a file")
+        if getattr(self.strategy, "_start_method", "popen") != "popen":  # Lightning's auto
+            raise UserError(NO_COMMAND)
         if self.world_size > 1:
             check_callbacks_of_ranks(callbacks)
         if isinstance(self.strategy, DDPStrategy):  # no copy back from the buckets
@@ -95,16 +94,6 @@ class Trainer(L.Trainer):
     def _run_stage(self) -> Any:
         with lean_hooks():
             return super()._run_stage()
-
-
-def starts_again(strategy: Any) -> bool:
-    """Return whether ranks can be started by this process's command, or are started already."""
-    environment = getattr(strategy, "cluster_environment", None)
-    return (
-        sys.modules["__main__"].__spec__ is not None  # python -m
-        or any(Path(arg).is_file() for arg in sys.argv[:1])
-        or getattr(environment, "creates_processes_externally", False)
-    )
 
 
 def as_list(value: Any) -> list[Any]:

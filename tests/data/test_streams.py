@@ -244,6 +244,7 @@ def test_each_node_fetches_its_share(nodes, server, tmp_path):
             assert np.array_equal(x[rank::world], batches[rank][index])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_each_node_fetches_its_share_of_a_mixture(nodes, ours, tmp_path):
     """Their union is the order of one process that continues the run."""

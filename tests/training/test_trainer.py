@@ -5,11 +5,13 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import callbacks as stock
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.connectors import accelerator_connector
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.hardware.distributed import RankLauncher
 from gpt_lightning.training import trainer as module
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
@@ -103,11 +105,11 @@ def test_ranks_are_not_copies_of_an_interactive_python(monkeypatch):
 def test_ranks_cannot_run_the_text_of_python_c_again(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["-c"])
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    launcher = RankLauncher(LightningEnvironment(), 2, 1)
+    monkeypatch.setattr(launcher, "_call_children_scripts", lambda: None)
     with pytest.raises(UserError, match=r"trainer\.devices: set it to 1 in an interactive"):
-        module.Trainer(accelerator="cpu", devices=2, logger=False)
-    module.Trainer(accelerator="cpu", devices=1, logger=False)
-    monkeypatch.setattr(sys, "argv", [__file__])
-    module.Trainer(accelerator="cpu", devices=2, logger=False)
+        launcher.launch(print)
+    assert not launcher.procs
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp_spawn", DDPStrategy(start_method="spawn")])
