@@ -115,6 +115,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="runs of each program (3)")
     parser.add_argument("--llmc", type=Path, help="folder of llm.c (none)")
     args = parser.parse_args()
+    for name in ("shakespeare_char", "shakespeare"):
+        if not (args.nanogpt / "data" / name / "train.bin").exists():
+            parser.error(f"run `python {args.nanogpt}/data/{name}/prepare.py` before")
     load = os.getloadavg()[0]  # of other programs: the loop makes its own
     machine = machine_record(sys.argv)
     peak, bandwidth = measure_peak(torch.device("cpu"), "bf16", 3.0), measure_bandwidth()
