@@ -517,8 +517,8 @@ The base: the speedrun's model with {BASE.n_layer} layers, {BASE.n_embd} wide, 1
 step, {tokens:,} characters in all; Muon {BASE.matrix_lr:g}, AdamW {BASE.lr:g}, a line to 0. Each
 row changes one thing; tokens and seeds ({", ".join(map(str, seeds))}) are the same. The gain is in
 nats, and positive if the lever lowers the loss. A lever that all records use is measured by its
-absence. The base reads less than one epoch: dropout, averaged weights and pairs of characters help
-the records of several epochs, and lose here.
+absence. The base reads less than one epoch: dropout, averaged weights and pairs of characters are
+for records of several epochs, and lose here.
 
 """
     text += (
