@@ -2462,7 +2462,7 @@ SLOW = [
     ),
     (
         "fit --config tiny.yaml --data.text_file null --data.text_file bad/x.pdf",
-        "bad/x.pdf is not UTF-8: byte 0xff at offset 9; convert it, for example with",
+        "bad/x.pdf is no text, it begins as PDF: convert it, for example with pdftotext",
     ),
     (
         "fit --config tiny.yaml --data.text_file null --data.text_file bad/empty.txt",

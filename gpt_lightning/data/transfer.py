@@ -53,7 +53,9 @@ def fetch_file(
         if found != (sha256 or found):
             problem = problem or f"expected SHA-256 {sha256}, found {found}"
         if problem and found in others:  # not damaged on its way
-            raise UserError(f"cannot fetch {url} ({problem}, twice): {fix}")
+            raise UserError(f"cannot fetch {url} ({problem}, twice): {fix}") from ValueError(
+                problem
+            )
         if problem:
             others.add(found)
             raise ValueError(problem)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare.inputs import DATA_EXTRA, Input, damaged
+from gpt_lightning.prepare.input_file import DATA_EXTRA, Input, damaged
 
 if TYPE_CHECKING:
     import pyarrow.parquet

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare.inputs import DATA_EXTRA, Input, damaged
+from gpt_lightning.prepare.input_file import DATA_EXTRA, Input, damaged
 
 CHUNK_BYTES = 2**16  # decompressed at a time
 WINDOW_BYTES = 2**31  # of `zstd --long=31`, as dumps of Reddit have it; zstd's own limit is 2**27

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.columns import bytes_of, open_parquet
 from gpt_lightning.prepare.compressed import decompressed, intact
-from gpt_lightning.prepare.inputs import (
+from gpt_lightning.prepare.input_file import (
     HEAD_BYTES,
     RECODE,
     Input,
@@ -19,8 +19,8 @@ from gpt_lightning.prepare.inputs import (
     check_lines,
     check_text,
     damaged,
-    open_input,
 )
+from gpt_lightning.prepare.inputs import open_input
 from gpt_lightning.prepare.settings import Errors
 
 BOM = b"\xef\xbb\xbf"

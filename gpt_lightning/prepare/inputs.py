@@ -7,105 +7,32 @@ import hashlib
 import io
 import json
 import os
-import shlex
-import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Literal, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, BinaryIO
 
-from gpt_lightning.errors import UserError, reason_of
+from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained
+from gpt_lightning.prepare.input_file import (
+    COMPRESSIONS,
+    Input,
+    is_url,
+    kind_of,
+    no_lines,
+    without_host,
+)
+from gpt_lightning.prepare.web import (
+    NO_STAMP,
+    READ_BYTES,
+    RemoteFile,
+    explained_url,
+    patiently,
+    remote_input,
+)
 
-Kind = Literal["text", "jsonl", "parquet"]
-T = TypeVar("T")
-
-KINDS: dict[str, Kind] = {
-    ".txt": "text",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-}
-COMPRESSIONS = (".gz", ".zst")
 HUB = "hf:"
 HUB_ADDRESS = "hf://datasets/{name}@refs/convert/parquet/{config}"
-DATA_EXTRA = "pip install 'gpt-lightning[data]'"
-# first bytes of files that no setting turns into text: name of the format, and what to do
-UNPACK = "unpack it, or, if it holds JSONL, let its name end in "
-RECODE = "convert it with iconv -f {} -t utf-8"
-MAGICS = {
-    b"\xff\xfe\x00\x00": ("UTF-32", RECODE.format("utf-32")),
-    b"\x00\x00\xfe\xff": ("UTF-32", RECODE.format("utf-32")),
-    b"\xff\xfe": ("UTF-16", RECODE.format("utf-16")),
-    b"\xfe\xff": ("UTF-16", RECODE.format("utf-16")),
-    b"\x1f\x8b": ("gzip", f"{UNPACK}.jsonl.gz"),
-    b"\x28\xb5\x2f\xfd": ("zstd", f"{UNPACK}.jsonl.zst"),
-    b"PAR1": ("Parquet", "let its name end in .parquet"),
-    b"%PDF": ("PDF", "convert it, for example with pdftotext"),
-    b"PK\x03\x04": ("zip", "unpack it"),
-    b"BZh91AY": ("bzip2", "unpack it"),
-    b"\xfd7zXZ\x00": ("xz", "unpack it"),
-}
-READ_BYTES = 2**20  # of a URL at a time
-HEAD_BYTES = 4096  # of a text that are examined
-# Facts that change with a file; no store has all of them.
-STAMPS = ("ETag", "etag", "sha256", "blob_id", "md5", "md5Hash", "checksum", "mtime", "created")
-HTTP_STAMPS = ("Content-MD5", "Last-Modified")
-NO_STAMP = "none "
-
-
-@dataclass(frozen=True)
-class Input:
-    """File of documents.
-
-    Attributes:
-        path: Local path or URL.
-        name: Name in SOURCE, independent of the folder's place.
-        kind: text (one document), jsonl or parquet.
-        compression: .gz, .zst or "" (jsonl only).
-        size: Bytes, None if the store does not return them.
-        stamp: Time of the last change, or a digest; it changes with the content.
-        seekable: True if the file can be read from the middle.
-    """
-
-    path: str
-    name: str
-    kind: Kind
-    compression: str
-    size: int | None
-    stamp: str
-    seekable: bool = True
-
-    @property
-    def label(self) -> str:
-        """Name in messages."""
-        return "standard input" if self.name == "stdin" else self.path
-
-
-def kind_of(path: str) -> tuple[Kind, str] | None:
-    """Return kind and compression by a file's name; None for files without documents."""
-    name = PurePosixPath(_without_host(path)).name.lower()
-    compression = next((end for end in COMPRESSIONS if name.endswith(end)), "")
-    kind = KINDS.get(PurePosixPath(name.removesuffix(compression)).suffix)
-    if kind is None or (compression and kind != "jsonl"):
-        return None
-    return kind, compression
-
-
-def is_url(source: str) -> bool:
-    """Return whether fsspec opens the source, not the operating system."""
-    return "://" in source
-
-
-def _without_host(source: str) -> str:
-    """Return the part of a URL that names a file. Only http has queries; else a ? is a glob's."""
-    if source.startswith(("http://", "https://")):
-        return urlsplit(source).path
-    return source.split("://", 1)[-1]
 
 
 def source_name(source: str | Sequence[str]) -> str:
@@ -122,7 +49,7 @@ def source_name(source: str | Sequence[str]) -> str:
         return "stdin"
     if source.startswith(HUB) and not is_url(source):
         return source.removeprefix(HUB).split(":")[0].split("/")[-1]
-    path = PurePosixPath(_without_host(source))
+    path = PurePosixPath(without_host(source))
     while any(character in path.name for character in "*?["):  # a glob is called as its folder
         path = path.parent
     name = path.name or Path(source).resolve().name
@@ -183,38 +110,6 @@ def fingerprint(inputs: Sequence[Input], times: bool = True) -> str:
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
-def check_text(head: bytes, label: str) -> None:
-    """Raise a UserError if the first bytes of a text or JSONL are those of another format.
-
-    In UTF-16 without a byte order mark, half of the bytes of English are NUL.
-    """
-    for magic, (name, fix) in MAGICS.items():
-        if head.startswith(magic):
-            raise UserError(f"{label} is no text, it begins as {name}: {fix}")
-    head = head[:HEAD_BYTES]
-    if 4 * head.count(0) >= len(head) > 0:
-        order = RECODE.format("utf-16be" if head.startswith(b"\0") else "utf-16le")
-        raise UserError(f"{label} is no UTF-8, it has many NUL bytes: if it is UTF-16, {order}")
-
-
-def check_lines(line: bytes, entry: Input) -> None:
-    """Raise a UserError if the first line of a JSONL file begins a JSON value of many lines."""
-    if line.lstrip().startswith(b"[") or line.strip() == b"{":
-        raise _no_lines(entry.label, entry.compression)
-
-
-def _no_lines(label: str, compression: str) -> UserError:
-    path, first = shlex.quote(label), ""
-    if is_url(label):
-        path, first = shlex.quote(PurePosixPath(_without_host(label)).name), "download it, and "
-    unpack = {".gz": f"gzip -dc {path} | ", ".zst": f"zstd -dc {path} | "}.get(compression)
-    command = f"{unpack}jq -c '.[]'" if unpack else f"jq -c '.[]' {path}"
-    return UserError(
-        f"{label}: expected a JSON object on each line, found other JSON: {first}convert it, for "
-        f"example an array with {command} > documents.jsonl"
-    )
-
-
 # ---- on this machine -----------------------------------------------------------------------------
 
 
@@ -229,7 +124,7 @@ def _local(sources: Sequence[str], skipped: list[str]) -> list[Input]:
         elif root.exists():
             found, base = [root], root.parent
             if not _is_lines(root):
-                raise _no_lines(source, "")
+                raise no_lines(source, "")
         else:
             # a bracket of a name, if it is no pattern
             matches = _matches(source, skipped) or _matches(source.replace("[", "[[]"), skipped)
@@ -350,167 +245,6 @@ def begins_with_object(path: Path) -> bool:
 # ---- behind a URL --------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def explained_url(url: str) -> Iterator[None]:
-    """Turn any exception of a store into a UserError of one line."""
-    try:
-        yield
-    except UserError:
-        raise
-    except ImportError as error:  # fsspec's text names the package to install
-        raise UserError(f"cannot open {url}: {error}") from error
-    except Exception as error:
-        origin = _origin(error)
-        missing = isinstance(origin, FileNotFoundError) or _status(origin) in (404, 410)
-        reason = "no such file" if missing else reason_of(origin)
-        raise UserError(
-            f"cannot read {url}: {reason}; check the address and the connection, and run the same "
-            "command again: it continues from the completed parts"
-        ) from error
-
-
-def _origin(error: Exception) -> BaseException:
-    """Return the error behind fsspec's FileNotFoundError, which it raises for any of http."""
-    cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
-    is_http = isinstance(cause, OSError) or type(cause).__module__.startswith("aiohttp")
-    return cause if cause is not None and is_http else error
-
-
-def _status(error: BaseException) -> int | None:
-    """Return the status of an answer by http that is an error of aiohttp or of the hub."""
-    response = getattr(error, "response", None)
-    found = getattr(error, "status", None) or getattr(response, "status_code", None)
-    return found if isinstance(found, int) else None
-
-
-def _is_passing(error: Exception, reached: bool) -> bool:
-    """Return whether a lost connection or a busy server is the reason of an error."""
-    origin = _origin(error)
-    status = _status(origin)
-    if status is not None:
-        return status in (408, 429) or status >= 500
-    if not reached and isinstance(origin, OSError):
-        return False
-    paths = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
-    return not isinstance(origin, (*paths, ImportError, ValueError, NotImplementedError))
-
-
-def patiently(url: str, work: Callable[[Any, str], T], reached: bool = True) -> T:
-    """Call a function with a URL's file system and path, again after errors that may pass.
-
-    The last error is the file system's; explained_url turns it into a UserError.
-
-    Args:
-        url: Address on any file system of fsspec.
-        work: Function of the file system and the path.
-        reached: False if this is the first request: without a connection the address is wrong.
-    """
-    from gpt_lightning.data.transfer import ATTEMPTS, BACKOFF_S, on_file_system  # needs fsspec
-
-    for attempt in range(ATTEMPTS):
-        try:
-            return work(*on_file_system(url))
-        except Exception as error:
-            if attempt == ATTEMPTS - 1 or not _is_passing(error, reached):
-                raise
-            if not attempt:
-                print(
-                    f"cannot read {url} ({reason_of(_origin(error))}): trying "
-                    f"{ATTEMPTS - 1} times more",
-                    flush=True,
-                )
-        time.sleep(BACKOFF_S * 2**attempt)
-    raise AssertionError(url)
-
-
-class RemoteFile(io.RawIOBase):
-    """File behind a URL; after a lost connection it is opened again at the same place.
-
-    Args:
-        entry: Input behind a URL.
-    """
-
-    def __init__(self, entry: Input) -> None:
-        self._entry = entry
-        self._at = 0
-        self._file: Any = None
-        self._is_http = entry.path.startswith(("http://", "https://"))
-        self._is_stream = self._is_http and entry.kind != "parquet" and not entry.seekable
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return not self._is_stream
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        if self._is_stream:
-            raise io.UnsupportedOperation("seek")
-        if whence == os.SEEK_END and self._entry.size is None:
-            raise self._without_ranges()
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._entry.size or 0}
-        at = start[whence] + offset
-        if at != self._at and self._file is not None:
-            try:
-                self._file.seek(at)
-            except ValueError as error:
-                raise self._without_ranges() from error
-        self._at = at
-        return at
-
-    def readinto(self, buffer: Any) -> int:
-        with explained_url(self._entry.path):
-            content = patiently(self._entry.path, partial(self._read, buffer))
-        self._at += len(content)
-        return len(content)
-
-    def _read(self, buffer: Any, system: Any, path: str) -> bytes:
-        try:
-            if self._file is None:
-                self._file = self._opened(system, path)
-            content: bytes = self._file.read(len(buffer))
-            if not content and self._at < (self._entry.size or 0):
-                raise ConnectionError(f"it ended after {self._at:,} of {self._entry.size:,} bytes")
-        except BaseException as error:
-            self._close()
-            if self._is_http and isinstance(error, ValueError):
-                raise self._without_ranges() from error
-            raise
-        buffer[: len(content)] = content
-        return content
-
-    def _opened(self, system: Any, path: str) -> Any:
-        """Return the file, opened where this one is."""
-        if not self._is_stream:
-            file = system.open(path, "rb")
-            file.seek(self._at)
-            return file
-        headers = {"Range": f"bytes={self._at}-"} if self._at else {}
-        file = system.open(path, "rb", block_size=0, size=self._entry.size, headers=headers)
-        skip = self._at if file.r.status != 206 else 0
-        while skip:
-            content = file.read(min(skip, READ_BYTES))
-            if not content:
-                raise ConnectionError(f"it ended {skip:,} bytes before {self._at:,}")
-            skip -= len(content)
-        return file
-
-    def _without_ranges(self) -> UserError:
-        return UserError(
-            f"{self._entry.path}: the server does not return ranges of bytes, which Parquet needs: "
-            "download the file, and give its path"
-        )
-
-    def _close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
-
-    def close(self) -> None:
-        self._close()
-        super().close()
-
-
 def _remote(source: str, skipped: list[str]) -> list[Input]:
     inputs: list[Input] = []
     with explained_url(source):
@@ -518,7 +252,7 @@ def _remote(source: str, skipped: list[str]) -> list[Input]:
             if kind := kind_of(url):
                 reached = bool(inputs) or not kind_of(source)
                 inputs.append(remote_input(url, *kind, reached=reached))
-            elif not _without_host(url).endswith("/"):  # the links that sort a server's listing
+            elif not without_host(url).endswith("/"):  # the links that sort a server's listing
                 skipped.append(f"{url} (neither JSONL nor Parquet nor .txt)")
     return inputs
 
@@ -543,38 +277,6 @@ def _urls(source: str, system: Any, path: str) -> list[str]:
 def _raise_lost(error: Exception) -> None:
     if not isinstance(error, FileNotFoundError):
         raise error
-
-
-def remote_input(
-    url: str, kind: Kind, compression: str, again: bool = False, reached: bool = True
-) -> Input:
-    """Return the input behind a URL; any error of its file system is raised.
-
-    Args:
-        url: Address of the file.
-        kind: text, jsonl or parquet.
-        compression: .gz, .zst or "".
-        again: True to ask the store, although this process may have listed it before.
-        reached: False if this is the first request.
-    """
-
-    def info(system: Any, path: str) -> Mapping[str, Any]:
-        if again and not url.startswith("hf://"):  # the hub limits the number of requests
-            system.invalidate_cache()
-        found: Mapping[str, Any] = system.info(path)
-        return found
-
-    return _remote_input(patiently(url, info, reached), url, kind, compression)
-
-
-def _remote_input(info: Mapping[str, Any], url: str, kind: Kind, compression: str) -> Input:
-    # without a stamp every run compares the contents
-    none = f"{NO_STAMP}{uuid.uuid4()}"
-    stamp = next((f"{key} {info[key]}" for key in STAMPS + HTTP_STAMPS if info.get(key)), none)
-    size = None if info.get("size") is None else int(info["size"])
-    # Not every http server returns ranges of bytes.
-    seekable = size is not None and (not url.startswith("http") or bool(info.get("partial")))
-    return Input(url, url, kind, compression, size, stamp, seekable)
 
 
 def _hub(source: str) -> list[Input]:
@@ -634,11 +336,3 @@ def explained_input(entry: Input) -> contextlib.AbstractContextManager[None]:
     if is_url(entry.path):
         return explained_url(entry.path)
     return explained("read", entry.label, "check the path and its permissions")
-
-
-def damaged(entry: Input, expected: str, error: Exception) -> UserError:
-    """Return the error of an input that is not a whole file of its kind."""
-    reason = " ".join(str(error).split())
-    return UserError(
-        f"{entry.label}: expected {expected}, found damage ({reason}); get the file again"
-    )

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import write_atomic
 from gpt_lightning.prepare.assemble import PARTS, PLAN, Assembly, Plan, ShardTask
 from gpt_lightning.prepare.executors import Execution, check_main_guard, run_all
-from gpt_lightning.prepare.inputs import Input, fingerprint
+from gpt_lightning.prepare.input_file import Input
+from gpt_lightning.prepare.inputs import fingerprint
 from gpt_lightning.prepare.settings import Settings
 from gpt_lightning.prepare.shard_writer import begin_dataset, finish_dataset
 from gpt_lightning.prepare.target import Target, save_inputs
@@ -39,6 +41,7 @@ from gpt_lightning.prepare.units import (
 )
 
 SHARDS = "shards"
+DONE = "done"  # folder of parts that are being deleted
 
 
 def prepare_documents(
@@ -77,6 +80,8 @@ def prepare_documents(
     shards = job.parts / SHARDS
     if not made and (shards / PLAN).exists() and target.delivered(shards):
         _delete_parts(job)  # the process was killed just after it delivered the dataset
+    elif not made:
+        _sweep(root)
     return manifest, made
 
 
@@ -178,13 +183,21 @@ def _described(missing: Sequence[int], execution: Execution) -> str:
 def _delete_parts(job: Job) -> None:
     """Delete the parts of this work, and the folder of all parts if it holds no others."""
     root = job.parts.parent
-    shutil.rmtree(job.parts, ignore_errors=True)
+    _sweep(root)
+    with contextlib.suppress(OSError):  # one step, which a later run can tell from unfinished work
+        job.parts.rename(root / DONE)
+    _sweep(root)
+    if root.exists():
+        print(f"{root} keeps parts of other settings: delete it if you do not need them")
+
+
+def _sweep(root: Path) -> None:
+    """Delete parts that a dataset has replaced, and their folder if it holds no others."""
+    shutil.rmtree(root / DONE, ignore_errors=True)
     for old in [root / "plan.json", *root.glob("????????.part")]:  # of the first version
         old.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         root.rmdir()
-    if root.exists():
-        print(f"{root} keeps parts of other settings: delete it if you do not need them")
 
 
 # ---- the dataset ---------------------------------------------------------------------------------

@@ -6,18 +6,14 @@ import sys
 from pathlib import Path
 
 from gpt_lightning.files import file_sha256
+from gpt_lightning.prepare.input_file import Input, Kind, is_url, kind_of
 from gpt_lightning.prepare.inputs import (
-    Input,
-    Kind,
     begins_with_object,
     check_unchanged,
-    explained_url,
-    is_url,
-    kind_of,
     open_input,
-    remote_input,
     source_name,
 )
+from gpt_lightning.prepare.web import explained_url, remote_input
 
 COPY_BYTES = 2**20
 

@@ -12,7 +12,7 @@ from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained
-from gpt_lightning.prepare.inputs import HEAD_BYTES, RECODE, check_text
+from gpt_lightning.prepare.input_file import HEAD_BYTES, RECODE, check_text
 from gpt_lightning.prepare.settings import Errors, Settings, split_borders
 from gpt_lightning.prepare.shard_writer import SplitWriter, begin_dataset, finish_dataset
 from gpt_lightning.prepare.target import Target

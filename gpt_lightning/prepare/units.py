@@ -22,7 +22,8 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, sync_folder, temporary_path
 from gpt_lightning.prepare.columns import column_sizes
 from gpt_lightning.prepare.documents import Document, Documents
-from gpt_lightning.prepare.inputs import Input, check_unchanged, explained_input, open_input
+from gpt_lightning.prepare.input_file import Input
+from gpt_lightning.prepare.inputs import check_unchanged, explained_input, open_input
 from gpt_lightning.prepare.parts import PartWriter
 from gpt_lightning.prepare.settings import Settings
 

@@ -144,7 +144,7 @@ def check_epoch(trainer: L.Trainer, batches: int) -> None:
     """
     accumulate, limit = trainer.accumulate_grad_batches, trainer.limit_train_batches
     used = limited(batches, limit)
-    interval: Any = trainer.val_check_interval
+    interval = getattr(trainer, "val_check_interval", None)  # a time is elsewhere
     within = trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches > 0
     if used % accumulate and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         key = "overfit" if trainer.overfit_batches else "limit_train"  # type: ignore[attr-defined]

@@ -11,7 +11,8 @@ import pytest
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.columns import column_sizes
 from gpt_lightning.prepare.documents import Documents
-from gpt_lightning.prepare.inputs import Input, find_inputs
+from gpt_lightning.prepare.input_file import Input
+from gpt_lightning.prepare.inputs import find_inputs
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -21,15 +21,9 @@ from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.command import dataset_folder, prepare
-from gpt_lightning.prepare.inputs import (
-    RemoteFile,
-    find_inputs,
-    fingerprint,
-    has_documents,
-    patiently,
-    source_name,
-)
+from gpt_lightning.prepare.inputs import find_inputs, fingerprint, has_documents, source_name
 from gpt_lightning.prepare.spool import begins_with_object
+from gpt_lightning.prepare.web import RemoteFile, patiently
 
 LINES = "".join(json.dumps({"text": f"document number {i}"}) + "\n" for i in range(40))
 

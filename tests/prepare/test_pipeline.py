@@ -519,6 +519,25 @@ def test_a_job_knows_the_parts_that_a_killed_merge_has_used(
     assert "none is missing: add --merge true" in capsys.readouterr().out
 
 
+def test_parts_whose_deletion_was_killed_are_deleted_by_the_next_call(
+    source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    calls, real = [], pipeline._sweep
+    with pytest.MonkeyPatch.context() as patch:
+
+        def sweep(root: Path) -> None:
+            calls.append(root)
+            real(root) if len(calls) == 1 else refuse()
+
+        patch.setattr(pipeline, "_sweep", sweep)
+        with pytest.raises(UserError, match="enough"):
+            prepare(str(source), out=str(out), workers=1)
+    assert list(tmp_path.glob(".*"))
+    prepare(str(source), out=str(out), workers=1)
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_an_overwrite_that_was_killed_keeps_its_parts(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     prepare(str(source), out=str(out), workers=1)

@@ -13,7 +13,8 @@ from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.document_index import ROW
 from gpt_lightning.prepare.documents import Documents
-from gpt_lightning.prepare.inputs import Input, find_inputs
+from gpt_lightning.prepare.input_file import Input
+from gpt_lightning.prepare.inputs import find_inputs
 from gpt_lightning.prepare.parts import Part, PartWriter, TokenReader, read_part, read_tables
 from gpt_lightning.prepare.settings import Settings
 from gpt_lightning.prepare.units import (

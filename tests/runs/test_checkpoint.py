@@ -142,6 +142,8 @@ def test_the_clipping_enum_in_files_of_earlier_versions_is_read_as_a_string(tmp_
     content = {"state_dict": {}, "global_step": 1}
     record.write(content)
     identity = {"gradient_clip_algorithm": GradClipAlgorithmType.NORM}
+    if GradClipAlgorithmType.NORM.__reduce_ex__(2)[0] is getattr:
+        pytest.skip("Python 3.11.0 to 3.11.3 write it as a call, which no checkpoint may have")
     content["gpt_lightning"]["run_identity"] = identity
     torch.save(content, tmp_path / "old.ckpt")
     found = load_checkpoint(tmp_path / "old.ckpt").record.run_identity

@@ -106,9 +106,8 @@ def test_ranks_cannot_run_the_text_of_python_c_again(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["-c"])
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     launcher = RankLauncher(LightningEnvironment(), 2, 1)
-    monkeypatch.setattr(launcher, "_call_children_scripts", lambda: None)
     with pytest.raises(UserError, match=r"trainer\.devices: set it to 1 in an interactive"):
-        launcher.launch(print)
+        launcher._call_children_scripts()
     assert not launcher.procs
 
 

@@ -1,0 +1,128 @@
+"""One file of documents: its kind, and bytes that are no text."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Literal
+from urllib.parse import urlsplit
+
+from gpt_lightning.errors import UserError
+
+Kind = Literal["text", "jsonl", "parquet"]
+KINDS: dict[str, Kind] = {
+    ".txt": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+}
+COMPRESSIONS = (".gz", ".zst")
+DATA_EXTRA = "pip install 'gpt-lightning[data]'"
+# first bytes of files that no setting turns into text: name of the format, and what to do
+UNPACK = "unpack it, or, if it holds JSONL, let its name end in "
+RECODE = "convert it with iconv -f {} -t utf-8"
+MAGICS = {
+    b"\xff\xfe\x00\x00": ("UTF-32", RECODE.format("utf-32")),
+    b"\x00\x00\xfe\xff": ("UTF-32", RECODE.format("utf-32")),
+    b"\xff\xfe": ("UTF-16", RECODE.format("utf-16")),
+    b"\xfe\xff": ("UTF-16", RECODE.format("utf-16")),
+    b"\x1f\x8b": ("gzip", f"{UNPACK}.jsonl.gz"),
+    b"\x28\xb5\x2f\xfd": ("zstd", f"{UNPACK}.jsonl.zst"),
+    b"PAR1": ("Parquet", "let its name end in .parquet"),
+    b"%PDF": ("PDF", "convert it, for example with pdftotext"),
+    b"PK\x03\x04": ("zip", "unpack it"),
+    b"BZh91AY": ("bzip2", "unpack it"),
+    b"\xfd7zXZ\x00": ("xz", "unpack it"),
+}
+HEAD_BYTES = 4096  # of a text that are examined
+
+
+@dataclass(frozen=True)
+class Input:
+    """File of documents.
+
+    Attributes:
+        path: Local path or URL.
+        name: Name in SOURCE, independent of the folder's place.
+        kind: text (one document), jsonl or parquet.
+        compression: .gz, .zst or "" (jsonl only).
+        size: Bytes, None if the store does not return them.
+        stamp: Time of the last change, or a digest; it changes with the content.
+        seekable: True if the file can be read from the middle.
+    """
+
+    path: str
+    name: str
+    kind: Kind
+    compression: str
+    size: int | None
+    stamp: str
+    seekable: bool = True
+
+    @property
+    def label(self) -> str:
+        """Name in messages."""
+        return "standard input" if self.name == "stdin" else self.path
+
+
+def kind_of(path: str) -> tuple[Kind, str] | None:
+    """Return kind and compression by a file's name; None for files without documents."""
+    name = PurePosixPath(without_host(path)).name.lower()
+    compression = next((end for end in COMPRESSIONS if name.endswith(end)), "")
+    kind = KINDS.get(PurePosixPath(name.removesuffix(compression)).suffix)
+    if kind is None or (compression and kind != "jsonl"):
+        return None
+    return kind, compression
+
+
+def is_url(source: str) -> bool:
+    """Return whether fsspec opens the source, not the operating system."""
+    return "://" in source
+
+
+def without_host(source: str) -> str:
+    """Return the part of a URL that names a file. Only http has queries; else a ? is a glob's."""
+    if source.startswith(("http://", "https://")):
+        return urlsplit(source).path
+    return source.split("://", 1)[-1]
+
+
+def check_text(head: bytes, label: str) -> None:
+    """Raise a UserError if the first bytes of a text or JSONL are those of another format.
+
+    In UTF-16 without a byte order mark, half of the bytes of English are NUL.
+    """
+    for magic, (name, fix) in MAGICS.items():
+        if head.startswith(magic):
+            raise UserError(f"{label} is no text, it begins as {name}: {fix}")
+    head = head[:HEAD_BYTES]
+    if 4 * head.count(0) >= len(head) > 0:
+        order = RECODE.format("utf-16be" if head.startswith(b"\0") else "utf-16le")
+        raise UserError(f"{label} is no UTF-8, it has many NUL bytes: if it is UTF-16, {order}")
+
+
+def check_lines(line: bytes, entry: Input) -> None:
+    """Raise a UserError if the first line of a JSONL file begins a JSON value of many lines."""
+    if line.lstrip().startswith(b"[") or line.strip() == b"{":
+        raise no_lines(entry.label, entry.compression)
+
+
+def no_lines(label: str, compression: str) -> UserError:
+    """Return the error of a .json that is one JSON value, with the command that converts it."""
+    path, first = shlex.quote(label), ""
+    if is_url(label):
+        path, first = shlex.quote(PurePosixPath(without_host(label)).name), "download it, and "
+    unpack = {".gz": f"gzip -dc {path} | ", ".zst": f"zstd -dc {path} | "}.get(compression)
+    command = f"{unpack}jq -c '.[]'" if unpack else f"jq -c '.[]' {path}"
+    return UserError(
+        f"{label}: expected a JSON object on each line, found other JSON: {first}convert it, for "
+        f"example an array with {command} > documents.jsonl"
+    )
+
+
+def damaged(entry: Input, expected: str, error: Exception) -> UserError:
+    """Return the error of an input that is not a whole file of its kind."""
+    reason = " ".join(str(error).split())
+    return UserError(
+        f"{entry.label}: expected {expected}, found damage ({reason}); get the file again"
+    )
