@@ -26,6 +26,16 @@ if SHARED_DATA.is_dir():
     os.environ.setdefault("GPT_LIGHTNING_DATA", str(SHARED_DATA))
 
 
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """Put back the variables that a test changes: Lightning's LOCAL_RANK would start no rank."""
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 @pytest.fixture(scope="session")
 def tinyshakespeare() -> Path:
     """The file of tiny Shakespeare; the test is skipped if it is missing."""

@@ -66,6 +66,7 @@ def test_an_optimizer_step_enters_few_files(shards):
     assert len(entered.files) <= 15, "\n".join(sorted(entered.files))
 
 
+@pytest.mark.slow
 def test_a_fit_on_ready_shards_imports_few_files(shards):
     code = (
         "import sys; from gpt_lightning.cli import main; assert main(sys.argv[1:]) == 0; "

@@ -8,7 +8,7 @@ import pytest
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "first_run.ipynb"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_the_notebook_trains_plots_samples_and_continues(tmp_path):
     nbformat = pytest.importorskip("nbformat")

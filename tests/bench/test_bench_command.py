@@ -72,6 +72,7 @@ def test_a_new_bench_is_one_file(tmp_path, monkeypatch, capsys):
     assert report["notes"] == ["Every row is a guess."]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argv", [["bench"], ["bench", "--help"], ["bench", "lader"]])
 def test_the_list_imports_no_bench_and_no_torch(argv):
     code = (

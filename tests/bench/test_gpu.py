@@ -85,12 +85,12 @@ def test_a_row_of_ours_is_fit_with_the_sizes_file(monkeypatch):
     ("name", "size", "target"),
     [
         ("NVIDIA H200", "124m", 0.50),
-        ("NVIDIA H200", "350m", 0.54),
-        ("NVIDIA H200", "774m", 0.56),
-        ("NVIDIA H200", "1558m", 0.58),
+        pytest.param("NVIDIA H200", "350m", 0.54, marks=pytest.mark.slow),
+        pytest.param("NVIDIA H200", "774m", 0.56, marks=pytest.mark.slow),
+        pytest.param("NVIDIA H200", "1558m", 0.58, marks=pytest.mark.slow),
         ("NVIDIA H100 80GB HBM3", "124m", 0.47),
         ("NVIDIA H100 80GB HBM3", "350m", None),
-        ("NVIDIA H100 80GB HBM3", "1558m", 0.55),
+        pytest.param("NVIDIA H100 80GB HBM3", "1558m", 0.55, marks=pytest.mark.slow),
         ("NVIDIA GH200 480GB", "124m", None),
     ],
 )
@@ -106,6 +106,7 @@ class Speed:
     step_ms, stalls, attention = 5.0, 0, "cudnn"
 
 
+@pytest.mark.slow
 def test_ours_gets_a_micro_batch_that_fits_with_the_same_tokens(monkeypatch):
     asked, peaks, freed = [], [], []
 

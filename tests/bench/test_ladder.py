@@ -67,6 +67,7 @@ def test_every_rung_is_a_row_with_a_rate(capsys):
     assert "rung flash" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_rung_has_the_settings_of_all_before_it(monkeypatch):
     seen = []
     monkeypatch.setattr(ladder, "plot_bars", lambda *args: None)

@@ -281,6 +281,7 @@ def test_a_step_without_a_meter_is_a_step() -> None:
     assert not torch.equal(model.lm_head.weight, before)
 
 
+@pytest.mark.slow
 def test_a_sweep_has_a_timeline_for_each_row(monkeypatch) -> None:
     def in_this_process(address, configuration, timeout_s):
         module, function = address.split(":")

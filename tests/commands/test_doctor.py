@@ -383,7 +383,7 @@ def test_each_gpu_is_compared_with_the_cpu(peak, monkeypatch):
     assert "CPU and device" not in [name for _, name, _ in lines]
 
 
-@pytest.mark.slow  # compiles, starts three processes
+@pytest.mark.long  # compiles, starts three processes
 @pytest.mark.timeout(300)
 def test_it_works_here(tmp_path):
     begin = time.perf_counter()

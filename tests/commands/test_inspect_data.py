@@ -162,6 +162,7 @@ def test_a_terminal_does_not_obey_a_dataset() -> None:
     assert visible("a\n\tb \u00e9 \x1b[2J\x07\x9b") == "a\n\tb \u00e9 \\x1b[2J\\x07\\x9b"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["verify", "data inspect"])
 def test_help_imports_nothing_heavy(command: str) -> None:
     code = (

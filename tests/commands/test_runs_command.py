@@ -151,6 +151,7 @@ def texts_of(path: Path) -> str:
     return "\n".join(node.text for node in root.iter() if node.tag is ElementTree.Comment)
 
 
+@pytest.mark.slow
 def test_any_run_can_be_drawn(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name, losses in {"a": [3.0], "b": [3.0, None, 2.0], "c": [None, None], "d": []}.items():

@@ -51,7 +51,7 @@ def cached(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("name", ["sequential", "shuffled", "random"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_windows_are_those_of_the_folder(name, workers, server, dataset, tmp_path):
     local = loader(TokenDataset(str(dataset), tmp_path, 1.0), name)
     away = loader(opened(server, tmp_path), name, num_workers=workers)

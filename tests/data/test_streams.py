@@ -451,6 +451,7 @@ def test_an_address_without_shards(tmp_path):
     Hub.store.clear()
 
 
+@pytest.mark.slow
 def test_the_fetching_threads_end_with_their_cache(server, tmp_path):
     def fetching() -> list[str]:
         return [t.name for t in threading.enumerate() if "_fetch_all" in t.name]

@@ -79,6 +79,7 @@ def test_fit_takes_the_gpu_of_a_mac(mac, text_file, capsys, monkeypatch):
     assert "in fp32: nothing faster is known to be safe on mps" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
 def test_fit_takes_lower_precisions(precision, mac, text_file, capsys):
     assert fit("--trainer.accelerator=mps", f"--trainer.precision={precision}")["val/loss"] < 4
@@ -257,6 +258,7 @@ def test_the_fused_optimizer_of_a_mac_is_pytorchs():
 # ---- reproduce -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_mac_reproduces_its_rung(mac, monkeypatch):
     case = CASES["shakespeare-char"]
     rungs = {rung.name: rung for rung in case.rungs}

@@ -260,7 +260,7 @@ assert headers() == ahead
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_the_headers_of_a_model_are_compiled_ahead(tmp_path):
     own = {"TMPDIR": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}

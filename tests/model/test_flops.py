@@ -40,7 +40,8 @@ def _counted_per_token(config: GPTConfig, batch_size: int, block_size: int) -> t
     ("config", "block_size"),
     [
         (SIZES["gpt2"], 1024),
-        (SIZES["gpt2-xl"], 128),  # a context below block_size
+        # a context below block_size
+        pytest.param(SIZES["gpt2-xl"], 128, marks=pytest.mark.slow),
         (GPTConfig(6, 6, 384, 256, vocab_size=65, bias=False, dropout=0.2), 256),
         (GPTConfig(4, 4, 256, 2048, vocab_size=512), 2048),  # attention is most of it
         (GPTConfig(2, 4, 256, 64, vocab_size=5000, tie_weights=False), 64),

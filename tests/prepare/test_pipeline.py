@@ -111,6 +111,7 @@ def test_the_last_documents_held_out(source: Path, texts: list[str], tmp_path: P
     assert abs(len(val) - 0.3 * len(train + val)) < 100
 
 
+@pytest.mark.slow
 def test_the_same_whatever_the_number_of_workers(source: Path, tmp_path: Path) -> None:
     for workers in (1, 3):
         prepare(str(source), out=str(tmp_path / f"out{workers}"), workers=workers)
@@ -156,6 +157,7 @@ def test_every_format_has_the_same_tokens(source: Path, tmp_path: Path, file_for
     assert np.frombuffer(raw[skip:], "<u2").tolist() == tokens(out, "train")
 
 
+@pytest.mark.slow
 def test_for_the_datamodule(source: Path, tmp_path: Path) -> None:
     manifest = prepare_source(str(source), "gpt2", tmp_path, 0.2)
     folder = dataset_folder(str(source), "gpt2", tmp_path, 0.2)
@@ -331,7 +333,7 @@ def test_other_errors_after_a_damaged_document(
     assert contents(out) == expected
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_dataset_of_touched_inputs_is_kept(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int
 ) -> None:

@@ -357,14 +357,13 @@ def test_the_selftest_sees_each_break(tinyshakespeare, quick, capsys):
     assert lines[-1] == ["1", "ok,", "1", "red"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "breaks"),
     [
-        ("lecture-ladder", 37),
-        ("precision-ladder", 26),
-        ("shakespeare-char-small", 26),
-        ("shakespeare-char", 30),
+        pytest.param("lecture-ladder", 37, marks=pytest.mark.long),
+        pytest.param("precision-ladder", 26, marks=pytest.mark.long),
+        pytest.param("shakespeare-char-small", 26, marks=pytest.mark.slow),
+        pytest.param("shakespeare-char", 30, marks=pytest.mark.long),
     ],
 )
 def test_every_break_of_every_rung_is_seen(case, breaks, tinyshakespeare, capsys):

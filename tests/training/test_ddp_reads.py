@@ -18,7 +18,7 @@ def trained(*arguments: str):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_step_of_two_ranks_reads_nothing_of_the_device(text_file):
     """Lightning alone would read a flag of SIGTERM before each micro-batch (PL#21487)."""
     views = trained(str(text_file))
