@@ -3,9 +3,9 @@
 A file in the cache is named by its SHA-256 and appears complete and checked or not at all, so it is
 never stale. A shard whose SHA-256 is nowhere published is named by its address, size and tags (ETag
 and others, if they are listed); the digest of its first copy is kept, and later copies must have
-it. Processes (ranks, loader workers) and datasets
-share the cache: one process fetches a shard, the others wait for it at a lock. A shard is mapped
-while windows are copied from it and not longer, because a deleted file that is mapped takes space.
+it. Processes (ranks, loader workers) and datasets share the cache: one process fetches a shard, the
+others wait for it at a lock. A shard is mapped while windows are copied from it and not longer,
+because a deleted file that is mapped takes space.
 """
 
 import contextlib
