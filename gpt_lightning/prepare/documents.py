@@ -57,6 +57,7 @@ class Documents:
         self._errors = errors
         self.skipped = 0
         self.replaced = 0
+        self.n_bytes = 0  # of the lines, cells and texts in `content`
         self._digest = hashlib.sha256()
 
     @property
@@ -113,6 +114,7 @@ class Documents:
             n_bytes = -1 if content is None else len(content)
             self._digest.update(n_bytes.to_bytes(8, "little", signed=True))
             self._digest.update(content or b"")
+            self.n_bytes += max(n_bytes, 0)
             yield content, where
 
     def count_damaged(self, where: Callable[[], str], reason: str) -> None:

@@ -91,7 +91,7 @@ def _contents(inputs: Sequence[Input], settings: Settings, execution: Execution)
     units = plan_units(inputs, settings.text_field)
     found: dict[str, str] = {}
     with Progress(sum(unit.size for unit in units), 0) as progress:
-        for unit, content in run_all(partial(read_content, settings), units, execution):
+        for unit, (content, _) in run_all(partial(read_content, settings), units, execution):
             found[unit.key] = content
             progress.add(unit.size, 0)
     return digest_contents([(unit.key, found[unit.key]) for unit in units])
@@ -154,6 +154,10 @@ def _parts(
         todo = [work for work in todo if work[0].index in indices]
     elif execution.merge:
         todo = [work for work in todo if work[1]]
+    if not execution.merge:  # a file may have another name now
+        keys = {unit.key for unit in units}
+        spare = tuple(name for name in job.present() if name.key not in keys)
+        todo = [(unit, candidates + spare) for unit, candidates in todo]
     wanted = units if own is None else own
     n_done = sum(unit.index in done for unit in wanted)
     if 0 < n_done < len(wanted):

@@ -24,7 +24,7 @@ from gpt_lightning.prepare.columns import column_sizes
 from gpt_lightning.prepare.documents import Document, Documents
 from gpt_lightning.prepare.input_file import Input
 from gpt_lightning.prepare.inputs import check_unchanged, explained_input, open_input
-from gpt_lightning.prepare.parts import PartWriter
+from gpt_lightning.prepare.parts import PartWriter, read_part
 from gpt_lightning.prepare.settings import Settings
 
 UNIT_BYTES = 2**24
@@ -240,12 +240,20 @@ def matching_part(job: Job, work: Work) -> PartName | None:
     unit, candidates = work
     if not candidates:
         return None
-    content = read_content(job.settings, unit)
-    return next((name for name in candidates if name.content == content), None)
+    content, n_bytes = read_content(job.settings, unit)
+    for name in (name for name in candidates if name.content == content):
+        if name.key == unit.key:
+            return name
+        with contextlib.suppress(UserError):  # damaged, or an equal unit took it
+            # lines and texts of equal bytes are other documents; without JSON, one is shorter
+            is_shorter = read_part(job.part(name)).text_bytes < n_bytes
+            if is_shorter == (unit.files[0].kind == "jsonl") and name.damage == CLEAN:
+                return name
+    return None
 
 
-def read_content(settings: Settings, unit: Unit) -> str:
-    """Return the digest of a unit's present contents, as in the name of its part.
+def read_content(settings: Settings, unit: Unit) -> tuple[str, int]:
+    """Return digest and bytes of a unit's present contents; the digest is in its part's name.
 
     Raises:
         UserError: An input cannot be read.
@@ -254,7 +262,7 @@ def read_content(settings: Settings, unit: Unit) -> str:
     for entry in unit.files:
         with explained_input(entry):
             reader.skim(entry, unit.start, unit.stop)
-    return reader.content
+    return reader.content, reader.n_bytes
 
 
 def digest_contents(units: Sequence[tuple[str, str]]) -> str:
@@ -269,10 +277,10 @@ def digest_contents(units: Sequence[tuple[str, str]]) -> str:
 def run_unit(job: Job, work: Work) -> tuple[PartName, int]:
     """Tokenize a unit's documents into its part, independently of all other units.
 
-    A part that exists already and was made of equal contents is returned instead. Each document
-    begins with the end-of-text token. Memory (measured): 20 MB besides the interpreter and the
-    tokenizer, and for the longest document 4 bytes a byte; 40 if it is a single word, as Chinese is
-    to GPT-2's pattern.
+    A part that exists already and was made of equal contents is returned instead, renamed if its
+    inputs are. Each document begins with the end-of-text token. Memory (measured): 20 MB besides
+    the interpreter and the tokenizer, and for the longest document 4 bytes a byte; 40 if it is a
+    single word, as Chinese is to GPT-2's pattern.
 
     Returns:
         The name of the part, and the number of tokens that were made.
@@ -280,10 +288,15 @@ def run_unit(job: Job, work: Work) -> tuple[PartName, int]:
     Raises:
         UserError: An input cannot be read or is damaged, or the disk is full.
     """
+    unit, errors = work[0], job.settings.errors
     found = matching_part(job, work)
     if found is not None:
-        return found, 0
-    unit, errors = work[0], job.settings.errors
+        if found.key == unit.key:  # its file may be deleted, and its tokens in shards
+            return found, 0
+        own = found._replace(key=unit.key, stamp=unit.stamp)
+        with contextlib.suppress(FileNotFoundError):  # an equal unit took it
+            os.replace(job.part(found), job.part(own))
+            return own, 0
     tokenizer = job.settings.build_tokenizer()
     reader = Documents(job.settings.text_field, errors)
     with explained("write", job.parts):

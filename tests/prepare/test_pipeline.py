@@ -408,6 +408,48 @@ def test_an_added_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert contents(out) == expected
 
 
+def write_lines(path: Path, name: str, count: int = 50) -> None:
+    path.parent.mkdir(exist_ok=True)
+    lines = [json.dumps({"text": f"{name} {i}"}) + "\n" for i in range(count)]
+    path.write_text("".join(lines))
+
+
+@pytest.mark.parametrize("change", ["source", "renamed", "copied"])
+def test_equal_contents_under_other_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """A source from another folder changes all names, which begin in the common folder."""
+    source, out, others = tmp_path / "in", tmp_path / "out", []
+    for name in "bc":
+        write_lines(source / f"{name}.jsonl", name)
+    interrupt(source, out)
+    if change == "source":
+        write_lines(tmp_path / "other" / "d.jsonl", "d", 1)
+        others = [str(tmp_path / "other")]
+    else:
+        (source / "b.jsonl").rename(source / "d.jsonl")
+    if change == "copied":
+        shutil.copy(source / "d.jsonl", source / "e.jsonl")
+    sources = [str(source), *others]
+    prepare(sources, out=str(tmp_path / "clean"), workers=1)
+    n_units = len(plan_units(find_inputs(sources), "text", UNIT_BYTES))
+    units_made = made(monkeypatch)
+    prepare(sources, out=str(out), workers=1)
+    new = {"source": 1, "renamed": 0, "copied": n_units // 3}[change]
+    assert len(units_made) == new < n_units
+    assert shards(out) == shards(tmp_path / "clean")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_part_of_lines_is_not_used_for_a_text_of_equal_bytes(tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    write_lines(source / "b.jsonl", "b", 1)
+    interrupt(source, out, val_fraction=0)
+    (source / "b.jsonl").rename(source / "b.txt")
+    prepare(str(source), out=str(out), workers=1, val_fraction=0)
+    assert tokens(out, "train") == naive([(source / "b.txt").read_text()])
+
+
 def test_jobs_of_an_array_with_other_times(
     source: Path,
     tmp_path: Path,
