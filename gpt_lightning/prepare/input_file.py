@@ -1,5 +1,7 @@
 """One file of documents: its kind, and bytes that are no text."""
 
+import json
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -99,6 +101,24 @@ def check_text(head: bytes, label: str) -> None:
     if 4 * head.count(0) >= len(head) > 0:
         order = RECODE.format("utf-16be" if head.startswith(b"\0") else "utf-16le")
         raise UserError(f"{label} is no UTF-8, it has many NUL bytes: if it is UTF-16, {order}")
+
+
+def is_object(line: bytes) -> bool:
+    """Return whether a line is a JSON object."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def check_not_json(head: bytes, label: str) -> None:
+    """Raise a UserError if the first lines of a text are those of JSONL or of an array."""
+    lines = head.removeprefix(b"\xef\xbb\xbf").split(b"\n", 2)[:2]
+    if re.match(rb"\s*\[\s*{", b"".join(lines)) or any(map(is_object, lines)):
+        raise UserError(
+            f"{label} is no text, it begins as JSON: let the name of JSONL end in .jsonl (of an "
+            "array, jq -c '.[]' makes JSONL), or in .txt to train on the JSON itself"
+        )
 
 
 def check_lines(line: bytes, entry: Input) -> None:

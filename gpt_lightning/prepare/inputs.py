@@ -5,6 +5,7 @@ import fnmatch
 import glob
 import hashlib
 import io
+import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from gpt_lightning.files import explained
 from gpt_lightning.prepare.input_file import (
     COMPRESSIONS,
     Input,
+    is_object,
     is_url,
     kind_of,
     no_lines,
@@ -228,18 +230,14 @@ def _is_lines(path: Path) -> bool:
 
 
 def begins_with_object(path: Path) -> bool:
-    """Return whether the first line of a file is a JSON object."""
+    """Return whether one of a file's first two lines is a JSON object, and the first begins one."""
     with open(path, "rb") as file:
         file.seek(3 if file.read(3) == b"\xef\xbb\xbf" else 0)  # a byte order mark
         start = file.tell()
         if not file.read(64).lstrip().startswith(b"{"):  # do not read a long line for nothing
             return False
         file.seek(start)
-        line = next((line for line in file if line.strip()), b"")
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
+        return any(map(is_object, itertools.islice(filter(bytes.strip, file), 2)))
 
 
 # ---- behind a URL --------------------------------------------------------------------------------

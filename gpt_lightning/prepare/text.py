@@ -12,7 +12,7 @@ from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained
-from gpt_lightning.prepare.input_file import HEAD_BYTES, RECODE, check_text
+from gpt_lightning.prepare.input_file import HEAD_BYTES, RECODE, check_not_json, check_text
 from gpt_lightning.prepare.settings import Errors, Settings, split_borders
 from gpt_lightning.prepare.shard_writer import SplitWriter, begin_dataset, finish_dataset
 from gpt_lightning.prepare.target import Target
@@ -180,6 +180,9 @@ def prepare_one_text(
             the disk is full.
     """
     survey = survey_text(source, settings)
+    if not name.lower().endswith(".txt"):
+        with source.open("rb") as file:
+            check_not_json(file.read(CHUNK_BYTES), str(source))
     origin = TextOrigin(name, survey.n_bytes, survey.sha256)
     target.wanted.update({"SHA-256 of the text": survey.sha256, "format": settings.format})
     target.wanted.update(settings.of_text())

@@ -26,6 +26,7 @@ from gpt_lightning.prepare.spool import begins_with_object
 from gpt_lightning.prepare.web import RemoteFile, patiently
 
 LINES = "".join(json.dumps({"text": f"document number {i}"}) + "\n" for i in range(40))
+JSON = [LINES, f'cut off"}}\n{LINES}', '[{"text": "a"}]', '[\n {"a": 1}]']
 
 
 def all_tokens(folder: Path) -> list[int]:
@@ -221,6 +222,34 @@ def test_packed_bytes_are_never_text(tmp_path: Path, content: bytes, errors: str
         with pytest.raises(UserError, match=r"is no text, it begins as [\w-]+: (unpack|let|conv)"):
             prepare(str(source), out=str(tmp_path / "out"), errors=errors, workers=1)
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["part-00000", "a.jl", "-"])
+@pytest.mark.parametrize(
+    "content", [LINES, f'cut off"}}\n{LINES}', '[{"text": "a"}]', '[\n {"a": 1}]']
+)
+def test_json_under_another_name_is_never_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str
+) -> None:
+    path, out = tmp_path / name, tmp_path / "out"
+    path.write_text(content)
+    if name == "-":
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
+    if (name, content) == ("-", LINES):
+        prepare("-", out=str(out))
+        return
+    with pytest.raises(UserError, match=r"begins as JSON: .* end in \.jsonl"):
+        prepare("-" if name == "-" else str(path), out=str(out), tokenizer="byte")
+    prepare(str(path.rename(tmp_path / "a.txt")), out=str(out), tokenizer="byte")
+
+
+def test_a_json_whose_first_line_is_damaged(tmp_path: Path) -> None:
+    path, out = tmp_path / "a.json", tmp_path / "out"
+    path.write_text(f'{{"text": "cut off\n{LINES}')
+    with pytest.raises(UserError, match="line 1: expected a JSON object"):
+        prepare(str(path), out=str(out), workers=1)
+    prepare(str(tmp_path), out=str(out), workers=1, errors="skip")
+    assert load_manifest(out).settings["skipped"] == 1
 
 
 @pytest.mark.parametrize("encoding", ["utf-16le", "utf-16be"])
