@@ -96,6 +96,8 @@ def read_manifest(folder: Path) -> Manifest:
         UserError: There is no dataset, or its manifest is broken.
     """
     path = folder / MANIFEST
+    if ":/" in str(folder) and not folder.exists():  # Path makes one slash of two
+        raise UserError(f"{folder} is an address: copy the dataset to a folder, and give its path")
     with explained("read", path, "check its permissions"):
         if path.exists():
             return Manifest.parse(path.read_bytes(), str(path))

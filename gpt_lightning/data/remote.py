@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from gpt_lightning.data import external
-from gpt_lightning.data.formats import LLMC_HEADER_BYTES, file_header
+from gpt_lightning.data.formats import LLMC_HEADER_BYTES, advise_random, file_header
 from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, open_shard
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.data.shards import ALL_SHARDS, TokenStream, stamp
@@ -307,7 +307,8 @@ class RemoteStream(TokenStream):
 
     def __init__(self, cache: ShardCache, manifest: Manifest, split: str) -> None:
         super().__init__(cache.folder, manifest, split)
-        self._cache = cache
+        self._cache, self._where = cache, cache.url
+        self._repair = f"check the files, and run `rm -r {shlex.quote(str(cache.folder))}`"
         self._bytes = [file_bytes(shard, self._format, self._dtype) for shard in self._shards]
         self._checked: dict[int, list[int]] = {}  # size and inode of files that were compared
         self.nodes = 1
@@ -445,7 +446,10 @@ class RemoteStream(TokenStream):
                         path.unlink(missing_ok=True)
                         continue
                     self._checked[index] = found
-                return open_shard(path.parent, kept, self._dtype, self._format)
+                tokens = open_shard(path.parent, kept, self._dtype, self._format)
+                if self.is_random:
+                    advise_random(tokens)
+                return tokens
             except (FileNotFoundError, UserError):
                 if path.exists():  # else another process evicted it meanwhile
                     raise

@@ -59,7 +59,7 @@ class TokenStream:
     """
 
     def __init__(self, folder: Path, manifest: Manifest, split: str) -> None:
-        self._folder = folder
+        self._folder, self._where, self._repair = folder, str(folder), repair_hint(folder)
         self._dtype, self._format = manifest.dtype, manifest.format
         self._vocab_size = manifest.vocab_size
         self._shards = manifest.splits[split]
@@ -183,8 +183,8 @@ class TokenStream:
         # A flipped bit changes neither type nor size, and would reach the embedding.
         if out.max(initial=0) >= self._vocab_size:
             raise UserError(
-                f"{self._folder} holds token {out.max()}, expected only tokens below its "
-                f"vocabulary of {self._vocab_size:,}; {repair_hint(self._folder)}"
+                f"{self._where} holds token {out.max()}, expected only tokens below its "
+                f"vocabulary of {self._vocab_size:,}; {self._repair}"
             )
         return out
 

@@ -101,6 +101,10 @@ def epoch(loader: TrainLoader) -> np.ndarray:
     return np.concatenate([x.numpy() for x, _ in loader])
 
 
+def read_epoch(server: Server, tmp_path: Path, **settings) -> np.ndarray:
+    return epoch(reader(server.url, tmp_path / "data", **settings).train_loader)
+
+
 # ---- one limit ---------------------------------------------------------------------------------
 
 
@@ -191,6 +195,15 @@ def test_no_file_stays_mapped(server, tmp_path):
     if not maps.exists():
         pytest.skip("needs /proc")
     assert str(tmp_path / "cache") not in maps.read_text()
+
+
+def test_a_shuffled_stream_reads_no_page_ahead(server, tmp_path, monkeypatch):
+    advised = []
+    monkeypatch.setattr(remote, "advise_random", advised.append, raising=False)
+    read_epoch(server, tmp_path, order="sequential")
+    assert not advised
+    read_epoch(server, tmp_path)
+    assert advised
 
 
 @pytest.mark.parametrize(("limit", "said"), [(18, ""), (11, "windows of 3 of"), (6, "again each")])
@@ -336,6 +349,19 @@ def test_a_shard_that_changes_after_its_first_use_is_refused(tmp_path):
             stream.windows(np.array([0]), 9)
         subprocess.run(re.search("`(.*)`", str(caught.value))[1], shell=True, check=True)
         assert stream.windows(np.array([0]), 9)[0, 0] == 1
+
+
+def test_a_copy_with_wrong_tokens_is_forgotten_by_the_command_of_the_error(tmp_path):
+    folder = write_llmc(tmp_path / "served")
+    shard = folder / "fineweb_train_000002.bin"
+    right = shard.read_bytes()
+    shard.write_bytes(right[:-2] + b"\xff\xff")
+    with serving(folder) as server:
+        with pytest.raises(UserError, match=re.escape(f"{server.url} holds token 65535")) as caught:
+            read_epoch(server, tmp_path)
+        shard.write_bytes(right)
+        subprocess.run(re.findall("`(rm .*)`", str(caught.value))[0], shell=True, check=True)
+        assert len(read_epoch(server, tmp_path))
 
 
 def test_a_first_copy_of_another_size_is_refused(tmp_path):

@@ -176,3 +176,9 @@ verify({str(tmp_path)!r})
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "200,000,000 tokens" in done.stdout
+
+
+def test_an_address_is_not_called_a_folder_to_make() -> None:
+    with pytest.raises(UserError, match=r"is an address: copy the dataset") as caught:
+        verify("s3://bucket/mine")
+    assert "--out" not in str(caught.value)
