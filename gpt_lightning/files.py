@@ -74,7 +74,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_durable(path: Path, content: bytes) -> None:
+def write_durable(path: Path, content: bytes | memoryview) -> None:
     """Write a file and sync it to the disk.
 
     Raises:

@@ -1,12 +1,13 @@
 """Index of the documents of all parts, on disk, in the order that they have in each split."""
 
 import hashlib
-import os
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gpt_lightning.files import write_durable
 from gpt_lightning.prepare.parts import Table
 from gpt_lightning.prepare.settings import SPLITS, Settings, exact, split_borders
 
@@ -96,10 +97,9 @@ class DocumentIndex:
 
 def save_array(path: Path, array: np.ndarray) -> None:
     """Write an array and sync it to the disk."""
-    with open(path, "wb") as file:
-        np.save(file, array, allow_pickle=False)
-        file.flush()
-        os.fsync(file.fileno())
+    content = io.BytesIO()  # np.save into a file hides the reason of a failed write
+    np.save(content, array, allow_pickle=False)
+    write_durable(path, content.getbuffer())
 
 
 def shuffle_keys(seed: int, first: int, count: int) -> np.ndarray:

@@ -286,3 +286,14 @@ def test_nothing_held_out() -> None:
     lowest_and_highest = np.array([[0] * 32, [255] * 32], np.uint8)
     assert split_of(lowest_and_highest, 0.0, 0.0).tolist() == [0, 0]
     assert split_of(lowest_and_highest, 0.5, 0.499).tolist() == [1, 0]
+
+
+def test_a_full_disk_is_named_as_the_reason(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            document_index.save_array(tmp_path / "a.npy", np.arange(10_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
