@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.attention import ATTENTION
 from gpt_lightning.model.loss import MIN_COLUMNS, NarrowHead, chunked_cross_entropy
-from gpt_lightning.model.recomputation import recomputed
 
 
 @dataclass(frozen=True)
@@ -178,6 +177,8 @@ class Transformer(nn.Module):
         x = self.drop(self.cast(self.wte(idx) + self.wpe(pos)))  # (B, T, C)
         for block in self.h:
             if self.checkpointing and torch.is_grad_enabled():
+                from gpt_lightning.model.recomputation import recomputed  # not for most models
+
                 x = recomputed(block, x, self.checkpointing == "products", self.drop.p > 0)
             else:
                 x = block(x)
