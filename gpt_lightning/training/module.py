@@ -116,7 +116,8 @@ class GPTModule(EvaluationModule):
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         # Dropout's seeds are derived, not saved: any step can be computed without those before it,
         # and each rank drops other activations.
-        place = (self._seed, self.trainer.global_step, self.micro_batches, self.trainer.global_rank)
+        trainer = self.trainer
+        place = (self._seed, trainer.global_step, self.micro_batches, trainer.global_rank)
         seed_device(self.device, optim.mix(*place))
         if self._last_loss is not None and not self._frozen:
             # what the first step has made stays: later collections need not look at it again
@@ -126,8 +127,9 @@ class GPTModule(EvaluationModule):
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         loss = self(*batch)
         total = loss.detach().clone()  # the next run of a CUDA graph overwrites its output
-        self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
-        self.micro_batches += 1
+        fields = vars(self)  # Module.__setattr__ would search the parameters
+        fields["_loss_sum"] = total if self._loss_sum is None else self._loss_sum + total
+        fields["micro_batches"] += 1
         return loss
 
     def on_train_batch_end(self, *args: Any) -> None:
@@ -135,7 +137,7 @@ class GPTModule(EvaluationModule):
         trainer = self.trainer
         now = time.monotonic()
         if self.device.type == "cpu" and now - self._memory_read_s >= MEMORY_READ_S:
-            self._memory_read_s = now
+            vars(self)["_memory_read_s"] = now
             limit_kept_memory()
         if trainer.should_stop:
             trainer.should_stop, self.stop_requested = False, True
@@ -208,35 +210,38 @@ class GPTModule(EvaluationModule):
 
     def _schedules(self) -> bool:
         """Return whether the rates are ours: not of another author's optimizer or scheduler."""
-        return self.trainer.optimizers[:1] == [self._optimizer] and not (
-            self.trainer.lr_scheduler_configs
-        )
+        trainer = self.trainer
+        ours = trainer.optimizers[:1] == [self._optimizer]
+        return ours and not trainer.lr_scheduler_configs
 
     def set_learning_rates(self) -> None:
         """Set the coming step's rates, before LearningRateMonitor reads them at its first batch.
 
         They depend on the step alone: nothing to save or restore, the command line wins.
         """
-        step = self.trainer.global_step
-        for group in self.trainer.optimizers[0].param_groups if self._schedules() else ():
+        trainer = self.trainer
+        step = trainer.global_step
+        for group in trainer.optimizers[0].param_groups if self._schedules() else ():
             if "peak_lr" in group:  # a callback's group has its own rate
                 group["lr"] = self.learning_rate_at(step, group["peak_lr"])
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         lr = optimizer.param_groups[0]["lr"]
         self.set_learning_rates()  # also with data that have no BetweenSteps
-        assert self._loss_sum is not None
-        self._last_loss = self._loss_sum, self.micro_batches
-        step = self.trainer.global_step
-        if steps.at_log_step(self.trainer, step + 1):
+        trainer, fields = self.trainer, vars(self)  # Module.__setattr__ is slow
+        loss_sum, number = self._loss_sum, self.micro_batches
+        assert loss_sum is not None
+        fields["_last_loss"] = loss_sum, number
+        step = trainer.global_step
+        if steps.at_log_step(trainer, step + 1):
             if self._schedules():
                 lr = self.learning_rate_at(step, self.settings.learning_rate)
-            self.log("train/loss", self._loss_sum / self.micro_batches, sync_dist=True)
+            self.log("train/loss", loss_sum / number, sync_dist=True)
             self.log("optim/lr", lr)
             if self._schedules() and self.settings.optimizer == "muon":
                 self.log("optim/lr_muon", optimizer.param_groups[0]["lr"])
             self.log("step", step + 1.0)  # the loggers' x: the first is 1
-        self._loss_sum, self.micro_batches = None, 0
+        fields["_loss_sum"], fields["micro_batches"] = None, 0
 
     @property
     def last_loss(self) -> torch.Tensor | None:
@@ -268,17 +273,17 @@ class GPTModule(EvaluationModule):
         # Lightning's own raises for fused optimizers under bf16-mixed, where nothing is scaled
         # (PL#21435)
         assert self._trained, "on_train_start lists the parameters"
-        by_value = gradient_clip_algorithm == "value"
+        trainer, by_value = self.trainer, gradient_clip_algorithm == "value"
         norm = optim.clip_gradients(self._trained, None if by_value else gradient_clip_val)
-        step = self.trainer.global_step + 1
+        step = trainer.global_step + 1
         # a GradScaler skips the step and lowers the scale
-        if getattr(self.trainer.precision_plugin, "scaler", None) is None:
+        if getattr(trainer.precision_plugin, "scaler", None) is None:
             self._guard.watch(optimizer, norm, step)
         if by_value and gradient_clip_val is not None and gradient_clip_val > 0:
             torch.nn.utils.clip_grad_value_(self._trained, gradient_clip_val)
         if self._spikes is not None:
             self._spikes.skip(self, self.last_loss, norm)
-        if steps.at_log_step(self.trainer, step):
+        if steps.at_log_step(trainer, step):
             self._guard.check()
             self.log("optim/grad_norm", norm)
 
