@@ -17,17 +17,15 @@ import inspect
 import logging
 import pkgutil
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from types import CodeType
 from typing import Any
 
-import lightning as L
 from lightning.pytorch.profilers import PassThroughProfiler
 
-Function = Callable[..., Any]
-EMPTY_HOOKS = dict(vars(L.Callback))  # by name
+from gpt_lightning.training.lean_step import Function, call, call_callbacks, lean_run, step_counter
 
 
 @contextmanager
@@ -40,7 +38,8 @@ def lean_hooks() -> Iterator[None]:
                 with suppress(ImportError, AttributeError, OSError):  # another Lightning, no source
                     owner = pkgutil.resolve_name(f"lightning.pytorch.{owner_address}")
                     plain = getattr(owner, name)
-                    if source_digest(plain.__code__).startswith(digest):  # a wrapper has its own
+                    code = getattr(plain, "fget", plain).__code__  # a wrapper has its own
+                    if source_digest(code).startswith(digest):
                         setattr(owner, name, replacement(plain))
                         stack.callback(setattr, owner, name, plain)
         yield
@@ -59,18 +58,6 @@ def is_usual(trainer: Any, kwargs: dict[str, Any]) -> bool:
     return "pl_module" not in kwargs and "monitoring_callbacks" not in kwargs
 
 
-def call(owner: Any, module: L.LightningModule, hook: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a hook of the module, the strategy or a callback; `module.log` reads its name."""
-    function = getattr(owner, hook)
-    if not callable(function):
-        return None
-    fields = vars(module)  # Module.__setattr__ would search its parameters
-    outer, fields["_current_fx_name"] = fields["_current_fx_name"], hook
-    output = function(*args, **kwargs)
-    fields["_current_fx_name"] = outer
-    return output
-
-
 # ---- each takes Lightning's function, and returns the function to use instead --------------------
 
 
@@ -80,7 +67,8 @@ def hooks_of(owner: str, plain: Function) -> Function:
     def lean(trainer: Any, hook: str, *args: Any, **kwargs: Any) -> Any:
         if not is_usual(trainer, kwargs):
             return plain(trainer, hook, *args, **kwargs)
-        return call(getattr(trainer, owner), trainer.lightning_module, hook, *args, **kwargs)
+        function = getattr(getattr(trainer, owner), hook)
+        return call(function, trainer.lightning_module, hook, *args, **kwargs)
 
     return lean
 
@@ -92,10 +80,7 @@ def callback_hooks(plain: Function) -> Function:
         if not is_usual(trainer, kwargs):
             plain(trainer, hook, *args, **kwargs)
             return
-        module, empty = trainer.lightning_module, EMPTY_HOOKS.get(hook)
-        for callback in trainer.callbacks:  # may grow meanwhile
-            if getattr(getattr(callback, hook), "__func__", None) is not empty:
-                call(callback, module, hook, trainer, module, *args, **kwargs)
+        call_callbacks(trainer, trainer.lightning_module, hook, *args, **kwargs)
 
     return lean
 
@@ -131,5 +116,7 @@ REPLACEMENTS: dict[str, tuple[Function, str]] = {
     "trainer.call:_call_strategy_hook": (partial(hooks_of, "strategy"), "ff429e3a"),
     "trainer.connectors.logger_connector.result:_ResultMetric.to": (result_mover, "f45ccd76"),
     "core.module:is_param_in_hook_signature": (signatures, "6bd4f22c"),
+    "trainer.trainer:Trainer.global_step": (step_counter, "c3ca6f19"),
+    "loops.training_epoch_loop:_TrainingEpochLoop.run": (lean_run, "e8393a21"),
     "loops.training_epoch_loop:is_param_in_hook_signature": (signatures, "6bd4f22c"),
 }

@@ -11,7 +11,7 @@ from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.trainer import call
 
 from gpt_lightning.model.gpt import GPTConfig
-from gpt_lightning.training import lean_hooks, module, trainer
+from gpt_lightning.training import lean_hooks, lean_step, module, trainer
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.module import GPTModule
 
@@ -144,7 +144,7 @@ def test_a_hook_that_nobody_overrides_is_not_called(monkeypatch):
         def empty(self, *args, name=name):
             called.append(name)
 
-        monkeypatch.setitem(lean_hooks.EMPTY_HOOKS, name, empty)
+        monkeypatch.setitem(lean_step.EMPTY_HOOKS, name, empty)
         monkeypatch.setattr(L.Callback, name, empty)
     run([], hooks=["on_before_backward"], module_hooks=[])
     # by way of `super` of the two that override it; the second one comes in the third batch
