@@ -130,6 +130,8 @@ def exit_code(argv: list[str]) -> int:
             return 128 + signal.SIGTERM
         # after Ctrl-C Lightning cleans up and calls exit(1)
         if isinstance(end, SystemExit) and not isinstance(end.__context__, KeyboardInterrupt):
+            if isinstance(end.code, str):  # sys.exit("reason") of a callback
+                print(f"error: {end.code}", file=sys.stderr)
             return end.code if isinstance(end.code, int) else int(end.code is not None)
         if not local_rank():  # a terminal interrupts all ranks
             print("error: interrupted", file=sys.stderr)
@@ -148,7 +150,7 @@ def local_rank() -> int:
 def print_error(error: Exception) -> int:
     """Print an exception as one line and return its exit code."""
     if local_rank():  # rank 0 ends this process meanwhile if it has the same error, printed once
-        time.sleep(3 + local_rank() / 2)
+        time.sleep(3 + min(local_rank() / 2, 1))  # all ranks of a machine end within 10 s
     # the message of a data loader's worker is a traceback, with the UserError at its end
     text = " ".join(str(error).rpartition("UserError: ")[2].split())
     if isinstance(error, UserError | MemoryExhaustedError | PeerError):

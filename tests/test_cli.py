@@ -467,3 +467,18 @@ def test_the_module_is_the_command():
         env={**os.environ, "COLUMNS": "100"},
     )
     assert done.stdout.startswith("gpt-lightning ")
+
+
+def test_the_reason_of_an_exit_is_printed(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "dispatch", lambda argv: sys.exit("no token for the dashboard"))
+    assert main(["configs"]) == 1
+    assert capsys.readouterr().err == "error: no token for the dashboard\n"
+
+
+def test_a_rank_of_a_large_machine_waits_no_longer_than_a_few_seconds(monkeypatch):
+    waits = []
+    monkeypatch.setattr(cli.time, "sleep", waits.append)
+    for rank in ("1", "15", "63"):  # all ranks end within 10 s
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert cli.print_error(UserError("wrong")) == 2
+    assert waits[0] < waits[1] == waits[2] <= 4

@@ -218,7 +218,8 @@ class RankLauncher(_SubprocessScriptLauncher):
         """Return the failure of another rank; None if no rank fails within `patience_s`."""
         until = time.monotonic() + patience_s
         while True:
-            ends = [(p.poll() or 0, rank) for rank, p in enumerate(self.procs, 1)]
+            found = [process.poll() for process in self.procs]
+            ends = [(code or 0, rank) for rank, code in enumerate(found, 1)]
             code, rank = min(ends, default=(0, 0))  # a killed rank first: its code is negative
             if code < 0:
                 name = signal.Signals(-code).name
@@ -226,7 +227,7 @@ class RankLauncher(_SubprocessScriptLauncher):
                 return PeerError(f"rank {rank} was ended by {name}{reason}; {CONTINUE}")
             if any(code for code, _ in ends):
                 return SystemExit(max(code for code, _ in ends))
-            if time.monotonic() > until:
+            if time.monotonic() > until or None not in found:  # none can fail any more
                 return None
             time.sleep(POLL_S)
 
@@ -275,13 +276,16 @@ def leave(reason: str, code: int) -> NoReturn:
 def leave_to_launcher(trainer: Any) -> None:
     """End a rank that has lost another rank, if torchrun or a cluster has started both.
 
-    The other rank, or the launcher, prints the error.
+    The other rank, or the launcher, prints the error. A rank that rank 0 has started waits for its
+    end.
 
     Raises:
         SystemExit: EXIT_PEER.
     """
     strategy = getattr(trainer, "strategy", None)
     environment = getattr(strategy, "cluster_environment", None)
+    if PARENT in os.environ:  # rank 0 prints the reason, and ends this process meanwhile
+        time.sleep(2 * PATIENCE_S)
     ours = PARENT in os.environ or isinstance(getattr(strategy, "launcher", None), RankLauncher)
     if ours or not getattr(environment, "creates_processes_externally", False):
         return

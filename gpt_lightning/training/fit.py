@@ -406,6 +406,8 @@ def quiet_lightning() -> None:
         "fabric.utilities.distributed",
     ):
         logging.getLogger(f"lightning.{name}").setLevel(logging.WARNING)
+    # each rank would print that gloo has no all-to-all, which Muon in shards asks for
+    logging.getLogger("torch.distributed.tensor._collective_utils").setLevel(logging.ERROR)
     for message in (
         "LightningCLI's args parameter",  # main() takes arguments so that tests can call it
         ".*does not have many workers",  # reading a memory map is not what a step waits for

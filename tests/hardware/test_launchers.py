@@ -14,6 +14,7 @@ import pytest
 
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
+from gpt_lightning.hardware import distributed
 from gpt_lightning.hardware.distributed import (
     PARENT,
     RankLauncher,
@@ -193,8 +194,13 @@ def test_a_lost_rank_is_no_error_of_its_own_under_a_launcher(capsys, monkeypatch
     ours = external(0)
     ours.strategy.launcher = object.__new__(RankLauncher)
     leave_to_launcher(ours)
+    slept = []
+    monkeypatch.setattr(distributed.time, "sleep", slept.append)
+    leave_to_launcher(ours)
+    assert not slept
     monkeypatch.setenv(PARENT, "1")
     leave_to_launcher(external(1))
+    assert slept == [2 * distributed.PATIENCE_S]  # rank 0 has ended it by then
 
 
 @pytest.mark.slow

@@ -75,6 +75,16 @@ def test_a_lost_connection_without_a_failed_rank_stays_itself(launcher):
     assert ended.value is LOST
 
 
+def test_a_rank_that_has_ended_without_an_error_is_not_waited_for(launcher, monkeypatch):
+    monkeypatch.setattr(distributed, "PATIENCE_S", 60.0)
+    launcher.command = [sys.executable, "-c", ""]
+    start = time.monotonic()
+    with pytest.raises(RuntimeError) as ended:
+        launcher.launch(raises(LOST))
+    assert ended.value is LOST
+    assert time.monotonic() - start < 30
+
+
 def test_the_result_is_returned_and_ranks_are_waited_for(launcher):
     launcher.command = [sys.executable, "-c", "import time; time.sleep(0.3)"]
     assert launcher.launch(lambda: 42) == 42
