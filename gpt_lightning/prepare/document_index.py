@@ -12,13 +12,17 @@ from gpt_lightning.prepare.parts import Table
 from gpt_lightning.prepare.settings import SPLITS, Settings, exact, split_borders
 
 RUN_DOCUMENTS = 2**18  # rows of the index that are sorted in memory, and shuffled on the disk
+# tokens of a run, or a 64th of all: while it is shuffled, they are on the disk twice
+RUN_TOKENS = 2**25
 BUCKET_TOKENS = 2**23  # mean of a bucket of shuffled documents, which is sorted in memory
 # place of a document's tokens: number of the part, offset in its file, length, CRC-32
 ROW = np.dtype([("part", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("sum", "<u4")])
 
 
 class DocumentIndex:
-    """Index of documents that is made from the tables of parts, in sorted runs of 256 Ki rows.
+    """Index of documents that is made from the tables of parts, in sorted runs.
+
+    A run has 256 Ki rows, or fewer that have 32 Mi tokens or a 64th of all.
 
     Args:
         folder: Folder of the runs.
@@ -34,7 +38,8 @@ class DocumentIndex:
         self._borders = split_borders(n_tokens, settings.val_fraction, settings.test_fraction)
         self._position = self._number = 0  # tokens and documents of all splits
         self._held: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {s: [] for s in self._borders}
-        self._n_held = 0
+        self._n_held = self._tokens_held = 0
+        self._run_tokens = max(RUN_TOKENS, n_tokens // 64)
         self.buckets = 1 + n_tokens // BUCKET_TOKENS
         self.bucket_tokens = {split: np.zeros(self.buckets, np.int64) for split in self._borders}
         self.tokens = dict.fromkeys(self._borders, 0)
@@ -70,7 +75,8 @@ class DocumentIndex:
         self._position += int(lengths.sum())
         self._number += len(lengths)
         self._n_held += len(lengths)
-        if self._n_held >= RUN_DOCUMENTS:
+        self._tokens_held += int(lengths.sum())
+        if self._n_held >= RUN_DOCUMENTS or self._tokens_held >= self._run_tokens:
             self.spill()
 
     def spill(self) -> None:
@@ -92,7 +98,7 @@ class DocumentIndex:
             self.runs[split].append(self.tokens[split])
             held.clear()
         self.run_parts.append(self._part)
-        self._n_held = 0
+        self._n_held = self._tokens_held = 0
 
 
 def save_array(path: Path, array: np.ndarray) -> None:

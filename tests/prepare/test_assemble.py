@@ -219,18 +219,22 @@ def test_memory_does_not_grow_with_the_parts(
 # ---- shuffled documents --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("run", [10**6, 20])
+@pytest.mark.parametrize(
+    ("limit", "run", "runs"),
+    [("RUN_DOCUMENTS", 10**6, 1), ("RUN_DOCUMENTS", 20, 3), ("RUN_TOKENS", 20, 3)],
+)
 @pytest.mark.parametrize("bucket", [10**6, 30])
 def test_shuffled_documents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: int, bucket: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, run: int, runs: int, bucket: int
 ) -> None:
-    monkeypatch.setattr(document_index, "RUN_DOCUMENTS", run)
+    monkeypatch.setattr(document_index, limit, run)
     monkeypatch.setattr(document_index, "BUCKET_TOKENS", bucket)
     documents = [([i] * (1 + i % 4), i % 2) for i in range(120)]
     parts = [part(tmp_path / "a", documents[:50]), part(tmp_path / "b", documents[50:])]
     order = np.argsort(shuffle_keys(7, 0, 120)).tolist()
     out, settings = tmp_path / "out", Settings("gpt2", 0.3, shard_tokens=11, shuffle=7)
     splits = assemble(parts, out, settings, reverse=True)
+    assert len(list(out.glob("train-*.rows.npy"))) == runs
     assert (
         sum(path.stat().st_size for path in out.glob("*.tokens")) <= 5 * bucket
     )  # the first one is left
