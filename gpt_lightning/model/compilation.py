@@ -1,27 +1,22 @@
 """Compilation of a model: on which devices, and with which settings."""
 
-import contextlib
 import functools
-import hashlib
 import os
 import shutil
 import sys
 import sysconfig
-import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-import platformdirs
 import torch
 import torch._functorch.config
-import torch._inductor.config
 from torch import Tensor, nn
 from torch.utils._triton import has_triton
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.attention import FUSED, NoKernelError, find_kernel, naive_is_faster
+from gpt_lightning.model.builds import keep_compiled_code, prepare_builds
 from gpt_lightning.model.gpt import GPT, Block
 from gpt_lightning.model.loss import autocast_dtype
 
@@ -71,8 +66,7 @@ def compile_in_place(
     keep_compiled_code()
     if device == "cpu":
         recompute_in_backward()
-        trust_vector_instructions()
-        compile_ahead(model)
+        prepare_builds(model)
     if isinstance(model, GPT) and (device == "cpu" or pad_head is True):
         from gpt_lightning.model import cpu_kernels  # for these models alone
 
@@ -166,60 +160,3 @@ def recompute_in_backward() -> None:
     torch._functorch.config.ban_recompute_used_far_apart = False
     torch._functorch.config.ban_recompute_long_fusible_chains = False
     torch._functorch.config.ban_recompute_materialized_backward = False
-
-
-def trust_vector_instructions() -> None:
-    """Let Inductor take AVX-512 without test programs, which take 5 s before its first loop.
-
-    They ask whether PyTorch was built for it, too, which its own kernels' choice tells. A compiler
-    of C++20, which PyTorch's headers need, knows the instructions.
-    """
-    config = torch._inductor.config.cpp
-    if config.vec_isa_ok is None and torch.backends.cpu.get_cpu_capability() == "AVX512":
-        config.vec_isa_ok = True
-
-
-def compile_ahead(model: nn.Module) -> None:
-    """Compile in threads what a model for CPUs needs, while it is traced.
-
-    That is PyTorch's header, and the attention kernel of a GPT that it fits: one core would be idle
-    meanwhile. An error appears again where the model needs the result.
-    """
-    from torch._inductor.codecache import CppPythonBindingsCodeCache
-
-    from gpt_lightning.model import cpu_attention
-
-    # the marker asks for vector instructions, which all loops have
-    header = "// at::vec::\n#include <torch/csrc/inductor/cpp_prefix.h>\n"
-    source = header + 'extern "C" void kernel(float*) {}'
-    tasks = [functools.partial(CppPythonBindingsCodeCache.load_pybinding, ["float*"], source)]
-    config = model.config if isinstance(model, GPT) else None
-    if config and cpu_attention.runs(
-        config.block_size, config.n_embd // config.n_head, torch.bfloat16
-    ):
-        tasks.append(functools.partial(cpu_attention.library))
-
-    def run(task: Callable[[], Any]) -> None:
-        with contextlib.suppress(Exception):
-            trust_vector_instructions()  # each thread has its own settings
-            task()
-
-    for task in tasks:
-        threading.Thread(target=run, args=(task,), daemon=True).start()
-
-
-def keep_compiled_code() -> None:
-    """Let compiled code survive a restart: PyTorch's own folder is in the temporary folder.
-
-    The code is for the processor at hand (-march=native), and machines may share a home folder. A
-    folder without write or execute permission leaves PyTorch's choice, as does
-    TORCHINDUCTOR_CACHE_DIR.
-    """
-    capabilities = repr(sorted(torch.cpu.get_capabilities().items()))
-    processor = hashlib.sha256(capabilities.encode()).hexdigest()[:8]
-    folder = Path(platformdirs.user_cache_dir("gpt-lightning")) / "compiled" / processor
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-        if not os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):  # Linux has it
-            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))

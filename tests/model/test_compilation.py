@@ -2,13 +2,7 @@
 
 import copy
 import dataclasses
-import os
 import re
-import shutil
-import subprocess
-import sys
-import types
-from pathlib import Path
 
 import pytest
 import torch
@@ -194,78 +188,3 @@ def test_forward_and_loss_are_one_graph(settings, autocast):
         loss = model(idx, idx)
     loss.backward()
     assert loss.isfinite()
-
-
-@pytest.fixture
-def caches(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setattr(compilation.platformdirs, "user_cache_dir", lambda name: tmp_path / name)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # restored after the test
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    return tmp_path / "gpt-lightning" / "compiled"
-
-
-def cache_folder() -> str | None:
-    compilation.keep_compiled_code()
-    return os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-
-
-def test_compiled_code_is_kept_for_each_processor(caches, monkeypatch):
-    first = cache_folder()
-    assert Path(first).is_dir()
-    assert Path(first).parent == caches
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    assert cache_folder() == first
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
-    assert cache_folder() != first
-
-
-def test_a_cache_folder_that_was_chosen_stays(caches, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
-    assert cache_folder() == "mine"
-
-
-def test_a_cache_folder_that_cannot_hold_programs_is_pytorchs(caches, monkeypatch):
-    mount = types.SimpleNamespace(f_flag=os.ST_NOEXEC)
-    monkeypatch.setattr(os, "statvfs", lambda path: mount)
-    assert cache_folder() is None
-    mount.f_flag = 0
-    caches.parent.rename(caches.parents[1] / "elsewhere")
-    caches.parent.touch()  # a file in the way of the folder
-    assert cache_folder() is None
-
-
-AHEAD = """
-import threading
-from pathlib import Path
-import torch
-from gpt_lightning.model import compilation
-from gpt_lightning.model.gpt import GPT, GPTConfig
-
-def headers():
-    return sorted(path.name for path in Path(CACHE).rglob("*.h.gch"))
-
-compilation.keep_compiled_code()
-compilation.trust_vector_instructions()
-model = GPT(GPTConfig(1, 2, 64, 32, 65))
-compilation.compile_ahead(model)
-for thread in set(threading.enumerate()) - {threading.main_thread()}:
-    thread.join()
-ahead = headers()
-compilation.compile_in_place(model, "cpu")
-with torch.autocast("cpu", torch.bfloat16):
-    model(*torch.randint(65, (2, 2, 32))).backward()
-assert ahead, "no header"
-assert headers() == ahead
-"""
-
-
-@pytest.mark.long
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
-def test_the_headers_of_a_model_are_compiled_ahead(tmp_path):
-    own = {"TMPDIR": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
-    script = AHEAD.replace("CACHE", repr(str(tmp_path)))
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=os.environ | own, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
