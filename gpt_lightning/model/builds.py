@@ -1,4 +1,4 @@
-"""How PyTorch's compiler builds its C++ for CPUs: few builds, begun early, and kept.
+"""C++ builds of code compiled for CPUs: few, begun early, and kept.
 
 Inductor writes a C++ function, a kernel, for each loop of a graph. Building it with g++ reads
 PyTorch's header and links a library, which takes as long as the kernel itself. `build_by_graph`
