@@ -53,6 +53,11 @@ class Mixture:
         """Windows of an epoch, a multiple of the lanes."""
         return self._whole(sum(corpus.n_windows for corpus in self.corpora.values()))
 
+    @property
+    def fetches(self) -> bool:
+        """True if shards of a dataset come from afar while they are read."""
+        return any(corpus.fetches for corpus in self.corpora.values())
+
     def _whole(self, n_windows: int) -> int:
         return n_windows // self.lanes * self.lanes or n_windows
 

@@ -15,6 +15,7 @@ import numpy as np
 OrderName = Literal["sequential", "random", "shuffled", "repeat"]
 TABLE_WINDOWS = 16_384  # up to here a permutation is drawn as in earlier versions
 RUN = 4_096  # places that are permuted together
+DRAWS = 1_024  # starts that are drawn at a time
 # last numbers of the keys of draws, beyond those of groups and cells
 SHARDS, OFFSET, CELLS = (-n % 2**32 for n in (1, 2, 3))
 
@@ -55,6 +56,15 @@ class _Layout(NamedTuple):
     cell_ends: np.ndarray
     ends: np.ndarray
     last_windows: np.ndarray
+
+
+@functools.lru_cache(maxsize=4)
+def _random_block(seed: int, epoch: int, block: int, starts: int) -> np.ndarray:
+    """Return the draws block * DRAWS and following of an epoch, each below starts, (DRAWS,)."""
+    # Philox is counter-based: draw i of a key needs none of the i - 1 before it. It yields four
+    # 64-bit words a counter. The modulo's bias is below starts / 2^64.
+    bits = np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=block * DRAWS // 4)
+    return (bits.random_raw(DRAWS) % np.uint64(starts)).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -118,11 +128,11 @@ class WindowOrder:
         return index * self.block_size
 
     def _random_starts(self, epoch: int, first: int, count: int) -> np.ndarray:
-        # Philox is counter-based: draw i of a key needs none of the i - 1 before it. It yields
-        # four 64-bit words a counter. The modulo's bias is below n_tokens / 2^64.
-        bits = np.random.Philox(key=np.array([self.seed, epoch], np.uint64), counter=first // 4)
-        words = bits.random_raw(first % 4 + count)[first % 4 :]
-        return (words % np.uint64(self.n_tokens - self.block_size)).astype(np.int64)
+        blocks = range(first // DRAWS, -(-(first + count) // DRAWS))
+        starts = self.n_tokens - self.block_size
+        drawn = [_random_block(self.seed, epoch, block, starts) for block in blocks]
+        begin = first % DRAWS
+        return (drawn[0] if len(drawn) == 1 else np.concatenate(drawn))[begin : begin + count]
 
     # ---- shuffled ------------------------------------------------------------------------------
 

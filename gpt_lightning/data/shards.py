@@ -178,8 +178,17 @@ class TokenStream:
             )
         out = np.empty((len(starts), length), dtype=np.int64)
         shards = np.searchsorted(self._ends, starts, side="right")
+        mapped, tokens = -1, out  # the shard of the window before, which is often the next one's
         for row, start, shard in zip(out, starts.tolist(), shards.tolist(), strict=True):
-            self._fill(row, start, shard)
+            filled = 0
+            while filled < length:
+                if shard != mapped:
+                    mapped, tokens = shard, self._tokens(shard)
+                    begin = int(self._ends[shard]) - len(tokens)
+                offset = start + filled - begin
+                part = tokens[offset : offset + length - filled]
+                row[filled : filled + len(part)] = part
+                filled, shard = filled + len(part), shard + 1
         # A flipped bit changes neither type nor size, and would reach the embedding.
         if out.max(initial=0) >= self._vocab_size:
             raise UserError(
@@ -187,16 +196,6 @@ class TokenStream:
                 f"vocabulary of {self._vocab_size:,}; {self._repair}"
             )
         return out
-
-    def _fill(self, row: np.ndarray, start: int, shard: int) -> None:
-        filled = 0
-        while filled < len(row):
-            tokens = self._tokens(shard)
-            offset = start + filled - (int(self._ends[shard]) - len(tokens))
-            part = tokens[offset : offset + len(row) - filled]
-            row[filled : filled + len(part)] = part
-            filled += len(part)
-            shard += 1
 
     def _tokens(self, index: int) -> np.ndarray:
         key = self._maps_key, index
@@ -269,6 +268,11 @@ class DatasetWindows:
         starts = self.order.starts(epoch, first, count)[rank::world]
         self.look_ahead(epoch, first, rank, world)
         return self.stream.windows(starts, self.block_size + 1)
+
+    @property
+    def fetches(self) -> bool:
+        """True if shards come from afar while they are read."""
+        return self.stream.horizon(self.block_size) > 0
 
     def shares(self, epoch: int, window: int) -> dict[str, float]:
         """Return an empty dict: shares are a mixture's."""

@@ -133,11 +133,9 @@ def peak_memory_gib(device: torch.device, reserved: bool = False) -> float:
         return peak(device) / 2**30
     if device.type == "mps":
         return torch.mps.driver_allocated_memory() / 2**30
-    status = Path("/proc/self/status")
-    if status.exists():
-        # ru_maxrss on Linux begins at the resident memory of the parent process
-        (line,) = (s for s in status.read_text().splitlines() if s.startswith("VmHWM:"))
-        return int(line.split()[1]) / 2**20  # of KiB
+    # ru_maxrss on Linux begins at the resident memory of the parent process
+    with contextlib.suppress(FileNotFoundError), open("/proc/self/status", "rb", 0) as status:
+        return int(status.read().partition(b"VmHWM:")[2].split(None, 1)[0]) / 2**20  # of KiB
     import resource  # Windows has none
 
     unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere

@@ -30,17 +30,22 @@ struct View {
   Half* of(long b, long h) const { return data + b * batch + h * head; }
 };
 
+// Numbers of a call: B, nh, T, hs, threads, the addresses of seeds and lse, and four per View.
 struct Problem {
   long B, nh, T, hs, threads;
   float scale;           // of the scores
   float keep;            // 1 / (1 - dropout)
   int32_t least;         // hash of an element that is kept
   const int32_t* seeds;  // null without dropout
+  float* lse;
+  const View* views;
 
-  Problem(const long* shape, double dropout, const int32_t* seeds)
-      : B(shape[0]), nh(shape[1]), T(shape[2]), hs(shape[3]), threads(shape[4]),
+  Problem(const long* numbers, double dropout)
+      : B(numbers[0]), nh(numbers[1]), T(numbers[2]), hs(numbers[3]), threads(numbers[4]),
         scale(1 / std::sqrt((double)hs)),
-        keep(1 / (1 - dropout)), least(std::nearbyint(dropout * 0x1p32) - 0x1p31), seeds(seeds) {}
+        keep(1 / (1 - dropout)), least(std::nearbyint(dropout * 0x1p32) - 0x1p31),
+        seeds((const int32_t*)numbers[5]), lse((float*)numbers[6]),
+        views((const View*)(numbers + 7)) {}
 };
 
 // C (m, n) = A B, or C += A B. Words of A at [row * a_row + pair * a_pair], of B at [pair * n + c].
@@ -160,9 +165,10 @@ std::unique_ptr<T[]> buffer(long n) {
 }  // namespace
 
 // y and lse (B, nh, T), the logarithm of each row's sum of exponentials, from q, k and v.
-extern "C" void forward(const long* shape, double dropout, const int32_t* seeds, const View* q,
-                        const View* k, const View* v, const View* y, float* lse) {
-  const Problem s(shape, dropout, seeds);
+extern "C" void forward(const long* numbers, double dropout) {
+  const Problem s(numbers, dropout);
+  const View *q = s.views, *k = q + 1, *v = q + 2, *y = q + 3;
+  float* lse = s.lse;
   const long T = s.T, hs = s.hs;
   const __m512 scale = _mm512_set1_ps(s.scale);
 #pragma omp parallel num_threads(s.threads)
@@ -208,10 +214,11 @@ extern "C" void forward(const long* shape, double dropout, const int32_t* seeds,
 }
 
 // Gradients of q, k and v from that of y.
-extern "C" void backward(const long* shape, double dropout, const int32_t* seeds, const View* dy,
-                         const View* q, const View* k, const View* v, const float* lse,
-                         const View* dq, const View* dk, const View* dv) {
-  const Problem s(shape, dropout, seeds);
+extern "C" void backward(const long* numbers, double dropout) {
+  const Problem s(numbers, dropout);
+  const View *dy = s.views, *q = dy + 1, *k = dy + 2, *v = dy + 3;
+  const View *dq = dy + 4, *dk = dy + 5, *dv = dy + 6;
+  const float* lse = s.lse;
   const long T = s.T, hs = s.hs;
   const __m512 scale = _mm512_set1_ps(s.scale);
 #pragma omp parallel num_threads(s.threads)

@@ -44,7 +44,7 @@ class CausalAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, p: float, seeds: Tensor | None
     ) -> Tensor:
-        y, lse = attention(q, k, v, p, seeds)
+        y, lse = torch.ops.gpt_lightning.attention(q, k, v, p, seeds)
         ctx.save_for_backward(q, k, v, lse, seeds)
         ctx.p = p
         return y
@@ -52,20 +52,29 @@ class CausalAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, lse, seeds = ctx.saved_tensors
-        return *attention_backward(dy, q, k, v, lse, ctx.p, seeds), None, None
+        gradients = torch.ops.gpt_lightning.attention_backward(dy, q, k, v, lse, ctx.p, seeds)
+        return *gradients, None, None
 
 
-@torch.library.custom_op("gpt_lightning::attention", mutates_args=())
+OPERATORS = torch.library.Library("gpt_lightning", "FRAGMENT")
+OPERATORS.define(
+    "attention(Tensor q, Tensor k, Tensor v, float p, Tensor? seeds) -> (Tensor, Tensor)"
+)
+OPERATORS.define(
+    "attention_backward(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor lse, float p, "
+    "Tensor? seeds) -> (Tensor, Tensor, Tensor)"
+)
+
+
 def attention(
     q: Tensor, k: Tensor, v: Tensor, p: float, seeds: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return y, (B, nh, T, hs), and the logarithms of the rows' sums, float32 (B, nh, T)."""
     y, lse = outputs(q)
-    library().forward(*arguments(q, p, seeds), *map(view, (q, k, v, y)), pointer(lse))
+    library().forward(numbers(seeds, lse, q, k, v, y), ctypes.c_double(p))
     return y, lse
 
 
-@attention.register_fake
 def outputs(
     q: Tensor, k: Any = None, v: Any = None, p: float = 0.0, seeds: Any = None
 ) -> tuple[Tensor, Tensor]:
@@ -73,20 +82,25 @@ def outputs(
     return like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@torch.library.custom_op("gpt_lightning::attention_backward", mutates_args=())
 def attention_backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, p: float, seeds: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v, (B, nh, T, hs), from that of y."""
-    gradients = like(q), like(q), like(q)
-    given = *map(view, (dy, q, k, v)), pointer(lse)
-    library().backward(*arguments(q, p, seeds), *given, *map(view, gradients))
+    gradients = gradients_like(dy, q)
+    library().backward(numbers(seeds, lse, dy, q, k, v, *gradients), ctypes.c_double(p))
     return gradients
 
 
-@attention_backward.register_fake
-def _(dy: Tensor, q: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def gradients_like(dy: Tensor, q: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return empty tensors for what `attention_backward` returns."""
     return like(q), like(q), like(q)
+
+
+# torch.library.custom_op does the same with two more Python functions at each call
+OPERATORS.impl("attention", attention, "CPU")
+OPERATORS.impl("attention_backward", attention_backward, "CPU")
+torch.library.register_fake("gpt_lightning::attention", outputs, lib=OPERATORS)
+torch.library.register_fake("gpt_lightning::attention_backward", gradients_like, lib=OPERATORS)
 
 
 def like(q: Tensor) -> Tensor:
@@ -103,22 +117,12 @@ def library() -> Any:
     return CppCodeCache.load(SOURCE.read_text(), "cpu")
 
 
-def arguments(q: Tensor, p: float, seeds: Tensor | None) -> tuple[Any, ...]:
-    """Return the first arguments of both functions: shape and threads, dropout, seeds."""
-    return (
-        (ctypes.c_long * 5)(*q.shape, torch.get_num_threads()),
-        ctypes.c_double(p),
-        pointer(seeds),
-    )
-
-
-def view(x: Tensor) -> Any:
-    """Return address and strides, the fields of the kernel's View."""
-    *strides, last = x.stride()
-    assert last == 1, "channels must be neighbours"
-    return (ctypes.c_long * 4)(x.data_ptr(), *strides)
-
-
-def pointer(x: Tensor | None) -> ctypes.c_void_p:
-    """Return the address of a contiguous tensor; a null pointer for None."""
-    return ctypes.c_void_p(None if x is None else x.data_ptr())
+def numbers(seeds: Tensor | None, lse: Tensor, *views: Tensor) -> Any:
+    """Return the kernel's numbers: shape, threads, addresses; address and strides of each view."""
+    addresses = 0 if seeds is None else seeds.data_ptr(), lse.data_ptr()
+    fields = [*views[0].shape, torch.get_num_threads(), *addresses]
+    for x in views:
+        *strides, last = x.stride()
+        assert last == 1, "channels must be neighbours"
+        fields += x.data_ptr(), *strides
+    return (ctypes.c_long * len(fields))(*fields)

@@ -167,15 +167,25 @@ class DeterministicEmbedding(nn.Embedding):
         return Lookup.apply(idx, self.weight)  # type: ignore[no-untyped-call]
 
 
-@torch.library.custom_op("gpt_lightning::embedding_gradient", mutates_args=())
+cpu_attention.OPERATORS.define(
+    "embedding_gradient(Tensor gradient, Tensor idx, int rows) -> Tensor"
+)
+
+
 def embedding_gradient(gradient: Tensor, idx: Tensor, rows: int) -> Tensor:
     """Return the sum of the gradients (..., C) of each row, (rows, C)."""
     return torch.ops.aten.embedding_dense_backward(gradient, idx, rows, -1, False)
 
 
-@embedding_gradient.register_fake
-def _(gradient: Tensor, idx: Tensor, rows: int) -> Tensor:
+def empty_rows(gradient: Tensor, idx: Tensor, rows: int) -> Tensor:
+    """Return an empty tensor for what `embedding_gradient` returns."""
     return gradient.new_empty(rows, gradient.size(-1))
+
+
+cpu_attention.OPERATORS.impl("embedding_gradient", embedding_gradient, "CPU")
+torch.library.register_fake(
+    "gpt_lightning::embedding_gradient", empty_rows, lib=cpu_attention.OPERATORS
+)
 
 
 class Lookup(torch.autograd.Function):
@@ -190,7 +200,7 @@ class Lookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
         (idx,) = ctx.saved_tensors
-        return None, embedding_gradient(gradient, idx, ctx.rows)
+        return None, torch.ops.gpt_lightning.embedding_gradient(gradient, idx, ctx.rows)
 
 
 # ---- output head ---------------------------------------------------------------------------------

@@ -99,9 +99,10 @@ class RunLogger(Logger):
         path = self.folder / METRICS
         with explained("write", path):
             self._drop_later_rows(path)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row, allow_nan=False) + "\n")
+            if not self.rows:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                file.write(json.dumps(row).encode() + b"\n")
         self.rows += 1
 
     def _drop_later_rows(self, path: Path) -> None:

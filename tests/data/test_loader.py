@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpt_lightning.data.loader import IGNORE_INDEX, EvalBatches, TrainLoader
+from gpt_lightning.data.loader import IGNORE_INDEX, EvalBatches, TrainBatches, TrainLoader
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.data.shards import DatasetWindows
 from gpt_lightning.errors import UserError
@@ -77,6 +77,19 @@ def first_tokens_of_epoch(epoch: int) -> list[list[int]]:
     other = loader()
     other.epoch = epoch
     return first_tokens(other)
+
+
+@pytest.mark.parametrize("tokens", [1, 80, 130, 10**6])
+def test_batches_that_are_read_together_are_those_read_alone(monkeypatch, tokens):
+    monkeypatch.setattr("gpt_lightning.data.loader.READ_TOKENS", tokens)
+    ours = loader(batch_size=2, rank=1, world=2)
+    alone = TrainBatches(ours.source, 0, 2, 1, 2)
+    for begin in (0, 7):
+        ours.load_state_dict({"epoch": 0, "window": begin * 4})
+        for index, batch in enumerate(ours, begin):
+            assert all(map(torch.equal, batch, alone[index]))
+            assert all(part.is_contiguous() for part in batch)
+        assert index == len(ours) - 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])

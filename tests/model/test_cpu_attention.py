@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 from gpt_lightning.model import cpu_attention, cpu_kernels
 from gpt_lightning.model.attention import naive_attention
 from gpt_lightning.model.compilation import attention_kernel, compile_in_place
-from gpt_lightning.model.cpu_attention import CausalAttention, attention, attention_backward
+from gpt_lightning.model.cpu_attention import CausalAttention
 from gpt_lightning.model.cpu_kernels import auto_attention, hashed_dropout
 from gpt_lightning.model.gpt import GPT, GPTConfig
 
@@ -18,6 +18,7 @@ needs_avx512 = pytest.mark.skipif(
     not (torch.cpu.get_capabilities().get("avx512_bf16") and shutil.which("g++")),
     reason="needs a CPU with AVX-512 BF16 and g++",
 )
+operators = torch.ops.gpt_lightning
 SEEDS = torch.tensor([123456789, -987654321], dtype=torch.int32)
 CAPABILITIES = {"avx512_bf16": True, "amx_bf16": False}
 
@@ -64,8 +65,8 @@ def test_large_scores_and_any_number_of_threads():
     threads, found = torch.get_num_threads(), []
     for n in (1, 2):
         torch.set_num_threads(n)
-        y, lse = attention(*heads(qkv, 2), 0.1, SEEDS)
-        gradients = attention_backward(y, *heads(qkv, 2), lse, 0.1, SEEDS)
+        y, lse = operators.attention(*heads(qkv, 2), 0.1, SEEDS)
+        gradients = operators.attention_backward(y, *heads(qkv, 2), lse, 0.1, SEEDS)
         found.append([y, lse, *gradients])
     torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
@@ -82,17 +83,19 @@ def test_large_scores_and_any_number_of_threads():
 def test_pytorch_finds_the_operators_sound(p):
     q, k, v = heads(torch.randn(1, 32, 3 * 32).bfloat16(), 1)
     seeds = SEEDS if p else None
-    y, lse = attention(q, k, v, p, seeds)
+    y, lse = operators.attention(q, k, v, p, seeds)
     tests = ("test_schema", "test_faketensor")  # the gradient is CausalAttention's
-    torch.library.opcheck(attention, (q, k, v, p, seeds), test_utils=tests)
-    torch.library.opcheck(attention_backward, (y, q, k, v, lse, p, seeds), test_utils=tests)
+    torch.library.opcheck(operators.attention, (q, k, v, p, seeds), test_utils=tests)
+    torch.library.opcheck(
+        operators.attention_backward, (y, q, k, v, lse, p, seeds), test_utils=tests
+    )
 
 
 def test_the_outputs_are_laid_out_as_the_model_reads_them():
     with FakeTensorMode():
         q, k, v = heads(torch.empty(2, 32, 3 * 64, dtype=torch.bfloat16), 2)
-        y, lse = attention(q, k, v, 0.0, None)
-        gradients = attention_backward(y, q, k, v, lse, 0.0, None)
+        y, lse = operators.attention(q, k, v, 0.0, None)
+        gradients = operators.attention_backward(y, q, k, v, lse, 0.0, None)
     assert (lse.shape, lse.dtype) == ((2, 2, 32), torch.float32)
     for x in (y, *gradients):
         assert x.shape == q.shape

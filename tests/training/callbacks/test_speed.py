@@ -113,17 +113,18 @@ class Rows(L.Callback):
 @pytest.fixture
 def time(monkeypatch):
     """The clock of SpeedMonitor, of Lightning's time-based validation, and of the loaders."""
-    time, read, begin = FakeTime(), TrainBatches.__getitem__, DataLoader.__iter__
+    time, in_order, begin = FakeTime(), TrainBatches.in_order, DataLoader.__iter__
 
-    def slow_read(batches, index):
-        time.now += 2 * MS
-        return read(batches, index)
+    def slow_reads(batches, indices):
+        for batch in in_order(batches, indices):
+            time.now += 2 * MS
+            yield batch
 
     def slow_begin(loader):
         time.now += time.workers_s if isinstance(loader.dataset, EvalBatches) else 0.0
         return begin(loader)
 
-    monkeypatch.setattr(TrainBatches, "__getitem__", slow_read)
+    monkeypatch.setattr(TrainBatches, "in_order", slow_reads)
     monkeypatch.setattr(DataLoader, "__iter__", slow_begin)
     monkeypatch.setattr(speed, "record_event", lambda device: time())
     for loop in (fit_loop, training_epoch_loop, evaluation_loop):
