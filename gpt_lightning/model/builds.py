@@ -193,9 +193,12 @@ class Builds:
 
     def text(self, piece: list[int]) -> str:
         """Return the program of some kernels: each is renamed to have its number."""
-        kernels = (f"#define kernel kernel_{i}\n{self.sources[i]}\n#undef kernel\n" for i in piece)
+        includes = dict.fromkeys(
+            line for i in piece for line in self.sources[i].splitlines() if line[:8] == "#include"
+        )
+        kernels = (f"#define kernel kernel_{i}\n{self.sources[i]}\n#undef kernel" for i in piece)
         methods = ", ".join(f"METHOD(kernel_{i})" for i in piece)
-        return "".join(kernels) + BINDINGS.replace("@METHODS@", methods)
+        return "\n".join((*includes, *kernels, BINDINGS.replace("@METHODS@", methods)))
 
 
 class Kernel:
