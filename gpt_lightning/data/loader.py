@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from gpt_lightning.data.mixture import WindowSource
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # tokens and the tokens that follow, int64 (B, T) each
-READ_TOKENS = 16_384  # that are read at a time in the training process, if batches are smaller
 EVALUATION = 2**64 - 1  # an epoch that training does not reach
 IGNORE_INDEX = -100  # target of a padded position: F.cross_entropy skips it by default
 
@@ -64,14 +63,13 @@ class TrainBatches(Dataset[Batch]):
         windows = self.source.read(self.epoch, index * rows, rows, self.rank, self.world)
         return split_windows(windows)
 
-    def in_order(self, indices: range) -> Iterator[Batch]:
-        """Yield batches first .. last - 1, small ones read several at a time.
+    def in_order(self, indices: range, read_tokens: int) -> Iterator[Batch]:
+        """Yield batches of some indices; small ones are read together, up to read_tokens.
 
-        A read of one batch takes 0.2 ms, which a step of 10 ms would wait for. From a source that
-        fetches its shards batches are read alone: a later one may need a shard that is not there.
+        A read of one batch takes 0.2 ms, which a step of 10 ms would wait for.
         """
         B, rows = self.batch_size, self.batch_size * self.world
-        tokens = 0 if self.source.fetches else READ_TOKENS
+        tokens = read_tokens if self.source.joins_reads else 0
         together = max(1, tokens // (B * self.source.block_size))
         for index in indices[::together]:
             count = min(together, indices.stop - index) * rows
@@ -98,6 +96,7 @@ class TrainLoader:
         limit: Batches of an epoch that are read, or their share: its first ones.
         overfit: True if every epoch reads the batches of the first.
         num_workers: Processes that prefetch; 0 reads in the training process.
+        read_tokens: Tokens that the training process reads at a time, if batches are smaller.
         epoch: Number of the epoch, 0 for the first.
         position: Batches of the epoch that were handed out.
         wait_s: Seconds waited for batches.
@@ -112,6 +111,7 @@ class TrainLoader:
     limit: int | float = 1.0
     overfit: bool = False
     num_workers: int = 0
+    read_tokens: int = 16_384
     epoch: int = field(default=0, init=False)
     position: int = field(default=0, init=False)
     wait_s: float = field(default=0.0, init=False)
@@ -132,7 +132,7 @@ class TrainLoader:
         batches = TrainBatches(self.source, self.epoch, self.batch_size, self.rank, self.world)
         indices = range(self.position, end)
         if self.num_workers == 0 and not self.pin_memory:
-            batches_read = batches.in_order(indices)
+            batches_read = batches.in_order(indices, self.read_tokens)
         else:
             batches_read = iter(reading(batches, indices, self.num_workers, self.pin_memory))
         while self.position < end:

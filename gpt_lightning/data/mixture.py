@@ -54,9 +54,9 @@ class Mixture:
         return self._whole(sum(corpus.n_windows for corpus in self.corpora.values()))
 
     @property
-    def fetches(self) -> bool:
-        """True if shards of a dataset come from afar while they are read."""
-        return any(corpus.fetches for corpus in self.corpora.values())
+    def joins_reads(self) -> bool:
+        """True if batches may be read together; see DatasetWindows."""
+        return all(corpus.joins_reads for corpus in self.corpora.values())
 
     def _whole(self, n_windows: int) -> int:
         return n_windows // self.lanes * self.lanes or n_windows

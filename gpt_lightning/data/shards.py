@@ -270,9 +270,13 @@ class DatasetWindows:
         return self.stream.windows(starts, self.block_size + 1)
 
     @property
-    def fetches(self) -> bool:
-        """True if shards come from afar while they are read."""
-        return self.stream.horizon(self.block_size) > 0
+    def joins_reads(self) -> bool:
+        """True if batches may be read together.
+
+        Not where a later one may need a shard that has not been fetched, nor where each batch has
+        the same windows.
+        """
+        return self.order.name != "repeat" and not self.stream.horizon(self.block_size)
 
     def shares(self, epoch: int, window: int) -> dict[str, float]:
         """Return an empty dict: shares are a mixture's."""

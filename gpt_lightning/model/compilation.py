@@ -16,7 +16,6 @@ from torch.utils._triton import has_triton
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.attention import FUSED, NoKernelError, find_kernel, naive_is_faster
-from gpt_lightning.model.builds import keep_compiled_code, prepare_builds
 from gpt_lightning.model.gpt import GPT, Block
 from gpt_lightning.model.loss import autocast_dtype
 
@@ -63,6 +62,8 @@ def compile_in_place(
             which takes a fraction of the time to compile, and runs a little slower.
         pad_head: Multiply a GPT's output head in a multiple of 64 rows; auto: on a CPU.
     """
+    from gpt_lightning.model.builds import keep_compiled_code, prepare_builds  # if it compiles
+
     keep_compiled_code()
     if device == "cpu":
         recompute_in_backward()

@@ -79,10 +79,10 @@ def first_tokens_of_epoch(epoch: int) -> list[list[int]]:
     return first_tokens(other)
 
 
+@pytest.mark.parametrize("name", ["sequential", "random", "shuffled", "repeat"])
 @pytest.mark.parametrize("tokens", [1, 80, 130, 10**6])
-def test_batches_that_are_read_together_are_those_read_alone(monkeypatch, tokens):
-    monkeypatch.setattr("gpt_lightning.data.loader.READ_TOKENS", tokens)
-    ours = loader(batch_size=2, rank=1, world=2)
+def test_batches_that_are_read_together_are_those_read_alone(tokens, name):
+    ours = loader(name=name, batch_size=2, rank=1, world=2, read_tokens=tokens)
     alone = TrainBatches(ours.source, 0, 2, 1, 2)
     for begin in (0, 7):
         ours.load_state_dict({"epoch": 0, "window": begin * 4})

@@ -225,14 +225,8 @@ def test_the_peak_on_a_mac_is_what_metal_has_allocated(monkeypatch):
 
 
 @pytest.mark.parametrize(("platform", "unit"), [("darwin", 1), ("freebsd", 1024)])
-def test_the_peak_elsewhere_is_the_systems(platform, unit, monkeypatch):
-    class NoStatus:
-        def __init__(self, path: str) -> None: ...
-
-        def exists(self) -> bool:
-            return False
-
-    monkeypatch.setattr(devices, "Path", NoStatus)
+def test_the_peak_elsewhere_is_the_systems(platform, unit, monkeypatch, tmp_path):
+    monkeypatch.setattr(devices, "STATUS", tmp_path / "status")
     monkeypatch.setattr(devices.sys, "platform", platform)
     usage = SimpleNamespace(ru_maxrss=2**30 // unit)
     monkeypatch.setattr(resource, "getrusage", lambda who: usage)

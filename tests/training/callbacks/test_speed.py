@@ -115,8 +115,8 @@ def time(monkeypatch):
     """The clock of SpeedMonitor, of Lightning's time-based validation, and of the loaders."""
     time, in_order, begin = FakeTime(), TrainBatches.in_order, DataLoader.__iter__
 
-    def slow_reads(batches, indices):
-        for batch in in_order(batches, indices):
+    def slow_reads(batches, *args):
+        for batch in in_order(batches, *args):
             time.now += 2 * MS
             yield batch
 
