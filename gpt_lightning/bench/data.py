@@ -99,9 +99,10 @@ def measure_data(row: DataRow, batches: int, warmup: int, data_dir: str) -> dict
     device = torch.device(row.device)
     source = make_source(row.order, row.block_size, row.n_tokens, Path(data_dir))
     pinned = device.type == "cuda"
+    # read_tokens 0: a batch that is read together with others has no time of its own
     loader = TrainLoader(
         source, row.batch_size, num_workers=row.workers, pin_memory=pinned, read_tokens=0
-    )  # 0: a batch that is read with others has no time of its own
+    )
     endless = forever(loader)
 
     def take(timer: timing.StepTimer) -> None:

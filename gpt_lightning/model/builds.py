@@ -96,12 +96,14 @@ def build_ahead(model: nn.Module) -> None:
     # the marker asks for vector instructions, which all loops have
     header = "// at::vec::\n#include <torch/csrc/inductor/cpp_prefix.h>\n"
     source = header + 'extern "C" void kernel(float*) {}'
-    tasks = [functools.partial(CppPythonBindingsCodeCache.load_pybinding, ["float*"], source)]
+    tasks: list[Callable[[], Any]] = [
+        functools.partial(CppPythonBindingsCodeCache.load_pybinding, ["float*"], source)
+    ]
     config = model.config if isinstance(model, GPT) else None
     if config and cpu_attention.runs(
         config.block_size, config.n_embd // config.n_head, torch.bfloat16
     ):
-        tasks.append(functools.partial(cpu_attention.library))
+        tasks.append(cpu_attention.library)
 
     def run(task: Callable[[], Any]) -> None:
         with contextlib.suppress(Exception):

@@ -293,8 +293,10 @@ class GPTCLI(LightningCLI):
             super()._run_subcommand(subcommand)
         except TorchDynamoException as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            reason = next((line for line in lines[2:] if "error:" in line), "")  # a compiler's own
+            words = " ".join(filter(None, [*lines[:2], reason]))
             raise UserError(
-                f"compiling the model failed ({type(error).__name__}: {' '.join(lines[:2])}): set "
+                f"compiling the model failed ({type(error).__name__}: {words}): set "
                 "--model.compile false, or repair the compiler that torch.compile uses"
             ) from error
         except Exception as error:

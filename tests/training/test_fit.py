@@ -73,6 +73,9 @@ def test_a_failed_compilation_a_lost_rank_and_a_defect_differ(monkeypatch):
     compilation = InternalTorchDynamoError("g++ failed\n\n  in a file\nmore lines")
     with pytest.raises(UserError, match=r"\(InternalTorchDynamoError: g\+\+ failed in a file\): s"):
         ended(monkeypatch, compilation)
+    compiler = InternalTorchDynamoError("C++ failed\nCommand:\ng++ x\nx.cpp:3: error: no y\nmore")
+    with pytest.raises(UserError, match=r"Error: C\+\+ failed Command: x.cpp:3: error: no y\): s"):
+        ended(monkeypatch, compiler)
     lost = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
     with pytest.raises(PeerError, match="the connection to another rank is lost"):
         ended(monkeypatch, lost)
