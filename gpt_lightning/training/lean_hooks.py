@@ -6,7 +6,8 @@ of them are empty, and around each call are a context of the profiler and two as
 runs, `lean_hooks` replaces private functions of Lightning. The replacements call the same hooks
 with the same arguments in the same order. They skip what has no effect: empty hooks of
 `lightning.Callback`, contexts of the profiler that records nothing, the move of a metric to the
-device where it is, and repeated inspections of one signature. benchmarks/overhead.md has the gain.
+device where it is, the description of a value that is logged again, and repeated inspections of one
+signature. benchmarks/overhead.md has the gain.
 
 A function is replaced only if its source is the one that this file was written for. With another
 Lightning, and for a function that another program has replaced, Lightning's own way stays.
@@ -23,6 +24,7 @@ from functools import cache, partial
 from types import CodeType
 from typing import Any
 
+import torch
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from gpt_lightning.training.lean_step import Function, call, call_callbacks, lean_run, step_counter
@@ -109,12 +111,59 @@ def signatures(plain: Function) -> Function:
     return lean
 
 
+def step_log(plain: Function) -> Function:
+    """Return LightningModule.log; a value that a hook logs at steps, again, is put in its place."""
+
+    def lean(module: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        trainer = module._trainer
+        metric: Any = None
+        if trainer is not None and trainer.training and module._fabric is None:
+            connector, results = trainer._logger_connector, trainer.fit_loop.epoch_loop._results
+            metric = results.get(f"{module._current_fx_name}.{name}")
+        usual = (
+            metric is not None
+            and not (args or kwargs.keys() - {"batch_size", "sync_dist"})  # means of epochs need it
+            and not (connector._first_loop_iter or trainer._accelerator_connector.is_distributed)
+            and not torch.compiler.is_compiling()
+            and is_step_value(metric)
+        )
+        if usual and type(value) is float:
+            value = torch.tensor(value, device=module.device, dtype=torch.get_default_dtype())
+        elif not usual or not is_number(value):
+            plain(module, name, value, *args, **kwargs)
+            return
+        else:
+            value = value.detach().clone()
+        if value.device != metric.value.device:
+            metric.to(value.device)
+        metric._forward_cache = metric.value = value
+        metric.has_reset = False
+        connector._current_fx = module._current_fx_name
+
+    return lean
+
+
+def is_step_value(metric: Any) -> bool:
+    """Return whether a metric is logged as by `log(name, value)` in a hook of a batch."""
+    meta = metric.meta
+    usual = meta.logger and meta.on_step and meta.add_dataloader_idx and metric.is_tensor
+    unusual = meta.on_epoch or meta.prog_bar or meta.enable_graph
+    return usual and not unusual and meta.is_mean_reduction and meta.dataloader_idx is None
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a tensor that Lightning logs as it is."""
+    plain = type(value) is torch.Tensor and value.dim() == 0
+    return plain and value.dtype in (torch.float32, torch.float64)
+
+
 # address below lightning.pytorch -> what makes its replacement, and the digest of its source
 REPLACEMENTS: dict[str, tuple[Function, str]] = {
     "trainer.call:_call_callback_hooks": (callback_hooks, "c413fb9a"),
     "trainer.call:_call_lightning_module_hook": (partial(hooks_of, "lightning_module"), "558a87d0"),
     "trainer.call:_call_strategy_hook": (partial(hooks_of, "strategy"), "ff429e3a"),
     "trainer.connectors.logger_connector.result:_ResultMetric.to": (result_mover, "f45ccd76"),
+    "core.module:LightningModule.log": (step_log, "439eca99"),
     "core.module:is_param_in_hook_signature": (signatures, "6bd4f22c"),
     "trainer.trainer:Trainer.global_step": (step_counter, "c3ca6f19"),
     "loops.training_epoch_loop:_TrainingEpochLoop.run": (lean_run, "e8393a21"),

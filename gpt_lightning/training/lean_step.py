@@ -33,6 +33,8 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
+from gpt_lightning.training import lean_update
+
 Function = Callable[..., Any]
 EMPTY_HOOKS = dict(vars(L.Callback))  # by name
 EMPTY_MODULE_HOOKS = dict(vars(ModelHooks))
@@ -146,6 +148,9 @@ class LeanLoop:
         self.validates = validates and loop.val_loop._data_source.is_defined()
         self.fields = vars(self.module)
         self.output: Any = None  # of the training step, for on_train_batch_end
+        on_cpu = self.strategy.root_device.type == "cpu"
+        known = on_cpu and files_digest(lean_update.FILES).startswith(lean_update.DIGEST)
+        self.update = lean_update.LeanAdamW(getattr(self.optimizer, "_optimizer", None), known)
         self.check()
 
     def check(self) -> None:
@@ -292,7 +297,7 @@ class LeanLoop:
             progress, optimizer = self.automatic.optim_progress.optimizer.step, self.optimizer
             progress.increment_ready()
             closure = partial(self.run_closure_of_step, run, optimizer._optimizer)
-            call(optimizer._optimizer.step, self.module, "optimizer_step", closure=closure)
+            call(self.update.step, self.module, "optimizer_step", closure=closure)
             progress.increment_completed()
         output, self.output = self.output, None
         return Closure(run).consume_result() if output is None else output  # raises
@@ -337,7 +342,7 @@ class LeanLoop:
         progress.increment_ready()
         self.hook("on_before_zero_grad", optimizer)
         progress.increment_started()
-        call(optimizer.zero_grad, self.module, "optimizer_zero_grad")
+        call(self.update.zero_grad, self.module, "optimizer_zero_grad")
         progress.increment_completed()
 
     def backward(self, loss: torch.Tensor) -> None:

@@ -1,14 +1,16 @@
 """Lean batches: the state in every hook, and what a run leaves, are those of plain Lightning."""
 
 import copy
+import math
 from contextlib import nullcontext
+from functools import partial
 
 import lightning as L
 import pytest
 import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from gpt_lightning.training import lean_step, trainer
+from gpt_lightning.training import lean_step, lean_update, trainer
 
 ALONE = dict.fromkeys(
     ("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
@@ -165,6 +167,41 @@ def both(monkeypatch):
         return *lean, len(counted)
 
     return compare
+
+
+def test_fused_adamw_and_values_that_are_logged_again(both, monkeypatch):
+    monkeypatch.setattr(lean_update, "update", partial(counting, lean_update.update, updated := []))
+
+    class Logs(Module):
+        def __init__(self):
+            super().__init__(optimizer=partial(torch.optim.AdamW, fused=True))
+
+        def on_after_backward(self):
+            n = self.trainer.global_step
+            self.log("half", torch.tensor(n, dtype=torch.float16))
+            self.log("double", torch.tensor([2.0**40 + n], dtype=torch.float64))
+            self.log("whole", n, batch_size=2)
+            self.log("with_graph", self.layer[0].bias.sum(), sync_dist=True)
+            self.log("infinite", math.inf if n == 2 else 0.1)
+            if n % 2:
+                self.log("sometimes", n / 3)
+
+    _, rows, _, error, lean = both(lambda: run(Logs, max_epochs=2))
+    assert (error, lean, len(updated)) == (None, 12, 11)
+    assert rows[0][0]["sometimes"] == pytest.approx(1 / 3)
+
+
+def counting(function, calls, *args):
+    calls.append(1)
+    function(*args)
+
+
+def test_a_value_that_is_logged_again_in_another_way_is_an_error(both):
+    class Logs(Module):
+        def on_after_backward(self):
+            self.log("x", 1.0, prog_bar=self.trainer.global_step == 2)
+
+    assert "twice in `on_after_backward` with different" in both(lambda: run(Logs))[3]
 
 
 SETTINGS = [
