@@ -59,9 +59,9 @@ WORKLOAD: Values = BLOCKS | {"batch": 4, "context": 64, "vocab_size": VOCABULARY
 CHAR: Values = {"batch": 64, "context": 256, "vocab_size": 65}
 CHAR |= {"steps": 3, "warmup": 2, "rounds": 5}
 WORKLOADS = {
-    "tiny": WORKLOAD | {"shape": (2, 2, 64)},
+    "tiny": WORKLOAD | {"shape": (2, 2, 64), "rounds": 80},
     "char": CHAR | {"shape": (6, 6, 384)},
-    "char-cpu": WORKLOAD | {"shape": (4, 4, 128), "batch": 12, "vocab_size": 65},
+    "char-cpu": WORKLOAD | {"shape": (4, 4, 128), "batch": 12, "vocab_size": 65, "rounds": 80},
 } | {name: WORKLOAD | {"shape": shape} for name, shape in COURSE_SIZES.items()}
 LOOPS = ("raw", "norm", "trainer", "callbacks")
 PAIRS = ("raw:raw", "raw:trainer", "norm:trainer", "trainer:callbacks", "norm:callbacks")
@@ -121,7 +121,9 @@ BENCH = Bench(
         Option("pairs", ",".join(PAIRS), f"A:B with commas, of {', '.join(LOOPS)}.", read_pairs),
         options.optional("steps", "Steps of a block; null: 10, for char 3."),
         options.optional("warmup", "Steps of a block before them; null: 12, for char 2."),
-        options.optional("rounds", "Blocks of each loop; null: 20, for char 5."),
+        options.optional(
+            "rounds", "Blocks of each loop; null: 80, for large models 20, for char 5."
+        ),
     ),
 )
 
