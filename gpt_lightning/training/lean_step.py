@@ -33,7 +33,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from gpt_lightning.training import lean_update
+from gpt_lightning.training.optimizers import adamw
 
 Function = Callable[..., Any]
 EMPTY_HOOKS = dict(vars(L.Callback))  # by name
@@ -149,8 +149,8 @@ class LeanLoop:
         self.fields = vars(self.module)
         self.output: Any = None  # of the training step, for on_train_batch_end
         on_cpu = self.strategy.root_device.type == "cpu"
-        known = on_cpu and files_digest(lean_update.FILES).startswith(lean_update.DIGEST)
-        self.update = lean_update.LeanAdamW(getattr(self.optimizer, "_optimizer", None), known)
+        known = on_cpu and files_digest(adamw.FILES).startswith(adamw.DIGEST)
+        self.update = adamw.LeanAdamW(getattr(self.optimizer, "_optimizer", None), known)
         self.check()
 
     def check(self) -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from gpt_lightning.training import lean_step, lean_update, trainer
+from gpt_lightning.training import lean_step, trainer
+from gpt_lightning.training.optimizers import adamw
 
 ALONE = dict.fromkeys(
     ("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
@@ -170,7 +171,7 @@ def both(monkeypatch):
 
 
 def test_fused_adamw_and_values_that_are_logged_again(both, monkeypatch):
-    monkeypatch.setattr(lean_update, "update", partial(counting, lean_update.update, updated := []))
+    monkeypatch.setattr(adamw, "update", partial(counting, adamw.update, updated := []))
 
     class Logs(Module):
         def __init__(self):

@@ -7,8 +7,8 @@ import torch
 from torch.optim import SGD, AdamW
 from torch.optim import optimizer as base
 
-from gpt_lightning.training import lean_update
 from gpt_lightning.training.lean_step import files_digest
+from gpt_lightning.training.optimizers import adamw
 
 
 def make(kind=AdamW, **options):
@@ -27,15 +27,15 @@ def make(kind=AdamW, **options):
 def train(lean, between=lambda model, optimizer, step: None, **options):
     """Return weights, states and the number of groups that were updated lean in four steps."""
     model, optimizer = make(**options)
-    lean_optimizer = lean_update.LeanAdamW(optimizer, True)
-    updated, plain = [], lean_update.update
+    lean_optimizer = adamw.LeanAdamW(optimizer, True)
+    updated, plain = [], adamw.update
 
     def update(*args):
         updated.append(1)
         plain(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lean_update, "update", update)
+        patch.setattr(adamw, "update", update)
         for step in range(4):
             x = torch.randn(3, 4, generator=torch.Generator().manual_seed(step))
 
@@ -155,9 +155,9 @@ def test_a_profiler_sees_the_step_and_a_global_hook_is_called():
 
 
 def test_the_files_are_known_and_functions_of_others_are_left_alone(monkeypatch):
-    assert files_digest(lean_update.FILES).startswith(lean_update.DIGEST)
+    assert files_digest(adamw.FILES).startswith(adamw.DIGEST)
     _, optimizer = make()
-    assert lean_update.LeanAdamW(optimizer, True).usual
-    assert not lean_update.LeanAdamW(optimizer, False).usual
+    assert adamw.LeanAdamW(optimizer, True).usual
+    assert not adamw.LeanAdamW(optimizer, False).usual
     monkeypatch.setattr(AdamW, "step", lambda self, closure=None: None)
-    assert not lean_update.LeanAdamW(optimizer, True).usual
+    assert not adamw.LeanAdamW(optimizer, True).usual
