@@ -25,6 +25,8 @@ import torch._functorch.config
 import torch._inductor.config
 from torch import nn
 
+from gpt_lightning.model import cpu_attention, cpu_products
+from gpt_lightning.model.cpu_attention import cpu_has_kernel
 from gpt_lightning.model.gpt import GPT
 
 
@@ -86,12 +88,10 @@ def skip_known_tests() -> None:
 def build_ahead(model: nn.Module) -> None:
     """Build in threads what a model needs, while it is traced.
 
-    That is PyTorch's header, and the attention kernel of a GPT that it fits: one core would be idle
-    meanwhile. An error appears again where the model needs the result.
+    That is PyTorch's header, the kernel of products, and that of attention for a GPT that it fits:
+    one core would be idle meanwhile. An error appears again where the model needs the result.
     """
     from torch._inductor.codecache import CppPythonBindingsCodeCache
-
-    from gpt_lightning.model import cpu_attention
 
     # the marker asks for vector instructions, which all loops have
     header = "// at::vec::\n#include <torch/csrc/inductor/cpp_prefix.h>\n"
@@ -104,6 +104,8 @@ def build_ahead(model: nn.Module) -> None:
         config.block_size, config.n_embd // config.n_head, torch.bfloat16
     ):
         tasks.append(cpu_attention.library)
+    if cpu_has_kernel():
+        tasks.append(cpu_products.kernel)
 
     def run(task: Callable[[], Any]) -> None:
         with contextlib.suppress(Exception):
@@ -235,7 +237,8 @@ def build_by_graph() -> None:
 
     A forward graph is built while its backward graph is written. PyTorch's own way is left to
     kernels with numbers as arguments (dynamic shapes), kernels with functions of their own, one
-    compiling thread, and another PyTorch whose function has other arguments.
+    compiling thread, and another PyTorch whose function has other arguments. Graphs get the
+    products of cpu_products.py where those are faster.
     """
     from torch._inductor.async_compile import AsyncCompile, get_compile_threads
 
@@ -256,6 +259,8 @@ def build_by_graph() -> None:
     def begin_and_wait(self: Any, scope: dict[str, Any]) -> None:
         if hasattr(self, "builds"):
             self.builds.modules  # noqa: B018
+        if cpu_has_kernel() and "extern_kernels" in scope:
+            scope["extern_kernels"] = cpu_products.Products(scope["extern_kernels"])
         wait(self, scope)
 
     AsyncCompile.cpp_pybinding = cpp_pybinding  # type: ignore[method-assign]

@@ -73,7 +73,7 @@ class Work:
         if not self.op:
             found = (k for k, names in NAMES.items() if re.search(names, self.kernel.lower()))
         else:
-            name = self.op.removeprefix("aten::").rstrip("_")
+            name = re.sub("^(aten|gpt_lightning)::", "", self.op).rstrip("_")
             found = (k for k, names in OPS.items() if re.fullmatch(names, name))
         return next(found, "other")
 
