@@ -259,7 +259,8 @@ def build_by_graph() -> None:
     def begin_and_wait(self: Any, scope: dict[str, Any]) -> None:
         if hasattr(self, "builds"):
             self.builds.modules  # noqa: B018
-        if cpu_has_kernel() and "extern_kernels" in scope:
+        replaces = cpu_products.replaces_pytorchs and cpu_has_kernel()
+        if replaces and "extern_kernels" in scope:
             scope["extern_kernels"] = cpu_products.Products(scope["extern_kernels"])
         wait(self, scope)
 

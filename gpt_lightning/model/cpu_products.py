@@ -5,8 +5,9 @@ order in which its tiles read them. Subnormal numbers count as 0, as in PyTorch'
 Timings: benchmarks/speed.md.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,20 @@ def kernel() -> Callable[[Tensor, Tensor, Tensor | None, Tensor, int], bool]:
     module = CppPythonBindingsCodeCache.load_async(SOURCE.read_text())()
     function: Callable[[Tensor, Tensor, Tensor | None, Tensor, int], bool] = module.product
     return function
+
+
+replaces_pytorchs = True  # in graphs that are compiled from now on
+
+
+@contextlib.contextmanager
+def left_to_pytorch() -> Iterator[None]:
+    """Let graphs that are compiled meanwhile keep PyTorch's products: those of other programs."""
+    global replaces_pytorchs
+    replaces_pytorchs = False
+    try:
+        yield
+    finally:
+        replaces_pytorchs = True
 
 
 class Products:

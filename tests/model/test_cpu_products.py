@@ -204,6 +204,7 @@ def test_other_devices_need_no_kernel(monkeypatch):
 
 
 COMPILED = """
+import contextlib
 import sys
 import torch
 from gpt_lightning.model import cpu_products
@@ -230,9 +231,18 @@ print(len(outcomes), all(outcomes))
 with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
     gradients()
 profile.export_chrome_trace(sys.argv[1])
+multiply = cpu_products.multiply
 cpu_products.multiply = lambda *given: False
 plain = gradients()
 print(float((ours - plain).norm() / plain.norm()))
+
+cpu_products.multiply = multiply
+for N in (48, 64):  # two graphs
+    outcomes.clear()
+    product = torch.compile(lambda a, b: (a @ b).sin(), dynamic=False)
+    with cpu_products.left_to_pytorch() if N == 48 else contextlib.nullcontext():
+        product(torch.ones(128, N).bfloat16(), torch.ones(N, N).bfloat16())
+    print(len(outcomes))
 """
 
 
@@ -246,7 +256,7 @@ def test_a_compiled_model_calls_them_forward_and_backward(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    called, difference = done.stdout.splitlines()
+    called, difference, *of_others = done.stdout.splitlines()
     n = 3 * (2 * 4 + 1)  # forward, and two backward, of four layers a block and the head
     assert called == f"{n} True"
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -254,3 +264,4 @@ def test_a_compiled_model_calls_them_forward_and_backward(tmp_path):
     assert operators.count("gpt_lightning::mm") + operators.count("gpt_lightning::addmm") == n
     assert not {"aten::mm", "aten::addmm"} & set(operators)
     assert float(difference) < 0.001
+    assert of_others == ["0", "1"]
