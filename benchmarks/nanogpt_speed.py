@@ -52,7 +52,7 @@ class Model:
         theirs: Arguments of nanoGPT's train.py.
         ours: Arguments of `gpt-lightning fit`.
         shape: Parameters without the tables that are only looked up, layers, width, batch, context.
-        others: Whether the further columns are measured; a step of 12 x 1,024 takes over a minute.
+        others: Measure the further columns, too; nanoGPT's step of 12 x 1,024 takes over a minute.
     """
 
     name: str

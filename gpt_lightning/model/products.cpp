@@ -32,11 +32,12 @@ constexpr long BLOCK_K = 3072;      // the part of K that is in one block of B
 constexpr long BLOCK_N = 1536;      // columns of this block
 constexpr long BLOCK_M = 6 * ROWS;  // rows of A that a thread packs: half a megabyte
 constexpr long PART_M = 8190;       // rows at once, if K has several blocks: their sums are kept
-constexpr long LEAST_M = 4 * ROWS;  // of a product, as is the next
-constexpr long LEAST_N = 16;
+constexpr long LEAST_M = 4 * ROWS;  // a product of fewer rows is left to PyTorch
+constexpr long LEAST_N = 16;        // and one of fewer columns
 
 long ceil_div(long n, long d) { return (n + d - 1) / d; }
-__mmask32 first(long n) { return n >= 32 ? 0xFFFFFFFF : (1u << n) - 1; }
+// The first n of 32 lanes.
+__mmask32 mask_of(long n) { return n >= 32 ? 0xFFFFFFFF : (1u << n) - 1; }
 
 struct Matrix {
   const Half* data;
@@ -62,7 +63,7 @@ void pack_rows(const Matrix& x, long k, long end, long column, long second, Word
     _mm512_store_si512(out_second, _mm512_permutex2var_epi16(upper, second_lanes, lower));
     out += out_row, out_second += out_row;
   };
-  const __mmask32 columns = first(x.columns - column);
+  const __mmask32 columns = mask_of(x.columns - column);
   if (x.columns - column >= 32)  // masks take longer
     for (; k + 1 < end; k += 2)
       store(_mm512_loadu_si512(x.at(k, column)), _mm512_loadu_si512(x.at(k + 1, column)));
@@ -78,7 +79,7 @@ void transpose(const Matrix& x, long k, long end, long column, __m512i* out) {
   __m512i a[16], b[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; i++)
-    a[i] = _mm512_maskz_loadu_epi16(i < n ? first(end - k) : 0, x.at(k, column + i));
+    a[i] = _mm512_maskz_loadu_epi16(i < n ? mask_of(end - k) : 0, x.at(k, column + i));
 #pragma GCC unroll 8
   for (int i = 0; i < 16; i += 2) {
     b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
@@ -139,9 +140,9 @@ struct Tile {
   long a_row, a_pair;
   const Word* b;  // panel
   long pairs;
-  float* sums;       // of earlier and for later blocks of K; null if there is one block
-  long sums_row;     // stride
-  bool begins, ends;  // whether K does so here
+  float* sums;        // of earlier and for later blocks of K; null if there is one block
+  long sums_row;      // stride
+  bool begins, ends;  // the first block of K, the last one
   Half* c;
   long c_row, columns;
   const Half* bias;  // or null
@@ -174,7 +175,7 @@ void compute(const Tile& t) {
       for (int v = 0; v < 2; v++) _mm512_store_ps(t.sums + r * t.sums_row + 16 * v, sum[r][v]);
     return;
   }
-  const __mmask32 columns = first(t.columns);
+  const __mmask32 columns = mask_of(t.columns);
   __m512 bias[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
   if (t.bias) {
     const __m512i halves = _mm512_maskz_loadu_epi16(columns, t.bias);
@@ -288,7 +289,7 @@ PyObject* bfloat16;                // torch.bfloat16
 PyTypeObject *tensor_type, *parameter_type;
 PyObject *dtype_name, *is_cpu_name, *shape_name, *stride_name;
 
-// Whether a tensor is a bfloat16 matrix in the CPU's memory; a vector is a matrix of equal rows.
+// Whether a tensor is a bfloat16 matrix in the CPU's memory; a vector stands for equal rows.
 bool read(PyObject* tensor, Matrix& matrix, bool may_be_vector = false) {
   const auto has = [&](PyObject* name, PyObject* expected) {
     PyObject* const value = PyObject_GetAttr(tensor, name);

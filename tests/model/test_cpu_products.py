@@ -162,7 +162,9 @@ def test_what_has_no_numbers_of_its_own_is_left_to_pytorch():
         assert not kernel()(other, x, None, out, 2)
         assert not kernel()(x, other, None, out, 2)
         assert not kernel()(x, x, None, other, 2)
-    assert not kernel()(x, x, None, x, 2)  # it would write what it reads
+    y = matrix(64, 64)
+    assert not kernel()(x, y, None, x, 2)  # it would write what it reads
+    assert not kernel()(y, x, None, x, 2)
     assert not kernel()(x, x, None, out[:1].expand(64, 64), 2)
     assert not kernel()(x[:, 0], x, None, out, 2)
     assert kernel()(x, torch.nn.Parameter(x), None, out, 2)
