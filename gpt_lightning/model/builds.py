@@ -22,11 +22,9 @@ from typing import Any
 import platformdirs
 import torch
 import torch._functorch.config
-import torch._inductor.config
 from torch import nn
 
-from gpt_lightning.model import cpu_attention, cpu_products
-from gpt_lightning.model.cpu_attention import cpu_has_kernel
+from gpt_lightning.model import cpu_products
 from gpt_lightning.model.gpt import GPT
 
 
@@ -60,6 +58,8 @@ def trust_vector_instructions() -> None:
     They ask whether PyTorch was built for it, too, which its own kernels' choice tells. A compiler
     of C++20, which PyTorch's headers need, knows the instructions. AMX is younger: its test stays.
     """
+    import torch._inductor.config  # chooses Inductor's folder, after keep_compiled_code has
+
     config = torch._inductor.config.cpp
     if config.vec_isa_ok is None and torch.backends.cpu.get_cpu_capability() == "AVX512":
         config.vec_isa_ok = True
@@ -93,6 +93,8 @@ def build_ahead(model: nn.Module) -> None:
     """
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
+    from gpt_lightning.model import cpu_attention  # loads Inductor, which then chooses its folder
+
     # the marker asks for vector instructions, which all loops have
     header = "// at::vec::\n#include <torch/csrc/inductor/cpp_prefix.h>\n"
     source = header + 'extern "C" void kernel(float*) {}'
@@ -104,7 +106,7 @@ def build_ahead(model: nn.Module) -> None:
         config.block_size, config.n_embd // config.n_head, torch.bfloat16
     ):
         tasks.append(cpu_attention.library)
-    if cpu_has_kernel():
+    if cpu_attention.cpu_has_kernel():
         tasks.append(cpu_products.kernel)
 
     def run(task: Callable[[], Any]) -> None:
@@ -241,6 +243,8 @@ def build_by_graph() -> None:
     products of cpu_products.py where those are faster.
     """
     from torch._inductor.async_compile import AsyncCompile, get_compile_threads
+
+    from gpt_lightning.model.cpu_attention import cpu_has_kernel
 
     alone, wait = AsyncCompile.cpp_pybinding, AsyncCompile.wait
     if list(inspect.signature(alone).parameters) != ["self", "argtypes", "source_code"]:

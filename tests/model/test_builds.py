@@ -170,3 +170,21 @@ def test_the_headers_of_a_model_are_built_ahead(tmp_path):
     script = AHEAD.replace("CACHE", repr(str(tmp_path)))
     done = run(script, **own)
     assert done.returncode == 0, done.stderr
+
+
+CACHED = """
+import os
+import torch
+from gpt_lightning.model.compilation import compile_in_place
+
+compile_in_place(torch.nn.Linear(3, 3), "cpu")
+print(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+"""
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_model_is_compiled_into_the_users_cache(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    done = run(CACHED, HOME=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
+    assert done.stdout.startswith(str(tmp_path)), done.stderr
