@@ -20,7 +20,6 @@ from gpt_lightning.bench.core.peer import make_peer
 from gpt_lightning.bench.core.sweep import Bench, sweep_row
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.model.compilation import compile_in_place
-from gpt_lightning.model.cpu_products import left_to_pytorch
 from gpt_lightning.reports.tables import column
 
 
@@ -80,8 +79,7 @@ def measure_peers(
     peer = make_peer(model)  # before compilation renames anything
     data = training_step.random_batch(row.batch, row.context, device)
     ours = Contestant(model.to(device), row.compile, data, row.dtype)
-    with left_to_pytorch():
-        theirs = Contestant(peer.to(device), row.compile, data, row.dtype)
+    theirs = Contestant(peer.to(device), row.compile, data, row.dtype)
     both = {"ours": ours, "theirs": theirs}
     blocks = {name: partial(c.block, warmup, steps) for name, c in both.items()}
     found = paired.compare(blocks, rounds)

@@ -24,7 +24,6 @@ import torch
 import torch._functorch.config
 from torch import nn
 
-from gpt_lightning.model import cpu_products
 from gpt_lightning.model.gpt import GPT
 
 
@@ -88,8 +87,8 @@ def skip_known_tests() -> None:
 def build_ahead(model: nn.Module) -> None:
     """Build in threads what a model needs, while it is traced.
 
-    That is PyTorch's header, the kernel of products, and that of attention for a GPT that it fits:
-    one core would be idle meanwhile. An error appears again where the model needs the result.
+    That is PyTorch's header, and the kernel of attention for a GPT that it fits: one core would be
+    idle meanwhile. A failed background build raises its error when the model needs the result.
     """
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
@@ -106,8 +105,6 @@ def build_ahead(model: nn.Module) -> None:
         config.block_size, config.n_embd // config.n_head, torch.bfloat16
     ):
         tasks.append(cpu_attention.library)
-    if cpu_attention.cpu_has_kernel():
-        tasks.append(cpu_products.kernel)
 
     def run(task: Callable[[], Any]) -> None:
         with contextlib.suppress(Exception):
@@ -239,12 +236,9 @@ def build_by_graph() -> None:
 
     A forward graph is built while its backward graph is written. PyTorch's own way is left to
     kernels with numbers as arguments (dynamic shapes), kernels with functions of their own, one
-    compiling thread, and another PyTorch whose function has other arguments. Graphs get the
-    products of cpu_products.py where those are faster.
+    compiling thread, and another PyTorch whose function has other arguments.
     """
     from torch._inductor.async_compile import AsyncCompile, get_compile_threads
-
-    from gpt_lightning.model.cpu_attention import cpu_has_kernel
 
     alone, wait = AsyncCompile.cpp_pybinding, AsyncCompile.wait
     if list(inspect.signature(alone).parameters) != ["self", "argtypes", "source_code"]:
@@ -263,9 +257,6 @@ def build_by_graph() -> None:
     def begin_and_wait(self: Any, scope: dict[str, Any]) -> None:
         if hasattr(self, "builds"):
             self.builds.modules  # noqa: B018
-        replaces = cpu_products.replaces_pytorchs and cpu_has_kernel()
-        if replaces and "extern_kernels" in scope:
-            scope["extern_kernels"] = cpu_products.Products(scope["extern_kernels"])
         wait(self, scope)
 
     AsyncCompile.cpp_pybinding = cpp_pybinding  # type: ignore[method-assign]
