@@ -5,6 +5,7 @@ import errno
 import functools
 import glob
 import hashlib
+import itertools
 import os
 import shutil
 import socket
@@ -148,6 +149,32 @@ def move_into_place(folder: Path, out: Path, overwrite: bool) -> bool:
         raise
     sync_folder(out.parent)
     return True
+
+
+def numbered_folder(root: Path, prefix: str = "version_") -> Path:
+    """Make the folder `PREFIX` + the next free number, which no other process has made.
+
+    Args:
+        root: Folder to make it in.
+        prefix: First part of its name.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    return next(numbered_folders(root, prefix))
+
+
+def numbered_folders(root: Path, prefix: str = "version_") -> Iterator[Path]:
+    """Make and yield the folders of numbered_folder, one after the other."""
+    taken = (path.name.removeprefix(prefix) for path in root.glob(f"{glob.escape(prefix)}*"))
+    first = max((int(number) + 1 for number in taken if number.isdigit()), default=0)
+    for number in itertools.count(first):
+        folder = root / f"{prefix}{number}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:  # another process has made it
+            continue
+        yield folder
 
 
 def file_sha256(path: Path) -> str:

@@ -9,13 +9,14 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import filelock
 import pytest
 
 from gpt_lightning import files
-from gpt_lightning.files import locked
+from gpt_lightning.files import locked, numbered_folder
 
 
 class Held(Exception):
@@ -129,3 +130,15 @@ def test_a_lock_that_is_tested_can_be_taken(tmp_path: Path) -> None:
     timer.start()
     with locked(path, refuse):
         timer.join()
+
+
+def test_a_numbered_folder_is_made_when_it_is_chosen(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    (root / "version_7[").mkdir(parents=True)
+    (root / "version_3").mkdir()
+    with ThreadPoolExecutor(16) as pool:
+        made = list(pool.map(lambda _: numbered_folder(root), range(64)))
+    assert {folder.name for folder in made} == {f"version_{n}" for n in range(4, 68)}
+    assert all(folder.is_dir() for folder in made)
+    assert numbered_folder(root, "a[b]_") == root / "a[b]_0"
+    assert numbered_folder(root, "a[b]_") == root / "a[b]_1"

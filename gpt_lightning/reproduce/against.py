@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import numbered_folder
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.reports.plots import plot_runs
 from gpt_lightning.reports.tables import Console, column, write_report
@@ -41,13 +42,13 @@ class AgainstRow:
     difference: float = column("difference", "+.4f")
 
 
-def compare_run(run: str, name: str, folder: Path, argv: list[str]) -> None:
+def compare_run(run: str, name: str, root: Path, argv: list[str]) -> None:
     """Print and write the losses of a run beside a published curve.
 
     Args:
         run: Run folder, or a folder of runs `version_N`, of which the newest is taken.
         name: Name of the curve.
-        folder: Folder of the results.
+        root: Folder in which the folder of the results is made.
         argv: Command line, for the report.
 
     Raises:
@@ -71,6 +72,7 @@ def compare_run(run: str, name: str, folder: Path, argv: list[str]) -> None:
         f"({SPLITS[last.split]} {last.ours:.4f}, theirs {last.theirs:.4f})"
     )
     title = f"{path} against {curve.title}"
+    folder = numbered_folder(root)
     write_report(folder, title, machine_record(argv), {"losses": rows}, [line], [PICTURE])
     plot_runs([folder / PICTURE], {str(path): curves, name: as_run(curve)})
     console = Console(AgainstRow)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import numbered_folder
 from gpt_lightning.parsing import OneLineParser, nearest, split_fit_options
 from gpt_lightning.reports.tables import Console, column
 from gpt_lightning.reproduce.cases import CASES, REPORTS
@@ -73,14 +74,14 @@ def run(argv: list[str]) -> int:
         path, curve = args.against
         if argv[1:] != ["--against", path, curve]:
             raise UserError("--against trains nothing: give `reproduce --against RUN CURVE` alone")
-        compare_run(path, curve, next_folder(ROOT / "against"), argv)
+        compare_run(path, curve, ROOT / "against", argv)
         return 0
     if args.selftest:
         return selftest(args.case, args.rungs, fit_options)
     if args.case in REPORTS and argv[1:] == [args.case]:
         from gpt_lightning.reproduce.figures import run_report
 
-        return run_report(args.case, next_folder(ROOT / args.case), argv)
+        return run_report(args.case, ROOT / args.case, argv)
     case = find_case(args.case)
     if args.steps is not None and args.steps < (1 if case.kind == "steps" else 0):
         raise UserError(
@@ -101,7 +102,7 @@ def run(argv: list[str]) -> int:
 
     root = ROOT / case.name
     folder = None if args.resume is None else find_folder(args.resume, root, chosen)
-    case_run = CaseRun(case, options, folder or next_folder(root), argv, folder is not None)
+    case_run = CaseRun(case, options, folder or numbered_folder(root), argv, folder is not None)
     for rung in case.rungs:
         if rung in chosen:
             case_run.run(rung.on(target(rung, options)))
@@ -221,12 +222,6 @@ def available_devices() -> set[str]:
     from gpt_lightning.hardware.device import device_kind
 
     return {"any", "cpu", device_kind().replace("cuda", "gpu")}
-
-
-def next_folder(root: Path) -> Path:
-    """Return root/version_N for the next free N."""
-    taken = [int(p.name[8:]) for p in root.glob("version_*") if p.name[8:].isdigit()]
-    return root / f"version_{max(taken, default=-1) + 1}"
 
 
 # ---- output --------------------------------------------------------------------------------------

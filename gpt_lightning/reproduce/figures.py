@@ -18,6 +18,7 @@ from gpt_lightning.bench.core import results
 from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.evaluate.scoring import Scorer
 from gpt_lightning.evaluate.tasks import Task
+from gpt_lightning.files import numbered_folder
 from gpt_lightning.hardware.device import device_kind, free_memory
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.hardware.precision import fastest_precision
@@ -41,7 +42,7 @@ class FigureRow:
     note: str = column("note", default="")
 
 
-def run_report(name: str, folder: Path, argv: list[str]) -> int:
+def run_report(name: str, root: Path, argv: list[str]) -> int:
     """Print and write every figure of a report.
 
     Returns:
@@ -54,6 +55,7 @@ def run_report(name: str, folder: Path, argv: list[str]) -> int:
         ours, verdict, note = MEASURES[figure["measure"]](figure)
         rows.append(FigureRow(figure["figure"], figure["published"], ours, verdict, note))
         print(console.line(rows[-1]), flush=True)
+    folder = numbered_folder(root)
     write_report(folder, title, machine_record(argv), {"figures": rows}, [f"Theirs: {source}."])
     print(f"\n{folder}: results.md, results.json, figures.csv")
     return int(any(row.verdict == Verdict.FAILED for row in rows))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import write_atomic
+from gpt_lightning.files import numbered_folder, write_atomic
 from gpt_lightning.parsing import OneLineParser, resolve_configs, underscored
 from gpt_lightning.reports.tables import Console
 from gpt_lightning.reproduce.speedrun_tracks import RULES, TRACKS, Result, SeedRow, Track
@@ -71,14 +71,13 @@ def run(argv: list[str]) -> int:
         check_nanogpt(nanogpt)
     from gpt_lightning.hardware.device import device_kind  # not for --help: torch takes seconds
     from gpt_lightning.hardware.precision import check_accelerator
-    from gpt_lightning.reproduce.command import next_folder
     from gpt_lightning.reproduce.speedrun_page import write
 
     track = TRACKS[args.track]
     check_accelerator(args.device, "--device")
     device = device_kind(args.device)
     resolve_configs(config := [f"--config={args.config or track.config}"])  # raises early
-    root = next_folder(ROOT / args.track) if args.resume is None else Path(args.resume)
+    root = numbered_folder(ROOT / args.track) if args.resume is None else Path(args.resume)
     rows = [] if args.resume is None else read_rows(root)
     times = nanogpt_steps_s(nanogpt, track, device)
     for seed in seeds:

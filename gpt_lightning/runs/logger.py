@@ -1,7 +1,6 @@
 """RunLogger: the folder of a run and its metrics file."""
 
 import contextlib
-import itertools
 import json
 import math
 import os
@@ -9,7 +8,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, sync_folder, write_atomic
+from gpt_lightning.files import explained, numbered_folders, sync_folder, write_atomic
 from gpt_lightning.runs.folders import METRICS, RUN_FILE, write_run_id
 
 EVENTS = "events.out.*"  # TensorBoard's files
@@ -170,7 +169,7 @@ def continue_logger(logger: Logger, resume_step: int | None) -> None:
     if not isinstance(logger, CSVLogger | TensorBoardLogger):
         return
     if logger._version is None and is_rank_zero() and "://" not in logger.root_dir:
-        made = new_folders(Path(logger.root_dir), "version")
+        made = numbered_folders(Path(logger.root_dir))
         numbers = (int(folder.name.removeprefix("version_")) for folder in made)
         logger._get_next_version = numbers.__next__  # type: ignore[method-assign]
     elif isinstance(logger, CSVLogger) and is_rank_zero():
@@ -194,7 +193,7 @@ def claim_folder(runs: Path, kind: str, claim: Callable[[Path], bool] | None = N
     Raises:
         OSError: It cannot be made.
     """
-    for folder in new_folders(runs, kind):
+    for folder in numbered_folders(runs, f"{kind}_"):
         write_run_id(folder, uuid.uuid4().hex)
         free = False
         try:
@@ -205,20 +204,6 @@ def claim_folder(runs: Path, kind: str, claim: Callable[[Path], bool] | None = N
         if free:
             return folder
     raise AssertionError("unreachable")
-
-
-def new_folders(runs: Path, kind: str) -> Iterator[Path]:
-    """Make and yield folders `KIND_N` with the next free N, one after the other."""
-    mark = f"{kind}_"
-    taken = (path.name.removeprefix(mark) for path in runs.glob(f"{mark}*"))
-    first = max((int(number) + 1 for number in taken if number.isdigit()), default=0)
-    for number in itertools.count(first):
-        folder = runs / f"{mark}{number}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:  # another process has made it
-            continue
-        yield folder
 
 
 def drop_rows_after(path: Path, step: int, rows: int | None = None) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import numbered_folder
 
 ROOT = Path("lightning_logs") / "bench"
 ROWS = "rows.jsonl"
@@ -25,18 +26,10 @@ def make_folder(name: str) -> Path:
         name: Name of the benchmark.
 
     Returns:
-        ROOT/NAME/TIME; with -2, -3, ... appended where other results began in the same second.
+        ROOT/NAME/TIME-N; N is 0, unless other results began in the same second.
     """
-    (ROOT / name).mkdir(parents=True, exist_ok=True)
     stamp = datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
-    number = 1
-    while True:
-        folder = ROOT / name / (stamp if number == 1 else f"{stamp}-{number}")
-        try:
-            folder.mkdir()
-            return folder
-        except FileExistsError:
-            number += 1
+    return numbered_folder(ROOT / name, f"{stamp}-")
 
 
 def key(configuration: Values) -> str:
