@@ -5,6 +5,7 @@ import errno
 import importlib
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -44,7 +45,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "reproduce": ("reproduce.command:run", "repeat published results, compare by row: --list"),
     "speedrun": ("reproduce.speedrun:run", "train a record on tiny Shakespeare, check its rules"),
     "bench": ("bench.command:run", "measure this machine: bench --help"),
-    "report": ("bench.report.command:run", "write a course's report: report course --help"),
     "configs": ("commands.configs:configs", "list the configurations of --config"),
     "checkpoint": (
         "commands.checkpoint:checkpoint",
@@ -53,6 +53,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("commands.check_resume:run", "check this machine; a resume: --resume --config FILE"),
     "completion": ("commands.completion:completion", "print a completion script for your shell"),
 }
+# former command -> what is typed instead, and the word after the command that goes with it
+MOVED = {"report": ("python -m experiments.course", "course")}
 
 
 def usage() -> str:
@@ -67,11 +69,12 @@ commands:
 gpt-lightning COMMAND --help explains a command."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, run: Callable[[list[str]], int] | None = None) -> int:
     """Run a command.
 
     Args:
         argv: Arguments; None: those of the process.
+        run: Another program, such as an experiment's: function from its arguments to its exit code.
 
     Returns:
         Exit code: 0; 1 for a defect; 2 for a user error or out-of-memory; 75 if another rank has
@@ -99,8 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"
     threading.excepthook = print_thread_error
-    with lasting_output(prints_only(argv)):
-        return exit_code(argv)
+    with lasting_output(run is None and prints_only(argv)):
+        return exit_code(argv, run or dispatch)
 
 
 def prints_only(argv: list[str]) -> bool:
@@ -116,13 +119,13 @@ def prints_only(argv: list[str]) -> bool:
     )
 
 
-def exit_code(argv: list[str]) -> int:
-    """Call a command, print its error as one line, and return the exit code."""
+def exit_code(argv: list[str], run: Callable[[list[str]], int]) -> int:
+    """Call a program, print its error as one line, and return the exit code."""
     training = argv[:1] and COMMANDS.get(argv[0], ("",))[0] == "training.fit:run"
     try:
         # training has StopSignals, and before it nothing to clean up
         with contextlib.nullcontext() if training else termination_as_exit():
-            code = dispatch(argv)
+            code = run(argv)
         sys.stdout.flush()
         return code
     except (SystemExit, KeyboardInterrupt) as end:
@@ -194,6 +197,10 @@ def dispatch(argv: list[str]) -> int:
             raise UserError(f"unknown argument {rest[0]!r}: {name} takes none, remove it")
         print(f"gpt-lightning {__version__}")
         return 0
+    if name in MOVED:
+        instead, word = MOVED[name]
+        options = shlex.join(arg for arg in rest if arg != word)
+        raise UserError(f"`{name}` has moved: type {instead} {options}".strip())
     if name not in COMMANDS:
         raise UserError(f"no command {name!r}{command_hint(name)}")
     for arg in argv[1:]:

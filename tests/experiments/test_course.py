@@ -1,7 +1,8 @@
-"""`gpt-lightning report course`: sections, answers, other machines, nsys."""
+"""`python -m experiments.course`: sections, answers, other machines, nsys."""
 
 import importlib
 import json
+import os
 import re
 import sqlite3
 import subprocess
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from experiments.course import answers
+from experiments.course import report as command
 from gpt_lightning.bench.core import curves, memory_meter, nsys, sweep
 from gpt_lightning.bench.core import training_step as subject
 from gpt_lightning.bench.core.worker import call, failure
-from gpt_lightning.bench.report import answers, command
 from gpt_lightning.cli import main
 
 FOLDER = Path("lightning_logs/report/course-quick")
@@ -47,7 +49,7 @@ def calls(tmp_path, monkeypatch):
 
 
 def report(*more: str) -> int:
-    return main(["report", "course", "--quick", "--device", "cpu", *more])
+    return main(["--quick", "--device", "cpu", *more], command.run)
 
 
 def part(text: str, title: str) -> str:
@@ -71,7 +73,7 @@ def test_a_report_has_every_section_and_measures_no_row_twice(calls):
             assert f"gpt-lightning bench {section.bench} --device cpu --model course" in own
             assert "| cpu |" in own
         else:
-            assert f"gpt-lightning report course --sections {name}\n" in own
+            assert f"python -m experiments.course --sections {name}\n" in own
     assert "no NVIDIA GPU" in part(text, "Kernels by NVTX range (nsys)")
     assert "the first forward took" in part(text, "No warm-up").lower()
     assert all(f"({letter}): " in part(text, "Profiling") for letter in "abcde")
@@ -129,7 +131,7 @@ def test_a_failed_row_is_in_the_report_and_in_the_exit_code(calls, monkeypatch):
 
 
 def test_sizes_suit_the_device_and_sections_take_their_part():
-    args = command.make_parser().parse_args(["course"])
+    args = command.make_parser().parse_args([])
     options = {name: command.SECTIONS[name] for name in ("end-to-end", "profile", "memory")}
     for device, sizes in (("cpu", "small,medium"), ("cuda", "small,medium,large,xl,2.7B")):
         words = {name: command.filled(s, args, device) for name, s in options.items()}
@@ -138,13 +140,13 @@ def test_sizes_suit_the_device_and_sections_take_their_part():
         assert found == [sizes, "small", sizes.split(",")[-1]]
     dtypes = command.filled(command.SECTIONS["dtypes"], args, "mps")
     assert dtypes[:4] == ["--device", "mps,cuda-rules", "--models", "toy,gpt"]
-    args = command.make_parser().parse_args(["course", "--sizes", "large"])
+    args = command.make_parser().parse_args(["--sizes", "large"])
     assert "large" in command.filled(command.SECTIONS["end-to-end"], args, "cpu")
 
 
 @pytest.mark.parametrize("quick", [[], ["--quick"]])
 def test_every_section_can_be_typed(quick):
-    args = command.make_parser().parse_args(["course", *quick])
+    args = command.make_parser().parse_args(quick)
     for section in command.SECTIONS.values():
         bench, rows = command.read(section, command.filled(section, args, "cpu"))
         assert rows
@@ -154,14 +156,20 @@ def test_every_section_can_be_typed(quick):
         assert not section.answer or callable(getattr(answers, section.answer))
 
 
+def test_the_former_command_prints_the_new_one(capsys):
+    assert main(["report", "course", "--sections", "memory, profile"]) == 2
+    line = "type python -m experiments.course --sections 'memory, profile'"
+    assert capsys.readouterr().err == f"error: `report` has moved: {line}\n"
+
+
 def test_mistakes_take_one_line(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for args, line in (
-        (["kurs"], "error: "),
-        (["course", "--sections", "profil"], "error: --sections is 'profil': 'profil' is none of"),
-        (["course", "--machines", "nowhere"], "error: --machines: nowhere has no report; give a"),
+        (["course"], "error: "),
+        (["--sections", "profil"], "error: --sections is 'profil': 'profil' is none of"),
+        (["--machines", "nowhere"], "error: --machines: nowhere has no report; give a"),
     ):
-        assert main(["report", *args]) == 2
+        assert main(args, command.run) == 2
         errors = capsys.readouterr().err
         assert errors.startswith(line)
         assert errors.count("\n") == 1
@@ -335,10 +343,11 @@ def test_the_quick_report_has_every_section_that_runs_here(calls):
 
 @pytest.mark.slow
 def test_rows_have_processes_of_their_own(tmp_path):
-    words = ["report", "course", "--quick", "--device", "cpu", "--sections", "no-warm-up,bf16"]
+    words = ["--quick", "--device", "cpu", "--sections", "no-warm-up,bf16"]
     done = subprocess.run(
-        [sys.executable, "-m", "gpt_lightning", *words],
+        [sys.executable, "-m", "experiments.course", *words],
         cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
         capture_output=True,
         text=True,
     )

@@ -1,4 +1,4 @@
-"""Command `gpt-lightning report course`: the report of the systems course's assignment.
+"""The command `python -m experiments.course`: the report of the systems course's assignment.
 
 Each section of sections.yaml is a sweep of a bench, in a folder of its own. Rows that an earlier
 call has measured are kept. The rows of this machine and of the folders of --machines become one
@@ -21,17 +21,18 @@ from typing import Any
 import yaml
 from markdown import markdown as to_html
 
+from experiments.course import answers
 from gpt_lightning.bench.command import find_benches
 from gpt_lightning.bench.core import course_report, nsys, options
 from gpt_lightning.bench.core.sweep import Bench, Sweep, read_options
 from gpt_lightning.bench.core.worker import make_row
-from gpt_lightning.bench.report import answers
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import write_atomic
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.parsing import OneLineParser, underscored
 from gpt_lightning.reports.tables import RESULTS, markdown, write_report
 
+PROGRAM = "python -m experiments.course"
 ROOT = Path("lightning_logs") / "report"
 TABLE = yaml.safe_load(Path(__file__).with_name("sections.yaml").read_text(encoding="utf-8"))
 TEXT = TABLE["text"]
@@ -59,12 +60,11 @@ SECTIONS = {entry["name"]: Section(**entry) for entry in TABLE["sections"]}
 def make_parser() -> OneLineParser:
     """Return the parser of the command."""
     parser = OneLineParser(
-        prog="gpt-lightning report",
+        prog=PROGRAM,
         description="Measure and write the report of the systems course's assignment. Another "
         "call measures only what is missing.",
     )
     names = ",".join(SECTIONS)
-    parser.add_argument("name", choices=["course"], help="Name of the report.")
     parser.add_argument("--device", default="auto", help="cpu, mps, cuda or auto.")
     parser.add_argument("--sizes", type=str | None, help="Sizes; null: those that suit the device.")
     parser.add_argument("--sections", default=names, help=f"Sections to measure: {names}.")
@@ -79,7 +79,7 @@ def make_parser() -> OneLineParser:
 
 
 def run(argv: list[str]) -> int:
-    """Run `report course`.
+    """Run the command with these arguments.
 
     Returns:
         0: Every row was measured, or could not be for lack of memory; 1: a row failed otherwise.
@@ -87,15 +87,13 @@ def run(argv: list[str]) -> int:
     Raises:
         UserError: An option is wrong, or a folder of --machines has no report.
     """
-    args = make_parser().parse_args(underscored(argv[1:]))
+    args = make_parser().parse_args(underscored(argv))
     chosen = options.listed(args, "sections", options.one_of(SECTIONS))
     (device,) = options.devices(args)[:1]
     folder = Path(args.out or ROOT / ("course-quick" if args.quick else "course"))
     for machine in args.machines:
         if not list(Path(machine).glob(f"*/{RESULTS}")):
-            raise UserError(
-                f"--machines: {machine} has no report; give a folder of `report course`"
-            )
+            raise UserError(f"--machines: {machine} has no report; give a folder of `{PROGRAM}`")
     failed = False
     for section in map(SECTIONS.__getitem__, chosen):
         if section.name == nsys.NAME:
@@ -136,7 +134,8 @@ def run_nsys(section: Section, args: Any, device: str, folder: Path, argv: list[
     except subprocess.SubprocessError as error:
         print(f"warning: nsys failed: {error}", file=sys.stderr)
         return True
-    write_report(folder, section.title, machine_record(argv), {"rows": found})
+    machine = machine_record(argv) | {"command": shlex.join([*PROGRAM.split(), *argv])}
+    write_report(folder, section.title, machine, {"rows": found})
     return False
 
 
@@ -155,7 +154,7 @@ def write(folder: Path, machines: Sequence[Path], quick: bool) -> None:
         if not found:
             why = nsys.missing() if section.name == nsys.NAME else ""
             parts.append(f"{why} Not measured. The command for it:".strip())
-            parts.append(f"```\ngpt-lightning report course --sections {section.name}\n```")
+            parts.append(f"```\n{PROGRAM} --sections {section.name}\n```")
     text = "\n\n".join(parts).replace("<", "&lt;") + "\n"  # templates in the names of kernels
     page = to_html(text, extensions=["tables", "fenced_code"])
     page = re.sub(r'src="([^"]+)"', lambda link: embedded(folder / link[1]), page)

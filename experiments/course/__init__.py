@@ -1,0 +1,1 @@
+"""Report of a systems course's assignment: `python -m experiments.course`."""

@@ -1,1 +1,0 @@
-"""Reports of several benches in one document."""
