@@ -61,8 +61,7 @@ def test_an_optimizer_step_enters_few_files(shards):
     entered = Entered()
     fit.run_cli(["fit", *TINY, f"--data.dataset={shards}"], callbacks=[entered])
     assert "model/gpt.py" in entered.files
-    # the rebuild had 12; since then the signals and the watchdog have files of their own, and every
-    # hook is called by lean_hooks.py
+    # the rebuild had 12; since then the signals and the watchdog have files of their own
     assert len(entered.files) <= 15, "\n".join(sorted(entered.files))
 
 
@@ -79,7 +78,7 @@ def test_a_fit_on_ready_shards_imports_few_files(shards):
     assert not any(name.startswith("gpt_lightning.prepare") for name in imported)
     # the rebuild had 45; since then Trainer's checks, signals, watchdog, output and TensorBoard's
     # events have own files, the events name the commit (hardware.machine), models have variants,
-    # lean_hooks calls hooks, and checkpointing has policies
+    # and checkpointing has policies
     assert len(imported) <= 57, "\n".join(sorted(imported))
 
 

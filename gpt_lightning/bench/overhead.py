@@ -10,13 +10,8 @@ be finite as GPTModule does each step. trainer: Trainer and GPTModule without ca
 callbacks: trainer with the callbacks and loggers of `fit` (SpeedMonitor, StepProgress, SampleText,
 RunCheckpoint; metrics.jsonl and TensorBoard) between two validations, where none samples or saves.
 
-In the usual case (one process, one optimizer) a straight line stands for Lightning's nest of
-functions (training/lean_step.py), for LightningModule.log where a value is logged again, and for
-the functions around AdamW's kernel (training/optimizers/adamw.py): of Lightning and ours a step
-runs some 110 functions instead of 690, and 140 with the callbacks. A step of milliseconds leaves
-none of them in the processor's caches, so that they cost more than in a tight loop. norm has
-PyTorch's own AdamW: B - A may be below 0. Every tenth step also writes its metrics; the first of
-these steps, which makes the files, is among those before the measured ones.
+Every tenth step also writes its metrics; the first of these steps, which makes the files, is among
+those before the measured ones.
 
 loss: loss after a block. Every block starts from the same weights, so that equal losses mean equal
 work.

@@ -127,9 +127,8 @@ class GPTModule(EvaluationModule):
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         loss = self(*batch)
         total = loss.detach().clone()  # the next run of a CUDA graph overwrites its output
-        fields = vars(self)  # Module.__setattr__ would search the parameters
-        fields["_loss_sum"] = total if self._loss_sum is None else self._loss_sum + total
-        fields["micro_batches"] += 1
+        self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
+        self.micro_batches += 1
         return loss
 
     def on_train_batch_end(self, *args: Any) -> None:
@@ -137,7 +136,7 @@ class GPTModule(EvaluationModule):
         trainer = self.trainer
         now = time.monotonic()
         if self.device.type == "cpu" and now - self._memory_read_s >= MEMORY_READ_S:
-            vars(self)["_memory_read_s"] = now
+            self._memory_read_s = now
             limit_kept_memory()
         if trainer.should_stop:
             trainer.should_stop, self.stop_requested = False, True
@@ -228,11 +227,10 @@ class GPTModule(EvaluationModule):
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         lr = optimizer.param_groups[0]["lr"]
         self.set_learning_rates()  # also with data that have no BetweenSteps
-        trainer, fields = self.trainer, vars(self)  # Module.__setattr__ is slow
         loss_sum, number = self._loss_sum, self.micro_batches
         assert loss_sum is not None
-        fields["_last_loss"] = loss_sum, number
-        step = trainer.global_step
+        self._last_loss = loss_sum, number
+        trainer, step = self.trainer, self.trainer.global_step
         if steps.at_log_step(trainer, step + 1):
             if self._schedules():
                 lr = self.learning_rate_at(step, self.settings.learning_rate)
@@ -241,7 +239,7 @@ class GPTModule(EvaluationModule):
             if self._schedules() and self.settings.optimizer == "muon":
                 self.log("optim/lr_muon", optimizer.param_groups[0]["lr"])
             self.log("step", step + 1.0)  # the loggers' x: the first is 1
-        fields["_loss_sum"], fields["micro_batches"] = None, 0
+        self._loss_sum, self.micro_batches = None, 0
 
     @property
     def last_loss(self) -> torch.Tensor | None:

@@ -26,7 +26,6 @@ from gpt_lightning.parsing import nearest
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
-from gpt_lightning.training.lean_hooks import lean_hooks
 
 # a float is a fraction of the batches, an int a number of them
 LIMITS = tuple(f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict"))
@@ -90,10 +89,6 @@ class Trainer(L.Trainer):
                 "trainer.val_check_interval is a time, which ends at other steps on each of the "
                 f"{self.world_size} ranks: set it to a number of micro-batches"
             )
-
-    def _run_stage(self) -> Any:
-        with lean_hooks():
-            return super()._run_stage()
 
 
 def as_list(value: Any) -> list[Any]:

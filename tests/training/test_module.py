@@ -5,6 +5,7 @@ import math
 import lightning as L
 import pytest
 import torch
+import torchmetrics
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
@@ -16,6 +17,7 @@ from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import build, optim
+from gpt_lightning.training import module as module_file
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.optim import learning_rate
@@ -556,6 +558,43 @@ def test_the_collector_leaves_out_what_the_first_step_has_made(text_file):
     assert counts[0] == before
     assert counts[1] >= counts[3] > 10_000  # frozen once; frozen objects may still die
     assert gc.get_freeze_count() == before
+
+
+def test_the_memory_of_the_process_is_read_every_tenth_of_a_second(text_file, monkeypatch):
+    now, read = [8.0], []
+    monkeypatch.setattr(module_file.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(module_file, "limit_kept_memory", lambda: read.append(now[0]))
+    times = iter([9.0, 9.05, 9.125, 9.15])
+
+    class Clocked(GPTModule):
+        def on_train_batch_start(self, batch, batch_idx):
+            super().on_train_batch_start(batch, batch_idx)
+            now[0] = next(times)
+
+    fit(text_file, Clocked(TINY), trainer={"limit_val_batches": 0})
+    assert read == [8.0, 9.0, 9.125]  # the first at the start of the epoch
+
+
+def test_a_subclass_logs_a_metric_of_torchmetrics(text_file):
+    losses = []
+
+    class Logging(GPTModule):
+        def __init__(self, config):
+            super().__init__(config)
+            self.mean = torchmetrics.MeanMetric()
+
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            losses.append(float(loss.detach()))
+            self.mean(loss.detach())
+            self.log("mine/mean", self.mean, on_step=True, on_epoch=True)
+            return loss
+
+    module, trainer, rows = fit(text_file, Logging(TINY), trainer={"precision": "32-true"})
+    assert [row["mine/mean_step"] for row in rows] == pytest.approx(losses)
+    epoch = float(trainer.callback_metrics["mine/mean_epoch"])
+    assert epoch == pytest.approx(sum(losses) / 4)
+    assert same(module, fit(text_file)[0])
 
 
 @pytest.mark.parametrize(
