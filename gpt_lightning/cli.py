@@ -53,8 +53,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("commands.check_resume:run", "check this machine; a resume: --resume --config FILE"),
     "completion": ("commands.completion:completion", "print a completion script for your shell"),
 }
-# former command -> what is typed instead, and the word after the command that goes with it
-MOVED = {"report": ("python -m experiments.course", "course")}
+# words of earlier versions -> what is typed instead, before the same options
+FORMER = {
+    "verify": "gpt-lightning data verify",
+    "speedrun": "python -m experiments.speedrun",
+    "report course": "python -m experiments.course",
+    "report": "python -m experiments.course",
+}
 
 
 def usage() -> str:
@@ -197,10 +202,10 @@ def dispatch(argv: list[str]) -> int:
             raise UserError(f"unknown argument {rest[0]!r}: {name} takes none, remove it")
         print(f"gpt-lightning {__version__}")
         return 0
-    if name in MOVED:
-        instead, word = MOVED[name]
-        options = shlex.join(arg for arg in rest if arg != word)
-        raise UserError(f"`{name}` has moved: type {instead} {options}".strip())
+    for words in (" ".join(argv[:2]), name):
+        if words in FORMER and words not in COMMANDS:
+            instead = f"{FORMER[words]} {shlex.join(argv[len(words.split()) :])}".strip()
+            raise UserError(f"`{words}` has moved: type {instead}")
     if name not in COMMANDS:
         raise UserError(f"no command {name!r}{command_hint(name)}")
     for arg in argv[1:]:

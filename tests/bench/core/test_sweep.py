@@ -178,7 +178,7 @@ def test_sweeps_of_one_second_have_folders_of_their_own(monkeypatch):
     for _ in range(3):
         assert run_sweep(BENCH, configurations("fine"), []) == 0
     names = sorted(path.name for path in (folders.ROOT / "toy").iterdir())
-    assert names == [f"2026-01-02T03-04-05{suffix}" for suffix in ("", "-2", "-3")]
+    assert names == [f"2026-01-02T03-04-05{suffix}" for suffix in ("-0", "-1", "-2")]
     for name in names:
         assert len((folders.ROOT / "toy" / name / "rows.jsonl").read_text().splitlines()) == 1
     newest, _ = folders.find_folder("toy", configurations("fine"))
