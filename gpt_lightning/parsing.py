@@ -2,6 +2,8 @@
 
 import argparse
 import difflib
+import functools
+import inspect
 import json
 import math
 import os
@@ -9,16 +11,18 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import restricted_number_type
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.removed import without_removed
 
+T = TypeVar("T")
 Seed = int
 TopP = float
 if not TYPE_CHECKING:
@@ -143,6 +147,32 @@ def check_arguments(kind: type, prefix: str, values: Mapping[str, Any]) -> dict[
     parsed = parser.parse_object({prefix: given} if prefix else given)
     checked: dict[str, Any] = (parsed[prefix] if prefix else parsed).as_dict()
     return {name: plain_number(checked[name]) for name in values}
+
+
+def checked(prefix: str) -> Callable[[type[T]], type[T]]:
+    """Return a class decorator that checks the arguments of `__init__` by their annotations.
+
+    The class gets the values that the command line would give it (see `check_arguments`). In a
+    dataclass, `__post_init__` sees them. Keys of earlier versions are dropped or raise.
+
+    Args:
+        prefix: Key before the names of the arguments, such as "model"; "" for none.
+    """
+
+    def decorate(kind: type[T]) -> type[T]:
+        init, signature = kind.__init__, inspect.signature(kind)
+
+        @functools.wraps(init)
+        def checked_init(self: T, *args: Any, **kwargs: Any) -> None:
+            known = without_removed(kwargs, f"{prefix}.") if prefix else kwargs
+            given = signature.bind(*args, **known)
+            given.apply_defaults()
+            init(self, **check_arguments(kind, prefix, given.arguments))
+
+        kind.__init__ = checked_init  # type: ignore[method-assign,assignment]
+        return kind
+
+    return decorate
 
 
 def is_number(value: Any) -> bool:

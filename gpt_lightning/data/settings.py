@@ -1,6 +1,5 @@
 """Data arguments: name, type with its bounds, default and help, each in one place."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,11 +7,12 @@ from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, NonNegativ
 
 from gpt_lightning.data.order import OrderName
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import Seed, check_arguments
+from gpt_lightning.parsing import Seed, checked
 
 SOURCES = ("dataset", "mixture", "corpus", "text_file")
 
 
+@checked("data")
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
     """Arguments of TokenDataModule. Exactly one of dataset, mixture, corpus, text_file is set.
@@ -74,10 +74,7 @@ class DataSettings:
     checkpoint. The result then differs from that of an uninterrupted run."""
 
     def __post_init__(self) -> None:
-        values = check_arguments(type(self), "data", dataclasses.asdict(self))
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-        given = [f"data.{name}" for name in SOURCES if values[name]]
+        given = [f"data.{name}" for name in SOURCES if getattr(self, name)]
         if len(given) != 1:
             raise UserError(
                 f"{' and '.join(given) or 'no data'} given: set exactly one of "

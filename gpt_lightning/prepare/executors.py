@@ -1,6 +1,5 @@
 """Execution of units: in this process, in processes of this machine, or on a Ray cluster."""
 
-import dataclasses
 import functools
 import itertools
 import multiprocessing
@@ -17,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import check_arguments
+from gpt_lightning.parsing import checked
 
 RAY_ADDRESS = "RAY_ADDRESS"
 AHEAD = 2  # units submitted for each process or CPU, of perhaps a million
@@ -25,6 +24,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+@checked("")
 @dataclass(frozen=True)
 class Execution:
     """Distribution of the work; it decides no byte of the result.
@@ -47,7 +47,6 @@ class Execution:
     merge: bool = False
 
     def __post_init__(self) -> None:
-        check_arguments(type(self), "", dataclasses.asdict(self))
         if self.shard_index is None:
             return
         if self.merge:

@@ -12,7 +12,7 @@ from jsonargparse.typing import ClosedUnitInterval, PositiveInt
 from gpt_lightning.data.formats import Format
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, tokenizer_name
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import Seed, check_arguments
+from gpt_lightning.parsing import Seed, checked
 
 SplitBy = Literal["hash", "fraction"]
 Errors = Literal["strict", "skip", "replace"]
@@ -21,6 +21,7 @@ SPLITS = ("train", "val", "test")
 MIN_TOKENS = 2  # one to read and one to predict
 
 
+@checked("")
 @dataclass(frozen=True)
 class Settings:
     """Settings of one dataset.
@@ -54,8 +55,6 @@ class Settings:
     shuffle: Seed | None = None
 
     def __post_init__(self) -> None:
-        for name, value in check_arguments(type(self), "", dataclasses.asdict(self)).items():
-            object.__setattr__(self, name, value)
         if self.tokenizer.endswith(".json"):  # workers of Ray have another folder
             object.__setattr__(self, "tokenizer", os.path.abspath(self.tokenizer))
         if exact(self.val_fraction) + exact(self.test_fraction) >= 1:

@@ -42,6 +42,7 @@ import torch
 from gpt_lightning import __version__
 from gpt_lightning.errors import UserError, reason_of
 from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.removed import without_removed
 from gpt_lightning.runs.digests import check_archive, check_digest, warn_without_digest
 from gpt_lightning.runs.folders import run_id
 from gpt_lightning.runs.settings import Settings
@@ -113,7 +114,7 @@ class RunRecord:
     @classmethod
     def read(cls, checkpoint: dict[str, Any]) -> "RunRecord":
         """Return the record in Lightning's dict of a checkpoint, of any schema."""
-        arguments = dict(checkpoint["hyper_parameters"])
+        arguments = without_removed(checkpoint["hyper_parameters"], "model.", trained=True)
         config = GPTConfig(**arguments.pop("config"))
         facts = dict(checkpoint.get("gpt_lightning", {}))
         schema = facts.pop("schema", 1)
@@ -202,6 +203,8 @@ class Checkpoint:
                 tokens=raw.get("callbacks", {}).get("SpeedMonitor", {}).get("tokens"),
                 can_resume="optimizer_states" in raw,
             )
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
         except Exception as error:  # any content may raise any error
             raise not_ours(path, error, raw) from error
 

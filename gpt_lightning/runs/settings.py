@@ -13,7 +13,7 @@ from jsonargparse.typing import (
 )
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import check_arguments
+from gpt_lightning.parsing import checked
 
 if TYPE_CHECKING:
     HalfOpenUnitInterval = float
@@ -24,6 +24,7 @@ else:
 Switch = bool | Literal["auto"]
 
 
+@checked("model")
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Training arguments of GPTModule, besides the model's shape and its initial weights.
@@ -100,22 +101,19 @@ class Settings:
     high, and bfloat16 on CPUs that support it."""
 
     def __post_init__(self) -> None:
-        values = check_arguments(type(self), "model", dataclasses.asdict(self))
-        if values["min_learning_rate"] is None:
-            values["min_learning_rate"] = values["learning_rate"] / 10
-        if values["min_learning_rate"] > values["learning_rate"]:
+        if self.min_learning_rate is None:
+            object.__setattr__(self, "min_learning_rate", self.learning_rate / 10)
+        elif self.min_learning_rate > self.learning_rate:
             raise UserError(
-                f"model.min_learning_rate {values['min_learning_rate']} is above "
-                f"model.learning_rate {values['learning_rate']}: lower it, or set it to null"
+                f"model.min_learning_rate {self.min_learning_rate} is above "
+                f"model.learning_rate {self.learning_rate}: lower it, or set it to null"
             )
-        lora = values["lora_alpha"], tuple(values["lora_targets"])
-        if values["lora_rank"] is None and lora != (16.0, ("c_attn",)):
+        lora = self.lora_alpha, self.lora_targets
+        if self.lora_rank is None and lora != (16.0, ("c_attn",)):
             raise UserError(
                 "model.lora_alpha and model.lora_targets need model.lora_rank: set it, or leave "
                 "them out"
             )
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the fields as a checkpoint has them: lists for tuples, compared by `==`."""
@@ -123,6 +121,7 @@ class Settings:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values}
 
 
+@checked("evaluation")
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
     """Arguments of EvaluateTasks: the keys `evaluation.*` of the command line.
@@ -143,6 +142,3 @@ class TaskSettings:
     batch_size: PositiveInt = 16
     """Texts per batch and rank."""
 
-    def __post_init__(self) -> None:
-        for name, value in check_arguments(type(self), "evaluation", vars(self)).items():
-            object.__setattr__(self, name, value)

@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 
 from gpt_lightning.data.readers import WindowReader
 from gpt_lightning.errors import UserError
+from gpt_lightning.removed import without_removed
 from gpt_lightning.runs import resume
 from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord
 from gpt_lightning.training.datamodule import token_data
@@ -35,6 +36,8 @@ def loaded(trainer: L.Trainer, checkpoint: dict[str, Any]) -> Checkpoint | None:
             data.restart()
         return None
     theirs = Checkpoint.of(checkpoint, path)
+    if is_fitting(trainer):  # raises for settings that this version cannot continue with
+        without_removed(checkpoint["hyper_parameters"], "model.")
     data = token_data(trainer) if is_fitting(trainer) else None
     if data is not None and isinstance(data.reader, WindowReader):
         before = data.reader.train_loader.identity()

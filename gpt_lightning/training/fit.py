@@ -19,6 +19,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch._dynamo.exc import TorchDynamoException
 
+from gpt_lightning import removed
 from gpt_lightning.errors import (
     CONTINUE,
     MemoryExhaustedError,
@@ -59,7 +60,10 @@ FORCED_CALLBACKS: dict[str, type[L.Callback]] = {
 
 
 class TrainingParser(OneLineParser, LightningArgumentParser):
-    """Parser of Lightning with errors of one line."""
+    """Parser of Lightning with errors of one line, which reads runs of earlier versions."""
+
+    def parse_string(self, cfg_str: str, *args: Any, **kwargs: Any) -> Any:
+        return super().parse_string(removed.edited(cfg_str), *args, **kwargs)
 
 
 class SaveConfig(SaveConfigCallback):
@@ -138,6 +142,7 @@ class GPTCLI(LightningCLI):
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        removed.check_options(args)
         args = resolve_configs(args)
         super().parse_arguments(parser, args)
         config = self.config[self.config.subcommand]

@@ -15,6 +15,7 @@ from gpt_lightning.data.loader import Batch
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import limit_kept_memory, seed_device
 from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.removed import without_removed
 from gpt_lightning.runs.checkpoint import RunRecord, environment, run_identity
 from gpt_lightning.runs.folders import run_id
 from gpt_lightning.runs.settings import Settings
@@ -50,7 +51,9 @@ class GPTModule(EvaluationModule):
     ) -> None:
         super().__init__()
         # in a checkpoint the configuration is plain numbers and words, no class to import
-        self.config = GPTConfig(**config) if isinstance(config, dict) else config
+        if isinstance(config, dict):
+            config = GPTConfig(**without_removed(config, "model.config."))
+        self.config = config
         self.init_from = init_from
         self.settings = Settings(**settings)
         optimizers.check(self.settings)

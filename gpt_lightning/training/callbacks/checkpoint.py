@@ -16,7 +16,7 @@ import lightning as L
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import check_arguments
+from gpt_lightning.parsing import checked
 from gpt_lightning.runs import checkpoint_io, folders
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO, Saver
 from gpt_lightning.runs.folders import Saved, saved_checkpoints
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gpt_lightning.runs.mirror import Mirror
 
 
+@checked("checkpoint")
 class RunCheckpoint(L.Callback):
     """Save after each validation, at the end, every N steps, and before StopSignals ends a run.
 
@@ -64,7 +65,6 @@ class RunCheckpoint(L.Callback):
         self.keep_best, self.keep_every_n_steps = keep_best, keep_every_n_steps
         self.asynchronous, self.folder, self.enabled = asynchronous, folder, enabled
         self.sharded = sharded
-        check_arguments(RunCheckpoint, "checkpoint", vars(self))  # only the arguments are set
         if sharded and (asynchronous or folder is not None):
             raise UserError(
                 "checkpoint.sharded has no copy, neither in memory nor at another place: leave out "

@@ -12,7 +12,7 @@ from jsonargparse.typing import PositiveInt
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
-from gpt_lightning.parsing import check_arguments
+from gpt_lightning.parsing import checked
 from gpt_lightning.training.steps import at_log_step, evaluation_batches, is_fitting
 
 QUIET_S = 30.0  # interval of the lines that a long evaluation prints
@@ -22,6 +22,7 @@ DRAW_S = 0.1  # shortest time between two drawings of the bar
 CTRL_C = 3  # columns that the bar leaves for the terminal's ^C
 
 
+@checked("progress")
 class StepProgress(ProgressBar):
     """Show optimizer steps, loss, tokens/s, MFU and the remaining time.
 
@@ -36,7 +37,6 @@ class StepProgress(ProgressBar):
 
     def __init__(self, plain_every_n_steps: PositiveInt | None = None) -> None:
         super().__init__()
-        check_arguments(StepProgress, "progress", {"plain_every_n_steps": plain_every_n_steps})
         self.plain_every_n_steps: int | None = plain_every_n_steps
         self.enabled = True
         self._bar: tqdm[Any] | None = None

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
 from gpt_lightning.data.tokenizers import Tokenizer, start_tokens
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import Seed, check_arguments
+from gpt_lightning.parsing import Seed, checked
 from gpt_lightning.training.callbacks.speed import phase
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
@@ -22,6 +22,7 @@ from gpt_lightning.training.steps import find_callback, is_fitting, is_sharded
 PRODUCTS = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # by precision
 
 
+@checked("samples")
 class SampleText(L.Callback):
     """Write generated text to the console, TensorBoard and W&B after each validation.
 
@@ -44,7 +45,6 @@ class SampleText(L.Callback):
     ) -> None:
         self.max_new_tokens, self.prompt = max_new_tokens, prompt
         self.temperature, self.top_k, self.seed = temperature, top_k, seed
-        check_arguments(SampleText, "samples", vars(self))  # so far the arguments alone
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._active(trainer):

@@ -23,7 +23,7 @@ from gpt_lightning.hardware.device import (
 from gpt_lightning.hardware.peaks import Peak, resolve_peak
 from gpt_lightning.hardware.precision import product_dtype
 from gpt_lightning.model import flops
-from gpt_lightning.parsing import check_arguments
+from gpt_lightning.parsing import checked
 from gpt_lightning.runs.folders import Timeline
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks.progress import total_steps
@@ -35,6 +35,7 @@ from gpt_lightning.training.steps import at_log_step, find_callback, is_fitting
 Interval = tuple[Timestamp, Timestamp]  # begin and end
 
 
+@checked("speed")
 class SpeedMonitor(L.Callback):
     """Measure optimizer steps on the device's clock and log them at log steps.
 
@@ -60,7 +61,6 @@ class SpeedMonitor(L.Callback):
     def __init__(self, peak_flops: str | float = "auto", warmup_steps: NonNegativeInt = 5) -> None:
         self.peak_setting = peak_flops
         self.warmup_steps = warmup_steps
-        check_arguments(SpeedMonitor, "speed", {"warmup_steps": warmup_steps})
         self.clock = PhaseClock("start-up")
         self.peak: Peak | None = None
         self.peak_line = ""

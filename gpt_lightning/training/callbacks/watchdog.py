@@ -14,12 +14,13 @@ from jsonargparse.typing import PositiveFloat
 
 from gpt_lightning.errors import CONTINUE, EXIT_PEER
 from gpt_lightning.hardware.distributed import PARENT, RankLauncher, leave
-from gpt_lightning.parsing import check_arguments
+from gpt_lightning.parsing import checked
 
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
 ANSWER_S = 3.0  # time for the other ranks to print their stacks
 
 
+@checked("watchdog")
 class Watchdog(L.Callback):
     """End all ranks if one of them hangs. Each rank prints the stacks of its threads first.
 
@@ -37,7 +38,6 @@ class Watchdog(L.Callback):
         self, limit_s: PositiveFloat | None = 1800.0, grace_s: PositiveFloat = 20.0
     ) -> None:
         self.limit_s, self.grace_s = limit_s, grace_s
-        check_arguments(Watchdog, "watchdog", vars(self))  # only the arguments are set
         self._beat_s = 0.0  # time of the last sign of progress
         self._in_batch = False  # True if this was the start or end of a batch
         self._longest_s = 0.0  # longest time between two of those

@@ -1,0 +1,67 @@
+"""Settings that this version no longer has (removed.yaml); runs that have them can still be read.
+
+A key with its old default is dropped, because it changed nothing. Another value is an error whose
+message says what to do.
+"""
+
+from collections.abc import Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpt_lightning.errors import UserError
+
+_TABLE = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+REMOVED: dict[str, dict[str, Any]] = yaml.safe_load(_TABLE) or {}
+
+
+def without_removed(
+    settings: Mapping[str, Any], prefix: str = "", trained: bool = False
+) -> dict[str, Any]:
+    """Return settings without the keys that this version no longer has.
+
+    Args:
+        settings: Values by name; a section is a dict.
+        prefix: Key before the names, such as "model."; "" for none.
+        trained: True for the settings of trained weights. Other values than the old default are
+            dropped too, unless the weights would mean something else without them.
+
+    Raises:
+        UserError: A key has another value than its old default.
+    """
+    kept: dict[str, Any] = {}
+    for name, value in settings.items():
+        key = f"{prefix}{name}"
+        row = REMOVED.get(key, {})
+        is_gone = value == row["value"] if "value" in row else value != row.get("default", value)
+        if is_gone and (row.get("weights") or not trained):
+            raise UserError(f"{key} is {value}: {row['fix']}")
+        if isinstance(value, dict):
+            kept[name] = without_removed(value, f"{key}.", trained)
+        elif not row or "value" in row:
+            kept[name] = row["instead"] if is_gone else value
+    return kept
+
+
+def check_options(args: list[str]) -> None:
+    """Raise a UserError if an option of a command line is a key that this version no longer has."""
+    for arg, following in zip_longest(args, args[1:]):
+        key, equals, value = arg.removeprefix("--").partition("=")
+        row = REMOVED.get(key) if arg.startswith("--") else None
+        if row is not None and row.get("value") in (None, value if equals else following):
+            raise UserError(f"{arg}: {row['fix']}")
+
+
+def edited(config: str) -> str:
+    """Return the YAML of a configuration without the keys that this version no longer has.
+
+    Raises:
+        UserError: A key has another value than its old default.
+    """
+    if not any(key.rpartition(".")[2] in config for key in REMOVED):
+        return config
+    settings = yaml.safe_load(config)
+    kept = without_removed(settings) if isinstance(settings, dict) else settings
+    return config if kept == settings else yaml.safe_dump(kept, sort_keys=False)
