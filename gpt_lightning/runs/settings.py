@@ -141,4 +141,3 @@ class TaskSettings:
     """Number of items of each task; null: all."""
     batch_size: PositiveInt = 16
     """Texts per batch and rank."""
-
