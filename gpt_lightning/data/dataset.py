@@ -19,7 +19,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained
 
 if TYPE_CHECKING:
-    from gpt_lightning.data.remote import ShardCache
+    from gpt_lightning.data.streaming import RemoteShards
 
 
 class TokenDataset:
@@ -40,13 +40,13 @@ class TokenDataset:
         self, address: str, data_dir: Path, cache_limit_gb: float, streams: int = 1
     ) -> None:
         self.address = address
-        self._cache: ShardCache | None = None
+        self._remote: RemoteShards | None = None
         if is_remote(address):
-            from gpt_lightning.data import remote  # needs fsspec, a local folder does not
+            from gpt_lightning.data import streaming  # needs fsspec, a local folder does not
 
             limit = int(cache_limit_gb * 1e9)
-            self._cache = remote.ShardCache(address, data_dir / "cache", limit, streams)
-            self.manifest = self._cache.manifest()
+            self._remote = streaming.RemoteShards(address, data_dir / "cache", limit, streams)
+            self.manifest = self._remote.manifest
         else:
             self.folder = local_folder(address, data_dir)
             self.manifest = load_manifest(self.folder)
@@ -64,11 +64,10 @@ class TokenDataset:
                 f"`gpt-lightning prepare SOURCE --{split}_fraction 0.1 --out DIR`, and give it as "
                 "--data.dataset DIR"
             )
-        stream = (
-            TokenStream(self.folder, self.manifest, split)
-            if self._cache is None
-            else self._cache.stream(self.manifest, split)
-        )
+        if self._remote is None:
+            stream = TokenStream(self.folder, self.manifest, split)
+        else:
+            stream = self._remote.stream(split)
         if len(stream) < block_size + 1:
             raise UserError(
                 f"the {split} split of {self.address} has {len(stream):,} tokens, fewer than a "

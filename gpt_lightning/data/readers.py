@@ -184,7 +184,7 @@ class WindowReader(Reader):
         order = WindowOrder(name, len(stream), self.block_size, self.seed, shards, shuffle)
         if name == "shuffled" and shuffle is None and stream.horizon(self.block_size):
             lanes = min(lanes, len(shards))
-            beside = self.stream("val").cached() if self._has_validation() else {}
+            beside = self.stream("val") if self._has_validation() else None
             blocks, note = stream.shuffle_blocks(self.block_size, lanes, beside)
             if note and self.place.rank == 0:
                 print(note)

@@ -88,20 +88,16 @@ class TokenStream:
         """Announce shards that will be read, in their order, so that they can be prefetched."""
 
     def shuffle_blocks(
-        self, block_size: int, lanes: int, beside: dict[Path, int] | None = None
+        self, block_size: int, lanes: int, beside: "TokenStream | None" = None
     ) -> tuple[int, str]:
         """Return the number of blocks in which windows are shuffled, and a remark on them.
 
         Args:
             block_size: Tokens T a window.
             lanes: Number of lanes.
-            beside: Result of `cached` of the validation split, which is read now and then.
+            beside: Validation split, which is read now and then.
         """
         return 1, ""
-
-    def cached(self) -> dict[Path, int]:
-        """Return path and bytes of each shard in a cache; empty if the stream is local."""
-        return {}
 
     def check_order(self, order: WindowOrder) -> None:
         """Raise a UserError if a cache of shards is too small for an order."""

@@ -35,7 +35,7 @@ def find_file(task: str, folder: str | None) -> Path:
             f"{task}: {place} has no {' or '.join(names)}: put the file there (from "
             f"{address(task)}), or leave the folder out to download it"
         )
-    from gpt_lightning.data.transfer import fetch_file  # not for files that are there
+    from gpt_lightning.remote.files import fetch_file  # not for files that are there
 
     path = cache / names[0]
     print(f"fetching {address(task)} to {path}", flush=True)

@@ -295,7 +295,7 @@ def upload(path: Path, url: str) -> None:
 
 
 def _attempts(url: str, work: Callable[[Any, str], T], action: str) -> T:
-    from gpt_lightning.data.transfer import attempts  # needs fsspec, a local folder does not
+    from gpt_lightning.remote.attempts import attempts  # needs fsspec, a local folder does not
 
     return attempts(url, work, action)
 

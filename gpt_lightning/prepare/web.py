@@ -75,7 +75,7 @@ def patiently(url: str, work: Callable[[Any, str], T], reached: bool = True) -> 
         work: Function of the file system and the path.
         reached: False if this is the first request: without a connection the address is wrong.
     """
-    from gpt_lightning.data.transfer import ATTEMPTS, BACKOFF_S, on_file_system  # needs fsspec
+    from gpt_lightning.remote.attempts import ATTEMPTS, BACKOFF_S, on_file_system  # needs fsspec
 
     for attempt in range(ATTEMPTS):
         try:

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import platformdirs
 
-from gpt_lightning.data.transfer import on_file_system
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import locked, write_atomic
+from gpt_lightning.remote.attempts import DamageError, on_file_system
+from gpt_lightning.remote.files import is_local, protocols
 from gpt_lightning.runs import folders
 from gpt_lightning.runs.digests import SIDECAR, check_digest
-from gpt_lightning.runs.mirror import CHECKPOINTS, RUN_FILES, Mirror, is_local, protocols
+from gpt_lightning.runs.mirror import CHECKPOINTS, RUN_FILES, Mirror
 
 
 def check_folder(folder: str, logs: Path) -> None:
@@ -82,7 +83,7 @@ def restore_run(mirror: Mirror, run: Path) -> None:
                 write_atomic(run / file, mirror.read(file))
             mirror.fetch(name, digests[name], run / CHECKPOINTS / name)
         except UserError as error:
-            if not isinstance(error.__cause__, ValueError):  # no damage: the connection
+            if not isinstance(error.__cause__, DamageError):  # no damage: the connection
                 raise
             print(f"warning: {error}; skipped", file=sys.stderr)
         else:

@@ -7,27 +7,20 @@ file appears whole, it has its own name at once. The digest of a checkpoint, NAM
 uploaded last. A checkpoint without its digest is never used.
 """
 
-import contextlib
-import hashlib
 import json
-import os
 import re
-import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
-from gpt_lightning.data.transfer import attempts, fetch_file
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, sync_folder
+from gpt_lightning.files import explained
+from gpt_lightning.remote.files import create, delete, fetch_file, listed, read, rename, upload
 from gpt_lightning.runs.digests import SIDECAR, read_sidecar, sidecar, write_sidecar
 from gpt_lightning.runs.folders import RUN_FILE, Saved, run_id, saved_checkpoints, sort_saved
 
 CHECKPOINTS = "checkpoints"
 BEGUN = f"{CHECKPOINTS}/.begun"  # marks a run that has begun to train
 RUN_FILES = (RUN_FILE, "config.yaml", "metrics.jsonl", "timeline.jsonl")
-# no folders, and no cheap rename; an object appears when it is complete
-OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "r2"}
 
 
 class Mirror:
@@ -63,28 +56,16 @@ class Mirror:
             )
         self.claim(run)
         self.check_run(run)
-        self._put(BEGUN, b"")
+        upload(b"", f"{self.url}/{BEGUN}")
         names = self.names(CHECKPOINTS)
         self._digests = self.digests(names)
         for name in names:  # uploads that were interrupted
             if ".tmp." in name or (name.endswith(".ckpt") and name not in self._digests):
-                self._remove(f"{CHECKPOINTS}/{name}")
+                delete(f"{self.url}/{CHECKPOINTS}/{name}")
 
     def claim(self, run: Path) -> bool:
         """Upload run.json unless there is one; return whether the copy is of this run."""
-        content = (run / RUN_FILE).read_bytes()
-
-        def create(system: Any, path: str) -> bool:
-            make_parent(system, path)
-            try:
-                with contextlib.suppress(FileExistsError), system.open(path, "xb") as file:
-                    file.write(content)
-            except (NotImplementedError, ValueError):  # a file system without exclusive creation
-                if not system.exists(path):
-                    system.pipe_file(path, content)
-            return bool(system.cat_file(path) == content)
-
-        return attempts(f"{self.url}/{RUN_FILE}", create, "write")
+        return create(f"{self.url}/{RUN_FILE}", (run / RUN_FILE).read_bytes())
 
     def set_aside(self, step: int) -> None:
         """Rename the checkpoints of later steps, as in the run folder."""
@@ -92,8 +73,7 @@ class Mirror:
             if saved.step > step:
                 del self._digests[saved.path.name]
                 for name in (saved.path.name + SIDECAR, saved.path.name):
-                    path = f"{self.url}/{CHECKPOINTS}/{name}"
-                    attempts(path, lambda system, old: system.mv(old, f"{old}.old"), "rename")
+                    rename(f"{self.url}/{CHECKPOINTS}/{name}", ".old")
 
     def sync(self, run: Path, kept: Callable[[list[Saved]], set[str]]) -> None:
         """Upload what is new in a run folder, then delete checkpoints that are no longer kept.
@@ -114,7 +94,7 @@ class Mirror:
     def _sync(self, run: Path, kept: Callable[[list[Saved]], set[str]]) -> None:
         for name in RUN_FILES:
             if (run / name).exists():
-                self._put(name, (run / name).read_bytes())
+                upload((run / name).read_bytes(), f"{self.url}/{name}")
         here = {saved.path.name: saved.path for saved in saved_checkpoints(run / CHECKPOINTS)}
         keep = kept(sort_saved(map(Path, here | self._digests)))
         for name, path in here.items():  # the newest first
@@ -126,68 +106,24 @@ class Mirror:
                     "checkpoint.folder"
                 )
             if name in keep and digest and self._digests.get(name) != digest:
-                self._put(f"{CHECKPOINTS}/{name}", path, digest)
-                line = f"{digest}  {name}\n".encode("ascii")
-                self._put(f"{CHECKPOINTS}/{name}{SIDECAR}", line)
+                address = f"{self.url}/{CHECKPOINTS}/{name}"
+                upload(path, address, digest)
+                upload(f"{digest}  {name}\n".encode("ascii"), address + SIDECAR)
                 self._digests[name] = digest
         for name in self._digests.keys() - keep:
             for file in (f"{name}{SIDECAR}", name):  # without its digest, nobody reads the second
-                self._remove(f"{CHECKPOINTS}/{file}")
+                delete(f"{self.url}/{CHECKPOINTS}/{file}")
             del self._digests[name]
-
-    def _put(self, name: str, content: Path | bytes, digest: str = "") -> None:
-        """Upload a file, or bytes, and compare what is read back with its SHA-256."""
-        if isinstance(content, bytes):
-            digest = hashlib.sha256(content).hexdigest()
-
-        def put(system: Any, path: str) -> None:
-            parent, _, base = path.rpartition("/")
-            mark = f".tmp.{socket.gethostname()}.{os.getpid()}"
-            temporary = path if is_object_store(system) else f"{parent}/.{base}{mark}"
-            make_parent(system, path)
-            try:
-                if isinstance(content, bytes):
-                    system.pipe_file(temporary, content)
-                else:
-                    system.put_file(str(content), temporary)
-                found = remote_sha256(system, temporary)
-                if found != digest:
-                    raise ValueError(f"sent SHA-256 {digest}, read back {found}")
-            except BaseException:
-                with contextlib.suppress(Exception):
-                    system.rm_file(temporary)
-                raise
-            if temporary != path:
-                system.mv(temporary, path)
-                if is_local(system):
-                    sync_folder(Path(parent))
-
-        attempts(f"{self.url}/{name}", put, "write")
-
-    def _remove(self, name: str) -> None:
-        def remove(system: Any, path: str) -> None:
-            with contextlib.suppress(FileNotFoundError):
-                system.rm_file(path)
-
-        attempts(f"{self.url}/{name}", remove, "delete")
 
     # ---- download ------------------------------------------------------------------------------
 
     def names(self, folder: str = "") -> list[str]:
         """Return the names in a folder of the copy; none if it does not exist."""
-
-        def listed(system: Any, path: str) -> list[str]:
-            system.invalidate_cache()
-            try:
-                return [name.rstrip("/").rpartition("/")[2] for name in system.ls(path, False)]
-            except FileNotFoundError:
-                return []
-
-        return attempts(f"{self.url}/{folder}".rstrip("/"), listed)
+        return list(listed(f"{self.url}/{folder}".rstrip("/")))
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
-        return attempts(f"{self.url}/{name}", lambda system, path: system.cat_file(path))
+        return read(f"{self.url}/{name}")
 
     def digests(self, names: Iterable[str]) -> dict[str, str]:
         """Return the digests of the complete checkpoints by name, the newest first."""
@@ -231,35 +167,3 @@ class Mirror:
 def mirror_of(folder: str, run: Path) -> Mirror:
     """Return the copy of a run folder in `checkpoint.folder`."""
     return Mirror(f"{folder.rstrip('/')}/{run.parent.name}/{run.name}")
-
-
-# ---- file systems --------------------------------------------------------------------------------
-
-
-def protocols(system: Any) -> set[str]:
-    """Return the protocols of a file system of fsspec."""
-    return {system.protocol} if isinstance(system.protocol, str) else set(system.protocol)
-
-
-def is_object_store(system: Any) -> bool:
-    """Return whether a file system has objects instead of files and folders."""
-    return not protocols(system).isdisjoint(OBJECT_STORES)
-
-
-def is_local(system: Any) -> bool:
-    """Return whether a file system is that of this machine, including mounted disks."""
-    return "file" in protocols(system)
-
-
-def make_parent(system: Any, path: str) -> None:
-    """Make the folder of a file, where there are folders."""
-    if not is_object_store(system):
-        system.makedirs(path.rpartition("/")[0], exist_ok=True)
-
-
-def remote_sha256(system: Any, path: str) -> str:
-    """Read a file back and return its SHA-256; a local file is synced before."""
-    with system.open(path, "rb") as file:
-        if is_local(system):
-            os.fsync(file.fileno())
-        return hashlib.file_digest(file, "sha256").hexdigest()

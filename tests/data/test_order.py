@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gpt_lightning.data.order import TABLE_WINDOWS, WindowOrder, permuted
-from gpt_lightning.data.remote import BORROWED
+from gpt_lightning.data.streaming import BORROWED
 
 N, T = 1003, 10
 

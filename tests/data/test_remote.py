@@ -1,6 +1,5 @@
 """Streaming from a real HTTP server on loopback that is slow, cuts connections, and lies."""
 
-import multiprocessing
 import time
 from pathlib import Path
 
@@ -10,14 +9,12 @@ from prepared import prepare_text
 from served import Server, serving
 
 from gpt_lightning.cli import main
-from gpt_lightning.data import transfer
 from gpt_lightning.data.dataset import TokenDataset, is_remote
 from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.data.order import WindowOrder
-from gpt_lightning.data.remote import ShardCache
 from gpt_lightning.data.shards import DatasetWindows
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import temporary_path
+from gpt_lightning.remote import attempts
 
 SHARD = 1_000  # tokens: 2,128 bytes
 
@@ -31,7 +28,7 @@ def dataset(tmp_path, text_file) -> Path:
 
 @pytest.fixture
 def server(dataset, monkeypatch):
-    monkeypatch.setattr(transfer, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(attempts, "BACKOFF_S", 0.001)
     with serving(dataset) as server:
         yield server
 
@@ -117,51 +114,9 @@ def test_the_cache_keeps_to_its_limit_and_drops_the_oldest(server, tmp_path):
     assert dataset.manifest.splits["train"][5].sha256 not in {p.stem for p in cached(tmp_path)}
 
 
-def test_a_shard_in_flight_counts_as_a_whole_one_for_a_small_shard(server, tmp_path):
-    cache = ShardCache(server.url, tmp_path, limit_bytes=4 * 2_128)
-    *shards, small = cache.manifest().splits["train"]
-    for shard in shards[:3]:
-        cache.get(shard)
-    temporary_path(cache.path(shards[3])).touch()  # another thread has begun to fetch it
-    cache.get(small)
-    kept = [path for path in tmp_path.iterdir() if path.suffix == ".npy"]
-    assert sum(path.stat().st_size for path in kept) + 2_128 <= cache.limit_bytes
-
-
-def test_no_shard_is_fetched_ahead_of_a_reader_that_is_past_it(server, tmp_path):
-    cache = ShardCache(server.url, tmp_path, limit_bytes=2_128)  # one shard
-    first, second, third = cache.manifest().splits["train"][:3]
-    server.delay_s = {second.file: 0.2}
-    cache.expect([second, first])  # in this order: the thread waits for the second
-    cache.get(first)
-    cache.get(third)  # evicts the first
-    while cache._coming:
-        time.sleep(0.01)
-    assert server.requests.count(first.file) == 1
-
-
 def test_a_shard_larger_than_the_cache_is_refused(server, tmp_path):
     with pytest.raises(UserError, match=r"data.cache_limit_gb is 1e-06, but train-00000\.npy"):
         opened(server, tmp_path, 1e-6).stream("train", 16)
-
-
-def fetch_all(url: str, folder: Path, n: int) -> None:
-    cache = ShardCache(url, folder, 10**9)
-    for shard in cache.manifest().splits["train"][:n]:
-        cache.get(shard)
-
-
-def test_processes_share_the_cache(server, tmp_path):
-    context = multiprocessing.get_context("fork")
-    args = (server.url, tmp_path / "cache", 5)
-    processes = [context.Process(target=fetch_all, args=args) for _ in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-        assert process.exitcode == 0
-    fetched = [name for name in server.requests if name.endswith(".npy")]
-    assert sorted(fetched) == sorted(set(fetched))
 
 
 def test_what_is_not_there_is_said_at_once(server, tmp_path):
@@ -197,57 +152,6 @@ def test_fit_from_an_address(server, tmp_path, monkeypatch, capsys):
     (tmp_path / "data" / "cache").rename(tmp_path / "old")
     assert main(["fit", *lost, *more, "--data.batch_size=2"]) == 2
     assert capsys.readouterr().err.startswith("error: cannot fetch http://127.0.0.1")
-
-
-def test_six_attempts_have_pauses_that_double_to_15_seconds(monkeypatch, capsys):
-    pauses, calls = [], []
-    monkeypatch.setattr(transfer.time, "sleep", pauses.append)
-
-    def lost(system, path):
-        calls.append(path)
-        raise ConnectionError("reset  by\npeer")
-
-    with pytest.raises(
-        UserError, match=r"cannot fetch memory://x after 6 attempts \(reset by peer"
-    ):
-        transfer.attempts("memory://x", lost)
-    assert len(calls) == 6
-    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0]  # 15.5 s
-    said = capsys.readouterr().out
-    assert said == "cannot fetch memory://x (reset by peer): trying 5 times more\n"
-    pauses.clear()
-    answers = iter([TimeoutError(), "content"])
-
-    def once(system, path):
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    assert transfer.attempts("memory://x", once, "write") == "content"
-    assert pauses == [0.5]
-    assert "cannot write memory://x (TimeoutError)" in capsys.readouterr().out
-
-
-class Denied(Exception):
-    """Error of aiohttp: a response with a status."""
-
-    status = 403
-
-
-@pytest.mark.parametrize("error", [FileNotFoundError, NotADirectoryError, PermissionError, Denied])
-def test_what_another_attempt_cannot_mend_is_said_at_once(error, monkeypatch):
-    monkeypatch.setattr(transfer.time, "sleep", lambda seconds: pytest.fail("a pause"))
-
-    def refuse(system, path):
-        raise error
-
-    for action, problem in (("fetch", "does not exist"), ("write", "cannot be used to write")):
-        reason = error.__name__
-        if error is Denied:
-            problem, reason = "cannot be read" if action == "fetch" else problem, "403"
-        with pytest.raises(UserError, match=rf"memory://x {problem} \({reason}\)"):
-            transfer.attempts("memory://x", refuse, action)
 
 
 def test_a_damaged_file_of_the_cache_is_fetched_again(server, dataset, tmp_path):

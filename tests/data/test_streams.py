@@ -3,11 +3,11 @@
 import contextlib
 import dataclasses
 import gc
+import hashlib
 import math
 import os
 import re
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -20,7 +20,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from served import Server, serving
 
-from gpt_lightning.data import remote, transfer
+from gpt_lightning.data import streaming
 from gpt_lightning.data.dataset import TokenDataset, load_manifest
 from gpt_lightning.data.formats import file_header
 from gpt_lightning.data.loader import TrainLoader
@@ -29,6 +29,8 @@ from gpt_lightning.data.readers import Place, WindowReader
 from gpt_lightning.data.settings import DataSettings
 from gpt_lightning.data.shards import write_shard
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import file_sha256
+from gpt_lightning.remote import attempts
 
 N, TOKENS, T = 24, 208, 16
 SHARD_BYTES = 128 + 2 * TOKENS
@@ -36,9 +38,9 @@ SHARD_BYTES = 128 + 2 * TOKENS
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(transfer, "BACKOFF_S", 0.001)
-    monkeypatch.setattr(remote, "BLOCK_SHARDS", 6)
-    monkeypatch.setattr(remote, "BLOCK_WINDOWS", 50)
+    monkeypatch.setattr(attempts, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(streaming, "BLOCK_SHARDS", 6)
+    monkeypatch.setattr(streaming, "BLOCK_WINDOWS", 50)
 
 
 def tokens() -> np.ndarray:
@@ -166,28 +168,6 @@ def test_datasets_share_the_limit(server, tmp_path):
     )
 
 
-def test_what_killed_processes_and_earlier_versions_left_counts(server, tmp_path):
-    cache = tmp_path / "cache"
-    (cache / "0123456789ab").mkdir(parents=True)
-    digest = "f" * 64
-    dead = cache / f".{digest}.npy.tmp.{socket.gethostname()}.{2**22 + 1}"
-    lives = cache / f".{digest}.npy.tmp.another-host.1"
-    left = cache / f".{digest}.npy.tmp.deleted-pod.1"
-    old = cache / "0123456789ab" / f"{digest}.npy"
-    mine = cache / "notes.npy"
-    for path in (dead, lives, left, old, mine):
-        path.write_bytes(b"x" * SHARD_BYTES)
-    os.utime(left, (time.time() - 3_700,) * 2)
-    made = reader(server.url, tmp_path, 2, order="sequential")
-    assert not dead.exists()
-    assert not left.exists()
-    assert old.exists()
-    next(iter(made.train_loader))
-    assert not old.exists()
-    assert lives.exists()
-    assert mine.exists()
-
-
 def test_no_file_stays_mapped(server, tmp_path):
     made = reader(server.url, tmp_path, 4, order="sequential")
     epoch(made.train_loader)
@@ -199,7 +179,7 @@ def test_no_file_stays_mapped(server, tmp_path):
 
 def test_a_shuffled_stream_reads_no_page_ahead(server, tmp_path, monkeypatch):
     advised = []
-    monkeypatch.setattr(remote, "advise_random", advised.append, raising=False)
+    monkeypatch.setattr(streaming, "advise_random", advised.append, raising=False)
     read_epoch(server, tmp_path, order="sequential")
     assert not advised
     read_epoch(server, tmp_path)
@@ -398,7 +378,7 @@ class Hub(MemoryFileSystem):
         for entry in entries:
             name = entry["name"].rpartition("/")[2]
             entry["lfs"] = {"sha256": self.digests[name]} if name in self.digests else None
-            entry["ETag"] = remote.hashlib.md5(self.cat_file(entry["name"])).hexdigest()
+            entry["ETag"] = hashlib.md5(self.cat_file(entry["name"])).hexdigest()
         return entries
 
 
@@ -410,7 +390,7 @@ def hub(tmp_path):
     for path in folder.iterdir():
         system.pipe_file(f"/set/{path.name}", path.read_bytes())
         if path.suffix == ".bin":
-            Hub.digests[path.name] = remote.file_sha256(path)
+            Hub.digests[path.name] = file_sha256(path)
     yield system
     Hub.digests.clear()
     Hub.store.clear()

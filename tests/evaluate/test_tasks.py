@@ -370,15 +370,15 @@ def test_the_published_file_has_no_note(folder, scorer, monkeypatch):
 
 
 def test_a_file_is_downloaded_once_and_checked(tmp_path, folder, monkeypatch, capsys):
-    from gpt_lightning.data import transfer
     from gpt_lightning.files import file_sha256
+    from gpt_lightning.remote import attempts
 
     source, cache = folder / "lambada_test.jsonl", tmp_path / "cache"
     monkeypatch.setattr(files.platformdirs, "user_cache_dir", lambda name: str(cache / name))
     facts = files.FILES["lambada"]
     monkeypatch.setitem(facts, "url", f"file://{source}")
     monkeypatch.setitem(facts, "sha256", "0" * 64)
-    monkeypatch.setattr(transfer, "BACKOFF_S", 0.0)
+    monkeypatch.setattr(attempts, "BACKOFF_S", 0.0)
     with pytest.raises(UserError, match=r"lambada needs lambada_test.jsonl \(") as error:
         files.find_file("lambada", None)
     place = cache / "gpt-lightning/evaluate"
@@ -410,8 +410,8 @@ def test_wikitext_comes_from_an_archive(tmp_path, monkeypatch):
     """The address is that of a file inside a .zip."""
     import zipfile
 
-    from gpt_lightning.data.transfer import fetch_file
     from gpt_lightning.files import file_sha256
+    from gpt_lightning.remote.files import fetch_file
 
     member, _, address = files.FILES["wikitext"]["url"].removeprefix("zip://").partition("::")
     assert address == files.address("wikitext")

@@ -467,7 +467,7 @@ def test_an_address_that_cannot_be_written_is_found_before_the_work(
 
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", denied)
     monkeypatch.setattr("gpt_lightning.prepare.pipeline.run_unit", None)
-    with pytest.raises(UserError, match=r"memory://b/mine/.probe cannot be used to write"):
+    with pytest.raises(UserError, match=r"cannot write memory://b/mine/.probe"):
         prepare(str(source), out="memory://b/mine", workers=1, data_dir=str(tmp_path / "data"))
 
 
@@ -522,7 +522,7 @@ def test_urls_that_lead_nowhere(memory: MemoryFileSystem, tmp_path: Path) -> Non
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr("gpt_lightning.data.transfer.BACKOFF_S", 0.001)
+    monkeypatch.setattr("gpt_lightning.remote.attempts.BACKOFF_S", 0.001)
     (tmp_path / "web").mkdir()
     with serving(tmp_path / "web") as found:
         yield found
@@ -559,7 +559,7 @@ def test_lost_connections_and_busy_servers(
 
 
 def test_errors_of_stores_that_may_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpt_lightning.data.transfer.BACKOFF_S", 0.0)
+    monkeypatch.setattr("gpt_lightning.remote.attempts.BACKOFF_S", 0.0)
 
     class Answer(OSError):  # as those of aiohttp and of the hub
         def __init__(self, status: int) -> None:

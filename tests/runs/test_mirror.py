@@ -13,8 +13,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tiny_fit import TINY_RUN
 
 from gpt_lightning.cli import main
-from gpt_lightning.data import transfer
 from gpt_lightning.errors import UserError
+from gpt_lightning.remote import attempts
 from gpt_lightning.runs.fetch import check_folder
 from gpt_lightning.runs.folders import saved_checkpoints
 from gpt_lightning.runs.logger import claim_folder
@@ -74,7 +74,7 @@ class Store(Flaky):
 
 @pytest.fixture(autouse=True)
 def _file_systems(monkeypatch, tmp_path):
-    monkeypatch.setattr(transfer, "BACKOFF_S", 0.0)
+    monkeypatch.setattr(attempts, "BACKOFF_S", 0.0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, kind in (("flaky", Flaky), ("oss", Store)):

@@ -1,0 +1,290 @@
+"""Datasets behind a URL: their manifest, and streams whose shards come through a cache."""
+
+import hashlib
+import json
+import math
+import shlex
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpt_lightning.data import external
+from gpt_lightning.data.formats import LLMC_HEADER_BYTES, advise_random, file_header
+from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, open_shard
+from gpt_lightning.data.order import WindowOrder
+from gpt_lightning.data.shards import ALL_SHARDS, TokenStream, stamp
+from gpt_lightning.errors import UserError
+from gpt_lightning.files import file_sha256
+from gpt_lightning.remote.attempts import attempts
+from gpt_lightning.remote.cache import CachedFile, FileCache
+from gpt_lightning.remote.files import listed, read_if_there
+
+BLOCK_SHARDS = 20  # a corpus that is sorted into ten parts shows all of them in so many shards
+BLOCK_WINDOWS = 262_144
+BORROWED = 3  # shards at most of which a lane reads what others leave
+TAGS = ("ETag", "etag", "blob_id", "md5Hash", "LastModified", "mtime", "Last-Modified")
+
+
+class RemoteShards:
+    """Shards of one URL, and the cache that keeps them.
+
+    A shard whose SHA-256 is nowhere published is named by its address, size and tags (ETag and
+    others, if they are listed).
+
+    Args:
+        url: URL of the dataset's folder, on any file system of fsspec.
+        folder: Folder of the cache, which all URLs share.
+        limit_bytes: Size limit of the cache.
+        streams: Number of datasets that share the limit.
+
+    Attributes:
+        manifest: The dataset's manifest, or one made for the shards of another program.
+        listing_digest: Digest of the names, sizes and tags of files without a manifest.
+
+    Raises:
+        UserError: The URL does not answer, or has neither.
+    """
+
+    def __init__(self, url: str, folder: Path, limit_bytes: int, streams: int = 1) -> None:
+        self.url, self.streams, self.listing_digest = url.rstrip("/"), streams, ""
+        self.cache = FileCache(folder, limit_bytes)
+        self._published: dict[str, str] = {}  # file -> SHA-256, of files without a manifest
+        self._sizes: dict[str, int | None] = {}  # file -> bytes in the listing
+        self._tags: dict[str, list[str]] = {}  # file -> tags that the listing has
+        url = f"{self.url}/{MANIFEST}"
+        content = read_if_there(url)
+        self.manifest = self._listed() if content is None else Manifest.parse(content, url)
+        self._kind = self.manifest.format, self.manifest.dtype
+        sizes = (file_bytes(shard, *self._kind) for shard in self.manifest.shards())
+        self.cache.largest = max(sizes, default=0)
+        if folder.exists():
+            self.cache.make_room(0)
+
+    def _listed(self) -> Manifest:
+        """Return a manifest of the token shards that are listed at the URL."""
+        entries = listed(self.url)
+        self._sizes = {name: entry["size"] for name, entry in entries.items() if name}
+        manifest = external.remote_dataset(self.url, self._sizes, self._heads)
+        for shard in manifest.shards():
+            lfs = entries[shard.file].get("lfs") or {}  # of the Hugging Face hub
+            self._published |= {shard.file: lfs["sha256"]} if "sha256" in lfs else {}
+            found = (entries[shard.file].get(tag) for tag in TAGS)
+            self._tags[shard.file] = [str(tag) for tag in found if tag is not None]
+        tags = [
+            [shard.file, shard.tokens, *(str(entries[shard.file].get(tag)) for tag in TAGS)]
+            for shard in manifest.shards()
+        ]
+        self.listing_digest = hashlib.sha256(json.dumps(tags).encode()).hexdigest()
+        return manifest
+
+    def _heads(self, names: list[str]) -> list[bytes]:
+        """Return the first 1,024 bytes of files."""
+
+        def fetch(system: Any, path: str) -> list[bytes]:
+            paths = [f"{path}/{name}" for name in names]
+            if not self.url.startswith("http"):
+                return system.cat_ranges(paths, 0, LLMC_HEADER_BYTES, on_error="raise")
+
+            def head(path: str) -> bytes:  # a server without ranges would send all of it
+                with system.open(path, "rb", block_size=0) as file:
+                    return file.read(LLMC_HEADER_BYTES)
+
+            with ThreadPoolExecutor(16) as pool:
+                return list(pool.map(head, paths))
+
+        return attempts(self.url, fetch)
+
+    def stream(self, split: str) -> "RemoteStream":
+        """Return the tokens of a split; its shards are fetched when they are needed."""
+        return RemoteStream(self, split)
+
+    def file(self, shard: Shard) -> CachedFile:
+        """Return the file of a shard, as the cache keeps it."""
+        size = file_bytes(shard, *self._kind)
+        # another program's .npy may have a header of another size than ours
+        exact = self._sizes.get(shard.file) or (size if self._kind[0] == "llmc" else None)
+        url, sha256 = f"{self.url}/{shard.file}", shard.sha256 or self._published.get(shard.file)
+        facts = [url, shard.tokens, *self._tags.get(shard.file, [])]
+        name = sha256 or hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        name += Path(shard.file).suffix
+        return CachedFile(url, name, sha256 or "", size, None if shard.sha256 else exact)
+
+
+def file_bytes(shard: Shard, file_format: str, dtype: str) -> int:
+    """Return the size of a shard's file."""
+    header = len(file_header(file_format, dtype, shard.tokens))
+    return header + shard.tokens * np.dtype(dtype).itemsize
+
+
+class RemoteStream(TokenStream):
+    """Split whose shards are fetched from a URL when they are needed, or shortly before.
+
+    Args:
+        remote: Shards of the URL.
+        split: train, val or test.
+
+    Attributes:
+        nodes: Machines, each with a cache of its own, that read the split together.
+
+    Raises:
+        UserError: A shard is larger than the cache.
+    """
+
+    def __init__(self, remote: RemoteShards, split: str) -> None:
+        cache = remote.cache
+        super().__init__(cache.folder, remote.manifest, split)
+        self._remote, self._cache, self._where = remote, cache, remote.url
+        self._repair = f"check the files, and run `rm -r {shlex.quote(str(cache.folder))}`"
+        self._files = [remote.file(shard) for shard in self._shards]
+        self._bytes = [file.n_bytes for file in self._files]
+        self._checked: dict[int, list[int]] = {}  # size and inode of files that were compared
+        self.nodes = 1
+        self._beside: list[CachedFile] = []  # of the validation split, which are kept, too
+        largest = max(self._bytes, default=0)
+        if largest > cache.limit_bytes // remote.streams:
+            name = self._shards[self._bytes.index(largest)].file
+            raise UserError(
+                f"data.cache_limit_gb is {cache.limit_bytes / 1e9:g}, but {name} of {remote.url} "
+                f"alone has {largest / 1e9:g} GB: raise it to {_gb(largest * remote.streams)}"
+            )
+
+    def horizon(self, block_size: int) -> int:
+        largest = max(shard.tokens for shard in self._shards)
+        return 2 * (largest // block_size + 1)
+
+    def _room(self, beside: Sequence[CachedFile]) -> int:
+        """Return the bytes that this dataset may have in the cache beside some files."""
+        kept = sum(file.n_bytes for file in beside)
+        return (self._cache.limit_bytes - kept) // self._remote.streams
+
+    def expect(self, shards: list[int]) -> None:
+        for file in self._beside:
+            self._cache.touch(file)
+        room = self._room(self._beside)
+        ahead = []
+        for index in shards:
+            room -= self._bytes[index]
+            if room < 0:
+                break
+            ahead.append(self._files[index])
+        self._cache.expect(ahead)
+
+    # ---- orders for which the cache is large enough --------------------------------------------
+
+    def shuffle_blocks(
+        self, block_size: int, lanes: int, beside: TokenStream | None = None
+    ) -> tuple[int, str]:
+        """Return the number of blocks in which windows are shuffled, and a remark on them.
+
+        A block has 20 shards and 262,144 windows, or the whole split. It is smaller, and the remark
+        says so, where the cache of a node does not hold its part of two blocks and the validation
+        split. Where no block leaves room for that split, the remark says that it is fetched again.
+        """
+        validation = beside._files if isinstance(beside, RemoteStream) else []
+        n, self._beside = len(self._shards), validation
+        windows = max(1, len(self) // block_size // n)  # a shard
+        wanted = max(BLOCK_SHARDS * (1 + (lanes > 1)), math.ceil(BLOCK_WINDOWS / windows))
+        first, most = max(1, n // wanted), max(1, n // lanes)
+
+        def fitting(beside: list[CachedFile]) -> int | None:
+            room, tried = self._room(beside), range(first, max(first + 1, n))
+            return next((blocks for blocks in tried if self._held(blocks, lanes) <= room), None)
+
+        blocks, again = fitting(self._beside), ""
+        if blocks is None and self._beside:
+            blocks, again = fitting([]), ", and validation fetches its shards again each time"
+            self._beside = []
+        blocks = max(first, most) if blocks is None else blocks
+        if blocks <= first and not again:
+            return first, ""
+        kept = sum(file.n_bytes for file in validation)
+        needed = self._held(first, lanes) * self._remote.streams + kept
+        also = f" and {_gb(kept)} GB of validation" if kept else ""
+        return blocks, (
+            f"shuffle     windows of {max(1, n // blocks)} of the {n} shards of {self._remote.url} "
+            f"at a time{again}; for {n // first}{also} set data.cache_limit_gb {_gb(needed)}"
+        )
+
+    def _held(self, blocks: int, lanes: int) -> int:
+        """Return the bytes of a node's part of this block and of the next, and a shard on its way.
+
+        Args:
+            blocks: Number of blocks.
+            lanes: Number of lanes, of which the node reads one.
+        """
+        n, largest = len(self._shards), max(self._bytes)
+        shards = math.ceil(math.ceil(n / blocks) / lanes) + (lanes > 1)
+        held = (2 * shards if blocks > 1 else shards) + BORROWED * (lanes > 1) + 1
+        return min(held * largest, sum(self._bytes))
+
+    def check_order(self, order: WindowOrder) -> None:
+        """Raise a UserError if an order would fetch shards again and again."""
+        largest, total = max(self._bytes), sum(self._bytes)
+        fix = "set another data.order"
+        if order.name == "random":
+            needed, fix = total, "set data.order shuffled and data.eval_batches null"
+        elif order.name != "shuffled":
+            return
+        elif order.shuffle_windows is not None:
+            # a group ends in the middle of shards, and the last window of each reaches into another
+            n_tokens = min(order.shuffle_windows, order.n_windows) * order.block_size
+            needed = min(total, 2 * math.ceil(n_tokens * len(self._shards) / len(self)) * largest)
+            fix = "lower data.shuffle_windows"
+        else:  # at the least, without the next block
+            here = order.lanes // math.gcd(order.lanes, self.nodes)
+            n_shards = math.ceil(math.ceil(len(self._shards) / order.blocks) / order.lanes)
+            needed = min(total, (n_shards + BORROWED * (order.lanes > 1)) * here * largest)
+            if needed > self._room(self._beside):  # of a checkpoint
+                self._beside = []
+        limit, streams = self._cache.limit_bytes, self._remote.streams
+        if needed > limit // streams:
+            among = f", which {streams} datasets share" * (streams > 1)
+            raise UserError(
+                f"data.order {order.name} reads {needed / 1e9:.3g} GB of {self._where} at a time, "
+                f"and data.cache_limit_gb is {limit / 1e9:g}{among}: shards would be "
+                f"fetched again and again; raise it to {_gb(needed * streams)}, or {fix}"
+            )
+
+    # ---- reading -------------------------------------------------------------------------------
+
+    def stamps(self) -> dict[str, Any]:
+        digest = self._remote.listing_digest
+        return {ALL_SHARDS: digest} if digest else {}
+
+    def check_stamps(self, stamps: dict[str, Any]) -> None:
+        # The digests of a manifest name the files, which are checked when they are opened.
+        if self._remote.listing_digest and stamps and stamps != self.stamps():
+            raise UserError(
+                f"shards of {self._remote.url} have changed since the checkpoint was saved, and "
+                "without a manifest their tokens cannot be compared: resume with "
+                "--data.allow_changes true"
+            )
+
+    def _tokens(self, index: int) -> np.ndarray:
+        """Map a shard's tokens from a file whose digest was checked in this process."""
+        shard, file = self._shards[index], self._files[index]
+        kept = Shard(file.name, shard.tokens, shard.sha256)
+        while True:
+            path = self._cache.get(file)
+            try:
+                if self._checked.get(index) != (found := stamp(path)[:2]):
+                    if file_sha256(path) != self._cache.digest(file):  # damaged: fetched again
+                        path.unlink(missing_ok=True)
+                        continue
+                    self._checked[index] = found
+                tokens = open_shard(path.parent, kept, self._dtype, self._format)
+                if self.is_random:
+                    advise_random(tokens)
+                return tokens
+            except (FileNotFoundError, UserError):
+                if path.exists():  # else another process evicted it meanwhile
+                    raise
+
+
+def _gb(n_bytes: int) -> str:
+    """Return bytes in 1e9 bytes with three digits, rounded up, as a limit is given."""
+    digits = 3 - math.ceil(math.log10(max(n_bytes, 1) / 1e9 * (1 + 1e-12)))
+    return f"{math.ceil(n_bytes / 1e9 * 10**digits) / 10**digits:g}"

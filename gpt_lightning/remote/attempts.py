@@ -1,0 +1,139 @@
+"""Attempts with growing pauses at files behind URLs, and the classification of their errors."""
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import fsspec
+from fsspec.registry import known_implementations
+
+from gpt_lightning.errors import UserError, reason_of
+
+ATTEMPTS = 6
+BACKOFF_S = 0.5  # doubles with every attempt, 15 s in all
+SILENCE_S = 60.0  # timeout of a connection that sends nothing
+AGAIN = "--resume auto continues a run from its last checkpoint"
+BUSY = 408, 425, 429  # HTTP statuses below 500 after which another attempt may succeed
+MISSING = 404, 410
+PERMANENT = (
+    FileNotFoundError,
+    NotADirectoryError,
+    IsADirectoryError,
+    PermissionError,
+    ImportError,
+    NotImplementedError,
+    ValueError,
+)
+T = TypeVar("T")
+
+
+class DamageError(Exception):
+    """A file has other bytes than expected; another attempt may transfer the right ones."""
+
+
+def attempts(
+    url: str,
+    work: Callable[[Any, str], T],
+    action: str = "fetch",
+    first: bool = False,
+    again: str = AGAIN,
+) -> T:
+    """Call a function with a URL's file system and path until it succeeds, with growing pauses.
+
+    Args:
+        url: Address on any file system of fsspec.
+        work: Function of the file system and the path.
+        action: Verb for messages.
+        first: True for the first request to a new address: without a connection it is wrong.
+        again: Hint for a connection that stays lost.
+
+    Raises:
+        UserError: The last attempt failed, or the error is one that no attempt mends.
+    """
+    attempt = 1
+    while True:
+        try:
+            return work(*on_file_system(url))
+        except UserError:
+            raise
+        except Exception as error:  # each file system has its own for lost connections
+            reason = reason_for(error)
+            if not is_passing(error, first):
+                check = "the address and the connection" if first else "the address"
+                raise UserError(
+                    f"cannot {action} {url}: {reason}; check {check}, and the permissions"
+                ) from error
+            if attempt == ATTEMPTS:
+                raise UserError(
+                    f"cannot {action} {url} after {ATTEMPTS} attempts ({reason}): check the "
+                    f"connection and the file; {again}"
+                ) from error
+        if attempt == 1:
+            print(f"cannot {action} {url} ({reason}): trying {ATTEMPTS - 1} times more", flush=True)
+        time.sleep(BACKOFF_S * 2 ** (attempt - 1))
+        attempt += 1
+
+
+def on_file_system(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system of a URL, one a process and thread loop, and the path on it.
+
+    Raises:
+        UserError: There is no such protocol, or it needs a package that is missing.
+    """
+    options: dict[str, Any] = {}
+    if url.startswith(("http://", "https://")):
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
+        options["client_kwargs"] = {"timeout": timeout}
+    try:
+        system, path = fsspec.core.url_to_fs(url, **options)
+    except (ImportError, ValueError) as error:
+        known = known_implementations.get(url.partition("://")[0], {})
+        package = known.get("class", "fsspec").partition(".")[0]
+        fix = "use s3://, gs:// or a folder" if package == "fsspec" else f"pip install {package}"
+        raise UserError(f"{url}: {' '.join(str(error).split())}: {fix}") from error
+    return system, path
+
+
+# ---- errors ------------------------------------------------------------------------------------
+
+
+def is_passing(error: Exception, first: bool = False) -> bool:
+    """Return whether the reason of an error is a lost connection or a busy server.
+
+    Args:
+        error: Exception of any file system.
+        first: True for the first request to an address.
+    """
+    origin = origin_of(error)
+    if (status := http_status(origin)) is not None:
+        return status in BUSY or status >= 500
+    return not isinstance(origin, (*PERMANENT, *([OSError] if first else [])))
+
+
+def is_missing(error: Exception) -> bool:
+    """Return whether the reason of an error is that the file does not exist."""
+    origin = origin_of(error)
+    return isinstance(origin, FileNotFoundError | NotADirectoryError) or (
+        http_status(origin) in MISSING
+    )
+
+
+def reason_for(error: Exception) -> str:
+    """Return the reason of an error in words."""
+    return "no such file" if is_missing(error) else " ".join(reason_of(origin_of(error)).split())
+
+
+def origin_of(error: Exception) -> BaseException:
+    """Return the error behind fsspec's FileNotFoundError, which it raises for any of http."""
+    cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
+    is_http = isinstance(cause, OSError) or type(cause).__module__.startswith("aiohttp")
+    return cause if cause is not None and is_http else error
+
+
+def http_status(error: BaseException) -> int | None:
+    """Return the status of an error of aiohttp or of the Hugging Face hub."""
+    response = getattr(error, "response", None)
+    found = getattr(error, "status", None) or getattr(response, "status_code", None)
+    return found if isinstance(found, int) else None

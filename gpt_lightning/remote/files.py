@@ -1,0 +1,219 @@
+"""Whole files behind URLs: list, read, download, upload with a comparison, delete."""
+
+import contextlib
+import hashlib
+import os
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.files import file_sha256, replacement, sync_folder
+from gpt_lightning.remote.attempts import AGAIN, DamageError, attempts, is_missing
+
+# A file appears in them when it is complete, and there is no cheap rename.
+OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "r2", "hf"}
+TEMPORARY = re.compile(r"\..+\.tmp\..+\.\d+")  # name of an upload that was interrupted
+
+
+def protocols(system: Any) -> set[str]:
+    """Return the protocols of a file system of fsspec."""
+    return {system.protocol} if isinstance(system.protocol, str) else set(system.protocol)
+
+
+def is_object_store(system: Any) -> bool:
+    """Return whether a file system has objects instead of files and folders."""
+    return not protocols(system).isdisjoint(OBJECT_STORES)
+
+
+def is_local(system: Any) -> bool:
+    """Return whether a file system is that of this machine, including mounted disks."""
+    return "file" in protocols(system)
+
+
+# ---- reading -----------------------------------------------------------------------------------
+
+
+def listed(url: str) -> dict[str, dict[str, Any]]:
+    """Return the entries of a folder by name, as fsspec lists them; none if it does not exist."""
+
+    def entries(system: Any, path: str) -> list[dict[str, Any]]:
+        system.invalidate_cache()
+        try:
+            found: list[dict[str, Any]] = system.ls(path, detail=True)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if not is_missing(error):
+                raise
+            return []
+        return found
+
+    found = attempts(url, entries, "list")
+    return {entry["name"].rstrip("/").rpartition("/")[2]: entry for entry in found}
+
+
+def read(url: str) -> bytes:
+    """Return the content of a file."""
+    return attempts(url, lambda system, path: system.cat_file(path))
+
+
+def read_if_there(url: str) -> bytes | None:
+    """Return the content of a file; None if it does not exist."""
+
+    def content(system: Any, path: str) -> bytes | None:
+        try:
+            found: bytes = system.cat_file(path)
+        except FileNotFoundError as error:
+            if not is_missing(error):
+                raise
+            return None
+        return found
+
+    return attempts(url, content)
+
+
+def fetch_file(
+    url: str,
+    path: Path,
+    sha256: str,
+    before: Callable[[Path], None] = lambda temporary: None,
+    n_bytes: int | None = None,
+    fix: str = "check the file at this address",
+) -> str:
+    """Fetch a file, which appears at `path` complete and checked or not at all.
+
+    Args:
+        url: Address of the file.
+        path: Path of the copy.
+        sha256: Expected digest; "" for any.
+        before: Function to call before the copy, with the path of the temporary file.
+        n_bytes: Expected size; None for any.
+        fix: Hint for a file with another digest.
+
+    Returns:
+        SHA-256 of the file.
+
+    Raises:
+        UserError: All attempts failed, or the same other file came twice.
+        OSError: The file cannot be written.
+    """
+
+    def fetch(system: Any, remote_path: str) -> str:
+        system.get_file(remote_path, str(temporary))
+        found, size = file_sha256(temporary), temporary.stat().st_size
+        problem = f"expected {n_bytes:,} bytes, found {size:,}" if size != (n_bytes or size) else ""
+        if found != (sha256 or found):
+            problem = problem or f"expected SHA-256 {sha256}, found {found}"
+        damage = DamageError(problem)
+        if problem and found in others:  # not damaged on its way
+            raise UserError(f"cannot fetch {url} ({problem}, twice): {fix}") from damage
+        if problem:
+            others.add(found)
+            raise damage
+        return found
+
+    others: set[str] = set()
+    with replacement(path) as temporary:
+        before(temporary)
+        found = attempts(url, fetch)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+    return found
+
+
+# ---- writing -----------------------------------------------------------------------------------
+
+
+def upload(content: Path | bytes, url: str, sha256: str | None = None, again: str = AGAIN) -> None:
+    """Upload a file or bytes, read them back, and compare.
+
+    They are uploaded under a temporary name, which TEMPORARY matches, and renamed; in an object
+    store they have their own name at once.
+
+    Args:
+        content: Path of a file, or bytes.
+        url: Address.
+        sha256: Digest of the file, with which what is read back is compared; None: only the size
+            of a file is compared.
+        again: Hint for a connection that stays lost.
+
+    Raises:
+        UserError: All attempts failed.
+    """
+    if isinstance(content, bytes):
+        sha256 = hashlib.sha256(content).hexdigest()
+
+    def put(system: Any, path: str) -> None:
+        parent, _, base = path.rpartition("/")
+        mark = f".tmp.{socket.gethostname()}.{os.getpid()}"
+        temporary = path if is_object_store(system) else f"{parent}/.{base}{mark}"
+        _make_parent(system, path)
+        try:
+            if isinstance(content, bytes):
+                system.pipe_file(temporary, content)
+            else:
+                system.put_file(str(content), temporary)
+            _compare(system, temporary, content, sha256)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                system.rm_file(temporary)
+            raise
+        if temporary != path:
+            system.mv(temporary, path)
+            if is_local(system):
+                sync_folder(Path(parent))
+
+    attempts(url, put, "write", again=again)
+
+
+def _compare(system: Any, path: str, content: Path | bytes, sha256: str | None) -> None:
+    system.invalidate_cache()
+    if isinstance(content, Path):
+        size, found = content.stat().st_size, system.info(path)["size"]
+        if found != size:
+            raise DamageError(f"sent {size:,} bytes, found {found:,}")
+    if sha256 is not None:
+        with system.open(path, "rb") as file:
+            if is_local(system):
+                os.fsync(file.fileno())
+            back = hashlib.file_digest(file, "sha256").hexdigest()
+        if back != sha256:
+            raise DamageError(f"sent SHA-256 {sha256}, read back {back}")
+
+
+def create(url: str, content: bytes) -> bool:
+    """Write a file unless there is one; return whether its content is now the given one."""
+
+    def write(system: Any, path: str) -> bool:
+        _make_parent(system, path)
+        try:
+            with contextlib.suppress(FileExistsError), system.open(path, "xb") as file:
+                file.write(content)
+        except (NotImplementedError, ValueError):  # a file system without exclusive creation
+            if not system.exists(path):
+                system.pipe_file(path, content)
+        return bool(system.cat_file(path) == content)
+
+    return attempts(url, write, "write")
+
+
+def delete(url: str) -> None:
+    """Delete a file, if it exists."""
+
+    def remove(system: Any, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            system.rm_file(path)
+
+    attempts(url, remove, "delete")
+
+
+def rename(url: str, ending: str) -> None:
+    """Append an ending to the name of a file."""
+    attempts(url, lambda system, path: system.mv(path, path + ending), "rename")
+
+
+def _make_parent(system: Any, path: str) -> None:
+    """Make the folder of a file, where there are folders; stores make a bucket of such a call."""
+    if not is_object_store(system):
+        system.makedirs(path.rpartition("/")[0], exist_ok=True)

@@ -1,0 +1,90 @@
+"""Attempts at addresses: pauses, and the one classification of errors."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.remote import attempts
+from gpt_lightning.remote.attempts import DamageError, on_file_system
+
+
+class Answer(OSError):  # as those of aiohttp and of the hub
+    def __init__(self, status: int) -> None:
+        super().__init__(f"answer {status}")
+        self.response = SimpleNamespace(status_code=status)
+
+
+def behind(cause: Exception) -> Exception:
+    error = FileNotFoundError("a.jsonl")  # as fsspec's http and s3 raise it
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "first", "tries", "reason"),
+    [
+        (ConnectionResetError("reset  by\npeer"), False, 6, "reset"),
+        (TimeoutError(), False, 6, "TimeoutError"),
+        (DamageError("other bytes"), False, 6, "other bytes"),
+        (Answer(503), False, 6, "answer 503"),
+        (Answer(503), True, 6, "answer 503"),
+        (Answer(429), False, 6, "answer 429"),
+        (behind(Answer(500)), False, 6, "answer 500"),
+        (behind(TimeoutError()), False, 6, "TimeoutError"),
+        (RuntimeError("boto"), False, 6, "boto"),
+        (ConnectionResetError("reset"), True, 1, "reset"),
+        (Answer(404), False, 1, "no such file"),
+        (behind(Answer(404)), False, 1, "no such file"),
+        (behind(RuntimeError("boto")), False, 1, "no such file"),
+        (Answer(403), False, 1, "answer 403"),
+        (PermissionError("denied"), False, 1, "denied"),
+        (FileNotFoundError(), False, 1, "no such file"),
+        (NotADirectoryError(), False, 1, "no such file"),
+        (ValueError("no URL"), False, 1, "no URL"),
+        (UserError("one line"), False, 1, "one line"),
+    ],
+)
+@pytest.mark.parametrize("action", ["fetch", "write"])
+def test_what_may_pass_is_tried_six_times(error, first, tries, reason, action, monkeypatch):
+    pauses, calls = [], []
+    monkeypatch.setattr(attempts.time, "sleep", pauses.append)
+
+    def fail(system, path):
+        calls.append(path)
+        raise error
+
+    with pytest.raises(UserError, match=reason) as raised:
+        attempts.attempts("memory://x", fail, action, first, "again")
+    assert len(calls) == tries
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0][: tries - 1]  # 15.5 s
+    if not isinstance(error, UserError):
+        assert str(raised.value).startswith(f"cannot {action} memory://x")
+        assert raised.value.__cause__ is error
+        assert ("again" in str(raised.value)) == (tries > 1)
+
+
+def test_one_line_before_the_second_attempt(monkeypatch, capsys):
+    monkeypatch.setattr(attempts, "BACKOFF_S", 0.0)
+    answers = iter([TimeoutError(), ConnectionError("lost"), "content"])
+
+    def third(system, path):
+        if isinstance(answer := next(answers), Exception):
+            raise answer
+        return answer
+
+    assert attempts.attempts("memory://x", third, "write") == "content"
+    said = capsys.readouterr().out
+    assert said == "cannot write memory://x (TimeoutError): trying 5 times more\n"
+
+
+@pytest.mark.parametrize(
+    ("url", "fix"),
+    [
+        ("nowhere://x", "use s3://, gs:// or a folder"),
+        ("gs://bucket/x", "pip install gcsfs"),
+    ],
+)
+def test_a_protocol_that_is_missing(url, fix):
+    with pytest.raises(UserError, match=fix):
+        on_file_system(url)
