@@ -11,7 +11,7 @@ from wrong_folder import make_folder
 from wrong_inputs import FOUND, MORE, SLOW
 
 from gpt_lightning.cli import COMMANDS, main
-from gpt_lightning.data import transfer
+from gpt_lightning.remote import attempts
 from gpt_lightning.training.fit import training_parser
 
 
@@ -48,7 +48,7 @@ def check(command: str, words: str, folder: tuple[Path, str], monkeypatch, capsy
     path, checkpoint = folder
     monkeypatch.chdir(path)
     monkeypatch.setenv("GPT_LIGHTNING_DATA", "")
-    monkeypatch.setattr(transfer, "BACKOFF_S", 0.0)
+    monkeypatch.setattr(attempts, "BACKOFF_S", 0.0)
     args = shlex.split(command.replace("CKPT", checkpoint))
     while args and re.match(r"[A-Z_]+=", args[0]):
         name, _, value = args.pop(0).partition("=")
