@@ -1,9 +1,9 @@
-"""Write the tables of docs/scaling.md: GPT-2's four sizes on up to 1,024 GPUs, by the model.
+"""Write the tables of benchmarks/scaling.md: GPT-2's four sizes on up to 1,024 GPUs, by the model.
 
     python benchmarks/scaling.py
     python benchmarks/scaling.py --run lightning_logs/NAME
 
-The constants of the GPUs are at the top, and their sources in docs/scaling.md. With --run the table
+The constants of the GPUs are at the top, and their sources in scaling.md. With --run the table
 of measured constants is written too: compute, communication and overlap from rows/parallel.json
 (`python benchmarks/pages.py parallel`), data and checkpoint from the files of the run.
 """
@@ -29,7 +29,7 @@ from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.runs.folders import METRICS
 from gpt_lightning.runs.history import find_run, read_events, read_rows
 
-PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
+PAGE = Path(__file__).with_suffix(".md")
 ROWS = Path(__file__).parent / "rows" / "parallel.json"
 SIZES = {"124M": (12, 12, 768), "350M": (24, 16, 1024), "774M": (36, 20, 1280)}
 SIZES |= {"1558M": (48, 25, 1600)}

@@ -1,4 +1,4 @@
-"""The recipes of docs/loggers.md and docs/sweeps.md, run as they stand on the pages."""
+"""The recipes of docs/metrics.md and docs/python.md, run as they stand on the pages."""
 
 import functools
 import json
@@ -19,7 +19,7 @@ from gpt_lightning.cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "loggers.md").read_text()
+PAGE = (ROOT / "docs" / "metrics.md").read_text()
 TINY = [*TINY_RUN, "--data.batch_size=4", "--trainer.log_every_n_steps=1", "--model.compile=false"]
 RUN = Path("lightning_logs/run/version_0")
 SCRIPT = """

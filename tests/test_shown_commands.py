@@ -62,7 +62,7 @@ def world(tmp_path_factory):
             own = ["--trainer.max_steps=4", "--data.batch_size=4", f"--run_name={name}"]
             # as long a context as the pages evaluate with
             assert main(["fit", *TINY_RUN, *own, "--model.config.block_size=256"]) == 0
-    page = (ROOT / "docs" / "loggers.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     for name, text in re.findall(r"with this `([\w.]+)`:\n\n```yaml\n(.*?)```", page, re.DOTALL):
         (folder / name).write_text(text)
     return folder
@@ -110,7 +110,7 @@ def test_the_commands_of_a_page_run_one_after_the_other(page, copy):
 
 
 def test_the_python_of_the_tutorial_for_lightning_trains(copy):
-    page = (ROOT / "docs" / "tutorials" / "from_lightning.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert "max_steps=300" in code
     names: dict = {}
