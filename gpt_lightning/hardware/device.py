@@ -67,7 +67,6 @@ def device_kind(accelerator: str = "auto") -> str:
 
 def free_memory() -> None:
     """Free all memory that is no longer referenced, and forget all compiled code."""
-    gc.unfreeze()  # GPTModule freezes what exists after the first step
     gc.collect()  # a module and its trainer refer to each other
     hand_back_freed_memory()
     torch._dynamo.reset()

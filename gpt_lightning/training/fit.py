@@ -1,6 +1,5 @@
 """fit, validate, test and predict: LightningCLI over GPTModule and TokenDataModule."""
 
-import gc
 import logging
 import warnings
 from collections.abc import Callable
@@ -385,8 +384,6 @@ def run_cli(
         if isinstance(error, UserError) or reason is None:
             raise
         raise reason from error
-    finally:
-        gc.unfreeze()  # a run that has failed in GPTModule's hooks can be collected
 
 
 def default_callbacks(subcommand: str) -> list[L.Callback]:

@@ -1,27 +1,28 @@
-"""LightningModule that trains a GPT: build, step, evaluate, update."""
+"""LightningModule that trains a GPT: build, step, update, evaluate, save."""
 
 import dataclasses
-import gc
 import os
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+import lightning as L
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import Optimizer
 
-from gpt_lightning.data.loader import Batch
+from gpt_lightning.data.loader import IGNORE_INDEX, Batch
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.device import limit_kept_memory, seed_device
-from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.hardware.device import keep_freed_memory, limit_kept_memory, seed_device
+from gpt_lightning.model.compilation import compile_in_place, is_compiled, should_compile
+from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.removed import without_removed
 from gpt_lightning.runs.checkpoint import RunRecord, environment, run_identity
 from gpt_lightning.runs.folders import run_id
 from gpt_lightning.runs.settings import Settings
-from gpt_lightning.training import optim, optimizers, steps
+from gpt_lightning.training import build, optim, optimizers, steps
 from gpt_lightning.training.datamodule import token_data
-from gpt_lightning.training.evaluation import EvaluationModule
+from gpt_lightning.training.evaluation import MeanLoss
 
 if TYPE_CHECKING:
     from gpt_lightning.training.spikes import SpikeGuard
@@ -29,8 +30,12 @@ if TYPE_CHECKING:
 MEMORY_READ_S = 0.1  # shortest time between two readings of the process's memory
 
 
-class GPTModule(EvaluationModule):
+class GPTModule(L.LightningModule):
     """LightningModule that trains a GPT-2.
+
+    The model is made in `configure_model`, after the data are known, so that it may take its
+    vocabulary from the tokenizer. It is made on the CPU, as the first to draw from the run's seed,
+    so that every device starts from the same weights.
 
     Args:
         config: Shape of the model.
@@ -41,7 +46,16 @@ class GPTModule(EvaluationModule):
 
     Raises:
         UserError: The settings contradict each other or the data.
+
+    Attributes:
+        model: The GPT.
+        attention_kernel: Kernel that runs: avx512, naive, chunked, flash, cudnn, efficient, math.
+        micro_batches: Micro-batches done in the current step.
+        stop_requested: True if trainer.should_stop was set, and the run has not stopped yet.
     """
+
+    model: GPT
+    attention_kernel: str
 
     def __init__(
         self,
@@ -57,20 +71,85 @@ class GPTModule(EvaluationModule):
         self.init_from = init_from
         self.settings = Settings(**settings)
         optimizers.check(self.settings)
-        self.micro_batches = 0  # done in the current step
-        self.stop_requested = False  # trainer.should_stop was set, and the run has not stopped yet
+        self.micro_batches = 0
+        self.stop_requested = False
         self._loss_sum: torch.Tensor | None = None  # over the micro-batches of the current step
         self._last_loss: tuple[torch.Tensor, int] | None = None  # that sum and number, a step ago
         self._seed = 0  # of the run
         self._drawn_seed: int | None = None  # of a run without seed_everything
         self._optimizer: Optimizer | None = None  # ours, and the options of its parameter groups
         self._group_options: list[dict[str, Any]] = []
-        self._trained: list[torch.nn.Parameter] = []  # listed once, not at each step
         self._guard = optim.NonFiniteGuard()
-        self._frozen = False  # what is alive is left out of garbage collections
         self._memory_read_s = 0.0  # last time
         self._spikes: SpikeGuard | None = None
         self._spikes_before: dict[str, Any] = {}  # state of an earlier session
+        self._losses: list[MeanLoss] = []  # of an evaluation, for each loader
+        self._evaluated = 0  # positions of this rank in the first loader, with padding
+
+    # ---- build ---------------------------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        trainer = self.attached_trainer
+        fitting = trainer is not None and steps.is_fitting(trainer)
+        if trainer is not None:
+            self.config = build.fit_to_data(self.config, token_data(trainer))
+        if trainer is not None and fitting:
+            build.check_decay(self.settings, trainer.max_steps)
+            build.check_device(self.config, trainer, self._device_type, self.compiles[0])
+        if not hasattr(self, "model"):
+            torch.set_float32_matmul_precision(self.settings.matmul_precision)
+            # on the CPU: in Lightning's device context the GPU would draw the weights
+            with torch.device("cpu"):
+                self.model = build.build_model(self.config, self.settings, self.init_from)
+        if trainer is None:
+            return  # load_from_checkpoint
+        if trainer.precision == "64-true":
+            self.model.double()  # for callbacks that call this before Lightning restores weights
+        sharded = steps.is_sharded(trainer)
+        if self.compiles[0] and not is_compiled(self.model):
+            scope = "block" if sharded else self.settings.compile_scope
+            compile_in_place(self.model, self._device_type, scope, self.settings.pad_head)
+        if sharded:
+            cast(Any, trainer.strategy).shard(self.model, trainer.precision == "bf16-mixed")
+        dropout = self.config.dropout if fitting else 0.0
+        self.attention_kernel = build.find_kernel(self.model, self.config, trainer, dropout)
+        if fitting and self._device_type == "cpu":
+            keep_freed_memory()
+
+    @property
+    def attached_trainer(self) -> L.Trainer | None:
+        """Trainer of this module; None after load_from_checkpoint."""
+        try:
+            return self.trainer
+        except RuntimeError:
+            return None
+
+    @property
+    def _device_type(self) -> str:
+        trainer = self.attached_trainer
+        return "cpu" if trainer is None else str(trainer.strategy.root_device.type)
+
+    @property
+    def compiles(self) -> tuple[bool, str]:
+        """True if the model is compiled on this device, and the reason."""
+        if self.settings.compile != "auto":
+            return self.settings.compile, "as set"
+        trainer = self.attached_trainer
+        precision = "32-true" if trainer is None else str(trainer.precision)
+        return should_compile(self._device_type, precision)
+
+    @property
+    def evaluates_compiled(self) -> bool:
+        """True if evaluations are compiled too: on a CPU that takes longer than it saves."""
+        return self.compiles[0] and self._device_type != "cpu"
+
+    @property
+    def flops_per_token(self) -> int:
+        """FLOPs of a training token, forward and backward, at the run's context."""
+        trainer = self.attached_trainer
+        data = None if trainer is None else token_data(trainer)
+        block_size = self.config.block_size if data is None else data.block_size
+        return build.flops_per_token(self.model, self.config, block_size)
 
     # ---- step ----------------------------------------------------------------------------------
 
@@ -80,11 +159,9 @@ class GPTModule(EvaluationModule):
 
     def on_train_start(self) -> None:
         self._loss_sum, self.micro_batches, self._last_loss = None, 0, None
-        self.stop_requested = self._frozen = False
-        gc.unfreeze()  # after a run that ended with an error
+        self.stop_requested = False
         if steps.is_sharded(self.trainer):  # the sanity check leaves the embeddings gathered
             cast(Any, self.model).reshard()
-        self._trained = list(self.parameters())
         self._guard = optim.NonFiniteGuard()
         if self.settings.skip_spikes is not None:
             from gpt_lightning.training.spikes import SpikeGuard  # not for runs without it
@@ -122,10 +199,6 @@ class GPTModule(EvaluationModule):
         trainer = self.trainer
         place = (self._seed, trainer.global_step, self.micro_batches, trainer.global_rank)
         seed_device(self.device, optim.mix(*place))
-        if self._last_loss is not None and not self._frozen:
-            # what the first step has made stays: later collections need not look at it again
-            gc.freeze()
-            self._frozen = True
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         loss = self(*batch)
@@ -260,11 +333,6 @@ class GPTModule(EvaluationModule):
         if self.trainer.world_size > 1 and not steps.stop_due(self.trainer):
             self.on_train_batch_end()
 
-    def on_validation_epoch_end(self) -> None:
-        super().on_validation_epoch_end()
-        if steps.is_fitting(self.trainer):
-            self._log_last_loss()
-
     def configure_gradient_clipping(
         self,
         optimizer: Optimizer,
@@ -273,15 +341,14 @@ class GPTModule(EvaluationModule):
     ) -> None:
         # Lightning's own raises for fused optimizers under bf16-mixed, where nothing is scaled
         # (PL#21435)
-        assert self._trained, "on_train_start lists the parameters"
         trainer, by_value = self.trainer, gradient_clip_algorithm == "value"
-        norm = optim.clip_gradients(self._trained, None if by_value else gradient_clip_val)
+        norm = optim.clip_gradients(self.parameters(), None if by_value else gradient_clip_val)
         step = trainer.global_step + 1
         # a GradScaler skips the step and lowers the scale
         if getattr(trainer.precision_plugin, "scaler", None) is None:
             self._guard.watch(optimizer, norm, step)
         if by_value and gradient_clip_val is not None and gradient_clip_val > 0:
-            torch.nn.utils.clip_grad_value_(self._trained, gradient_clip_val)
+            torch.nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
         if self._spikes is not None:
             self._spikes.skip(self, self.last_loss, norm)
         if steps.at_log_step(trainer, step):
@@ -290,9 +357,90 @@ class GPTModule(EvaluationModule):
 
     def on_train_end(self) -> None:
         torch.set_rng_state(self._generator_state)
-        self._frozen = False
-        gc.unfreeze()
         self._guard.check()
+
+    # ---- evaluate ------------------------------------------------------------------------------
+
+    def on_validation_model_zero_grad(self) -> None:
+        super().on_validation_model_zero_grad()
+        # on_validation_start comes later, when the loader's workers have been started
+        for callback in steps.step_callbacks(self.trainer):
+            callback.before_validation(self.trainer)
+
+    def on_validation_epoch_start(self) -> None:
+        self._evaluated = 0
+        self._losses = []
+
+    on_test_epoch_start = on_validation_epoch_start
+
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        x, y = batch
+        tokens = (y != IGNORE_INDEX).sum()
+        loss = self._evaluate(x, y)
+        loss = torch.where(tokens > 0, loss, 0.0)  # a rank's last batch may be padding alone
+        self._evaluated += y.numel() if dataloader_idx == 0 else 0
+        while len(self._losses) <= dataloader_idx:
+            mean = MeanLoss().to(self.device)
+            mean.set_dtype(torch.promote_types(loss.dtype, torch.float32))
+            self._losses.append(mean)
+        self._losses[dataloader_idx].update(loss, tokens)
+
+    test_step = validation_step
+
+    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> torch.Tensor:
+        """Return each target's loss in nats, float32 (B, T); 0 at padded positions."""
+        x, y = batch
+        logits = self._evaluate(x)  # (B, T, V)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return torch.nn.functional.cross_entropy(logits.transpose(1, 2), y, reduction="none")
+
+    def _evaluate(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        if self.evaluates_compiled or not self.compiles[0]:
+            return self.model(idx, targets)
+        with torch.compiler.set_stance("force_eager"):
+            return self.model(idx, targets)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the mean loss over the evaluated tokens in nats, and the perplexity.
+
+        If the tokens are not the whole split, their number is logged too. The losses of further
+        loaders are SPLIT/loss/dataloader_idx_N.
+
+        Raises:
+            UserError: A loss is not finite.
+        """
+        split, data = "test" if self.trainer.testing else "val", token_data(self.trainer)
+        fitting = steps.is_fitting(self.trainer)
+        # with data.eval_batches the second loader reads the training split
+        estimates = data is not None and data.settings.eval_batches is not None
+        losses: dict[str, torch.Tensor] = {}
+        for i, mean in enumerate(self._losses):
+            name = f"{split}/loss/dataloader_idx_{i}" if i else f"{split}/loss"
+            if mean.update_called:
+                losses["train/eval_loss" if estimates and i == 1 else name] = mean.compute()
+        metrics: dict[str, torch.Tensor | float] = dict(losses)
+        if f"{split}/loss" in losses:
+            metrics[f"{split}/perplexity"] = losses[f"{split}/loss"].exp()
+        if fitting:
+            # not a tensor of the CPU, which NCCL cannot reduce; Lightning makes one on the device
+            metrics["step"] = float(self.trainer.global_step)
+        self.log_dict(metrics, sync_dist=True, add_dataloader_idx=False)
+        if data is not None:
+            tokens = data.evaluated_part(split, self._evaluated * self.trainer.world_size)
+            # float64, on the CPU: MPS has none; equal on all ranks
+            exact = {k: torch.tensor(v, dtype=torch.float64) for k, v in tokens.items()}
+            self.log_dict(exact, sync_dist=True, rank_zero_only=True)
+        for name, loss in losses.items():
+            if not loss.isfinite():
+                raise UserError(
+                    f"the {name.replace('/', ' ')} is {loss.item()} at step "
+                    f"{self.trainer.global_step}: lower model.learning_rate, or set "
+                    "trainer.gradient_clip_val"
+                )
+        if fitting:
+            self._log_last_loss()
+
+    on_test_epoch_end = on_validation_epoch_end
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
@@ -314,7 +462,7 @@ class GPTModule(EvaluationModule):
                 "it to one file with `gpt-lightning checkpoint convert PATH --out whole.ckpt`, or "
                 "give the Trainer DurableCheckpointIO() as a plugin"
             )
-        if self._trainer is None:  # load_from_checkpoint: no run to compare with
+        if self.attached_trainer is None:  # load_from_checkpoint: no run to compare with
             return
         from gpt_lightning.training import continuation  # not for a new run
 

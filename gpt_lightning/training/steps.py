@@ -209,14 +209,38 @@ class BetweenSteps:
         self.loader.load_state_dict(state)
 
 
+class StepCallback(L.Callback):
+    """Callback with hooks at moments for which Lightning has none."""
+
+    def before_batches(self, trainer: L.Trainer) -> None:
+        """Act between two micro-batches, before `between_batches` of any callback.
+
+        All ranks enter `between_batches` with what is exchanged here.
+        """
+
+    def between_batches(self, trainer: L.Trainer) -> None:
+        """Act between two micro-batches, when nothing is in flight; see BetweenSteps."""
+
+    def before_validation(self, trainer: L.Trainer) -> None:
+        """Act before the loader of a validation, which follows a step, starts its workers."""
+
+
+def step_callbacks(trainer: L.Trainer) -> list[StepCallback]:
+    """Return the callbacks with hooks between two steps, in order."""
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # a connector's
+    return [callback for callback in callbacks if isinstance(callback, StepCallback)]
+
+
 def call_between_batches(trainer: L.Trainer) -> bool:
-    """Call `before_batches`, then `between_batches`, of every callback that has it, in order.
+    """Call `before_batches`, then `between_batches`, of every StepCallback, in order.
 
     Returns:
         False if the run stops here because trainer.should_stop was set.
     """
-    call_hook(trainer, "before_batches")  # all ranks enter the next hook with one state
-    call_hook(trainer, "between_batches")
+    for callback in step_callbacks(trainer):
+        callback.before_batches(trainer)
+    for callback in step_callbacks(trainer):
+        callback.between_batches(trainer)
     if not stop_due(trainer):
         set_rates = getattr(trainer.lightning_module, "set_learning_rates", None)
         if set_rates is not None and at_step_boundary(trainer):  # after the save of the last step
@@ -224,14 +248,6 @@ def call_between_batches(trainer: L.Trainer) -> bool:
         return True
     trainer.should_stop = True  # with no batch to come, Lightning ends the run
     return False
-
-
-def call_hook(trainer: L.Trainer, name: str) -> None:
-    """Call a hook that is not one of Lightning's in every callback that has the hook, in order."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by a connector
-        act = getattr(callback, name, None)
-        if act is not None:
-            act(trainer)
 
 
 def stop_due(trainer: L.Trainer) -> bool:

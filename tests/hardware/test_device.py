@@ -1,11 +1,9 @@
 """A process keeps the memory that it has freed."""
 
-import gc
 import os
 import resource
 import subprocess
 import sys
-import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -186,21 +184,6 @@ def test_the_memory_of_the_machine_is_the_kernels():
     with open("/proc/meminfo") as file:
         kib = int(file.readline().split()[1])  # MemTotal
     assert devices.memory_gib() == pytest.approx(kib / 2**20, rel=1e-3)
-
-
-def test_memory_of_a_run_that_ended_with_an_error_is_freed():
-    """GPTModule freezes what exists after its first step, so that no collection would see it."""
-
-    class Cycle:
-        def __init__(self) -> None:
-            self.self = self
-
-    dead = weakref.ref(Cycle())
-    gc.freeze()
-    gc.collect()
-    assert dead() is not None
-    devices.free_memory()
-    assert dead() is None
 
 
 def test_the_peak_of_memory_grows_with_what_is_held():

@@ -25,7 +25,7 @@ from gpt_lightning.reproduce import selftest
 from gpt_lightning.reproduce.cases import CASES
 from gpt_lightning.reproduce.rows import Options
 from gpt_lightning.runs.host_copy import on_cuda
-from gpt_lightning.training import build, optim
+from gpt_lightning.training import module, optim
 from gpt_lightning.training.memory_advice import memory_options
 from gpt_lightning.training.module import GPTModule
 from tests.emulated_mac import emulated_mac
@@ -64,7 +64,7 @@ def test_fit_takes_the_gpu_of_a_mac(mac, text_file, capsys, monkeypatch):
     monkeypatch.setattr(
         optim.AdamW, "__init__", lambda *a, **k: fused.append(k["fused"]) or adamw(*a, **k)
     )
-    monkeypatch.setattr(build, "keep_freed_memory", lambda: kept.append(True))
+    monkeypatch.setattr(module, "keep_freed_memory", lambda: kept.append(True))
     loss = fit("--trainer.precision=auto")["val/loss"]
     assert not kept  # the CPU's blocks
     assert (set(pinned), set(fused)) == ({False}, {True})

@@ -18,7 +18,7 @@ from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.folders import find_checkpoint
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.runs.sources import load_model
-from gpt_lightning.training.finetuning import prepare
+from gpt_lightning.training.build import choose_trained
 from gpt_lightning.training.optimizers.adamw import build
 from gpt_lightning.training.optimizers.muon import MuonAdamW
 
@@ -177,7 +177,7 @@ def test_factors_of_the_learning_rate(model):
 
 def test_the_matrices_of_lora_may_have_factors(model):
     settings = Settings(lora_rank=2, learning_rate=1.0, learning_rate_factors={"*.lora_b": 16.0})
-    prepare(model, settings)
+    choose_trained(model, settings)
     peaks = [group["peak_lr"] for group in build(model, settings, fused=False).param_groups]
     assert peaks == [1.0, 16.0]
 
@@ -209,12 +209,12 @@ def test_a_factor_follows_another_peak():
 )
 def test_patterns_that_match_nothing(settings, words, model):
     with pytest.raises(UserError, match=words):
-        prepare(model, Settings(**settings))
+        choose_trained(model, Settings(**settings))
 
 
 def test_muon_needs_parameters_for_its_adamw(model):
     settings = Settings(optimizer="muon", lora_rank=2)
-    prepare(model, settings)
+    choose_trained(model, settings)
     with pytest.raises(UserError, match="muon has no parameter for its AdamW"):
         MuonAdamW(model, settings, fused=False)
 

@@ -182,7 +182,7 @@ def test_validation_within_fit_is_fitting(fn):
 def test_callbacks_are_called_between_batches_in_their_order():
     called = []
 
-    class Noting(L.Callback):
+    class Noting(steps.StepCallback):
         def __init__(self, name: str) -> None:
             self.name = name
 

@@ -10,10 +10,10 @@ from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.training.continuation import continue_loops
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import BetweenSteps
+from gpt_lightning.training.steps import BetweenSteps, StepCallback
 
 
-class Events(L.Callback):
+class Events(StepCallback):
     """Events in their order; `position` counts the micro-batches that the loader has returned."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @checked("checkpoint")
-class RunCheckpoint(L.Callback):
+class RunCheckpoint(steps.StepCallback):
     """Save after each validation, at the end, every N steps, and before StopSignals ends a run.
 
     Files are `checkpoints/step-0000250-loss-1.2345.ckpt`, with the loss if the step was validated,
@@ -163,7 +163,7 @@ class RunCheckpoint(L.Callback):
         self._due = True
 
     def between_batches(self, trainer: L.Trainer) -> None:
-        """Save if it is time to; BetweenSteps calls this between two micro-batches."""
+        """Save if it is time to."""
         if not steps.at_step_boundary(trainer):
             return
         if self._saver.work is not None:

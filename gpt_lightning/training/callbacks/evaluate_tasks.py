@@ -16,10 +16,16 @@ from gpt_lightning.training.callbacks.speed import phase
 from gpt_lightning.training.callbacks.watchdog import Watchdog
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import at_step_boundary, find_callback, is_fitting, stop_due
+from gpt_lightning.training.steps import (
+    StepCallback,
+    at_step_boundary,
+    find_callback,
+    is_fitting,
+    stop_due,
+)
 
 
-class EvaluateTasks(L.Callback):
+class EvaluateTasks(StepCallback):
     """Score tasks between two steps, on all ranks, and log val/TASK.
 
     The training is the same as without this callback: no random number is drawn, nothing is
@@ -67,7 +73,7 @@ class EvaluateTasks(L.Callback):
             self._due |= self.settings.every_n_steps is None
 
     def between_batches(self, trainer: L.Trainer) -> None:
-        """Evaluate if it is time to; BetweenSteps calls this between two micro-batches."""
+        """Evaluate if it is time to."""
         if self._due and at_step_boundary(trainer) and not stop_due(trainer):
             self._evaluate(trainer)
 

@@ -23,12 +23,18 @@ from gpt_lightning.parsing import shell_command
 from gpt_lightning.training import optim
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
-from gpt_lightning.training.steps import at_step_boundary, find_callback, is_fitting, run_folder
+from gpt_lightning.training.steps import (
+    StepCallback,
+    at_step_boundary,
+    find_callback,
+    is_fitting,
+    run_folder,
+)
 
 TWICE_S = 1.0  # terminals and wrappers may deliver one Ctrl-C twice
 
 
-class StopSignals(L.Callback):
+class StopSignals(StepCallback):
     """Save and end the run on SIGTERM, SIGINT, SIGHUP and SIGUSR1, between two steps.
 
     The current step and its validation finish, RunCheckpoint saves unless it is disabled, and the
@@ -100,7 +106,7 @@ class StopSignals(L.Callback):
             self._agreed, module.stop_requested = agreed // 2, bool(agreed % 2)
 
     def between_batches(self, trainer: L.Trainer) -> None:
-        """End the run if a rank has received a signal; BetweenSteps calls this."""
+        """End the run if a rank has received a signal."""
         stop = self._agreed if trainer.world_size > 1 else self._signal
         if not stop or not at_step_boundary(trainer):
             return

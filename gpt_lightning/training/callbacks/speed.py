@@ -30,13 +30,13 @@ from gpt_lightning.training.callbacks.progress import total_steps
 from gpt_lightning.training.callbacks.watchdog import Watchdog
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import at_log_step, find_callback, is_fitting
+from gpt_lightning.training.steps import StepCallback, at_log_step, find_callback, is_fitting
 
 Interval = tuple[Timestamp, Timestamp]  # begin and end
 
 
 @checked("speed")
-class SpeedMonitor(L.Callback):
+class SpeedMonitor(StepCallback):
     """Measure optimizer steps on the device's clock and log them at log steps.
 
     `perf/tokens_per_sec`: tokens of all ranks over the time since the last log. `perf/step_ms`:

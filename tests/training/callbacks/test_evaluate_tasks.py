@@ -15,7 +15,8 @@ from gpt_lightning.evaluate.scoring import Scorer
 from gpt_lightning.evaluate.tasks import Task
 from gpt_lightning.runs.settings import TaskSettings
 from gpt_lightning.runs.sources import load_model
-from gpt_lightning.training import build, fit
+from gpt_lightning.training import fit
+from gpt_lightning.training import module as module_file
 from gpt_lightning.training.callbacks import evaluate_tasks
 from gpt_lightning.training.callbacks.evaluate_tasks import EvaluateTasks
 from gpt_lightning.training.callbacks.watchdog import Watchdog
@@ -115,7 +116,7 @@ def test_an_evaluation_has_the_weights_of_val_loss_and_compiles_nothing(items, m
 
     monkeypatch.setattr(evaluate_tasks, "evaluated_weights", averaged)
     monkeypatch.setattr(Task, "run", run)
-    monkeypatch.setattr(build, "compile_in_place", lambda *args: None)
+    monkeypatch.setattr(module_file, "compile_in_place", lambda *args: None)
     own = [*TASKS, "--model.compile=true", "--trainer.max_steps=2", "--run_name=inside"]
     cli = fit.run_cli([*RUN, *own, "--evaluation.every_n_steps=2"], callbacks=[Own()])
     assert found == [(2, "force_eager", True)] * 2

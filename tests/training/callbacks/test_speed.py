@@ -25,6 +25,7 @@ from gpt_lightning.training.callbacks.speed import (
 )
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.steps import StepCallback
 
 MS = 1e-3
 
@@ -61,7 +62,7 @@ class Work(GPTModule):
         super().validation_step(batch, batch_idx)
 
 
-class SlowFile(L.Callback):
+class SlowFile(StepCallback):
     """Stands for what saves a checkpoint, after a validation or between two steps."""
 
     def __init__(self, time: FakeTime, every_n_steps: int = 0) -> None:
