@@ -70,7 +70,7 @@ def test_the_wheel_of_the_source_distribution_is_that_of_the_checkout(tmp_path):
     wheel = content(build(ROOT, "wheel", tmp_path))
     assert wheel == content(build(unpacked, "wheel", tmp_path / "again"))
     assert "gpt_lightning/configs/quickstart.yaml" in wheel
-    assert "gpt_lightning/reference/SHA256SUMS" in wheel
+    assert "gpt_lightning/reference/lecture-ladder.yaml" in wheel
     assert "gpt_lightning/py.typed" in wheel
     (metadata,) = (text for name, text in wheel.items() if name.endswith("/METADATA"))
     readme = email.message_from_bytes(metadata).get_payload()

@@ -37,7 +37,7 @@ def draw(runs: Sequence[str], out: str | None = None, references: Sequence[str] 
     folders = [find_run(address) for address in runs]
     curves = {str(folder): read_curves(folder) for folder in folders}
     for name in references:
-        from gpt_lightning.reproduce.curves import as_run, find_curve  # it imports torch
+        from gpt_lightning.reproduce.published import as_run, find_curve  # it imports torch
 
         curves[name] = as_run(find_curve(name))
     from gpt_lightning.reports.plots import plot_runs  # matplotlib takes half a second

@@ -1,33 +1,188 @@
-"""Published tables as data, read from cases.yaml: their rungs, reports and curves.
+"""Published tables as data: rungs, settings, tolerances, curves and reports of reference/*.yaml."""
 
-A rung is a base configuration with overlays, options of `fit`, the published rows and a tolerance.
-To add one, add it to cases.yaml and its overlay to configs/; no other code has the names of rungs.
-"""
-
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
-from gpt_lightning.reproduce.rungs import Case, Rung
+Device = Literal["any", "cpu", "mps", "gpu"]
+Settings = dict[str, Any]
 
-TABLES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text(encoding="utf-8"))
+
+@dataclass(frozen=True)
+class Rung:
+    """One row of a ladder, or one variant of a run.
+
+    Attributes:
+        name: Name on the command line and in the tables.
+        tolerance: (step, largest difference from that step on), in order of steps.
+        configs: Names of configurations: a base, then overlays.
+        iterations: Tolerance of the losses of training steps beside evaluations; empty: these are
+            not compared.
+        drift: (step, largest difference from that step on) where rounding errors have grown beyond
+            the tolerance. A difference between the two bounds is `drift`, not a failure.
+        published: Name of the published losses; None: `name`.
+        published_times: Name of the published step times; None: that of the losses; empty: no times
+            were published.
+        settings: Options of `fit` beside the configurations.
+        theirs: Settings of the published run, with its device if no other will do.
+        device: Device that the rung needs.
+        losses_anywhere: True if every device gives its losses; the speed columns then stay empty.
+        on_cpu: Keys of model.config on a CPU, where the values of the configuration need too much
+            memory.
+        not_on: Device on which the setting of this rung has another meaning.
+        memory_gib: Memory in GiB that a machine needs to run it on a CPU; 0: little.
+        time: Duration, as text.
+        below: (step, bound): the loss at that step must be below the bound.
+        note: Note in the table.
+    """
+
+    name: str
+    tolerance: tuple[tuple[int, float], ...]
+    configs: tuple[str, ...] = ()
+    iterations: tuple[tuple[int, float], ...] = ()
+    drift: tuple[tuple[int, float], ...] = ()
+    published: str | None = None
+    published_times: str | None = None
+    settings: tuple[str, ...] = ()
+    theirs: Settings = field(default_factory=dict)
+    device: Device = "any"
+    losses_anywhere: bool = False
+    on_cpu: Mapping[str, str | int] = field(default_factory=dict)
+    not_on: Device | None = None
+    memory_gib: float = 0.0
+    time: str = "seconds"
+    below: tuple[int, float] | None = None
+    note: str = ""
+
+    def tolerance_at(self, step: int, split: str = "val") -> float:
+        """Return the largest difference from the published loss that passes at a step."""
+        bounds = self.iterations if self.iterations and split == "batch" else self.tolerance
+        return [bound for first, bound in bounds if first <= step][-1]
+
+    def drift_at(self, step: int) -> float:
+        """Return the largest difference at a step that rounding errors explain; 0: none."""
+        return [bound for first, bound in ((0, 0.0), *self.drift) if first <= step][-1]
+
+    def on(self, device: str) -> "Rung":
+        """Return the rung as it runs on a device: cpu, mps or gpu."""
+        if device != "cpu" or not self.on_cpu:
+            return self
+        options = [f"--model.config.{key}={value}" for key, value in self.on_cpu.items()]
+        values = ", ".join(f"{key} {value}" for key, value in self.on_cpu.items())
+        note = f"{values}: theirs needs over 24 GB on a CPU"
+        return replace(
+            self,
+            settings=(*self.settings, "--trainer.accelerator=cpu", *options),
+            theirs={**self.theirs, **self.on_cpu},
+            note="; ".join(filter(None, (self.note, note))),
+        )
 
 
-def make_case(entry: dict[str, Any]) -> Case:
-    """Make a case of its entry in cases.yaml."""
-    fields = dict(entry)
-    folder, settings = fields.pop("stacked", None), fields.pop("settings", ())
+@dataclass(frozen=True)
+class Case:
+    """A published table.
+
+    Attributes:
+        name: Name on the command line.
+        title: Title of the report.
+        source: Origin of the settings.
+        kind: steps: the loss of each optimizer step. evaluations: losses of both splits at
+            intervals.
+        reference: File under reference/ with the published losses.
+        rungs: Rows of the table, in order.
+        times: File with the published step times, if it is another.
+        eval_batches: Batches of each split in a published evaluation; None for steps.
+        alternatives: True if the rungs are variants of one run. By default only the first one that
+            this machine can run is run.
+    """
+
+    name: str
+    title: str
+    source: str
+    kind: Literal["steps", "evaluations"]
+    reference: str
+    rungs: tuple[Rung, ...]
+    times: str | None = None
+    eval_batches: int | None = None
+    alternatives: bool = False
+
+
+@dataclass(frozen=True)
+class Options:
+    """Changes that the command line makes to every rung.
+
+    Attributes:
+        steps: Optimizer steps; None: those of the rung's configuration.
+        accelerator: Accelerator of the Trainer; None: that of the rung's configuration.
+        fit: Options of `fit`; they override everything else.
+    """
+
+    steps: int | None = None
+    accelerator: str | None = None
+    fit: tuple[str, ...] = ()
+
+    def arguments(self, case: Case, rung: Rung) -> list[str]:
+        """Return the arguments of `fit` for a rung."""
+        quiet = ["--samples.max_new_tokens=0"]
+        if case.kind == "steps":  # each step prints a line, and nobody resumes these runs
+            quiet += [
+                "--trainer.log_every_n_steps=1",
+                "--trainer.enable_progress_bar=false",
+                "--trainer.enable_checkpointing=false",
+            ]
+        configs = [f"--config={name}" for name in rung.configs]
+        steps = [] if self.steps is None else [f"--trainer.max_steps={self.steps}"]
+        accelerator = [f"--trainer.accelerator={self.accelerator}"] if self.accelerator else []
+        return [*configs, *quiet, *rung.settings, *steps, *accelerator, *self.fit]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Published curve of losses by tokens.
+
+    Attributes:
+        title: Model and data.
+        tokenizer: Name of the tokenizer.
+        tokens_per_step: Tokens of an optimizer step.
+        evaluations: File under reference/ with `step` and losses.
+        name: Name in the first column of the files.
+        iterations: File with the losses of training steps, if there is one.
+    """
+
+    title: str
+    tokenizer: str
+    tokens_per_step: int
+    evaluations: str
+    name: str
+    iterations: str | None = None
+
+
+def make_case(name: str, table: dict[str, Any]) -> Case:
+    """Make a case of a file of reference/.
+
+    Beside the fields of Case and Rung a table has `stacked`, the folder of configurations with the
+    rungs' names, each an overlay of all before it, and `settings`, options of all its rungs.
+    """
     rungs: list[Rung] = []
     overlays: tuple[str, ...] = ()
-    for values in fields.pop("rungs"):
-        rung = Rung(**{name: with_tuples(value) for name, value in values.items()})
-        if folder and not rung.configs:
-            overlays = (*overlays, f"{folder}/{rung.name}")
-        configs = rung.configs or overlays
-        rungs.append(replace(rung, configs=configs, settings=(*settings, *rung.settings)))
-    return Case(rungs=tuple(rungs), **fields)
+    for values in table["rungs"]:
+        rung = Rung(**{key: with_tuples(value) for key, value in values.items()})
+        if "stacked" in table and not rung.configs:
+            overlays = (*overlays, f"{table['stacked']}/{rung.name}")
+        anywhere = rung.device == "any" or rung.losses_anywhere
+        rungs.append(
+            replace(
+                rung,
+                configs=rung.configs or overlays,
+                settings=(*table.get("settings", ()), *rung.settings),
+                theirs=rung.theirs if anywhere else {**rung.theirs, "accelerator": rung.device},
+            )
+        )
+    fields = {key: table[key] for key in Case.__dataclass_fields__ if key in table}
+    return Case(name, **{**fields, "rungs": tuple(rungs)})
 
 
 def with_tuples(value: Any) -> Any:
@@ -35,5 +190,15 @@ def with_tuples(value: Any) -> Any:
     return tuple(map(with_tuples, value)) if isinstance(value, list) else value
 
 
-CASES = {entry["name"]: make_case(entry) for entry in TABLES["cases"]}
-REPORTS: dict[str, list[str]] = TABLES["reports"]  # name -> title and origin
+TABLES: dict[str, dict[str, Any]] = {
+    path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))
+    for path in sorted((Path(__file__).parents[1] / "reference").glob("*.yaml"))
+}
+CASES = {name: make_case(name, table) for name, table in TABLES.items() if "rungs" in table}
+CURVES = {
+    name: Curve(**fields)
+    for table in TABLES.values()
+    for name, fields in table.get("curves", {}).items()
+}
+# name -> title and origin of a report whose figures are no losses
+REPORTS: dict[str, list[str]] = TABLES["reports"]["reports"]

@@ -2,19 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import numbered_folder
 from gpt_lightning.parsing import OneLineParser, nearest, split_fit_options
 from gpt_lightning.reports.tables import Console, column
-from gpt_lightning.reproduce.cases import CASES, REPORTS
-from gpt_lightning.reproduce.curves import CURVES
-from gpt_lightning.reproduce.rows import Options, RungRow, Verdict
-from gpt_lightning.reproduce.rungs import Case, Rung
-
-if TYPE_CHECKING:
-    from gpt_lightning.reproduce.runner import CaseRun
+from gpt_lightning.reproduce.cases import CASES, CURVES, REPORTS, Case, Options, Rung
 
 CORPUS = "tinyshakespeare"  # the text of every case
 ROOT = Path("lightning_logs") / "reproduce"
@@ -29,28 +22,23 @@ def make_parser() -> OneLineParser:
         "Options of `fit` (--model.learning_rate 3.0e-3, --seed_everything 1) change every rung.",
     )
     parser.add_argument("case", nargs="?", help=f"One of {', '.join([*CASES, *REPORTS])}.")
-    parser.add_argument(
-        "--list", action="store_true", help="List the rungs, their needs, and which can run here."
-    )
-    names = "Names, separated by commas; null: all that can run here, or the best variant."
-    parser.add_argument("--rungs", "--variant", type=str | None, help=names)
-    steps = "Optimizer steps; 0: evaluate only. null: all steps that were published."
-    parser.add_argument("--steps", "--max-steps", type=int | None, help=steps)
-    accelerator = "cpu, mps, gpu or auto; null: that of each rung's configuration."
-    parser.add_argument("--accelerator", type=str | None, help=accelerator)
-    parser.add_argument(
-        "--against",
-        nargs=2,
-        metavar=("RUN", "CURVE"),
-        help="Compare a run folder with a published curve, by tokens; --list names the curves.",
-    )
-    resume = (
+    about = "List the rungs, their needs, and which can run here."
+    parser.add_argument("--list", action="store_true", help=about)
+    about = "Names, separated by commas; null: all that can run here, or the best variant."
+    parser.add_argument("--rungs", "--variant", type=str | None, help=about)
+    about = "Optimizer steps; 0: evaluate only. null: all steps that were published."
+    parser.add_argument("--steps", "--max-steps", type=int | None, help=about)
+    about = "cpu, mps, gpu or auto; null: that of each rung's configuration."
+    parser.add_argument("--accelerator", type=str | None, help=about)
+    about = "Compare a run folder with a published curve, by tokens; --list names the curves."
+    parser.add_argument("--against", nargs=2, metavar=("RUN", "CURVE"), help=about)
+    about = (
         "Continue evaluations from the run's checkpoint. auto: in the newest folder that has one, "
         "or start a new run if there is none. Or a folder of results."
     )
-    parser.add_argument("--resume", type=str | None, help=resume)
-    selftest = "Break each setting that a rung is about, in all cases or in one; train nothing."
-    parser.add_argument("--selftest", action="store_true", help=selftest)
+    parser.add_argument("--resume", type=str | None, help=about)
+    about = "Break each setting that a rung is about, in all cases or in one; train nothing."
+    parser.add_argument("--selftest", action="store_true", help=about)
     return parser
 
 
@@ -71,9 +59,9 @@ def run(argv: list[str]) -> int:
     if args.against:
         from gpt_lightning.reproduce.against import compare_run
 
-        path, curve = args.against
-        if argv[1:] != ["--against", path, curve]:
+        if argv[1:] != ["--against", *args.against]:
             raise UserError("--against trains nothing: give `reproduce --against RUN CURVE` alone")
+        path, curve = args.against
         compare_run(path, curve, ROOT / "against", argv)
         return 0
     if args.selftest:
@@ -87,29 +75,34 @@ def run(argv: list[str]) -> int:
         raise UserError(
             f"--steps is {args.steps}, which leaves {case.name} no loss to compare: raise --steps"
         )
-    if args.accelerator is not None:
-        from gpt_lightning.hardware.precision import check_accelerator
-
-        check_accelerator(args.accelerator, "--accelerator")
-    options = Options(args.steps, args.accelerator, tuple(fit_options))
-    chosen = choose_rungs(case, args.rungs, options)
-
     if args.resume is not None and case.kind == "steps":
         raise UserError(f"--resume: {case.name} saves no checkpoints, its rungs are of few steps")
+    options = Options(args.steps, args.accelerator, tuple(fit_options))
+    return run_case(case, options, args.rungs, args.resume, argv)
 
-    from gpt_lightning.reproduce.resume import find_folder  # not for --help: torch takes seconds
-    from gpt_lightning.reproduce.runner import CaseRun
 
-    root = ROOT / case.name
-    folder = None if args.resume is None else find_folder(args.resume, root, chosen)
+def run_case(
+    case: Case, options: Options, names: str | None, resume: str | None, argv: list[str]
+) -> int:
+    """Run the named rungs of a case, or those that can run here; return the exit code of `run`."""
+    if options.accelerator is not None:
+        from gpt_lightning.hardware.precision import check_accelerator
+
+        check_accelerator(options.accelerator, "--accelerator")
+    chosen, root = choose_rungs(case, names, options), ROOT / case.name
+
+    from gpt_lightning.reproduce.runner import CaseRun, find_folder  # imports torch
+    from gpt_lightning.reproduce.verdicts import Verdict
+
+    folder = None if resume is None else find_folder(resume, root, chosen)
     case_run = CaseRun(case, options, folder or numbered_folder(root), argv, folder is not None)
     for rung in case.rungs:
         if rung in chosen:
             case_run.run(rung.on(target(rung, options)))
-        elif args.rungs is None and not case.alternatives:
+        elif names is None and not case.alternatives:
             case_run.skip(rung, why_not(rung, options))
     case_run.write()
-    print_summary(case_run)
+    print(*case_run.summary(), sep="\n")
     verdicts = {row.verdict for row in case_run.rungs}
     return 2 if Verdict.ERROR in verdicts else 1 if Verdict.FAILED in verdicts else 0
 
@@ -224,7 +217,7 @@ def available_devices() -> set[str]:
     return {"any", "cpu", device_kind().replace("cuda", "gpu")}
 
 
-# ---- output --------------------------------------------------------------------------------------
+# ---- the list ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -246,49 +239,19 @@ def print_list() -> None:
     fetched = "" if local_corpus(CORPUS, Path("data")) else "; the data will be fetched"
     console = Console(ListRow)
     print(console.header())
-    for case in CASES.values():
-        for rung in case.rungs:
-            reason = why_not(rung, Options())
-            here = "yes" if not reason else "no" if impossible(rung, Options()) else "part"
-            time = f"{rung.time}{fetched}" + (f"; {reason}" if reason else "")
-            print(console.line(ListRow(case.name, rung.name, rung.device, CORPUS, here, time)))
+    for name, rung in ((case.name, rung) for case in CASES.values() for rung in case.rungs):
+        reason = why_not(rung, Options())
+        here = "yes" if not reason else "no" if impossible(rung, Options()) else "part"
+        time = f"{rung.time}{fetched}" + (f"; {reason}" if reason else "")
+        print(console.line(ListRow(name, rung.name, rung.device, CORPUS, here, time)))
     for name, (title, _) in REPORTS.items():
         print(f"{name:<16}  {title}")
     print("\nSources:")
-    for case in CASES.values():
-        print(f"{case.name:<24}{case.source}")
-    for name, (_, origin) in REPORTS.items():
-        print(f"{name:<24}{origin}")
+    for name, source in [
+        *((case.name, case.source) for case in CASES.values()),
+        *((name, origin) for name, (_, origin) in REPORTS.items()),
+    ]:
+        print(f"{name:<24}{source}")
     print("\nCurves that any run can be compared with, by tokens:")
     for name, curve in CURVES.items():
         print(f"reproduce --against RUN {name:<23}  {curve.title}")
-
-
-def print_summary(case_run: "CaseRun") -> None:
-    """Print one row for each rung, the wall time by phase, and the folder of the results."""
-    console = Console(RungRow, without=("note",))
-    print(f"\n{console.header()}")
-    for row in case_run.rungs:
-        print(console.line(row))
-    for row in case_run.rungs:
-        if row.note:
-            print(f"{row.rung}: {row.note}")
-    if case_run.case.kind == "evaluations":
-        for phase in case_run.phases:
-            print(f"{phase.rung}: {phase.phase} {phase.seconds:,.1f} s")
-    print(f"\n{case_run.folder}: results.md, results.json, losses.png, a CSV a table")
-    misses = [row for row in case_run.losses if row.verdict == Verdict.FAILED]
-    for row in case_run.rungs:
-        if row.verdict in (Verdict.FAILED, Verdict.ERROR):
-            text = f"{row.verdict}: {row.rung}"
-            missed = [miss for miss in misses if miss.rung == row.rung]
-            if missed:
-                text += f", {len(missed)} losses miss, the first at step {missed[0].step}: "
-                text += f"{missed[0].ours:.6f} against {missed[0].theirs:.6f}"
-            print(text)
-    drifted = sum(row.verdict == Verdict.DRIFT for row in case_run.losses)
-    total = sum(bool(row.verdict) for row in case_run.losses)
-    line = f"{total - len(misses) - drifted} of {total} losses within their tolerance"
-    if drifted:
-        line += f", {drifted} outside it but within what rounding errors explain"
-    print(line)

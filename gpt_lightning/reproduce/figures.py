@@ -27,7 +27,7 @@ from gpt_lightning.reproduce.autocast_dtypes import CUDA_RULES, measure_dtypes
 from gpt_lightning.reproduce.cases import REPORTS
 from gpt_lightning.reproduce.float16_sums import PUBLISHED, measure_sum
 from gpt_lightning.reproduce.published import read_rows
-from gpt_lightning.reproduce.rows import Verdict
+from gpt_lightning.reproduce.verdicts import Verdict
 from gpt_lightning.runs.sources import load_model
 
 

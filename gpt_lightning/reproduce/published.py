@@ -1,21 +1,24 @@
-"""Read the published numbers and settings from reference/."""
+"""Published numbers of rungs and curves, from reference/*.csv."""
 
 import csv
-import functools
+import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
-import yaml
 
+from gpt_lightning.errors import UserError
 from gpt_lightning.files import reference_text
 from gpt_lightning.hardware.peaks import lookup
 from gpt_lightning.hardware.precision import product_dtype
 from gpt_lightning.model import flops
-from gpt_lightning.reproduce.rungs import Case, Rung
+from gpt_lightning.parsing import nearest
+from gpt_lightning.reproduce.cases import CURVES, Case, Curve, Rung, Settings
 
-Settings = dict[str, Any]
+# split -> (tokens, loss in nats), tokens ascending
+Points = dict[str, Sequence[tuple[float, float]]]
 
 
 @dataclass(frozen=True)
@@ -47,36 +50,32 @@ def read_published(case: Case, rung: Rung) -> Published:
     """Return the published numbers of a rung."""
     losses_of = rung.name if rung.published is None else rung.published
     times_of = losses_of if rung.published_times is None else rung.published_times
-    losses: dict[tuple[int, str], float] = {}
-    for row in read_rows(case.reference, losses_of):
-        step = int(row["step"])
-        if case.kind == "steps":
-            losses[step, "batch"] = float(row["loss"])
-        else:
-            losses[step, "train"] = float(row["train_loss"])
-            losses[step, "val"] = float(row["val_loss"])
+    columns = {"batch": "loss"}
+    if case.kind == "evaluations":
+        columns = {"train": "train_loss", "val": "val_loss"}
+    losses = {
+        (int(row["step"]), split): float(row[column])
+        for row in read_rows(case.reference, losses_of)
+        for split, column in columns.items()
+    }
     assert losses, f"no rows {losses_of!r} in {case.reference}"
-    times = read_rows(case.times or case.reference, times_of)
     if rung.iterations and case.times:
         rows = read_rows(case.times, losses_of)
         losses |= {(int(row["iter"]), "batch"): float(row["train_loss"]) for row in rows}
+    times = read_rows(case.times or case.reference, times_of)
     early = [float(row["dt_ms"]) for row in times if 10 <= int(row.get("iter", 0)) <= 50]
     process = read_rows("shakespeare_char_times.csv", times_of)
     step_ms = [float(row["dt_ms"]) for row in times if row["dt_ms"]]
     rates = [float(row["tokens_per_sec"]) for row in times if row.get("tokens_per_sec")]
     return Published(
         losses,
-        _median(step_ms[1:]),
-        _median(rates[1:]),
+        statistics.median(step_ms[1:]) if step_ms[1:] else None,
+        statistics.median(rates[1:]) if rates[1:] else None,
         step_ms[0] if step_ms else None,
         case.eval_batches,
         statistics.fmean(early) if early else None,
         tuple(float(text) for row in process for text in list(row.values())[1:]),
     )
-
-
-def _median(values: list[float]) -> float | None:
-    return statistics.median(values) if values else None
 
 
 def read_rows(file_name: str, name: str) -> list[dict[str, str]]:
@@ -85,33 +84,15 @@ def read_rows(file_name: str, name: str) -> list[dict[str, str]]:
     return [row for row in lines if next(iter(row.values())) == name]
 
 
-# ---- settings and speed --------------------------------------------------------------------------
+# ---- speed ---------------------------------------------------------------------------------------
 
 
-@functools.cache
-def _tables() -> dict[str, dict[str, Settings]]:
-    tables: dict[str, dict[str, Settings]] = yaml.safe_load(reference_text("settings.yaml"))
-    return tables
-
-
-def published_settings(case: Case, rung: Rung) -> Settings:
-    """Return the settings of a published run, with its device if no other will do."""
-    settings = _tables()[case.name][rung.name]
-    if all(f"--model.config.{k}={v}" in rung.settings for k, v in rung.on_cpu.items()):  # Rung.on
-        settings = {**settings, **rung.on_cpu}
-    anywhere = rung.device == "any" or rung.losses_anywhere
-    return settings if anywhere else {**settings, "accelerator": rung.device}
-
-
-def published_speed(
-    case: Case, rung: Rung, published: Published
-) -> tuple[float | None, float | None, str]:
+def published_speed(rung: Rung, published: Published) -> tuple[float | None, float | None, str]:
     """Return tokens/s and MFU of the published run, and a note on the peak of the MFU."""
-    theirs = published_settings(case, rung)
-    (B, T), C = theirs["batch"], theirs["n_embd"]
+    theirs = rung.theirs
     rate = published.tokens_per_sec
     if rate is None and published.step_ms is not None:
-        rate = B * T / published.step_ms * 1e3
+        rate = math.prod(theirs["batch"]) / published.step_ms * 1e3
     if rate is None:
         return None, None, ""
     arithmetic = theirs["precision"], theirs["matmul_precision"]
@@ -119,24 +100,80 @@ def published_speed(
     peak = lookup(theirs.get("chip", ""), dtype)
     if peak is None:
         return rate, None, "their MFU: chip's peak not known"
+    T, C = theirs["batch"][1], theirs["n_embd"]
     tables = theirs["block_size"] + (0 if theirs["tie_weights"] else theirs["vocab_size"])
-    n_params = theirs["parameters"] - tables * C
-    work = flops.flops_per_token(n_params, theirs["n_layer"], C, T)
+    work = flops.flops_per_token(theirs["parameters"] - tables * C, theirs["n_layer"], C, T)
     note = f"their MFU relative to {peak.flops / 1e12:.4g} TFLOP/s: {peak.label}"
     return rate, flops.mfu(rate, work, peak.flops), note
 
 
 def float32_rung(case: Case, rung: Rung) -> list[Rung]:
     """Return the first rung in float32 with the device and the batch of a rung in less; or none."""
-    theirs = published_settings(case, rung)
-    if is_float32(theirs):
+    if is_float32(rung.theirs):
         return []
-    rungs = [other for other in case.rungs if other.device == rung.device]
-    others = [(other, published_settings(case, other)) for other in rungs]
-    same = [o for o, s in others if is_float32(s) and s["batch"] == theirs["batch"]]
+    same = [
+        other
+        for other in case.rungs
+        if (other.device, other.theirs["batch"]) == (rung.device, rung.theirs["batch"])
+        and is_float32(other.theirs)
+    ]
     return same[:1]
 
 
 def is_float32(theirs: Settings) -> bool:
     """Return whether products are in float32, not in TF32 either."""
     return (theirs["precision"], theirs["matmul_precision"]) == ("32-true", "highest")
+
+
+# ---- curves by tokens ----------------------------------------------------------------------------
+
+
+def find_curve(name: str) -> Curve:
+    """Return a published curve by its name.
+
+    Raises:
+        UserError: There is no such curve.
+    """
+    if name not in CURVES:
+        raise UserError(f"no curve {name!r}{nearest(name, CURVES)}; there are {', '.join(CURVES)}")
+    return CURVES[name]
+
+
+def read_curve(curve: Curve) -> Points:
+    """Return the losses of a published curve; splits without any are empty."""
+    sources = {
+        "val": (curve.evaluations, "step", "val_loss"),
+        "train": (curve.evaluations, "step", "train_loss"),
+        "batch": (curve.iterations, "iter", "train_loss"),
+    }
+    return {
+        split: [
+            (int(row[step]) * float(curve.tokens_per_step), float(row[loss]))
+            for row in (read_rows(file, curve.name) if file else ())
+            if row.get(loss)
+        ]
+        for split, (file, step, loss) in sources.items()
+    }
+
+
+def as_run(curve: Curve) -> dict[str, list[tuple[float, ...]]]:
+    """Return a published curve as read_curves of runs/history.py does, without wall times."""
+    points = read_curve(curve)
+    return {
+        split: [(t / curve.tokens_per_step, t, math.nan, loss) for t, loss in points[source]]
+        for split, source in (("train", "batch" if points["batch"] else "train"), ("val", "val"))
+    }
+
+
+def interpolate(points: Sequence[tuple[float, float]], tokens: float) -> float | None:
+    """Return the loss of a curve at a number of tokens; None outside of its points.
+
+    The curve is linear in the logarithm of tokens.
+    """
+    if tokens == 0:
+        return dict(points).get(0.0)
+    trained = [(math.log(x), loss) for x, loss in points if x]
+    if not trained or not trained[0][0] <= math.log(tokens) <= trained[-1][0]:
+        return None
+    xs, ys = zip(*trained, strict=True)
+    return float(np.interp(math.log(tokens), xs, ys))

@@ -1,8 +1,11 @@
 """Run the rungs of a case through `fit` and compare each loss with the published one."""
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from gpt_lightning.bench.core.training_step import reset_peak_memory
@@ -10,20 +13,29 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import free_memory, peak_memory_gib
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.reports.plots import plot_losses
-from gpt_lightning.reports.tables import Console, write_report
+from gpt_lightning.reports.tables import RESULTS, Console, write_report
+from gpt_lightning.reproduce.cases import Case, Options, Rung, Settings
 from gpt_lightning.reproduce.published import (
     Published,
-    Settings,
     float32_rung,
-    published_settings,
     published_speed,
     read_published,
 )
-from gpt_lightning.reproduce.resume import earlier
-from gpt_lightning.reproduce.rows import LossRow, Options, PhaseRow, RungRow, SettingRow, Verdict
-from gpt_lightning.reproduce.rungs import Case, Rung
 from gpt_lightning.reproduce.settings import batch_settings, compare_settings, read_settings
-from gpt_lightning.reproduce.verdicts import best_note, best_row, is_timed, loss_row, missing_losses
+from gpt_lightning.reproduce.verdicts import (
+    LossRow,
+    PhaseRow,
+    RungRow,
+    SettingRow,
+    Verdict,
+    best_row,
+    is_timed,
+    loss_row,
+    missing_losses,
+)
+from gpt_lightning.runs.checkpoint import read_checkpoint
+from gpt_lightning.runs.folders import run_folders, saved_checkpoints
+from gpt_lightning.runs.resume import newest_checkpoint
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import Observation, RunProbe, RunRecorder, RunTimings
 
@@ -46,6 +58,7 @@ class CaseRun:
         self, case: Case, options: Options, folder: Path, argv: list[str], resume: bool = False
     ) -> None:
         self.case, self.options, self.folder, self.resume = case, options, folder, resume
+        self.each_step = case.kind == "steps"
         self.losses: list[LossRow] = []
         self.rungs: list[RungRow] = []
         self.settings: list[SettingRow] = []
@@ -91,14 +104,13 @@ class CaseRun:
     def _train(
         self, rung: Rung, published: Published, checkpoint: Path | None, seen: list[Observation]
     ) -> RunTimings:
-        each_step = self.case.kind == "steps"
-        without = ("batches",) if each_step else ("step_ms", "tokens_per_sec")
+        without = ("batches",) if self.each_step else ("step_ms", "tokens_per_sec")
         console = Console(LossRow, without)
 
         def add(row: LossRow) -> None:
             self.losses.append(row)
             evaluation = row.split != "batch"
-            if each_step or evaluation or row.verdict == Verdict.FAILED:
+            if self.each_step or evaluation or row.verdict == Verdict.FAILED:
                 tqdm.write(console.line(row))  # above the progress bar
             if evaluation:
                 self.write()  # it may be an hour of work
@@ -109,11 +121,10 @@ class CaseRun:
             for observation in seen:
                 recorder.show(observation)
 
-        def show(seen: Observation) -> None:
-            add(loss_row(rung, published, seen))
-
         steps = {step for step, split in published.losses if split == "batch"}
-        recorder = RunRecorder(show, each_step, steps, begin)
+        recorder = RunRecorder(
+            lambda seen: add(loss_row(rung, published, seen)), self.each_step, steps, begin
+        )
         probe = RunProbe(lambda module: self._check(rung, read_settings(module)))
         resume = [] if checkpoint is None else [f"--resume={checkpoint}"]
         training.run_cli(
@@ -125,17 +136,17 @@ class CaseRun:
             self._check(rung, batch_settings(probe.batches))
         own = [row for row in self.losses if row.rung == rung.name and row.split == "val"]
         if own:
-            add(best_row(rung, published, own))
+            add(best_row(rung, published, own)[0])
         assert recorder.speed is not None
         return recorder.speed
 
     def _check(self, rung: Rung, ours: Settings) -> None:
         """Compare settings of the run with the published ones; print those that differ."""
-        rows = compare_settings(rung, published_settings(self.case, rung), ours)
+        rows = compare_settings(rung, ours)
         self.settings += rows
         for row in rows:
-            if row.is_wrong:
-                tqdm.write(f"{row.verdict}: {row.difference()}")
+            if row.verdict == Verdict.FAILED:
+                tqdm.write(f"{row.verdict}: {row.setting} is {row.ours}, theirs is {row.theirs}")
 
     def _rung_row(
         self, rung: Rung, published: Published, rows: list[LossRow], timings: RunTimings, step: int
@@ -144,10 +155,14 @@ class CaseRun:
         verdicts = [row.verdict for row in compared]
         partial = sum(row.difference is not None for row in rows) - len(compared)
         missing = missing_losses(published, rows, timings.max_steps)
-        each_step = self.case.kind == "steps"
         timed, here = is_timed(rung, timings.device), timings.device
-        wrong = [row.setting for row in self.settings if row.rung == rung.name and row.is_wrong]
+        wrong = [
+            row.setting
+            for row in self.settings
+            if row.rung == rung.name and row.verdict == Verdict.FAILED
+        ]
         failed = Verdict.FAILED in verdicts or missing or wrong or not verdicts
+        evaluated = [row for row in rows if row.split == "val"]
         notes = [
             f"other settings than theirs: {', '.join(wrong)}" if wrong else "",
             rung.note,
@@ -155,10 +170,10 @@ class CaseRun:
             f"{partial} losses without a verdict: other batches than theirs" if partial else "",
             "" if timed else f"losses only: its times are of a {rung.device}, this is {here}",
             f"{timings.stalls} stalls left out of the rates" if timings.stalls else "",
-            *(() if each_step else process_notes(published, timings, timed)),
-            "" if each_step else best_note(published, rows),
+            *(() if self.each_step else process_notes(published, timings, timed)),
+            best_row(rung, published, evaluated)[1] if evaluated else "",
             f"changed: {' '.join(self.options.fit)}" if self.options.fit else "",
-            published_speed(self.case, rung, published)[2],
+            published_speed(rung, published)[2],
             f"continued at step {step}: times and phases are of the steps since" if step else "",
         ]
         return RungRow(
@@ -180,8 +195,8 @@ class CaseRun:
         Speed-ups are over the rung before it in the published table, which has no rungs without
         published times, and over the rung in float32.
         """
-        mine = None if timings is None else timings.tokens_per_sec
-        theirs, mfu, _ = published_speed(self.case, rung, published)
+        ours = None if timings is None else timings.tokens_per_sec
+        theirs, mfu, _ = published_speed(rung, published)
         columns: dict[str, Any] = {
             "published_first_step_ms": published.first_step_ms,
             "published_step_ms": published.step_ms,
@@ -196,7 +211,7 @@ class CaseRun:
         for name, base in bases.items() if not self.case.alternatives else ():
             if base:
                 rate = read_published(self.case, base[0]).tokens_per_sec
-                columns[name] = ratio(mine, measured.get(base[0].name))
+                columns[name] = ratio(ours, measured.get(base[0].name))
                 columns[f"published_{name}"] = ratio(theirs, rate)
         if timings is None:
             return columns
@@ -204,7 +219,7 @@ class CaseRun:
             "attention": timings.attention,
             "first_step_ms": timings.first_step_ms,
             "step_ms": timings.step_ms,
-            "tokens_per_sec": mine,
+            "tokens_per_sec": ours,
             "mfu": timings.mfu,
             "peak_tflops": ratio(timings.peak_flops, 1e12),
             "peak_memory_gib": peak_memory_gib(timings.device),
@@ -217,6 +232,31 @@ class CaseRun:
         write_report(self.folder, self.case.title, self.machine, tables, notes, pictures)
         if self.losses:
             plot_losses(self.folder / PICTURE, self.case.title, self.losses)
+
+    def summary(self) -> Iterator[str]:
+        """Yield a line for each rung, the wall time by phase, and the folder of the results."""
+        console = Console(RungRow, without=("note",))
+        yield f"\n{console.header()}"
+        yield from map(console.line, self.rungs)
+        yield from (f"{row.rung}: {row.note}" for row in self.rungs if row.note)
+        if not self.each_step:
+            yield from (f"{row.rung}: {row.phase} {row.seconds:,.1f} s" for row in self.phases)
+        yield f"\n{self.folder}: results.md, results.json, {PICTURE}, a CSV a table"
+        missed = [row for row in self.losses if row.verdict == Verdict.FAILED]
+        for row in self.rungs:
+            if row.verdict in (Verdict.FAILED, Verdict.ERROR):
+                own = [loss for loss in missed if loss.rung == row.rung]
+                yield f"{row.verdict}: {row.rung}" + (
+                    f", {len(own)} losses miss, the first at step {own[0].step}: "
+                    f"{own[0].ours:.6f} against {own[0].theirs:.6f}"
+                    if own
+                    else ""
+                )
+        drifted = sum(row.verdict == Verdict.DRIFT for row in self.losses)
+        total = sum(bool(row.verdict) for row in self.losses)
+        yield f"{total - len(missed) - drifted} of {total} losses within their tolerance" + (
+            f", {drifted} outside it but within what rounding errors explain" if drifted else ""
+        )
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
@@ -238,3 +278,67 @@ def process_notes(published: Published, timings: RunTimings, timed: bool) -> lis
     if timings.drift is not None:
         text += f"; step time {timings.drift:+.0%} from the first tenth to the last (heat, load)"
     return [*notes, text]
+
+
+# ---- continue a run whose process has ended ------------------------------------------------------
+
+
+def find_folder(resume: str, root: Path, rungs: list[Rung]) -> Path | None:
+    """Return the folder of results to continue.
+
+    Args:
+        resume: `auto`, for the newest folder under `root` in which each rung has a checkpoint; or
+            the path of a folder.
+        root: Folder of all results of a case.
+        rungs: Rungs to continue.
+
+    Returns:
+        The folder; None if `auto` finds none.
+
+    Raises:
+        UserError: The given folder has no checkpoint of a rung, or results of other rungs.
+    """
+    for folder in run_folders(root)[1:] if resume == "auto" else [Path(resume)]:
+        missing = [r.name for r in rungs if not saved_checkpoints(folder / r.name / "checkpoints")]
+        other = {row["rung"] for row in read_losses(folder)} - {rung.name for rung in rungs}
+        if missing:
+            problem = f"has no {missing[0]}/checkpoints/*.ckpt: give another folder, or auto"
+        elif other:
+            problem = f"has results of {', '.join(sorted(other))} too: name these rungs as well"
+        else:
+            return folder
+        if resume != "auto":
+            raise UserError(f"--resume {folder} {problem}")
+    return None
+
+
+def earlier(folder: Path, rung: Rung) -> tuple[Path, int, list[Observation]]:
+    """Return the newest undamaged checkpoint of a rung, its step, and the evaluations up to it.
+
+    Raises:
+        UserError: There is no such checkpoint.
+    """
+    path = newest_checkpoint(folder / rung.name)
+    if path is None:
+        raise UserError(
+            f"--resume: no checkpoint in {folder / rung.name} is whole: restore one, or leave "
+            "--resume out"
+        )
+    step, cpu = read_checkpoint(path).step, torch.device("cpu")
+    seen = [
+        Observation(cpu, row["step"], row["split"], row["ours"], batches=row.get("batches"))
+        for row in read_losses(folder)
+        if row["rung"] == rung.name and row["split"] != "best"
+        # a loss of step n is of the update after n updates
+        if row["step"] + (row["split"] == "batch") <= step
+    ]
+    return path, step, seen
+
+
+def read_losses(folder: Path) -> list[dict[str, Any]]:
+    """Return the losses that an earlier session has written; empty if there are none."""
+    path = folder / RESULTS
+    if not path.exists():
+        return []
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["losses"]
+    return rows

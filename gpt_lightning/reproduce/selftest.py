@@ -19,9 +19,8 @@ from gpt_lightning.hardware.device import device_kind, free_memory
 from gpt_lightning.parsing import resolve_configs
 from gpt_lightning.reports.tables import Console, column
 from gpt_lightning.reproduce import settings
-from gpt_lightning.reproduce.published import Settings, published_settings
-from gpt_lightning.reproduce.rows import Options, Verdict
-from gpt_lightning.reproduce.rungs import Case, Rung
+from gpt_lightning.reproduce.cases import Case, Options, Rung, Settings
+from gpt_lightning.reproduce.verdicts import Verdict
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import ProbedError, RunProbe
 
@@ -83,13 +82,12 @@ def broken_rows(
         before: Those in the rung before; empty for the first rung.
         keys: Keys to break.
     """
-    theirs = published_settings(case, rung)
     seen = wrong_settings(case, rung, [])
     unbroken = Verdict.FAILED if seen else Verdict.OK
     yield BreakRow(case.name, rung.name, "", "", "", unbroken, ", ".join(seen))
     for key in sorted(keys - {"config"}):
         start = (case.name, rung.name, key, option_text(values[key]))
-        reason = why_whole(key, theirs)
+        reason = why_whole(key, rung.theirs)
         if reason:
             yield BreakRow(*start, "", Verdict.SKIPPED, reason)
             continue
@@ -155,8 +153,8 @@ def wrong_settings(case: Case, rung: Rung, changes: list[str]) -> list[str]:
             ours |= settings.batch_settings(probe.batches)
         finally:
             free_memory()
-    theirs = published_settings(case, rung)
-    rows = settings.compare_settings(rung, theirs, ours)
+    rows = settings.compare_settings(rung, ours)
     left_out = "accelerator" if away and "--trainer.accelerator=cpu" not in changes else ""
-    wrong = [row.setting for row in rows if row.is_wrong and row.setting != left_out]
-    return wrong + [f"{name} (not read)" for name in theirs if name not in (*ours, "chip")]
+    wrong = [row.setting for row in rows if row.verdict == Verdict.FAILED]
+    unread = [f"{name} (not read)" for name in rung.theirs if name not in (*ours, "chip")]
+    return [name for name in wrong if name != left_out] + unread

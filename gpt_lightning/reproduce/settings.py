@@ -3,7 +3,7 @@
 A curve within its tolerance does not prove that a rung is what it is named after: a tied matrix, a
 third of the learning rate or another beta changes the curves of unseeded runs by less than another
 seed does. So everything that a rung's numbers depend on is compared, too. Theirs are in
-reference/settings.yaml, written by hand from the published programs. Ours are never read from a
+reference/*.yaml, written by hand from the published programs. Ours are never read from a
 configuration: they are the model's tensors, the optimizer's groups, the Trainer and the batches.
 """
 
@@ -18,18 +18,18 @@ from torch import nn
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.model.compilation import is_compiled
 from gpt_lightning.model.gpt import GPT, Block
-from gpt_lightning.reproduce.published import Settings
-from gpt_lightning.reproduce.rows import SettingRow, Verdict
-from gpt_lightning.reproduce.rungs import Rung
+from gpt_lightning.reproduce.cases import Rung, Settings
+from gpt_lightning.reproduce.verdicts import SettingRow, Verdict
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
 
 RATE_STEPS = (0, 100, 1000, 2000, 5000)  # optimizer steps whose learning rates are compared
 
 
-def compare_settings(rung: Rung, theirs: Settings, ours: Settings) -> list[SettingRow]:
-    """Return a row for each of their settings that was read from our run."""
-    both = ((name, text(value), text(ours[name])) for name, value in theirs.items() if name in ours)
+def compare_settings(rung: Rung, ours: Settings) -> list[SettingRow]:
+    """Return a row for each setting of the published run that was read from ours."""
+    theirs = rung.theirs.items()
+    both = ((name, text(value), text(ours[name])) for name, value in theirs if name in ours)
     return [
         SettingRow(rung.name, *names, Verdict.OK if names[1] == names[2] else Verdict.FAILED)
         for names in both

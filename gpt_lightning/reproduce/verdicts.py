@@ -1,13 +1,92 @@
-"""Comparison of one loss of ours with the published one."""
+"""Rows of the tables of `reproduce`, and the comparison of a loss with the published one."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import torch
 
+from gpt_lightning.reports.tables import column
+from gpt_lightning.reproduce.cases import Rung
 from gpt_lightning.reproduce.published import Published
-from gpt_lightning.reproduce.rows import LossRow, Verdict
-from gpt_lightning.reproduce.rungs import Rung
 from gpt_lightning.training.callbacks.recorder import Observation
+
+
+class Verdict(StrEnum):
+    """Result of a comparison, or the reason why there is none."""
+
+    OK = "ok"
+    DRIFT = "drift"
+    FAILED = "FAIL"
+    ERROR = "error"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class LossRow:
+    """One published loss and ours; without a verdict if ours is of fewer batches than theirs."""
+
+    rung: str = column("rung", width=17)
+    step: int = column("step", "d")
+    split: str = column("split")
+    theirs: float | None = column("theirs", ".6f", 9)
+    ours: float = column("ours", ".6f", 9)
+    difference: float | None = column("difference", "+.6f")
+    tolerance: float | None = column("tolerance", "g")
+    verdict: str = column("verdict")
+    step_ms: float | None = column("step ms", ",.1f", 9)
+    tokens_per_sec: float | None = column("tokens/s", ",.0f", 9)
+    batches: int | None = column("batches", "d")
+
+
+@dataclass(frozen=True)
+class RungRow:
+    """Outcome of a rung."""
+
+    rung: str = column("rung", width=17)
+    verdict: str = column("verdict", width=7)
+    device: str = column("device", default="")
+    losses: int = column("losses", "d", default=0)
+    drifted: int = column("drift", "d", default=0)
+    worst_difference: float | None = column("worst difference", ".2g")
+    first_step_ms: float | None = column("first step ms", ",.0f")
+    step_ms: float | None = column("step ms", ",.1f", 9)
+    tokens_per_sec: float | None = column("tokens/s", ",.0f", 9)
+    mfu: float | None = column("MFU", ".1%", 6)
+    peak_tflops: float | None = column("of TFLOP/s", ".4g")
+    peak_memory_gib: float | None = column("memory GiB", ".2f")
+    attention: str = column("attention", default="")
+    speedup: float | None = column("speed-up", ".2f")
+    fp32_speedup: float | None = column("over fp32", ".2f")
+    published_first_step_ms: float | None = column("their first ms", ",.0f")
+    published_step_ms: float | None = column("their ms", ",.1f", 9)
+    published_tokens_per_sec: float | None = column("their tokens/s", ",.0f")
+    published_mfu: float | None = column("their MFU", ".1%")
+    published_speedup: float | None = column("their speed-up", ".2f")
+    published_fp32_speedup: float | None = column("their over fp32", ".2f")
+    note: str = column("note", default="")
+
+
+@dataclass(frozen=True)
+class SettingRow:
+    """Setting of the published run, and the one that was read from ours."""
+
+    rung: str = column("rung", width=17)
+    setting: str = column("setting", width=23)
+    theirs: str = column("theirs", width=12)
+    ours: str = column("ours", width=12)
+    verdict: str = column("verdict")
+
+
+@dataclass(frozen=True)
+class PhaseRow:
+    """Wall time of one phase of a rung."""
+
+    rung: str = column("rung", width=17)
+    phase: str = column("phase", width=19)
+    seconds: float = column("seconds", ",.1f", 9)
+
+
+# ---- comparison ----------------------------------------------------------------------------------
 
 
 def loss_row(rung: Rung, published: Published, seen: Observation) -> LossRow:
@@ -19,45 +98,6 @@ def loss_row(rung: Rung, published: Published, seen: Observation) -> LossRow:
     if seen.seconds is None or seen.tokens is None or not is_timed(rung, seen.device):
         return row
     return replace(row, step_ms=seen.seconds * 1e3, tokens_per_sec=seen.tokens / seen.seconds)
-
-
-def best_row(rung: Rung, published: Published, ours: list[LossRow]) -> LossRow:
-    """Compare our lowest validation loss with the lowest published one up to our last step."""
-    best = min(ours, key=lambda row: row.ours)
-    theirs = published_validation(published, ours)
-    row = compare(rung, best.step, "best", min(theirs)[0] if theirs else None, best.ours)
-    return without_verdict(row, best.batches, published.batches)
-
-
-def without_verdict(row: LossRow, batches: int | None, theirs: int | None) -> LossRow:
-    """Return a row with its number of batches, and without a verdict if theirs is another."""
-    row = replace(row, batches=batches)
-    return row if batches == theirs else replace(row, tolerance=None, verdict="")
-
-
-def best_note(published: Published, rows: list[LossRow]) -> str:
-    """Return the lowest validation losses, ours and the published one, with their steps."""
-    ours = [row for row in rows if row.split == "val"]
-    theirs = published_validation(published, ours)
-    if not theirs:
-        return ""
-    best, (loss, step) = min(ours, key=lambda row: row.ours), min(theirs)
-    return f"best validation loss {best.ours:.4f} at step {best.step}, theirs {loss:.4f} at {step}"
-
-
-def published_validation(published: Published, ours: list[LossRow]) -> list[tuple[float, int]]:
-    """Return (loss, step) of the published validation losses up to our last step."""
-    last = max((row.step for row in ours), default=-1)
-    points = published.losses.items()
-    return [(loss, step) for (step, split), loss in points if split == "val" and step <= last]
-
-
-def missing_losses(published: Published, rows: list[LossRow], max_steps: int) -> int:
-    """Count the published losses within `max_steps` that have no counterpart among ours."""
-    keys = published.losses  # an evaluation follows the last step, a loss of a step precedes it
-    expected = {(step, split) for step, split in keys if step + (split == "batch") <= max_steps}
-    found = {(row.step, row.split) for row in rows}
-    return len(expected - found)
 
 
 def compare(rung: Rung, step: int, split: str, theirs: float | None, ours: float) -> LossRow:
@@ -75,7 +115,39 @@ def compare(rung: Rung, step: int, split: str, theirs: float | None, ours: float
     return LossRow(rung.name, step, split, theirs, ours, difference, tolerance, verdict)
 
 
+def without_verdict(row: LossRow, batches: int | None, theirs: int | None) -> LossRow:
+    """Return a row with its number of batches, and without a verdict if theirs is another."""
+    row = replace(row, batches=batches)
+    return row if batches == theirs else replace(row, tolerance=None, verdict="")
+
+
+def best_row(rung: Rung, published: Published, ours: list[LossRow]) -> tuple[LossRow, str]:
+    """Compare our lowest validation loss with the lowest published one up to our last step.
+
+    Args:
+        rung: The rung.
+        published: Its published losses.
+        ours: Our validation losses.
+
+    Returns:
+        The row, and a sentence with both; empty if none was published.
+    """
+    best, last = min(ours, key=lambda row: row.ours), max(row.step for row in ours)
+    points = published.losses.items()
+    theirs = [(loss, step) for (step, split), loss in points if split == "val" and step <= last]
+    loss, at = min(theirs, default=(None, None))
+    row = compare(rung, best.step, "best", loss, best.ours)
+    note = f"best validation loss {best.ours:.4f} at step {best.step}, theirs {loss:.4f} at {at}"
+    return without_verdict(row, best.batches, published.batches), note if theirs else ""
+
+
+def missing_losses(published: Published, rows: list[LossRow], max_steps: int) -> int:
+    """Count the published losses within `max_steps` that have no counterpart among ours."""
+    keys = published.losses  # an evaluation follows the last step, a loss of a step precedes it
+    expected = {(step, split) for step, split in keys if step + (split == "batch") <= max_steps}
+    return len(expected - {(row.step, row.split) for row in rows})
+
+
 def is_timed(rung: Rung, device: torch.device) -> bool:
     """Return whether step times on this device can be compared with those of the rung."""
-    kind = "gpu" if device.type == "cuda" else device.type
-    return rung.device in ("any", kind)
+    return rung.device in ("any", device.type.replace("cuda", "gpu"))

@@ -22,8 +22,7 @@ from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.model.loss import autocast_dtype
 from gpt_lightning.reproduce import command as reproduce
 from gpt_lightning.reproduce import selftest
-from gpt_lightning.reproduce.cases import CASES
-from gpt_lightning.reproduce.rows import Options
+from gpt_lightning.reproduce.cases import CASES, Options
 from gpt_lightning.runs.host_copy import on_cuda
 from gpt_lightning.training import module, optim
 from gpt_lightning.training.memory_advice import memory_options

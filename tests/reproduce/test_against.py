@@ -9,7 +9,8 @@ import pytest
 from gpt_lightning.cli import main
 from gpt_lightning.reproduce import against, command
 from gpt_lightning.reproduce.against import compare, read_run
-from gpt_lightning.reproduce.curves import CURVES, interpolate, read_curve
+from gpt_lightning.reproduce.cases import CURVES
+from gpt_lightning.reproduce.published import interpolate, read_curve
 from gpt_lightning.runs.history import read_curves
 
 STEP = 64 * 256  # tokens

@@ -1,14 +1,14 @@
 """The published tables as data: complete, and each rung one thing away from the rung before."""
 
 import hashlib
+import json
 from importlib import resources
 
 import pytest
 
 from gpt_lightning.parsing import resolve_configs
-from gpt_lightning.reproduce.cases import CASES
-from gpt_lightning.reproduce.published import published_settings, read_published
-from gpt_lightning.reproduce.rungs import Case, Rung
+from gpt_lightning.reproduce.cases import CASES, TABLES, Case, Rung
+from gpt_lightning.reproduce.published import read_published
 from gpt_lightning.training.fit import training_parser
 
 LECTURE_LADDER, PRECISION_LADDER = CASES["lecture-ladder"], CASES["precision-ladder"]
@@ -61,8 +61,9 @@ DIGESTS = {
     "shakespeare_char_times.csv": (
         "1156aa57fe8825364350aaeaa30d2d86c24acce533fafaf7cc743cf0b3e39558"
     ),
-    "settings.yaml": "2877afb2e36cd272f15a8e2d6258965b57f5ab57dcc470287acbdd72e798a685",
 }
+# of `theirs` of all rungs
+SETTINGS = "8ac6fc66cf287a914db4a1eb29ba25782958955ec519862632f8a0c7493f5a7b"
 # Bands that no calculation here derives: losses printed to four decimals, or the largest distance
 # of the published curve from those of other seeds. Wider ones would pass a wrong model.
 FLOAT32, BFLOAT16 = ((0, 1e-4), (1, 2e-3)), ((0, 5e-4), (1, 2e-3))
@@ -142,9 +143,15 @@ def test_no_published_digit_has_changed(name: str):
 
 def test_every_published_table_has_a_digest():
     folder = resources.files("gpt_lightning") / "reference"
-    assert {file.name for file in folder.iterdir()} - {"README.md", "SHA256SUMS"} == DIGESTS.keys()
-    sums = (folder / "SHA256SUMS").read_text().splitlines()
-    assert sorted(sums) == sorted(f"{digest}  {name}" for name, digest in DIGESTS.items())
+    assert {file.name for file in folder.iterdir() if file.name.endswith("csv")} == DIGESTS.keys()
+    tables = [table["digests"] for table in TABLES.values()]
+    assert {name: digest for table in tables for name, digest in table.items()} == DIGESTS
+
+
+def test_no_setting_of_a_published_run_has_changed():
+    theirs = {case.name: {rung.name: rung.theirs for rung in case.rungs} for case in CASES.values()}
+    text = json.dumps(theirs, sort_keys=True)
+    assert hashlib.sha256(text.encode()).hexdigest() == SETTINGS
 
 
 def published_losses(case: Case, name: str) -> dict[tuple[int, str], float]:
@@ -250,8 +257,8 @@ def test_the_gpu_rungs_of_the_precision_ladder_run_on_a_cpu_with_sdpa():
         assert here.note == "attention sdpa, loss_chunk 1024: theirs needs over 24 GB on a CPU"
         assert rung.on("gpu") is rung
         assert rung.losses_anywhere
-        assert published_settings(PRECISION_LADDER, rung)["attention"] == "naive"
-        theirs = published_settings(PRECISION_LADDER, here)
+        assert rung.theirs["attention"] == "naive"
+        theirs = here.theirs
         assert (theirs["attention"], theirs["loss_chunk"]) == ("sdpa", 1024)
     bf16 = PRECISION_LADDER.rungs[1].on("cpu")
     assert bf16.note.startswith("a rung of ours, compared with gpu-bf16; attention sdpa, loss")

@@ -7,8 +7,9 @@ import pytest
 
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
-from gpt_lightning.reproduce import command, resume
-from gpt_lightning.reproduce.rungs import Rung
+from gpt_lightning.reproduce import command
+from gpt_lightning.reproduce import runner as resume
+from gpt_lightning.reproduce.cases import Rung
 from gpt_lightning.training.callbacks.recorder import RunRecorder
 
 CPU, GPU = Rung("cpu", ((0, 1.0),)), Rung("gpu", ((0, 1.0),))

@@ -6,8 +6,7 @@ import pytest
 
 from gpt_lightning.cli import main
 from gpt_lightning.reproduce import command
-from gpt_lightning.reproduce.cases import CASES
-from gpt_lightning.reproduce.rows import Options
+from gpt_lightning.reproduce.cases import CASES, Options
 
 
 @pytest.fixture(autouse=True)

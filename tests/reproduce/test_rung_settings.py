@@ -21,10 +21,8 @@ from gpt_lightning.model.attention import sdpa_attention
 from gpt_lightning.model.compilation import compile_in_place
 from gpt_lightning.model.gpt import GPT, CausalSelfAttention, GPTConfig
 from gpt_lightning.reproduce import published, selftest, settings
-from gpt_lightning.reproduce.cases import CASES
-from gpt_lightning.reproduce.published import published_settings
-from gpt_lightning.reproduce.rows import Verdict
-from gpt_lightning.reproduce.rungs import Rung
+from gpt_lightning.reproduce.cases import CASES, Rung
+from gpt_lightning.reproduce.verdicts import Verdict
 from gpt_lightning.training import optim
 from gpt_lightning.training.callbacks.recorder import RunProbe
 from gpt_lightning.training.fit import run_cli, training_parser
@@ -63,7 +61,7 @@ def test_values_are_equal_to_five_digits(a, b, same):
 def test_no_published_number_is_so_close_to_the_next_text_that_rounding_decides():
     for case in CASES.values():
         for rung in case.rungs:
-            for value in published_settings(case, rung).values():
+            for value in rung.theirs.values():
                 for number in value if isinstance(value, list) else [value]:
                     if isinstance(number, float):
                         near = {settings.text(number * (1 + sign * 2e-7)) for sign in (-1, 0, 1)}
@@ -73,12 +71,12 @@ def test_no_published_number_is_so_close_to_the_next_text_that_rounding_decides(
 def test_each_setting_that_was_read_is_a_row():
     theirs = {"tie_weights": True, "betas": [0.9, 0.99], "chip": "a chip", "order": "repeat"}
     ours = {"tie_weights": False, "betas": [0.9, 0.99], "order": "repeat", "speed": 1}
-    rows = settings.compare_settings(RUNGS["timed"], theirs, ours)
+    rows = settings.compare_settings(replace(RUNGS["timed"], theirs=theirs), ours)
     assert [(row.setting, row.verdict) for row in rows] == [
         ("tie_weights", Verdict.FAILED), ("betas", Verdict.OK), ("order", Verdict.OK),
     ]  # fmt: skip
-    assert rows[0].difference() == "tie_weights is False, theirs is True"
-    assert (rows[1].rung, rows[1].ours, rows[1].is_wrong) == ("timed", "0.9, 0.99", False)
+    assert (rows[0].ours, rows[0].theirs) == ("False", "True")
+    assert (rows[1].rung, rows[1].ours) == ("timed", "0.9, 0.99")
 
 
 def windows(name: str, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,9 +118,8 @@ def test_rows_that_do_not_follow_each_other_are_no_sequence():
 
 def test_every_rung_has_settings_that_agree_with_each_other():
     for case in CASES.values():
-        assert published._tables()[case.name].keys() == {rung.name for rung in case.rungs}
         for rung in case.rungs:
-            theirs = published_settings(case, rung)
+            theirs = rung.theirs
             L, C, V, T = (theirs[key] for key in ("n_layer", "n_embd", "vocab_size", "block_size"))
             block = 12 * C**2 + (13 * C if theirs["bias"] else 2 * C)
             n = L * block + (V + T) * C + (2 * C if theirs["bias"] else C)
@@ -142,7 +139,7 @@ def test_published_rates_are_those_of_the_programs():
                 )
                 for step in settings.RATE_STEPS
             ]  # fmt: skip
-            assert published_settings(CASES[case], rung)["learning_rates"] == pytest.approx(rates)
+            assert rung.theirs["learning_rates"] == pytest.approx(rates)
 
 
 def test_a_changed_reference_file_is_an_error(tmp_path, monkeypatch):
@@ -165,7 +162,7 @@ def rung_of(case: str, name: str) -> Rung:
 
 def speed_of(case: str, name: str) -> tuple[float | None, float | None, str]:
     rung = rung_of(case, name)
-    return published.published_speed(CASES[case], rung, published.read_published(CASES[case], rung))
+    return published.published_speed(rung, published.read_published(CASES[case], rung))
 
 
 def test_their_mfu_is_of_their_chips_peak():
@@ -182,14 +179,12 @@ def test_their_mfu_is_of_their_chips_peak():
     assert note.startswith("their MFU relative to 14.13 TFLOP/s: Apple M3 Max, 40 GPU cores, fp32")
 
 
-def test_an_untied_table_is_only_looked_up(monkeypatch):
+def test_an_untied_table_is_only_looked_up():
     rung = RUNGS["bf16"]
-    theirs = {**published_settings(LECTURE_LADDER, rung), "tie_weights": False}
-    theirs["parameters"] += 50257 * 6
-    monkeypatch.setattr(published, "published_settings", lambda case, rung: theirs)
-    untied = speed_of("lecture-ladder", "bf16")
-    monkeypatch.undo()
-    assert untied == speed_of("lecture-ladder", "bf16")
+    more = {"tie_weights": False, "parameters": rung.theirs["parameters"] + 50257 * 6}
+    untied = replace(rung, theirs=rung.theirs | more)
+    numbers = published.read_published(LECTURE_LADDER, rung)
+    assert published.published_speed(untied, numbers) == published.published_speed(rung, numbers)
 
 
 def test_without_a_chip_or_a_time_there_is_no_mfu():
@@ -401,18 +396,16 @@ def test_a_break_that_cannot_run_is_seen(quick, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_setting_that_is_not_read_fails_the_selftest(tinyshakespeare, monkeypatch):
-    theirs = {**published_settings(LECTURE_LADDER, RUNGS["timed"]), "tide_weights": True}
-    monkeypatch.setattr(selftest, "published_settings", lambda case, rung: theirs)
-    wrong = selftest.wrong_settings(LECTURE_LADDER, RUNGS["timed"], [])
+def test_a_setting_that_is_not_read_fails_the_selftest(tinyshakespeare):
+    rung = replace(RUNGS["timed"], theirs=RUNGS["timed"].theirs | {"tide_weights": True})
+    wrong = selftest.wrong_settings(LECTURE_LADDER, rung, [])
     assert wrong == ["tide_weights (not read)"]
 
 
 @pytest.mark.slow
 def test_a_gpu_rung_is_built_on_the_cpu_where_there_is_no_gpu(tinyshakespeare, monkeypatch):
-    rung = replace(RUNGS["timed"], device="gpu")
-    theirs = {**published_settings(LECTURE_LADDER, RUNGS["timed"]), "accelerator": "gpu"}
-    monkeypatch.setattr(selftest, "published_settings", lambda case, rung: theirs)
+    theirs = RUNGS["timed"].theirs | {"accelerator": "gpu"}
+    rung = replace(RUNGS["timed"], device="gpu", theirs=theirs)
     monkeypatch.setattr(selftest, "device_kind", lambda: "cpu")
     assert selftest.wrong_settings(LECTURE_LADDER, rung, []) == []
     cpu = ["--trainer.accelerator=cpu"]

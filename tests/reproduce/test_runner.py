@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 from gpt_lightning.errors import UserError
 from gpt_lightning.reports.plots import plot_losses
 from gpt_lightning.reproduce import runner
-from gpt_lightning.reproduce.cases import CASES
+from gpt_lightning.reproduce.cases import CASES, Case, Options, Rung
 from gpt_lightning.reproduce.published import Published, read_published
-from gpt_lightning.reproduce.rows import Options, RungRow, Verdict
-from gpt_lightning.reproduce.rungs import Case, Rung
 from gpt_lightning.reproduce.runner import CaseRun
 from gpt_lightning.reproduce.verdicts import (
+    RungRow,
+    Verdict,
     best_row,
     compare,
     is_timed,
@@ -33,6 +33,7 @@ RUNG = Rung(
     tolerance=((0, 1e-4), (1, 1e-2)),
     drift=((1, 0.1),),
     below=(2, 0.5),
+    theirs={"order": "repeat"},
 )
 PUBLISHED = Published({(0, "batch"): 4.0, (1, "batch"): 3.0, (2, "batch"): 0.499}, 100.0, 1280.0)
 
@@ -71,7 +72,8 @@ def test_the_best_row_compares_up_to_where_ours_came():
     )
     rung = Rung("v", tolerance=((0, 0.1),))
     ours = [compare(rung, step, "val", None, loss) for step, loss in ((0, 4.0), (250, 2.05))]
-    row = best_row(rung, published, ours)
+    row, note = best_row(rung, published, ours)
+    assert note == "best validation loss 2.0500 at step 250, theirs 2.0000 at 250"
     assert (row.step, row.theirs, row.ours, row.verdict) == (250, 2.0, 2.05, Verdict.OK)
 
 
@@ -79,7 +81,7 @@ def test_the_best_row_compares_up_to_where_ours_came():
 def case_run(tmp_path, monkeypatch):
     # a case that has no published settings
     monkeypatch.setattr(
-        runner, "published_speed", lambda case, *_: (None, None, f"no chip in {case.title}")
+        runner, "published_speed", lambda rung, _: (None, None, f"no chip in {rung.name}")
     )
     monkeypatch.setattr(runner, "float32_rung", lambda case, rung: [])
     case = Case("c", "A case", "somewhere", "steps", "lecture_ladder.csv", (RUNG,))
@@ -97,7 +99,7 @@ def test_a_rungs_row_sums_up(case_run):
     assert (row.speedup, row.published_speedup) == (None, None)  # there is no rung before
     assert "2 stalls" in row.note
     assert "changed: --model.learning_rate=1" in row.note
-    assert "no chip in A case" in row.note
+    assert "no chip in one" in row.note
     good = [compare(RUNG, 0, "batch", 4.0, 4.0), rows[1]]
     row = case_run._rung_row(RUNG, PUBLISHED, good, speed, 0)
     assert (row.verdict, row.drifted) == (Verdict.OK, 0)
@@ -227,7 +229,6 @@ def training(monkeypatch):
     planted.calls = calls
     monkeypatch.setattr(runner.training, "run_cli", planted)
     monkeypatch.setattr(runner, "read_published", lambda case, rung: PUBLISHED)
-    monkeypatch.setattr(runner, "published_settings", lambda case, rung: {"order": "repeat"})
     monkeypatch.setattr(runner, "plot_losses", lambda path, *of: path.write_bytes(b"a picture"))
     return planted
 
@@ -277,7 +278,7 @@ def test_a_setting_that_differs_fails_the_rung_whatever_its_losses_are(
     (row,) = case_run.rungs
     assert row.verdict == Verdict.FAILED
     assert row.note == (
-        "other settings than theirs: order; changed: --model.learning_rate=1; no chip in A case"
+        "other settings than theirs: order; changed: --model.learning_rate=1; no chip in one"
     )
     assert "FAIL: order is sequential, theirs is repeat" in capsys.readouterr().out
     page = (case_run.folder / "results.md").read_text()
@@ -333,6 +334,7 @@ def test_evaluations_keep_the_bar_and_checkpoints_and_compare_the_best(
     monkeypatch.setattr(runner, "read_published", lambda case, rung: published)
     rung = replace(RUNG, below=None)
     case_run.case = replace(case_run.case, kind="evaluations", rungs=(rung,))
+    case_run.each_step = False
     training.observations = [
         Observation(CPU, 0, "val", 4.00001), Observation(CPU, 250, "val", 2.005)
     ]  # fmt: skip
@@ -354,6 +356,7 @@ def test_a_loss_of_fewer_batches_has_no_verdict(training, case_run, monkeypatch)
     monkeypatch.setattr(runner, "read_published", lambda case, rung: published)
     rung = replace(RUNG, below=None)
     case_run.case = replace(case_run.case, kind="evaluations", rungs=(rung,))
+    case_run.each_step = False
     training.observations = [
         Observation(CPU, 0, "train", 9.0, batches=20), Observation(CPU, 0, "val", 4.0, batches=200)
     ]  # fmt: skip
@@ -386,6 +389,7 @@ def test_losses_of_steps_beside_evaluations_have_a_tolerance_of_their_own(
     monkeypatch.setattr(runner, "read_published", lambda case, rung: published)
     rung = Rung("one", tolerance=((0, 1e-4),), iterations=((0, 1e-2), (5, 0.1)))
     case_run.case = replace(case_run.case, kind="evaluations", rungs=(rung,))
+    case_run.each_step = False
     training.observations = [
         Observation(CPU, 0, "val", 4.0, batches=20),
         Observation(CPU, 0, "batch", 4.005),
@@ -427,6 +431,7 @@ def evaluations_of(case_run, monkeypatch, training, losses, **changes) -> Rung:
     monkeypatch.setattr(runner, "read_published", lambda case, rung: published)
     rung = replace(RUNG, below=None, **changes)
     case_run.case = replace(case_run.case, kind="evaluations", rungs=(rung,))
+    case_run.each_step = False
     training.timings = RunTimings(CPU, 20, {"train": 2.0})
     return rung
 

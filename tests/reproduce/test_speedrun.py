@@ -282,7 +282,7 @@ def test_a_failed_run_is_an_error(monkeypatch):
 
 def test_the_tracks_have_configurations_and_curves():
     from gpt_lightning.parsing import config_names
-    from gpt_lightning.reproduce.curves import CURVES, read_curve
+    from gpt_lightning.reproduce.published import CURVES, read_curve
 
     for track in TRACKS.values():
         assert track.config in config_names()
