@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt_lightning.bench.command import find_benches
-from gpt_lightning.bench.core.results import ROWS, key, read_rows
-from gpt_lightning.bench.core.worker import make_row
-from gpt_lightning.reports.tables import RESULTS, console_columns, markdown
+from gpt_lightning.tables.ledger import Ledger, identity
+from gpt_lightning.tables.rows import RESULTS, console_columns, make_row, markdown
 
 HERE = Path(__file__).resolve().parent
 STORE = HERE / "rows"
@@ -187,7 +186,7 @@ def read(folder: Path | None) -> dict[str, Any]:
     """Return the report of a folder, with the configuration of each row."""
     assert folder is not None, "the bench wrote no report"
     data: dict[str, Any] = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-    configurations = [configuration for configuration, _ in read_rows(folder / ROWS)]
+    configurations = [configuration for configuration, _ in Ledger(folder).read()]
     return data | {"folder": str(folder), "configurations": configurations}
 
 
@@ -205,11 +204,11 @@ def judged(page: Page, old: dict[str, Any] | None, new: dict[str, Any]) -> Itera
     comparable = facts[0] == facts[1] and max(old["load"], new["load"]) <= IDLE
     before = dict(identified(old))
     ratios = []
-    for identity, row in identified(new):
-        then = before.get(identity, {})
+    for row_key, row in identified(new):
+        then = before.get(row_key, {})
         for name in row.keys() & then.keys():
             if wrong := difference(name, then[name], row[name]):
-                words = (f"{k} {v}" for k, v in json.loads(identity).items() if k in row)
+                words = (f"{k} {v}" for k, v in json.loads(row_key).items() if k in row)
                 yield f"{', '.join(words)}: {name} {wrong}"
         if page.time and row.get(page.time) and then.get(page.time):
             ratios.append(row[page.time] / then[page.time])
@@ -233,7 +232,7 @@ def identified(measurement: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any
     """Yield the rows of a measurement with their configuration; folders are none."""
     for table in measurement["tables"]:
         for configuration, row in zip(table["configurations"], table["rows"], strict=True):
-            yield key({k: v for k, v in configuration.items() if k != "folder"}), row
+            yield identity({k: v for k, v in configuration.items() if k != "folder"}), row
 
 
 def difference(name: str, old: Any, new: Any) -> str:

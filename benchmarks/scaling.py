@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from gpt_lightning.bench.core.scaling import Link, Step
-from gpt_lightning.bench.core.worker import make_row
 from gpt_lightning.bench.parallel import ParallelRow, constants
 from gpt_lightning.errors import UserError
 from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.runs.folders import METRICS
 from gpt_lightning.runs.history import find_run, read_events, read_rows
+from gpt_lightning.tables.rows import make_row
 
 PAGE = Path(__file__).with_suffix(".md")
 ROWS = Path(__file__).parent / "rows" / "parallel.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpt_lightning.bench.command import find_benches
-from gpt_lightning.bench.core.sweep import read_options
+from gpt_lightning.tables.sweep import read_options
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = runpy.run_path(str(ROOT / "benchmarks" / "pages.py"))

@@ -23,14 +23,14 @@ from markdown import markdown as to_html
 
 from experiments.course import answers
 from gpt_lightning.bench.command import find_benches
-from gpt_lightning.bench.core import course_report, nsys, options
-from gpt_lightning.bench.core.sweep import Bench, Sweep, read_options
-from gpt_lightning.bench.core.worker import make_row
+from gpt_lightning.bench.core import course_report, nsys
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import write_atomic
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.parsing import OneLineParser, underscored
-from gpt_lightning.reports.tables import RESULTS, markdown, write_report
+from gpt_lightning.tables import options
+from gpt_lightning.tables.rows import RESULTS, make_row, markdown, write_report
+from gpt_lightning.tables.sweep import Bench, Sweep, read_options
 
 PROGRAM = "python -m experiments.course"
 ROOT = Path("lightning_logs") / "report"

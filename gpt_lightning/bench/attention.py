@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 
-from gpt_lightning.bench.core import curves, memory_meter, options, timing, training_step
+from gpt_lightning.bench.core import memory_meter, timing, training_step
 from gpt_lightning.bench.core.attention_kernels import (
     KERNELS,
     Attention,
@@ -46,10 +46,12 @@ from gpt_lightning.bench.core.attention_kernels import (
 )
 from gpt_lightning.bench.core.course_model import RoPE
 from gpt_lightning.bench.core.memory_meter import MIB, Memory, PhaseContext
-from gpt_lightning.bench.core.options import Values, listed
-from gpt_lightning.bench.core.sweep import Bench, sweep_row
 from gpt_lightning.errors import UserError
-from gpt_lightning.reports.tables import column
+from gpt_lightning.tables import options
+from gpt_lightning.tables.options import Values, listed
+from gpt_lightning.tables.pictures import plot_rows
+from gpt_lightning.tables.rows import column, sweep_row
+from gpt_lightning.tables.sweep import Bench
 
 CHECKED_TOKENS = 1024  # of the comparison of a user's kernel with the definition
 
@@ -105,7 +107,7 @@ def picture(folder: Path, rows: Sequence[AttentionRow]) -> list[str]:
         names.append(f"attention-{device}-{dtype}.png")
         title = f"Attention, {device}, {dtype} (dashed: not causal; lines end where memory does)"
         x = ("context", "sequence length (tokens)")
-        curves.plot_rows(folder / names[-1], title, chosen, x, QUANTITIES, place)
+        plot_rows(folder / names[-1], title, chosen, x, QUANTITIES, place)
     return names
 
 

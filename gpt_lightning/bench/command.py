@@ -65,6 +65,6 @@ def run(argv: list[str]) -> int:
     if hasattr(module, "run"):
         code: int = module.run(argv)
         return code
-    from gpt_lightning.bench.core.sweep import run_bench  # imports torch, which takes seconds
+    from gpt_lightning.tables.sweep import run_bench  # imports torch, which takes seconds
 
     return run_bench(module.BENCH, argv)

@@ -22,9 +22,7 @@ import numpy as np
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench.core import options, timing
-from gpt_lightning.bench.core.options import Option, Values, listed
-from gpt_lightning.bench.core.sweep import Bench, sweep_row
+from gpt_lightning.bench.core import timing
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.loader import Batch, TrainLoader
 from gpt_lightning.data.mixture import Mixture, WindowSource
@@ -32,7 +30,10 @@ from gpt_lightning.data.order import OrderName, WindowOrder
 from gpt_lightning.data.shards import DatasetWindows, TokenStream
 from gpt_lightning.data.synthetic import random_dataset
 from gpt_lightning.errors import UserError
-from gpt_lightning.reports.tables import column
+from gpt_lightning.tables import options
+from gpt_lightning.tables.options import Option, Values, listed
+from gpt_lightning.tables.rows import column, sweep_row
+from gpt_lightning.tables.sweep import Bench
 
 VOCAB_SIZE = 50_257  # GPT-2's: two bytes per token on the disk
 ORDERS = ("sequential", "shuffled", "random", "mixture")

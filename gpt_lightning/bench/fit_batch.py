@@ -25,14 +25,15 @@ from typing import Any
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench.core import fit_run, options, timing, training_step, worker
+from gpt_lightning.bench.core import fit_run, timing, training_step
 from gpt_lightning.bench.core.memory_meter import available_bytes, limit_memory
-from gpt_lightning.bench.core.options import Option
-from gpt_lightning.bench.core.sweep import Bench, Sweep, read_options, sweep_row
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import memory_gib, peak_memory_gib
 from gpt_lightning.model.gpt import GPTConfig
-from gpt_lightning.reports.tables import Row, column
+from gpt_lightning.tables import options, worker
+from gpt_lightning.tables.options import Option
+from gpt_lightning.tables.rows import Row, column, sweep_row
+from gpt_lightning.tables.sweep import Bench, Sweep, read_options
 from gpt_lightning.training.memory_advice import memory_options
 from gpt_lightning.training.steps import StepShape, largest_divisor
 

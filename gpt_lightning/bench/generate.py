@@ -23,17 +23,18 @@ from typing import Any
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench.core import options, paired
-from gpt_lightning.bench.core.options import Option, Values
+from gpt_lightning.bench.core import paired
 from gpt_lightning.bench.core.peer import make_peer
-from gpt_lightning.bench.core.sweep import Bench, sweep_row
 from gpt_lightning.bench.core.training_step import DeviceRow
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.model.decoder import Decoder
 from gpt_lightning.model.generate import generate, sample_token
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.reports.tables import column
+from gpt_lightning.tables import options
+from gpt_lightning.tables.options import Option, Values
+from gpt_lightning.tables.rows import column, sweep_row
+from gpt_lightning.tables.sweep import Bench
 
 # layers, heads, width, context, vocabulary
 MODELS = {

@@ -26,15 +26,16 @@ from typing import Any
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench.core import fit_run, options, timing, training_step, worker
-from gpt_lightning.bench.core.options import GPU_SIZES, Option, Values, devices, listed
+from gpt_lightning.bench.core import fit_run, timing, training_step
 from gpt_lightning.bench.core.peer import make_peer
-from gpt_lightning.bench.core.sweep import Bench, Sweep, earlier_machine, sweep_row
 from gpt_lightning.errors import UserError, is_out_of_memory
 from gpt_lightning.hardware.device import free_memory, peak_memory_gib
 from gpt_lightning.hardware.peaks import device_name
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.reports.tables import RESULTS, column, write_report
+from gpt_lightning.tables import options
+from gpt_lightning.tables.options import GPU_SIZES, Option, Values, devices, listed
+from gpt_lightning.tables.rows import RESULTS, column, make_row, sweep_row, write_report
+from gpt_lightning.tables.sweep import Bench, Sweep, earlier_machine
 from gpt_lightning.training.steps import StepShape
 
 # target MFU by the driver's name of the chip and the size
@@ -103,7 +104,7 @@ def publish(args: Any, sweep: Sweep) -> str:
     folder = page.parent / "rows" / page.stem
     before = folder / RESULTS
     stored = json.loads(before.read_text(encoding="utf-8"))["rows"] if before.exists() else []
-    rows = {(row["size"], row["model"]): worker.make_row(GPURow, row) for row in stored}
+    rows = {(row["size"], row["model"]): make_row(GPURow, row) for row in stored}
     for row in sweep.rows:
         if row.status == "ok" or (row.size, row.model) not in rows:
             rows[row.size, row.model] = row

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 import yaml
 
-from gpt_lightning.bench.core import fit_run, options
-from gpt_lightning.bench.core.sweep import Bench, Sweep, read_options, sweep_row
-from gpt_lightning.bench.core.worker import SkippedError
+from gpt_lightning.bench.core import fit_run
 from gpt_lightning.hardware.device import device_kind
 from gpt_lightning.hardware.peaks import Peak, device_name, lookup, measured_peak
-from gpt_lightning.reports.plots import plot_bars
-from gpt_lightning.reports.tables import Row, column
+from gpt_lightning.tables import options
+from gpt_lightning.tables.pictures import plot_bars
+from gpt_lightning.tables.rows import Row, column, sweep_row
+from gpt_lightning.tables.sweep import Bench, Sweep, read_options
+from gpt_lightning.tables.worker import SkippedError
 
 PICTURE = "ladder.png"
 WARMUP_STEPS = 3

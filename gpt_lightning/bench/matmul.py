@@ -17,11 +17,12 @@ import torch
 import torch.nn.functional as F
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench.core import options, timing, training_step
-from gpt_lightning.bench.core.options import COURSE_SIZES, GPU_SIZES, Option, Values, listed
-from gpt_lightning.bench.core.sweep import Bench, sweep_row
+from gpt_lightning.bench.core import timing, training_step
 from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
-from gpt_lightning.reports.tables import column
+from gpt_lightning.tables import options
+from gpt_lightning.tables.options import COURSE_SIZES, GPU_SIZES, Option, Values, listed
+from gpt_lightning.tables.rows import column, sweep_row
+from gpt_lightning.tables.sweep import Bench
 
 ROUND_MS = 2.0  # least duration of a phase, so that launches of kernels hide behind it
 

@@ -28,14 +28,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpt_lightning.bench.core import memory_meter, options, saved_tensors, training_step, worker
+from gpt_lightning.bench.core import memory_meter, saved_tensors, training_step
 from gpt_lightning.bench.core.course_model import CourseModel
 from gpt_lightning.bench.core.memory_meter import MIB, Memory, PhaseContext
-from gpt_lightning.bench.core.options import Option, Values, listed
-from gpt_lightning.bench.core.sweep import Bench, sweep_row
 from gpt_lightning.hardware.device import peak_memory_gib
 from gpt_lightning.model.gpt import GPT
-from gpt_lightning.reports.tables import Row, column
+from gpt_lightning.tables import options, worker
+from gpt_lightning.tables.options import Option, Values, listed
+from gpt_lightning.tables.rows import Row, column, sweep_row
+from gpt_lightning.tables.sweep import Bench
 
 MODES = ("inference", "training")
 
@@ -94,7 +95,7 @@ def picture(folder: Path, rows: Sequence[Row]) -> list[str]:
 
 def draw_peaks(path: Path, rows: Sequence[Row], x: str, other: str) -> None:
     """Draw the peak over a field of the rows; lines differ in `other` and in the configuration."""
-    from gpt_lightning.bench.core.curves import plot_rows  # not in a row's process
+    from gpt_lightning.tables.pictures import plot_rows  # not in a row's process
 
     names = {"context": "context (tokens)", "blocks": "blocks per checkpoint"}
 

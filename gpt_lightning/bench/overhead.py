@@ -24,15 +24,16 @@ from typing import Any
 
 import torch
 
-from gpt_lightning.bench.core import fit_run, options, paired, timing, training_step
-from gpt_lightning.bench.core.options import COURSE_SIZES, Option, Values, listed
-from gpt_lightning.bench.core.sweep import Bench, sweep_row
+from gpt_lightning.bench.core import fit_run, paired, timing, training_step
 from gpt_lightning.bench.core.training_step import VOCABULARY
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.model.gpt import GPTConfig
-from gpt_lightning.reports.tables import column
 from gpt_lightning.runs.events import RunEvents
 from gpt_lightning.runs.logger import RunLogger
+from gpt_lightning.tables import options
+from gpt_lightning.tables.options import COURSE_SIZES, Option, Values, listed
+from gpt_lightning.tables.rows import column, sweep_row
+from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.training import optim, optimizers
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress

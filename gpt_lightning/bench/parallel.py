@@ -39,13 +39,14 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.multiprocessing.spawn import ProcessException, spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from gpt_lightning.bench.core import memory_meter, options, scaling, timing, training_step
+from gpt_lightning.bench.core import memory_meter, scaling, timing, training_step
 from gpt_lightning.bench.core.memory_meter import MIB
-from gpt_lightning.bench.core.options import COURSE_SIZES, Option, Values, listed
-from gpt_lightning.bench.core.sweep import Bench, sweep_row
-from gpt_lightning.bench.core.worker import SkippedError, failure
 from gpt_lightning.model.gpt import GPT
-from gpt_lightning.reports.tables import Row, column
+from gpt_lightning.tables import options
+from gpt_lightning.tables.options import COURSE_SIZES, Option, Values, listed
+from gpt_lightning.tables.rows import Row, column, sweep_row
+from gpt_lightning.tables.sweep import Bench
+from gpt_lightning.tables.worker import SkippedError, failure
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter")
 STRATEGIES = ("ddp", "fsdp2", "zero1")
@@ -94,7 +95,7 @@ def read_work(args: Any) -> list[Values]:
 
 def picture(folder: Path, rows: Sequence[Row]) -> list[str]:
     """Draw the collectives over their size."""
-    from gpt_lightning.bench.core.curves import plot_rows  # not in a row's process
+    from gpt_lightning.tables.pictures import plot_rows  # not in a row's process
 
     shown = [row for row in rows if row.mib is not None]
     if len({row.mib for row in shown}) < 2:

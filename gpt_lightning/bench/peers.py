@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from gpt_lightning.bench.core import options, paired, timing, training_step
-from gpt_lightning.bench.core.options import COURSE_SIZES
+from gpt_lightning.bench.core import paired, timing, training_step
 from gpt_lightning.bench.core.peer import make_peer
-from gpt_lightning.bench.core.sweep import Bench, sweep_row
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.model.compilation import compile_in_place
-from gpt_lightning.reports.tables import column
+from gpt_lightning.tables import options
+from gpt_lightning.tables.options import COURSE_SIZES
+from gpt_lightning.tables.rows import column, sweep_row
+from gpt_lightning.tables.sweep import Bench
 
 
 @sweep_row

@@ -43,21 +43,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from gpt_lightning.bench.core import (
-    course_model,
-    nsys,
-    options,
-    timing,
-    trace_tables,
-    traces,
-    training_step,
-    worker,
-)
-from gpt_lightning.bench.core.sweep import Bench, Sweep, run_bench, sweep_row
+from gpt_lightning.bench.core import course_model, nsys, timing, trace_tables, traces, training_step
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.model.attention import AttentionFn, naive_attention
 from gpt_lightning.model.gpt import GPT, MLP, CausalSelfAttention
-from gpt_lightning.reports.tables import column, markdown
+from gpt_lightning.tables import options, worker
+from gpt_lightning.tables.rows import column, make_row, markdown, sweep_row
+from gpt_lightning.tables.sweep import Bench, Sweep, run_bench
 
 MODES = ("inference", "training", "full-step")
 MODULES: dict[type[nn.Module], str] = {
@@ -333,9 +325,9 @@ def write_tensorboard(folder: Path, result: dict[str, Any]) -> None:
 
     setting = {name: value for name, value in result.items() if not isinstance(value, list)}
     with SummaryWriter(str(folder)) as writer:
-        writer.add_text("profile/step", markdown([worker.make_row(ProfileRow, setting)]))
+        writer.add_text("profile/step", markdown([make_row(ProfileRow, setting)]))
         for name, row in BENCH.tables.items():
-            rows = [worker.make_row(row, setting | part) for part in result[name]]
+            rows = [make_row(row, setting | part) for part in result[name]]
             writer.add_text(f"profile/{name}", markdown(rows))
         for name in ("timer_ms", "span_ms", "kernels_ms", "busy"):
             writer.add_scalar(f"profile/{name}", result[name], 0)

@@ -20,12 +20,13 @@ import torch
 import yaml
 from packaging.utils import canonicalize_name as plain
 
-from gpt_lightning.bench.core import sweep, training_step
+from gpt_lightning.bench.core import training_step
 from gpt_lightning.errors import UserError, reason_of
 from gpt_lightning.hardware import device, machine, peaks, precision
 from gpt_lightning.model import compilation, gpt
 from gpt_lightning.parsing import CONFIGS
 from gpt_lightning.runs.folders import lock_folder
+from gpt_lightning.tables.worker import isolated
 
 TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 Line = tuple[str, str, str]
@@ -58,7 +59,7 @@ def guarded(check: str) -> list[Line]:
         return lines_of(check)["lines"]
     if sys.stderr.isatty():
         print(f"trying {check}, at most {limit_s} s ...", file=sys.stderr)
-    found = sweep.isolated(f"{__name__}:lines_of", {"check": check}, limit_s)
+    found = isolated(f"{__name__}:lines_of", {"check": check}, limit_s)
     return found.get("lines", [failure(check, f"{found['status']} {found['note']}")])
 
 

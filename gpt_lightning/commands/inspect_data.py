@@ -14,7 +14,7 @@ from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
-from gpt_lightning.reports.tables import Console, column
+from gpt_lightning.tables.rows import Console, column
 
 ROOT = Path("lightning_logs") / "inspect"
 MAX_SHARD_ROWS = 20

@@ -40,7 +40,7 @@ def draw(runs: Sequence[str], out: str | None = None, references: Sequence[str] 
         from gpt_lightning.reproduce.published import as_run, find_curve  # it imports torch
 
         curves[name] = as_run(find_curve(name))
-    from gpt_lightning.reports.plots import plot_runs  # matplotlib takes half a second
+    from gpt_lightning.tables.pictures import plot_runs  # matplotlib takes half a second
 
     path = Path(out or folders[0] / ("compared" if len(folders) > 1 else "curves"))
     given = path.suffix in (".png", ".svg", ".pdf")

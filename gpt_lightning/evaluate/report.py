@@ -13,7 +13,7 @@ from gpt_lightning.evaluate.results import Result
 from gpt_lightning.evaluate.tasks import Task
 from gpt_lightning.files import write_atomic
 from gpt_lightning.model.gpt import SIZES, GPTConfig
-from gpt_lightning.reports.tables import Console, column
+from gpt_lightning.tables.rows import Console, column
 
 PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
 

@@ -13,13 +13,13 @@ from typing import Any
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import numbered_folder
 from gpt_lightning.hardware.machine import machine_record
-from gpt_lightning.reports.plots import plot_runs
-from gpt_lightning.reports.tables import Console, column, write_report
 from gpt_lightning.reproduce.cases import Curve
 from gpt_lightning.reproduce.published import Points, as_run, find_curve, interpolate, read_curve
 from gpt_lightning.runs.checkpoint import load_checkpoint
 from gpt_lightning.runs.folders import saved_checkpoints
 from gpt_lightning.runs.history import find_run, read_curves
+from gpt_lightning.tables.pictures import plot_runs
+from gpt_lightning.tables.rows import Console, column, write_report
 
 PICTURE = "curves.png"
 SPLITS = {"val": "validation loss", "train": "training loss, evaluated", "batch": "loss of steps"}

@@ -20,12 +20,12 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gpt_lightning.bench.core import options
-from gpt_lightning.bench.core.options import Option, Values
-from gpt_lightning.bench.core.sweep import Bench, sweep_row
 from gpt_lightning.model.gpt import GPT, Block, GPTConfig
-from gpt_lightning.reports.tables import column
 from gpt_lightning.reproduce.published import read_rows
+from gpt_lightning.tables import options
+from gpt_lightning.tables.options import Option, Values
+from gpt_lightning.tables.rows import column, sweep_row
+from gpt_lightning.tables.sweep import Bench
 
 AUTOCAST = {"fp16": "float16", "bf16": "bfloat16"}
 MODELS = ("toy", "gpt")

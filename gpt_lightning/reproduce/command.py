@@ -6,8 +6,8 @@ from pathlib import Path
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import numbered_folder
 from gpt_lightning.parsing import OneLineParser, nearest, split_fit_options
-from gpt_lightning.reports.tables import Console, column
 from gpt_lightning.reproduce.cases import CASES, CURVES, REPORTS, Case, Options, Rung
+from gpt_lightning.tables.rows import Console, column
 
 CORPUS = "tinyshakespeare"  # the text of every case
 ROOT = Path("lightning_logs") / "reproduce"

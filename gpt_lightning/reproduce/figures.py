@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from gpt_lightning.bench.command import run as run_bench
-from gpt_lightning.bench.core import results
 from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.evaluate.scoring import Scorer
 from gpt_lightning.evaluate.tasks import Task
@@ -22,13 +21,14 @@ from gpt_lightning.files import numbered_folder
 from gpt_lightning.hardware.device import device_kind, free_memory
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.hardware.precision import fastest_precision
-from gpt_lightning.reports.tables import RESULTS, Console, column, write_report
 from gpt_lightning.reproduce.autocast_dtypes import CUDA_RULES, measure_dtypes
 from gpt_lightning.reproduce.cases import REPORTS
 from gpt_lightning.reproduce.float16_sums import PUBLISHED, measure_sum
 from gpt_lightning.reproduce.published import read_rows
 from gpt_lightning.reproduce.verdicts import Verdict
 from gpt_lightning.runs.sources import load_model
+from gpt_lightning.tables import sweep
+from gpt_lightning.tables.rows import RESULTS, Console, column, write_report
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ MEASURES = {"sum": sum_of, "dtype": dtype_of, "bench": bench_of, "loss": loss_of
 def bench_results(command: str) -> dict[str, Any]:
     """Run a benchmark once and return its report."""
     run_bench(["bench", *command.split()])
-    folders = (results.ROOT / command.split()[0]).iterdir()
+    folders = (sweep.ROOT / command.split()[0]).iterdir()
     folder = max(folders, key=lambda path: path.stat().st_mtime)
     report: dict[str, Any] = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     return report

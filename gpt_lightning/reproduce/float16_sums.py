@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from gpt_lightning.bench.core.options import DEVICE, Values, devices
-from gpt_lightning.bench.core.sweep import Bench, sweep_row
-from gpt_lightning.reports.tables import column
+from gpt_lightning.tables.options import DEVICE, Values, devices
+from gpt_lightning.tables.rows import column, sweep_row
+from gpt_lightning.tables.sweep import Bench
 
 ADDEND, TIMES = 0.01, 1000
 # accumulator, addend, whether the addend is cast to the accumulator's dtype before, and the sum in

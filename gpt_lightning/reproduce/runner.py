@@ -12,8 +12,6 @@ from gpt_lightning.bench.core.training_step import reset_peak_memory
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import free_memory, peak_memory_gib
 from gpt_lightning.hardware.machine import machine_record
-from gpt_lightning.reports.plots import plot_losses
-from gpt_lightning.reports.tables import RESULTS, Console, write_report
 from gpt_lightning.reproduce.cases import Case, Options, Rung, Settings
 from gpt_lightning.reproduce.published import (
     Published,
@@ -36,6 +34,8 @@ from gpt_lightning.reproduce.verdicts import (
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.folders import run_folders, saved_checkpoints
 from gpt_lightning.runs.resume import newest_checkpoint
+from gpt_lightning.tables.pictures import plot_losses
+from gpt_lightning.tables.rows import RESULTS, Console, write_report
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import Observation, RunProbe, RunRecorder, RunTimings
 

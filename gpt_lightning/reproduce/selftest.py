@@ -17,10 +17,10 @@ from jsonargparse import ArgumentParser
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import device_kind, free_memory
 from gpt_lightning.parsing import resolve_configs
-from gpt_lightning.reports.tables import Console, column
 from gpt_lightning.reproduce import settings
 from gpt_lightning.reproduce.cases import Case, Options, Rung, Settings
 from gpt_lightning.reproduce.verdicts import Verdict
+from gpt_lightning.tables.rows import Console, column
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import ProbedError, RunProbe
 

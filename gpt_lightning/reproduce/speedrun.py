@@ -20,9 +20,9 @@ from typing import Any
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import numbered_folder, write_atomic
 from gpt_lightning.parsing import OneLineParser, resolve_configs, underscored
-from gpt_lightning.reports.tables import Console
 from gpt_lightning.reproduce.speedrun_tracks import RULES, TRACKS, Result, SeedRow, Track
 from gpt_lightning.runs.history import find_runs, read_curves, read_events, read_settings
+from gpt_lightning.tables.rows import Console
 
 ROOT = Path("lightning_logs") / "speedrun"
 ROWS = "rows.json"  # in the folder of the runs

@@ -13,10 +13,10 @@ import yaml
 
 from gpt_lightning.files import explained, write_atomic
 from gpt_lightning.hardware.machine import machine_record
-from gpt_lightning.reports.plots import plot_times
-from gpt_lightning.reports.tables import column, console_columns, markdown
 from gpt_lightning.reproduce.published import find_curve, read_curve
 from gpt_lightning.reproduce.speedrun_tracks import Result, SeedRow
+from gpt_lightning.tables.pictures import plot_times
+from gpt_lightning.tables.rows import column, console_columns, markdown
 
 LEDGER = "ledger.yaml"
 Figures = dict[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from gpt_lightning.reports.tables import column
+from gpt_lightning.tables.rows import column
 
 TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 RULES: dict[str, Any] = TABLES["rules"]

@@ -5,9 +5,9 @@ from enum import StrEnum
 
 import torch
 
-from gpt_lightning.reports.tables import column
 from gpt_lightning.reproduce.cases import Rung
 from gpt_lightning.reproduce.published import Published
+from gpt_lightning.tables.rows import column
 from gpt_lightning.training.callbacks.recorder import Observation
 
 

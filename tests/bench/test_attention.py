@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from gpt_lightning.bench import attention
-from gpt_lightning.bench.core import memory_meter, sweep
-from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core import memory_meter
 from gpt_lightning.bench.core.course_model import RoPE
 from gpt_lightning.bench.core.memory_meter import MIB, Memory, PhaseMemory
-from gpt_lightning.bench.core.worker import SkippedError, call, failure
 from gpt_lightning.cli import main
+from gpt_lightning.tables import sweep
+from gpt_lightning.tables.worker import SkippedError, call, failure
 
 BATCH, D = 2, 16
 
@@ -139,7 +139,7 @@ def test_another_kernel_than_asked_for_is_not_measured() -> None:
 def test_the_grid_is_rows_and_a_picture(capsys) -> None:
     options = "--d 8,16 --contexts 64 --kernels naive,sdpa-cudnn --steps 2 --batch 1"
     assert main(["bench", "attention", "--device=cpu", *options.split(), "--memory-gib=1"]) == 0
-    (folder,) = (folders.ROOT / "attention").iterdir()
+    (folder,) = (sweep.ROOT / "attention").iterdir()
     rows = json.loads((folder / "results.json").read_text())["rows"]
     assert len(rows) == 2 * 2
     assert {(row["d"], row["context"]) for row in rows} == {(8, 64), (16, 64)}
@@ -263,7 +263,7 @@ def test_a_wrong_kernel_is_a_failed_row_beside_the_others(own, capsys) -> None:
     kernels = "naive,own_kernel:plain,own_kernel:forgets_the_mask"
     command = ["bench", "attention", "--device=cpu", *options.split(), "--kernel", kernels]
     assert main(command) == 1
-    (path,) = folders.ROOT.glob("attention/*/results.json")
+    (path,) = sweep.ROOT.glob("attention/*/results.json")
     rows = {row["kernel"]: row for row in json.loads(path.read_text())["rows"]}
     assert [row["status"] for row in rows.values()] == ["ok", "ok", "error"]
     assert "wrong output" in rows["own_kernel:forgets_the_mask"]["note"]
@@ -284,7 +284,7 @@ def test_a_wrong_kernel_is_a_failed_row_beside_the_others(own, capsys) -> None:
 def test_mistakes_take_one_line(args, line, own, capsys) -> None:
     assert main(["bench", "attention", *args]) == 2
     assert capsys.readouterr().err.startswith(line)
-    assert not folders.ROOT.exists()
+    assert not sweep.ROOT.exists()
 
 
 @pytest.mark.slow

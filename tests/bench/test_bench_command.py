@@ -9,19 +9,19 @@ import pytest
 
 from gpt_lightning import bench
 from gpt_lightning.bench import command
-from gpt_lightning.bench.core import results as folders
-from gpt_lightning.bench.core import sweep
-from gpt_lightning.bench.core.worker import call
 from gpt_lightning.cli import main
+from gpt_lightning.tables import sweep
+from gpt_lightning.tables.worker import call
 
 NEW = '''"""Times of nothing at all.
 
 Every row is a guess.
 """
 
-from gpt_lightning.bench.core import options
-from gpt_lightning.bench.core.sweep import Bench, sweep_row
-from gpt_lightning.reports.tables import column
+from gpt_lightning.tables import options
+from gpt_lightning.tables.sweep import Bench
+from gpt_lightning.tables.rows import sweep_row
+from gpt_lightning.tables.rows import column
 
 
 @sweep_row
@@ -66,7 +66,7 @@ def test_a_new_bench_is_one_file(tmp_path, monkeypatch, capsys):
         sweep, "isolated", lambda address, row, timeout_s: {"status": "ok", **call(measure, row)}
     )
     assert main(["bench", "no-op", "--device", "cpu", "--batches", "2,4"]) == 0
-    (path,) = folders.ROOT.glob("no-op/*/results.json")
+    (path,) = sweep.ROOT.glob("no-op/*/results.json")
     report = json.loads(path.read_text())
     assert [(row["batch"], row["total_ms"]) for row in report["rows"]] == [(2, 3.0), (4, 6.0)]
     assert report["notes"] == ["Every row is a guess."]

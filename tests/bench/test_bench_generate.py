@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from gpt_lightning.bench import generate
-from gpt_lightning.bench.core import results as folders
 from gpt_lightning.cli import main
 from gpt_lightning.model.decoder import Decoder
 from gpt_lightning.model.gpt import Transformer
+from gpt_lightning.tables import sweep
 
 
 @pytest.fixture
@@ -123,4 +123,4 @@ def test_mistakes_take_one_line(args, line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["bench", "generate", *args]) == 2
     assert capsys.readouterr().err.startswith(line)
-    assert not folders.ROOT.exists()
+    assert not sweep.ROOT.exists()

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from gpt_lightning.bench import data
-from gpt_lightning.bench.core import results as folders
-from gpt_lightning.bench.core.worker import call
 from gpt_lightning.cli import main
 from gpt_lightning.data.loader import TrainLoader
+from gpt_lightning.tables import sweep
+from gpt_lightning.tables.worker import call
 
 SMALL = {"device": "cpu", "block_size": 32, "batch_size": 4, "n_tokens": 5_000, "workers": 0}
 
@@ -81,7 +81,7 @@ def test_the_command_writes_a_table(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     argv = "bench data --device cpu --orders shuffled --workers 1 --batch-sizes 2 --block_sizes 16"
     assert main([*argv.split(), "--n-tokens", "2000", "--batches", "5", "--warmup", "1"]) == 0
-    (path,) = folders.ROOT.glob("data/*/results.json")
+    (path,) = sweep.ROOT.glob("data/*/results.json")
     (row,) = json.loads(path.read_text())["rows"]
     assert (row["status"], row["workers"], row["order"]) == ("ok", 1, "shuffled")
     assert "shuffled" in capsys.readouterr().out
@@ -100,4 +100,4 @@ def test_mistakes_take_one_line(args, line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["bench", "data", *args]) == 2
     assert capsys.readouterr().err.startswith(line)
-    assert not folders.ROOT.exists()
+    assert not sweep.ROOT.exists()

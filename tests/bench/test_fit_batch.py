@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from gpt_lightning.bench import fit_batch
-from gpt_lightning.bench.core import fit_run, sweep
-from gpt_lightning.bench.core import results as folders
-from gpt_lightning.bench.core.worker import call, failure
+from gpt_lightning.bench.core import fit_run
 from gpt_lightning.cli import main
+from gpt_lightning.tables import sweep
+from gpt_lightning.tables.worker import call, failure
 
 CPU = torch.device("cpu")
 
@@ -189,7 +189,7 @@ def test_an_interrupted_search_goes_on(machine):
     before = len(asked)
     assert bench("--resume") == 0
     assert len(asked) == before
-    assert len(list(folders.ROOT.glob("fit-batch/*"))) == 1
+    assert len(list(sweep.ROOT.glob("fit-batch/*"))) == 1
 
 
 def test_the_vocabulary_may_be_the_datas(machine, text_file):

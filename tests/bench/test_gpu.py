@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from gpt_lightning.bench import gpu
-from gpt_lightning.bench.core import fit_run, sweep, training_step
-from gpt_lightning.bench.core import results as folders
-from gpt_lightning.bench.core.options import GPU_SIZES
-from gpt_lightning.bench.core.worker import SkippedError, call
+from gpt_lightning.bench.core import fit_run, training_step
 from gpt_lightning.cli import main
 from gpt_lightning.errors import MemoryExhaustedError
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
 from gpt_lightning.parsing import config_file, config_names
+from gpt_lightning.tables import sweep
+from gpt_lightning.tables.options import GPU_SIZES
+from gpt_lightning.tables.worker import SkippedError, call
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
@@ -335,7 +335,7 @@ def test_without_a_gpu_it_says_so_in_a_line(capsys):
     assert err.startswith("error: bench gpu: no NVIDIA GPU on this machine")
     assert len(err.splitlines()) == 1
     assert not out
-    assert not folders.ROOT.exists()
+    assert not sweep.ROOT.exists()
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from gpt_lightning.bench import ladder
-from gpt_lightning.bench.core import fit_run, sweep
-from gpt_lightning.bench.core import results as folders
-from gpt_lightning.bench.core.worker import call, failure
+from gpt_lightning.bench.core import fit_run
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import Peak
+from gpt_lightning.tables import sweep
+from gpt_lightning.tables.worker import call, failure
 
 TINY = [
     "--model.config.n_layer=1",
@@ -37,7 +37,7 @@ def in_this_process(address, configuration, timeout_s):
 
 
 def results() -> dict:
-    (path,) = folders.ROOT.glob("ladder/*/results.json")
+    (path,) = sweep.ROOT.glob("ladder/*/results.json")
     return json.loads(path.read_text())
 
 
@@ -61,7 +61,7 @@ def test_every_rung_is_a_row_with_a_rate(capsys):
         rows[2]["tokens_per_sec"] / rows[0]["tokens_per_sec"]
     )
     assert "flash" in capsys.readouterr().out
-    (picture,) = folders.ROOT.glob("ladder/*/ladder.png")
+    (picture,) = sweep.ROOT.glob("ladder/*/ladder.png")
     assert picture.stat().st_size > 5_000
     assert main(["bench", "compare", str(picture.parent), str(picture.parent)]) == 0
     assert "rung flash" in capsys.readouterr().out
@@ -134,4 +134,4 @@ def test_a_rung_stands_beside_the_first_and_the_one_before_it(monkeypatch):
 def test_mistakes_take_one_line(args, line, capsys):
     assert main(["bench", *args]) == 2
     assert capsys.readouterr().err.startswith(line)
-    assert not folders.ROOT.exists()
+    assert not sweep.ROOT.exists()

@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from gpt_lightning.bench import matmul
-from gpt_lightning.bench.core import results as folders
-from gpt_lightning.bench.core import sweep
-from gpt_lightning.bench.core.options import COURSE_SIZES
 from gpt_lightning.bench.core.training_step import make_model, set_products
-from gpt_lightning.bench.core.worker import SkippedError, call, failure
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.model import flops
+from gpt_lightning.tables import sweep
+from gpt_lightning.tables.options import COURSE_SIZES
+from gpt_lightning.tables.worker import SkippedError, call, failure
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +84,7 @@ def test_a_sweep_and_a_row_that_fails(monkeypatch) -> None:
     monkeypatch.setattr(sweep, "isolated", in_this_process)
     options = "--device cpu --squares 8,16 --batch 1 --context 4 --vocab-size 64 --steps 2"
     assert main(["bench", "matmul", *options.split(), "--dtypes=fp32,tf32"]) == 0
-    (folder,) = (folders.ROOT / "matmul").iterdir()
+    (folder,) = (sweep.ROOT / "matmul").iterdir()
     rows = json.loads((folder / "results.json").read_text())["rows"]
     names = ["square 8", "square 16"]
     names += [f"small {n}" for n in ("qkv", "attention out", "MLP up", "MLP down", "head")]

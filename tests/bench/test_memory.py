@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from gpt_lightning.bench import memory
-from gpt_lightning.bench.core import memory_meter, sweep, training_step
-from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core import memory_meter, training_step
 from gpt_lightning.bench.core.memory_meter import MIB, PhaseMemory
-from gpt_lightning.bench.core.worker import SkippedError, call
 from gpt_lightning.cli import main
+from gpt_lightning.tables import sweep
+from gpt_lightning.tables.worker import SkippedError, call
 
 CPU = torch.device("cpu")
 SHAPE, BATCH, CONTEXT = [3, 2, 64], 2, 64
@@ -291,7 +291,7 @@ def test_a_sweep_has_a_timeline_for_each_row(monkeypatch) -> None:
     monkeypatch.setattr(sweep, "isolated", in_this_process)
     options = "--device cpu --n-layer 1 --n-head 1 --d-model 16 --contexts 8,16 --batches 1"
     assert main(["bench", "memory", *options.split(), "--dtypes=fp32"]) == 0
-    (folder,) = (folders.ROOT / "memory").iterdir()
+    (folder,) = (sweep.ROOT / "memory").iterdir()
     rows = json.loads((folder / "results.json").read_text())["rows"]
     modes = [(row["context"], row["mode"], row["checkpointing"]) for row in rows]
     assert modes == [

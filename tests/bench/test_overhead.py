@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from gpt_lightning.bench import overhead
-from gpt_lightning.bench.core import results as folders
-from gpt_lightning.bench.core import sweep
 from gpt_lightning.cli import main
 from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.tables import sweep
 from gpt_lightning.training.fit import quiet_lightning
 
 CPU = torch.device("cpu")
@@ -88,7 +87,7 @@ def test_mistakes_take_one_line(args, line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["bench", "overhead", *args]) == 2
     assert capsys.readouterr().err.startswith(line)
-    assert not folders.ROOT.exists()
+    assert not sweep.ROOT.exists()
 
 
 def test_a_size_brings_its_own_batch_and_vocabulary():

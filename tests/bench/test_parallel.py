@@ -12,13 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from gpt_lightning.bench import parallel
-from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core.fit_run import TRAINING_ALONE
 from gpt_lightning.bench.core.memory_meter import MIB
 from gpt_lightning.bench.core.scaling import Link, Step, fit_link, hops, measured_overlap
-from gpt_lightning.bench.core.sweep import read_options
 from gpt_lightning.bench.core.training_step import make_model
 from gpt_lightning.cli import main
+from gpt_lightning.tables import sweep
+from gpt_lightning.tables.sweep import read_options
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.trainer import Trainer
 
@@ -227,7 +227,7 @@ def test_rows_of_two_processes_and_one_that_does_not_fit(tmp_path, monkeypatch):
     monkeypatch.setitem(parallel.COURSE_SIZES, "small", (1, 2, 32))
     words = "--work all-gather,fsdp2 --processes 2 --mib 2048 --memory_gib 2 --context 8"
     assert main(["bench", "parallel", *TINY.split(), *words.split()]) == 0
-    (folder,) = (folders.ROOT / "parallel").iterdir()
+    (folder,) = (sweep.ROOT / "parallel").iterdir()
     large, step = json.loads((folder / "results.json").read_text())["rows"]
     assert large["status"] == "out of memory", large["note"]
     assert step["status"] == "ok", step["note"]

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from gpt_lightning.bench import peers
-from gpt_lightning.bench.core import results as folders
 from gpt_lightning.bench.core.peer import make_peer
 from gpt_lightning.bench.core.training_step import make_model
-from gpt_lightning.bench.core.worker import SkippedError, call, failure
 from gpt_lightning.cli import main
+from gpt_lightning.tables import sweep
+from gpt_lightning.tables.worker import SkippedError, call, failure
 
 TINY = {
     "device": "cpu",
@@ -91,4 +91,4 @@ def test_mistakes_take_one_line(args, line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["bench", "peers", *args]) == 2
     assert capsys.readouterr().err.startswith(line)
-    assert not folders.ROOT.exists()
+    assert not sweep.ROOT.exists()

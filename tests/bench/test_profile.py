@@ -11,12 +11,9 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpt_lightning.bench.core import results as folders
-from gpt_lightning.bench.core import sweep
 from gpt_lightning.bench.core.trace_tables import attention_flops
 from gpt_lightning.bench.core.traces import KINDS
 from gpt_lightning.bench.core.training_step import make_model
-from gpt_lightning.bench.core.worker import SkippedError, call, make_row
 from gpt_lightning.bench.profile import (
     MODES,
     PARTS,
@@ -29,6 +26,9 @@ from gpt_lightning.bench.profile import (
 )
 from gpt_lightning.cli import main
 from gpt_lightning.model.attention import naive_attention
+from gpt_lightning.tables import sweep
+from gpt_lightning.tables.rows import make_row
+from gpt_lightning.tables.worker import SkippedError, call
 
 SHAPE, BATCH, CONTEXT = [2, 2, 32], 2, 16
 SETTING = {
@@ -198,7 +198,7 @@ def own_process(tmp_path, monkeypatch):
 
 def test_a_planted_crash_is_a_row_and_the_others_have_their_tables(own_process, capsys):
     assert main(["bench", "profile", *OPTIONS, "--steps=1", "--warmup=0"]) == 1
-    (path,) = folders.ROOT.glob("profile/*/results.json")
+    (path,) = sweep.ROOT.glob("profile/*/results.json")
     found = json.loads(path.read_text())
     assert [(row["mode"], row["status"]) for row in found["rows"]] == [
         ("inference", "ok"),

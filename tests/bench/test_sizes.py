@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from gpt_lightning.bench import sizes
-from gpt_lightning.bench.core import results as folders
-from gpt_lightning.bench.core import sweep, timing
+from gpt_lightning.bench.core import timing
 from gpt_lightning.bench.core import training_step as subject
 from gpt_lightning.bench.core.course_report import PublishedRow, published_tables, read_published
-from gpt_lightning.bench.core.options import COURSE_SIZES
-from gpt_lightning.bench.core.worker import SkippedError, call, failure
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.model.gpt import GPT
+from gpt_lightning.tables import sweep
+from gpt_lightning.tables.options import COURSE_SIZES
+from gpt_lightning.tables.worker import SkippedError, call, failure
 
 TINY = {
     "device": "cpu",
@@ -249,7 +249,7 @@ def test_too_large_a_batch_is_a_row(limited_memory, capsys):
     # logits of 20,000 x 16 x 10,000 float32 are 12 GiB; that a sweep goes on is in test_sweep.py
     argv = "bench sizes --device cpu --n_layer 1 --n_head 1 --d_model 16 --contexts 16 --steps 1"
     assert main([*argv.split(), "--dtypes", "fp32", "--batches", "20000", "--warmup", "0"]) == 0
-    (path,) = folders.ROOT.glob("sizes/*/results.json")
+    (path,) = sweep.ROOT.glob("sizes/*/results.json")
     (row,) = json.loads(path.read_text())["rows"]
     assert (row["batch"], row["status"], row["total_ms"]) == (20000, "out of memory", None)
     assert "memory" in row["note"]
@@ -305,7 +305,7 @@ def test_mistakes_take_one_line(args, line, capsys, monkeypatch):
     errors = capsys.readouterr().err
     assert errors.startswith(line)
     assert errors.count("\n") == 1
-    assert not folders.ROOT.exists()
+    assert not sweep.ROOT.exists()
 
 
 @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ def test_the_report_has_published_rows_and_their_notes_where_they_are_of_our_sha
     monkeypatch.setattr(sweep, "isolated", lambda *args: {"status": "ok", "total_ms": 1.0})
     options = ["--device", "cpu", "--dtypes", "fp32", "--batches", batches]
     assert main(["bench", "sizes", *options]) == 0
-    (path,) = folders.ROOT.glob("sizes/*/results.md")
+    (path,) = sweep.ROOT.glob("sizes/*/results.md")
     ours, _, theirs = path.read_text().partition("## Published")
     assert "MacBook" not in capsys.readouterr().out
     assert "inference: forward under no_grad" in ours
@@ -422,7 +422,7 @@ def test_the_command_tells_compiled_from_eager(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where the measured peak is kept
     argv = "bench sizes --device cpu --n_layer 1 --n_head 1 --d_model 16 --contexts 16 --steps 2"
     assert main([*argv.split(), "--dtypes", "fp32", "--compile", "false,true"]) == 0
-    (path,) = folders.ROOT.glob("sizes/*/results.json")
+    (path,) = sweep.ROOT.glob("sizes/*/results.json")
     eager, compiled = json.loads(path.read_text())["rows"]
     assert eager["graphs"] == 0
     assert compiled["graphs"] >= 1

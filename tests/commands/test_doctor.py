@@ -91,7 +91,7 @@ def test_an_exception_is_a_line_after_those_before_it(status, checks, capsys):
 )
 def test_what_may_crash_has_a_process_of_its_own(result, line, checks, monkeypatch):
     asked = []
-    monkeypatch.setattr(doctor.sweep, "isolated", lambda *given: asked.append(given) or result)
+    monkeypatch.setattr(doctor, "isolated", lambda *given: asked.append(given) or result)
     checks(lambda: pytest.fail("in this process"), "devices", status="FAIL", limit_s=3)
     assert doctor.guarded("devices") == [line]
     assert asked == [("gpt_lightning.commands.doctor:lines_of", {"check": "devices"}, 3)]
@@ -103,7 +103,7 @@ def test_a_terminal_reads_what_takes_long_before_it_starts(checks, monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal)
     seen = []
     monkeypatch.setattr(
-        doctor.sweep, "isolated", lambda *given: seen.append(terminal.getvalue()) or {"lines": []}
+        doctor, "isolated", lambda *given: seen.append(terminal.getvalue()) or {"lines": []}
     )
     with contextlib.suppress(KeyError):  # of a result without a status
         checks(None, "compiler", limit_s=90)

@@ -14,10 +14,11 @@ import torch
 
 from experiments.course import answers
 from experiments.course import report as command
-from gpt_lightning.bench.core import curves, memory_meter, nsys, sweep
+from gpt_lightning.bench.core import curves, memory_meter, nsys
 from gpt_lightning.bench.core import training_step as subject
-from gpt_lightning.bench.core.worker import call, failure
 from gpt_lightning.cli import main
+from gpt_lightning.tables import pictures, sweep
+from gpt_lightning.tables.worker import call, failure
 
 FOLDER = Path("lightning_logs/report/course-quick")
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -31,8 +32,8 @@ def calls(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(memory_meter, "limit_memory", lambda device, gib: None)
     monkeypatch.setattr(subject, "rates", lambda *args: {"tokens_per_sec": 1.0, "mfu": 0.5})
-    for name in ("plot_panels", "plot_timeline"):  # which take seconds
-        monkeypatch.setattr(curves, name, lambda path, *what: path.write_bytes(PNG))
+    for module, name in ((pictures, "plot_panels"), (curves, "plot_timeline")):  # take seconds
+        monkeypatch.setattr(module, name, lambda path, *what: path.write_bytes(PNG))
     found: list[dict] = []
 
     def isolated(address, configuration, timeout_s):
@@ -297,7 +298,7 @@ def test_nsys_runs_where_it_is_there_and_its_rows_are_in_the_report(calls, monke
     assert report("--sections", "nsys") == 0
     ((words, _, check, timeout),) = runs
     assert words[:2] == ["nsys", "profile"]
-    assert words[-4:-2] == ["-m", "gpt_lightning.bench.core.worker"]
+    assert words[-4:-2] == ["-m", "gpt_lightning.tables.worker"]
     values = json.loads(words[-1])
     assert (values["device"], values["mode"], values["for_nsys"]) == ("cuda", "full-step", True)
     assert (check, timeout) == (True, 1800.0)

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from gpt_lightning.bench import fit_batch, ladder
-from gpt_lightning.bench.core import options, sweep, training_step
-from gpt_lightning.bench.core.worker import SkippedError, call, failure
+from gpt_lightning.bench.core import training_step
 from gpt_lightning.cli import main
 from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.errors import UserError
@@ -24,6 +23,8 @@ from gpt_lightning.reproduce import command as reproduce
 from gpt_lightning.reproduce import selftest
 from gpt_lightning.reproduce.cases import CASES, Options
 from gpt_lightning.runs.host_copy import on_cuda
+from gpt_lightning.tables import options, sweep
+from gpt_lightning.tables.worker import SkippedError, call, failure
 from gpt_lightning.training import module, optim
 from gpt_lightning.training.memory_advice import memory_options
 from gpt_lightning.training.module import GPTModule

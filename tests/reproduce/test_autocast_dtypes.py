@@ -5,8 +5,6 @@ import json
 import pytest
 import torch
 
-from gpt_lightning.bench.core import results as folders
-from gpt_lightning.bench.core import sweep
 from gpt_lightning.cli import main
 from gpt_lightning.reproduce import autocast_dtypes as dtypes
 from gpt_lightning.reproduce.autocast_dtypes import (
@@ -17,6 +15,7 @@ from gpt_lightning.reproduce.autocast_dtypes import (
     Observer,
     measure_dtypes,
 )
+from gpt_lightning.tables import sweep
 
 
 def test_cuda_has_the_published_table_without_a_gpu():
@@ -73,7 +72,7 @@ def test_the_report_lists_the_tensors(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "isolated", lambda address, values, _: measure_dtypes(**values))
     options = ["--device", f"cpu,{CUDA_RULES}", "--models", "toy", "--autocast", "fp16"]
     assert main(["bench", "dtypes", *options]) == 0
-    (path,) = folders.ROOT.glob("dtypes/*/results.json")
+    (path,) = sweep.ROOT.glob("dtypes/*/results.json")
     found = json.loads(path.read_text())
     assert [row["device"] for row in found["rows"]] == ["cpu", CUDA_RULES]
     norms = {row["device"]: row for row in found["tensors"] if row["tensor"] == "ln"}

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from gpt_lightning.bench import profile, sizes
-from gpt_lightning.bench.core import sweep
 from gpt_lightning.cli import main
 from gpt_lightning.data.tokenizers import TiktokenTokenizer
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.reproduce import command, figures
 from gpt_lightning.reproduce.cases import REPORTS
 from gpt_lightning.reproduce.published import read_rows
+from gpt_lightning.tables import sweep
 
 BENCHES = {"profile": profile.BENCH, "sizes": sizes.BENCH}
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gpt_lightning.bench.core import sweep
 from gpt_lightning.cli import main
 from gpt_lightning.reproduce import float16_sums as accumulation
+from gpt_lightning.tables import sweep
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ import torch
 from matplotlib.figure import Figure
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.reports.plots import plot_losses
 from gpt_lightning.reproduce import runner
 from gpt_lightning.reproduce.cases import CASES, Case, Options, Rung
 from gpt_lightning.reproduce.published import Published, read_published
@@ -23,6 +22,7 @@ from gpt_lightning.reproduce.verdicts import (
     loss_row,
     missing_losses,
 )
+from gpt_lightning.tables.pictures import plot_losses
 from gpt_lightning.training.callbacks.recorder import Observation, RunTimings
 
 CPU = torch.device("cpu")

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpt_lightning.bench.core import worker
 from gpt_lightning.bench.core.course_model import RoPE
 from gpt_lightning.model.attention import FUSED as FUSED_IN_TRAINING
 from gpt_lightning.model.attention import NoKernelError, graph_nodes, naive_attention
+from gpt_lightning.tables import worker
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

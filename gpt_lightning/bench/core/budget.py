@@ -33,13 +33,14 @@ import torch
 import torch._inductor.config
 from torch.profiler import record_function
 
-from gpt_lightning.bench.core import fit_run, options, timing, trace_tables, traces, training_step
-from gpt_lightning.bench.core.sweep import Bench, sweep_row
+from gpt_lightning.bench.core import fit_run, timing, trace_tables, traces, training_step
 from gpt_lightning.bench.core.traces import Work
-from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.model.gpt import GPT
-from gpt_lightning.reports.tables import column
+from gpt_lightning.tables import options
+from gpt_lightning.tables.rows import column, sweep_row
+from gpt_lightning.tables.sweep import Bench
+from gpt_lightning.tables.worker import SkippedError
 from gpt_lightning.training.steps import StepShape
 
 COPIED = 2**28  # bytes of the copy that measures bandwidth; larger than any cache

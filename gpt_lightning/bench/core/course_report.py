@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpt_lightning.bench.core.sweep import paragraphs
 from gpt_lightning.files import reference_text
-from gpt_lightning.reports.tables import Row, column
+from gpt_lightning.tables.rows import Row, column
+from gpt_lightning.tables.sweep import paragraphs
 
 FILE = "end_to_end.csv"
 TABLE = "published"

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.data.synthetic import random_dataset
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import device_kind
 from gpt_lightning.hardware.precision import product_dtype, resolve_precision
 from gpt_lightning.parsing import resolve_configs
+from gpt_lightning.tables.worker import SkippedError
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import RunRecorder, RunTimings
 from gpt_lightning.training.datamodule import TokenDataModule

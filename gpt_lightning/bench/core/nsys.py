@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from gpt_lightning.bench.core.options import Values
-from gpt_lightning.reports.tables import column
+from gpt_lightning.tables.options import Values
+from gpt_lightning.tables.rows import column
 
 NAME = "nsys"
 QUERY = Path(__file__).with_name("nsys.sql").read_text(encoding="utf-8")
@@ -38,7 +38,7 @@ def command(measure: str, configuration: Values) -> list[str]:
     return [
         *("nsys", "profile", "--trace=cuda,nvtx,cublas", f"--output={NAME}", "--export=sqlite"),
         *("--force-overwrite=true", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"),
-        *(sys.executable, "-m", "gpt_lightning.bench.core.worker", measure, json.dumps(values)),
+        *(sys.executable, "-m", "gpt_lightning.tables.worker", measure, json.dumps(values)),
     ]
 
 

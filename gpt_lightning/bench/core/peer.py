@@ -5,10 +5,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.model.pretrained.huggingface import to_huggingface
 from gpt_lightning.model.pretrained.weights import SIZE_KEYS
+from gpt_lightning.tables.worker import SkippedError
 
 
 def make_peer(model: GPT) -> Any:

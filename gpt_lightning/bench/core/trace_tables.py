@@ -6,7 +6,7 @@ from typing import Any
 
 from gpt_lightning.bench.core import traces
 from gpt_lightning.bench.core.traces import Work
-from gpt_lightning.reports.tables import column
+from gpt_lightning.tables.rows import column
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from gpt_lightning.bench.core.course_model import CourseModel
-from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.hardware.device import keep_freed_memory
 from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
 from gpt_lightning.hardware.precision import cuda_has_bf16
 from gpt_lightning.model import flops
 from gpt_lightning.model.compilation import attention_kernel
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.reports.tables import Row, column
+from gpt_lightning.tables.rows import Row, column
+from gpt_lightning.tables.worker import SkippedError
 from gpt_lightning.training import optim
 
 VOCABULARY = 10_000  # the systems course's

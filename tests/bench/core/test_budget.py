@@ -6,14 +6,15 @@ import json
 import pytest
 import torch
 
-from gpt_lightning.bench.core import budget, fit_run, sweep, traces, training_step
-from gpt_lightning.bench.core import results as folders
+from gpt_lightning.bench.core import budget, fit_run, traces, training_step
 from gpt_lightning.bench.core.traces import Work, read_trace
-from gpt_lightning.bench.core.worker import SkippedError, call
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.tables import ledger as folders
+from gpt_lightning.tables import sweep
+from gpt_lightning.tables.worker import SkippedError, call
 from gpt_lightning.training.steps import StepShape
 
 TINY = [

@@ -6,15 +6,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpt_lightning.bench.core.course_model import (
-    CourseModel,
-    RMSNorm,
-    RoPE,
-    SwiGLU,
-)
-from gpt_lightning.bench.core.options import COURSE_SIZES
+from gpt_lightning.bench.core.course_model import CourseModel, RMSNorm, RoPE, SwiGLU
 from gpt_lightning.model.flops import flops_per_token
 from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.tables.options import COURSE_SIZES
 
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=12, vocab_size=50)
 

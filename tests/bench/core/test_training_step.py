@@ -8,9 +8,9 @@ import torch
 
 from gpt_lightning.bench.core import training_step
 from gpt_lightning.bench.core.training_step import MAX_NORM, TrainingStep
-from gpt_lightning.bench.core.worker import SkippedError
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.model import flops
+from gpt_lightning.tables.worker import SkippedError
 from gpt_lightning.training import optim
 
 CPU = torch.device("cpu")

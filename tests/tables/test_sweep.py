@@ -15,17 +15,16 @@ from pathlib import Path
 import pytest
 
 from gpt_lightning import files
-from gpt_lightning.bench.core import results as folders
-from gpt_lightning.bench.core import sweep
-from gpt_lightning.bench.core.plausible import implausible
-from gpt_lightning.bench.core.sweep import Bench, Sweep
 from gpt_lightning.errors import UserError
-from gpt_lightning.reports import tables
-from gpt_lightning.reports.tables import column
+from gpt_lightning.tables import ledger as folders
+from gpt_lightning.tables import sweep, worker
+from gpt_lightning.tables.rows import column, write_report
+from gpt_lightning.tables.sweep import Bench, Sweep
+from gpt_lightning.tables.verdicts import implausible
 
 TOY = """
 import os, signal, time
-from gpt_lightning.bench.core.worker import SkippedError
+from gpt_lightning.tables.worker import SkippedError
 
 def measure(kind, value):
     with open("calls.txt", "a") as file:
@@ -94,7 +93,7 @@ def configurations(*kinds):
 
 
 def results():
-    (path,) = folders.ROOT.glob("toy/*/results.json")
+    (path,) = sweep.ROOT.glob("toy/*/results.json")
     return json.loads(path.read_text())["rows"]
 
 
@@ -129,7 +128,7 @@ def test_want_of_memory_is_no_failure(limited_memory):
 
 @pytest.mark.slow
 def test_a_row_that_hangs_is_timed_out():
-    found = sweep.isolated(BENCH.measure, {"kind": "hang", "value": 1}, timeout_s=0.5)
+    found = worker.isolated(BENCH.measure, {"kind": "hang", "value": 1}, timeout_s=0.5)
     assert found["status"] == "timed out"
     assert run_sweep(BENCH, configurations("hang", "fine"), [], timeout_s=0.5) == 1
     assert [row["status"] for row in results()] == ["timed out", "ok"]
@@ -140,7 +139,7 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on():
     with pytest.raises(KeyboardInterrupt):
         run_sweep(BENCH, rows, [])
     assert [row["status"] for row in results()] == ["ok", "error"]
-    (file,) = folders.ROOT.glob("toy/*/rows.jsonl")
+    (file,) = sweep.ROOT.glob("toy/*/rows.jsonl")
     kept = file.read_text()
     assert len(kept.splitlines()) == 2
     assert (file.parent / "results.md").exists()
@@ -157,9 +156,9 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on():
 
 def test_an_interrupted_row_leaves_no_process_behind(monkeypatch):
     started = []
-    popen = sweep.subprocess.Popen
+    popen = worker.subprocess.Popen
     monkeypatch.setattr(
-        sweep.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1]
+        worker.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1]
     )
     with pytest.raises(KeyboardInterrupt):
         run_sweep(BENCH, configurations("ctrl-c"), [])
@@ -169,27 +168,27 @@ def test_an_interrupted_row_leaves_no_process_behind(monkeypatch):
 
 
 def test_sweeps_of_one_second_have_folders_of_their_own(monkeypatch):
-    class Stopped(folders.datetime.datetime):
+    class Stopped(sweep.datetime.datetime):
         @classmethod
         def now(cls):
             return cls(2026, 1, 2, 3, 4, 5)
 
-    monkeypatch.setattr(folders.datetime, "datetime", Stopped)
+    monkeypatch.setattr(sweep.datetime, "datetime", Stopped)
     for _ in range(3):
         assert run_sweep(BENCH, configurations("fine"), []) == 0
-    names = sorted(path.name for path in (folders.ROOT / "toy").iterdir())
+    names = sorted(path.name for path in (sweep.ROOT / "toy").iterdir())
     assert names == [f"2026-01-02T03-04-05{suffix}" for suffix in ("-0", "-1", "-2")]
     for name in names:
-        assert len((folders.ROOT / "toy" / name / "rows.jsonl").read_text().splitlines()) == 1
-    newest, _ = folders.find_folder("toy", configurations("fine"))
-    assert newest.name == names[-1]
+        assert len((sweep.ROOT / "toy" / name / "rows.jsonl").read_text().splitlines()) == 1
+    newest = folders.find_ledger(sweep.ROOT / "toy", configurations("fine"))
+    assert newest.folder.name == names[-1]
 
 
 @pytest.mark.parametrize("cut", [1, 30, -1])  # characters that are left of the line; all but one
 def test_a_torn_row_is_measured_again_and_spoils_no_other(cut):
     rows = configurations("fine", "fine", "fine")
     assert run_sweep(BENCH, rows[:2], []) == 0
-    (file,) = folders.ROOT.glob("toy/*/rows.jsonl")
+    (file,) = sweep.ROOT.glob("toy/*/rows.jsonl")
     first, second = file.read_text().splitlines(keepends=True)
     file.write_text(first + second[:cut])
 
@@ -197,7 +196,7 @@ def test_a_torn_row_is_measured_again_and_spoils_no_other(cut):
     whole = cut == -1  # only the line's end is missing
     assert calls() == ["fine 1", "fine 2", *([] if whole else ["fine 2"]), "fine 3"]
     assert [row["step_ms"] for row in results()] == [2.0, 4.0, 6.0]
-    kept = [configuration for configuration, _ in folders.read_rows(file)]
+    kept = [configuration for configuration, _ in folders.Ledger(file.parent).read()]
     assert kept == rows
     assert run_sweep(BENCH, rows, [], resume=True) == 0
     assert calls()[-1] == "fine 3"
@@ -235,7 +234,7 @@ def test_what_a_number_can_be_goes_by_its_unit(name, value, wrong):
 @pytest.mark.slow
 def test_a_row_that_hangs_takes_its_children_with_it():
     began = time.monotonic()
-    found = sweep.isolated(BENCH.measure, {"kind": "child", "value": 1}, timeout_s=1.0)
+    found = worker.isolated(BENCH.measure, {"kind": "child", "value": 1}, timeout_s=1.0)
     assert found["status"] == "timed out"
     assert time.monotonic() - began < 20  # the child would hold the pipes for a minute
 
@@ -302,7 +301,7 @@ def test_a_sweep_that_goes_on_elsewhere_says_so(monkeypatch):
     for count, software in ((1, "torch 1"), (2, "torch 1"), (3, "torch 2"), (4, "torch 2")):
         on(software)
         assert run_sweep(BENCH, rows[:count], [], resume=count > 1) == 0
-        (path,) = folders.ROOT.glob("toy/*/results.json")
+        (path,) = sweep.ROOT.glob("toy/*/results.json")
         facts = json.loads(path.read_text())["machine"]
         told = {} if count < 3 else {"earlier": "rows of today: software torch 1"}
         assert facts == {"date": "today", "software": software} | told
@@ -325,7 +324,7 @@ def test_a_picture_that_finds_no_memory_costs_no_row(capsys):
 
 
 def test_a_report_is_the_old_one_or_the_new_one(tmp_path, monkeypatch):
-    tables.write_report(tmp_path, "old", {}, {})
+    write_report(tmp_path, "old", {}, {})
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
 
     def torn(path, *parts):
@@ -334,7 +333,7 @@ def test_a_report_is_the_old_one_or_the_new_one(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "write_durable", torn)
     with pytest.raises(KeyboardInterrupt):
-        tables.write_report(tmp_path, "new", {}, {})
+        write_report(tmp_path, "new", {}, {})
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert b"old" in before[tmp_path / "results.json"]
 

@@ -5,7 +5,7 @@ import io
 import json
 from dataclasses import dataclass
 
-from gpt_lightning.reports.tables import Console, column, csv_text, markdown, write_report
+from gpt_lightning.tables.rows import Console, column, csv_text, markdown, write_report
 
 
 @dataclass(frozen=True)

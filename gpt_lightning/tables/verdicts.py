@@ -1,12 +1,28 @@
-"""Sanity checks: a row with an impossible value (NaN, time <= 0, MFU > 1) is marked failed."""
+"""Verdicts on rows: the result of a comparison, and sanity checks of measured values.
+
+A row with an impossible value (NaN, time <= 0, MFU > 1) is marked failed.
+"""
 
 import math
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
 TIMES_AND_RATES = ("_ms", "_s", "_per_sec")  # above 0
 MEMORY = ("_mib", "_gib")  # at least 0
-SIGNED = ("difference_ms",)  # of two times; noise can make it negative
+SIGNED = ("difference_ms",)  # noise can make the difference of two times negative
+FINE = ("ok", "out of memory", "skipped")  # statuses that are no failure
+KEPT = ("ok", "out of memory")  # statuses of rows that a resumed sweep does not measure again
+
+
+class Verdict(StrEnum):
+    """Result of a comparison, or the reason why there is none."""
+
+    OK = "ok"
+    DRIFT = "drift"
+    FAILED = "FAIL"
+    ERROR = "error"
+    SKIPPED = "skipped"
 
 
 def implausible(measured: Mapping[str, Any]) -> str:

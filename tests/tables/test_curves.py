@@ -4,7 +4,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from gpt_lightning.bench.core.curves import Line, plot_panels
+from gpt_lightning.tables.pictures import Line, plot_panels
 
 
 @pytest.fixture

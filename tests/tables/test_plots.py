@@ -3,8 +3,8 @@
 import pytest
 from matplotlib.figure import Figure
 
-from gpt_lightning.reports.plots import plot_losses, plot_runs
 from gpt_lightning.reproduce.verdicts import LossRow
+from gpt_lightning.tables.pictures import plot_losses, plot_runs
 
 
 def test_a_title_is_as_wide_as_the_picture_at_most(tmp_path, monkeypatch):

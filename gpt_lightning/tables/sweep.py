@@ -1,40 +1,37 @@
 """Sweeps: measure every configuration of a bench in a process of its own and report the rows.
 
-A row that fails is still a row. Rows are kept as they come (results.py) and the report is written
+A row that fails is still a row. Rows are kept as they come (ledger.py) and the report is written
 again after each: Ctrl-C, a crash or a full disk costs one row. --resume continues an interrupted
 sweep.
 """
 
-import contextlib
-import dataclasses
+import datetime
 import importlib
 import json
 import math
-import os
 import shlex
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, dataclass_transform
+from typing import Any
 
 import torch
 
-from gpt_lightning.bench.core.options import Option, Values, configurations, parse
-from gpt_lightning.bench.core.plausible import finite, implausible
-from gpt_lightning.bench.core.results import KEPT, find_folder, keep, key, make_folder, recorded
-from gpt_lightning.bench.core.worker import MARK, make_row
 from gpt_lightning.errors import EXIT_AGAIN, UserError, is_out_of_memory, termination_as_exit
+from gpt_lightning.files import numbered_folder
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.parsing import program, split_fit_options
-from gpt_lightning.reports.tables import RESULTS, Console, Row, column, write_report
+from gpt_lightning.tables.ledger import Ledger, Values, find_ledger, identity
+from gpt_lightning.tables.options import Option, configurations, parse
+from gpt_lightning.tables.rows import RESULTS, Console, Row, make_row, write_report
+from gpt_lightning.tables.verdicts import FINE, KEPT, finite, implausible
+from gpt_lightning.tables.worker import isolated, measured
 
+ROOT = Path("lightning_logs") / "bench"
 EARLIER = "earlier"  # machine fact of a resumed sweep: machine of the first rows
-FINE = ("ok", "out of memory", "skipped")  # statuses that are no failure
 # torch.get_float32_matmul_precision() -> words of a report
 PRODUCTS = {
     "highest": "highest (float32)",
@@ -45,15 +42,6 @@ Tables = dict[str, Sequence[Row]]  # name -> rows
 Picture = Callable[[Path, Sequence[Row]], list[str]]  # draws into a folder; returns file names
 
 
-@dataclass_transform(frozen_default=True)
-def sweep_row(row: type[Row]) -> type[Row]:
-    """Make a frozen dataclass of `tables.column` fields, with `status` and `note` as the last."""
-    base = dataclass(frozen=True)(row)
-    status, note = column("status", default=""), column("note", default="", console=False)
-    last = [("status", str, status), ("note", str, note)]
-    return dataclasses.make_dataclass(row.__name__, last, bases=(base,), frozen=True)
-
-
 @dataclass(frozen=True)
 class Bench:
     """A benchmark: its options, its rows, and the function that measures a row.
@@ -62,7 +50,8 @@ class Bench:
         name: Name on the command line.
         title: Heading of the report.
         row: Class of the rows, made by `sweep_row`.
-        measure: MODULE:FUNCTION, which `worker.call` calls with a configuration.
+        measure: MODULE:FUNCTION, which `worker.call` calls with a configuration in a process of
+            its own; or a function, which is called in this process, without a time limit.
         options: Options in the order in which rows vary, slowest first.
         timeout_s: Default time limit of a row.
         takes_fit_options: Accept options of `fit` and put them into configurations as
@@ -82,7 +71,7 @@ class Bench:
     name: str
     title: str
     row: type[Row]
-    measure: str
+    measure: str | Callable[..., Values]
     options: tuple[Option, ...] = ()
     timeout_s: float = 600.0
     takes_fit_options: bool = False
@@ -96,7 +85,8 @@ class Bench:
     @property
     def notes(self) -> tuple[str, ...]:
         """Conventions, units, definitions: paragraphs of the docstring of the bench's file."""
-        return paragraphs(importlib.import_module(self.measure.partition(":")[0]).__doc__)
+        address = self.measure if isinstance(self.measure, str) else self.measure.__module__
+        return paragraphs(importlib.import_module(address.partition(":")[0]).__doc__)
 
 
 def paragraphs(docstring: str | None) -> tuple[str, ...]:
@@ -173,13 +163,8 @@ class Sweep:
         if not configurations:
             raise UserError(f"bench {bench.name}: no configuration is left to measure")
         self.bench, self.configurations, self.timeout_s = bench, configurations, timeout_s
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.folder, self._before = folder, recorded(folder)
-        elif resume:
-            self.folder, self._before = find_folder(bench.name, configurations)
-        else:
-            self.folder, self._before = make_folder(bench.name), {}
+        self.ledger = Ledger(folder) if folder else open_ledger(bench.name, configurations, resume)
+        self.folder, self._before = self.ledger.folder, self.ledger.by_key()
         machine = machine_of(configurations, argv)
         if bench.takes_fit_options:
             machine["precision"] = "float32 products: model.matmul_precision of the configuration"
@@ -191,7 +176,8 @@ class Sweep:
         self._deadline = math.inf
         self._first = True  # no row was measured in this call
         self._tables: dict[str, list[Row]] = {name: [] for name in bench.tables}
-        self._console = Console(bench.row)
+        known = [make_row(bench.row, row) for row in configurations]
+        self._console = Console(bench.row, rows=known)
         for name, fact in self.machine.items():
             print(f"{name:<9} {fact}")
         print(f"\n{self._console.header()}", flush=True)
@@ -199,10 +185,12 @@ class Sweep:
     def end_after(self, seconds: float) -> None:
         """Measure only what fits into a time; rows that failed in the resumed sweep come last."""
         self._deadline = time.monotonic() + seconds
-        self.configurations.sort(key=lambda row: key(row) in self._before and not self._done(row))
+        self.configurations.sort(
+            key=lambda row: identity(row) in self._before and not self._done(row)
+        )
 
     def _done(self, configuration: Values) -> bool:
-        return self._before.get(key(configuration), {}).get("status") in KEPT
+        return self._before.get(identity(configuration), {}).get("status") in KEPT
 
     def run(self) -> int:
         """Measure every configuration.
@@ -230,22 +218,22 @@ class Sweep:
                 call's first: that row has failed, because another call would not have more time.
         """
         if self._done(configuration):
-            measured = self._before[key(configuration)]
+            found = self._before[identity(configuration)]
         else:
             limit_s = min(self.timeout_s, self._deadline - time.monotonic())
             if limit_s <= 0:
                 raise TimeUpError
             with termination_as_exit():
-                measured = measure_row(self.bench, self.folder, configuration, limit_s)
-            if measured["status"] == "timed out" and limit_s < self.timeout_s and not self._first:
+                found = measure_row(self.bench, self.folder, configuration, limit_s)
+            if found["status"] == "timed out" and limit_s < self.timeout_s and not self._first:
                 raise TimeUpError
             self._first = False
-            keep(self.folder, configuration, measured)
-        row = make_row(self.bench.row, configuration | measured)
+            self.ledger.append(configuration, found)
+        row = make_row(self.bench.row, configuration | found)
         self.rows.append(self.bench.relate(row, self.rows) if self.bench.relate else row)
         print(self._console.line(self.rows[-1]), flush=True)
         for name, row_type in self.bench.tables.items():
-            parts = measured.get(name, [])
+            parts = found.get(name, [])
             self._tables[name] += [make_row(row_type, configuration | part) for part in parts]
         self.report()
         return self.rows[-1]
@@ -269,16 +257,32 @@ class Sweep:
         print(f"\n{self.folder}: results.md, results.json, rows.csv")
 
 
-def measure_row(
-    bench: Bench, folder: Path, configuration: Values, timeout_s: float
-) -> dict[str, Any]:
+def open_ledger(name: str, keys: list[Values], resume: bool) -> Ledger:
+    """Return the ledger of a new sweep, or the newest one with any of some rows.
+
+    Raises:
+        UserError: No sweep has any of the rows.
+    """
+    if not resume:
+        stamp = datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
+        return Ledger(numbered_folder(ROOT / name, f"{stamp}-"))
+    ledger = find_ledger(ROOT / name, keys)
+    if ledger is None:
+        raise UserError(
+            f"--resume: no sweep of these rows in {ROOT / name}; start one without --resume"
+        )
+    return ledger
+
+
+def measure_row(bench: Bench, folder: Path, configuration: Values, timeout_s: float) -> Values:
     """Measure a configuration; impossible numbers are a failure too."""
-    place = {"folder": str(folder)} if bench.files else {}
-    measured = isolated(bench.measure, configuration | place, timeout_s)
-    wrong = implausible(measured) if measured["status"] == "ok" else ""
-    if not wrong:
-        return measured
-    return finite(measured) | {"status": "implausible", "note": wrong}
+    arguments = configuration | ({"folder": str(folder)} if bench.files else {})
+    if isinstance(bench.measure, str):
+        found = isolated(bench.measure, arguments, timeout_s)
+    else:
+        found = measured(bench.measure, arguments)
+    wrong = implausible(found) if found["status"] == "ok" else ""
+    return finite(found) | {"status": "implausible", "note": wrong} if wrong else found
 
 
 def machine_of(configurations: list[Values], argv: list[str]) -> dict[str, str]:
@@ -305,54 +309,6 @@ def earlier_machine(folder: Path, machine: dict[str, str]) -> dict[str, str]:
     known = [before[EARLIER]] if EARLIER in before else []
     known += [f"rows of {before.get('date')}: {', '.join(other)}"] if other else []
     return {EARLIER: "; ".join(known)} if known else {}
-
-
-# ---- a row's process -----------------------------------------------------------------------------
-
-
-def isolated(address: str, configuration: Values, timeout_s: float) -> dict[str, Any]:
-    """Measure a configuration in a process of its own; a failure is a status."""
-    command = [sys.executable, "-m", "gpt_lightning.bench.core.worker", address]
-    process = subprocess.Popen(
-        [*command, json.dumps(configuration)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=os.environ | {"PYTHONWARNINGS": "ignore"},
-        process_group=0,  # with the compilers and loaders that it starts
-    )
-    try:
-        out, errors = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        end(process)
-        return {"status": "timed out", "note": f"after {timeout_s:g} s"}
-    except BaseException:  # Ctrl-C: no process is left behind
-        end(process)
-        raise
-    for line in reversed(out.splitlines()):
-        if line.startswith(MARK):
-            found: dict[str, Any] = json.loads(line.removeprefix(MARK))
-            return found
-    return crash(process.returncode, errors)
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """Kill a process and its children, which would hold its pipes open."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-
-
-def crash(returncode: int, errors: str) -> dict[str, str]:
-    """Return the row of a process that ended without a result."""
-    if returncode == -signal.SIGKILL:
-        return {"status": "out of memory", "note": "killed, as Linux does when memory runs out"}
-    last = " ".join(errors.split())[-160:]
-    status = "out of memory" if is_out_of_memory(RuntimeError(last)) else "crashed"
-    names = {-number: f" ({number.name})" for number in signal.Signals}
-    return {"status": status, "note": f"exit code {returncode}{names.get(returncode, '')}: {last}"}
 
 
 # ---- the report ----------------------------------------------------------------------------------

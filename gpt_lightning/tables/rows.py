@@ -1,21 +1,35 @@
-"""Tables of results: on the console row by row, and as Markdown, CSV and JSON.
+"""Rows of tables: typed columns, on the console row by row, and as Markdown, CSV and JSON.
 
 A row is a dataclass whose fields are made by `column`: the name of a field carries its unit, the
-title and the format of its column are for people.
+title and the format of its column are for people. `row_type` makes such a class from names alone.
 """
 
 import csv
 import dataclasses
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, dataclass_transform
 
 from gpt_lightning.files import write_atomic
 
 RESULTS = "results.json"
 Row = Any  # an instance of a dataclass whose fields are made by `column`
+# end of a column's name -> format of its values; the first that matches counts, else it is text
+FORMATS = {
+    "tokens_per_sec": ",.0f",
+    "per_sec": ",.2f",
+    "_mib": ",.1f",
+    "_gib": ",.2f",
+    "_ms": ",.2f",
+    "_s": ",.2f",
+    "ratio": ".3f",
+    "loss": ".5f",
+    "share": ".1%",
+    "mfu": ".1%",
+}
+UNITS = {"mib": "MiB", "gib": "GiB", "gb/s": "GB/s", "tflops/s": "TFLOP/s", "mfu": "MFU"}
 
 
 def column(
@@ -32,6 +46,45 @@ def column(
     """
     metadata = {"title": title, "spec": spec, "width": width, "console": console}
     return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass_transform(frozen_default=True)
+def sweep_row(row: type[Row]) -> type[Row]:
+    """Make a frozen dataclass of `column` fields, with `status` and `note` as the last."""
+    base = dataclasses.dataclass(frozen=True)(row)
+    status, note = column("status", default=""), column("note", default="", console=False)
+    last = [("status", str, status), ("note", str, note)]
+    return dataclasses.make_dataclass(row.__name__, last, bases=(base,), frozen=True)
+
+
+def row_type(names: str, **columns: Any) -> type[Row]:
+    """Make a dataclass of rows from the names of its columns.
+
+    Args:
+        names: Names in their order, separated by spaces. NAME:FORMAT has a format of its own, else
+            the unit at the end of the name decides. The console leaves out -NAME.
+        columns: Columns that need more than a name, each made by `column`.
+    """
+    fields = []
+    for word in names.split():
+        name, _, spec = word.removeprefix("-").partition(":")
+        if name not in columns:
+            spec = spec or next((f for end, f in FORMATS.items() if name.endswith(end)), "")
+            columns[name] = column(title_of(name), spec, 7, console=not word.startswith("-"))
+        fields.append((name, Any, columns[name]))
+    return dataclasses.make_dataclass("Row", fields, frozen=True)
+
+
+def title_of(name: str) -> str:
+    """Return the title of a column: its name as words, with the units that people write."""
+    words = name.replace("_", " ").replace(" per sec", "/s")
+    return " ".join(UNITS.get(word, word) for word in words.split(" "))
+
+
+def make_row(row_type: type[Row], values: Mapping[str, Any]) -> Row:
+    """Make a row of the values that are its fields; other fields keep their defaults."""
+    names = {field.name for field in dataclasses.fields(row_type)}
+    return row_type(**{name: value for name, value in values.items() if name in names})
 
 
 def titles(fields: Iterable[dataclasses.Field[Any]]) -> list[str]:

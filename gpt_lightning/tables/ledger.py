@@ -1,0 +1,66 @@
+"""Ledger of a table: a file of rows by key that grows as they come, and resume from it.
+
+A row is appended to `rows.jsonl` in the folder of its results as soon as it is known. A process
+that was killed leaves at most its last line torn; the row of a torn line is measured again.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+ROWS = "rows.jsonl"
+Values = dict[str, Any]  # field -> plain value
+
+
+def identity(key: Values) -> str:
+    """Return the text by which equal keys are recognized."""
+    return json.dumps(key, sort_keys=True)
+
+
+class Ledger:
+    """Rows of one folder of results, by their keys.
+
+    Args:
+        folder: Folder of the results; it is made with the first row.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, folder / ROWS
+
+    def append(self, key: Values, row: Values) -> None:
+        """Write a row, on a new line if the last line is torn."""
+        line = json.dumps({"configuration": key, "measured": row}) + "\n"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, 2)
+                line = line if file.read() == b"\n" else "\n" + line
+            file.write(line.encode())
+
+    def read(self) -> list[tuple[Values, Values]]:
+        """Return key and row of each line in the order of writing, without torn lines."""
+        if not self.path.exists():
+            return []
+        rows = []
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                row = json.loads(line)
+                rows.append((row["configuration"], row["measured"]))
+            except (ValueError, TypeError, KeyError):  # the writer was killed in mid-line
+                continue
+        return rows
+
+    def by_key(self) -> dict[str, Values]:
+        """Return the last row of each key, by `identity`."""
+        return {identity(key): row for key, row in self.read()}
+
+
+def find_ledger(root: Path, keys: Iterable[Values]) -> Ledger | None:
+    """Return the newest ledger below a folder that has any of some keys; None if there is none."""
+    wanted = {identity(key) for key in keys}
+    for path in sorted(root.glob(f"*/{ROWS}"), reverse=True):
+        ledger = Ledger(path.parent)
+        if wanted & ledger.by_key().keys():
+            return ledger
+    return None

@@ -1,0 +1,136 @@
+"""Process of one row: memory starts at nothing, and a crash is a row.
+
+`python -m gpt_lightning.tables.worker MODULE:FUNCTION '{"argument": value}'` calls the function
+with the arguments and prints its result, a mapping of plain values, as the last line.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import get_type_hints
+
+from gpt_lightning.errors import is_out_of_memory
+from gpt_lightning.tables.ledger import Values
+from gpt_lightning.tables.rows import make_row
+
+MARK = "RESULT "
+
+
+class SkippedError(Exception):
+    """A device cannot do this, for the given reason: a row of status `skipped`, not a failure."""
+
+
+def isolated(address: str, configuration: Values, timeout_s: float) -> Values:
+    """Measure a configuration in a process of its own; a failure is a status.
+
+    Args:
+        address: MODULE:FUNCTION, see `call`.
+        configuration: Arguments of the function.
+        timeout_s: Time limit in seconds.
+
+    Returns:
+        Measured fields with `status` (ok, skipped, out of memory, error, crashed, timed out) and
+        `note`.
+    """
+    command = [sys.executable, "-m", __name__, address, json.dumps(configuration)]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=os.environ | {"PYTHONWARNINGS": "ignore"},
+        process_group=0,  # with the compilers and loaders that it starts
+    )
+    try:
+        out, errors = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        end(process)
+        return {"status": "timed out", "note": f"after {timeout_s:g} s"}
+    except BaseException:  # Ctrl-C: no process is left behind
+        end(process)
+        raise
+    for line in reversed(out.splitlines()):
+        if line.startswith(MARK):
+            found: Values = json.loads(line.removeprefix(MARK))
+            return found
+    return crash(process.returncode, errors)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill a process and its children, which would hold its pipes open."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def crash(returncode: int, errors: str) -> Values:
+    """Return the row of a process that ended without a result."""
+    if returncode == -signal.SIGKILL:
+        return {"status": "out of memory", "note": "killed, as Linux does when memory runs out"}
+    last = " ".join(errors.split())[-160:]
+    status = "out of memory" if is_out_of_memory(RuntimeError(last)) else "crashed"
+    names = {-number: f" ({number.name})" for number in signal.Signals}
+    return {"status": status, "note": f"exit code {returncode}{names.get(returncode, '')}: {last}"}
+
+
+# ---- in the row's own process --------------------------------------------------------------------
+
+
+def call(measure: Callable[..., Values], configuration: Values) -> Values:
+    """Call a measure function with a configuration.
+
+    Args:
+        measure: Function of the fields of a configuration, by name. Instead of the fields that are
+            columns of the bench it may take `row`: a row with these columns alone.
+        configuration: Fields of a configuration.
+
+    Returns:
+        Measured fields.
+    """
+    row_type = get_type_hints(measure).get("row")
+    if row_type is None:
+        return measure(**configuration)
+    row = make_row(row_type, configuration)
+    columns = {field.name for field in dataclasses.fields(row)}
+    return measure(row=row, **{k: v for k, v in configuration.items() if k not in columns})
+
+
+def failure(error: BaseException) -> Values:
+    """Return the row of a measurement that raised: status and reason."""
+    text = " ".join(str(error).split())
+    if type(error).__name__ == SkippedError.__name__:  # this module also runs as __main__
+        return {"status": "skipped", "note": text}
+    if is_out_of_memory(error):
+        return {"status": "out of memory", "note": text[:160]}
+    return {"status": "error", "note": f"{type(error).__name__}: {text[:160]}"}
+
+
+def measured(measure: Callable[..., Values], configuration: Values) -> Values:
+    """Call a measure function in this process; any failure is a row."""
+    try:
+        return {"status": "ok", "note": "", **call(measure, configuration)}
+    except Exception as error:
+        return failure(error)
+
+
+def main(address: str, arguments: str) -> None:
+    """Call MODULE:FUNCTION and print the result."""
+    module, function = address.split(":")
+    try:
+        measure = getattr(importlib.import_module(module), function)
+        result = measured(measure, json.loads(arguments))
+    except Exception as error:  # a module that cannot be imported is a row, too
+        result = failure(error)
+    print(MARK + json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
