@@ -10,6 +10,7 @@ import torch
 from gpt_lightning.bench import profile, sizes
 from gpt_lightning.cli import main
 from gpt_lightning.data.tokenizers import TiktokenTokenizer
+from gpt_lightning.files import numbered_folder
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.reproduce import command, figures
 from gpt_lightning.reproduce.cases import REPORTS
@@ -72,7 +73,7 @@ def gpu(monkeypatch):
 
     def run_bench(argv):
         calls.append(argv)
-        folder = figures.results.make_folder(argv[1])
+        folder = numbered_folder(figures.sweep.ROOT / argv[1])
         (folder / "results.json").write_text(json.dumps(tables))
 
     monkeypatch.setattr(figures, "run_bench", run_bench)

@@ -12,7 +12,6 @@ from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.tables import ledger as folders
 from gpt_lightning.tables import sweep
 from gpt_lightning.tables.worker import SkippedError, call
 from gpt_lightning.training.steps import StepShape
@@ -155,7 +154,7 @@ def test_the_step_of_fit_is_profiled(tmp_path, monkeypatch, optimizer, capsys):
     monkeypatch.setattr(sweep, "isolated", in_this_process)
     options = ["--budget", "--device=cpu", "--steps=2", "--warmup=1", "--top=5"]
     assert main(["bench", "profile", *options, *TINY, f"--model.optimizer={optimizer}"]) == 0
-    (path,) = folders.ROOT.glob("profile/*/results.json")
+    (path,) = sweep.ROOT.glob("profile/*/results.json")
     found = json.loads(path.read_text())
     (row,), parts = found["rows"], {row["part"]: row for row in found["parts"]}
     assert row["step"] == "128 tokens = 2 sequences x 32 tokens x 2 accumulated x 1 ranks"
