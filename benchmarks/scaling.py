@@ -25,7 +25,7 @@ from gpt_lightning.bench.parallel import ParallelRow, constants
 from gpt_lightning.errors import UserError
 from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.runs.folders import METRICS
+from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.runs.history import find_run, read_events, read_rows
 from gpt_lightning.tables.rows import make_row
 
@@ -100,7 +100,7 @@ def run_constants(run: Path) -> dict[str, tuple[float, str]]:
     Raises:
         UserError: The run is too short.
     """
-    logged = [row for row in read_rows(run / METRICS) if "perf/data_wait_ms" in row]
+    logged = [row for row in read_rows(RunPaths(run).metrics) if "perf/data_wait_ms" in row]
     events = read_events(run)
     last = events[-1]["step"] if events else 0
     stalls: dict[int, float] = {}

@@ -45,12 +45,12 @@ def checkpoint_files(path: Path) -> list[Path]:
     Raises:
         UserError: there are none.
     """
-    from gpt_lightning.runs.folders import run_folders, saved_checkpoints
+    from gpt_lightning.runs.folders import RunPaths, run_folders
 
     if path.exists() and not path.is_dir():
         return [path]
-    folders = [run / "checkpoints" for run in run_folders(path)]
-    files = [saved.path for folder in folders for saved in reversed(saved_checkpoints(folder))]
+    runs = map(RunPaths, run_folders(path))
+    files = [saved.path for run in runs for saved in reversed(run.saved())]
     if not files:
         raise UserError(f"{path}: no checkpoint there; give one, or a run folder with checkpoints/")
     return files

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning.files import explained
-from gpt_lightning.runs.folders import METRICS
+from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.runs.logger import EVENTS, RunLogger, rows_until
 
 # events.yaml: charts by category, descriptions by curve, first hyperparameters, compared metrics
@@ -67,7 +67,7 @@ class RunEvents(TensorBoardLogger):
                 self.experiment.add_custom_scalars(CHARTS)
                 if self._resumed is not None:
                     # a resume makes TensorBoard drop all points with an x above its step
-                    for line in rows_until(self._run.folder / METRICS, *self._resumed):
+                    for line in rows_until(RunPaths(self._run.folder).metrics, *self._resumed):
                         self._write_over_tokens(json.loads(line))
             described = {}
             for tag, value in metrics.items():

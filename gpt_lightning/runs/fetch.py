@@ -11,7 +11,7 @@ from gpt_lightning.remote.attempts import DamageError, on_file_system
 from gpt_lightning.remote.files import is_local, protocols
 from gpt_lightning.runs import folders
 from gpt_lightning.runs.digests import SIDECAR, check_digest
-from gpt_lightning.runs.mirror import CHECKPOINTS, RUN_FILES, Mirror
+from gpt_lightning.runs.mirror import CHECKPOINTS, RUN_FILE, RUN_FILES, Mirror
 
 
 def check_folder(folder: str, logs: Path) -> None:
@@ -70,7 +70,7 @@ def restore_run(mirror: Mirror, run: Path) -> None:
     Raises:
         UserError: The folder belongs to another run, or all checkpoints of the copy are damaged.
     """
-    if (run / folders.RUN_FILE).exists() or (run / CHECKPOINTS).exists():
+    if (run / RUN_FILE).exists() or (run / CHECKPOINTS).exists():
         mirror.check_run(run)
     own = folders.saved_checkpoints(run / CHECKPOINTS)
     digests = mirror.digests(mirror.names(CHECKPOINTS))

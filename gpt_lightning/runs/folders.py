@@ -1,4 +1,4 @@
-"""Run folders: names, identity, lock, timeline, disk space, and the names of their checkpoints."""
+"""Run folders: names of their files, identity, lock, timeline, disk space, and checkpoints."""
 
 import contextlib
 import json
@@ -8,23 +8,55 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, lives, locked, write_atomic
+from gpt_lightning.files import explained, lives, locked, numbered_folders, write_atomic
 from gpt_lightning.parsing import program
 from gpt_lightning.runs.digests import SIDECAR
 
-RUN_FILE = "run.json"  # in a run folder; holds the run's identity
-METRICS = "metrics.jsonl"  # in a run folder; what RunLogger has logged
-LOCK = ".lock"  # in a run folder while a session runs, and in its folder of checkpoints
-TIMELINE = "timeline.jsonl"  # in a run folder; the events of its sessions
 NAME = re.compile(r"step-(\d+)(?:-loss-(\d+\.\d+))?\.ckpt")  # RunCheckpoint's files
 ASIDE = ".old"  # suffix of checkpoints that were set aside
 SPARE_BYTES = 2**20  # of the disk, in addition to a checkpoint
+
+
+class RunPaths:
+    """Files of a run folder, lightning_logs/RUN_NAME/version_N.
+
+    Args:
+        run: The folder.
+
+    Attributes:
+        identity: Identity of the run, as JSON.
+        config: All settings, as YAML.
+        metrics: Rows that RunLogger has logged, as JSON lines.
+        timeline: Events of the run's sessions, as JSON lines.
+        checkpoints: Folder of the run's checkpoints.
+        lock: Lock that a session holds; there is one in `checkpoints` too.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self.identity = run / "run.json"
+        self.config = run / "config.yaml"
+        self.metrics = run / "metrics.jsonl"
+        self.timeline = run / "timeline.jsonl"
+        self.checkpoints = run / "checkpoints"
+        self.lock = run / ".lock"
+
+    @classmethod
+    def of_checkpoint(cls, path: Path) -> "RunPaths | None":
+        """Return the run folder of a checkpoint; None if it is in no run's checkpoints/."""
+        run = cls(path.absolute().parent.parent)
+        return run if run.checkpoints == path.absolute().parent else None
+
+    def saved(self) -> "list[Saved]":
+        """Return the checkpoints of the run, the highest step first."""
+        return saved_checkpoints(self.checkpoints)
 
 
 @dataclass(frozen=True)
@@ -98,8 +130,7 @@ def find_checkpoint(path: Path, last: bool = False) -> Path:
             "such as lightning_logs/NAME/version_0"
         )
     for run in run_folders(path):
-        saved = saved_checkpoints(run / "checkpoints")
-        if saved:
+        if saved := RunPaths(run).saved():
             return (saved[0] if last else best_of(saved)).path
     raise UserError(
         f"{path} has no checkpoints/*.ckpt: give a checkpoint, or train one with "
@@ -113,7 +144,7 @@ def run_id(run: Path) -> str | None:
     Raises:
         UserError: run.json is damaged.
     """
-    path = run / RUN_FILE
+    path = RunPaths(run).identity
     if not path.exists():
         return None
     try:
@@ -125,9 +156,30 @@ def run_id(run: Path) -> str | None:
         ) from error
 
 
-def write_run_id(folder: Path, run_id: str) -> None:
-    """Write the identity of a run into its folder."""
-    write_atomic(folder / RUN_FILE, json.dumps({"run_id": run_id}).encode() + b"\n")
+def claim_folder(runs: Path, kind: str, claim: Callable[[Path], bool] | None = None) -> Path:
+    """Make the folder `KIND_N` with the next free N, which no other process can have made.
+
+    Args:
+        runs: Folder to make it in.
+        kind: First part of its name.
+        claim: Function that claims N in `checkpoint.folder` too, and returns False if N is taken
+            there; None: there is no such folder.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    for folder in numbered_folders(runs, f"{kind}_"):
+        run_id = {"run_id": uuid.uuid4().hex}
+        write_atomic(RunPaths(folder).identity, json.dumps(run_id).encode() + b"\n")
+        free = False
+        try:
+            free = claim is None or claim(folder)
+        finally:
+            if not free:
+                shutil.rmtree(folder)
+        if free:
+            return folder
+    raise AssertionError("unreachable")
 
 
 class Timeline:
@@ -135,8 +187,9 @@ class Timeline:
 
     Each has `time` (seconds since the epoch), `event` and `step`. Events: `begin` with `steps`, the
     steps of the whole run, or 0; `phase` with `name` and `seconds`, at the end of each time that is
-    no training, and for a stall; `end` with `state`, `reason`, and `seconds` by phase. LOCK is held
-    while the session lives, so that one without an end is known to run or to be killed.
+    no training, and for a stall; `end` with `state`, `reason`, and `seconds` by phase. The
+    run's lock is held while the session lives, so that one without an end is known to run or to be
+    killed.
 
     Args:
         folder: Run folder.
@@ -148,7 +201,7 @@ class Timeline:
     def __init__(self, folder: Path) -> None:
         self._lock = contextlib.ExitStack()
         self._lock.enter_context(lock_folder(folder))
-        self._file = (folder / TIMELINE).open("ab+")
+        self._file = RunPaths(folder).timeline.open("ab+")
         # a full disk may have cut the last line
         self._file.seek(0)
         self._file.truncate(self._file.read().rfind(b"\n") + 1)
@@ -238,10 +291,10 @@ def lock_folder(folder: Path) -> contextlib.AbstractContextManager[None]:
     """
 
     def raise_locked() -> None:
-        run = folder.parent if folder.name == "checkpoints" else folder
+        run = folder.parent if folder == RunPaths(folder.parent).checkpoints else folder
         raise UserError(
             f"another process is training in {run}: wait for it, or begin a run of "
             "another --run_name"
         )
 
-    return locked(folder / LOCK, raise_locked)
+    return locked(RunPaths(folder).lock, raise_locked)

@@ -17,12 +17,13 @@ import yaml
 from gpt_lightning.errors import UserError, reason_of
 from gpt_lightning.files import is_held
 from gpt_lightning.runs import folders
-from gpt_lightning.runs.folders import METRICS, TIMELINE
+from gpt_lightning.runs.folders import RunPaths
 
 Row = dict[str, Any]
 COLUMNS: dict[str, dict[str, str]] = yaml.safe_load(
     Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
 )
+NAMES = RunPaths(Path())
 TAKE: dict[str, Any] = {"min": min, "median": statistics.median, "last": lambda values: values[-1]}
 
 
@@ -32,10 +33,11 @@ TAKE: dict[str, Any] = {"min": min, "median": statistics.median, "last": lambda 
 def find_runs(folder: Path) -> list[Path]:
     """Return the folders of training runs in a folder, at any depth; its own if it is a run."""
     found, seen = [], set()
+    marks = {file.name for file in (NAMES.metrics, NAMES.identity, NAMES.config)}
     for path, names, files in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(path)) in seen:  # a link may lead upwards
             names.clear()
-        elif {METRICS, folders.RUN_FILE, "config.yaml"} & {*files} or "checkpoints" in names:
+        elif marks & {*files} or NAMES.checkpoints.name in names:
             names.clear()
             if not re.fullmatch(r"(validate|test|predict)_\d+", Path(path).name):
                 found.append(Path(path))
@@ -50,9 +52,11 @@ def find_run(address: str) -> Path:
         UserError: There is no run with logged metrics.
     """
     for run in folders.run_folders(Path(address)):
-        if (run / METRICS).is_file():
+        if RunPaths(run).metrics.is_file():
             return run
-    raise UserError(f"{address} has no {METRICS}: give a run folder: lightning_logs/NAME/version_0")
+    raise UserError(
+        f"{address} has no {NAMES.metrics}: give a run folder: lightning_logs/NAME/version_0"
+    )
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -75,7 +79,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def read_settings(run: Path) -> dict[str, Any]:
     """Return the settings in a run's config.yaml by key, such as model.learning_rate."""
-    path, loader = run / "config.yaml", getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    path, loader = RunPaths(run).config, getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     settings = yaml.load(path.read_bytes(), loader) if path.exists() else {}
 
     def flat(value: Any, prefix: str) -> dict[str, Any]:
@@ -89,7 +93,7 @@ def read_settings(run: Path) -> dict[str, Any]:
 def read_events(run: Path) -> list[Row]:
     """Return the events of a run, without those of steps that a resume has taken back."""
     kept: list[Row] = []
-    for event in read_rows(run / TIMELINE):
+    for event in read_rows(RunPaths(run).timeline):
         if event["event"] == "begin":
             kept = [row for row in kept if row["step"] <= event["step"]]
         kept.append(event)
@@ -126,11 +130,11 @@ def in_words(time: float) -> str:
 
 def figures(run: Path) -> Row:
     """Return the figures of a run whose files are whole."""
-    rows, events = read_rows(run / METRICS), read_events(run)
+    rows, events = read_rows(RunPaths(run).metrics), read_events(run)
     begins = [event for event in events if event["event"] == "begin"]
     total = begins[-1]["steps"] if begins else read_settings(run).get("trainer.max_steps") or 0
     ends = [*events, *rows[:1], *rows[-1:]]
-    saved = folders.saved_checkpoints(run / "checkpoints")[:1]
+    saved = RunPaths(run).saved()[:1]
     steps = max([row["step"] or 0 for row in ends] + [file.step for file in saved], default=0)
     found: Row = {"steps": steps, "max_steps": total if total > 0 else None}
     found["state"], found["reason"] = state_of(run, events, steps >= total > 0)
@@ -151,7 +155,7 @@ def state_of(run: Path, events: list[Row], complete: bool) -> tuple[str, str]:
     """
     if events and events[-1]["event"] == "end":
         return events[-1]["state"], events[-1]["reason"]
-    lock = (run if events else run / "checkpoints") / folders.LOCK
+    lock = RunPaths(run if events else RunPaths(run).checkpoints).lock
     try:
         if is_held(lock):
             return "running", ""
@@ -179,7 +183,7 @@ def read_curves(run: Path) -> Row:
     Raises:
         UserError: A file is damaged.
     """
-    rows, events = read_rows(run / METRICS), read_events(run)
+    rows, events = read_rows(RunPaths(run).metrics), read_events(run)
     elapsed = wall_clock(rows, events)
 
     def points(key: str, updates: int = 0) -> list[tuple[float, ...]]:

@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, numbered_folders, sync_folder, write_atomic
-from gpt_lightning.runs.folders import METRICS, RUN_FILE, write_run_id
+from gpt_lightning.runs.folders import RunPaths, claim_folder
 
 EVENTS = "events.out.*"  # TensorBoard's files
 HPARAMS = TensorBoardLogger.NAME_HPARAMS_FILE
@@ -95,7 +94,7 @@ class RunLogger(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}  # JSON has no nan
         row = {"step": step, "time": round(time.time(), 3), **finite}
-        path = self.folder / METRICS
+        path = RunPaths(self.folder).metrics
         with explained("write", path):
             self._drop_later_rows(path)
             if not self.rows:
@@ -119,7 +118,7 @@ class RunLogger(Logger):
     @rank_zero_only
     def sync(self) -> None:
         """Sync the rows to the disk, before a checkpoint of their steps is saved."""
-        path = self.folder / METRICS
+        path = RunPaths(self.folder).metrics
         with explained("write", path):
             self.on_sync()
             self._drop_later_rows(path)
@@ -139,7 +138,8 @@ class RunLogger(Logger):
         # TensorBoard's two are there before Lightning has checked all settings. --resume auto would
         # continue this run, and not the one before.
         files = [path for path in self._folder.rglob("*") if not path.is_dir()]
-        if all(path.match(EVENTS) or path.name in (RUN_FILE, HPARAMS) for path in files):
+        own = RunPaths(self._folder).identity
+        if all(path == own or path.match(EVENTS) or path.name == HPARAMS for path in files):
             shutil.rmtree(self._folder, ignore_errors=True)
             for parent in (self.runs, self.runs.parent):
                 with contextlib.suppress(OSError):  # not empty: other runs are in it
@@ -179,31 +179,6 @@ def continue_logger(logger: Logger, resume_step: int | None) -> None:
                 f"CSVLogger would delete {path} of an earlier session: leave out the logger's "
                 "version, so that each session has a folder of its own"
             )
-
-
-def claim_folder(runs: Path, kind: str, claim: Callable[[Path], bool] | None = None) -> Path:
-    """Make the folder `KIND_N` with the next free N, which no other process can have made.
-
-    Args:
-        runs: Folder to make it in.
-        kind: First part of its name.
-        claim: Function that claims N in `checkpoint.folder` too, and returns False if N is taken
-            there; None: there is no such folder.
-
-    Raises:
-        OSError: It cannot be made.
-    """
-    for folder in numbered_folders(runs, f"{kind}_"):
-        write_run_id(folder, uuid.uuid4().hex)
-        free = False
-        try:
-            free = claim is None or claim(folder)
-        finally:
-            if not free:
-                shutil.rmtree(folder)
-        if free:
-            return folder
-    raise AssertionError("unreachable")
 
 
 def drop_rows_after(path: Path, step: int, rows: int | None = None) -> int:

@@ -16,11 +16,12 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained
 from gpt_lightning.remote.files import create, delete, fetch_file, listed, read, rename, upload
 from gpt_lightning.runs.digests import SIDECAR, read_sidecar, sidecar, write_sidecar
-from gpt_lightning.runs.folders import RUN_FILE, Saved, run_id, saved_checkpoints, sort_saved
+from gpt_lightning.runs.folders import RunPaths, Saved, run_id, saved_checkpoints, sort_saved
 
-CHECKPOINTS = "checkpoints"
+NAMES = RunPaths(Path())
+CHECKPOINTS, RUN_FILE = NAMES.checkpoints.name, NAMES.identity.name
 BEGUN = f"{CHECKPOINTS}/.begun"  # marks a run that has begun to train
-RUN_FILES = (RUN_FILE, "config.yaml", "metrics.jsonl", "timeline.jsonl")
+RUN_FILES = (RUN_FILE, NAMES.config.name, NAMES.metrics.name, NAMES.timeline.name)
 
 
 class Mirror:

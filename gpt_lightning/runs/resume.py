@@ -16,7 +16,7 @@ from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.errors import UserError
 from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, load_checkpoint
 from gpt_lightning.runs.digests import check_digest
-from gpt_lightning.runs.folders import find_checkpoint, run_folders, run_id, saved_checkpoints
+from gpt_lightning.runs.folders import RunPaths, find_checkpoint, run_folders, run_id
 
 # fields of GPTConfig that decide which tensors there are, or what they mean
 SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "tie_weights")
@@ -65,7 +65,7 @@ def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
     if path.exists() and not path.is_dir():
         return path, checked_run_of(path)
     # the newest training run version_N, or the folder itself
-    run = next((run for run in run_folders(path)[1:] if (run / "checkpoints").is_dir()), path)
+    run = next((run for run in run_folders(path)[1:] if RunPaths(run).checkpoints.is_dir()), path)
     found = newest_checkpoint(run)
     if found is not None:
         return found, run
@@ -84,14 +84,14 @@ def checked_run_of(path: Path) -> Path:
         UserError: The checkpoint is damaged, in no run folder, or of another run.
     """
     check_digest(path)
-    folder = path.resolve().parent
-    if folder.name != "checkpoints":
+    run = RunPaths.of_checkpoint(path.resolve())
+    if run is None:
         raise UserError(
             f"--resume {path} is in no run's folder checkpoints/: begin a new run from it with "
             "--ckpt_path"
         )
-    check_run(path, folder.parent)
-    return folder.parent
+    check_run(path, run.run)
+    return run.run
 
 
 def newest_checkpoint(run: Path) -> Path | None:
@@ -106,7 +106,7 @@ def newest_checkpoint(run: Path) -> Path | None:
         UserError: All checkpoints are damaged or of another run.
     """
     skipped: list[UserError] = []
-    for saved in saved_checkpoints(run / "checkpoints"):
+    for saved in RunPaths(run).saved():
         try:
             check_digest(saved.path)
             check_run(saved.path, run)

@@ -20,7 +20,7 @@ import yaml
 from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import check_config_file, program, shell_command
-from gpt_lightning.runs.folders import find_checkpoint, run_folders, saved_checkpoints
+from gpt_lightning.runs.folders import RunPaths, find_checkpoint, run_folders
 
 OR_BOTH = "give --config with the settings, and --ckpt_path with the checkpoint"
 WORDS = ("--ckpt_path=best", "--ckpt_path=last")
@@ -55,15 +55,16 @@ def with_run(argv: list[str]) -> list[str]:
     address = Path(found[0])
     if is_remote(found[0]):
         raise UserError(f"{found[0]} is a URL: copy the run folder here, or {OR_BOTH}")
-    begun = [run for run in run_folders(address) if (run / "config.yaml").is_file()]
-    if begun and not any(saved_checkpoints(run / "checkpoints") for run in begun):
-        again = shell_command(["fit", "--config", str(begun[0] / "config.yaml")])
+    begun = [run for run in run_folders(address) if RunPaths(run).config.is_file()]
+    if begun and not any(RunPaths(run).saved() for run in begun):
+        again = shell_command(["fit", "--config", str(RunPaths(begun[0]).config)])
         raise UserError(f"{begun[0]} ended before its first checkpoint: begin again, `{again}`")
     chosen = find_checkpoint(address, last=WORDS[1] in words)
-    if chosen.absolute().parent.name != "checkpoints":
+    found_run = RunPaths.of_checkpoint(chosen)
+    if found_run is None:
         raise UserError(f"{chosen} is in no run's folder checkpoints/: {OR_BOTH}")
-    run = Path(os.path.relpath(chosen.absolute().parents[1]))
-    path = run / "config.yaml"
+    run = Path(os.path.relpath(found_run.run))
+    path = RunPaths(run).config
     check_config_file(path)
     options = [f"--config={path}", *relocated(run, yaml.safe_load(path.read_bytes()))]
     if found[0] in words:

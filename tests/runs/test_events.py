@@ -17,7 +17,8 @@ from tensorboard.summary.writer import event_file_writer
 from tensorboard.util import tensor_util
 
 from gpt_lightning.runs.events import CHARTS, DESCRIPTIONS, OVER_TOKENS, RunEvents
-from gpt_lightning.runs.logger import METRICS, RunLogger
+from gpt_lightning.runs.folders import RunPaths
+from gpt_lightning.runs.logger import RunLogger
 
 NUMBERS = {"scalars": 0, "tensors": 0}  # keep all
 
@@ -67,7 +68,7 @@ def test_a_resumed_run_has_each_point_once_over_steps_and_over_tokens(runs, resu
         server = ServersAccumulator(str(folder), size_guidance=NUMBERS).Reload()
         assert [point.step for point in server.Tensors(tag)] == [step for step, _ in expected]
         assert [p.step for p in server.Tensors(OVER_TOKENS[tag])] == [x for x, _ in over_tokens]
-    lines = (folder / METRICS).read_text().splitlines()[: 2 * resumed_at : 2]
+    lines = RunPaths(folder).metrics.read_text().splitlines()[: 2 * resumed_at : 2]
     times = [point.wall_time for point in loaded(folder).Scalars(OVER_TOKENS["train/loss"])]
     assert times[:resumed_at] == [json.loads(line)["time"] for line in lines]
 

@@ -15,7 +15,8 @@ from tiny_fit import TINY_RUN
 
 from gpt_lightning.cli import main
 from gpt_lightning.runs import logger as run_logger
-from gpt_lightning.runs.logger import RunLogger, claim_folder, continue_logger
+from gpt_lightning.runs.folders import claim_folder
+from gpt_lightning.runs.logger import RunLogger, continue_logger
 
 pytestmark = pytest.mark.slow  # CI runs them
 TINY = [*TINY_RUN, "--data.batch_size=4", "--trainer.log_every_n_steps=1"]

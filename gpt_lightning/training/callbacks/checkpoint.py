@@ -19,7 +19,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import checked
 from gpt_lightning.runs import checkpoint_io, folders
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO, Saver
-from gpt_lightning.runs.folders import Saved, saved_checkpoints
+from gpt_lightning.runs.folders import RunPaths, Saved, saved_checkpoints
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, phase
 from gpt_lightning.training.datamodule import token_data
@@ -210,7 +210,7 @@ class RunCheckpoint(steps.StepCallback):
 
     def checkpoint_folder(self, trainer: L.Trainer) -> Path:
         """Return the folder of the run's checkpoints."""
-        return (steps.run_folder(trainer) or Path(trainer.default_root_dir)) / "checkpoints"
+        return RunPaths(steps.run_folder(trainer) or Path(trainer.default_root_dir)).checkpoints
 
     def save(self, trainer: L.Trainer) -> None:
         """Write the run as it is now, read it back, and delete files that are no longer kept.

@@ -20,6 +20,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from gpt_lightning.errors import exit_on_signal
 from gpt_lightning.hardware.distributed import DelayedMax
 from gpt_lightning.parsing import shell_command
+from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.training import optim
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
@@ -150,7 +151,7 @@ def command_to_continue(trainer: L.Trainer, checkpoint: RunCheckpoint) -> str:
     folder = run_folder(trainer)
     environment = getattr(trainer.strategy, "cluster_environment", None)
     launched = not isinstance(environment, LightningEnvironment | None)
-    if folder is None or launched or checkpoint.folder or not (folder / "config.yaml").is_file():
+    if folder is None or launched or checkpoint.folder or not RunPaths(folder).config.is_file():
         return ""
     return shell_command(["resume", str(folder)])
 
