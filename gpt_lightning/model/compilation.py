@@ -1,6 +1,7 @@
 """Compilation of a model: on which devices, and with which settings."""
 
 import functools
+import importlib.util
 import os
 import shutil
 import sys
@@ -8,14 +9,14 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakSet
 
 import torch
-import torch._functorch.config
 from torch import Tensor, nn
-from torch.utils._triton import has_triton
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.attention import FUSED, NoKernelError, find_kernel, naive_is_faster
+from gpt_lightning.model.compiled_code import kept_code
 from gpt_lightning.model.gpt import GPT, Block
 from gpt_lightning.model.loss import autocast_dtype
 
@@ -50,6 +51,13 @@ def should_compile(device: str, precision: str) -> tuple[bool, str]:
     return True, "auto: on for cuda" if device == "cuda" else "auto: on for cpu in bfloat16"
 
 
+def has_triton() -> bool:
+    """Return whether Triton is installed and compiles for the GPU of this process."""
+    if importlib.util.find_spec("triton") is None or not torch.cuda.is_available():
+        return False
+    return torch.version.hip is not None or torch.cuda.get_device_capability() >= (7, 0)
+
+
 def compile_in_place(
     model: nn.Module, device: str, scope: str = "model", pad_head: bool | str = "auto"
 ) -> None:
@@ -62,12 +70,6 @@ def compile_in_place(
             which takes a fraction of the time to compile, and runs a little slower.
         pad_head: Multiply a GPT's output head in a multiple of 64 rows; auto: on a CPU.
     """
-    from gpt_lightning.model.builds import keep_compiled_code, prepare_builds  # if it compiles
-
-    keep_compiled_code()
-    if device == "cpu":
-        recompute_in_backward()
-        prepare_builds(model)
     if isinstance(model, GPT) and (device == "cpu" or pad_head is True):
         from gpt_lightning.model import cpu_kernels  # for these models alone
 
@@ -75,12 +77,22 @@ def compile_in_place(
             cpu_kernels.install(model, pad_head is not False)
         else:
             model.lm_head.__class__ = cpu_kernels.PaddedHead
+    backend = compiler_of(device)
     if scope == "block" and isinstance(model, GPT):
         for block in model.transformer.h:
-            block.compile()
+            block.compile(backend=backend)
         model.__class__ = BlockwiseGPT
     else:
-        model.compile()
+        model.compile(backend=backend)
+    COMPILED.add(model)
+
+
+COMPILED: WeakSet[nn.Module] = WeakSet()  # a copy is not compiled
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether `compile_in_place` has compiled a model."""
+    return model in COMPILED
 
 
 def attention_kernel(model: GPT, device: torch.device, T: int, dropout_p: float) -> str:
@@ -100,15 +112,10 @@ def attention_kernel(model: GPT, device: torch.device, T: int, dropout_p: float)
         NoKernelError: PyTorch has no such kernel here; the message has its reasons.
     """
     config = model.config
-    auto_on_cpu = config.attention == "auto" and device.type == "cpu" and is_compiled(model)
-    if auto_on_cpu:
-        from gpt_lightning.model import cpu_attention  # for these models alone
-
-        dtype, hs = autocast_dtype(model.lm_head.weight), config.n_embd // config.n_head
-        if cpu_attention.runs(T, hs, dtype):
-            return "avx512"
-        if naive_is_faster(T, dropout_p):
-            return "naive"
+    if own_kernel_error(model, device, T) == "":
+        return "avx512"
+    if is_auto_on_cpu(model, device) and naive_is_faster(T, dropout_p):
+        return "naive"
     if config.attention in ("naive", "chunked"):
         return config.attention
     attention = cast(Block, model.transformer.h[0]).attn.attention
@@ -117,6 +124,24 @@ def attention_kernel(model: GPT, device: torch.device, T: int, dropout_p: float)
     if config.attention in FUSED and config.attention != found:  # MPS may ignore the restriction
         raise NoKernelError(f"PyTorch takes its {found} kernel instead.")
     return found
+
+
+def own_kernel_error(model: GPT, device: torch.device, T: int) -> str | None:
+    """Return why the kernel of cpu_attention.py could not be built, or an empty string.
+
+    None if it is not for this model, device or dtype. The arguments are those above.
+    """
+    if not is_auto_on_cpu(model, device):
+        return None
+    from gpt_lightning.model import cpu_attention  # for these models alone
+
+    hs, dtype = model.config.n_embd // model.config.n_head, autocast_dtype(model.lm_head.weight)
+    return cpu_attention.build_error() if cpu_attention.fits(T, hs, dtype) else None
+
+
+def is_auto_on_cpu(model: GPT, device: torch.device) -> bool:
+    """Return whether a compiled model has `cpu_kernels.auto_attention`."""
+    return model.config.attention == "auto" and device.type == "cpu" and is_compiled(model)
 
 
 def check_cuda_graphs() -> None:
@@ -132,32 +157,64 @@ def check_cuda_graphs() -> None:
         )
 
 
-def is_compiled(model: nn.Module) -> bool:
-    """Return whether a model, or a part of it, is compiled."""
-    return any(module._compiled_call_impl is not None for module in model.modules())
-
-
 class BlockwiseGPT(GPT):
     """GPT with compiled blocks, whose head and loss are another graph."""
 
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> Tensor:
-        loss_or_logits: Tensor = compiled_head()(self, self.transformer(idx), targets)
+        x = self.transformer(idx)
+        loss_or_logits: Tensor = compiled_head(x.device.type)(self, x, targets)
         return loss_or_logits
 
 
 @functools.cache
-def compiled_head() -> Callable[..., Any]:
+def compiled_head(device: str) -> Callable[..., Any]:
     """Return `GPT.head`, compiled as a function: a method would stay that of a copied model."""
-    return torch.compile(GPT.head)
+    return torch.compile(GPT.head, backend=compiler_of(device))
 
 
-def recompute_in_backward() -> None:
-    """Let compiled backward passes recompute cheap tensors, above all the masks of dropout.
+# ---- settings of one compilation -----------------------------------------------------------------
+#
+# PyTorch's compiler reads its settings from modules and from the environment. Those below hold
+# while one graph of ours is compiled: other models of the process are compiled as PyTorch does.
 
-    Inductor's loops for CPUs hash a mask (cpu_kernels.py) ten times faster than they write and read
-    it at one byte per element. `aggressive_recomputation` would draw the seeds of the masks again,
-    too, which makes wrong gradients (torch 2.13).
+# Inductor's loops for CPUs hash a mask (cpu_kernels.py) ten times faster than they write and read
+# it at one byte per element. `aggressive_recomputation` would draw the seeds of the masks again,
+# too, which makes wrong gradients (torch 2.13).
+RECOMPUTE_IN_BACKWARD = {
+    "ban_recompute_used_far_apart": False,
+    "ban_recompute_long_fusible_chains": False,
+    "ban_recompute_materialized_backward": False,
+}
+# Inductor tests its vector instructions by programs, which take 5 s before its first loop. They
+# also test how PyTorch was built, which get_cpu_capability() reports.
+TRUST_VECTOR_INSTRUCTIONS = {"cpp.vec_isa_ok": True}
+
+
+@functools.cache
+def compiler_of(device: str) -> str | Callable[..., Any]:
+    """Return PyTorch's compiler with the settings for models of ours on a device.
+
+    That is "inductor", without settings, if this PyTorch has others.
     """
-    torch._functorch.config.ban_recompute_used_far_apart = False
-    torch._functorch.config.ban_recompute_long_fusible_chains = False
-    torch._functorch.config.ban_recompute_materialized_backward = False
+    try:
+        from torch._functorch import config
+        from torch._inductor import config as inductor_config
+
+        inductor: Any = torch._dynamo.lookup_backend("inductor")
+        recompute = RECOMPUTE_IN_BACKWARD if device == "cpu" else {}
+        # the backward graph at once, while the settings hold
+        settings = recompute | {"force_non_lazy_backward_lowering": True}
+        for name in settings:
+            getattr(config, name)
+        trusted = torch.backends.cpu.get_cpu_capability() == "AVX512"
+        options = (
+            TRUST_VECTOR_INSTRUCTIONS if inductor_config.cpp.vec_isa_ok is None and trusted else {}
+        )
+    except (ImportError, AttributeError):
+        return "inductor"
+
+    def compile_graph(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        with kept_code(), config.patch(settings):
+            return inductor(graph, inputs, config_patches=options)
+
+    return compile_graph

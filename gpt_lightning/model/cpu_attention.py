@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpt_lightning.model.compiled_code import kept_code
+
 SOURCE = Path(__file__).with_name("causal_attention.cpp")
 MULTIPLE = 32  # of T and hs
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def cpu_has_kernel() -> bool:
-    """Return whether the kernel runs on this CPU, and is faster than PyTorch's products.
+    """Return whether this CPU has the kernel's instructions, and no faster ones.
 
     With AMX PyTorch's products are several times as fast; the kernel has no AMX instructions.
     """
@@ -27,10 +29,21 @@ def cpu_has_kernel() -> bool:
     return bool(units.get("avx512_bf16")) and not units.get("amx_bf16")
 
 
-def runs(T: int, hs: int, dtype: torch.dtype) -> bool:
-    """Return whether the kernel computes T tokens of hs channels per head on this CPU."""
+def fits(T: int, hs: int, dtype: torch.dtype) -> bool:
+    """Return whether the kernel is for T tokens of hs channels per head on this CPU."""
     whole = T % MULTIPLE == hs % MULTIPLE == 0
     return whole and dtype == torch.bfloat16 and cpu_has_kernel()
+
+
+def runs(T: int, hs: int, dtype: torch.dtype) -> bool:
+    """Return whether the kernel fits, and can be built."""
+    return fits(T, hs, dtype) and not build_error()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def build_error() -> str:
+    """Build the kernel; return why that failed, or an empty string. PyTorch's own runs then."""
+    return library()[1]
 
 
 class CausalAttention(torch.autograd.Function):
@@ -71,7 +84,7 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """Return y, (B, nh, T, hs), and the logarithms of the rows' sums, float32 (B, nh, T)."""
     y, lse = outputs(q)
-    library().forward(numbers(seeds, lse, q, k, v, y), ctypes.c_double(p))
+    library()[0].forward(numbers(seeds, lse, q, k, v, y), ctypes.c_double(p))
     return y, lse
 
 
@@ -87,7 +100,7 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v, (B, nh, T, hs), from that of y."""
     gradients = gradients_like(dy, q)
-    library().backward(numbers(seeds, lse, dy, q, k, v, *gradients), ctypes.c_double(p))
+    library()[0].backward(numbers(seeds, lse, dy, q, k, v, *gradients), ctypes.c_double(p))
     return gradients
 
 
@@ -110,11 +123,16 @@ def like(q: Tensor) -> Tensor:
 
 
 @functools.cache
-def library() -> Any:
-    """Compile the kernel, once for all processes, and return its two functions."""
-    from torch._inductor.codecache import CppCodeCache  # takes a second
+def library() -> tuple[Any, str]:
+    """Compile the kernel, once for all processes; return its two functions, or None and why not."""
+    try:
+        from torch._inductor.codecache import CppCodeCache  # takes a second
 
-    return CppCodeCache.load(SOURCE.read_text(), "cpu")
+        with kept_code():
+            return CppCodeCache.load(SOURCE.read_text(), "cpu"), ""
+    except Exception as error:  # another PyTorch, or another compiler
+        lines = [line.strip() for line in str(error).splitlines() if "error:" in line.lower()]
+        return None, (lines or [f"{type(error).__name__}: {error}".splitlines()[0]])[0]
 
 
 def numbers(seeds: Tensor | None, lse: Tensor, *views: Tensor) -> Any:

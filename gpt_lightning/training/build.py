@@ -11,7 +11,11 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import memory_gib
 from gpt_lightning.model import flops
 from gpt_lightning.model.attention import NoKernelError
-from gpt_lightning.model.compilation import attention_kernel, check_cuda_graphs
+from gpt_lightning.model.compilation import (
+    attention_kernel,
+    check_cuda_graphs,
+    own_kernel_error,
+)
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.variants import make_model
 from gpt_lightning.runs.settings import Settings
@@ -136,13 +140,21 @@ def choose_trained(model: GPT, settings: Settings) -> None:
         raise UserError("model.freeze leaves no parameter to train: shorten it")
 
 
-def find_kernel(model: GPT, config: GPTConfig, trainer: L.Trainer, dropout: float) -> str:
-    """Return the attention kernel of this run; raise if there is none."""
+def find_kernel(
+    model: GPT, config: GPTConfig, trainer: L.Trainer, dropout: float
+) -> tuple[str, dict[str, str]]:
+    """Return the attention kernel of this run, and a line for the banner if it is a substitute.
+
+    Raises:
+        UserError: There is no kernel.
+    """
     data, device = token_data(trainer), trainer.strategy.root_device
     T = config.block_size if data is None else data.block_size
     try:
         with trainer.precision_plugin.forward_context():
-            return attention_kernel(model, device, T, dropout)
+            error = own_kernel_error(model, device, T)
+            note = f"PyTorch's own, the kernel for this CPU cannot be built: {error}"
+            return attention_kernel(model, device, T, dropout), {"kernel": note} if error else {}
     except NoKernelError as error:
         raise UserError(
             f"model.config.attention {config.attention} on {device.type} in "

@@ -50,12 +50,14 @@ class GPTModule(L.LightningModule):
     Attributes:
         model: The GPT.
         attention_kernel: Kernel that runs: avx512, naive, chunked, flash, cudnn, efficient, math.
+        notes: Lines of the banner about substitutes for what the settings name.
         micro_batches: Micro-batches done in the current step.
         stop_requested: True if trainer.should_stop was set, and the run has not stopped yet.
     """
 
     model: GPT
     attention_kernel: str
+    notes: dict[str, str]
 
     def __init__(
         self,
@@ -112,7 +114,8 @@ class GPTModule(L.LightningModule):
         if sharded:
             cast(Any, trainer.strategy).shard(self.model, trainer.precision == "bf16-mixed")
         dropout = self.config.dropout if fitting else 0.0
-        self.attention_kernel = build.find_kernel(self.model, self.config, trainer, dropout)
+        found = build.find_kernel(self.model, self.config, trainer, dropout)
+        self.attention_kernel, self.notes = found
         if fitting and self._device_type == "cpu":
             keep_freed_memory()
 

@@ -1,21 +1,28 @@
-"""Defaults and scopes of compilation, and that each graph is one."""
+"""Defaults, scopes and settings of compilation, and that each graph is one."""
 
 import copy
 import dataclasses
+import os
 import re
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.model import compilation
+from gpt_lightning.model import compilation, compiled_code
 from gpt_lightning.model.compilation import (
     check_cuda_graphs,
     compile_in_place,
     is_compiled,
     should_compile,
 )
+from gpt_lightning.model.compiled_code import kept_code
 from gpt_lightning.model.cpu_kernels import PaddedHead
 from gpt_lightning.model.generate import generate
 from gpt_lightning.model.gpt import GPT, GPTConfig
@@ -133,7 +140,7 @@ def test_each_scope_computes_the_same_model(scope, monkeypatch):
     compiler, graphs = torch.compile, torch._dynamo.utils.counters["stats"]
 
     def front_half(*args, **kwargs):
-        return compiler(*args, backend="aot_eager", fullgraph=True, **kwargs)
+        return compiler(*args, **kwargs | {"backend": "aot_eager", "fullgraph": True})
 
     monkeypatch.setattr(torch, "compile", front_half)
     torch.manual_seed(0)
@@ -188,3 +195,123 @@ def test_forward_and_loss_are_one_graph(settings, autocast):
         loss = model(idx, idx)
     loss.backward()
     assert loss.isfinite()
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+@pytest.fixture
+def caches(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setattr(compiled_code.platformdirs, "user_cache_dir", lambda name: tmp_path / name)
+    monkeypatch.setenv(VARIABLE, "")  # restored after the test
+    monkeypatch.delenv(VARIABLE)
+    return tmp_path / "gpt-lightning" / "compiled"
+
+
+def folder_of_code() -> str | None:
+    before = os.environ.get(VARIABLE)
+    with kept_code():
+        found = os.environ.get(VARIABLE)
+        os.environ[VARIABLE] = "as PyTorch does"
+    assert os.environ.get(VARIABLE) == before
+    return found
+
+
+def test_compiled_code_is_kept_for_each_processor(caches, monkeypatch):
+    first = folder_of_code()
+    assert Path(first).is_dir()
+    assert Path(first).parent == caches
+    assert folder_of_code() == first
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    assert folder_of_code() != first
+
+
+def test_a_folder_of_code_that_was_chosen_stays(caches, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "mine")
+    assert folder_of_code() == "mine"
+    pytorchs = f"{compiled_code.tempfile.gettempdir()}/torchinductor_user"
+    monkeypatch.setenv(VARIABLE, pytorchs)
+    assert Path(folder_of_code()).parent == caches
+
+
+def test_a_folder_that_cannot_hold_programs_is_pytorchs(caches, monkeypatch):
+    mount = types.SimpleNamespace(f_flag=os.ST_NOEXEC)
+    monkeypatch.setattr(os, "statvfs", lambda path: mount)
+    assert folder_of_code() is None
+    mount.f_flag = 0
+    caches.parent.rename(caches.parents[1] / "elsewhere")
+    caches.parent.touch()  # a file in the way of the folder
+    assert folder_of_code() is None
+
+
+def test_the_settings_hold_for_a_graph_of_ours_alone(monkeypatch):
+    """Also for its backward graph, which PyTorch would compile later."""
+    from torch._functorch import config
+
+    names = [*compilation.RECOMPUTE_IN_BACKWARD, "force_non_lazy_backward_lowering"]
+    seen = []
+
+    def inductor(graph, inputs, config_patches):
+        seen.append(([getattr(config, name) for name in names], config_patches))
+        return graph.forward
+
+    monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: inductor)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    torch.compiler.reset()
+    before = [getattr(config, name) for name in names]
+    for device in ("cpu", "cuda"):
+        backend = compilation.compiler_of.__wrapped__(device)
+        torch.compile(lambda x: x.sin(), backend=backend)(torch.ones(3))
+        torch.compiler.reset()
+    trust = compilation.TRUST_VECTOR_INSTRUCTIONS
+    assert seen == [([False] * 3 + [True], trust), ([*before[:3], True], trust)]
+    assert [getattr(config, name) for name in names] == before
+
+
+def test_another_pytorch_compiles_without_the_settings(monkeypatch):
+    monkeypatch.delattr(torch._dynamo, "lookup_backend")
+    assert compilation.compiler_of.__wrapped__("cpu") == "inductor"
+
+
+FAILING = """
+import sys
+import torch
+from gpt_lightning.model.cpu_attention import build_error
+from gpt_lightning.model.compilation import attention_kernel, compile_in_place, own_kernel_error
+from gpt_lightning.model.gpt import GPT, GPTConfig
+
+model = GPT(GPTConfig(1, 2, 64, 32, 65))
+compile_in_place(model, "cpu")
+idx = torch.randint(65, (2, 32))
+with torch.autocast("cpu", torch.bfloat16):
+    print(attention_kernel(model, torch.device("cpu"), 32, 0.0))
+    print(own_kernel_error(model, torch.device("cpu"), 32))
+    compiled = model(idx, idx)
+with torch.compiler.set_stance("force_eager"):
+    print(abs(compiled - model(idx, idx)).item() < 0.02)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (torch.cpu.get_capabilities().get("avx512_bf16") and shutil.which("g++")),
+    reason="needs a CPU with AVX-512 BF16 and g++",
+)
+def test_a_kernel_that_cannot_be_built_leaves_attention_to_pytorch(tmp_path):
+    """With a compiler that knows all but the kernel's instructions."""
+    compiler = tmp_path / "g++"
+    text = f"""#!/bin/sh
+case "$*" in *.cpp*) grep -qs _mm512_dpbf16_ps $(echo "$*" | tr ' ' '\n' | grep cpp$) &&
+    echo "x.cpp:1: error: no such instruction" >&2 && exit 1;; esac
+exec {shutil.which("g++")} "$@"
+"""
+    compiler.write_text(text)
+    compiler.chmod(0o755)
+    own = {"CXX": str(compiler), VARIABLE: str(tmp_path / "code")}
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING], env=os.environ | own, capture_output=True, text=True
+    )
+    expected = ["naive", "x.cpp:1: error: no such instruction", "True"]
+    assert done.stdout.splitlines() == expected, done.stderr

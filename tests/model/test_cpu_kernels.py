@@ -4,18 +4,20 @@ import ast
 import dataclasses
 import inspect
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
+import torch._functorch.config
 import torch.nn as nn
 import torch.nn.functional as F
 
 from gpt_lightning.model import attention, cpu_kernels, gpt
 from gpt_lightning.model.attention import chunked_attention, naive_attention, sdpa_attention
 from gpt_lightning.model.compilation import (
+    RECOMPUTE_IN_BACKWARD,
     compile_in_place,
     compiled_head,
-    recompute_in_backward,
 )
 from gpt_lightning.model.cpu_kernels import (
     DeterministicEmbedding,
@@ -52,6 +54,13 @@ class Graphs:
             if node.target is F.linear:
                 self.products.append(tuple(node.meta["example_value"].shape))
         return graph.forward
+
+
+@pytest.fixture
+def recompute_in_backward() -> Iterator[None]:
+    torch.compiler.reset()
+    with torch._functorch.config.patch(RECOMPUTE_IN_BACKWARD):
+        yield
 
 
 # ---- the whole model -----------------------------------------------------------------------------
@@ -95,10 +104,6 @@ def test_install_leaves_parameters_and_eager_results_alone():
 def test_parameters_keep_their_names():
     model = GPT(CONFIG)
     compile_in_place(model, "cpu")
-    functorch = torch._functorch.config  # the masks of dropout are made again, not stored
-    assert not functorch.ban_recompute_used_far_apart
-    assert not functorch.ban_recompute_long_fusible_chains
-    assert not functorch.ban_recompute_materialized_backward
     assert isinstance(model.lm_head, PaddedHead)
     assert list(dict(model.named_parameters())) == list(dict(GPT(CONFIG).named_parameters()))
 
@@ -119,10 +124,10 @@ def test_only_cpus_get_them():
         pytest.param(True, 6500, 2**-5, 2e-3, marks=pytest.mark.slow),  # padded to 6,528
     ],
 )
-def test_compiled_it_is_the_same_model(activation, bf16, vocab_size, rtol, atol):
+def test_compiled_it_is_the_same_model(
+    activation, bf16, vocab_size, rtol, atol, recompute_in_backward
+):
     """Traced with the compiler's front half, whose kernels are PyTorch's own."""
-    torch.compiler.reset()
-    recompute_in_backward()
     torch.manual_seed(0)
     config = dataclasses.replace(CONFIG, vocab_size=vocab_size, activation=activation)
     plain, traced = GPT(config), GPT(config)
@@ -262,9 +267,7 @@ def test_eager_dropout_is_pytorchs():
     assert torch.equal(HashedDropout(0.2).eval()(x), x)
 
 
-def test_compiled_it_is_hashed_and_its_gradient_has_its_mask():
-    torch.compiler.reset()
-    recompute_in_backward()
+def test_compiled_it_is_hashed_and_its_gradient_has_its_mask(recompute_in_backward):
 
     @torch.compile(backend="aot_eager")
     def function(x):

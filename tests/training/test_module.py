@@ -295,7 +295,7 @@ def test_weights_are_drawn_on_the_cpu_whatever_the_device():
 def test_compiling_is_in_place_once_and_leaves_the_names(text_file, monkeypatch):
     calls = []
 
-    def compile_quickly(self):
+    def compile_quickly(self, backend):
         calls.append(self)
         torch.nn.Module.compile(self, backend="eager")
 

@@ -59,6 +59,7 @@ class RunReport(L.Callback):
             "step": str(StepShape(data.settings.batch_size, data.block_size, k, W)),
             "run folder": str(run_folder(trainer) or "none"),
         }
+        facts |= module.notes
         speed = find_callback(trainer, SpeedMonitor)
         if speed is not None:
             facts["peak"] = speed.peak_line
