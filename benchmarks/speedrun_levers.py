@@ -30,7 +30,7 @@ from gpt_lightning.model.compilation import compile_in_place
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.speedrun import ROWS, RotaryAttention, SpeedrunTransformer
 from gpt_lightning.model.variants import make_model
-from gpt_lightning.training.stacked_muon import orthogonalize, stacked_step
+from gpt_lightning.training.optimizers.muon import orthogonalize, stacked_step
 
 PAGE = Path(__file__).parent / "speedrun" / "levers.md"
 V = 65
@@ -527,7 +527,7 @@ for records of several epochs, and lose here.
 
 Muon's step for the matrices of 6 layers, 256 wide, takes {single} ms one matrix at a time and
 {stacked} ms stacked by shape, medians of three measurements in turn. The weights are equal up to
-the order of bfloat16's sums. `model.muon_stacked auto` stacks on GPUs.
+the order of bfloat16's sums.
 """
     )
     PAGE.write_text(text)

@@ -64,12 +64,6 @@ class Settings:
     """Peak of Muon's learning rate; it follows the same schedule."""
     muon_momentum: HalfOpenUnitInterval = 0.95
     """Muon's momentum."""
-    muon_stacked: Switch = "auto"
-    """Update all matrices of one shape at once; auto: on GPUs, where single ones are too small,
-    under fsdp2, and with muon_dtype float32."""
-    muon_dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """dtype of Muon's iterations. float32 takes longer; losses on other numbers of ranks are equal
-    to 1e-6, in bfloat16 to 1e-3."""
     freeze: tuple[str, ...] = ()
     """Parameters that are not trained, by name or pattern: transformer.wte.weight,
     transformer.h.0.*; *.bias."""

@@ -146,14 +146,20 @@ def clip_gradients(
     return norm
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's rows of a shard, without a copy; other tensors as they are."""
+    rows: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return rows
+
+
 # ---- no update with non-finite gradients, and no waiting for the device to check ----------------
 
 
+@torch.no_grad()
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Return whether every number is finite: a sum per tensor, and one wait per device."""
     sums: dict[torch.device, list[torch.Tensor]] = {}
-    local = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)  # of a shard
-    numbers = [tensor.detach() for tensor in local if tensor.is_floating_point()]
+    numbers = [local(tensor.detach()) for tensor in tensors if tensor.is_floating_point()]
     for tensor in numbers:
         sums.setdefault(tensor.device, []).append(tensor.sum().float())
     if all(bool(torch.stack(found).isfinite().all()) for found in sums.values()):
