@@ -818,10 +818,7 @@ FOUND = [
         "fit --config tiny.yaml --speed.warmup_steps -1",
         "speed.warmup_steps is -1; it must be at least 0",
     ),
-    (
-        "fit --config tiny.yaml --data.shuffle_windows 0",
-        "data.shuffle_windows is 0; it must be at least 1",
-    ),
+    ("fit --config tiny.yaml --data.shuffle_windows 9", "--data.shuffle_windows: leave it out"),
     (
         "fit --config tiny.yaml --data.data_dir /proc",
         "cannot write /proc/text-char: No such file or directory; check the disk's",
