@@ -296,9 +296,8 @@ def config_file(name: str) -> Path:
     if name and path.exists():
         return path
     candidates = [*config_names(), *map(str, path.parent.glob("*.yaml"))]
-    hint = nearest(path.stem, config_names()) or nearest(name, candidates)
     raise UserError(
-        f"--config {name or repr(name)}: no such file or configuration{hint}; "
+        f"--config {name or repr(name)}: no such file or configuration{nearest(name, candidates)}; "
         "gpt-lightning configs lists the names"
     )
 

@@ -11,8 +11,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +21,12 @@ from markdown import markdown as to_html
 
 from experiments.course import answers
 from gpt_lightning.bench.command import find_benches
-from gpt_lightning.bench.core import course_report, nsys
+from gpt_lightning.bench.core import course_report
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import write_atomic
-from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.parsing import OneLineParser, underscored
 from gpt_lightning.tables import options
-from gpt_lightning.tables.rows import RESULTS, make_row, markdown, write_report
+from gpt_lightning.tables.rows import RESULTS, make_row, markdown
 from gpt_lightning.tables.sweep import Bench, Sweep, read_options
 
 PROGRAM = "python -m experiments.course"
@@ -96,9 +93,7 @@ def run(argv: list[str]) -> int:
             raise UserError(f"--machines: {machine} has no report; give a folder of `{PROGRAM}`")
     failed = False
     for section in map(SECTIONS.__getitem__, chosen):
-        if section.name == nsys.NAME:
-            failed |= run_nsys(section, args, device, folder / section.name, argv)
-        elif not (args.quick and section.compiles):
+        if not (args.quick and section.compiles):
             print(f"\n{section.title}\n")
             words = filled(section, args, device)
             bench, rows = read(section, words)
@@ -124,21 +119,6 @@ def read(section: Section, words: list[str]) -> tuple[Bench, list[options.Values
     return bench, read_options(bench, words)[1]
 
 
-def run_nsys(section: Section, args: Any, device: str, folder: Path, argv: list[str]) -> bool:
-    """Record the section with nsys where it can be and was not; return whether that failed."""
-    if nsys.missing() or (folder / RESULTS).exists():
-        return False
-    bench, (row,) = read(section, filled(section, args, device))
-    try:
-        found = nsys.record(bench.measure, row, folder, args.timeout_s)
-    except subprocess.SubprocessError as error:
-        print(f"warning: nsys failed: {error}", file=sys.stderr)
-        return True
-    machine = machine_record(argv) | {"command": shlex.join([*PROGRAM.split(), *argv])}
-    write_report(folder, section.title, machine, {"rows": found})
-    return False
-
-
 # ---- the document --------------------------------------------------------------------------------
 
 
@@ -152,8 +132,7 @@ def write(folder: Path, machines: Sequence[Path], quick: bool) -> None:
         ]
         parts += [part for path in found for part in described(section, path, folder)]
         if not found:
-            why = nsys.missing() if section.name == nsys.NAME else ""
-            parts.append(f"{why} Not measured. The command for it:".strip())
+            parts.append("Not measured. The command for it:")
             parts.append(f"```\n{PROGRAM} --sections {section.name}\n```")
     text = "\n\n".join(parts).replace("<", "&lt;") + "\n"  # templates in the names of kernels
     page = to_html(text, extensions=["tables", "fenced_code"])
@@ -179,8 +158,6 @@ def described(section: Section, path: Path, folder: Path) -> Iterator[str]:
     yield "; ".join(dict.fromkeys(facts)) + f"\n\n```\n{machine['command']}\n```"
     bench, _ = read(section, [])
     types = {**bench.tables, "rows": bench.row, course_report.TABLE: course_report.PublishedRow}
-    if section.name == nsys.NAME:
-        types["rows"] = nsys.NsysRow
     for name in ("rows", *section.tables):
         if rows := [make_row(types[name], row) for row in data.get(name, [])]:
             title = "" if name == "rows" else f"### {name.capitalize()}\n\n"

@@ -6,7 +6,6 @@ Equal tokens are equal data only if text, tokenizer and context are equal; token
 
 import math
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +18,16 @@ from gpt_lightning.runs.checkpoint import load_checkpoint
 from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.runs.history import find_run, read_curves
 from gpt_lightning.tables.pictures import plot_runs
-from gpt_lightning.tables.rows import Console, column, write_report
+from gpt_lightning.tables.rows import Console, Row, column, row_type, write_report
 
 PICTURE = "curves.png"
 SPLITS = {"val": "validation loss", "train": "training loss, evaluated", "batch": "loss of steps"}
 
 
-@dataclass(frozen=True)
-class AgainstRow:
-    """One loss of the run, and the published curve at as many tokens."""
-
-    split: str = column("split")
-    tokens: float = column("tokens", ",.0f", 13)
-    ours: float = column("ours", ".4f", 7)
-    theirs: float = column("theirs", ".4f", 7)
-    difference: float = column("difference", "+.4f")
+# one loss of the run, and the published curve at as many tokens
+AgainstRow = row_type(
+    "split tokens ours:.4f theirs:.4f difference:+.4f", tokens=column("tokens", ",.0f", 13)
+)
 
 
 def compare_run(run: str, name: str, root: Path, argv: list[str]) -> None:
@@ -112,7 +106,7 @@ def read_run(curves: dict[str, Any], path: Path) -> Points:
     return {split: [p for p in points if p[1] == p[1]] for split, points in found.items()}  # no NaN
 
 
-def compare(ours: Points, theirs: Points) -> list[AgainstRow]:
+def compare(ours: Points, theirs: Points) -> list[Row]:
     """Return a row for each of our losses within the tokens of the published ones."""
     return [
         AgainstRow(split, tokens, loss, published, loss - published)

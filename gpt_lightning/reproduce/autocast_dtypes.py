@@ -11,20 +11,20 @@ not among the operations that it lifts to float32.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpt_lightning.model.gpt import GPT, Block, GPTConfig
 from gpt_lightning.reproduce.published import read_rows
 from gpt_lightning.tables import options
-from gpt_lightning.tables.options import Option, Values
-from gpt_lightning.tables.rows import column, sweep_row
+from gpt_lightning.tables.ledger import Values
+from gpt_lightning.tables.options import Option
+from gpt_lightning.tables.rows import column, row_type
 from gpt_lightning.tables.sweep import Bench
 
 AUTOCAST = {"fp16": "float16", "bf16": "bfloat16"}
@@ -37,46 +37,19 @@ PUBLISHED = {
     for row in read_rows("figures.csv", "profile-report")
     if row["measure"] == "dtype"
 }
-KINDS: list[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str]] = [
-    (nn.Embedding, "embedding"),
-    (nn.Linear, "linear"),
-    ((nn.ReLU, nn.GELU), "activation"),
-    (nn.LayerNorm, "layer_norm"),
-    (Block, "residual"),
-]
-Seen = tuple[str, str, str]  # kind, name, dtype
-
-
-@sweep_row
-class DtypeRow:
-    """Model under autocast: the dtype of each kind of tensor."""
-
-    device: str = column("device", width=10)
-    autocast: str = column("autocast")
-    model: str = column("model")
-    parameters: str = column("parameters", default="")
-    embedding: str = column("embeddings", default="")
-    linear: str = column("linear outputs", default="")
-    activation: str = column("ReLU or GELU", default="")
-    layer_norm: str = column("layer norm", default="")
-    residual: str = column("residual stream", default="")
-    logits: str = column("logits", width=8, default="")
-    loss: str = column("loss", width=8, default="")
-    gradients: str = column("gradients", default="")
-    published: str = column("against the published", default="")
-
-
-@dataclass(frozen=True)
-class TensorRow:
-    """Tensor of a model under autocast."""
-
-    device: str = column("device")
-    autocast: str = column("autocast")
-    model: str = column("model")
-    kind: str = column("kind")
-    tensor: str = column("tensor")
-    dtype: str = column("dtype")
-    published: str = column("published (CUDA)", default="")
+KINDS: dict[str, tuple[type[nn.Module], ...]] = {
+    "embedding": (nn.Embedding,),
+    "linear": (nn.Linear,),
+    "activation": (nn.ReLU, nn.GELU),
+    "layer_norm": (nn.LayerNorm,),
+    "residual": (Block,),
+}
+DtypeRow = row_type(
+    "device autocast model parameters embedding linear activation layer_norm residual logits loss "
+    "gradients published status -note",
+    loss=column("loss", width=8),
+    published=column("against the published"),
+)
 
 
 def read_devices(args: Any) -> list[Values]:
@@ -84,8 +57,7 @@ def read_devices(args: Any) -> list[Values]:
     names = (args.device or f"auto,{CUDA_RULES}").split(",")
     real = ",".join(name for name in names if name != CUDA_RULES)
     places = options.devices(SimpleNamespace(device=real)) if real else []
-    places += [CUDA_RULES] * (CUDA_RULES in names)
-    return [{"device": place} for place in places]
+    return [{"device": place} for place in [*places, *[CUDA_RULES] * (CUDA_RULES in names)]]
 
 
 BENCH = Bench(
@@ -106,22 +78,20 @@ BENCH = Bench(
         options.words("models", "model", MODELS),
     ),
     timeout_s=120.0,
-    tables={"tensors": TensorRow},
+    tables={"tensors": row_type("device autocast model kind tensor dtype published")},
 )
 
 
 def measure_dtypes(device: str, autocast: str, model: str) -> dict[str, Any]:
     """Run a step and record the dtype of every tensor."""
     published = PUBLISHED if (autocast, model) == ("fp16", "toy") else {}
-    seen = Observer(model, AUTOCAST[autocast], device).observe()
-    kinds: dict[str, list[str]] = {}
+    seen = observe(model, AUTOCAST[autocast], device)
+    row: dict[str, str] = {}
     for kind, _, dtype in seen:
-        kinds.setdefault(kind, []).append(dtype)
-    row = {kind: " + ".join(dict.fromkeys(dtypes)) for kind, dtypes in kinds.items()}
+        row[kind] = " + ".join(dict.fromkeys([*row.get(kind, dtype).split(" + "), dtype]))
     same = verdict(row, published)
     on_cuda = device in ("cuda", CUDA_RULES)  # the published table's device
-    return {
-        **{kind: text for kind, text in row.items() if kind in DtypeRow.__dataclass_fields__},
+    return row | {
         "published": same,
         "status": "mismatch" if on_cuda and " was " in same else "ok",
         "tensors": [
@@ -135,9 +105,10 @@ def verdict(row: dict[str, str], published: dict[str, str]) -> str:
     """Describe how a row differs from the published one; empty if none was published."""
     if not published:
         return ""
-    other = [kind for kind, theirs in published.items() if row.get(kind, theirs) != theirs]
+    differs = [
+        f"{k} was {theirs}" for k, theirs in published.items() if row.get(k, theirs) != theirs
+    ]
     unasked = [f"{kind} not asked" for kind in published if kind not in row]
-    differs = [f"{kind} was {published[kind]}" for kind in other]
     return "; ".join([*(differs or ["the same"]), *unasked])
 
 
@@ -151,70 +122,57 @@ class Toy(nn.Module):
         self.ln = nn.LayerNorm(10)
         self.fc2 = nn.Linear(10, 5, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.fc2(self.ln(self.relu(self.fc1(x))))
 
 
-class Observer:
-    """Runs a model under autocast and records dtypes.
+def observe(name: str, autocast: str, device: str) -> list[tuple[str, str, str]]:
+    """Run a step of a model under autocast.
 
     Args:
-        model: Model, toy or gpt.
+        name: Name of the model, toy or gpt.
         autocast: Dtype, float16 or bfloat16.
         device: Device, cpu, mps, cuda or CUDA_RULES.
+
+    Returns:
+        Kind, name and dtype of parameters, outputs, logits, loss and gradients, in this order.
     """
+    model = Toy() if name == "toy" else GPT(GPTConfig(2, 2, 32, 16, 64))
+    dtype = getattr(torch, autocast)
+    seen: list[tuple[str, str, Any]] = [
+        ("parameters", *named) for named in model.named_parameters()
+    ]
+    if device == CUDA_RULES:
+        with cuda_rules(dtype), torch.no_grad():
+            model.requires_grad_(False).to_empty(device="cuda")
+            seen += outputs(model, "cuda")
+    else:
+        model.to(device)
+        with torch.autocast(device, dtype):
+            seen += outputs(model, device)
+        seen[-1][2].backward()
+        seen += [("gradients", name, p.grad) for name, p in model.named_parameters()]
+    return [(kind, name, str(tensor.dtype).removeprefix("torch.")) for kind, name, tensor in seen]
 
-    def __init__(self, model: str, autocast: str, device: str) -> None:
-        self.dtype = getattr(torch, autocast)
-        self.device = device
-        self.model: nn.Module = Toy() if model == "toy" else GPT(GPTConfig(2, 2, 32, 16, 64))
-        self.seen: list[Seen] = []
 
-    def observe(self) -> list[Seen]:
-        """Return parameters, outputs, logits, loss and gradients, in the order of the step."""
-        for name, parameter in self.model.named_parameters():
-            self.see("parameters", name, parameter)
-        if self.device == CUDA_RULES:
-            with cuda_rules(self.dtype), torch.no_grad():
-                self.model.requires_grad_(False).to_empty(device="cuda")
-                self.forward("cuda")
-            return self.seen
-        self.model.to(self.device)
-        with torch.autocast(self.device, self.dtype):
-            loss = self.forward(self.device)
-        loss.backward()
-        for name, parameter in self.model.named_parameters():
-            assert parameter.grad is not None, name
-            self.see("gradients", name, parameter.grad)
-        return self.seen
+def outputs(model: nn.Module, device: str) -> list[tuple[str, str, Tensor]]:
+    """Return the outputs of all modules, the logits and the loss, which comes last."""
+    our_gpt = isinstance(model, GPT)  # it computes its loss itself
+    y = torch.randint(5, (2, 16) if our_gpt else (4,), device=device)
+    x = y if our_gpt else torch.randn(4, 20, device=device)
+    seen: list[tuple[str, str, Tensor]] = []
 
-    def forward(self, device: str) -> torch.Tensor:
-        """Compute and record the logits, then the loss."""
-        our_gpt = isinstance(self.model, GPT)  # it computes its loss itself
-        shape = (2, 16) if our_gpt else (4,)
-        y = torch.randint(5, shape, device=device)
-        x = y if our_gpt else torch.randn(4, 20, device=device)
-        hooks = [
-            module.register_forward_hook(partial(self.see_output, name))
-            for name, module in self.model.named_modules()
-            if name
-        ]
-        logits = self.model(x)
-        self.see("logits", "logits", logits)
-        for hook in hooks:
-            hook.remove()
-        loss = self.model(x, y) if our_gpt else nn.functional.cross_entropy(logits, y)
-        self.see("loss", "loss", loss)
-        return loss
+    def see(name: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        kind = (kind for kind, types in KINDS.items() if isinstance(module, types))
+        seen.append((next(kind, "other output"), name, output))
 
-    def see(self, kind: str, name: str, tensor: torch.Tensor) -> None:
-        """Record a tensor."""
-        self.seen.append((kind, name, str(tensor.dtype).removeprefix("torch.")))
-
-    def see_output(self, name: str, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        """Record a module's output; with its name, a forward hook."""
-        kinds = (kind for types, kind in KINDS if isinstance(module, types))
-        self.see(next(kinds, "other output"), name, output)
+    named = [(name, module) for name, module in model.named_modules() if name]
+    hooks = [module.register_forward_hook(partial(see, name)) for name, module in named]
+    logits = model(x)
+    for hook in hooks:
+        hook.remove()
+    loss = model(x, y) if our_gpt else nn.functional.cross_entropy(logits, y)
+    return [*seen, ("logits", "logits", logits), ("loss", "loss", loss)]
 
 
 @contextmanager

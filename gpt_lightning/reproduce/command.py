@@ -1,14 +1,12 @@
 """The command `gpt-lightning reproduce`."""
 
-import contextlib
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import numbered_folder
 from gpt_lightning.parsing import OneLineParser, nearest, split_fit_options
 from gpt_lightning.reproduce.cases import CASES, CURVES, REPORTS, Case, Options, Rung
-from gpt_lightning.tables.rows import Console, column
+from gpt_lightning.tables.rows import Console, column, row_type
 
 CORPUS = "tinyshakespeare"  # the text of every case
 ROOT = Path("lightning_logs") / "reproduce"
@@ -93,19 +91,13 @@ def run_case(
     chosen, root = choose_rungs(case, names, options), ROOT / case.name
 
     from gpt_lightning.reproduce.runner import CaseRun, find_folder  # imports torch
-    from gpt_lightning.reproduce.verdicts import Verdict
+    from gpt_lightning.tables.verdicts import Verdict
 
-    found = None if resume is None else find_folder(resume, root, chosen)
-    folder = found or numbered_folder(root)
-    case_run = CaseRun(case, options, folder, argv, found is not None)
+    folder = None if resume is None else find_folder(resume, root, chosen)
+    case_run = CaseRun(case, options, folder or numbered_folder(root), argv, folder is not None)
     for rung in case.rungs:
         if rung in chosen:
-            try:
-                case_run.run(rung.on(target(rung, options)))
-            except UserError:
-                with contextlib.suppress(OSError):  # rungs that have run are in it
-                    folder.rmdir()
-                raise
+            case_run.run(rung.on(target(rung, options)))
         elif names is None and not case.alternatives:
             case_run.skip(rung, why_not(rung, options))
     case_run.write()
@@ -227,30 +219,21 @@ def available_devices() -> set[str]:
 # ---- the list ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ListRow:
-    """A rung in `reproduce --list`."""
-
-    case: str = column("case", width=16)
-    rung: str = column("rung", width=17)
-    device: str = column("device", width=6)
-    data: str = column("data", width=16)
-    here: str = column("here", width=4)
-    time: str = column("how long, and what is missing")
-
-
 def print_list() -> None:
     """Print every rung with its device, its data, and whether it can run here."""
     from gpt_lightning.data.texts import local_corpus
 
     fetched = "" if local_corpus(CORPUS, Path("data")) else "; the data will be fetched"
-    console = Console(ListRow)
-    print(console.header())
+    time = column("how long, and what is missing")
+    row_of = row_type("case rung device data here time", time=time)
+    rows = []
     for name, rung in ((case.name, rung) for case in CASES.values() for rung in case.rungs):
         reason = why_not(rung, Options())
         here = "yes" if not reason else "no" if impossible(rung, Options()) else "part"
         time = f"{rung.time}{fetched}" + (f"; {reason}" if reason else "")
-        print(console.line(ListRow(name, rung.name, rung.device, CORPUS, here, time)))
+        rows.append(row_of(name, rung.name, rung.device, CORPUS, here, time))
+    console = Console(row_of, rows=rows)
+    print(console.header(), *map(console.line, rows), sep="\n")
     for name, (title, _) in REPORTS.items():
         print(f"{name:<16}  {title}")
     print("\nSources:")

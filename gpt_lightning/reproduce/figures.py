@@ -7,7 +7,6 @@ count as equal within a half of theirs, because the reports do not have the prog
 
 import functools
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +24,12 @@ from gpt_lightning.reproduce.autocast_dtypes import CUDA_RULES, measure_dtypes
 from gpt_lightning.reproduce.cases import REPORTS
 from gpt_lightning.reproduce.float16_sums import PUBLISHED, measure_sum
 from gpt_lightning.reproduce.published import read_rows
-from gpt_lightning.reproduce.verdicts import Verdict
 from gpt_lightning.runs.sources import load_model
 from gpt_lightning.tables import sweep
-from gpt_lightning.tables.rows import RESULTS, Console, column, write_report
+from gpt_lightning.tables.rows import RESULTS, Console, column, row_type, write_report
+from gpt_lightning.tables.verdicts import Verdict
 
-
-@dataclass(frozen=True)
-class FigureRow:
-    """Published figure and ours."""
-
-    figure: str = column("figure", width=46)
-    theirs: str = column("theirs", width=9)
-    ours: str = column("ours", width=9)
-    verdict: str = column("verdict", width=7)
-    note: str = column("note", default="")
+FigureRow = row_type("figure theirs ours verdict note", figure=column("figure", width=46))
 
 
 def run_report(name: str, root: Path, argv: list[str]) -> int:

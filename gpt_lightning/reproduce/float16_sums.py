@@ -12,33 +12,20 @@ from typing import Any
 
 import torch
 
-from gpt_lightning.tables.options import DEVICE, Values, devices
-from gpt_lightning.tables.rows import column, sweep_row
+from gpt_lightning.tables.ledger import Values
+from gpt_lightning.tables.options import DEVICE, devices
+from gpt_lightning.tables.rows import column, row_type
 from gpt_lightning.tables.sweep import Bench
 
 ADDEND, TIMES = 0.01, 1000
-# accumulator, addend, whether the addend is cast to the accumulator's dtype before, and the sum in
-# the report
+# whether the addend is cast to the accumulator's dtype before, and the sum in the report
+FIELDS = ("accumulator", "addend", "upcast", "published")
 PUBLISHED = (
     ("float32", "float32", False, 10.0001),
     ("float16", "float16", False, 9.9531),
     ("float32", "float16", False, 10.0021),
     ("float32", "float16", True, 10.0021),
 )
-FIELDS = ("accumulator", "addend", "upcast", "published")
-
-
-@sweep_row
-class SumRow:
-    """Sum, and the published one."""
-
-    device: str = column("device")
-    accumulator: str = column("accumulator")
-    addend: str = column("addend", width=8)
-    upcast: bool = column("addend cast before")
-    sum: float | None = column("sum", ".4f", 9)
-    published: float | None = column("published", ".4f")
-    error: float | None = column("off 10 by", "+.2e", 10)
 
 
 def read_sums(args: Any) -> list[Values]:
@@ -53,7 +40,11 @@ def read_sums(args: Any) -> list[Values]:
 BENCH = Bench(
     name="accumulation",
     title=f"{ADDEND} added {TIMES:,} times",
-    row=SumRow,
+    row=row_type(
+        "device accumulator addend upcast sum:.4f published:.4f error status -note",
+        upcast=column("addend cast before"),
+        error=column("off 10 by", "+.2e", 10),
+    ),
     measure="gpt_lightning.reproduce.float16_sums:measure_sum",
     options=(replace(DEVICE, read=read_sums),),
     timeout_s=120.0,

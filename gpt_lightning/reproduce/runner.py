@@ -1,7 +1,7 @@
 """Run the rungs of a case through `fit` and compare each loss with the published one."""
 
-import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,6 @@ from gpt_lightning.reproduce.verdicts import (
     LossRow,
     PhaseRow,
     RungRow,
-    SettingRow,
-    Verdict,
     best_row,
     is_timed,
     loss_row,
@@ -34,8 +32,10 @@ from gpt_lightning.reproduce.verdicts import (
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.folders import run_folders, saved_checkpoints
 from gpt_lightning.runs.resume import newest_checkpoint
+from gpt_lightning.tables.ledger import Ledger
 from gpt_lightning.tables.pictures import plot_losses
-from gpt_lightning.tables.rows import RESULTS, Console, write_report
+from gpt_lightning.tables.rows import Console, Row, write_report
+from gpt_lightning.tables.verdicts import Verdict
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import Observation, RunProbe, RunRecorder, RunTimings
 
@@ -61,10 +61,11 @@ class CaseRun:
         self.each_step = case.kind == "steps"
         self.losses: list[LossRow] = []
         self.rungs: list[RungRow] = []
-        self.settings: list[SettingRow] = []
-        self.phases: list[PhaseRow] = []
+        self.settings: list[Row] = []
+        self.phases: list[Row] = []
         self.machine = machine_record(argv)
         machine = [f"{name:<9} {fact}" for name, fact in self.machine.items()]
+        self._ledger = Ledger(folder)
         self._head = [case.title, *machine]  # printed when a rung's settings are checked
 
     def skip(self, rung: Rung, reason: str) -> None:
@@ -109,6 +110,9 @@ class CaseRun:
 
         def add(row: LossRow) -> None:
             self.losses.append(row)
+            self._ledger.append(
+                {"rung": row.rung, "step": row.step, "split": row.split}, asdict(row)
+            )
             evaluation = row.split != "batch"
             if self.each_step or evaluation or row.verdict == Verdict.FAILED:
                 tqdm.write(console.line(row))  # above the progress bar
@@ -300,7 +304,7 @@ def find_folder(resume: str, root: Path, rungs: list[Rung]) -> Path | None:
     """
     for folder in run_folders(root)[1:] if resume == "auto" else [Path(resume)]:
         missing = [r.name for r in rungs if not saved_checkpoints(folder / r.name / "checkpoints")]
-        other = {row["rung"] for row in read_losses(folder)} - {rung.name for rung in rungs}
+        other = {key["rung"] for key, _ in Ledger(folder).read()} - {rung.name for rung in rungs}
         if missing:
             problem = f"has no {missing[0]}/checkpoints/*.ckpt: give another folder, or auto"
         elif other:
@@ -326,19 +330,10 @@ def earlier(folder: Path, rung: Rung) -> tuple[Path, int, list[Observation]]:
         )
     step, cpu = read_checkpoint(path).step, torch.device("cpu")
     seen = [
-        Observation(cpu, row["step"], row["split"], row["ours"], batches=row.get("batches"))
-        for row in read_losses(folder)
+        Observation(cpu, row["step"], row["split"], row["ours"], batches=row["batches"])
+        for row in Ledger(folder).by_key().values()
         if row["rung"] == rung.name and row["split"] != "best"
         # a loss of step n is of the update after n updates
         if row["step"] + (row["split"] == "batch") <= step
     ]
     return path, step, seen
-
-
-def read_losses(folder: Path) -> list[dict[str, Any]]:
-    """Return the losses that an earlier session has written; empty if there are none."""
-    path = folder / RESULTS
-    if not path.exists():
-        return []
-    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["losses"]
-    return rows

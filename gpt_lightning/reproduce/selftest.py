@@ -7,7 +7,6 @@ any size take seconds on any machine.
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from gpt_lightning.hardware.device import device_kind, free_memory
 from gpt_lightning.parsing import resolve_configs
 from gpt_lightning.reproduce import settings
 from gpt_lightning.reproduce.cases import Case, Options, Rung, Settings
-from gpt_lightning.reproduce.verdicts import Verdict
-from gpt_lightning.tables.rows import Console, column
+from gpt_lightning.tables.rows import Console, Row, column, row_type
+from gpt_lightning.tables.verdicts import Verdict
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import ProbedError, RunProbe
 
@@ -28,17 +27,14 @@ TEXT = "".join(f"a text of another author, line {i}\n" for i in range(20_000))
 BREAKS = yaml.safe_load(Path(__file__).with_name("breaks.yaml").read_text(encoding="utf-8"))
 
 
-@dataclass(frozen=True)
-class BreakRow:
-    """Setting of a rung that was broken, and what the comparison saw."""
-
-    case: str = column("case", width=22)
-    rung: str = column("rung", width=17)
-    setting: str = column("setting", width=31)
-    value: str = column("value", width=15)
-    broken: str = column("broken to", width=12)
-    verdict: str = column("verdict", width=7)
-    seen: str = column("seen as")
+# setting of a rung that was broken, and what the comparison saw
+BreakRow = row_type(
+    "case rung setting value broken_to verdict seen_as",
+    case=column("case", width=22),
+    rung=column("rung", width=17),
+    setting=column("setting", width=31),
+    value=column("value", width=15),
+)
 
 
 def run_selftest(cases: list[Case], rungs: list[str] | None) -> int:
@@ -72,7 +68,7 @@ def run_selftest(cases: list[Case], rungs: list[str] | None) -> int:
 
 def broken_rows(
     case: Case, rung: Rung, values: Settings, before: Settings, keys: set[str]
-) -> Iterator[BreakRow]:
+) -> Iterator[Row]:
     """Yield a row for the rung as it is, and one for each setting of it that is broken.
 
     Args:

@@ -19,14 +19,16 @@ from gpt_lightning.data.loader import Batch
 from gpt_lightning.model.compilation import is_compiled
 from gpt_lightning.model.gpt import GPT, Block
 from gpt_lightning.reproduce.cases import Rung, Settings
-from gpt_lightning.reproduce.verdicts import SettingRow, Verdict
+from gpt_lightning.reproduce.verdicts import SettingRow
+from gpt_lightning.tables.rows import Row
+from gpt_lightning.tables.verdicts import Verdict
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
 
 RATE_STEPS = (0, 100, 1000, 2000, 5000)  # optimizer steps whose learning rates are compared
 
 
-def compare_settings(rung: Rung, ours: Settings) -> list[SettingRow]:
+def compare_settings(rung: Rung, ours: Settings) -> list[Row]:
     """Return a row for each setting of the published run that was read from ours."""
     theirs = rung.theirs.items()
     both = ((name, text(value), text(ours[name])) for name, value in theirs if name in ours)

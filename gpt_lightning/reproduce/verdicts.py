@@ -1,24 +1,14 @@
 """Rows of the tables of `reproduce`, and the comparison of a loss with the published one."""
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import torch
 
 from gpt_lightning.reproduce.cases import Rung
 from gpt_lightning.reproduce.published import Published
-from gpt_lightning.tables.rows import column
+from gpt_lightning.tables.rows import column, row_type
+from gpt_lightning.tables.verdicts import Verdict
 from gpt_lightning.training.callbacks.recorder import Observation
-
-
-class Verdict(StrEnum):
-    """Result of a comparison, or the reason why there is none."""
-
-    OK = "ok"
-    DRIFT = "drift"
-    FAILED = "FAIL"
-    ERROR = "error"
-    SKIPPED = "skipped"
 
 
 @dataclass(frozen=True)
@@ -66,25 +56,9 @@ class RungRow:
     note: str = column("note", default="")
 
 
-@dataclass(frozen=True)
-class SettingRow:
-    """Setting of the published run, and the one that was read from ours."""
-
-    rung: str = column("rung", width=17)
-    setting: str = column("setting", width=23)
-    theirs: str = column("theirs", width=12)
-    ours: str = column("ours", width=12)
-    verdict: str = column("verdict")
-
-
-@dataclass(frozen=True)
-class PhaseRow:
-    """Wall time of one phase of a rung."""
-
-    rung: str = column("rung", width=17)
-    phase: str = column("phase", width=19)
-    seconds: float = column("seconds", ",.1f", 9)
-
+# setting of the published run, and the one that was read from ours
+SettingRow = row_type("rung setting theirs ours verdict")
+PhaseRow = row_type("rung phase seconds:,.1f")  # wall time of one phase of a rung
 
 # ---- comparison ----------------------------------------------------------------------------------
 

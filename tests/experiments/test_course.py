@@ -1,10 +1,9 @@
-"""`python -m experiments.course`: sections, answers, other machines, nsys."""
+"""`python -m experiments.course`: sections, answers, other machines."""
 
 import importlib
 import json
 import os
 import re
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 
 from experiments.course import answers
 from experiments.course import report as command
-from gpt_lightning.bench.core import curves, memory_meter, nsys
+from gpt_lightning.bench.core import curves, memory_meter
 from gpt_lightning.bench.core import training_step as subject
 from gpt_lightning.cli import main
 from gpt_lightning.tables import pictures, sweep
@@ -75,7 +74,6 @@ def test_a_report_has_every_section_and_measures_no_row_twice(calls):
             assert "| cpu |" in own
         else:
             assert f"python -m experiments.course --sections {name}\n" in own
-    assert "no NVIDIA GPU" in part(text, "Kernels by NVTX range (nsys)")
     assert "the first forward took" in part(text, "No warm-up").lower()
     assert all(f"({letter}): " in part(text, "Profiling") for letter in "abcde")
     assert "tiny model: its times mean nothing" in text
@@ -155,6 +153,12 @@ def test_every_section_can_be_typed(quick):
         assert set(section.columns) <= set(columns), section.name
         assert set(section.tables) <= {*bench.tables, "published"}
         assert not section.answer or callable(getattr(answers, section.answer))
+
+
+def test_the_former_command_prints_the_new_one(capsys):
+    assert main(["report", "course", "--sections", "memory, profile"]) == 2
+    line = "type python -m experiments.course --sections 'memory, profile'"
+    assert capsys.readouterr().err == f"error: `report` has moved: {line}\n"
 
 
 def test_mistakes_take_one_line(capsys, tmp_path, monkeypatch):
@@ -240,93 +244,11 @@ def test_answers_about_a_profile():
     assert "2.00 times their time and 0.100 times their FLOPs" in text
 
 
-# ---- nsys ----------------------------------------------------------------------------------------
-
-
-def write_database(path: Path) -> None:
-    """Two steps; the backward's kernel is launched from another thread; one range by its id."""
-    with sqlite3.connect(path) as database:
-        database.executescript(
-            """
-            CREATE TABLE StringIds (id INTEGER, value TEXT);
-            CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, text TEXT, textId INTEGER);
-            CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME
-              (start INTEGER, end INTEGER, correlationId INTEGER, globalTid INTEGER);
-            CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL
-              (start INTEGER, end INTEGER, correlationId INTEGER);
-            INSERT INTO StringIds VALUES (7, 'backward');
-            INSERT INTO NVTX_EVENTS VALUES (0, 100, 'step', NULL), (10, 40, 'forward', NULL),
-              (50, 90, NULL, 7), (200, 300, 'step', NULL), (210, 240, 'forward', NULL),
-              (95, 99, 'empty', NULL);
-            INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES
-              (10, 12, 1, 1), (40, 41, 2, 1), (60, 61, 3, 2), (220, 221, 4, 1), (150, 151, 5, 1);
-            INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1000000, 3000000, 1),
-              (3000000, 4000000, 2), (4000000, 9000000, 3), (9000000, 12000000, 4),
-              (20000000, 90000000, 5);
-            """
-        )
-
-
-def test_kernels_are_summed_by_the_ranges_of_their_launch(tmp_path):
-    write_database(tmp_path / "nsys.sqlite")
-    rows = nsys.read_kernels(tmp_path / "nsys.sqlite")
-    found = {row.range: (row.occurrences, row.kernels, row.kernels_ms) for row in rows}
-    assert found == {
-        "step": (2, 2.0, 5.5),  # 2 + 1 + 5 and 3 ms
-        "forward": (2, 1.5, 3.0),
-        "backward": (1, 1.0, 5.0),
-    }
-    assert [row.range for row in rows] == ["step", "forward", "backward"]
-
-
-def test_nsys_runs_where_it_is_there_and_its_rows_are_in_the_report(calls, monkeypatch):
-    monkeypatch.setattr(nsys, "missing", lambda: "")
-    runs = []
-
-    def run(words, cwd, check, timeout):
-        runs.append((words, cwd, check, timeout))
-        write_database(Path(cwd) / "nsys.sqlite")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(command, "machine_record", lambda argv: RTX | {"command": "nsys"})
-    assert report("--sections", "nsys") == 0
-    ((words, _, check, timeout),) = runs
-    assert words[:2] == ["nsys", "profile"]
-    assert words[-4:-2] == ["-m", "gpt_lightning.tables.worker"]
-    values = json.loads(words[-1])
-    assert (values["device"], values["mode"], values["for_nsys"]) == ("cuda", "full-step", True)
-    assert (check, timeout) == (True, 1800.0)
-    text = (FOLDER / "report.md").read_text()
-    assert "| step | 2 | 2.0 | 5.500 |" in part(text, "Kernels by NVTX range (nsys)")
-    assert report("--sections", "nsys") == 0
-    assert len(runs) == 1
-
-
-def test_a_failed_nsys_is_a_failure(calls, monkeypatch, capsys):
-    def run(words, **how):
-        raise subprocess.CalledProcessError(1, words[:1])
-
-    monkeypatch.setattr(nsys, "missing", lambda: "")
-    monkeypatch.setattr(subprocess, "run", run)
-    assert report("--sections", "nsys") == 1
-    assert "warning: nsys failed" in capsys.readouterr().err
-
-
-def test_what_nsys_needs(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "no NVIDIA GPU" in nsys.missing()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(nsys.shutil, "which", lambda name: None)
-    assert "not installed" in nsys.missing()
-    monkeypatch.setattr(nsys.shutil, "which", lambda name: "/bin/nsys")
-    assert nsys.missing() == ""
-
-
 @pytest.mark.slow
 def test_the_quick_report_has_every_section_that_runs_here(calls):
     assert report() == 0
     text = (FOLDER / "report.md").read_text()
-    measured = [name for name, s in command.SECTIONS.items() if not s.compiles and name != "nsys"]
+    measured = [name for name, s in command.SECTIONS.items() if not s.compiles]
     for name in measured:
         assert "| ok |" in part(text, command.SECTIONS[name].title), name
     assert text.count("Not measured. The command for it:") == len(command.SECTIONS) - len(measured)

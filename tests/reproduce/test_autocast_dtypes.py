@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from gpt_lightning.cli import main
+from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.reproduce import autocast_dtypes as dtypes
 from gpt_lightning.reproduce.autocast_dtypes import (
     AUTOCAST,
     CUDA_RULES,
     MODELS,
     PUBLISHED,
-    Observer,
     measure_dtypes,
+    observe,
 )
 from gpt_lightning.tables import sweep
 
@@ -47,13 +48,13 @@ def test_linear_outputs_are_lower_and_parameters_are_not(device, autocast, model
 
 
 def test_every_tensor_is_seen_once():
-    observer = Observer("gpt", "bfloat16", "cpu")
-    seen = observer.observe()
-    names = [name for name, _ in observer.model.named_parameters()]
+    seen = observe("gpt", "bfloat16", "cpu")
+    model = GPT(GPTConfig(2, 2, 32, 16, 64))
+    names = [name for name, _ in model.named_parameters()]
     assert [name for kind, name, _ in seen if kind == "parameters"] == names
     assert [name for kind, name, _ in seen if kind == "gradients"] == names
     outputs = {name for kind, name, _ in seen if kind not in ("parameters", "gradients")}
-    modules = {name for name, module in observer.model.named_modules() if name}
+    modules = {name for name, module in model.named_modules() if name}
     assert modules - outputs == {"transformer.h"}  # a ModuleList is never called
     assert len(seen) == len(set(seen))
 

@@ -1,6 +1,5 @@
 """`gpt-lightning reproduce --resume`: a killed run ends with the table of one that was not."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +9,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.reproduce import command
 from gpt_lightning.reproduce import runner as resume
 from gpt_lightning.reproduce.cases import Rung
+from gpt_lightning.tables.ledger import Ledger
 from gpt_lightning.training.callbacks.recorder import RunRecorder
 
 CPU, GPU = Rung("cpu", ((0, 1.0),)), Rung("gpu", ((0, 1.0),))
@@ -39,12 +39,14 @@ def save(folder, rung="cpu", rows=()):
     path = folder / rung / "checkpoints" / "step-0000002.ckpt"
     path.parent.mkdir(parents=True)
     path.touch()
-    (folder / "results.json").write_text(json.dumps({"losses": list(rows)}))
+    for row in rows:
+        Ledger(folder).append({name: row[name] for name in ("rung", "step", "split")}, row)
     return path
 
 
 def loss(step, split, rung="cpu", **more):
-    return {"rung": rung, "step": step, "split": split, "ours": 2.0 + step, **more}
+    row = {"rung": rung, "step": step, "split": split, "ours": 2.0 + step, "batches": None}
+    return row | more
 
 
 def test_auto_is_the_newest_folder_with_a_checkpoint_of_each_rung(tmp_path):
@@ -81,13 +83,6 @@ def test_evaluations_after_the_checkpoint_are_made_again(tmp_path, monkeypatch):
     ]  # fmt: skip
     with pytest.raises(UserError, match=r"no checkpoint in .*gpu is whole"):
         resume.earlier(tmp_path, GPU)
-
-
-def test_evaluations_of_an_earlier_version_have_no_number_of_batches(tmp_path, monkeypatch):
-    path = save(tmp_path, rows=[loss(0, "val")])
-    monkeypatch.setattr(resume, "newest_checkpoint", lambda run: path)
-    monkeypatch.setattr(resume, "read_checkpoint", lambda path: SimpleNamespace(step=2))
-    assert resume.earlier(tmp_path, CPU)[2][0].batches is None
 
 
 def test_the_loss_of_the_step_after_the_checkpoint_is_made_again(tmp_path, monkeypatch):

@@ -64,7 +64,7 @@ def test_a_run_that_ends_early_is_no_success(tinyshakespeare, capsys):
 
 @pytest.mark.slow
 def test_a_rung_that_breaks_is_a_row_and_the_others_run(tinyshakespeare, monkeypatch, capsys):
-    monkeypatch.setattr("torch.nn.Module.compile", lambda self: 1 / 0)
+    monkeypatch.setattr("torch.nn.Module.compile", lambda self, **_: 1 / 0)
     args = ["--rungs", "compile,gpt2-init", "--steps", "2", "--accelerator", "cpu"]
     monkeypatch.setattr("gpt_lightning.hardware.device.memory_gib", lambda: 64.0)
     # a small batch: the rung breaks before it trains, gpt2-init does not care

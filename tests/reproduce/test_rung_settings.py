@@ -22,7 +22,7 @@ from gpt_lightning.model.compilation import compile_in_place
 from gpt_lightning.model.gpt import GPT, CausalSelfAttention, GPTConfig
 from gpt_lightning.reproduce import published, selftest, settings
 from gpt_lightning.reproduce.cases import CASES, Rung
-from gpt_lightning.reproduce.verdicts import Verdict
+from gpt_lightning.tables.verdicts import Verdict
 from gpt_lightning.training import optim
 from gpt_lightning.training.callbacks.recorder import RunProbe
 from gpt_lightning.training.fit import run_cli, training_parser
