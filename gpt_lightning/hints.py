@@ -70,7 +70,7 @@ def unknown_argument(given: str, options: Sequence[str], positionals: Sequence[s
         return f"unknown argument {given!r}: did you mean '--{key}={value}'?"
     if Path(given).suffix in (".yaml", ".yml") and "config" in options:
         return f"unknown argument {given!r}: did you mean '--config {given}'?"
-    if Path(given).exists() and "ckpt_path" in options:
+    if Path(given).exists() and "model.init_from" in options:
         return f"unknown argument {given!r}: did you mean '--ckpt_path {given}'?"
     return f"unknown argument {given!r}: remove it, or quote the value that it is a part of"
 
@@ -87,13 +87,15 @@ def hint_at(word: str, options: Sequence[str]) -> str:
 def suggestion(word: str, options: Sequence[str]) -> str:
     """Return the key of a word: by hints.yaml, by the last part of the key, or by similarity."""
     word = word.replace("-", "_")
+    sections = {key.partition(".")[0] for key in options if "." in key}
+    keys = [key for key in options if key not in sections]  # a section takes no plain value
     for name in (word, word.rpartition(".")[2]):
         table = HINTS["words"].items()
-        meant = [key for key, words in table if name in words.split() and key in options]
-        meant += [key for key in options if name == key.rpartition(".")[2]]
+        meant = [key for key, words in table if name in words.split() and key in keys]
+        meant += [key for key in keys if name == key.rpartition(".")[2]]
         if meant:
             return meant[0]
-    return next(iter(difflib.get_close_matches(word, options, n=1)), "")
+    return next(iter(difflib.get_close_matches(word, keys, n=1)), "")
 
 
 # ---- wrong values --------------------------------------------------------------------------------

@@ -296,8 +296,9 @@ def config_file(name: str) -> Path:
     if name and path.exists():
         return path
     candidates = [*config_names(), *map(str, path.parent.glob("*.yaml"))]
+    hint = nearest(path.stem, config_names()) or nearest(name, candidates)
     raise UserError(
-        f"--config {name or repr(name)}: no such file or configuration{nearest(name, candidates)}; "
+        f"--config {name or repr(name)}: no such file or configuration{hint}; "
         "gpt-lightning configs lists the names"
     )
 

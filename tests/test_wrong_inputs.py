@@ -1,18 +1,19 @@
-"""Wrong inputs: each ends with exit code 2 and one line that has the expected words."""
+"""Wrong inputs, the rows of wrong_inputs.tsv: each ends in one line that names key and fix."""
 
+import csv
+import json
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lightning.pytorch.cli import LightningCLI
 from wrong_folder import make_folder
-from wrong_inputs import FOUND, MORE, SLOW
 
 from gpt_lightning.cli import COMMANDS, main
 from gpt_lightning.remote import attempts
-from gpt_lightning.training.fit import training_parser
 
 
 @pytest.fixture(scope="module")
@@ -43,54 +44,61 @@ def folder(tmp_path_factory, parsers) -> tuple[Path, str]:
         return path, make_folder(path)
 
 
-def check(command: str, words: str, folder: tuple[Path, str], monkeypatch, capsys) -> None:
-    """Run a command with its environment variables; compare exit code and message."""
+def rows() -> Iterator[Any]:
+    """Yield the rows of wrong_inputs.tsv; those marked slow run with `-m slow`."""
+    with Path(__file__).with_name("wrong_inputs.tsv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
+            marks = [pytest.mark.slow] if row.pop("when") else []
+            yield pytest.param(row, marks=marks, id=row["input"])
+
+
+def files_of_runs(folder: Path) -> list[Path]:
+    return sorted(path for path in (folder / "lightning_logs").rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("row", rows())
+def test_a_wrong_input_is_one_line_that_names_the_key_and_a_fix_that_works(
+    row, folder, monkeypatch, capsys
+):
+    """Columns of a row.
+
+    input: A command line. CKPT is the path of a whole checkpoint; variables before the command are
+        its environment.
+    file: A file that the command reads, NAME=CONTENT, with the escapes of JSON.
+    names: Words of the error message: the key or the file.
+    exit: Exit code.
+    fix: The command as the message corrects it; its new words are in the message, and it parses.
+    """
     path, checkpoint = folder
     monkeypatch.chdir(path)
     monkeypatch.setenv("GPT_LIGHTNING_DATA", "")
     monkeypatch.setattr(attempts, "BACKOFF_S", 0.0)
-    args = shlex.split(command.replace("CKPT", checkpoint))
+    name, _, content = row["file"].partition("=")
+    if name:
+        Path(name).write_text(json.loads(f'"{content}"'))
+    args, fixed = (
+        shlex.split(row[column].replace("CKPT", checkpoint)) for column in ("input", "fix")
+    )
     while args and re.match(r"[A-Z_]+=", args[0]):
-        name, _, value = args.pop(0).partition("=")
-        monkeypatch.setenv(name, value)
-    runs = {run.name for run in (path / "lightning_logs").glob("*/*")}
+        monkeypatch.setenv(*args.pop(0).split("=", 1))
+    before = files_of_runs(path)
     code = main(args)
     lines = capsys.readouterr().err.splitlines()
-    assert code == 2, lines
+    assert code == int(row["exit"]), lines
     assert len(lines) == 1, lines
     assert lines[0].startswith("error: ")
-    assert words in lines[0]
+    assert row["names"] in lines[0]
     assert not re.search(r"Traceback|Namespace\(|object at 0x|\w+Error:", lines[0])
     assert not (path / "hacked").exists()
-    assert runs == {run.name for run in (path / "lightning_logs").glob("*/*")}, "wrote a run"
-
-
-@pytest.mark.parametrize(("command", "words"), FOUND, ids=[row[0] for row in FOUND])
-def test_wrong_inputs_of_three_strangers(command, words, folder, monkeypatch, capsys):
-    check(command, words, folder, monkeypatch, capsys)
-
-
-@pytest.mark.parametrize(("command", "words"), MORE, ids=[row[0] for row in MORE])
-def test_more_wrong_inputs_of_the_same_kinds(command, words, folder, monkeypatch, capsys):
-    check(command, words, folder, monkeypatch, capsys)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("command", "words"), SLOW, ids=[row[0] for row in SLOW])
-def test_wrong_inputs_that_are_found_late(command, words, folder, monkeypatch, capsys):
-    check(command, words, folder, monkeypatch, capsys)
-
-
-def test_messages_name_keys_and_commands_that_exist():
-    """Keys and commands in the expected words can be typed."""
-    parser = training_parser()
-    fit = parser._subcommands_action.choices["fit"]
-    keys = {option for action in fit._actions for option in action.option_strings}
-    for command, words in (*FOUND, *MORE, *SLOW):
-        for key in re.findall(r"did you mean '((?:model|data|trainer)\.[\w.]+)'", words):
-            assert f"--{key}" in keys, (command, key)
-        for name in re.findall(r"`gpt-lightning (\w+)", words):
-            assert name in COMMANDS, (command, name)
+    assert files_of_runs(path) == before
+    if fixed:
+        new = {word.lstrip("-").partition("=")[0] for word in fixed if word not in args}
+        assert all(word in lines[0] for word in new)
+        functions = ("data", "export", "import", "prepare", "sample")
+        parses = fixed[0] in functions or COMMANDS[fixed[0]][0] == COMMANDS["fit"][0]
+        assert main([*fixed, "--print_config"] if parses else [fixed[0], "--help"]) == 0
+    if name:
+        Path(name).unlink()
 
 
 SIDE_EFFECTS = """

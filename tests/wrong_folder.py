@@ -1,4 +1,4 @@
-"""Folder in which the wrong inputs of wrong_inputs.py are typed: configurations, data, a run."""
+"""Folder in which the wrong inputs of wrong_inputs.tsv are typed: files, datasets, a run."""
 
 import json
 import os
@@ -20,96 +20,19 @@ model:
 data: {text_file: text.txt, tokenizer: char, batch_size: 4}
 samples: {max_new_tokens: 0}
 """
-CONFIGS = {
-    "anchor": "model:\n  learning_rate: *lr\n",
-    "betas3": "model: {betas: [0.9, 0.95, 0.99]}\n",
-    "betas_text": "model:\n  betas: 0.9, 0.95\n",
-    "bool_batch": "data: {batch_size: true}\n",
-    "callback_arguments": "trainer:\n  callbacks:\n    - class_path: EarlyStopping\n"
-    "      init_args: {monitr: val/loss, monitor: val/loss}\n",
-    "callback_function": "trainer:\n  callbacks:\n    - class_path: os.system\n",
-    "callback_name": "trainer: {callbacks: EarlyStopping}\n",
-    "callback_nowhere": "trainer:\n  callbacks:\n    - class_path: nope.Nope\n",
-    "classpath": "model:\n  class_path: GPTModule\n  init_args:\n    lr: 1\n",
-    "colons": "model: learning_rate: 0.001\n",
-    "comma": "model:\n  learning_rate: 0,001\n",
-    "control": "run_name: a\x07b\n",
-    "documents": "trainer:\n  max_steps: 3\n---\nmodel:\n  learning_rate: 1.0e-3\n",
-    "dup": "trainer:\n  max_steps: 3\n  max_steps: 4\n",
-    "dup_section": "model:\n  learning_rate: 1.0e-3\nmodel:\n  warmup_steps: 3\n",
-    "empty": "",
-    "equals": "trainer.max_steps=3\n",
-    "fit_section": "fit:\n  trainer:\n    max_steps: 3\n",
-    "float_batch": "data: {batch_size: 2.0}\n",
-    "float_layers": "model: {config: {n_layer: 2.0}}\n",
-    "float_warmup": "model: {warmup_steps: 2.0}\n",
-    "hf": "per_device_train_batch_size: 4\nnum_train_epochs: 3\n",
-    "include": "config: tiny.yaml\n",
-    "indent": "trainer:\n  max_steps: 3\n   devices: 1\n",
-    "infinite": "model: {learning_rate: .inf}\n",
-    "infinite_decay": "model: {weight_decay: .inf}\n",
-    "kilo": "data: {tokens_per_step: 512k}\n",
-    "list": "- a\n- b\n",
-    "list_rate": "model: {learning_rate: [1.0e-3]}\n",
-    "list_trainer": "trainer: [1, 2]\n",
-    "litgpt": "model_name: pythia-14m\ntrain:\n  max_tokens: 1000\n",
-    "logger_list": "trainer: {logger: [tensorboard, csv]}\n",
-    "logger_name": "trainer: {logger: tensorboard}\n",
-    "mapping_batch": "data: {batch_size: {train: 4}}\n",
-    "merge": "base: &b\n  max_steps: 3\ntrainer:\n  <<: *b\n",
-    "nan": "model: {learning_rate: .nan}\n",
-    "nan_clip": "trainer: {gradient_clip_val: .nan}\n",
-    "nano": "n_layer: 6\nbatch_size: 12\n",
-    "nested": "trainer:\n  max_steps:\n    value: 3\n",
-    "no_colon": "trainer max_steps 3\n",
-    "none_section": "trainer:\nmodel:\n  learning_rate: 1.0e-3\n",
-    "null_batch": "data: {batch_size: null}\n",
-    "null_config": "model: {config: null}\n",
-    "null_data": "data:\n",
-    "null_devices": "trainer: {devices: null}\n",
-    "null_keep": "checkpoint: {keep_last: null}\n",
-    "null_layers": "model: {config: {n_layer: null}}\n",
-    "null_order": "data:\n  order:\n",
-    "null_rate": "model: {learning_rate: null}\n",
-    "null_samples": "samples:\n",
-    "null_seed": "seed_everything: null\n",
-    "null_tokens": "samples: {max_new_tokens: null}\n",
-    "null_warmup": "speed: {warmup_steps: null}\n",
-    "number_key": "1: 2\n",
-    "object": "model:\n  learning_rate: !!python/object/apply:os.system ['touch hacked']\n",
-    "optimizer": "optimizer:\n  class_path: torch.optim.AdamW\n  init_args:\n    lr: 0.1\n",
-    "percent": "data: {val_fraction: 10%}\n",
-    "scalar_data": "data: tinyshakespeare\n",
-    "scalar_model": "model: gpt2\n",
-    "schedule": "lr_scheduler: cosine\n",
-    "syntax": "trainer: {max_steps: 3\nmodel: [\n",
-    "tabs": "trainer:\n\tmax_steps: 3\n",
-    "tag": "model:\n  learning_rate: !foo 3\n",
-    "unclosed": 'data:\n  text_file: "my.txt\n',
-    "yes": "trainer:\n  max_steps: yes\n",
-}
 FILES = {
     "latin1.txt": "caf\xe9 au lait\n".encode("latin-1") * 100,
     "latin1.yaml": b"run_name: caf\xe9\n",
     "utf16.yaml": TINY.encode("utf-16"),
     "binary.yaml": bytes(range(256)) * 4,
-    "nano.py": b"# train a miniature model\nout_dir = 'out'\nbatch_size = 12\n",
-    "table.toml": b"[trainer]\nmax_steps = 3\n",
-    "comma.json": b'{"trainer": {"max_steps": 3,}',
     "short.txt": b"ab",
     "empty.txt": b"",
     "empty.ckpt": b"",
     "text.ckpt": b"this is no checkpoint\n",
     "file": b"x",
-    "no_text.jsonl": b'{"body": "x"}\n',
-    "broken.jsonl": b'{"text": "abc"}\n{"text": \n',
-    "number.jsonl": b'{"text": 3}\n',
-    "null.jsonl": b'{"text": null}\n',
-    "list.jsonl": b"[1,2]\n",
     "x.parquet": b"no parquet",
     "x.jsonl.zst": b"no zst",
     "x.jsonl.gz": b"no gz",
-    "x.csv": b"a,b\n1,2\n",
     "x.pdf": b"%PDF-1.4\x00\xff\xfe" * 50,
     "weights.safetensors": b"\x00" * 40,
     "weights.gguf": b"GGUF" + b"\x00" * 40,
@@ -132,8 +55,6 @@ def make_folder(folder: Path) -> str:
     bad = folder / "bad"
     for name in ("empty", "hf", "broken_hf", "nano"):
         (bad / name).mkdir(parents=True)
-    for name, content in CONFIGS.items():
-        (bad / f"{name}.yaml").write_text(content)
     for name, data in FILES.items():
         (bad / name).write_bytes(data)
     (bad / "broken_hf" / "config.json").write_text("{")

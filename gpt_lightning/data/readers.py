@@ -180,9 +180,9 @@ class WindowReader(Reader):
         return Mixture(windows, weights, self.seed, self.place.nodes)
 
     def _windows(self, stream: TokenStream, name: OrderName, lanes: int = 1) -> DatasetWindows:
-        shards, shuffle = stream.shard_tokens, self.settings.shuffle_windows
-        order = WindowOrder(name, len(stream), self.block_size, self.seed, shards, shuffle)
-        if name == "shuffled" and shuffle is None and stream.horizon(self.block_size):
+        shards = stream.shard_tokens
+        order = WindowOrder(name, len(stream), self.block_size, self.seed, shards)
+        if name == "shuffled" and stream.horizon(self.block_size):
             lanes = min(lanes, len(shards))
             beside = self.stream("val") if self._has_validation() else None
             blocks, note = stream.shuffle_blocks(self.block_size, lanes, beside)
@@ -199,7 +199,7 @@ class WindowReader(Reader):
         return "val" in manifest.splits and manifest.tokens("val") > self.block_size
 
     def keep_shuffle(self, theirs: dict[str, Any]) -> None:
-        """Go on in the shuffle of a checkpoint, unless data.shuffle_windows is set.
+        """Go on in the blocks and lanes of a checkpoint.
 
         Args:
             theirs: Identity of the loader in the checkpoint.

@@ -59,10 +59,6 @@ class DataSettings:
     """sequential: front to back; random: random positions, as in nanoGPT; shuffled: each window
     once per epoch, with other borders in every epoch; repeat: the first batch again and again;
     nanogpt: random positions, drawn from the run's generator as nanoGPT's program does."""
-    shuffle_windows: PositiveInt | None = None
-    """null: `shuffled` permutes all windows of a folder, and blocks of many shards of a URL. A
-    number: it permutes groups of this number of neighbouring windows, as earlier versions did with
-    16384; a resumed run keeps the order of its checkpoint."""
     cache_limit_gb: NonNegativeFloat = 20.0
     """Size limit of data_dir/cache, which keeps the shards of all URLs."""
     num_workers: NonNegativeInt = 0

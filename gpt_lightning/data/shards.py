@@ -297,34 +297,24 @@ class DatasetWindows:
             "data.order": order.name,
             "data.seed": order.seed,
             "data.block_size": order.block_size,
-            "data.shuffle_windows": order.shuffle_windows,
+            "shuffled blocks": order.blocks,
+            "shuffled lanes": order.lanes,
         }
-        if order.shuffle_windows is None:
-            identity |= {"shuffled blocks": order.blocks, "shuffled lanes": order.lanes}
-            if order.lanes > 1:  # earlier versions read what is left at the end of the epoch
-                identity |= {"windows left by lanes": "in the last block"}
-        return identity
+        # version 2632cfa of this program read windows that lanes left to others "in the last block"
+        return identity | ({"windows left by lanes": "none"} if order.lanes > 1 else {})
 
     def keep_shuffle(self, theirs: dict[str, Any]) -> None:
-        """Take over the shuffle of a checkpoint, unless data.shuffle_windows is set.
+        """Take over the blocks and lanes of a checkpoint of this dataset.
 
         Args:
             theirs: Result of `identity` in the checkpoint.
 
         Raises:
-            UserError: The cache is too small for it.
+            UserError: The cache is too small for them.
         """
-        unset, same = (
-            self.order.shuffle_windows is None,
-            theirs.get("dataset") == self.stream.digest,
-        )
-        if unset and same and "data.shuffle_windows" in theirs:
-            self.order = dataclasses.replace(
-                self.order,
-                shuffle_windows=theirs["data.shuffle_windows"],
-                blocks=theirs.get("shuffled blocks", 1),
-                lanes=theirs.get("shuffled lanes", 1),
-            )
+        if theirs.get("dataset") == self.stream.digest and "shuffled blocks" in theirs:
+            blocks, lanes = theirs["shuffled blocks"], theirs["shuffled lanes"]
+            self.order = dataclasses.replace(self.order, blocks=blocks, lanes=lanes)
             self.stream.check_order(self.order)
 
 

@@ -24,7 +24,6 @@ from gpt_lightning.remote.files import listed, read_if_there
 
 BLOCK_SHARDS = 20  # a corpus that is sorted into ten parts shows all of them in so many shards
 BLOCK_WINDOWS = 262_144
-BORROWED = 3  # shards at most of which a lane reads what others leave
 TAGS = ("ETag", "etag", "blob_id", "md5Hash", "LastModified", "mtime", "Last-Modified")
 
 
@@ -217,7 +216,7 @@ class RemoteStream(TokenStream):
         """
         n, largest = len(self._shards), max(self._bytes)
         shards = math.ceil(math.ceil(n / blocks) / lanes) + (lanes > 1)
-        held = (2 * shards if blocks > 1 else shards) + BORROWED * (lanes > 1) + 1
+        held = (2 * shards if blocks > 1 else shards) + 1
         return min(held * largest, sum(self._bytes))
 
     def check_order(self, order: WindowOrder) -> None:
@@ -228,15 +227,10 @@ class RemoteStream(TokenStream):
             needed, fix = total, "set data.order shuffled and data.eval_batches null"
         elif order.name != "shuffled":
             return
-        elif order.shuffle_windows is not None:
-            # a group ends in the middle of shards, and the last window of each reaches into another
-            n_tokens = min(order.shuffle_windows, order.n_windows) * order.block_size
-            needed = min(total, 2 * math.ceil(n_tokens * len(self._shards) / len(self)) * largest)
-            fix = "lower data.shuffle_windows"
         else:  # at the least, without the next block
             here = order.lanes // math.gcd(order.lanes, self.nodes)
             n_shards = math.ceil(math.ceil(len(self._shards) / order.blocks) / order.lanes)
-            needed = min(total, (n_shards + BORROWED * (order.lanes > 1)) * here * largest)
+            needed = min(total, (n_shards + (order.lanes > 1)) * here * largest)
             if needed > self._room(self._beside):  # of a checkpoint
                 self._beside = []
         limit, streams = self._cache.limit_bytes, self._remote.streams

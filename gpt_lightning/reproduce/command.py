@@ -1,5 +1,6 @@
 """The command `gpt-lightning reproduce`."""
 
+import contextlib
 from pathlib import Path
 
 from gpt_lightning.errors import UserError
@@ -93,11 +94,17 @@ def run_case(
     from gpt_lightning.reproduce.runner import CaseRun, find_folder  # imports torch
     from gpt_lightning.tables.verdicts import Verdict
 
-    folder = None if resume is None else find_folder(resume, root, chosen)
-    case_run = CaseRun(case, options, folder or numbered_folder(root), argv, folder is not None)
+    found = None if resume is None else find_folder(resume, root, chosen)
+    folder = found or numbered_folder(root)
+    case_run = CaseRun(case, options, folder, argv, found is not None)
     for rung in case.rungs:
         if rung in chosen:
-            case_run.run(rung.on(target(rung, options)))
+            try:
+                case_run.run(rung.on(target(rung, options)))
+            except UserError:
+                with contextlib.suppress(OSError):  # rungs that have run are in it
+                    folder.rmdir()
+                raise
         elif names is None and not case.alternatives:
             case_run.skip(rung, why_not(rung, options))
     case_run.write()

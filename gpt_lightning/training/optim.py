@@ -7,16 +7,18 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch.optim import AdamW, Optimizer
 
+from gpt_lightning.data.order import splitmix64
 from gpt_lightning.errors import UserError
 
 FUSED_ADAMW_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # torch.optim.AdamW, argument `fused`
 # Devices where reading a number waits for all queued work, so that no step's norm is read at once
 DEFERRED_ON = {"cuda", "mps"}
 UNSKIPPED_ON = {"mps"}  # of these, where no optimizer can skip an update by itself
-MASK = 2**64 - 1
+MASK, GOLDEN = 2**64 - 1, np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's increment
 
 
 def learning_rate(
@@ -51,15 +53,12 @@ def learning_rate(
 def mix(*numbers: int) -> int:
     """Return a seed of 63 bits that depends on every number and on their order.
 
-    SplitMix64's finalizer (Steele, Lea and Flood 2014) over each number in turn.
+    SplitMix64's finalizer over each number in turn.
     """
-    state = 0
+    state = np.zeros(1, np.uint64)
     for number in numbers:
-        state = (state ^ number) + 0x9E3779B97F4A7C15 & MASK
-        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & MASK
-        state = (state ^ state >> 27) * 0x94D049BB133111EB & MASK
-        state ^= state >> 31
-    return state >> 1
+        state = splitmix64((state ^ np.uint64(number & MASK)) + GOLDEN)
+    return int(state[0]) >> 1
 
 
 def decay_groups(

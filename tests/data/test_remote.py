@@ -39,7 +39,7 @@ def opened(server: Server, tmp_path: Path, limit_gb: float = 1.0) -> TokenDatase
 
 def loader(dataset: TokenDataset, name: str = "shuffled", **kwargs) -> TrainLoader:
     stream = dataset.stream("train", 16)
-    order = WindowOrder(name, len(stream), 16, 1337, stream.shard_tokens, 100)
+    order = WindowOrder(name, len(stream), 16, 1337, stream.shard_tokens)
     return TrainLoader(DatasetWindows(stream, order), batch_size=4, **kwargs)
 
 

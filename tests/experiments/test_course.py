@@ -155,12 +155,6 @@ def test_every_section_can_be_typed(quick):
         assert not section.answer or callable(getattr(answers, section.answer))
 
 
-def test_the_former_command_prints_the_new_one(capsys):
-    assert main(["report", "course", "--sections", "memory, profile"]) == 2
-    line = "type python -m experiments.course --sections 'memory, profile'"
-    assert capsys.readouterr().err == f"error: `report` has moved: {line}\n"
-
-
 def test_mistakes_take_one_line(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for args, line in (

@@ -248,30 +248,6 @@ def test_resuming_goes_on_where_it_was(text_file, tmp_path):
     assert same(straight, resumed)
 
 
-def test_a_resumed_run_keeps_the_shuffle_of_its_checkpoint(text_file, tmp_path, capsys):
-    """Earlier versions had data.shuffle_windows 16384 by default; now nothing is the default."""
-
-    def trained(steps: int, path: str | None = None, **data) -> tuple:
-        module = GPTModule(TINY, schedule="constant")
-        start = path and tmp_path / path
-        data |= {"order": "shuffled"}
-        return fit(text_file, module, trainer={"max_steps": steps}, ckpt_path=start, **data)[:2]
-
-    straight, _ = trained(40, shuffle_windows=20)
-    _, trainer = trained(13, shuffle_windows=20)
-    trainer.save_checkpoint(tmp_path / "13.ckpt")
-    capsys.readouterr()
-    resumed, trainer = trained(40, "13.ckpt")
-    said = "order       of the checkpoint: data.shuffle_windows None -> 20\n"
-    assert said in capsys.readouterr().out
-    assert same(straight, resumed)
-    trainer.save_checkpoint(tmp_path / "40.ckpt")  # and so do the checkpoints after it
-    again, _ = trained(50, "40.ckpt")
-    assert same(trained(50, shuffle_windows=20)[0], again)
-    with pytest.raises(UserError, match=r"data\.shuffle_windows 20, this run has 30: "):
-        trained(50, "40.ckpt", shuffle_windows=30)
-
-
 def test_the_command_lines_learning_rate_wins_over_the_checkpoints(text_file, tmp_path):
     _, trainer, _ = fit(text_file, GPTModule(TINY, learning_rate=1e-3, schedule="constant"))
     trainer.save_checkpoint(tmp_path / "4.ckpt")
