@@ -1,21 +1,27 @@
-"""The command `gpt-lightning completion`.
+"""The command `gpt-lightning completion`: a script of shtab with the words of all commands."""
 
-A script is a table of the commands' words (rows below), a program for awk that finds the words for
-a command line (completion.awk), and a few lines for the shell (completion.bash, .zsh and .fish). It
-is a file that the shell reads at the first <Tab>, so that a shell starts as fast as without it.
-"""
-
-import contextlib
-import io
+import argparse
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
-import yaml
-
-# key -> words of options that take any text
-WORDS: dict[str, str] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+# words of options whose type is any text
+WORDS = {
+    "accelerator": "auto cpu gpu mps",
+    "data.corpus": "tinyshakespeare shakespeare-plays shakespeare-plays-all",
+    "data.tokenizer": "char byte gpt2",
+    "device": "auto cpu cuda mps",
+    "evaluation.tasks": "hellaswag lambada wikitext",
+    "model.compile": "auto true false",
+    "model.optimizer": "adamw muon",
+    "speed.peak_flops": "auto measure a100",
+    "state": "running finished stopped failed killed unknown damaged",
+    "tasks": "hellaswag lambada wikitext",
+    "tokenizer": "char byte gpt2",
+    "trainer.accelerator": "auto cpu gpu mps",
+    "trainer.gradient_clip_algorithm": "norm value",
+    "trainer.profiler": "simple advanced pytorch",
+    "trainer.strategy": "auto ddp fsdp2",
+}
 
 
 def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
@@ -28,93 +34,116 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
     Args:
         shell: Your shell.
     """
-    template = Path(__file__).with_suffix(f".{shell}").read_text(encoding="utf-8")
-    lines = "\n".join("\t".join(row) for row in rows())
-    program = Path(__file__).with_suffix(".awk").read_text(encoding="utf-8")
-    if shell == "fish":  # has no here-documents
-        lines = lines.replace("\\", "\\\\").replace("'", "\\'")
-    print(template.replace("@PROGRAM@", program.rstrip()).replace("@TABLE@", lines), end="")
+    import shtab
+
+    print(shtab.complete(program_parser(), shell))
 
 
-def rows() -> Iterator[tuple[str, str, str, str]]:
-    """Yield command, word, values of the word, and help.
+def program_parser() -> argparse.ArgumentParser:
+    """Return a plain parser with the commands, options, values and benches of the program."""
+    from jsonargparse import capture_parser
 
-    The word is a subcommand, an option, or empty for the positional arguments. The values are
-    words, separated by spaces: "@file" for paths, "@config" for the names of configurations, whose
-    rows have it in place of a command, and "-" for an option without a value.
-    """
-    from gpt_lightning.cli import COMMANDS
-    from gpt_lightning.parsing import config_names
+    from gpt_lightning.bench.command import find_benches, help_line
+    from gpt_lightning.cli import COMMANDS, dispatch
     from gpt_lightning.training.fit import training_parser
 
-    training: Any = training_parser()._subcommands_action
+    root = argparse.ArgumentParser(prog="gpt-lightning")
+    commands = root.add_subparsers()
+    training = subparsers(training_parser())
     for name, (address, text) in COMMANDS.items():
-        yield "", name, "", text
+        command = commands.add_parser(name, help=text, description=text)
         if address == COMMANDS["fit"][0]:
-            yield from parser_rows(name, training.choices.get(name, training.choices["fit"]))
-            yield from [(name, "", "@file", "Run folder.")] if name != "fit" else []
+            copy_arguments(training.get(name, training["fit"]), command)
+            if name != "fit":
+                add_argument(command, "run", text="Run folder.")
+        elif name == "bench":
+            benches = command.add_subparsers()
+            for bench, module in find_benches().items():
+                line = help_line(module).replace("%", "%%")
+                known = capture_parser(dispatch, [name, bench, "--help"])
+                copy_arguments(known, benches.add_parser(bench, help=line, description=line))
         else:
-            yield from command_rows(name)
-    for name in config_names():
-        yield "@config", name, "", ""
+            copy_arguments(capture_parser(dispatch, [name, "--help"]), command)
+    return root
 
 
-def command_rows(*words: str) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the rows of a command, or of the subcommands that its help lists."""
-    from jsonargparse import capture_parser
-    from jsonargparse._util import CaptureParserException  # of a function that parses nothing
-
-    from gpt_lightning.cli import dispatch
-
-    listing = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(listing):
-            parser = capture_parser(dispatch, [*words, "--help"])
-    except CaptureParserException:
-        for name, text in re.findall(r"^  (\S+)  +(.*)$", listing.getvalue(), re.MULTILINE):
-            yield *words, name, "", text
-            yield from command_rows(*words, name)
-    else:
-        yield from parser_rows(" ".join(words), parser)
+def subparsers(parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """Return the parsers of a parser's subcommands by name."""
+    choices = [a.choices for a in parser._actions if isinstance(a.choices, dict)]
+    return choices[0] if choices else {}
 
 
-def parser_rows(command: str, parser: Any) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the rows of a parser: one for each option, and for each positional argument."""
-    if "Options of `fit`" in (parser.description or ""):
-        yield command, "@fit", "", ""  # it passes them on
-    for action in parser._actions:
-        text = " ".join((action.help or "").replace("%%", "%").split())
-        values = " ".join(dict.fromkeys(values_of(action, text))) if action.nargs != 0 else "-"
-        about = re.split(r"(?<=\w)[.:;] ", text)[0]
-        for word in action.option_strings or [""]:
-            yield command, word, values, about
+def copy_arguments(source: argparse.ArgumentParser, target: argparse.ArgumentParser) -> None:
+    """Give a plain parser the subcommands and arguments of a parser of jsonargparse."""
+    commands = target.add_subparsers() if subparsers(source) else None
+    for name, parser in subparsers(source).items():
+        assert commands is not None
+        copy_arguments(parser, commands.add_parser(name, help=parser.description or ""))
+    for action in source._actions:
+        names = [name for name in action.option_strings if not name.endswith((".help", "+"))]
+        if isinstance(action.choices, dict) or action.dest in ("help", "print_config"):
+            continue
+        if names or not action.option_strings:
+            text = " ".join((action.help or "").replace("%%", "%").split())
+            add_argument(
+                target,
+                *(names or [action.dest]),
+                text=text,
+                values=[] if names and action.nargs == 0 else values_of(action, text),
+                nargs=action.nargs,
+            )
 
 
-def values_of(action: Any, text: str) -> Iterator[str]:
-    """Yield the words that an argument takes, and "@file" if it takes any text.
+def values_of(action: argparse.Action, text: str) -> list[str]:
+    """Return the words that an argument takes; empty if it takes any text.
+
+    jsonargparse writes the words of a type as {A,B}; the help says "One of A, B and C".
+    """
+    if action.choices:
+        return [str(choice) for choice in action.choices]
+    if action.dest in WORDS:
+        return WORDS[action.dest].split()
+    if found := re.fullmatch(r"\{(.*)\}", str(action.metavar)):
+        return found[1].split(",")
+    listed = re.match(r"(?:One|Any) of ((?:(?:, | and )?(?!separated|or )[\w./-]*\w)+)", text)
+    return re.split(", | and ", listed[1]) if listed else []
+
+
+def add_argument(
+    parser: argparse.ArgumentParser,
+    *names: str,
+    text: str,
+    values: list[str] | None = None,
+    nargs: Any = None,
+) -> None:
+    """Add an argument that completes to words; without words to paths.
 
     Args:
-        action: The argument.
-        text: Help of the argument. "One of A, B and C" names the words.
+        parser: Parser to add it to.
+        names: Option strings, or the name of a positional argument.
+        text: Help.
+        values: Words that it takes.
+        nargs: Number of values, as argparse has it.
     """
-    listed = re.findall(r"^(?:One|Any) of ((?:(?:, | and )?(?!separated|or )[\w./-]*\w)+)", text)
-    if "--config" in action.option_strings and text != "Path to a configuration file.":
-        yield from ("@config", "@file")
-    elif action.choices or listed:
-        yield from action.choices or re.split(", | and ", listed[0])
-    elif action.dest in WORDS:
-        yield from WORDS[action.dest].split()
-    else:
-        yield from words_of(getattr(action, "_typehint", action.type or str))
+    import shtab
 
+    from gpt_lightning.parsing import config_names
 
-def words_of(kind: Any) -> Iterator[str]:
-    """Yield the words of a type: those of literals, true and false; "@file" for any text."""
-    if get_origin(kind) is Literal:
-        yield from map(str, get_args(kind))
-    elif kind in (str, Path, Any):
-        yield "@file"
-    elif kind is bool:
-        yield from ("true", "false")
-    for part in () if get_origin(kind) in (dict, Literal) else get_args(kind):
-        yield from words_of(part)
+    about = re.split(r"(?<=\w)[.:;] ", text)[0].replace("%", "%%")
+    if nargs == 0:
+        parser.add_argument(*names, action="store_true", help=about)
+        return
+    action = parser.add_argument(*names, help=about, nargs=nargs, choices=values or None)
+    if "--config" in names and text != "Path to a configuration file.":
+        words = " ".join(config_names())
+        action.complete = {  # type: ignore[attr-defined]  # shtab reads it
+            "bash": "_gpt_lightning_config_files",
+            "zsh": f"{{_alternative 'names:configuration:({words})' 'files:file:_files'}}",
+            "fish": f"{words} (__fish_complete_path (commandline -ct))",
+            "preamble": {
+                "bash": "_gpt_lightning_config_files() {\n"
+                f'  compgen -W "{words}" -- "$1"\n  compgen -f -- "$1"\n}}'
+            },
+        }
+    elif not values:
+        action.complete = shtab.FILE  # type: ignore[attr-defined]
