@@ -28,8 +28,7 @@ from gpt_lightning.bench.core import fit_run, paired, timing, training_step
 from gpt_lightning.bench.core.training_step import VOCABULARY
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.model.gpt import GPTConfig
-from gpt_lightning.runs.events import RunEvents
-from gpt_lightning.runs.logger import RunLogger
+from gpt_lightning.runs.logger import RunEvents, RunLogger
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import COURSE_SIZES, Option, Values, listed
 from gpt_lightning.tables.rows import column, sweep_row

@@ -12,7 +12,7 @@ of Settings.
 
 | key | value |
 | --- | --- |
-| schema | number of this table; files of schema 1 have none |
+| schema | number of this table |
 | version | version of gpt_lightning that wrote the file |
 | tokenizer | spec of the tokenizer of the data, for tokenizer_from_spec |
 | data_position | epoch and windows of it that are done, for people |
@@ -25,13 +25,11 @@ of Settings.
 | run_id | identity of the run, as in run.json of its folder |
 | metrics_rows | rows of metrics.jsonl when the file was saved |
 | figures | figures of the training of an imported model; empty for a run's |
-
-Schema 3 did not have the last one, and schema 2 not the last five. Schema 1 had `position`, `run`
-and `machine` for data_position, run_identity and environment; its data_identity and shards were
-part of the loader's state, as `order` and `shards`.
 """
 
 import dataclasses
+import struct
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,14 +41,13 @@ from gpt_lightning import __version__
 from gpt_lightning.errors import UserError, reason_of
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.removed import without_removed
-from gpt_lightning.runs.digests import check_archive, check_digest, warn_without_digest
+from gpt_lightning.runs.digests import check_digest, check_regular, warn_without_digest
 from gpt_lightning.runs.folders import run_id
 from gpt_lightning.runs.settings import Settings
 
 SCHEMA = 4
-# enum of Lightning in checkpoints of earlier versions; its value is read as a string
-CLIP_ENUM = "lightning.pytorch.utilities.enums.GradClipAlgorithmType"
-torch.serialization.add_safe_globals([(str, CLIP_ENUM)])
+PLACE = "in the folder of its config.json, and give that folder"
+HEAD_BYTES = 64
 
 
 def is_of_another_run(path: Path, run: Path) -> bool:
@@ -76,7 +73,7 @@ class RunRecord:
         data_position: Epoch and windows of it that are done.
         data_identity: Digests and settings that decide the order of the batches; empty if the file
             does not have them.
-        shards: Digest of the training shards' sizes, inodes and times; earlier, those of each file.
+        shards: Digest of the training shards' sizes, inodes and times.
         run_identity: Settings of the Trainer that decide the numbers, and the seed.
         environment: Versions, device, threads, ranks.
         run_id: Identity of the run folder; None without one.
@@ -113,25 +110,12 @@ class RunRecord:
 
     @classmethod
     def read(cls, checkpoint: dict[str, Any]) -> "RunRecord":
-        """Return the record in Lightning's dict of a checkpoint, of any schema."""
+        """Return the record in Lightning's dict of a checkpoint."""
         arguments = without_removed(checkpoint["hyper_parameters"], "model.", trained=True)
         config = GPTConfig(**arguments.pop("config"))
-        facts = dict(checkpoint.get("gpt_lightning", {}))
-        schema = facts.pop("schema", 1)
-        if schema > SCHEMA:
-            raise ValueError(f"schema {schema} of a later gpt_lightning, this one reads {SCHEMA}")
-        if schema == 1:
-            loop = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
-            loader: dict[str, Any] = next(iter(loop.get("combined_loader", [])), {})
-            facts = {
-                "version": facts.get("version", "of an unknown version"),
-                "tokenizer": facts.get("tokenizer"),
-                "data_position": facts.get("position", {}),
-                "data_identity": loader.get("order", {}),
-                "shards": loader.get("shards", {}),
-                "run_identity": facts.get("run", {}),
-                "environment": facts.get("machine", {}),
-            }
+        facts = dict(checkpoint["gpt_lightning"])
+        if (schema := facts.pop("schema")) != SCHEMA:
+            raise ValueError(f"schema {schema} of another gpt_lightning, this one reads {SCHEMA}")
         return cls(config=config, settings=Settings(**arguments), **facts)
 
 
@@ -209,22 +193,7 @@ class Checkpoint:
             raise not_ours(path, error, raw) from error
 
 
-def not_ours(path: Path, error: Exception, content: Any = None) -> UserError:
-    """Return the error for a file that is damaged or not a checkpoint of ours.
-
-    Args:
-        path: File that was read.
-        error: Reason.
-        content: Content, if it was loaded.
-    """
-    from gpt_lightning.runs.foreign import describe_content  # only for errors
-
-    known = None if content is None else describe_content(content)
-    if known is not None:
-        return UserError(f"{path} is not a checkpoint of gpt-lightning fit: {known}")
-    return UserError(
-        f"{path} is not a checkpoint of gpt-lightning fit, or is damaged ({reason_of(error)})"
-    )
+# ---- reading -------------------------------------------------------------------------------------
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -235,11 +204,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     Raises:
         UserError: the file is missing, damaged, would run code, or is not one of ours.
     """
-    has_digest = check_digest(path, required=False)
-    checkpoint = load_checkpoint(path)
-    if not has_digest:
-        warn_without_digest(path.resolve())
-    return checkpoint
+    return Checkpoint.of(read_content(path), path)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -251,14 +216,113 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint.of(load_content(path), path)
 
 
-def load_content(path: Path) -> Any:
-    """Return what torch.save has written to a file, with the tensors mapped from it.
+def read_content(path: Path, map_location: Any = "cpu", mmap: bool = True) -> Any:
+    """Return the content of a file that matches its digest, or has none.
+
+    Without one, a warning is printed if it is a checkpoint of ours.
+
+    Args:
+        path: File that torch.save has written.
+        map_location: Argument of torch.load.
+        mmap: True to map the tensors from the file; False to read them.
 
     Raises:
         UserError: the file is missing, damaged, or would run code.
     """
+    has_digest = check_digest(path, required=False)
+    content = load_content(path, map_location, mmap)
+    if not has_digest and isinstance(content, dict) and "gpt_lightning" in content:
+        warn_without_digest(path.resolve())
+    return content
+
+
+def load_content(path: Path, map_location: Any = "cpu", mmap: bool = True) -> Any:
+    """Return the content of a file as `read_content`, without checking its digest.
+
+    The environment cannot change that nothing in the file is run.
+    """
     check_archive(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
     except Exception as error:  # torch.load raises many kinds of errors
         raise not_ours(path, error) from error
+
+
+def check_archive(path: Path) -> None:
+    """Check that a file is an archive whose records torch can map.
+
+    Raises:
+        UserError: The file is no archive, or its records are compressed: torch.load would read
+            compressed bytes as numbers.
+    """
+    check_regular(path)
+    problem = None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
+                problem = "its records are compressed; take the file as it was saved"
+    except Exception:  # any content may raise any error
+        problem = describe_file(path)
+    if problem is not None:
+        raise UserError(f"{path} is not a checkpoint of gpt-lightning fit: {problem}")
+
+
+# ---- files of other programs ---------------------------------------------------------------------
+
+
+def not_ours(path: Path, error: Exception, content: Any = None) -> UserError:
+    """Return the error for a file that is damaged or not a checkpoint of ours.
+
+    Args:
+        path: File that was read.
+        error: Reason.
+        content: Content, if it was loaded.
+    """
+    known = None if content is None else describe_content(content)
+    if known is not None:
+        return UserError(f"{path} is not a checkpoint of gpt-lightning fit: {known}")
+    return UserError(
+        f"{path} is not a checkpoint of gpt-lightning fit, or is damaged ({reason_of(error)})"
+    )
+
+
+def describe_file(path: Path) -> str:
+    """Return the likely kind of a file that torch.save has not written, and the fix."""
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    if not head:
+        return "it is empty, so its copy was interrupted; copy it again, or take another checkpoint"
+    if head.startswith(b"PK"):
+        return "its end is missing or damaged; copy it again, or take another checkpoint"
+    if is_safetensors(head, path.stat().st_size):
+        return f"it is a safetensors file: name it model.safetensors, {PLACE}"
+    if head.startswith(b"GGUF"):
+        return "it is llama.cpp's GGUF; give the weights that it was converted from"
+    if head.startswith(b"\x80"):
+        return f"it is a pickle: if it is an old pytorch_model.bin, name it so, {PLACE}"
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError:
+        return "it is no file of torch.save"
+    return "it is a text file; give a file of checkpoints/, or a run folder"
+
+
+def is_safetensors(head: bytes, n_bytes: int) -> bool:
+    """Return whether a file begins with the length of a JSON header, and the header."""
+    if len(head) < 9 or head[8:9] != b"{":
+        return False
+    (length,) = struct.unpack("<Q", head[:8])
+    return bool(length <= n_bytes - 8)
+
+
+def describe_content(content: Any) -> str | None:
+    """Return the likely content of another program's torch.save, and the fix; None if unknown."""
+    if not isinstance(content, dict):
+        return f"it holds an object of type {type(content).__name__}"
+    if {"model", "model_args"} <= content.keys():
+        return "it is a checkpoint of nanoGPT's train.py: give it as --model.init_from"
+    if "state_dict" in content and "gpt_lightning" not in content:
+        return "it is a checkpoint of another Lightning program"
+    if content and all(isinstance(value, torch.Tensor) for value in content.values()):
+        return f"it holds weights alone: name it pytorch_model.bin, {PLACE}"
+    return None

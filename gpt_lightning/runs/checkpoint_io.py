@@ -7,13 +7,11 @@ a crash between the two renames.
 """
 
 import contextlib
-import functools
 import hashlib
 import io
 import math
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -26,9 +24,9 @@ import torch
 from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import file_sha256, replacement
+from gpt_lightning.files import replacement
 from gpt_lightning.runs import digests
-from gpt_lightning.runs.checkpoint import is_of_another_run, load_content
+from gpt_lightning.runs.checkpoint import is_of_another_run, read_content
 from gpt_lightning.runs.folders import ASIDE, saved_checkpoints
 
 if TYPE_CHECKING:
@@ -60,15 +58,8 @@ class DurableCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        # --resume has checked that there is a digest
-        has_digest = digests.check_digest(Path(path), required=False)
-        digests.check_archive(Path(path))
-        # ignores the caller and the environment: a checkpoint runs no code
-        loaded: dict[str, Any] = torch.load(
-            path, map_location=map_location or "cpu", weights_only=True
-        )
-        if not has_digest:
-            digests.warn_without_digest(Path(path).resolve())
+        # ignores weights_only of the caller: a checkpoint runs no code
+        loaded: dict[str, Any] = read_content(Path(path), map_location or "cpu", mmap=False)
         if isinstance(loaded, dict) and "shards" in loaded:
             from gpt_lightning.runs import shards  # most runs do not need it
 
@@ -235,6 +226,14 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
             sweep_shards(path.parent)
 
 
+def sweep_shards(folder: Path) -> None:
+    """Delete the shards in a folder of checkpoints that no file there names."""
+    if (folder / digests.SHARDS).is_dir():
+        from gpt_lightning.runs import shards  # most runs do not need it
+
+        shards.sweep(folder)
+
+
 # ---- for RunCheckpoint ---------------------------------------------------------------------------
 
 
@@ -287,63 +286,3 @@ def use_durable_io(trainer: L.Trainer) -> None:
             f"RunCheckpoint writes through DurableCheckpointIO: leave out the plugin "
             f"{type(strategy.checkpoint_io).__name__}"
         )
-
-
-# ---- shards --------------------------------------------------------------------------------------
-
-
-def sweep_shards(folder: Path) -> None:
-    """Delete the folders of shards that no file in a folder names, whatever its name is.
-
-    None is deleted if a checkpoint cannot be read: they may be its shards.
-    """
-    present = [path for path in folder.glob(f"{digests.SHARDS}/*") if is_shard_folder(path)]
-    if not present:
-        return
-    used: set[str] = set()
-    for path in folder.iterdir():
-        if path.is_file() and path.suffix != digests.SIDECAR:
-            try:
-                used |= shard_folders(path)
-            except (UserError, OSError) as error:
-                # a file of the user's is no checkpoint
-                if path.suffix in (".ckpt", ASIDE) or digests.sidecar(path).exists():
-                    warn_kept_shards(str(error))
-                    return
-    for path in present:
-        if path.name not in used:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-@functools.cache
-def warn_kept_shards(reason: str) -> None:
-    """Print, once for each reason, that old shards stay on the disk."""
-    print(f"warning: no old shards are deleted: {reason}", file=sys.stderr)
-
-
-def is_shard_folder(path: Path) -> bool:
-    """Return whether a folder is one of shards.py, with nothing else in it."""
-    ours = path.is_dir() and re.fullmatch(r".+-[0-9a-f]{8}", path.name)
-    return bool(ours) and all(
-        re.fullmatch(r"shard-\d{5}-.+\.safetensors", file.name) for file in path.iterdir()
-    )
-
-
-def shard_folders(path: Path) -> set[str]:
-    """Return the name of a checkpoint's folder of shards; empty for a full one.
-
-    Raises:
-        UserError: The file is damaged, and so is its sidecar.
-        OSError: The file cannot be read.
-    """
-    known: list[tuple[str, dict[str, str]]] = []
-    with contextlib.suppress(UserError):  # the file has the name, too
-        known = digests.read_sidecar(path)
-    if not known:
-        content = load_content(path)
-        found = content.get("shards") if isinstance(content, dict) else None
-        return {found["folder"]} if isinstance(found, dict) else set()
-    if any(shards for _, shards in known[1:]):  # of the file before, too
-        digest = file_sha256(path)
-        known = [entry for entry in known if entry[0] == digest] or known
-    return {name.split("/")[1] for _, shards in known for name in shards}

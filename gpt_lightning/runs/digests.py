@@ -9,7 +9,6 @@ import os
 import re
 import stat
 import sys
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -152,24 +151,3 @@ def check_regular(path: Path) -> None:
     if not stat.S_ISREG(mode):
         kind = "a folder" if path.is_dir() else "a pipe" if path.is_fifo() else "a device"
         raise UserError(f"{path} is {kind}, not a checkpoint: give a file, or a run folder")
-
-
-def check_archive(path: Path) -> None:
-    """Check that a file is an archive whose records torch can map.
-
-    Raises:
-        UserError: The file is no archive, or its records are compressed: torch.load would read
-            compressed bytes as numbers.
-    """
-    check_regular(path)
-    problem = None
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
-                problem = "its records are compressed; take the file as it was saved"
-    except Exception:  # any content may raise any error
-        from gpt_lightning.runs.foreign import describe_file
-
-        problem = describe_file(path)
-    if problem is not None:
-        raise UserError(f"{path} is not a checkpoint of gpt-lightning fit: {problem}")

@@ -139,7 +139,7 @@ def find_checkpoint(path: Path, last: bool = False) -> Path:
 
 
 def run_id(run: Path) -> str | None:
-    """Return the identity of a run folder; None if an earlier version has made the folder.
+    """Return the identity of a run folder; None under a Trainer without RunLogger.
 
     Raises:
         UserError: run.json is damaged.

@@ -150,12 +150,12 @@ def state_of(run: Path, events: list[Row], complete: bool) -> tuple[str, str]:
 
     Args:
         run: Run folder.
-        events: Events of the run; an earlier version wrote none, and locked the checkpoints alone.
+        events: Events of the run.
         complete: True if all steps are done.
     """
     if events and events[-1]["event"] == "end":
         return events[-1]["state"], events[-1]["reason"]
-    lock = RunPaths(run if events else RunPaths(run).checkpoints).lock
+    lock = RunPaths(run).lock
     try:
         if is_held(lock):
             return "running", ""
@@ -163,7 +163,7 @@ def state_of(run: Path, events: list[Row], complete: bool) -> tuple[str, str]:
         return "unknown", f"{lock}: {error.strerror}"
     if (run / "checkpoints/.begun").exists() and not complete:  # runs/mirror.py
         return "unknown", "a copy of checkpoint.folder"
-    ended = "killed" if events or lock.exists() else "stopped"
+    ended = "killed" if events else "stopped"
     return ("finished" if complete else ended), ""
 
 

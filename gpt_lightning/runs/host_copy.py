@@ -139,8 +139,8 @@ def on_cuda(storages: dict[int, torch.UntypedStorage]) -> bool:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return the identity of a tensor's storage, as torch.save compares it."""
-    return tensor.untyped_storage()._cdata
+    """Return the identity of a tensor's storage, which PyTorch keeps while the storage is held."""
+    return id(tensor.untyped_storage())
 
 
 def on_storage(tensor: torch.Tensor, content: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,11 @@ more than a full checkpoint's, `shards`:
 The name of a tensor is its path in the dict, such as `state_dict.model.transformer.wte.weight`.
 """
 
+import functools
+import re
 import secrets
 import shutil
+import sys
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -33,12 +36,13 @@ from torch.distributed.checkpoint.hf_storage import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import KeyPath, tree_map_with_path
 
 from gpt_lightning.errors import UserError, is_out_of_memory
 from gpt_lightning.files import file_sha256, sync_folder
 from gpt_lightning.hardware.distributed import is_lost_peer
-from gpt_lightning.runs.digests import SHARDS
+from gpt_lightning.runs.checkpoint import load_content
+from gpt_lightning.runs.digests import SHARDS, SIDECAR, sidecar
+from gpt_lightning.runs.folders import ASIDE
 
 
 def check_package() -> None:
@@ -79,8 +83,7 @@ def write_shards(
     names: dict[int, str] = {}
     tied: dict[str, str] = {}
 
-    def take(keys: KeyPath, value: Any) -> Any:
-        own = name_of(keys)
+    def take(own: str, value: Any) -> Any:
         if not chosen(own, value):
             return value.detach() if isinstance(value, Tensor) else value
         memory = id(value) if isinstance(value, DTensor) else value.data_ptr()
@@ -91,7 +94,7 @@ def write_shards(
             tied[own] = name
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
-    rest: dict[str, Any] = tree_map_with_path(take, checkpoint)
+    rest: dict[str, Any] = mapped(take, checkpoint)
     alone = not dist.is_initialized()
     rank = 0 if alone else dist.get_rank()
     folder = path.parent / SHARDS / same_on_ranks(f"{path.stem}-{secrets.token_hex(4)}")
@@ -179,15 +182,15 @@ def read_shards(
         )
     tensors: dict[str, Tensor] = {}
 
-    def fill(keys: KeyPath, value: Any) -> Any:
+    def fill(own: str, value: Any) -> Any:
         if not (isinstance(value, Tensor) and value.is_meta):
             return value
-        name = tied.get(name_of(keys), name_of(keys))
+        name = tied.get(own, own)
         if name not in tensors:
             tensors[name] = allocate(value)
         return tensors[name]
 
-    filled: dict[str, Any] = tree_map_with_path(fill, checkpoint)
+    filled: dict[str, Any] = mapped(fill, checkpoint)
     del filled["shards"]
     try:
         reader = HuggingFaceStorageReader(str(folder))
@@ -206,6 +209,57 @@ def read_shards(
     return filled
 
 
-def name_of(keys: KeyPath) -> str:
-    """Return the path of a value in a tree of dicts and lists, its keys joined by dots."""
-    return ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)
+def mapped(function: Callable[[str, Any], Any], value: Any, name: str = "") -> Any:
+    """Return a tree of dicts and lists with the function's results as its leaves.
+
+    Args:
+        function: Function of a leaf's name, which is its keys joined by dots, and the leaf.
+        value: The tree.
+        name: Name of the tree itself.
+    """
+    if isinstance(value, dict):
+        items = ((key, mapped(function, item, f"{name}{key}.")) for key, item in value.items())
+        return type(value)(items)
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(function, x, f"{name}{i}.") for i, x in enumerate(value))
+    return function(name.removesuffix("."), value)
+
+
+# ---- old shards ----------------------------------------------------------------------------------
+
+
+def sweep(folder: Path) -> None:
+    """Delete the folders of shards that no checkpoint in a folder names, whatever its name is.
+
+    None is deleted if a checkpoint cannot be read: they may be its shards.
+    """
+    present = [path for path in folder.glob(f"{SHARDS}/*") if is_shard_folder(path)]
+    used = set()
+    for path in filter(Path.is_file, folder.iterdir() if present else ()):
+        try:
+            content = load_content(path) if path.suffix != SIDECAR else None
+        except (UserError, OSError) as error:
+            # a file of the user's is no checkpoint
+            if path.suffix in (".ckpt", ASIDE) or sidecar(path).exists():
+                warn_kept(str(error))
+                return
+        else:
+            found = content.get("shards") if isinstance(content, dict) else None
+            used |= {found["folder"]} if isinstance(found, dict) else set()
+    for path in present:
+        if path.name not in used:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@functools.cache
+def warn_kept(reason: str) -> None:
+    """Print, once for each reason, that old shards stay on the disk."""
+    print(f"warning: no old shards are deleted: {reason}", file=sys.stderr)
+
+
+def is_shard_folder(path: Path) -> bool:
+    """Return whether a folder is one of `write_shards`, with nothing else in it."""
+    ours = path.is_dir() and re.fullmatch(r".+-[0-9a-f]{8}", path.name)
+    return bool(ours) and all(
+        re.fullmatch(r"shard-\d{5}-.+\.safetensors", file.name) for file in path.iterdir()
+    )

@@ -10,8 +10,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
 from gpt_lightning.model.pretrained import huggingface, nanogpt
 from gpt_lightning.model.pretrained.weights import SHAPE_KEYS, Pretrained, Weights, check_shape
-from gpt_lightning.runs.checkpoint import Checkpoint, load_content
-from gpt_lightning.runs.digests import check_digest, warn_without_digest
+from gpt_lightning.runs.checkpoint import Checkpoint, read_content
 from gpt_lightning.runs.folders import NAME, find_checkpoint
 
 GPT2_VOCABULARIES = (50257, 50304)  # of the published files; padded to a multiple of 64
@@ -32,8 +31,7 @@ def read_source(source: str | Path) -> Pretrained:
     path = Path(source) if str(source) in SIZES else find_file(source)
     if str(source) in SIZES or path.is_dir() or path.suffix in (".safetensors", ".bin"):
         return with_tokenizer(huggingface.read(str(path)), [])
-    has_digest = check_digest(path, required=False)
-    content = load_content(path)
+    content = read_content(path)
     if nanogpt.is_checkpoint(content):
         return with_tokenizer(nanogpt.read(path, content), nanogpt.meta_files(path, content))
     if isinstance(content, dict) and "shards" in content:
@@ -41,10 +39,7 @@ def read_source(source: str | Path) -> Pretrained:
 
         weights = {key: content[key] for key in ("state_dict", "shards")}
         content |= read_shards(weights, path)
-    checkpoint = Checkpoint.of(content, path)
-    if not has_digest:
-        warn_without_digest(path.resolve())
-    return of_checkpoint(checkpoint, path)
+    return of_checkpoint(Checkpoint.of(content, path), path)
 
 
 def find_file(source: str | Path) -> Path:

@@ -32,8 +32,7 @@ from gpt_lightning.hardware.precision import resolve_precision
 from gpt_lightning.parsing import OneLineParser, config_names, resolve_configs, shell_command
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
-from gpt_lightning.runs.events import RunEvents
-from gpt_lightning.runs.logger import RunLogger, continue_logger
+from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
 from gpt_lightning.runs.settings import TaskSettings
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
@@ -276,12 +275,11 @@ class GPTCLI(LightningCLI):
         setting = config.trainer.logger
         if setting is None or isinstance(setting, bool):
             return [run] if setting is False else [RunEvents(run), run]
-        loggers = as_list(setting)
-        for logger in loggers:
-            continue_logger(logger, self.resume_step)
-        return [*loggers, run]
+        return [*as_list(setting), run]
 
     def after_instantiate_classes(self) -> None:
+        for logger in self.trainer.loggers:
+            continue_logger(logger, self.resume_step)
         freezing = find_callback(self.trainer, BaseFinetuning)
         if freezing is not None and self.model.settings.optimizer == "muon":
             raise UserError(

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt_lightning.runs.events import CHARTS, PAGE
+from gpt_lightning.runs.logger import CHARTS, PAGE
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 CONFIG = """

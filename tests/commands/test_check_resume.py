@@ -6,7 +6,7 @@ import pytest
 
 from gpt_lightning.cli import main
 from gpt_lightning.commands.check_resume import OF_THE_SESSION, fit_command, whole_schedule
-from gpt_lightning.runs.events import DESCRIPTIONS
+from gpt_lightning.runs.logger import DESCRIPTIONS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

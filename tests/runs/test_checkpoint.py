@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning.errors import UserError
@@ -12,7 +11,6 @@ from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint import (
     Checkpoint,
     RunRecord,
-    load_checkpoint,
     read_checkpoint,
 )
 from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
@@ -137,20 +135,6 @@ def test_warnings_of_a_resume_are_printed_by_rank_0_alone(tmp_path, monkeypatch,
     assert capsys.readouterr().err == ""
 
 
-def test_the_clipping_enum_in_files_of_earlier_versions_is_read_as_a_string(tmp_path):
-    record = RunRecord(config=TINY, settings=Settings())
-    content = {"state_dict": {}, "global_step": 1}
-    record.write(content)
-    identity = {"gradient_clip_algorithm": GradClipAlgorithmType.NORM}
-    if GradClipAlgorithmType.NORM.__reduce_ex__(2)[0] is getattr:
-        pytest.skip("Python 3.11.0 to 3.11.3 write it as a call, which no checkpoint may have")
-    content["gpt_lightning"]["run_identity"] = identity
-    torch.save(content, tmp_path / "old.ckpt")
-    found = load_checkpoint(tmp_path / "old.ckpt").record.run_identity
-    assert found == {"gradient_clip_algorithm": "norm"}
-    assert type(found["gradient_clip_algorithm"]) is str
-
-
 def test_a_checkpoint_is_its_record_its_weights_its_step_and_its_tokens(tmp_path):
     found = read_checkpoint(written(tmp_path / "a.ckpt", 12, tokenizer={"name": "gpt2"}))
     assert found.record.config == TINY
@@ -159,34 +143,6 @@ def test_a_checkpoint_is_its_record_its_weights_its_step_and_its_tokens(tmp_path
     assert (found.step, found.tokens) == (12, 640)
     assert found.weights.keys() == {"wte.weight"}  # of the model alone, by its own names
     assert torch.equal(found.weights["wte.weight"], torch.arange(6.0))
-
-
-def test_schema_1_had_other_names_for_the_same_facts():
-    arguments = {
-        "config": {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8, "vocab_size": 9}
-    }
-    loader = {"epoch": 1, "window": 8, "order": {"seed": 3}, "shards": {"a.npy": [1, 2]}}
-    old = {
-        "hyper_parameters": arguments,
-        "loops": {"fit_loop": {"state_dict": {"combined_loader": [loader]}}},
-        "gpt_lightning": {
-            "version": "0.0.1",
-            "tokenizer": {"name": "char"},
-            "position": {"epoch": 1},
-            "run": {"seed_everything": 7},
-            "machine": {"ranks": 2},
-        },
-    }
-    record = RunRecord.read(old)
-    assert record.config.vocab_size == 9
-    assert (record.version, record.tokenizer) == ("0.0.1", {"name": "char"})
-    assert (record.data_identity, record.shards) == ({"seed": 3}, {"a.npy": [1, 2]})
-    assert record.data_position == {"epoch": 1}
-    assert record.run_identity == {"seed_everything": 7}
-    assert record.environment == {"ranks": 2}
-    bare = RunRecord.read({"hyper_parameters": arguments})
-    assert bare.version == "of an unknown version"
-    assert (bare.tokenizer, bare.data_identity, bare.run_identity) == (None, {}, {})
 
 
 @pytest.mark.parametrize("content", [{}, {"hyper_parameters": 5}, {"state_dict": {}}])

@@ -16,9 +16,8 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.summary.writer import event_file_writer
 from tensorboard.util import tensor_util
 
-from gpt_lightning.runs.events import CHARTS, DESCRIPTIONS, OVER_TOKENS, RunEvents
 from gpt_lightning.runs.folders import RunPaths
-from gpt_lightning.runs.logger import RunLogger
+from gpt_lightning.runs.logger import CHARTS, DESCRIPTIONS, OVER_TOKENS, RunEvents, RunLogger
 
 NUMBERS = {"scalars": 0, "tensors": 0}  # keep all
 
@@ -145,7 +144,7 @@ def test_hyperparameters_that_matter_are_the_first_columns(runs):
 
 def test_events_are_flushed_once_a_second_and_before_a_checkpoint(runs, monkeypatch):
     now, flushed = [100.0], []
-    monkeypatch.setattr("gpt_lightning.runs.events.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("gpt_lightning.runs.logger.time.monotonic", lambda: now[0])
     run = RunLogger(runs)
     events = RunEvents(run)
     monkeypatch.setattr(events.experiment, "flush", lambda: flushed.append(now[0]))

@@ -72,14 +72,10 @@ def test_figures_are_those_of_the_rows(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("max_steps", "lock", "state"),
-    [(20, False, "finished"), (30, False, "stopped"), (30, True, "killed"), (-1, False, "stopped")],
+    ("max_steps", "state"), [(20, "finished"), (30, "stopped"), (-1, "stopped")]
 )
-def test_the_state_of_a_run_of_an_earlier_version(run, max_steps, lock, state):
+def test_the_state_of_a_run_without_a_timeline(run, max_steps, state):
     (run / "config.yaml").write_text(yaml.safe_dump({"trainer": {"max_steps": max_steps}}))
-    (run / "checkpoints").mkdir()
-    if lock:
-        (run / "checkpoints/.lock").touch()
     assert summarize(run, run.parent)["state"] == state
 
 

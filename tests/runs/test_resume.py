@@ -95,15 +95,14 @@ def test_a_checkpoint_of_an_earlier_schema_resumes_bit_exactly(kind, as_before, 
     assert all(found.values()), found
 
 
-def test_a_later_schema_is_one_line(capsys):
+def test_another_schema_is_one_line(capsys):
     assert fit(4) == 0
     (path,) = (RUN / "version_0" / "checkpoints").glob("*.ckpt")
     file = torch.load(path, weights_only=True)
     file["gpt_lightning"]["schema"] = SCHEMA + 1
     write_durable_checkpoint(file, path)
     assert fit(8, "--resume=auto") == 2
-    words = f"schema {SCHEMA + 1} of a later gpt_lightning, this one reads {SCHEMA}"
-    assert words in capsys.readouterr().err
+    assert f"schema {SCHEMA + 1}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -137,4 +137,4 @@ def test_any_other_error_is_damage(tmp_path, monkeypatch, error):
 
 @pytest.fixture(autouse=True)
 def said_nothing_yet():
-    checkpoint_io.warn_kept_shards.cache_clear()
+    shards.warn_kept.cache_clear()

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from gpt_lightning.hardware.peaks import device_name
 from gpt_lightning.parsing import program
-from gpt_lightning.runs.events import PAGE, RunEvents
+from gpt_lightning.runs.logger import PAGE, RunEvents
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import evaluated_part, evaluation_line, total_steps
