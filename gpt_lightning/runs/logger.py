@@ -298,16 +298,16 @@ def continue_logger(logger: Logger, resume_step: int | None) -> None:
     Raises:
         UserError: The logger would delete what an earlier session has logged.
     """
-    ours = isinstance(logger, CSVLogger | TensorBoardLogger) and not isinstance(logger, RunEvents)
-    if not ours or not is_rank_zero():
+    others = CSVLogger | TensorBoardLogger
+    if isinstance(logger, RunEvents) or not isinstance(logger, others) or not is_rank_zero():
         return
-    if "://" not in logger.root_dir:
-        root = Path(logger.root_dir)
+    root = str(logger.root_dir)
+    if "://" not in root:
         with explained("write to", root):
-            root.mkdir(parents=True, exist_ok=True)
-            with locked(root / ".version.lock"):
-                Path(logger.log_dir).mkdir(parents=True, exist_ok=True)
-    path = Path(logger.log_dir) / "metrics.csv"
+            Path(root).mkdir(parents=True, exist_ok=True)
+            with locked(Path(root) / ".version.lock"):
+                Path(str(logger.log_dir)).mkdir(parents=True, exist_ok=True)
+    path = Path(str(logger.log_dir)) / "metrics.csv"
     if isinstance(logger, CSVLogger) and path.exists():
         raise UserError(
             f"CSVLogger would delete {path} of an earlier session: leave out the logger's "

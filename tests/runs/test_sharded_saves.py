@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from gpt_lightning.errors import UserError, is_out_of_memory
 from gpt_lightning.hardware.distributed import is_lost_peer
-from gpt_lightning.runs import checkpoint_io, digests, shards
+from gpt_lightning.runs import digests, shards
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO, sweep_shards
 from gpt_lightning.runs.digests import check_digest, sidecar
 
