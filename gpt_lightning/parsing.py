@@ -31,17 +31,6 @@ if not TYPE_CHECKING:
 PACKAGE = Path(__file__).resolve().parent
 # an installed package has a copy of the checkout's configs/ inside
 CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
-# sections of a configuration of `fit`, with a key of each
-SECTIONS = {
-    "trainer": "max_steps",
-    "model": "learning_rate",
-    "data": "batch_size",
-    "speed": "peak_flops",
-    "progress": "plain_every_n_steps",
-    "samples": "prompt",
-    "checkpoint": "keep_last",
-    "evaluation": "tasks",
-}
 # --prompt '' begins a new text; --data.text_file= takes the text of a configuration away
 MAY_BE_EMPTY = ("prompt", "data.dataset", "data.corpus", "data.text_file")
 
@@ -303,8 +292,12 @@ def config_file(name: str) -> Path:
     )
 
 
-def resolve_configs(args: list[str]) -> list[str]:
+def resolve_configs(args: list[str], keys: Sequence[str] = ()) -> list[str]:
     """Return arguments with the path of each configuration in place of its name.
+
+    Args:
+        args: Arguments of a command.
+        keys: Keys that the command knows, such as model.learning_rate.
 
     Raises:
         UserError: A configuration is missing, is no mapping in YAML, or sets a key twice.
@@ -312,7 +305,7 @@ def resolve_configs(args: list[str]) -> list[str]:
     resolved = list(args)
     for i in config_positions(args):
         path = config_file(args[i].removeprefix("--config="))
-        check_config_file(path)
+        check_config_file(path, keys)
         if i == config_positions(args)[0]:
             check_not_overlay(path)
         resolved[i] = f"--config={path}" if args[i].startswith("--config=") else str(path)
@@ -344,10 +337,14 @@ def config_positions(args: list[str]) -> list[int]:
     ]
 
 
-def check_config_file(path: Path) -> None:
+def check_config_file(path: Path, keys: Sequence[str] = ()) -> None:
     """Raise a UserError if a file is unreadable, or is no mapping of keys in YAML.
 
     A YAML parser silently takes the last of two equal keys.
+
+    Args:
+        path: The file.
+        keys: Known keys. The word before a dot is a section, which must hold keys.
     """
     where = f"--config {path}"
     if path.exists() and not path.is_file():  # a pipe can be read only once
@@ -377,12 +374,13 @@ def check_config_file(path: Path) -> None:
     for key, line in duplicate_keys(root):
         raise UserError(f"{where}, line {line}: {key!r} is set twice; remove one")
     for name, section in root.value:
-        if name.value in SECTIONS and not isinstance(section, yaml.MappingNode):
+        below = [key for key in keys if key.startswith(f"{name.value}.") and key[-5:] != ".help"]
+        if below and not isinstance(section, yaml.MappingNode):
             found = getattr(section, "value", None) or "empty"
             raise UserError(
                 f"{where}, line {name.start_mark.line + 1}: {name.value} is "
                 f"{found if isinstance(found, str) else 'a list'}; expected keys below it, such as "
-                f"{name.value}.{SECTIONS[name.value]}; remove the line if there are none"
+                f"{below[0]}; remove the line if there are none"
             )
 
 

@@ -38,8 +38,8 @@ from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
 from gpt_lightning.training.callbacks.samples import SampleText
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
-from gpt_lightning.training.fit import quiet_lightning
 from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.process import quiet_lightning
 from gpt_lightning.training.trainer import Trainer
 
 # fp16 needs a GradScaler, which is another loop

@@ -1,11 +1,10 @@
 """fit, validate, test and predict: LightningCLI over GPTModule and TokenDataModule."""
 
-import logging
-import warnings
 from collections.abc import Callable
 from contextvars import copy_context
 from enum import Enum
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import lightning as L
@@ -29,32 +28,25 @@ from gpt_lightning.errors import (
 from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.machine import version
 from gpt_lightning.hardware.precision import resolve_precision
-from gpt_lightning.parsing import OneLineParser, config_names, resolve_configs, shell_command
+from gpt_lightning.parsing import (
+    OneLineParser,
+    config_names,
+    known_keys,
+    resolve_configs,
+    shell_command,
+)
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
 from gpt_lightning.runs.settings import TaskSettings
-from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
-from gpt_lightning.training.callbacks.progress import StepProgress
+from gpt_lightning.training.callbacks import EVERY_RUN
 from gpt_lightning.training.callbacks.report import RunReport
-from gpt_lightning.training.callbacks.samples import SampleText, write_text
-from gpt_lightning.training.callbacks.signals import StopSignals
-from gpt_lightning.training.callbacks.speed import SpeedMonitor
-from gpt_lightning.training.callbacks.watchdog import Watchdog
+from gpt_lightning.training.callbacks.samples import write_text
 from gpt_lightning.training.datamodule import DEFAULT_SEED, TokenDataModule
 from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.process import quiet_process
 from gpt_lightning.training.steps import check_accumulation, find_callback, run_folder
 from gpt_lightning.training.trainer import Trainer, as_list, construction_error
-
-# callbacks of every run; their arguments are keys of their own
-FORCED_CALLBACKS: dict[str, type[L.Callback]] = {
-    "speed": SpeedMonitor,
-    "progress": StepProgress,
-    "samples": SampleText,
-    "checkpoint": RunCheckpoint,
-    "signals": StopSignals,
-    "watchdog": Watchdog,
-}
 
 
 class TrainingParser(OneLineParser, LightningArgumentParser):
@@ -120,7 +112,8 @@ class GPTCLI(LightningCLI):
         return known if "--help" in self.argv else {self.argv[0]: known[self.argv[0]]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        for key, callback in FORCED_CALLBACKS.items():
+        for key, name in EVERY_RUN.items():
+            callback = resolve_name(f"gpt_lightning.training.callbacks.{name}")
             parser.add_lightning_class_args(callback, key)
         parser.add_class_arguments(TaskSettings, "evaluation")
         parser.add_argument(
@@ -141,7 +134,7 @@ class GPTCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         removed.check_options(args)
-        args = resolve_configs(args)
+        args = resolve_configs(args, known_keys(parser)[0])
         super().parse_arguments(parser, args)
         config = self.config[self.config.subcommand]
         # config.yaml of a run has the ckpt_path that the run began with; a flag is newer
@@ -244,10 +237,6 @@ class GPTCLI(LightningCLI):
         chosen = as_list(config.trainer.plugins or [])
         environment = ranks.environment(config.trainer.num_nodes, chosen)
         kwargs["plugins"] = [*chosen, *environment, DurableCheckpointIO()]
-        # Lightning raises for "off" if such a callback is in the list
-        callback_keys = self._parser(self.subcommand).callback_keys
-        if config.trainer.enable_progress_bar is False:
-            callback_keys.remove("progress")
         if config.trainer.enable_checkpointing is False:  # StopSignals still ends the run
             config.checkpoint.enabled = False
         trainer = super().instantiate_trainer(**kwargs)
@@ -352,29 +341,29 @@ def run_cli(
     # for the help of Settings; it reads the source of every class, which takes longer than the rest
     wants_help = any("help" in arg or arg.startswith("--print_config") for arg in argv)
     set_parsing_settings(docstring_parse_attribute_docstrings=wants_help)
-    quiet_lightning()
     try:
         # jsonargparse keeps its last parser in a context variable, and the parser the model
-        return copy_context().run(
-            GPTCLI,
-            GPTModule,
-            TokenDataModule,
-            trainer_class=Trainer,
-            args=argv,
-            folder=folder,
-            save_config_callback=SaveConfig,
-            trainer_defaults={
-                "num_sanity_val_steps": 0,
-                "use_distributed_sampler": False,  # TrainLoader reads its rank's share
-                "enable_model_summary": False,  # the banner has it
-                "log_every_n_steps": 10,
-                "callbacks": default_callbacks(argv[0]) if callbacks is None else callbacks,
-            },
-            seed_everything_default=DEFAULT_SEED,
-            parser_class=TrainingParser,
-            parser_kwargs={"prog": "gpt-lightning"},
-            auto_configure_optimizers=False,
-        )
+        with quiet_process():
+            return copy_context().run(
+                GPTCLI,
+                GPTModule,
+                TokenDataModule,
+                trainer_class=Trainer,
+                args=argv,
+                folder=folder,
+                save_config_callback=SaveConfig,
+                trainer_defaults={
+                    "num_sanity_val_steps": 0,
+                    "use_distributed_sampler": False,  # TrainLoader reads its rank's share
+                    "enable_model_summary": False,  # the banner has it
+                    "log_every_n_steps": 10,
+                    "callbacks": default_callbacks(argv[0]) if callbacks is None else callbacks,
+                },
+                seed_everything_default=DEFAULT_SEED,
+                parser_class=TrainingParser,
+                parser_kwargs={"prog": "gpt-lightning"},
+                auto_configure_optimizers=False,
+            )
     except MisconfigurationException as error:
         raise UserError(str(error)) from error
     except (ValueError, ModuleNotFoundError) as error:  # of a logger's or a callback's constructor
@@ -398,26 +387,3 @@ def training_parser() -> LightningArgumentParser:
     parser = capture_parser(lambda: run_cli(["fit", "--help"]))
     assert isinstance(parser, LightningArgumentParser)
     return parser
-
-
-def quiet_lightning() -> None:
-    """Silence messages that the banner replaces, and advice that does not apply."""
-    for name in (
-        "pytorch.utilities.rank_zero",
-        "fabric.utilities.seed",
-        "fabric.utilities.distributed",
-    ):
-        logging.getLogger(f"lightning.{name}").setLevel(logging.WARNING)
-    # each rank would print that gloo has no all-to-all, which Muon in shards asks for
-    logging.getLogger("torch.distributed.tensor._collective_utils").setLevel(logging.ERROR)
-    for message in (
-        "LightningCLI's args parameter",  # main() takes arguments so that tests can call it
-        ".*does not have many workers",  # reading a memory map is not what a step waits for
-        "The dirpath has changed",  # a resumed run has a folder of its own
-        ".*LeafSpec.* is deprecated",  # Lightning's own use of PyTorch
-        "Couldn't infer the batch indices",  # predict reads the split in order
-        "You're using the WeightAveraging callback with a model",  # of which each rank has all
-        "Total length of `list` across ranks is zero",  # a dataset without a validation split
-        r".*self\.log\('perf/tokens', \.\.\., sync_dist=True\)",  # it is of all ranks
-    ):
-        warnings.filterwarnings("ignore", message=message)

@@ -90,6 +90,13 @@ class GPTModule(L.LightningModule):
 
     # ---- build ---------------------------------------------------------------------------------
 
+    def setup(self, stage: str) -> None:
+        self._products_before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(self.settings.matmul_precision)
+
+    def teardown(self, stage: str) -> None:
+        torch.set_float32_matmul_precision(self._products_before)
+
     def configure_model(self) -> None:
         trainer = self.attached_trainer
         fitting = trainer is not None and steps.is_fitting(trainer)
@@ -99,7 +106,6 @@ class GPTModule(L.LightningModule):
             build.check_decay(self.settings, trainer.max_steps)
             build.check_device(self.config, trainer, self._device_type, self.compiles[0])
         if not hasattr(self, "model"):
-            torch.set_float32_matmul_precision(self.settings.matmul_precision)
             # on the CPU: in Lightning's device context the GPU would draw the weights
             with torch.device("cpu"):
                 self.model = build.build_model(self.config, self.settings, self.init_from)

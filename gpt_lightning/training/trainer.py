@@ -264,7 +264,7 @@ def changed_arguments(callbacks: list[L.Callback], given: dict[str, Any]) -> dic
 
         changes = {"strategy": ShardedStrategy()}
     bars = [callback for callback in callbacks if isinstance(callback, stock.ProgressBar)]
-    if len(bars) > 1:  # the user's bar in place of ours
+    if len(bars) > 1 or given.get("enable_progress_bar") is False:  # the user's bar, or none
         callbacks = [callback for callback in callbacks if not isinstance(callback, StepProgress)]
     if any(isinstance(callback, RunCheckpoint) for callback in callbacks):
         # Lightning's own would be in addition to ours

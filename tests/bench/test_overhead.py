@@ -10,7 +10,7 @@ from gpt_lightning.bench import overhead
 from gpt_lightning.cli import main
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.tables import sweep
-from gpt_lightning.training.fit import quiet_lightning
+from gpt_lightning.training.process import quiet_lightning
 
 CPU = torch.device("cpu")
 SHAPE = [1, 1, 16]

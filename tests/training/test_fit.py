@@ -2,11 +2,19 @@
 
 import gc
 import json
+import logging
+import os
 import shutil
+import signal
+import sys
+import threading
+import warnings
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import lightning as L
 import pytest
 import torch
 from lightning.pytorch.cli import LightningCLI
@@ -18,8 +26,10 @@ from gpt_lightning.errors import MemoryExhaustedError, PeerError, UserError
 from gpt_lightning.hardware.machine import version
 from gpt_lightning.runs import fetch
 from gpt_lightning.training import fit, memory_advice
+from gpt_lightning.training.callbacks import EVERY_RUN
 from gpt_lightning.training.fit import GPTCLI, SaveConfig, run_cli
 from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.process import LEVELS
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
@@ -134,3 +144,47 @@ def test_the_model_of_a_run_that_failed_is_freed_for_the_next_one(own_folder, mo
         run_cli(["fit", *TINY_RUN, "--trainer.max_steps=2"], callbacks=[])
     gc.collect()
     assert models[0]() is None
+
+
+def process_state() -> list:
+    """Return what a run changes in its process and has to put back."""
+    descriptor = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(descriptor)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    return [
+        dict(os.environ), [signal.getsignal(number) for number in numbers], descriptor,
+        sys.excepthook, threading.excepthook, sys.stdout, sys.stderr, warnings.filters[:],
+        gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(),
+        {name: logging.getLogger(name).level for name in LEVELS},
+        torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark,
+        torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_leaves_its_process_as_it_was(fails, own_folder, monkeypatch):
+    class Fails(L.Callback):
+        def on_train_start(self, trainer, pl_module):
+            assert process_state()[0] != before[0]  # PL_GLOBAL_SEED
+            assert signal.getsignal(signal.SIGTERM) != before[1][0]
+            assert torch.get_float32_matmul_precision() == "medium"
+            if fails:
+                raise KeyError("stopped")
+
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    changes = ("--model.matmul_precision=medium", "--trainer.deterministic=true")
+    before = process_state()
+    with pytest.raises(KeyError) if fails else nullcontext():
+        argv = ["fit", *TINY_RUN, "--trainer.max_steps=2", "--trainer.benchmark=true", *changes]
+        run_cli(argv, callbacks=[Fails()])
+    assert process_state() == before
+
+
+@pytest.mark.parametrize("section", [*EVERY_RUN, "evaluation", "trainer", "model", "data"])
+def test_a_section_without_keys_is_one_line(section, own_folder, capsys):
+    Path("wrong.yaml").write_text(f"\n{section}: 5\n")
+    assert cli.main(["fit", *TINY_RUN, "--config=wrong.yaml"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"--config wrong.yaml, line 2: {section} is 5; expected keys below it" in line
+    key = line.partition("such as ")[2].partition(";")[0]
+    assert key.startswith(f"{section}.")

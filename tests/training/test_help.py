@@ -6,6 +6,7 @@ import pytest
 
 from gpt_lightning.cli import main
 from gpt_lightning.training import fit
+from gpt_lightning.training.callbacks import EVERY_RUN
 from gpt_lightning.training.help import help_text
 
 pytestmark = pytest.mark.slow  # docstrings of all classes are read
@@ -18,7 +19,7 @@ def test_our_keys_come_first_and_fit_the_terminal(columns, monkeypatch):
     assert len(lines) < 150
     headings = [line.partition(".KEY")[0].lstrip("-") for line in lines if ".KEY:" in line]
     assert headings[:2] == ["model", "data"]
-    assert {*fit.FORCED_CALLBACKS, "evaluation"} < {*headings}
+    assert {*EVERY_RUN, "evaluation"} < {*headings}
     assert headings[-1] == "trainer"
     settings = [line for line in lines if line.startswith("  ") and not line.startswith("   ")]
     assert max(map(len, settings)) <= max(columns, 78)

@@ -283,13 +283,16 @@ def test_compiling_is_in_place_once_and_leaves_the_names(text_file, monkeypatch)
     assert len(calls) == 1  # auto is off on a CPU
 
 
-def test_matmul_precision_is_what_was_set(text_file):
-    before = torch.get_float32_matmul_precision()
-    try:
-        fit(text_file, GPTModule(TINY, matmul_precision="high"))
-        assert torch.get_float32_matmul_precision() == "high"
-    finally:
-        torch.set_float32_matmul_precision(before)
+def test_matmul_precision_is_what_was_set_while_the_run_lasts(text_file):
+    seen, before = [], torch.get_float32_matmul_precision()
+
+    class Seeing(GPTModule):
+        def on_train_start(self):
+            super().on_train_start()
+            seen.append(torch.get_float32_matmul_precision())
+
+    fit(text_file, Seeing(TINY, matmul_precision="high"))
+    assert (seen, torch.get_float32_matmul_precision()) == (["high"], before)
 
 
 def test_a_vocabulary_may_be_padded_but_not_too_small(text_file):

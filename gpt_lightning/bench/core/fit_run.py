@@ -14,9 +14,9 @@ from gpt_lightning.tables.worker import SkippedError
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import RunRecorder, RunTimings
 from gpt_lightning.training.datamodule import TokenDataModule
-from gpt_lightning.training.fit import quiet_lightning
 from gpt_lightning.training.memory_advice import options_for
 from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.process import quiet_lightning
 from gpt_lightning.training.steps import StepShape, accumulation
 from gpt_lightning.training.trainer import Trainer
 
@@ -35,7 +35,7 @@ TRAINING_ALONE: dict[str, Any] = {
 def parse_fit(options: list[str]) -> Any:
     """Return the configuration that `fit` makes of options."""
     options = resolve_configs(options)
-    training.quiet_lightning()
+    quiet_lightning()
     config = training.training_parser().parse_args(["fit", *options]).fit
     resolve_precision(config.trainer)
     return config

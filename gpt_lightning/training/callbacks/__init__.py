@@ -1,1 +1,11 @@
-"""Callbacks of a training run, one per file."""
+"""Callbacks of runs."""
+
+# Callbacks of every run: key -> file and class. Arguments of the class are keys KEY.*.
+EVERY_RUN = {
+    "speed": "speed:SpeedMonitor",
+    "progress": "progress:StepProgress",
+    "samples": "samples:SampleText",
+    "checkpoint": "checkpoint:RunCheckpoint",
+    "signals": "signals:StopSignals",
+    "watchdog": "watchdog:Watchdog",
+}

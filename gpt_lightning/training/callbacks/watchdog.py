@@ -51,13 +51,13 @@ class Watchdog(L.Callback):
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
         # Python's handler in C writes to the pipe even while the main thread waits
-        signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         threading.Thread(target=self._watch, args=(trainer, self._pipe[0]), daemon=True).start()
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
         """End the thread."""
         if self._pipe is not None:
-            signal.set_wakeup_fd(-1)
+            signal.set_wakeup_fd(self._wakeup_before)
             os.close(self._pipe[1])
             self._pipe = None
 
