@@ -7,19 +7,20 @@ little-endian. Sources: data/*/prepare.py in https://github.com/karpathy/nanoGPT
 dev/data/data_common.py in https://github.com/karpathy/llm.c, fineweb.py in
 https://github.com/karpathy/build-nanogpt.
 
-A new format changes this file alone: its name in Format, the names and headers of its files, a
-function that maps one, and the files besides the shards. external.py recognizes the folders of
-other programs, which have no manifest.
+A new format changes this file alone: its name in Format, and a row of FORMATS.
 """
 
 import functools
 import io
 import mmap
+import os
 import pickle
 import re
 import struct
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,11 +29,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, write_atomic
 
 Format = Literal["npy", "nanogpt", "llmc"]
-FORMATS: tuple[Format, ...] = get_args(Format)
-# names from file_name, and of the files besides the shards
-SHARD_FILE = re.compile(r".*\.npy|meta\.pkl|(train|val|test)\.bin|shard_(train|val|test)_\d+\.bin")
 LLMC_MAGIC, LLMC_VERSION = 20240520, 1
-LLMC_HEADER_BYTES = 1024
 LLMC_MAX_TOKENS = 2**31 - 1  # the header counts in int32
 # llm.c's other files; as bare tokens their magic is 308 after a token outside GPT-2's 50,257.
 OTHER_MAGICS = {
@@ -41,6 +38,7 @@ OTHER_MAGICS = {
     20240522: "an evaluation of llm.c",
     20240801: "tokens of Llama 3 in uint32, which this program does not read",
 }
+HEAD_BYTES = 1024  # more than any header, and llm.c's own
 META = "meta.pkl"
 META_MAX_BYTES = 2**26  # more than Unicode's 1.1 million characters take
 
@@ -49,7 +47,140 @@ class ShardError(Exception):
     """A file does not hold the expected tokens; the message names what was found."""
 
 
-# ---- names and headers -------------------------------------------------------------------------
+class Header(NamedTuple):
+    """Content of a file as its header promises it: number of tokens, their type, header bytes."""
+
+    tokens: int
+    dtype: np.dtype[Any]
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class TokenFormat:
+    """One format of files.
+
+    Attributes:
+        name: Format string of a file's name, with its split and index.
+        foreign: Names that other programs give to such files: prefix, split, index or None.
+        write: Function that returns the header of a number of tokens of a type.
+        read: Function that returns the header in the first HEAD_BYTES of a file of some size, or
+            raises a ShardError.
+        is_one_file: True if a split is one file.
+    """
+
+    name: str
+    foreign: re.Pattern[str]
+    write: Callable[[str, int], bytes]
+    read: Callable[[bytes, int | None], Header]
+    is_one_file: bool = False
+
+
+# ---- headers -----------------------------------------------------------------------------------
+
+
+def _write_npy(dtype: str, n_tokens: int) -> bytes:
+    header = io.BytesIO()
+    descr = np.dtype(dtype).newbyteorder("<").str
+    fields = {"descr": descr, "fortran_order": False, "shape": (n_tokens,)}
+    np.lib.format.write_array_header_1_0(header, fields)
+    return header.getvalue()
+
+
+def _read_npy(head: bytes, size: int | None) -> Header:
+    return _parsed_npy(head[: 10 + int.from_bytes(head[8:10], "little")])
+
+
+@functools.lru_cache(maxsize=64)  # most shards have one length
+def _parsed_npy(header: bytes) -> Header:
+    stream = io.BytesIO(header)
+    try:
+        np.lib.format.read_magic(stream)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    # Another format or a short header raises ValueError. But numpy parses the header as Python
+    # source, and a flipped bit in it raises the errors of tokenize, and others.
+    except Exception as error:
+        raise ShardError(" ".join(str(error).split()) or type(error).__name__) from error
+    if len(shape) != 1:
+        raise ShardError(f"an array of shape {shape} of {dtype.name}")
+    return Header(shape[0], dtype, stream.tell())
+
+
+def _write_bare(dtype: str, n_tokens: int) -> bytes:
+    _check_uint16("nanogpt", dtype)
+    return b""
+
+
+def _read_bare(head: bytes, size: int | None) -> Header:
+    """Bare tokens have no magic number: a damaged header must not be taken for tokens."""
+    if not size or size % 2:
+        raise ShardError(f"{size:,} bytes, {'an odd number' if size else 'an empty file'}")
+    if len(head) == HEAD_BYTES:
+        magic, version, count = struct.unpack("<3i", head[:12])
+        is_headed = (version, count) == (LLMC_VERSION, (size - HEAD_BYTES) // 2)
+        if is_headed or magic in (LLMC_MAGIC, *OTHER_MAGICS):
+            raise ShardError(f"the magic number {magic}{_meaning(magic)}")
+    tokens = np.frombuffer(head, "<u2")
+    if len(tokens) >= 64 and tokens[::2].any() and not tokens[1::2].any():
+        raise ShardError("a 0 at every second place, as in a file of uint32")
+    return Header(size // 2, np.dtype("<u2"), 0)
+
+
+def _write_llmc(dtype: str, n_tokens: int) -> bytes:
+    _check_uint16("llmc", dtype)
+    if n_tokens > LLMC_MAX_TOKENS:
+        raise UserError(
+            f"the format llmc has at most {LLMC_MAX_TOKENS:,} tokens per file, found {n_tokens:,}: "
+            "lower shard_tokens"
+        )
+    return struct.pack("<3i", LLMC_MAGIC, LLMC_VERSION, n_tokens).ljust(HEAD_BYTES, b"\0")
+
+
+def _read_llmc(head: bytes, size: int | None) -> Header:
+    if len(head) < HEAD_BYTES:
+        raise ShardError(f"{len(head):,} bytes, fewer than the {HEAD_BYTES:,} of the header")
+    magic, version, count = struct.unpack("<3i", head[:12])
+    if magic != LLMC_MAGIC:
+        bare = "tokens without a header are named train.bin and val.bin"
+        raise ShardError(f"the magic number {magic}{_meaning(magic)}, not {LLMC_MAGIC} ({bare})")
+    if version != LLMC_VERSION or count < 0:
+        raise ShardError(f"version {version}, not {LLMC_VERSION}, or {count:,} tokens")
+    return Header(count, np.dtype("<u2"), HEAD_BYTES)
+
+
+def _meaning(magic: int) -> str:
+    return f", {OTHER_MAGICS[magic]}" if magic in OTHER_MAGICS else ""
+
+
+def _check_uint16(file_format: str, dtype: str) -> None:
+    if dtype != "uint16":
+        raise UserError(
+            f"the format {file_format} holds tokens of uint16, but this vocabulary needs {dtype}: "
+            "choose the format npy, or a vocabulary of at most 65,536"
+        )
+
+
+def _names(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern.replace("SPLIT", "(train|val|test)"), re.ASCII)
+
+
+FORMATS: dict[str, TokenFormat] = {
+    # train_00000.npy without a prefix is our own shard, whose manifest is lost
+    "npy": TokenFormat(
+        "{split}-{index:05d}.npy", _names(r"(.+)_SPLIT_(\d+)\.npy"), _write_npy, _read_npy
+    ),
+    "llmc": TokenFormat(
+        "shard_{split}_{index:06d}.bin",
+        _names(r"(?:(.+)_)?SPLIT(?:_(\d+))?\.bin"),
+        _write_llmc,
+        _read_llmc,
+    ),
+    "nanogpt": TokenFormat("{split}.bin", _names(r"()SPLIT()\.bin"), _write_bare, _read_bare, True),
+}
+# names from file_name, and of the files besides the shards
+SHARD_FILE = re.compile(r".*\.npy|meta\.pkl|(train|val|test)\.bin|shard_(train|val|test)_\d+\.bin")
+
+
+# ---- files -------------------------------------------------------------------------------------
 
 
 def file_name(file_format: str, split: str, index: int) -> str:
@@ -58,52 +189,50 @@ def file_name(file_format: str, split: str, index: int) -> str:
     Raises:
         UserError: A second file of a split, of which nanoGPT has one.
     """
-    if file_format == "nanogpt":
-        if index:
-            raise UserError(
-                f"nanoGPT reads one file per split, {split}.bin, and the {split} split would fill "
-                f"{index + 1}: raise shard_tokens, or choose the format npy or llmc"
-            )
-        return f"{split}.bin"
-    return f"{split}-{index:05d}.npy" if file_format == "npy" else f"shard_{split}_{index:06d}.bin"
+    chosen = FORMATS[file_format]
+    if chosen.is_one_file and index:
+        raise UserError(
+            f"nanoGPT reads one file per split, {split}.bin, and the {split} split would fill "
+            f"{index + 1}: raise shard_tokens, or choose the format npy or llmc"
+        )
+    return chosen.name.format(split=split, index=index)
 
 
 def capacity(file_format: str, shard_tokens: int) -> int:
     """Return the maximum number of tokens per file; nanogpt has one unbounded file per split."""
-    return 2**62 if file_format == "nanogpt" else shard_tokens
+    return 2**62 if FORMATS[file_format].is_one_file else shard_tokens
 
 
-@functools.lru_cache(maxsize=64)  # most shards have one length
+@functools.lru_cache(maxsize=64)
 def file_header(file_format: str, dtype: str, n_tokens: int) -> bytes:
     """Return the header before n_tokens tokens: 128 bytes for npy, 0 for nanogpt, 1,024 for llmc.
 
     Raises:
         UserError: The format cannot hold this type or number of tokens.
     """
-    if file_format == "npy":
-        header = io.BytesIO()
-        descr = np.dtype(dtype).newbyteorder("<").str
-        fields = {"descr": descr, "fortran_order": False, "shape": (n_tokens,)}
-        np.lib.format.write_array_header_1_0(header, fields)
-        return header.getvalue()
-    if dtype != "uint16":
-        raise UserError(
-            f"the format {file_format} holds tokens of uint16, but this vocabulary needs {dtype}: "
-            "choose the format npy, or a vocabulary of at most 65,536"
-        )
-    if file_format == "nanogpt":
-        return b""
-    if n_tokens > LLMC_MAX_TOKENS:
-        raise UserError(
-            f"the format llmc has at most {LLMC_MAX_TOKENS:,} tokens per file, found {n_tokens:,}: "
-            "lower shard_tokens"
-        )
-    fields_int32 = np.zeros(LLMC_HEADER_BYTES // 4, "<i4")
-    fields_int32[:3] = LLMC_MAGIC, LLMC_VERSION, n_tokens
-    return fields_int32.tobytes()
+    return FORMATS[file_format].write(dtype, n_tokens)
 
 
-# ---- tokens ------------------------------------------------------------------------------------
+def checked_header(file_format: str, dtype: str, head: bytes, size: int | None) -> Header:
+    """Return the header in the first HEAD_BYTES of a file.
+
+    Args:
+        file_format: Format of the file.
+        dtype: Expected type of the tokens.
+        head: First bytes of the file.
+        size: Bytes of the file; None if unknown.
+
+    Raises:
+        ShardError: The file has another type or size, or is something else.
+    """
+    header = FORMATS[file_format].read(head, size)
+    if header.dtype != np.dtype(dtype).newbyteorder("<"):
+        kind = f"{'big-endian ' * (header.dtype.str[0] == '>')}{header.dtype.name}"
+        raise ShardError(f"an array of shape ({header.tokens},) of {kind}")
+    promised = header.n_bytes + header.tokens * header.dtype.itemsize
+    if size not in (None, promised):
+        raise ShardError(f"{size:,} bytes for a header that promises {promised:,}")
+    return header
 
 
 def mapped(path: Path, dtype: str, file_format: str) -> np.ndarray:
@@ -113,24 +242,16 @@ def mapped(path: Path, dtype: str, file_format: str) -> np.ndarray:
         OSError: The file cannot be read, which says nothing about its content.
         ShardError: The file is missing or holds something else.
     """
-    reader = {"npy": _map_npy, "nanogpt": _map_bare, "llmc": _map_llmc}[file_format]
     try:
-        array = reader(path)
-        size, promised = path.stat().st_size, array.offset + array.nbytes
+        with open(path, "rb", 0) as file:
+            size = os.fstat(file.fileno()).st_size
+            header = checked_header(file_format, dtype, file.read(HEAD_BYTES), size)
+            if not header.tokens:
+                return np.empty(0, header.dtype)
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (FileNotFoundError, IsADirectoryError) as error:
         raise ShardError(error.strerror or str(error)) from error
-    if array.ndim != 1 or array.dtype != np.dtype(dtype).newbyteorder("<"):
-        kind = f"{'big-endian ' * (array.dtype.str[0] == '>')}{array.dtype.name}"
-        raise ShardError(f"an array of shape {array.shape} of {kind}")
-    if size != promised:
-        raise ShardError(f"{size:,} bytes for a header that promises {promised:,}")
-    return array.view(np.ndarray)  # slicing an ndarray costs a quarter of slicing a memmap
-
-
-def is_uint32(tokens: np.ndarray) -> bool:
-    """Return whether bare tokens, read as uint16, are a file of uint32: every second one is 0."""
-    first = tokens[: 2**16]
-    return len(first) >= 64 and bool(first[::2].any()) and not first[1::2].any()
+    return np.frombuffer(content, header.dtype, offset=header.n_bytes)
 
 
 def advise_random(tokens: np.ndarray) -> None:
@@ -140,79 +261,6 @@ def advise_random(tokens: np.ndarray) -> None:
         source = source.base if isinstance(source, np.ndarray) else source.obj
     if isinstance(source, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):  # absent on Windows
         source.madvise(mmap.MADV_RANDOM)
-
-
-def _map_npy(path: Path) -> np.memmap[Any, np.dtype[Any]]:
-    try:
-        return np.lib.format.open_memmap(path, mode="r")  # unlike np.load, it reads no pickles
-    except OSError:
-        raise
-    # Another format, objects or a short header raise ValueError. But numpy parses the header as
-    # Python source, and a flipped bit in it raises the errors of tokenize, and others.
-    except Exception as error:
-        raise ShardError(" ".join(str(error).split()) or type(error).__name__) from error
-
-
-def _map_bare(path: Path) -> np.memmap[Any, np.dtype[Any]]:
-    size = path.stat().st_size
-    if not size or size % 2:
-        raise ShardError(f"{size:,} bytes, {'an odd number' if size else 'an empty file'}")
-    return np.memmap(path, "<u2", mode="r")
-
-
-def _map_llmc(path: Path) -> np.memmap[Any, np.dtype[Any]]:
-    magic, version, count = llmc_header(path)
-    if magic != LLMC_MAGIC:
-        meaning = f", {OTHER_MAGICS[magic]}" if magic in OTHER_MAGICS else ""
-        raise ShardError(f"the magic number {magic}{meaning}, not {LLMC_MAGIC}")
-    if version != LLMC_VERSION:
-        raise ShardError(f"version {version}, not {LLMC_VERSION}")
-    size, promised = path.stat().st_size, LLMC_HEADER_BYTES + 2 * count
-    if count < 0 or size != promised:
-        raise ShardError(f"{size:,} bytes for a header that promises {promised:,}")
-    return np.memmap(path, "<u2", mode="r", offset=LLMC_HEADER_BYTES, shape=(count,))
-
-
-def llmc_header(path: Path) -> tuple[int, int, int]:
-    """Return the first three numbers of a file; in llm.c's: magic, version, number of tokens.
-
-    Raises:
-        OSError: The file cannot be read.
-        ShardError: The file is shorter than llm.c's header.
-    """
-    with open(path, "rb") as file:
-        return llmc_fields(file.read(LLMC_HEADER_BYTES))
-
-
-def llmc_fields(header: bytes) -> tuple[int, int, int]:
-    """Return the first three numbers of the first 1,024 bytes of a file, as llmc_header does."""
-    if len(header) < LLMC_HEADER_BYTES:
-        raise ShardError(
-            f"{len(header):,} bytes, fewer than the {LLMC_HEADER_BYTES:,} of the header"
-        )
-    return struct.unpack("<3i", header[:12])
-
-
-def promised(head: bytes, file_format: str) -> tuple[int, str, int]:
-    """Return what the beginning of an npy or llmc file promises: tokens, their type, header bytes.
-
-    Raises:
-        ShardError: It is the beginning of something else.
-    """
-    if file_format == "llmc":
-        magic, version, count = llmc_fields(head[:LLMC_HEADER_BYTES])
-        if (magic, version) != (LLMC_MAGIC, LLMC_VERSION) or count < 0:
-            meaning = f", {OTHER_MAGICS[magic]}" if magic in OTHER_MAGICS else ""
-            raise ShardError(f"the magic number {magic}{meaning}, version {version}")
-        return count, "uint16", LLMC_HEADER_BYTES
-    stream = io.BytesIO(head)
-    try:
-        np.lib.format.read_magic(stream)
-        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-        (count,) = shape
-    except Exception as error:  # as in _map_npy
-        raise ShardError(" ".join(str(error).split()) or type(error).__name__) from error
-    return count, dtype.name, stream.tell()
 
 
 # ---- nanoGPT's vocabulary of characters --------------------------------------------------------

@@ -1,12 +1,9 @@
 """manifest.json: contents of a prepared folder, and checks of the files that it lists."""
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
-import mmap
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
@@ -15,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_origin, get_type_hints
 
 import numpy as np
 
-from gpt_lightning.data.formats import FORMATS, ShardError, file_header, file_name, mapped
+from gpt_lightning.data.formats import FORMATS, ShardError, file_name, mapped
 from gpt_lightning.data.tokenizers import token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, write_atomic
@@ -154,8 +151,6 @@ def checked_shard(folder: Path, shard: Shard, dtype: str, file_format: str) -> n
         OSError: The file cannot be read.
         ShardError: The file is not the shard; the message names what was expected and found.
     """
-    if len(tokens := _usual(folder / shard.file, shard.tokens, dtype, file_format)):
-        return tokens
     expected = f"expected {shard.tokens:,} tokens of {dtype}"
     try:
         tokens = mapped(folder / shard.file, dtype, file_format)
@@ -164,21 +159,6 @@ def checked_shard(folder: Path, shard: Shard, dtype: str, file_format: str) -> n
     if len(tokens) != shard.tokens:
         raise ShardError(f"{expected}, found an array of shape {tokens.shape} of {dtype}")
     return tokens
-
-
-def _usual(path: Path, n_tokens: int, dtype: str, file_format: str) -> np.ndarray:
-    """Map a file whose header is, byte for byte, the one that we write; else return no tokens.
-
-    It takes a tenth of the time of a header that has to be parsed.
-    """
-    header, kind = file_header(file_format, dtype, n_tokens), np.dtype(dtype).newbyteorder("<")
-    size = len(header) + n_tokens * kind.itemsize
-    with contextlib.suppress(FileNotFoundError, IsADirectoryError), open(path, "rb", 0) as file:
-        descriptor = file.fileno()
-        if n_tokens and os.fstat(descriptor).st_size == size and file.read(len(header)) == header:
-            content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-            return np.frombuffer(content, kind, offset=len(header))
-    return np.empty(0, kind)
 
 
 def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:

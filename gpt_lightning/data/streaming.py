@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpt_lightning.data import external
-from gpt_lightning.data.formats import LLMC_HEADER_BYTES, advise_random, file_header
+from gpt_lightning.data.formats import HEAD_BYTES, advise_random, file_header
 from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, open_shard
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.data.shards import ALL_SHARDS, TokenStream, stamp
@@ -79,17 +79,17 @@ class RemoteShards:
         self.listing_digest = hashlib.sha256(json.dumps(tags).encode()).hexdigest()
         return manifest
 
-    def _heads(self, names: list[str]) -> list[bytes]:
+    def _heads(self, names: Sequence[str]) -> list[bytes]:
         """Return the first 1,024 bytes of files."""
 
         def fetch(system: Any, path: str) -> list[bytes]:
             paths = [f"{path}/{name}" for name in names]
             if not self.url.startswith("http"):
-                return system.cat_ranges(paths, 0, LLMC_HEADER_BYTES, on_error="raise")
+                return system.cat_ranges(paths, 0, HEAD_BYTES, on_error="raise")
 
             def head(path: str) -> bytes:  # a server without ranges would send all of it
                 with system.open(path, "rb", block_size=0) as file:
-                    return file.read(LLMC_HEADER_BYTES)
+                    return file.read(HEAD_BYTES)
 
             with ThreadPoolExecutor(16) as pool:
                 return list(pool.map(head, paths))

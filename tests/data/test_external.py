@@ -133,7 +133,7 @@ LLMC_DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "empty": (swap(T2, b""), "0 bytes"),
     "wrong magic": (
         swap(T2, llmc_bytes(random_tokens(50), magic=7)),
-        "magic number 20240520, found 7",
+        "magic number 7, not 20240520",
     ),
     "llama 3": (
         swap(T2, llmc_bytes(random_tokens(50), magic=20240801)),
@@ -143,17 +143,17 @@ LLMC_DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "count": (swap(T2, llmc_bytes(random_tokens(50), count=51)), "header that promises 1,126"),
     "negative count": (
         swap(T2, llmc_bytes(random_tokens(50), count=-1)),
-        "header that promises 1,022",
+        "version 1, not 1, or -1 tokens",
     ),
     "missing": (lambda folder: (folder / T2).unlink(), r"after \S*000001\.bin, found \S*000003"),
     "twice": (swap("fineweb_train_2.bin", GOOD), "expected the shard after"),
     "extra": (swap("model.bin", GOOD), r"model\.bin.*not that of a shard"),
-    "raw": (swap("train.bin", random_tokens(50).tobytes()), "one data set and one format"),
+    "raw": (swap("train.bin", random_tokens(50).tobytes()), "another data set or format"),
     "npy": (
         lambda folder: np.save(folder / "fineweb_train_000004", random_tokens(9)),
-        "one format",
+        "another data set or format",
     ),
-    "another set": (rename(T3, "books_train_000003.bin"), "one data set"),
+    "another set": (rename(T3, "books_train_000003.bin"), "another data set"),
     "a token": (swap(T2, llmc_bytes(np.array([1, 50256, 50257]))), r"token 50,257 at position 2"),
     "a folder": (lambda f: ((f / T2).unlink(), (f / T2).mkdir()), "Is a directory"),
 }
@@ -188,11 +188,11 @@ def test_all_damaged_files_are_named(tmp_path: Path) -> None:
         (b"", "an empty file"),
         (np.array([3, 50257, 5], np.uint16).tobytes(), "token 50,257 at position 1"),
         *[
-            (llmc_bytes(random_tokens(9), magic=magic), f"found {magic}, {name}")
+            (llmc_bytes(random_tokens(9), magic=magic), f"the magic number {magic}, {name}")
             for magic, name in OTHER_MAGICS.items()
         ],
         (llmc_bytes(random_tokens(9), magic=20240801, count=3), "Llama 3"),
-        (llmc_bytes(random_tokens(9), magic=5), "found 5, which is unknown"),  # a damaged header
+        (llmc_bytes(random_tokens(9), magic=5), "the magic number 5"),  # a damaged header
     ],
 )
 def test_bare_files_that_are_no_tokens(content: bytes, found: str, tmp_path: Path) -> None:
