@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from lightning.pytorch import callbacks as cb
-from lightning_table import Freeze
+from test_lightning_table import Freeze
 from tiny_fit import TINY_RUN
 
 from gpt_lightning.cli import main

@@ -1,4 +1,7 @@
-"""Every row of lightning_table.py: the effect of what works, the message of what is refused."""
+"""Every row of lightning.yaml: the effect of what works, the message of what is refused.
+
+`PYTHONPATH=tests python tests/training/test_lightning_table.py` writes docs/lightning.md from the rows.
+"""
 
 import contextlib
 import inspect
@@ -6,26 +9,23 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch import callbacks, loggers
-from lightning_table import (
-    ARGUMENTS,
-    CALLBACKS,
-    DOCS,
-    LOGGERS,
-    TABLES,
-    Halt,
-    Row,
-    Run,
-    Watch,
-    document,
-)
+import yaml
+from lightning.pytorch import callbacks as cb
+from lightning.pytorch import loggers
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.plugins import AsyncCheckpointIO, TorchSyncBatchNorm
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from tiny_fit import TINY_RUN
 
 from gpt_lightning.cli import main
@@ -35,16 +35,175 @@ from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.fit import default_callbacks, run_cli
 from gpt_lightning.training.trainer import Trainer
 
+FOLDER = Path(__file__).resolve().parent
+DOCS = FOLDER.parents[1] / "docs" / "lightning.md"
+TABLES: dict[str, list[dict[str, Any]]] = yaml.safe_load((FOLDER / "lightning.yaml").read_text())
 BASE = ["--data.batch_size=2", "--model.compile=false", "--trainer.log_every_n_steps=1"]
+
+
+class Watch(L.Callback):
+    """Notes of a run that Lightning's own attributes do not keep."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []  # optimizer steps done at the end of each micro-batch
+        self.validated: list[int] = []  # optimizer steps done at each validation
+        self.sanity_batches = 0
+        self.validation_batches = 0
+        self.norms: list[float] = []  # of the gradients that an update has used
+        self.largest: list[float] = []  # of their absolute values
+        self.seen: list[torch.Tensor] = []  # inputs of each micro-batch
+        self.flags: dict[str, bool] = {}
+
+    def setup(self, trainer, module, stage):
+        self.trainer = trainer
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.seen.append(batch[0].clone())
+        self.flags |= {
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "benchmark": torch.backends.cudnn.benchmark,
+            "anomaly": torch.is_anomaly_enabled(),
+        }
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.steps.append(trainer.global_step)
+        grads = [p.grad for p in module.parameters() if p.grad is not None]
+        self.norms.append(float(torch.nn.utils.get_total_norm(grads)))
+        self.largest.append(max(float(grad.abs().max()) for grad in grads))
+
+    def on_validation_batch_start(self, trainer, *args, **kwargs):
+        self.flags["inference_mode"] = torch.is_inference_mode_enabled()
+        if trainer.sanity_checking:
+            self.sanity_batches += 1
+        else:
+            self.validation_batches += 1
+
+    def on_validation_end(self, trainer, module):
+        if not trainer.sanity_checking:
+            self.validated.append(trainer.global_step)
+
+
+@dataclass
+class Run:
+    """Outcome of a `fit`.
+
+    Attributes:
+        trainer: Trainer after the run.
+        module: GPTModule after the run.
+        data: TokenDataModule after the run.
+        watch: Notes of the run.
+        output: Text on standard output and standard error.
+        rows: Rows of metrics.jsonl.
+        files: Files in the working folder, as relative paths.
+    """
+
+    trainer: Any
+    module: Any
+    data: Any
+    watch: Watch
+    output: str
+    rows: list[dict[str, Any]]
+    files: list[str]
+
+    def logged(self, key: str) -> list[int]:
+        """Return the steps whose rows have a metric."""
+        return [row["step"] for row in self.rows if key in row]
+
+    def callback(self, kind: type) -> Any:
+        """Return the run's callback of a class."""
+        return next(c for c in self.trainer.callbacks if isinstance(c, kind))
+
+
+class Stop(L.Callback):
+    """Ask for a stop after the first step."""
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        trainer.should_stop = True
+
+
+class Halt(L.Callback):
+    """Ask for a stop after the second step, as a preemption would."""
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        trainer.should_stop |= trainer.global_step == 2
+
+
+class Sleep(L.Callback):
+    """Make each micro-batch take a tenth of a second."""
+
+    def on_train_batch_start(self, *args):
+        time.sleep(0.1)
+
+
+class Freeze(cb.BaseFinetuning):
+    """Freeze the embedding, and train it from the second epoch on."""
+
+    def freeze_before_training(self, pl_module):
+        pl_module.configure_model()  # Lightning calls it later
+        self.freeze(pl_module.model.transformer.wte)
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.model.transformer.wte, optimizer, lr=1e-3)
+
+
+class Writer(cb.BasePredictionWriter):
+    """Print a prediction's shape."""
+
+    def write_on_batch_end(self, trainer, pl_module, prediction, *args):
+        print("written", *prediction.shape)
+
+
+class Raise(L.Callback):
+    """Fail in the third step."""
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if batch_idx == 2:
+            raise RuntimeError("made to fail")
+
+
+def evaluates(run: Run, stage: str) -> int:
+    """Evaluate after a run, and return the number of batches."""
+
+    class Count(L.Callback):
+        n = 0
+
+        def on_test_batch_end(self, *args, **kwargs):
+            self.n += 1
+
+        on_predict_batch_end = on_test_batch_end
+
+    count = Count()
+    run.trainer.callbacks.append(count)
+    loader = run.data.val_dataloader()[0]
+    run.trainer.datamodule = None  # the text has no test split
+    getattr(run.trainer, stage)(run.module, loader)
+    return count.n
+
+
+NAMES = {
+    known.__name__: known
+    for known in (
+        *(AsyncCheckpointIO, CSVLogger, DDPStrategy, FSDPStrategy, LightningEnvironment),
+        *(ModelParallelStrategy, TensorBoardLogger, TorchSyncBatchNorm, evaluates),
+        *(Freeze, Raise, Sleep, Stop, Writer),
+    )
+} | {"cb": cb, "torch": torch, "pytest": pytest}
+
+
+def arguments(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the Trainer, with new objects."""
+    objects = {key: eval(text, NAMES) for key, text in row.get("objects", {}).items()}
+    return row.get("given", {}) | objects
 
 
 def cases(verdict: str) -> list:
     """Return the rows of a verdict as parameters with readable names."""
     return [
-        pytest.param(row, id=f"{row.name}-{i}", marks=[pytest.mark.slow] * row.slow)
+        pytest.param(row, id=f"{row['name']}-{i}", marks=[pytest.mark.slow] * row.get("slow", 0))
         for rows in TABLES.values()
         for i, row in enumerate(rows)
-        if row.verdict == verdict
+        if verdict in row
     ]
 
 
@@ -55,15 +214,15 @@ def option(key: str, value) -> str:
     return f"--trainer.{key}={value if isinstance(value, str) else json.dumps(value)}"
 
 
-def fit(row: Row, capsys, caplog, more: Sequence[L.Callback] = (), *options: str) -> Run:
+def fit(row: dict, capsys, caplog, more: Sequence[L.Callback] = (), *options: str) -> Run:
     """Train as the row says, in the working folder, with the notes of a Watch."""
-    given = {"max_steps": 4} | row.given
-    watch, theirs = Watch(), given.pop("callbacks", list)()
+    given = {"max_steps": 4} | arguments(row)
+    watch, theirs = Watch(), given.pop("callbacks", [])
     options = [*(option(key, value) for key, value in given.items()), *options]
     failing = any(type(callback).__name__ == "Raise" for callback in theirs)
     found = [*theirs, *more, watch, *default_callbacks("fit")]
     try:
-        run_cli(["fit", *TINY_RUN, *BASE, *options, *row.also], callbacks=found)
+        run_cli(["fit", *TINY_RUN, *BASE, *options, *row.get("also", [])], callbacks=found)
     except RuntimeError:
         assert failing
     trainer = watch.trainer
@@ -87,9 +246,9 @@ def folder(tmp_path, text_file, monkeypatch):
     torch.autograd.set_detect_anomaly(before[1])
 
 
-def fit_by_ranks(row: Row) -> Run:
+def fit_by_ranks(row: dict) -> Run:
     """Train in processes of their own, which Lightning's launcher starts anew for each rank."""
-    options = [option(key, value) for key, value in ({"max_steps": 4} | row.given).items()]
+    options = [option(key, value) for key, value in ({"max_steps": 4} | row["given"]).items()]
     command = [sys.executable, "-m", "gpt_lightning", "fit", *TINY_RUN, *BASE, *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     lines = Path("lightning_logs/run/version_0/metrics.jsonl").read_text().splitlines()
@@ -100,13 +259,19 @@ def fit_by_ranks(row: Row) -> Run:
 @pytest.mark.parametrize("row", cases("works"))
 def test_works_also_across_a_resume(row, folder, capsys, caplog):
     # tests/faults/test_two_ranks.py resumes two ranks
-    run = fit_by_ranks(row) if row.given.get("devices") == 2 else fit(row, capsys, caplog)
-    if row.resumes and row.given.get("devices") != 2:
+    ranks = row.get("given", {}).get("devices") == 2
+    run = fit_by_ranks(row) if ranks else fit(row, capsys, caplog)
+    if "no_resume" not in row and not ranks:
         check_resume(row, run, capsys, caplog)
-    assert row.check(run), (run.watch.__dict__, run.files, run.output[-3000:], run.rows[-3:])
+    assert eval(row["works"], NAMES | {"run": run}), (
+        run.watch.__dict__,
+        run.files,
+        run.output[-3000:],
+        run.rows[-3:],
+    )
 
 
-def check_resume(row: Row, whole: Run, capsys, caplog) -> None:
+def check_resume(row: dict, whole: Run, capsys, caplog) -> None:
     """Train again in two sessions, in a folder of their own, and compare with the whole run."""
     parts = Path("parts")
     parts.mkdir()
@@ -117,7 +282,7 @@ def check_resume(row: Row, whole: Run, capsys, caplog) -> None:
         resumed = fit(row, capsys, caplog, (), "--resume=auto")
     assert "step 2, " in resumed.output
     assert resumed.trainer.global_step == whole.trainer.global_step
-    root = Path(row.given.get("default_root_dir", "."))
+    root = Path(row.get("given", {}).get("default_root_dir", "."))
     one, two = (where / root / "lightning_logs" / "run" / "version_0" for where in (Path(), parts))
     equal = dict.fromkeys(("weights", "optimizer", "data", "metrics"), True)
     assert compare(one, two) == equal
@@ -125,23 +290,22 @@ def check_resume(row: Row, whole: Run, capsys, caplog) -> None:
 
 @pytest.mark.parametrize("row", cases("error"))
 def test_is_refused(row, folder, capsys, monkeypatch):
-    package = re.search(r"pip install '?(\w+)", row.says)
+    package = re.search(r"pip install '?(\w+)", row["error"])
     if package and package[1] == "psutil":
         monkeypatch.setitem(sys.modules, "psutil", None)  # as if it were missing
     elif package and find_spec(package[1].replace("-", "_")):
         pytest.skip(f"{package[1]} is installed")
-    if row.also:  # not for Trainer alone
-        theirs = row.given.get("callbacks", list)()
+    given = arguments(row)
+    if "also" in row:  # not for Trainer alone
         with pytest.raises(UserError) as error:
-            run_cli(["fit", *TINY_RUN, *BASE, *row.also], callbacks=theirs)
+            run_cli(["fit", *TINY_RUN, *BASE, *row["also"]], callbacks=given.get("callbacks", []))
         assert not Path("lightning_logs").exists()
     else:
-        given = dict(row.given)
-        given["callbacks"] = [*given.get("callbacks", list)(), RunCheckpoint()]
+        given["callbacks"] = [*given.get("callbacks", []), RunCheckpoint()]
         with pytest.raises(UserError) as error:
             Trainer(**{"accelerator": "cpu", "logger": False, **given})
     message = str(error.value)
-    assert row.says in message, message
+    assert row["error"] in message, message
     assert "\n" not in message
     assert len(message) < 300
     assert "http" not in message
@@ -160,16 +324,55 @@ def test_a_refusal_is_one_line_with_exit_code_2_and_leaves_nothing(wrong, folder
     assert not Path("lightning_logs").exists()
 
 
-def test_every_argument_of_lightning_has_a_row():
-    arguments = set(inspect.signature(L.Trainer).parameters)
-    assert {row.name for row in ARGUMENTS} == arguments
+@pytest.mark.parametrize(
+    ("title", "known"),
+    [
+        ("Arguments", inspect.signature(L.Trainer).parameters),
+        ("Callbacks", cb.__all__),
+        ("Loggers", loggers.__all__),
+    ],
+)
+def test_everything_of_lightning_has_a_row(title, known):
+    assert {row["name"] for row in TABLES[title]} == set(known)
 
 
-@pytest.mark.parametrize(("rows", "module"), [(CALLBACKS, callbacks), (LOGGERS, loggers)])
-def test_every_class_of_lightning_has_a_row(rows, module):
-    assert {row.name for row in rows} == set(module.__all__)
+HEAD = """# Lightning's Trainer in `gpt-lightning fit`
+
+Every argument of Lightning's Trainer, every callback and every logger that comes with Lightning,
+and what `gpt-lightning fit` does with it. *works*: it does what Lightning documents. *error*: one
+line on standard error, exit code 2, and nothing is written. The last column has the reason, or the
+effect. `tests/training/lightning.yaml` holds these rows, and a test runs each of them. A key is
+written `--trainer.NAME VALUE`, or below `trainer:` in YAML; [configuration.md](configuration.md)
+has the other keys.
+"""
+
+
+def document() -> str:
+    """Return the text of docs/lightning.md."""
+    parts = [HEAD]
+    for title, rows in TABLES.items():
+        parts.append(f"## {title}\n\n| name | given | verdict | |\n| --- | --- | --- | --- |")
+        for row in rows:
+            given = (
+                row.get("given", {}).items() if "callbacks" not in row.get("objects", {}) else ()
+            )
+            text = row.get("label", ", ".join(f"{key} {shown(value)}" for key, value in given))
+            verdict = "works" if "works" in row else "error"
+            cell = f"`{text}`" if text else ""
+            parts.append(f"| `{row['name']}` | {cell} | {verdict} | {row.get('text', '')} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def shown(value: Any) -> str:
+    """Return a value as YAML has it."""
+    words = {True: "true", False: "false", None: "null"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
 
 
 def test_the_document_is_made_from_the_rows():
-    advice = "run python tests/training/lightning_table.py"
-    assert DOCS.read_text(encoding="utf-8") == document(), advice
+    assert DOCS.read_text(encoding="utf-8") == document(), f"run PYTHONPATH=tests python {__file__}"
+
+
+if __name__ == "__main__":
+    DOCS.write_text(document(), encoding="utf-8")
