@@ -1,6 +1,6 @@
 """Every row of lightning.yaml: the effect of what works, the message of what is refused.
 
-`PYTHONPATH=tests python tests/training/test_lightning_table.py` writes docs/lightning.md from the rows.
+`PYTHONPATH=tests python tests/training/test_lightning_table.py` writes docs/lightning.md from them.
 """
 
 import contextlib
