@@ -7,15 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
-import yaml
 
-from gpt_lightning.evaluate.results import Result
-from gpt_lightning.evaluate.tasks import Task
+from gpt_lightning.evaluate.tasks import FILES, Result, Task
 from gpt_lightning.files import write_atomic
 from gpt_lightning.model.gpt import SIZES, GPTConfig
 from gpt_lightning.tables.rows import Console, column
-
-PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,8 @@ class Row:
 
 def rows(result: Result) -> Iterator[Row]:
     """Yield a row for each metric, then one for each published figure of another protocol."""
-    published = {(p["protocol"], p["metric"]): p for p in PUBLISHED.get(result.task, [])}
+    entries = FILES.get(result.task, {"published": []})["published"]
+    published = {(p["protocol"], p["metric"]): p for p in entries}
     ours = {(m.protocol, m.name): (m.value, m.stderr) for m in result.metrics}
     for key in {**ours, **published}:
         theirs = {size.replace("-", "_"): published.get(key, {}).get(size) for size in SIZES}

@@ -8,27 +8,7 @@ import torch
 
 from gpt_lightning.model.gpt import GPT, GPTConfig
 
-WORDS = [
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    "and",
-    "then",
-    "it",
-    "slept",
-    "near",
-    "an",
-    "old",
-    "grey",
-    "house",
-    "by",
-    "two",
-    "small",
-    "rivers",
-]
+TEXT = "the cat sat on a mat and then it slept near an old grey house by two small rivers"
 
 
 def tiny_gpt(vocab_size: int = 256, block_size: int = 64, **config: object) -> GPT:
@@ -43,7 +23,7 @@ def tiny_gpt(vocab_size: int = 256, block_size: int = 64, **config: object) -> G
 
 
 def sentence(rng: random.Random, n: int) -> str:
-    return " ".join(rng.choices(WORDS, k=n))
+    return " ".join(rng.choices(TEXT.split(), k=n))
 
 
 def hellaswag_items(n: int, seed: int = 0) -> list[dict]:

@@ -11,10 +11,9 @@ import torch
 import yaml
 
 from gpt_lightning.data.tokenizers import GPT2_FILES, TiktokenTokenizer, _gpt2_package
-from gpt_lightning.evaluate.results import HARNESS
+from gpt_lightning.evaluate.protocols import HARNESS, pages
 from gpt_lightning.evaluate.scoring import Scorer
 from gpt_lightning.evaluate.tasks import Task
-from gpt_lightning.evaluate.wikitext import pages
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.runs.sources import load_model
 from tests.evaluate import made_up

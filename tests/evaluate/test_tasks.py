@@ -14,13 +14,18 @@ import torch.nn.functional as F
 
 from gpt_lightning.data.tokenizers import ByteTokenizer, CharTokenizer
 from gpt_lightning.errors import UserError
-from gpt_lightning.evaluate import files, lambada
-from gpt_lightning.evaluate.hellaswag import without_marks
-from gpt_lightning.evaluate.report import PUBLISHED, report, shape_name
-from gpt_lightning.evaluate.results import HARNESS, Result, accuracy, exp
+from gpt_lightning.evaluate import tasks
+from gpt_lightning.evaluate.protocols import (
+    HARNESS,
+    Lambada,
+    accuracy,
+    exp,
+    pages,
+    without_marks,
+)
+from gpt_lightning.evaluate.report import report, shape_name
 from gpt_lightning.evaluate.scoring import Score, Scorer
-from gpt_lightning.evaluate.tasks import TASKS, Task, task_names
-from gpt_lightning.evaluate.wikitext import pages
+from gpt_lightning.evaluate.tasks import FILES, TASKS, Result, Task, find_file, task_names
 from gpt_lightning.model.gpt import SIZES, GPTConfig
 from tests.evaluate import made_up
 from tests.evaluate.made_up import hellaswag_items, lambada_items, tiny_gpt, wikitext, write_files
@@ -116,7 +121,7 @@ def test_lambada(folder, scorer):
 
 def test_the_greedy_last_word_counts():
     scores = [[Score(-1.0, 1, True)], [Score(-2.0, 2, False)]]
-    acc, perplexity = lambada.metrics([{}, {}], scores)
+    acc, perplexity = Lambada().metrics([{}, {}], scores)
     assert (acc.value, perplexity.value) == (0.5, math.exp(1.5))
 
 
@@ -299,7 +304,7 @@ GOOD = hellaswag_items(2)[1]
     ],
 )
 def test_a_file_of_another_form(task, content, message, tmp_path, scorer):
-    (tmp_path / files.FILES[task]["names"][0]).write_bytes(content)
+    (tmp_path / FILES[task]["names"][0]).write_bytes(content)
     with pytest.raises(UserError, match=message) as error:
         Task(task, scorer, str(tmp_path))
     assert str(tmp_path) in str(error.value)
@@ -364,7 +369,7 @@ def test_other_items_and_a_part_of_them_are_labelled(folder, scorer):
 def test_the_published_file_has_no_note(folder, scorer, monkeypatch):
     from gpt_lightning.files import file_sha256
 
-    facts = files.FILES["hellaswag"]
+    facts = FILES["hellaswag"]
     monkeypatch.setitem(facts, "sha256", file_sha256(folder / "hellaswag_val.jsonl"))
     assert Task("hellaswag", scorer, str(folder), limit=20).notes == []
 
@@ -374,21 +379,21 @@ def test_a_file_is_downloaded_once_and_checked(tmp_path, folder, monkeypatch, ca
     from gpt_lightning.remote import attempts
 
     source, cache = folder / "lambada_test.jsonl", tmp_path / "cache"
-    monkeypatch.setattr(files.platformdirs, "user_cache_dir", lambda name: str(cache / name))
-    facts = files.FILES["lambada"]
+    monkeypatch.setattr(tasks.platformdirs, "user_cache_dir", lambda name: str(cache / name))
+    facts = FILES["lambada"]
     monkeypatch.setitem(facts, "url", f"file://{source}")
     monkeypatch.setitem(facts, "sha256", "0" * 64)
     monkeypatch.setattr(attempts, "BACKOFF_S", 0.0)
     with pytest.raises(UserError, match=r"lambada needs lambada_test.jsonl \(") as error:
-        files.find_file("lambada", None)
+        find_file("lambada", None)
     place = cache / "gpt-lightning/evaluate"
     assert f"put the file into {place}, or into a folder" in str(error.value)
     monkeypatch.setitem(facts, "sha256", file_sha256(source))
-    path = files.find_file("lambada", None)
+    path = find_file("lambada", None)
     assert path == place / "lambada_test.jsonl"
     assert path.read_bytes() == source.read_bytes()
     monkeypatch.setitem(facts, "url", "file:///nowhere")
-    assert files.find_file("lambada", None) == path
+    assert find_file("lambada", None) == path
 
 
 def test_two_ranks_download_a_file_once(tmp_path, monkeypatch):
@@ -400,10 +405,10 @@ def test_two_ranks_download_a_file_once(tmp_path, monkeypatch):
         path.write_text("{}")
         yield
 
-    monkeypatch.setattr(files.platformdirs, "user_cache_dir", lambda name: str(tmp_path))
-    monkeypatch.setattr(files, "locked", locked)
-    monkeypatch.setitem(files.FILES["lambada"], "url", "file:///nowhere")
-    assert files.find_file("lambada", None) == path
+    monkeypatch.setattr(tasks.platformdirs, "user_cache_dir", lambda name: str(tmp_path))
+    monkeypatch.setattr(tasks, "locked", locked)
+    monkeypatch.setitem(FILES["lambada"], "url", "file:///nowhere")
+    assert find_file("lambada", None) == path
 
 
 def test_wikitext_comes_from_an_archive(tmp_path, monkeypatch):
@@ -413,9 +418,8 @@ def test_wikitext_comes_from_an_archive(tmp_path, monkeypatch):
     from gpt_lightning.files import file_sha256
     from gpt_lightning.remote.files import fetch_file
 
-    member, _, address = files.FILES["wikitext"]["url"].removeprefix("zip://").partition("::")
-    assert address == files.address("wikitext")
-    assert address.endswith(".zip")
+    member, _, archive = FILES["wikitext"]["url"].removeprefix("zip://").partition("::")
+    assert archive.endswith(".zip")
     with zipfile.ZipFile(tmp_path / "w.zip", "w") as archive:
         archive.writestr(member, wikitext(1))
     (tmp_path / "own").write_text(wikitext(1))
@@ -426,7 +430,7 @@ def test_wikitext_comes_from_an_archive(tmp_path, monkeypatch):
 
 def test_a_folder_without_the_file(tmp_path):
     with pytest.raises(UserError, match=r"has no wiki.test.raw or .*https://huggingface.co"):
-        files.find_file("wikitext", str(tmp_path))
+        find_file("wikitext", str(tmp_path))
 
 
 # ---- results -------------------------------------------------------------------------------------
@@ -442,8 +446,9 @@ def test_the_standard_error_is_that_of_the_sample():
 
 
 def test_published_figures_have_sources_and_the_names_of_ours(folder, scorer):
-    assert PUBLISHED.keys() <= TASKS.keys()
-    for task, entries in PUBLISHED.items():
+    assert FILES.keys() <= TASKS.keys()
+    for task, facts in FILES.items():
+        entries = facts["published"]
         names = [(entry["protocol"], entry["metric"]) for entry in entries]
         assert len(names) == len(set(names))
         for entry in entries:
@@ -451,9 +456,8 @@ def test_published_figures_have_sources_and_the_names_of_ours(folder, scorer):
             assert sizes
             assert entry.keys() - sizes == {"protocol", "metric", "sources"}
             assert entry["sources"].keys() in ({"all"}, sizes)
-        if task in files.FILES:
-            ours = numbers(Task(task, scorer, str(folder), limit=1).run())
-            assert {name for name in names if name[0] in ("build-nanogpt", HARNESS)} == ours.keys()
+        ours = numbers(Task(task, scorer, str(folder), limit=1).run())
+        assert {name for name in names if name[0] in ("build-nanogpt", HARNESS)} == ours.keys()
 
 
 def test_the_report_has_every_number_and_the_published_ones(folder, scorer, tmp_path, capsys):

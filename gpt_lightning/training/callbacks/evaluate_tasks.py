@@ -7,9 +7,8 @@ import lightning as L
 import torch
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.evaluate.files import FILES
 from gpt_lightning.evaluate.scoring import Scorer
-from gpt_lightning.evaluate.tasks import Task, task_names
+from gpt_lightning.evaluate.tasks import FILES, Task, task_names
 from gpt_lightning.runs.settings import TaskSettings
 from gpt_lightning.training.callbacks.samples import PRODUCTS, evaluated_weights
 from gpt_lightning.training.callbacks.speed import phase

@@ -10,9 +10,9 @@ from lightning.pytorch.callbacks import Callback
 
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
-from gpt_lightning.evaluate.results import Metric, Result
+from gpt_lightning.evaluate.protocols import Metric
 from gpt_lightning.evaluate.scoring import Scorer
-from gpt_lightning.evaluate.tasks import Task
+from gpt_lightning.evaluate.tasks import Result, Task
 from gpt_lightning.runs.settings import TaskSettings
 from gpt_lightning.runs.sources import load_model
 from gpt_lightning.training import fit

@@ -1,0 +1,243 @@
+"""Protocols of the published tasks: the texts that a model scores for an item, and the numbers.
+
+A task is a class here with `requests` and `metrics`, an entry of TASKS, and one of tasks.yaml: the
+file of the items, and published figures. Lambada is the shortest example.
+"""
+
+import math
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from gpt_lightning.data.dataset import TokenDataset
+from gpt_lightning.errors import UserError
+from gpt_lightning.evaluate.scoring import Request, Score, Scorer
+from gpt_lightning.files import explained
+
+HARNESS = "lm-evaluation-harness"
+RULES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+TITLE = re.compile(r"= (?!=).*(?<!=) =")  # title of a page; its sections have = = NAME = =
+Item = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a task.
+
+    Attributes:
+        protocol: Name of the rules that it was computed by.
+        name: Name of the number under these rules.
+        value: The number; an accuracy is a fraction.
+        stderr: Standard error; None where the protocol has none.
+    """
+
+    protocol: str
+    name: str
+    value: float
+    stderr: float | None = None
+
+
+def accuracy(protocol: str, name: str, hits: Sequence[bool]) -> Metric:
+    """Return the share of hits, and its standard error from the sample's standard deviation."""
+    deviation = statistics.stdev(map(float, hits)) if len(hits) > 1 else None
+    stderr = None if deviation is None else deviation / math.sqrt(len(hits))
+    return Metric(protocol, name, statistics.fmean(hits), stderr)
+
+
+def exp(nats: float) -> float:
+    """Return the perplexity of a mean loss; infinite where a float cannot hold it."""
+    return math.exp(nats) if nats < 700 else math.inf
+
+
+class HellaSwag:
+    """Choose the ending of a text among four, by two protocols in one pass.
+
+    Items: hellaswag_val.jsonl of https://github.com/rowanz/hellaswag (Zellers et al. 2019).
+
+    build-nanogpt (https://github.com/karpathy/build-nanogpt, hellaswag.py): the text is `ctx`, a
+    space and the ending, tokenized apart. acc chooses the ending with the lowest sum of its tokens'
+    losses, acc_norm the one with the lowest mean.
+
+    lm-evaluation-harness (lm_eval/tasks/hellaswag): the text is `activity_label: ctx_a Ctx_b` and
+    the ending, both without the marks in brackets of WikiHow. acc chooses the ending with the
+    highest log-likelihood, acc_norm divides it by the number of the ending's characters.
+    """
+
+    def requests(self, item: Item, scorer: Scorer) -> Iterator[Request]:
+        """Yield the endings by build-nanogpt's protocol, then those by the harness's."""
+        endings, context = item["endings"], scorer.tokenizer.encode(item["ctx"])
+        if not isinstance(endings, list) or int(item["label"]) not in range(len(endings)):
+            raise UserError("expected a list of endings, and the index of one as label")
+        for ending in endings:
+            yield scorer.after(context, scorer.tokenizer.encode(f" {ending}"))
+        query = item["activity_label"] + ": " + item["ctx_a"] + " " + item["ctx_b"].capitalize()
+        for ending in endings:
+            yield scorer.continuation(without_marks(query), f" {without_marks(ending)}")
+
+    def metrics(self, items: list[Item], scores: list[list[Score]]) -> list[Metric]:
+        """Return the accuracies of both protocols."""
+        hits = defaultdict(list)
+        for item, found in zip(items, scores, strict=True):
+            n = len(item["endings"])
+            lengths = [score.n_tokens for score in found[:n]]
+            lengths += [len(without_marks(ending)) for ending in item["endings"]]
+            sums = np.array([score.log_prob for score in found])
+            means = sums / np.maximum(lengths, 1e-9)  # an ending of marks alone is never chosen
+            for name, values in ("acc_norm", means), ("acc", sums):
+                for protocol, part in ("build-nanogpt", values[:n]), (HARNESS, values[n:]):
+                    hits[protocol, name].append(int(part.argmax()) == int(item["label"]))
+        return [accuracy(*key, found) for key, found in hits.items()]
+
+
+def without_marks(text: str) -> str:
+    """Return a text without WikiHow's marks, such as [header]; [title] ends a sentence."""
+    return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+
+
+class Lambada:
+    """Predict the last word of a passage, by the protocol of the lm-evaluation-harness.
+
+    Items: lambada_test.jsonl, OpenAI's version of the test split (Paperno et al. 2016). The task is
+    `lambada_openai` of the harness: the text up to the last space is the context, and the last word
+    with its space is scored. acc is the share of items whose last word is the greedy continuation;
+    perplexity is per word, exp of the mean negative log-likelihood.
+    """
+
+    def requests(self, item: Item, scorer: Scorer) -> Iterator[Request]:
+        """Yield the last word of an item."""
+        context, _, word = item["text"].rpartition(" ")
+        yield scorer.continuation(context, f" {word}")
+
+    def metrics(self, items: list[Item], scores: list[list[Score]]) -> list[Metric]:
+        """Return accuracy and perplexity."""
+        nats = -sum(score.log_prob for (score,) in scores)
+        return [
+            accuracy(HARNESS, "acc", [score.greedy for (score,) in scores]),
+            Metric(HARNESS, "perplexity", exp(nats / len(scores))),
+        ]
+
+
+class WikiText:
+    """Perplexity of Wikipedia's pages, by the protocol of the lm-evaluation-harness.
+
+    Items: the pages of the raw test split of WikiText-2 (Merity et al. 2016). The task is
+    `wikitext` of the harness: the tokenization of the corpus is undone by the rules of
+    protocols.yaml, the page's tokens follow an end-of-text token, each is scored once, and words
+    and bytes are counted in the page as it was before these rules.
+    """
+
+    def requests(self, item: Item, scorer: Scorer) -> Iterator[Request]:
+        """Yield a page, all of which is scored."""
+        page = item["page"]
+        for pattern, replacement in RULES:
+            page = re.sub(pattern, replacement, page)
+        yield scorer.after(np.array([], int), scorer.tokenizer.encode(page))
+
+    def metrics(self, items: list[Item], scores: list[list[Score]]) -> list[Metric]:
+        """Return perplexities by word and byte."""
+        nats = -sum(score.log_prob for (score,) in scores)
+        per_word = nats / sum(len(re.split(r"\s+", item["page"])) for item in items)
+        per_byte = nats / sum(len(item["page"].encode()) for item in items)
+        return [
+            Metric(HARNESS, "word_perplexity", exp(per_word)),
+            Metric(HARNESS, "byte_perplexity", exp(per_byte)),
+            Metric(HARNESS, "bits_per_byte", per_byte / math.log(2)),
+        ]
+
+
+def pages(text: str) -> list[str]:
+    """Return the pages of a file such as wiki.test.raw; each begins with the line of its title."""
+    found: list[list[str]] = [[]]
+    for line in text.split("\n"):
+        if TITLE.fullmatch(line.strip()):
+            found.append([])
+        found[-1].append(line)
+    return [page for page in map("\n".join, found) if page.strip()]
+
+
+class Perplexity:
+    """Perplexity of any text or prepared dataset, each token scored once.
+
+    Windows follow each other without overlap; or a window slides by `stride` tokens, so that each
+    token after the first block_size ones has at least block_size - stride tokens of context. A text
+    follows the tokenizer's start of a text. A dataset's split is a part of a longer text: its first
+    token is context only, as in `gpt-lightning validate`.
+    """
+
+    def requests(self, item: Item, scorer: Scorer) -> Iterator[Request]:
+        """Yield the tokens, all but the first of which are scored."""
+        yield Request(item["tokens"], 1, item["stride"])
+
+    def metrics(self, items: list[Item], scores: list[list[Score]]) -> list[Metric]:
+        """Return loss, perplexity, and bits per byte and character of a text without separators."""
+        (item,), ((score,),) = items, scores
+        rule = "no overlap" if item["stride"] is None else f"stride {item['stride']}"
+        per_token = -score.log_prob / score.n_tokens
+        bits = -score.log_prob / math.log(2)
+        return [
+            Metric(rule, "perplexity", exp(per_token)),
+            Metric(rule, "nats_per_token", per_token),
+            Metric(rule, "bits_per_byte", bits / len(item["text"].encode())),
+            Metric(rule, "bits_per_character", bits / len(item["text"])),
+        ]
+
+
+def read_text(
+    scorer: Scorer, source: str, split: str, stride: int | None, limit: int | None, data: str
+) -> tuple[Item, str]:
+    """Return the item of the task, tokens and their text, and the part that it is of the source.
+
+    Args:
+        scorer: Scorer of the model.
+        source: Text file in UTF-8; or a prepared dataset: its folder, its name in `data`, or a URL.
+        split: Split of a dataset.
+        stride: Tokens that each window but the first one scores; None: block_size.
+        limit: Number of windows; None: all.
+        data: Folder of prepared datasets.
+
+    Raises:
+        UserError: The text is missing, empty, not UTF-8 or outside the tokenizer's vocabulary, the
+            dataset was made with another tokenizer, or the stride is above block_size.
+    """
+    T, tokenizer = scorer.model.config.block_size, scorer.tokenizer
+    if (stride or 1) > T:
+        raise UserError(f"--stride {stride} is above the model's block_size: give 1 to {T}")
+    if Path(source).is_file():
+        with explained("read", source, "give the path of a text file"):
+            content = Path(source).read_bytes()
+        try:
+            tokens = scorer.after(np.array([], int), tokenizer.encode(content.decode())).tokens
+        except ValueError as error:  # not UTF-8, or a character outside the vocabulary
+            raise UserError(f"{source} is no text for {tokenizer.name}: {error}") from error
+        n_tokens = len(tokens)
+    else:
+        dataset = TokenDataset(source, Path(data), cache_limit_gb=20.0)
+        if dataset.manifest.tokenizer != (spec := tokenizer.spec()):
+            raise UserError(
+                f"{source} was made with {dataset.manifest.tokenizer['name']}, the model's tokens "
+                f"are those of {spec['name']} (or another vocabulary of it): give a text file"
+            )
+        stream = dataset.stream(split, 1)
+        n_tokens = len(stream)
+    longest = n_tokens if limit is None else min(n_tokens, 1 + T + (limit - 1) * (stride or T))
+    tokens = tokens[:longest] if Path(source).is_file() else stream.windows(np.zeros(1), longest)[0]
+    text = tokenizer.decode(tokens[1:][tokens[1:] != tokenizer.eot_token])
+    if not text:
+        raise UserError(f"{source} is empty: give it some text")
+    part = f"the first {longest - 1:,} of {n_tokens - 1:,} tokens" if longest < n_tokens else ""
+    return {"tokens": tokens, "text": text, "stride": stride}, part
+
+
+TASKS: dict[str, HellaSwag | Lambada | WikiText | Perplexity] = {
+    "hellaswag": HellaSwag(),
+    "lambada": Lambada(),
+    "wikitext": WikiText(),
+    "perplexity": Perplexity(),
+}
