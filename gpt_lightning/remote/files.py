@@ -53,9 +53,9 @@ def listed(url: str) -> dict[str, dict[str, Any]]:
     return {entry["name"].rstrip("/").rpartition("/")[2]: entry for entry in found}
 
 
-def read(url: str) -> bytes:
-    """Return the content of a file."""
-    return attempts(url, lambda system, path: system.cat_file(path))
+def read(url: str, first: bool = False) -> bytes:
+    """Return the content of a file; `first` as in attempts."""
+    return attempts(url, lambda system, path: system.cat_file(path), first=first)
 
 
 def read_if_there(url: str) -> bytes | None:

@@ -140,23 +140,18 @@ def added(content: str, **facts: object) -> dict[str, object]:
 
 
 LOWER, NFC = {"type": "Lowercase"}, {"type": "NFC"}
-SPACES = {"type": "Replace", "pattern": {"String": "secret"}, "content": ""}
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"normalizer": LOWER}, "its normalizer has Lowercase"),
-        ({"normalizer": {"type": "Sequence", "normalizers": [NFC, LOWER]}}, "has Lowercase"),
-        ({"normalizer": {"type": "NFKC"}}, "has NFKC"),
-        ({"normalizer": SPACES}, "has Replace"),
-        ({"pre_tokenizer": {"add_prefix_space": True}}, "add_prefix_space writes a space"),
-        ({"added_tokens": [added("<mask>", lstrip=True)]}, "'<mask>' removes spaces beside it"),
-        ({"added_tokens": [added("<mask>", rstrip=True)]}, "'<mask>' removes spaces beside it"),
-        (
-            {"pre_tokenizer": {"type": "Whitespace"}},
-            r"'The Caf.*' becomes 'TheCaf.*': repair the file",
-        ),
+        ({"normalizer": LOWER}, "'The Caf.*' becomes 'the caf.*': remove its normalizer"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [NFC, LOWER]}}, "becomes 'the caf"),
+        ({"normalizer": {"type": "NFKC"}}, "becomes"),
+        ({"pre_tokenizer": {"add_prefix_space": True}}, "'The.*' becomes ' The"),
+        ({"added_tokens": [added("<mask>", lstrip=True)]}, "becomes"),
+        ({"added_tokens": [added("<mask>", rstrip=True)]}, "becomes"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "'The Caf.*' becomes 'TheCaf.*'"),
     ],
 )
 def test_tokenizers_that_change_text(tmp_path: Path, change: dict[str, object], said: str) -> None:
