@@ -18,56 +18,61 @@ class DataSettings:
     """Arguments of TokenDataModule. Exactly one of dataset, mixture, corpus, text_file is set.
 
     The fields are the keys `data.*` of the command line and the keyword arguments of
-    TokenDataModule. The text below a field is its help. Values from Python are checked against the
+    TokenDataModule. The text of an argument is its help. Values from Python are checked against the
     types as those from the command line are.
+
+    Args:
+        dataset: Folder of shards (from `gpt-lightning prepare`, nanoGPT, llm.c or build-nanogpt),
+            its name under data_dir, or a URL (s3://, gs://, hf://, https://) of such shards.
+        mixture: Several datasets with a weight each; validation uses the first.
+        corpus: tinyshakespeare, shakespeare-plays or shakespeare-plays-all; prepared on first use.
+        text_file: Path of a UTF-8 text; prepared on first use.
+        tokenizer: Tokenizer of corpus or text_file: char, byte or a tiktoken encoding such as gpt2.
+        val_fraction: Share of corpus or text_file, at its end, that is held out for validation.
+        data_dir: Folder of corpora and prepared datasets.
+        block_size: Tokens T per sequence; null: model.config.block_size.
+        batch_size: Sequences B per micro-batch and rank.
+        tokens_per_step: Tokens per optimizer step over all ranks, B x T x accumulation x ranks; it
+            sets trainer.accumulate_grad_batches. null: trainer.accumulate_grad_batches decides.
+        eval_batch_size: Sequences per validation batch and rank; null: batch_size.
+        eval_batches: Evaluate on this number of random batches from the validation split, and as
+            many from the training split, as nanoGPT does. null: evaluate on every token of the
+            validation split.
+        eval_train_batches: Number of those batches from the training split that are evaluated;
+            null: eval_batches. With data.order nanogpt all are drawn, so that the draws after an
+            evaluation stay nanoGPT's.
+        order: sequential: front to back; random: random positions, as in nanoGPT; shuffled: each
+            window once per epoch, with other borders in every epoch; repeat: the first batch again
+            and again; nanogpt: random positions, drawn from the run's generator as nanoGPT's
+            program does.
+        cache_limit_gb: Size limit of data_dir/cache, which keeps the shards of all URLs.
+        num_workers: Number of processes that read ahead; 0: the training process reads.
+        seed: Seed of the order; null: seed_everything.
+        allow_changes: Resume with other data, another order or another number of sequences per step
+            than the checkpoint. The result then differs from that of an uninterrupted run.
 
     Raises:
         UserError: A value is of another type or out of bounds, or two values contradict each other.
     """
 
     dataset: str | None = None
-    """Folder of shards (from `gpt-lightning prepare`, nanoGPT, llm.c or build-nanogpt), its name
-    under data_dir, or a URL (s3://, gs://, hf://, https://) of such shards."""
     mixture: dict[str, float] | None = None
-    """Several datasets with a weight each; validation uses the first."""
     corpus: str | None = None
-    """tinyshakespeare, shakespeare-plays or shakespeare-plays-all; prepared on first use."""
     text_file: str | None = None
-    """Path of a UTF-8 text; prepared on first use."""
     tokenizer: str = "gpt2"
-    """Tokenizer of corpus or text_file: char, byte or a tiktoken encoding such as gpt2."""
     val_fraction: ClosedUnitInterval = 0.1
-    """Share of corpus or text_file, at its end, that is held out for validation."""
     data_dir: str = "data"
-    """Folder of corpora and prepared datasets."""
     block_size: PositiveInt | None = None
-    """Tokens T per sequence; null: model.config.block_size."""
     batch_size: PositiveInt = 16
-    """Sequences B per micro-batch and rank."""
     tokens_per_step: PositiveInt | None = None
-    """Tokens per optimizer step over all ranks, B x T x accumulation x ranks; it sets
-    trainer.accumulate_grad_batches. null: trainer.accumulate_grad_batches decides."""
     eval_batch_size: PositiveInt | None = None
-    """Sequences per validation batch and rank; null: batch_size."""
     eval_batches: PositiveInt | None = None
-    """Evaluate on this number of random batches from the validation split, and as many from the
-    training split, as nanoGPT does. null: evaluate on every token of the validation split."""
     eval_train_batches: PositiveInt | None = None
-    """Number of those batches from the training split that are evaluated; null: eval_batches. With
-    data.order nanogpt all are drawn, so that the draws after an evaluation stay nanoGPT's."""
     order: OrderName | Literal["nanogpt"] = "shuffled"
-    """sequential: front to back; random: random positions, as in nanoGPT; shuffled: each window
-    once per epoch, with other borders in every epoch; repeat: the first batch again and again;
-    nanogpt: random positions, drawn from the run's generator as nanoGPT's program does."""
     cache_limit_gb: NonNegativeFloat = 20.0
-    """Size limit of data_dir/cache, which keeps the shards of all URLs."""
     num_workers: NonNegativeInt = 0
-    """Number of processes that read ahead; 0: the training process reads."""
     seed: Seed | None = None
-    """Seed of the order; null: seed_everything."""
     allow_changes: bool = False
-    """Resume with other data, another order or another number of sequences per step than the
-    checkpoint. The result then differs from that of an uninterrupted run."""
 
     def __post_init__(self) -> None:
         given = [f"data.{name}" for name in SOURCES if getattr(self, name)]

@@ -30,69 +30,73 @@ class Settings:
     """Training arguments of GPTModule, besides the model's shape and its initial weights.
 
     The fields are the keys `model.*` of the command line, the keyword arguments of GPTModule and
-    the hyperparameters in a checkpoint. The text below a field is its help. Values from Python and
+    the hyperparameters in a checkpoint. The text of an argument is its help. Values from Python and
     from checkpoints are checked against the types as those from the command line are.
+
+    Args:
+        optimizer: Name of a file in training/optimizers. adamw, or muon: Muon for the blocks'
+            matrices and AdamW for the rest.
+        learning_rate: Peak of AdamW's learning rate.
+        min_learning_rate: End of the decay; null: a tenth of the peak.
+        schedule: Warm-up, then cosine: half a cosine; linear: a line; constant: the peak.
+        warmup_steps: Optimizer steps of linear warm-up.
+        decay_start: Optimizer step at which the decay begins; until then the rate stays at its
+            peak. 0: at the end of the warm-up.
+        decay_steps: Optimizer step at which the decay ends; null: trainer.max_steps.
+        weight_decay: Decoupled weight decay.
+        decay: matrices: only tensors of two or more dimensions decay. all: every tensor decays,
+            PyTorch's default.
+        betas: AdamW's averaging coefficients.
+        muon_learning_rate: Peak of Muon's learning rate; it follows the same schedule.
+        muon_momentum: Muon's momentum.
+        freeze: Parameters that are not trained, by name or pattern: transformer.wte.weight,
+            transformer.h.0.*; *.bias.
+        learning_rate_factors: Factors of the learning rate by name or pattern of the parameters,
+            the first that matches: {"transformer.h.[0-5].*": 0.1}; null: none.
+        lora_rank: Train matrices of this rank beside frozen ones (LoRA); null: train the model
+            itself.
+        lora_alpha: LoRA's update is multiplied by this number over the rank.
+        lora_targets: Layers of the blocks that LoRA changes: c_attn, attn.c_proj, c_fc, mlp.c_proj;
+            * for all.
+        skip_spikes: Skip the update of a step whose loss or gradient norm is more than this number
+            of standard deviations above the mean of the last 128 steps; null: never. 6 is a common
+            choice. With a number, the device is synchronized at every step.
+        fused: Use AdamW's fused kernel; auto: if the device has one.
+        compile: Compile the model with torch.compile; auto: on CUDA, and on a CPU in bfloat16.
+        compile_scope: model: compile one graph. block: one for all blocks and one for the head,
+            which takes a fraction of the time to compile and runs a little slower.
+        pad_head: Multiply the output head of a compiled model in a multiple of 64 rows; auto: on a
+            CPU. A vocabulary that is a multiple of 64 needs no padding.
+        matmul_precision: Precision of float32 matrix products. highest: float32; high: TF32 on
+            NVIDIA GPUs; medium: as high, and bfloat16 on CPUs that support it.
 
     Raises:
         UserError: a value is of another type or out of bounds.
     """
 
     optimizer: str = "adamw"
-    """Name of a file in training/optimizers. adamw, or muon: Muon for the blocks' matrices and
-    AdamW for the rest."""
     learning_rate: PositiveFloat = 6.0e-4
-    """Peak of AdamW's learning rate."""
     min_learning_rate: NonNegativeFloat | None = None
-    """End of the decay; null: a tenth of the peak."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """Warm-up, then cosine: half a cosine; linear: a line; constant: the peak."""
     warmup_steps: NonNegativeInt = 0
-    """Optimizer steps of linear warm-up."""
     decay_start: NonNegativeInt = 0
-    """Optimizer step at which the decay begins; until then the rate stays at its peak. 0: at the
-    end of the warm-up."""
     decay_steps: int | None = None
-    """Optimizer step at which the decay ends; null: trainer.max_steps."""
     weight_decay: NonNegativeFloat = 0.1
-    """Decoupled weight decay."""
     decay: Literal["matrices", "all"] = "matrices"
-    """matrices: only tensors of two or more dimensions decay. all: every tensor decays, PyTorch's
-    default."""
     betas: tuple[HalfOpenUnitInterval, HalfOpenUnitInterval] = (0.9, 0.95)
-    """AdamW's averaging coefficients."""
     muon_learning_rate: PositiveFloat = 0.02
-    """Peak of Muon's learning rate; it follows the same schedule."""
     muon_momentum: HalfOpenUnitInterval = 0.95
-    """Muon's momentum."""
     freeze: tuple[str, ...] = ()
-    """Parameters that are not trained, by name or pattern: transformer.wte.weight,
-    transformer.h.0.*; *.bias."""
     learning_rate_factors: dict[str, PositiveFloat] | None = None
-    """Factors of the learning rate by name or pattern of the parameters, the first that matches:
-    {"transformer.h.[0-5].*": 0.1}; null: none."""
     lora_rank: PositiveInt | None = None
-    """Train matrices of this rank beside frozen ones (LoRA); null: train the model itself."""
     lora_alpha: PositiveFloat = 16.0
-    """LoRA's update is multiplied by this number over the rank."""
     lora_targets: tuple[str, ...] = ("c_attn",)
-    """Layers of the blocks that LoRA changes: c_attn, attn.c_proj, c_fc, mlp.c_proj; * for all."""
     skip_spikes: PositiveFloat | None = None
-    """Skip the update of a step whose loss or gradient norm is more than this number of standard
-    deviations above the mean of the last 128 steps; null: never. 6 is a common choice. With a
-    number, the device is synchronized at every step."""
     fused: Switch = "auto"
-    """Use AdamW's fused kernel; auto: if the device has one."""
     compile: Switch = "auto"
-    """Compile the model with torch.compile; auto: on CUDA, and on a CPU in bfloat16."""
     compile_scope: Literal["model", "block"] = "model"
-    """model: compile one graph. block: one for all blocks and one for the head, which takes a
-    fraction of the time to compile and runs a little slower."""
     pad_head: Switch = "auto"
-    """Multiply the output head of a compiled model in a multiple of 64 rows; auto: on a CPU. A
-    vocabulary that is a multiple of 64 needs no padding."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
-    """Precision of float32 matrix products. highest: float32; high: TF32 on NVIDIA GPUs; medium: as
-    high, and bfloat16 on CPUs that support it."""
 
     def __post_init__(self) -> None:
         if self.min_learning_rate is None:
@@ -120,18 +124,20 @@ class Settings:
 class TaskSettings:
     """Arguments of EvaluateTasks: the keys `evaluation.*` of the command line.
 
+    Args:
+        tasks: Tasks to score during training, separated by commas: hellaswag, lambada, wikitext.
+            The first number of each is logged as val/TASK; null: none.
+        every_n_steps: Optimizer steps between two evaluations; null: one after each validation.
+        data: Folder with the files of the tasks; null: they are downloaded once.
+        limit: Number of items of each task; null: all.
+        batch_size: Texts per batch and rank.
+
     Raises:
         UserError: A value is of another type or out of bounds.
     """
 
     tasks: str | None = None
-    """Tasks to score during training, separated by commas: hellaswag, lambada, wikitext. The first
-    number of each is logged as val/TASK; null: none."""
     every_n_steps: PositiveInt | None = None
-    """Optimizer steps between two evaluations; null: one after each validation."""
     data: str | None = None
-    """Folder with the files of the tasks; null: they are downloaded once."""
     limit: PositiveInt | None = None
-    """Number of items of each task; null: all."""
     batch_size: PositiveInt = 16
-    """Texts per batch and rank."""

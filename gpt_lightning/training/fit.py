@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from jsonargparse import capture_parser, set_parsing_settings
+from jsonargparse import capture_parser
 from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger
@@ -338,9 +338,6 @@ def run_cli(
         UserError: Settings, data or files are wrong.
         MemoryExhaustedError: The run needs more memory than there is.
     """
-    # for the help of Settings; it reads the source of every class, which takes longer than the rest
-    wants_help = any("help" in arg or arg.startswith("--print_config") for arg in argv)
-    set_parsing_settings(docstring_parse_attribute_docstrings=wants_help)
     try:
         # jsonargparse keeps its last parser in a context variable, and the parser the model
         with quiet_process():
