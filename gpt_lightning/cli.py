@@ -30,8 +30,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "validate": ("training.fit:run", "print a run's loss on the validation split: validate RUN"),
     "test": ("training.fit:run", "print a run's loss on the test split: test RUN"),
     "predict": ("training.fit:run", "write the loss of each validation token: predict RUN"),
-    "runs": ("commands.runs:run", "list runs, or compare some: runs RUN RUN"),
-    "plot": ("commands.plot:run", "draw losses and speed of runs: plot RUN..."),
+    "runs": ("commands.runs:runs", "list runs, or compare some: runs RUN RUN"),
+    "plot": ("commands.runs:plot", "draw losses and speed of runs: plot RUN..."),
     "prepare": ("prepare.command:prepare", "convert a text into shards of tokens"),
     "verify": ("data.verify:verify", "check every byte of a dataset against its digests"),
     "data": ("commands.inspect_data:inspect", "print the content of a dataset: data inspect DIR"),
@@ -45,12 +45,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "reproduce": ("reproduce.command:run", "repeat published results, compare by row: --list"),
     "speedrun": ("reproduce.speedrun:run", "train a record on tiny Shakespeare, check its rules"),
     "bench": ("bench.command:run", "measure this machine: bench --help"),
-    "configs": ("commands.configs:configs", "list the configurations of --config"),
+    "configs": ("parsing:configs", "list the configurations of --config"),
     "checkpoint": (
         "commands.checkpoint:checkpoint",
         "print, verify or convert checkpoints: checkpoint --help",
     ),
-    "doctor": ("commands.check_resume:run", "check this machine; a resume: --resume --config FILE"),
+    "doctor": (
+        "commands.check_resume:doctor",
+        "check this machine; a resume: --resume --config FILE",
+    ),
     "completion": ("commands.completion:completion", "print a completion script for your shell"),
 }
 # words of earlier versions -> what is typed instead, before the same options
@@ -218,8 +221,7 @@ def dispatch(argv: list[str]) -> int:
     module = importlib.import_module(f"gpt_lightning.{address}")
     if function == "run":  # it parses its own arguments
         return module.run(argv) or 0
-    run_function(name, getattr(module, function), argv[1:])
-    return 0
+    return run_function(name, getattr(module, function), argv[1:])
 
 
 def command_hint(name: str) -> str:
@@ -235,22 +237,12 @@ def command_hint(name: str) -> str:
     return f"{hint}; gpt-lightning --help lists them"
 
 
-def run_function(name: str, function: Callable[..., None], args: list[str]) -> None:
-    """Call a plain function with arguments from the command line. Its docstring is the help."""
+def run_function(name: str, function: Callable[..., int | None], args: list[str]) -> int:
+    """Call a function with arguments from the command line. Its docstring is the help."""
     from jsonargparse import auto_cli
 
-    from gpt_lightning.parsing import (
-        OneLineParser,
-        gathered,
-        in_one_list,
-        resolve_configs,
-        underscored,
-    )
+    from gpt_lightning.parsing import OneLineParser, resolve_configs, typed_arguments
 
-    args = gathered(underscored(args), "--stop")
-    auto_cli(
-        function,
-        args=resolve_configs(in_one_list(args) if name == "prepare" else args),
-        parser_class=OneLineParser,
-        prog=f"gpt-lightning {name}",
-    )
+    args = resolve_configs(typed_arguments(function, args))
+    prog = f"gpt-lightning {name}"
+    return auto_cli(function, args=args, parser_class=OneLineParser, prog=prog) or 0

@@ -208,47 +208,46 @@ def underscored(args: list[str]) -> list[str]:
     ]
 
 
-def gathered(args: list[str], option: str) -> list[str]:
-    """Return arguments with all values of a repeated option in one list of JSON.
+def typed_arguments(function: Callable[..., Any], args: Sequence[str]) -> list[str]:
+    """Return the arguments of a function as jsonargparse reads them.
 
-    In the list each value is the text that was typed; alone it would be read as YAML.
+    Option names get underscores. A switch needs no value. All values of a list become one list of
+    JSON, in which each is the text that was typed; alone it would be read as YAML. Options of `fit`
+    become the list `fit_options` of a function that passes them on.
     """
+    parameters = inspect.signature(function).parameters
+    switches = {name for name, each in parameters.items() if each.annotation is bool}
+    lists: dict[str, list[str]] = {n: [] for n, p in parameters.items() if "list[" in str(p)}
+    first = next(iter(parameters), "")
+    words = underscored(list(args))
+    if "fit_options" in lists:
+        options_of_fit = ("--config", "--seed_everything")
+        words, lists["fit_options"] = split_fit_options(words, options_of_fit)
     rest: list[str] = []
-    values: list[str] = []
-    words = list(args)
     while words:
         word = words.pop(0)
-        name, equals, value = word.partition("=")
-        if name == option and equals:
-            values.append(value)
-        elif name == option and words and not words[0].startswith("--"):
-            values.append(words.pop(0))
+        name, equals, value = word.removeprefix("--").partition("=")
+        has_value = not equals and bool(words) and not words[0].startswith("--")
+        if word == "-" or not word.startswith("-"):
+            lists.get(first, rest).append(word)
+        elif name in lists and name != first and (equals or has_value):
+            lists[name].append(value if equals else words.pop(0))
+            while first in lists and has_value and words and not words[0].startswith("--"):
+                lists[name].append(words.pop(0))
+        elif name in switches and not equals and words[:1] not in (["true"], ["false"]):
+            rest.append(f"{word}=true")
         else:
-            rest.append(word)
-    return [*rest, f"{option}={json.dumps(values)}"] if values else rest
+            rest += [word, words.pop(0)] if has_value and word.startswith("--") else [word]
+    sources = [json.dumps(lists.pop(first))] if first in lists else []
+    return [*sources, *rest, *(f"--{name}={json.dumps(v)}" for name, v in lists.items() if v)]
 
 
-def in_one_list(args: list[str]) -> list[str]:
-    """Return arguments with all that are no options or their values in one list of JSON, first."""
-    options: list[str] = []
-    values: list[str] = []
-    words = list(args)
-    while words:
-        word = words.pop(0)
-        if word in ("-h", "--help") or (word.startswith("--") and "=" in word):
-            options.append(word)
-        elif word.startswith("--"):
-            options += [word, *words[:1]]
-            del words[:1]
-        else:
-            values.append(word)
-    return [json.dumps(values), *options] if values else options
-
-
-def split_fit_options(args: list[str]) -> tuple[list[str], list[str]]:
+def split_fit_options(
+    args: list[str], others: Sequence[str] = ("--seed_everything",)
+) -> tuple[list[str], list[str]]:
     """Split the arguments of a command into its own and the options of `fit` that it passes on.
 
-    Options of `fit` have a dot in their name (--model.learning_rate) or are --seed_everything. The
+    Options of `fit` have a dot in their name (--model.learning_rate) or are among `others`. The
     value after an option goes with it.
     """
     own: list[str] = []
@@ -257,7 +256,7 @@ def split_fit_options(args: list[str]) -> tuple[list[str], list[str]]:
     while rest:
         arg = rest.pop(0)
         name, equals, _ = arg.partition("=")
-        if name.startswith("--") and ("." in name or name == "--seed_everything"):
+        if name.startswith("--") and ("." in name or name in others):
             fit += [arg] if equals or not rest else [arg, rest.pop(0)]
         else:
             own.append(arg)
@@ -398,3 +397,22 @@ def duplicate_keys(node: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
             yield name, key.start_mark.line + 1
         seen.add(name)
         yield from duplicate_keys(value, f"{name}.")
+
+
+def configs() -> None:
+    """List the configurations that --config takes by name, with a line about each.
+
+    A run trains as it is: `fit --config quickstart`. An overlay changes a run: `fit --config
+    gpt2_124m --config model/gpt2-xl`.
+    """
+    titles = {}
+    for name in config_names():
+        with config_file(name).open(encoding="utf-8") as file:
+            titles[name] = file.readline().removeprefix("# ").strip()
+    width = max(map(len, titles))
+    for overlay, heading in enumerate(["--config NAME", "--config RUN --config NAME"]):
+        print(f"{('runs', 'overlays')[overlay]}: {heading}\n")
+        for name, title in titles.items():
+            if title.startswith("Overlay of ") == overlay:
+                print(f"  {name:<{width}}  {title}")
+        print()

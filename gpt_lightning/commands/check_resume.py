@@ -6,22 +6,21 @@ position in the data must be equal, byte for byte.
 """
 
 import contextlib
-import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from json import loads
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import OneLineParser, config_paths, resolve_configs, split_fit_options
+from gpt_lightning.parsing import config_paths, resolve_configs
 
 # metrics of a session, which differ between two equal runs
 OF_THE_SESSION = {"time", "perf/step_ms", "perf/tokens_per_sec", "perf/mfu", "perf/data_wait_ms"}
@@ -29,96 +28,86 @@ OF_THE_SESSION |= {"perf/memory_gib"}
 QUIET_S = 300.0  # a run without a new row for this long is stuck
 
 
-def make_parser() -> OneLineParser:
-    """Return the parser of the command's own options."""
-    parser = OneLineParser(
-        prog="gpt-lightning doctor",
-        description="Without options: check this machine, with a line for each thing that training "
-        "needs. With --resume: kill a run of your own configuration, resume it, and compare it by "
-        "bytes with an uninterrupted run. Options of `fit` follow: --model.config.dropout 0.1.",
-    )
-    parser.add_argument("--json", action="store_true", help="Print the machine's checks as JSON.")
-    parser.add_argument(
-        "--resume", action="store_true", help="Check that a killed run resumes bit-exactly."
-    )
-    parser.add_argument("--config", type=str | None, default=None, help="Configuration of `fit`.")
-    parser.add_argument("--steps", type=int, default=20, help="Optimizer steps of each run.")
-    parser.add_argument("--kills", type=int, default=3, help="Times the second run is killed.")
-    parser.add_argument(
-        "--seed",
-        type=int | None,
-        default=None,
-        help="Seed of the times of the kills; null: a random one.",
-    )
-    return parser
+def doctor(
+    resume: bool = False,
+    json: bool = False,
+    steps: int = 20,
+    kills: int = 3,
+    seed: int | None = None,
+    fit_options: list[str] | None = None,
+) -> int:
+    """Check this machine, or that a killed run of your configuration resumes bit-exactly.
 
+    Without options: a line for each thing that training needs. With --resume: kill a run, resume
+    it, and compare it by bytes with an uninterrupted run. Options of `fit` follow: --config
+    quickstart --model.config.dropout 0.1.
 
-def run(argv: list[str]) -> int:
-    """Run `doctor`, which checks the machine (doctor.py), or `doctor --resume ...`.
+    Args:
+        resume: Check that a killed run resumes bit-exactly.
+        json: Print the machine's checks as JSON.
+        steps: Optimizer steps of each run.
+        kills: Times the second run is killed.
+        seed: Seed of the times of the kills; null: a random one.
+        fit_options: Options of `fit`, which are given without this word.
 
     Returns:
         0: training works, or the runs are equal; 1: it does not, or they differ.
     """
-    own, fit_options = split_fit_options(argv[1:])
-    args = make_parser().parse_args(own)
-    if argv[1:] in ([], ["--json"]):
+    options = fit_options or []
+    if not (resume or options or seed):
         try:
             from gpt_lightning.commands.doctor import check_machine
         except (ImportError, OSError) as error:
             raise UserError(f"PyTorch cannot be imported ({error}): install it again") from error
-        return check_machine(args.json)
-    if not args.resume or args.config is None or args.json:
+        return check_machine(json)
+    paths = config_paths(resolve_configs(options))
+    if not resume or not paths or json:
         raise UserError(
             "give doctor --resume --config quickstart (or your configuration), doctor --json, or "
             "doctor alone"
         )
-    if args.steps < 4 or args.kills < 1:
-        raise UserError(
-            f"--steps is {args.steps} and --kills {args.kills}; they must be at least 4 and 1"
-        )
-    seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
-    print(f"{args.steps} steps of {args.config}, killed {args.kills} times; --seed {seed}")
-    folder = Path(tempfile.mkdtemp(prefix="gpt-lightning-doctor-"))
-    try:
-        command = fit_command(args.config, args.steps, folder, fit_options)
+    if steps < 4 or kills < 1:
+        raise UserError(f"--steps is {steps} and --kills {kills}; they must be at least 4 and 1")
+    seed = random.SystemRandom().randrange(10**6) if seed is None else seed
+    print(f"{steps} steps of {paths[0].stem}, killed {kills} times; --seed {seed}")
+    with tempfile.TemporaryDirectory(prefix="gpt-lightning-doctor-") as root:
+        folder = Path(root)
+        command = fit_command(options, steps, folder)
         with started(command, "alone") as process:
             finish(process)
         print("left alone: done", flush=True)
         rng = random.Random(seed)
-        for number in range(args.kills):
-            kill_once(command, folder, rng, args.steps, number)
+        for number in range(kills):
+            kill_once(command, folder, rng, steps, number)
         with started([*command, "--resume", "auto"], "killed") as process:
             finish(process)
         return report(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
-def fit_command(config: str, steps: int, folder: Path, options: list[str]) -> list[str]:
+def fit_command(options: list[str], steps: int, folder: Path) -> list[str]:
     """Return the command of a short `fit` without samples that saves often."""
-    every = max(1, steps // 6)
     return [
-        *(sys.executable, "-m", "gpt_lightning", "fit", "--config", config),
-        *(*whole_schedule(config), *options),
+        *(sys.executable, "-m", "gpt_lightning", "fit"),
+        *(*whole_schedule(options), *options),
         f"--trainer.max_steps={steps}",
         f"--trainer.default_root_dir={folder}",
         "--trainer.log_every_n_steps=1",
-        f"--checkpoint.every_n_steps={every}",
+        f"--checkpoint.every_n_steps={max(1, steps // 6)}",
         "--checkpoint.keep_last=3",
         "--samples.max_new_tokens=0",
     ]
 
 
-def whole_schedule(config: str) -> list[str]:
-    """Return the option that keeps the learning rates of the whole run, if its end sets them.
-
-    Raises:
-        UserError: the configuration cannot be read.
-    """
-    (path,) = config_paths(resolve_configs(["--config", config]))
-    settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    steps = (settings.get("trainer") or {}).get("max_steps", -1)
-    if steps < 0 or (settings.get("model") or {}).get("decay_steps") is not None:
+def whole_schedule(options: list[str]) -> list[str]:
+    """Return the option that keeps the learning rates of the whole run, if its end sets them."""
+    trainer: dict[str, Any] = {}
+    model: dict[str, Any] = {}
+    for path in config_paths(resolve_configs(options)):
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        trainer |= settings.get("trainer") or {}
+        model |= settings.get("model") or {}
+    steps = trainer.get("max_steps", -1)
+    if steps < 0 or model.get("decay_steps") is not None:
         return []
     return [f"--model.decay_steps={steps}"]
 
@@ -183,7 +172,7 @@ def last_step(metrics: Path) -> int:
 def metrics_rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a metrics file, without an incomplete last line."""
     lines = path.read_bytes().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+    return [loads(line) for line in lines if line.endswith(b"\n")]
 
 
 # ---- comparison ----------------------------------------------------------------------------------
@@ -229,9 +218,9 @@ def final_checkpoint(run: Path) -> dict[str, Any]:
 def as_bytes(state: Any) -> Any:
     """Return nested values with the bytes of each tensor, for which -0.0 and 0.0 differ."""
     import torch
-    from torch.utils._pytree import tree_map_only
 
-    def content(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
-        return tensor.dtype, tensor.shape, tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-
-    return tree_map_only(torch.Tensor, content, state)
+    if isinstance(state, torch.Tensor):
+        return state.dtype, state.shape, state.reshape(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(state, dict):
+        return {key: as_bytes(value) for key, value in state.items()}
+    return [as_bytes(value) for value in state] if isinstance(state, list | tuple) else state

@@ -1,59 +1,65 @@
-"""The command `gpt-lightning runs`: a list of runs, or several runs compared."""
+"""The commands `gpt-lightning runs` and `plot`: runs as a list, compared, or as a picture."""
 
-import json
 import shutil
 import sys
 from collections.abc import Sequence
 from datetime import datetime
 from fnmatch import fnmatch
+from json import dumps
 from pathlib import Path
 from typing import Any, Literal
 
-from gpt_lightning.commands.plot import draw
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import OneLineParser, program, underscored
-from gpt_lightning.runs.history import COLUMNS, find_run, find_runs, read_settings, summarize
+from gpt_lightning.files import explained
+from gpt_lightning.parsing import program
+from gpt_lightning.runs.history import (
+    COLUMNS,
+    find_run,
+    find_runs,
+    read_curves,
+    read_settings,
+    summarize,
+)
 
-STATES = ("running", "finished", "stopped", "failed", "killed", "unknown", "damaged")
-
-
-def make_parser() -> OneLineParser:
-    """Return the parser of the command."""
-    about = "List the runs in a folder by the time of their start, or compare several runs."
-    parser = OneLineParser(prog="gpt-lightning runs", description=about)
-    about = "A folder (default: lightning_logs), or several runs to compare."
-    parser.add_argument("folders", nargs="*", metavar="FOLDER", help=about)
-    parser.add_argument("--state", type=Literal[STATES] | None, help="Only runs in this state.")
-    parser.add_argument("--name", default="*", help="Only runs of this name, such as 'quick*'.")
-    about = "Only runs that began then or later: 2026-11-22, or '2026-11-22 14:30'."
-    parser.add_argument("--since", type=str | None, help=about)
-    parser.add_argument("--json", action="store_true", help="Print JSON.")
-    return parser
+State = Literal["running", "finished", "stopped", "failed", "killed", "unknown", "damaged"]
 
 
-def run(argv: list[str]) -> None:
-    """Print what the arguments `runs FOLDER...` name."""
-    args = make_parser().parse_args(underscored(argv[1:]))
-    if len(args.folders) > 1:
-        return compare([find_run(address) for address in args.folders], args.json)
-    root = Path(*args.folders or ["lightning_logs"])
+def runs(
+    folders: list[str],
+    state: State | None = None,
+    name: str = "*",
+    since: str | None = None,
+    json: bool = False,
+) -> None:
+    """List the runs in a folder by the time of their start, or compare several runs.
+
+    Args:
+        folders: A folder; without one lightning_logs. Several runs are compared.
+        state: Only runs in this state.
+        name: Only runs of this name, such as 'quick*'.
+        since: Only runs that began then or later: 2026-11-22, or '2026-11-22 14:30'.
+        json: Print JSON.
+    """
+    if len(folders) > 1:
+        return compare([find_run(address) for address in folders], json)
+    root = Path(*folders or ["lightning_logs"])
     found = [summarize(path, root) for path in find_runs(root)]
     if not found:
         raise UserError(f"no run in {root}: train one, `{program()} fit --config quickstart`")
     try:
-        since = datetime.fromisoformat(args.since or "0001-01-01").isoformat(" ", "minutes")
+        start = datetime.fromisoformat(since or "0001-01-01").isoformat(" ", "minutes")
     except ValueError as error:
-        raise UserError(f"--since {args.since}: expected a date such as 2026-11-22") from error
-    name = args.name.replace("[", "[[]")  # no class of characters: a name may have brackets
+        raise UserError(f"--since {since}: expected a date such as 2026-11-22") from error
+    pattern = name.replace("[", "[[]")  # no class of characters: a name may have brackets
     shown = [
         row
         for row in sorted(found, key=lambda row: (row["started"], row["run"]))
-        if args.state in (None, row["state"])
-        and (fnmatch(row["run"], name) or fnmatch(row["run"].partition("/")[0], name))
-        and row["started"] >= since
+        if state in (None, row["state"])
+        and (fnmatch(row["run"], pattern) or fnmatch(row["run"].partition("/")[0], pattern))
+        and row["started"] >= start
     ]
-    if args.json:
-        print(json.dumps(shown, indent=2))
+    if json:
+        print(dumps(shown, indent=2))
     elif shown:
         titles = [column.get("title", name) for name, column in COLUMNS.items()]
         print_table([titles, *map(texts, shown)], list(COLUMNS.values()))
@@ -70,7 +76,7 @@ def compare(runs: list[Path], as_json: bool) -> None:
     if as_json:
         for row, own in zip(rows, settings, strict=True):
             row["settings"] = {key: own.get(key) for key in differ}
-        return print(json.dumps(rows, indent=2))
+        return print(dumps(rows, indent=2))
     lines = [line for line in zip(COLUMNS, *map(texts, rows), strict=True) if any(line[1:])]
     print_table([*lines, *((key, *(str(own.get(key)) for own in settings)) for key in differ)])
     draw([str(path) for path in runs])
@@ -99,3 +105,44 @@ def print_table(lines: Sequence[Sequence[str]], columns: Sequence[dict[str, str]
     for line in lines:
         cells = zip(line, signs, widths, strict=False)
         print("  ".join(f"{text[:width]:{sign}{width}}" for text, sign, width in cells).rstrip())
+
+
+# ---- pictures ------------------------------------------------------------------------------------
+
+
+def plot(runs: list[str], out: str | None = None, reference: list[str] | None = None) -> None:
+    """Draw losses of runs over steps, tokens and wall time, their speed and its stalls.
+
+    Args:
+        runs: Run folders, or folders of runs, of which the newest run is taken.
+        out: Picture, .png, .svg or .pdf; without a suffix .png and .svg. null: in the first run.
+        reference: Published curves to draw beside the runs, such as nanogpt-shakespeare-char.
+            Repeat the option for several.
+    """
+    if not runs:
+        raise UserError("missing runs; `gpt-lightning plot --help` lists the options")
+    draw(runs, out, reference or ())
+
+
+def draw(runs: Sequence[str], out: str | None = None, references: Sequence[str] = ()) -> None:
+    """Write the picture of runs, and print its path.
+
+    Raises:
+        UserError: A run or a published curve is missing, a file of a run is damaged, or the picture
+            cannot be written.
+    """
+    folders = [find_run(address) for address in runs]
+    curves = {str(folder): read_curves(folder) for folder in folders}
+    for name in references:
+        from gpt_lightning.reproduce.published import as_run, find_curve  # it imports torch
+
+        curves[name] = as_run(find_curve(name))
+    from gpt_lightning.tables.pictures import plot_runs  # matplotlib takes half a second
+
+    path = Path(out or folders[0] / ("compared" if len(folders) > 1 else "curves"))
+    given = path.suffix in (".png", ".svg", ".pdf")
+    paths = [path] if given else [Path(f"{path}{suffix}") for suffix in (".png", ".svg")]
+    with explained("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        plot_runs(paths, curves)
+    print(f"curves      {', '.join(map(str, paths))}")

@@ -194,7 +194,7 @@ def test_several_runs_phases_and_a_published_curve(logs, capsys):
     [
         (["nowhere"], "nowhere has no metrics.jsonl: give a run folder"),
         (["lightning_logs/new", "--reference=nanogpt"], "no curve 'nanogpt'"),
-        (["lightning_logs/new", "--reference=x"], "there are nanogpt-shakespeare-char, "),
+        (["lightning_logs/new", "--reference=x"], "nanogpt-shakespeare-char"),
         (["lightning_logs/bad"], "metrics.jsonl, line 1 is no JSON object: remove it"),
         (
             ["lightning_logs/new", "--out=lightning_logs/new/version_0/config.yaml/a"],
