@@ -7,6 +7,7 @@ from typing import Literal
 from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.parsing import OwnNetwork
 
 
 def evaluate(
@@ -22,6 +23,7 @@ def evaluate(
     dtype: Literal["fp32", "bf16"] = "fp32",
     compile: bool = False,  # noqa: A002 - the name of the option
     out: str | None = None,
+    model: OwnNetwork = OwnNetwork(),  # noqa: B008 - frozen
 ) -> None:
     """Score a model on published tasks and texts, beside the published figures of GPT-2.
 
@@ -42,6 +44,7 @@ def evaluate(
         dtype: dtype of matrix products. bf16 is faster and changes the last digits.
         compile: Compile the model with torch.compile.
         out: JSON file for all numbers and the results of each item.
+        model: Network of one's own.
     """
     import torch  # after the arguments: --help must not wait for it
 
@@ -50,6 +53,7 @@ def evaluate(
     from gpt_lightning.evaluate.tasks import Task, task_names
     from gpt_lightning.hardware.device import device_kind
     from gpt_lightning.hardware.precision import check_accelerator
+    from gpt_lightning.model.network import Network
     from gpt_lightning.runs.sources import read_source, tokenizer_of
 
     names = task_names(tasks)
@@ -57,13 +61,13 @@ def evaluate(
         raise UserError("--tasks perplexity and --text FILE belong together: give both, or neither")
     check_accelerator(device, "--device")
     place, rank = torch.device(device_kind(device)), int(os.environ.get("LOCAL_RANK") or 0)
-    found = read_source(path)
-    model, tokenizer = found.model(), tokenizer_of(found)
-    model.to(torch.device("cuda", rank) if place.type == "cuda" else place)
+    found = read_source(path, Network.of(model.network))
+    network, tokenizer = found.model(), tokenizer_of(found)
+    network.to(torch.device("cuda", rank) if place.type == "cuda" else place)
     products = torch.bfloat16 if dtype == "bf16" else None
-    scorer = Scorer(model, tokenizer, batch_size, products, compile)
+    scorer = Scorer(network, tokenizer, batch_size, products, compile)
     todo = [Task(name, scorer, data, limit, text or "", split, stride) for name in names]
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:  # under torchrun
         torch.distributed.init_process_group("gloo")
     file = None if out is None else Path(out)
-    report(todo, f"{found.source}, {dtype} on {place.type}", model.config, file)
+    report(todo, f"{found.source}, {dtype} on {place.type}", network.config, file)

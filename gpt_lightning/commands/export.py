@@ -32,7 +32,7 @@ def export(source: str, to: str | None = None) -> None:
     from gpt_lightning.model.pretrained.weights import user_errors
     from gpt_lightning.runs.sources import read_source, tokenizer_of
 
-    found = read_source(source)
+    found = read_source(source, gpt_for="export")
     tokenizer, config = tokenizer_of(found), found.config()
     if config.variant != "gpt2":
         raise UserError(

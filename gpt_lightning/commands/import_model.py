@@ -38,7 +38,7 @@ def import_model(
     from gpt_lightning.runs.settings import Settings
     from gpt_lightning.runs.sources import read_source
 
-    found = read_source(source)
+    found = read_source(source, gpt_for="import")
     theirs = found.shape()
     if block_size is not None and block_size > theirs["block_size"]:
         raise UserError(

@@ -10,7 +10,7 @@ from jsonargparse.typing import NonNegativeFloat, PositiveInt
 from gpt_lightning.commands.sample_texts import Text, complete, equal_lengths, reporting
 from gpt_lightning.data.tokenizers import Tokenizer
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import Seed, TopP
+from gpt_lightning.parsing import OwnNetwork, Seed, TopP
 from gpt_lightning.runs.folders import find_checkpoint
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def sample(
     seed: Seed = 1337,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     dtype: Literal["auto", "fp32", "bf16"] = "auto",
+    model: OwnNetwork = OwnNetwork(),  # noqa: B008 - frozen
 ) -> None:
     """Generate text with a trained model.
 
@@ -60,6 +61,7 @@ def sample(
         device: Device of the model. auto: cuda, else mps, else cpu.
         dtype: dtype of matrix products. bf16 is up to 2x faster; rounding occasionally changes a
             token. auto: bf16 if the device supports it, else fp32. The first line printed names it.
+        model: Network of one's own.
     """
     given = read_prompts(prompt, prompts)
     if "" in (stop or ()):
@@ -69,7 +71,7 @@ def sample(
     n_tokens = len(given) * num_samples * max_new_tokens
     if ckpt_path == "last":
         path = str(find_checkpoint(Path(path), last=True))
-    decoder, tokenizer = load(path, device, dtype, n_tokens)
+    decoder, tokenizer = load(path, device, dtype, n_tokens, model)
 
     from gpt_lightning.model.generate import generate  # after the checks, as it imports torch
 
@@ -86,7 +88,9 @@ def sample(
             complete(batch, draw, decoder.device, report)
 
 
-def load(path: str, device: str, dtype: str, n_tokens: int) -> tuple["Decoder", Tokenizer]:
+def load(
+    path: str, device: str, dtype: str, n_tokens: int, own: OwnNetwork
+) -> tuple["Decoder", Tokenizer]:
     """Print the checkpoint of a path, and return its model, ready to decode, and its tokenizer.
 
     Args:
@@ -94,17 +98,19 @@ def load(path: str, device: str, dtype: str, n_tokens: int) -> tuple["Decoder", 
         device: Value of --device.
         dtype: Value of --dtype.
         n_tokens: Number of tokens of all texts. Few are not worth laying out the weights.
+        own: Value of --model.network.
     """
     import torch
 
     from gpt_lightning.hardware.device import device_kind
     from gpt_lightning.hardware.precision import check_accelerator, fastest_precision
     from gpt_lightning.model.generate import PACKED_FROM, make_decoder
+    from gpt_lightning.model.network import Network
     from gpt_lightning.runs.sources import read_source, tokenizer_of
 
     check_accelerator(device, "--device")
     torch_device = device_kind(device)
-    found = read_source(path)
+    found = read_source(path, Network.of(own.network))
     model, tokenizer = found.model(), tokenizer_of(found)
     why = "as set"
     if dtype == "auto":

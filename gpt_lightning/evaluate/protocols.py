@@ -206,7 +206,7 @@ def read_text(
         UserError: The text is missing, empty, not UTF-8 or outside the tokenizer's vocabulary, the
             dataset was made with another tokenizer, or the stride is above block_size.
     """
-    T, tokenizer = scorer.model.config.block_size, scorer.tokenizer
+    T, tokenizer = scorer.block_size, scorer.tokenizer
     if (stride or 1) > T:
         raise UserError(f"--stride {stride} is above the model's block_size: give 1 to {T}")
     if Path(source).is_file():

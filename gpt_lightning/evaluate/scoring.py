@@ -13,7 +13,7 @@ lm_eval/utils.py, get_rolling_token_windows).
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -23,8 +23,9 @@ from tqdm import tqdm
 
 from gpt_lightning.data.tokenizers import Tokenizer, start_tokens
 from gpt_lightning.errors import MemoryExhaustedError, UserError, is_out_of_memory
-from gpt_lightning.model.gpt import GPT
+from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.loss import IGNORE_INDEX, chunks, log_probabilities, pad_columns
+from gpt_lightning.model.network import has_our_forward
 
 CHUNK_TOKENS = 1024  # positions whose logits are held at a time: 206 MB of float32 for V = 50,257
 
@@ -95,7 +96,7 @@ class Scorer:
 
     def __init__(
         self,
-        model: GPT,
+        model: nn.Module,
         tokenizer: Tokenizer,
         batch_size: int = 16,
         dtype: torch.dtype | None = None,
@@ -105,9 +106,10 @@ class Scorer:
         self.dtype = dtype
         self.beat: Callable[[], None] = lambda: None
         self._start = np.array(start_tokens(tokenizer, ""))  # context of a text that has none
-        self._transformer: Any = model.transformer
-        if compiled:
-            self._transformer = torch.compile(model.transformer, dynamic=True)
+        self.block_size = cast(GPTConfig, model.config).block_size
+        self._ours = has_our_forward(type(model))
+        body: Any = model.transformer if self._ours else model
+        self._body = torch.compile(body, dynamic=True) if compiled else body
 
     def after(self, context: np.ndarray, tokens: np.ndarray, stride: int | None = None) -> Request:
         """Return the request that scores tokens, (n,), after those of a context, (m,)."""
@@ -132,7 +134,7 @@ class Scorer:
             MemoryExhaustedError: A batch does not fit into the memory of the device.
             UserError: A log-likelihood is not finite.
         """
-        T = self.model.config.block_size
+        T = self.block_size
         todo = [(i, *window) for i, r in enumerate(requests) for window in windows(r, T)]
         todo.sort(key=lambda window: -len(window[1]))
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -171,14 +173,18 @@ class Scorer:
         for row, (_, tokens, n) in enumerate(batch):
             window, end = torch.from_numpy(tokens.astype(np.int64)), len(tokens) - 1
             idx[row, :end], targets[row, end - n : end] = window[:-1], window[-n:]
-        weight = self.model.lm_head.weight
-        idx, targets = idx.to(weight.device), targets.to(weight.device)
+        device, V = next(self.model.parameters()).device, self.tokenizer.vocab_size
+        idx, targets = idx.to(device), targets.to(device)
         scored, found = targets != IGNORE_INDEX, []
-        with torch.autocast(weight.device.type, self.dtype, enabled=self.dtype is not None):
-            x, y = self._transformer(idx)[scored], targets[scored]  # (N, C), (N,)
-            x, weight = pad_columns(x, weight[: self.tokenizer.vocab_size])
+        with torch.autocast(device.type, self.dtype, enabled=self.dtype is not None):
+            x, y = self._body(idx)[scored], targets[scored]  # (N, C), or (N, V) of others; (N,)
+            if self._ours:
+                x, weight = pad_columns(x, cast(GPT, self.model).lm_head.weight[:V])
             for part in chunks(len(x), CHUNK_TOKENS):
-                log_probs = log_probabilities(x[part], weight)  # (n, V)
+                if self._ours:
+                    log_probs = log_probabilities(x[part], weight)  # (n, V)
+                else:
+                    log_probs = x[part, :V].float().log_softmax(dim=1)
                 own = log_probs.gather(1, y[part, None])[:, 0]
                 found.append(torch.stack([own, log_probs.argmax(1) == y[part]]).cpu())  # (2, n)
         parts = torch.cat(found, 1).double().split([n for _, _, n in batch], 1)

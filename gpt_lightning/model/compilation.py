@@ -12,7 +12,7 @@ from typing import Any, cast
 from weakref import WeakSet
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.attention import FUSED, NoKernelError, find_kernel, naive_is_faster
@@ -81,7 +81,8 @@ def compile_in_place(
     if scope == "block" and isinstance(model, GPT):
         for block in model.transformer.h:
             block.compile(backend=backend)
-        model.__class__ = BlockwiseGPT
+        # a copied model gets its own: partial copies its arguments, a method would not
+        model.head = functools.partial(compiled_head(device), model)  # type: ignore[method-assign]
     else:
         model.compile(backend=backend)
     COMPILED.add(model)
@@ -157,18 +158,9 @@ def check_cuda_graphs() -> None:
         )
 
 
-class BlockwiseGPT(GPT):
-    """GPT with compiled blocks, whose head and loss are another graph."""
-
-    def forward(self, idx: Tensor, targets: Tensor | None = None) -> Tensor:
-        x = self.transformer(idx)
-        loss_or_logits: Tensor = compiled_head(x.device.type)(self, x, targets)
-        return loss_or_logits
-
-
 @functools.cache
 def compiled_head(device: str) -> Callable[..., Any]:
-    """Return `GPT.head`, compiled as a function: a method would stay that of a copied model."""
+    """Return `GPT.head`, compiled as a function: all models share it."""
     return torch.compile(GPT.head, backend=compiler_of(device))
 
 

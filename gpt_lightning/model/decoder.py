@@ -7,14 +7,14 @@ and in bfloat16 there is half as much to read (benchmarks/speed.md).
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt_lightning.model.attention import FUSED, sdpa_attention
-from gpt_lightning.model.gpt import GPT
+from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.lora import plain
 
 
@@ -78,6 +78,42 @@ class Decoder:
             x = x + c_proj(y.transpose(1, 2).reshape(B, T, -1))  # (B, T, C)
             x = x + mlp_c_proj(gelu(c_fc(ln_2(x))))
         return self.head(self.ln_f(x[:, -1]))  # the other positions are not sampled from
+
+
+class RecomputingDecoder(Decoder):
+    """Decoder without a cache of keys and values: it computes all positions for each token.
+
+    It decodes any network with a `config` that returns the logits of tokens; the caches hold these.
+
+    Args:
+        model: The network.
+        dtype: dtype of the linear layers' products; None: the weights' own.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
+        weight = next(model.parameters())
+        self.model, self.config, self.device = model, cast(GPTConfig, model.config), weight.device
+        self.dtype = dtype or weight.dtype
+        self.casts = self.dtype != weight.dtype
+
+    def new_caches(self, B: int, size: int) -> list[Tensor]:
+        """Return a buffer for `size` tokens of each sequence, int64 (B, size)."""
+        return [torch.empty(B, size, dtype=torch.int64, device=self.device)]
+
+    def __call__(self, idx: Tensor, start: int, caches: Sequence[Tensor]) -> Tensor:
+        """Return the logits after the last of the tokens, (B, V); as Decoder."""
+        tokens, end = caches[0], start + idx.size(1)
+        tokens[:, start:end] = idx
+        training = [module for module in self.model.modules() if module.training]
+        self.model.eval()
+        with (
+            torch.compiler.set_stance("force_eager"),
+            torch.autocast(self.device.type, self.dtype if self.casts else None, self.casts),
+        ):
+            logits: Tensor = self.model(tokens[:, :end])  # (B, T, V)
+        for module in training:
+            module.training = True
+        return logits[:, -1]
 
 
 def product(

@@ -1,15 +1,15 @@
 """Sampling from a GPT, one token at a time."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.model.decoder import Decoder
+from gpt_lightning.model.decoder import Decoder, RecomputingDecoder
 from gpt_lightning.model.gpt import GPT
 
 # one generator for all rows, or one for each row
@@ -21,7 +21,7 @@ PACKED_FROM = 64  # tokens; laying out the weights takes as long as decoding som
 
 
 def generate(
-    model: GPT | Decoder,
+    model: nn.Module | Decoder,
     idx: Tensor,
     max_new_tokens: int,
     temperature: float = 1.0,
@@ -63,7 +63,7 @@ def generate(
     Raises:
         UserError: temperature, top_k or top_p is out of bounds, or a logit is NaN or infinite.
     """
-    T, end, block_size = idx.size(1), idx.size(1) + max_new_tokens, model.config.block_size
+    T, end = idx.size(1), idx.size(1) + max_new_tokens
     with (
         torch.inference_mode(),
         torch.autocast(idx.device.type, enabled=False),
@@ -71,6 +71,7 @@ def generate(
     ):
         if not isinstance(model, Decoder):  # a GPT, or a wrapper of torch.compile
             model = make_decoder(model, dtype, pack=max_new_tokens >= PACKED_FROM)
+        block_size = model.config.block_size
         caches = model.new_caches(len(idx), min(end, block_size))
         tokens = idx.new_empty(len(idx), end)
         tokens[:, :T] = idx
@@ -86,12 +87,10 @@ def generate(
     return tokens.clone()  # an inference tensor could not be trained on
 
 
-def make_decoder(model: GPT, dtype: torch.dtype | None = None, pack: bool = True) -> Decoder:
+def make_decoder(model: nn.Module, dtype: torch.dtype | None = None, pack: bool = True) -> Decoder:
     """Return the Decoder of a model; the arguments are those of Decoder."""
-    if model.config.variant == "gpt2":
-        return Decoder(model, dtype, pack)
-    from gpt_lightning.model.speedrun import RecomputingDecoder  # for these models alone
-
+    if type(getattr(model, "_orig_mod", model)) is GPT:  # also in torch.compile's wrapper
+        return Decoder(cast(GPT, model), dtype, pack)
     return RecomputingDecoder(model, dtype)
 
 

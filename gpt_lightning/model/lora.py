@@ -31,8 +31,10 @@ class LoRALinear(nn.Linear):
         return y + self.scale * F.linear(F.linear(x, self.lora_a), self.lora_b)
 
 
-def install(model: GPT, rank: int, alpha: float, targets: Sequence[str]) -> None:
-    """Add matrices of low rank to the blocks' linear layers, and freeze all other parameters.
+def install(model: nn.Module, rank: int, alpha: float, targets: Sequence[str]) -> None:
+    """Add matrices of low rank to linear layers, and freeze all other parameters.
+
+    The layers are those of a GPT's blocks, or any of a network of one's own.
 
     A is drawn as PyTorch draws the weight of a linear layer, and B is zero, so that the model
     computes at first what it did.
@@ -46,14 +48,15 @@ def install(model: GPT, rank: int, alpha: float, targets: Sequence[str]) -> None
     Raises:
         UserError: There is no pattern, or one matches no layer.
     """
-    layers = {n: m for n, m in model.transformer.h.named_modules() if isinstance(m, nn.Linear)}
+    blocks: nn.Module = model.transformer.h if isinstance(model, GPT) else model
+    layers = {n: m for n, m in blocks.named_modules() if isinstance(m, nn.Linear)}
     if not targets:
         raise UserError("model.lora_targets is empty: name a layer, such as c_attn")
     chosen = set()
     for target in targets:
-        found = {name for name in layers if fnmatchcase(name, f"*.{target}")}
+        found = {name for name in layers if fnmatchcase(f".{name}", f"*.{target}")}
         if not found:
-            names = sorted({name.partition(".")[2] for name in layers})
+            names = sorted({name.partition(".")[2] or name for name in layers})
             raise UserError(
                 f"model.lora_targets {target!r} is no layer of a block: choose of "
                 f"{', '.join(names)}"

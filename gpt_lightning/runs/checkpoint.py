@@ -20,6 +20,7 @@ of Settings.
 | shards | digest of the shards' sizes, inodes and times, to detect replaced shards |
 | run_identity | settings of the Trainer that decide the numbers, and the seed |
 | environment | versions, device, threads, ranks: equal for a bit-exact resume |
+| network | class path and arguments of a network of one's own; null or missing: GPT |
 | spikes | windows of SpikeGuard and its count of skipped steps; empty without model.skip_spikes |
 | micro_batches | micro-batches done of an unfinished step; above 0 there is no resume |
 | run_id | identity of the run, as in run.json of its folder |
@@ -76,6 +77,7 @@ class RunRecord:
         shards: Digest of the training shards' sizes, inodes and times.
         run_identity: Settings of the Trainer that decide the numbers, and the seed.
         environment: Versions, device, threads, ranks.
+        network: Class path and arguments of a network of one's own; None: GPT.
         run_id: Identity of the run folder; None without one.
         spikes: State of SpikeGuard; empty without model.skip_spikes.
         micro_batches: Micro-batches done of an unfinished step.
@@ -92,6 +94,7 @@ class RunRecord:
     shards: dict[str, Any] = field(default_factory=dict)
     run_identity: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+    network: dict[str, Any] | None = None
     spikes: dict[str, Any] = field(default_factory=dict)
     micro_batches: int = 0
     run_id: str | None = None

@@ -192,6 +192,10 @@ def check_tokens(theirs: dict[str, Any] | None, ours: dict[str, Any] | None, add
 def check_model(theirs: RunRecord, ours: RunRecord, fitting: bool) -> None:
     """Raise if the weights or the optimizer's state would not fit."""
     differ = [
+        f"model.network is {named(b.network)}, the checkpoint's {named(a.network)}"
+        for a, b in [(theirs, ours)]
+        if a.network != b.network
+    ] + [
         f"{prefix}{key} is {getattr(b, key)}, the checkpoint's {getattr(a, key)}"
         for prefix, a, b, keys in (
             ("model.config.", theirs.config, ours.config, SHAPE),
@@ -206,6 +210,11 @@ def check_model(theirs: RunRecord, ours: RunRecord, fitting: bool) -> None:
             f"cannot {cannot} the checkpoint: {'; '.join(differ)}: give the config.yaml of its run "
             "as --config, or a checkpoint of this model"
         )
+
+
+def named(network: dict[str, Any] | None) -> str:
+    """Return a network of one's own in an error message; null for GPT."""
+    return "null" if network is None else f"{network['class_path']} {network['init_args'] or ''}"
 
 
 def check_order(theirs: RunRecord, ours: RunRecord) -> None:

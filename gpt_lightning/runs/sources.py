@@ -1,22 +1,29 @@
 """Trained models: runs and checkpoints of this program, Hugging Face's formats, and nanoGPT's."""
 
 import dataclasses
+import platform
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.data.formats import read_meta
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
-from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
+from gpt_lightning.model.gpt import SIZES, GPTConfig
+from gpt_lightning.model.network import Network, missing_network
 from gpt_lightning.model.pretrained import huggingface, nanogpt
 from gpt_lightning.model.pretrained.weights import SHAPE_KEYS, Pretrained, Weights, check_shape
 from gpt_lightning.runs.checkpoint import Checkpoint, read_content
-from gpt_lightning.runs.folders import NAME, find_checkpoint
+from gpt_lightning.runs.folders import NAME, RunPaths, find_checkpoint
 
 GPT2_VOCABULARIES = (50257, 50304)  # of the published files; padded to a multiple of 64
 
 
-def read_source(source: str | Path) -> Pretrained:
+def read_source(
+    source: str | Path, network: Network | None = None, gpt_for: str = ""
+) -> Pretrained:
     """Return the weights of a trained GPT-2; nothing in a file is run.
 
     Args:
@@ -24,6 +31,9 @@ def read_source(source: str | Path) -> Pretrained:
             newest is taken; the URL of one of these; ckpt.pt of nanoGPT; a folder in Hugging Face's
             format, or a file .safetensors or .bin; or gpt2, gpt2-medium, gpt2-large, gpt2-xl, which
             are downloaded once (write ./gpt2 for a folder of that name).
+        network: Network of one's own that has these weights; None: the one in config.yaml of a run
+            folder of this machine.
+        gpt_for: Command or key that takes the weights of a GPT alone.
 
     Raises:
         UserError: The source is not found, damaged, would run code, or is not a GPT-2.
@@ -39,7 +49,34 @@ def read_source(source: str | Path) -> Pretrained:
 
         weights = {key: content[key] for key in ("state_dict", "shards")}
         content |= read_shards(weights, path)
-    return of_checkpoint(Checkpoint.of(content, path), path)
+    checkpoint = Checkpoint.of(content, path)
+    found = of_checkpoint(checkpoint, path)
+    theirs = checkpoint.record.network
+    if theirs is not None and gpt_for:
+        raise UserError(
+            f"{source} has the weights of a network of its own, {theirs['class_path']}: {gpt_for} "
+            "takes those of a GPT alone"
+        )
+    if theirs is not None and network is None:
+        network = None if is_remote(str(source)) else network_of_run(path)
+        if network is None:
+            raise missing_network(str(source), theirs, "--model.network, or give its run folder")
+    return dataclasses.replace(found, network=network)
+
+
+def network_of_run(checkpoint: Path) -> Network | None:
+    """Return model.network in config.yaml of a checkpoint's run folder.
+
+    None if there is none, if another machine has written it, and in a copy of a run.
+    """
+    from gpt_lightning.runs.mirror import BEGUN  # for these models alone
+
+    run = RunPaths.of_checkpoint(checkpoint)
+    if run is None or not run.config.is_file() or (run.run / BEGUN).exists():
+        return None
+    config = yaml.safe_load(run.config.read_bytes()) or {}
+    found = Network.of((config.get("model") or {}).get("network"))
+    return found if found is not None and found.machine == platform.node() else None
 
 
 def find_file(source: str | Path) -> Path:
@@ -105,16 +142,17 @@ def of_checkpoint(checkpoint: Checkpoint, path: Path) -> Pretrained:
     )
 
 
-def load_model(source: str | Path) -> tuple[GPT, Tokenizer]:
+def load_model(source: str | Path, network: Any = None) -> tuple[Any, Tokenizer]:
     """Return a trained model, on the CPU and in evaluation mode, and the tokenizer of its data.
 
     Args:
         source: Argument of `read_source`.
+        network: Argument of GPTModule, for the weights of a network of one's own.
 
     Raises:
         UserError: As `read_source`, or the source names no tokenizer.
     """
-    found = read_source(source)
+    found = read_source(source, Network.of(network))
     return found.model(), tokenizer_of(found)
 
 
@@ -138,16 +176,19 @@ def tokenizer_of(found: Pretrained) -> Tokenizer:
     return tokenizer
 
 
-def initial_weights(source: str, config: GPTConfig) -> Weights:
+def initial_weights(source: str, config: GPTConfig, network: Network | None = None) -> Weights:
     """Return the weights of `model.init_from` for `GPT(config).load_state_dict`, on the CPU.
 
     Args:
         source: Argument of `read_source`.
         config: Shape of the model to fill.
+        network: Network of one's own to fill; None: GPT.
 
     Raises:
         UserError: As `read_source`, or the shapes differ.
     """
+    if network is not None:
+        return read_source(source, network).weights
     if source in SIZES:  # before a download of gigabytes
         check_shape(source, config, {key: getattr(SIZES[source], key) for key in SHAPE_KEYS})
-    return read_source(source).state_dict(config)
+    return read_source(source, gpt_for="model.init_from").state_dict(config)

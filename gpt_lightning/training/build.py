@@ -2,6 +2,7 @@
 
 import dataclasses
 from fnmatch import fnmatchcase
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
@@ -17,7 +18,8 @@ from gpt_lightning.model.compilation import (
     own_kernel_error,
 )
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.model.variants import make_model
+from gpt_lightning.model.network import Network, build, has_our_forward
+from gpt_lightning.model.pretrained.weights import user_errors
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training.datamodule import TokenDataModule, token_data
 from gpt_lightning.training.steps import is_sharded
@@ -103,19 +105,45 @@ def check_memory(config: GPTConfig) -> None:
 # ---- the model ----------------------------------------------------------------------------------
 
 
-def build_model(config: GPTConfig, settings: Settings, init_from: str | None) -> GPT:
-    """Return a GPT with random weights or those of init_from, and with what is trained chosen."""
-    check_memory(config)
-    model = make_model(config)
+def build_model(
+    config: GPTConfig, settings: Settings, init_from: str | None, network: Network | None = None
+) -> Any:
+    """Return a model with random weights or those of init_from, and with what is trained chosen."""
+    if network is None:
+        check_memory(config)
+    model = build(network, config)
     if init_from is not None:
         from gpt_lightning.runs.sources import initial_weights  # not for random weights
 
-        model.load_state_dict(initial_weights(init_from, config))
+        with user_errors(f"model.init_from {init_from} does not fit {type(model).__name__}"):
+            model.load_state_dict(initial_weights(init_from, config, network))
     choose_trained(model, settings)
     return model
 
 
-def choose_trained(model: GPT, settings: Settings) -> None:
+def check_network(
+    network: Network | None, config: GPTConfig, settings: Settings, trainer: L.Trainer
+) -> None:
+    """Raise a UserError for a setting that a network of one's own does not have."""
+    if network is None:
+        return
+    kind = network.load()
+    ours, same_loss = issubclass(kind, GPT), has_our_forward(kind)
+    for key, is_set, possible in (
+        ("model.compile_scope block", settings.compile_scope == "block", same_loss),
+        ("trainer.strategy fsdp2", is_sharded(trainer), same_loss),
+        ("model.config.loss_chunk", config.loss_chunk is not None, same_loss),
+        ("model.pad_head true", settings.pad_head is True, ours),
+        ("model.optimizer muon", settings.optimizer == "muon", ours),
+    ):
+        if is_set and not possible:
+            raise UserError(
+                f"model.network {network.class_path} cannot have {key}, which needs GPT's layers "
+                "and its loss: leave it out"
+            )
+
+
+def choose_trained(model: nn.Module, settings: Settings) -> None:
     """Freeze parameters, and add LoRA's, as the settings say.
 
     Raises:
@@ -141,13 +169,15 @@ def choose_trained(model: GPT, settings: Settings) -> None:
 
 
 def find_kernel(
-    model: GPT, config: GPTConfig, trainer: L.Trainer, dropout: float
+    model: nn.Module, config: GPTConfig, trainer: L.Trainer, dropout: float
 ) -> tuple[str, dict[str, str]]:
     """Return the attention kernel of this run, and a line for the banner if it is a substitute.
 
     Raises:
         UserError: There is no kernel.
     """
+    if not isinstance(model, GPT):
+        return "the network's own", {}
     data, device = token_data(trainer), trainer.strategy.root_device
     T = config.block_size if data is None else data.block_size
     try:

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import lightning as L
 import torch
@@ -16,6 +16,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import keep_freed_memory, limit_kept_memory, seed_device
 from gpt_lightning.model.compilation import compile_in_place, is_compiled, should_compile
 from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.model.network import Network, count_flops, missing_network
 from gpt_lightning.removed import without_removed
 from gpt_lightning.runs.checkpoint import RunRecord, environment, run_identity
 from gpt_lightning.runs.folders import run_id
@@ -42,13 +43,15 @@ class GPTModule(L.LightningModule):
         init_from: Weights to start from instead of random ones: gpt2, gpt2-medium, gpt2-large or
             gpt2-xl (downloaded), a folder with model.safetensors, or a checkpoint. model.config
             must describe the same shape.
+        network: Network of one's own in place of GPT: an nn.Module's class, its import path such as
+            my_package.MyGPT, or {class_path, init_args}. It is built as MyGPT(config, **init_args).
         settings: Training arguments, the fields of gpt_lightning.runs.settings.Settings.
 
     Raises:
         UserError: The settings contradict each other or the data.
 
     Attributes:
-        model: The GPT.
+        model: The GPT, or the network of one's own.
         attention_kernel: Kernel that runs: avx512, naive, chunked, flash, cudnn, efficient, math.
         notes: Lines of the banner about substitutes for what the settings name.
         micro_batches: Micro-batches done in the current step.
@@ -63,6 +66,7 @@ class GPTModule(L.LightningModule):
         self,
         config: GPTConfig = GPTConfig(),  # noqa: B008 - frozen
         init_from: str | None = None,
+        network: str | dict[str, Any] | type | None = None,
         **settings: Any,
     ) -> None:
         super().__init__()
@@ -71,6 +75,7 @@ class GPTModule(L.LightningModule):
             config = GPTConfig(**without_removed(config, "model.config."))
         self.config = config
         self.init_from = init_from
+        self.network = Network.of(network)
         self.settings = Settings(**settings)
         optimizers.check(self.settings)
         self.micro_batches = 0
@@ -105,10 +110,13 @@ class GPTModule(L.LightningModule):
         if trainer is not None and fitting:
             build.check_decay(self.settings, trainer.max_steps)
             build.check_device(self.config, trainer, self._device_type, self.compiles[0])
+            build.check_network(self.network, self.config, self.settings, trainer)
         if not hasattr(self, "model"):
             # on the CPU: in Lightning's device context the GPU would draw the weights
             with torch.device("cpu"):
-                self.model = build.build_model(self.config, self.settings, self.init_from)
+                self.model = build.build_model(
+                    self.config, self.settings, self.init_from, self.network
+                )
         if trainer is None:
             return  # load_from_checkpoint
         if trainer.precision == "64-true":
@@ -122,6 +130,8 @@ class GPTModule(L.LightningModule):
         dropout = self.config.dropout if fitting else 0.0
         found = build.find_kernel(self.model, self.config, trainer, dropout)
         self.attention_kernel, self.notes = found
+        if self.network is not None:
+            self.notes["FLOPs"] = count_flops(self.model, self.config, self.context)[1]
         if fitting and self._device_type == "cpu":
             keep_freed_memory()
 
@@ -153,12 +163,18 @@ class GPTModule(L.LightningModule):
         return self.compiles[0] and self._device_type != "cpu"
 
     @property
-    def flops_per_token(self) -> int:
+    def flops_per_token(self) -> float:
         """FLOPs of a training token, forward and backward, at the run's context."""
+        if self.network is not None:
+            return count_flops(self.model, self.config, self.context)[0]
+        return build.flops_per_token(self.model, self.config, self.context)
+
+    @property
+    def context(self) -> int:
+        """Tokens of a sequence of the data, else those of the model."""
         trainer = self.attached_trainer
         data = None if trainer is None else token_data(trainer)
-        block_size = self.config.block_size if data is None else data.block_size
-        return build.flops_per_token(self.model, self.config, block_size)
+        return self.config.block_size if data is None else data.block_size
 
     # ---- step ----------------------------------------------------------------------------------
 
@@ -453,12 +469,18 @@ class GPTModule(L.LightningModule):
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
+    @classmethod
+    def load_from_checkpoint(cls, *args: Any, network: Any = None, **kwargs: Any) -> Self:
+        """Return the module of a checkpoint; only a network that is given is imported."""
+        return super().load_from_checkpoint(*args, network=network, **kwargs)
+
     def hyperparameters(self) -> dict[str, Any]:
         """Return the arguments as plain values: `GPTModule(**hyperparameters())` is this module.
 
         Without `init_from`, whose weights are in the checkpoint.
         """
-        return RunRecord(config=self.config, settings=self.settings).hyperparameters()
+        own = {} if self.network is None else {"network": self.network.record()}
+        return RunRecord(config=self.config, settings=self.settings).hyperparameters() | own
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._guard.check()  # no checkpoint of steps that were skipped
@@ -472,6 +494,9 @@ class GPTModule(L.LightningModule):
                 "give the Trainer DurableCheckpointIO() as a plugin"
             )
         if self.attached_trainer is None:  # load_from_checkpoint: no run to compare with
+            theirs = checkpoint.get("gpt_lightning", {}).get("network")
+            if theirs and self.network is None:
+                raise missing_network("the checkpoint", theirs, "network=")
             return
         from gpt_lightning.training import continuation  # not for a new run
 
@@ -493,6 +518,7 @@ class GPTModule(L.LightningModule):
         return RunRecord(
             config=self.config,
             settings=self.settings,
+            network=None if self.network is None else self.network.record(),
             run_identity=run_identity(self.trainer, self._seed, self._decay_steps),
             environment=environment(self.trainer, self.compiles[0], self.attention_kernel),
             spikes={} if self._spikes is None else self._spikes.state(),

@@ -66,7 +66,15 @@ def with_run(argv: list[str]) -> list[str]:
     run = Path(os.path.relpath(found_run.run))
     path = RunPaths(run).config
     check_config_file(path)
-    options = [f"--config={path}", *relocated(run, yaml.safe_load(path.read_bytes()))]
+    settings = yaml.safe_load(path.read_bytes())
+    network = (settings.get("model") or {}).get("network")
+    if network and not any(word.startswith("--model.network") for word in words):
+        from gpt_lightning.model.network import missing_network  # for these models alone
+        from gpt_lightning.runs.sources import network_of_run
+
+        if network_of_run(chosen) is None:
+            raise missing_network(str(run), network, "--model.network")
+    options = [f"--config={path}", *relocated(run, settings)]
     if found[0] in words:
         words.remove(found[0])  # the first one: another is an error
     rest = [word for word in words if word not in WORDS]

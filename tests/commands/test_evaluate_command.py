@@ -20,7 +20,7 @@ def model(own_folder, monkeypatch) -> None:
     """A model behind the path `run`, and the items of the tasks."""
     write_files(Path("items"))
     found = SimpleNamespace(source="run", model=tiny_gpt)
-    monkeypatch.setattr(sources, "read_source", lambda path: found)
+    monkeypatch.setattr(sources, "read_source", lambda *given: found)
     monkeypatch.setattr(sources, "tokenizer_of", lambda found: ByteTokenizer())
 
 

@@ -29,7 +29,7 @@ def model(monkeypatch, tmp_path):
     gpt = GPT(GPTConfig(2, 2, 32, block_size=32, vocab_size=300)).eval()
     loaded = [gpt, ByteTokenizer()]
     found = SimpleNamespace(source="a.ckpt", model=lambda: gpt)
-    monkeypatch.setattr("gpt_lightning.runs.sources.read_source", lambda path: found)
+    monkeypatch.setattr("gpt_lightning.runs.sources.read_source", lambda *given: found)
     monkeypatch.setattr("gpt_lightning.runs.sources.tokenizer_of", lambda found: loaded[1])
     monkeypatch.chdir(tmp_path)
     return loaded
@@ -263,7 +263,7 @@ import gpt_lightning.runs.sources as sources
 from types import SimpleNamespace
 torch.manual_seed(0)
 model = GPT(GPTConfig(2, 2, 32, block_size=32, vocab_size=300)).eval()
-sources.read_source = lambda path: SimpleNamespace(source="a.ckpt", model=lambda: model)
+sources.read_source = lambda *given: SimpleNamespace(source="a.ckpt", model=lambda: model)
 sources.tokenizer_of = lambda found: ByteTokenizer()
 sys.exit(main(["sample", "a.ckpt", *sys.argv[1:]]))
 """

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from gpt_lightning.errors import UserError, reason_of
-from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
-from gpt_lightning.model.variants import make_model
+from gpt_lightning.model.gpt import SIZES, GPTConfig
+from gpt_lightning.model.network import Network, build
 
 Weights = dict[str, torch.Tensor]
 WTE, WPE, HEAD = "transformer.wte.weight", "transformer.wpe.weight", "lm_head.weight"
@@ -30,6 +30,7 @@ class Pretrained:
         recorded: Recorded keys of GPTConfig; the others follow from the tensors.
         tokenizer: Spec of the tokenizer, for tokenizer_from_spec; None if it is not known.
         figures: Figures of the training, by name: step, tokens, validation loss.
+        network: Network of one's own that the weights are of; None: GPT.
     """
 
     source: str
@@ -37,6 +38,7 @@ class Pretrained:
     recorded: dict[str, Any] = field(default_factory=dict)
     tokenizer: dict[str, Any] | None = None
     figures: dict[str, Any] = field(default_factory=dict)
+    network: Network | None = None
 
     def shape(self) -> dict[str, Any]:
         """Return the keys SHAPE_KEYS of GPTConfig; n_head is None if the source does not record it.
@@ -44,6 +46,8 @@ class Pretrained:
         Raises:
             UserError: The weights are not those of a GPT-2.
         """
+        if self.network is not None:
+            return {key: self.recorded[key] for key in SHAPE_KEYS}
         with user_errors(f"{self.source} is not a GPT-2"):
             weights = self.weights
             (vocab_size, n_embd), head = weights[WTE].shape, weights.get(HEAD, weights[WTE])
@@ -94,6 +98,8 @@ class Pretrained:
             UserError: The weights are not those of a GPT-2, or not of config's shape.
         """
         theirs, weights = self.shape(), dict(self.weights)
+        if self.network is not None:
+            return weights
         biases = {name: tensor for name, tensor in weights.items() if name.endswith(".bias")}
         if not config.bias and not any(tensor.any() for tensor in biases.values()):
             theirs["bias"] = False  # biases of 0 are none
@@ -108,7 +114,7 @@ class Pretrained:
         else:
             weights[HEAD] = weights[WTE].clone() if head is None else grown(head, config.vocab_size)
         with torch.device("meta"):  # names and shapes without memory or random numbers
-            expected = {k: v.shape for k, v in make_model(config).state_dict().items()}
+            expected = {k: v.shape for k, v in build(None, config).state_dict().items()}
         if wrong := expected.items() ^ {k: v.shape for k, v in weights.items()}.items():
             raise UserError(
                 f"{self.source} is not a GPT-2: {min(wrong)[0]} is missing, unknown or of a wrong "
@@ -116,7 +122,7 @@ class Pretrained:
             )
         return weights
 
-    def model(self, **changes: Any) -> GPT:
+    def model(self, **changes: Any) -> Any:
         """Return the model of these weights in float32, on the CPU, in evaluation mode.
 
         Args:
@@ -127,8 +133,9 @@ class Pretrained:
         """
         config = self.config(**changes)
         weights = self.state_dict(config)
-        model = make_model(config)
-        model.load_state_dict(weights)
+        model = build(self.network, config)
+        with user_errors(f"{self.source} does not fit {type(model).__name__}"):
+            model.load_state_dict(weights)
         return model.eval()
 
 

@@ -44,14 +44,17 @@ class RunReport(L.Callback):
         compiled, why = module.compiles
         k, W = trainer.accumulate_grad_batches, trainer.world_size
         products = torch.get_float32_matmul_precision()
+        shape = f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} wide, "
+        shape += f"vocabulary {config.vocab_size:,}"
+        if module.network is not None:
+            shape = f"network {module.network.class_path}, vocabulary {config.vocab_size:,}"
         waits = "; the first step takes as long as compiling does" if compiled else ""
         facts = {
             "device": f"{device_name(trainer.strategy.root_device)} x {W}",
             "precision": f"{trainer.precision}, float32 products: {products}",
             "compile": f"{'on' if compiled else 'off'} ({why}){waits}",
             "attention": f"{config.attention}: {module.attention_kernel}",
-            "model": f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} wide, "
-            f"vocabulary {config.vocab_size:,}: {module.model.num_params():,} parameters",
+            "model": f"{shape}: {sum(p.numel() for p in module.model.parameters()):,} parameters",
             "optimizer": f"{settings.optimizer}, learning rate {settings.learning_rate:g} "
             f"({settings.schedule})",
             "data": f"{data.address}: {data.training_tokens():,} training tokens, "

@@ -1,0 +1,183 @@
+"""Networks of one's own: `model.network` names a class, which is built in place of GPT.
+
+`MyGPT(config, **init_args)` is any nn.Module that returns what `GPT.forward` returns. Its tensors
+may have other names, and it may use only some fields of GPTConfig. docs/tutorials/own_network.md
+has an example.
+"""
+
+import importlib
+import json
+import platform
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from gpt_lightning.errors import UserError, reason_of
+from gpt_lightning.model.gpt import GPT, GPTConfig
+
+EXPECTED = "expected a class of yours, such as my_package.MyGPT, or {class_path, init_args}"
+
+
+@dataclass(frozen=True)
+class Network:
+    """Import path of a network's class, and its arguments.
+
+    Attributes:
+        class_path: Module and name of the class.
+        init_args: Arguments of the class after the configuration: numbers, words, lists, dicts.
+        folder: Folder of the module, which is searched after Python's own; None: the current one.
+        machine: Name of the machine that has found the folder.
+        kind: The class, if it was given itself.
+    """
+
+    class_path: str
+    init_args: dict[str, Any] = field(default_factory=dict)
+    folder: str | None = None
+    machine: str | None = None
+    kind: type | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, value: Any) -> "Network | None":
+        """Return the network that a value of model.network describes; None for none.
+
+        Raises:
+            UserError: The value is of another form.
+        """
+        if value is None or isinstance(value, cls):
+            return value
+        facts = dict(value) if isinstance(value, dict) else {"class_path": value}
+        if isinstance(kind := facts.get("class_path"), type):
+            facts |= {"class_path": f"{kind.__module__}.{kind.__qualname__}", "kind": kind}
+        try:
+            json.dumps({key: facts[key] for key in facts if key != "kind"})
+            found = cls(**facts)
+            assert all(map(str.isidentifier, found.class_path.split(".")))
+            assert "." in found.class_path
+            assert isinstance(found.init_args, dict)
+        except (TypeError, ValueError, AttributeError, AssertionError) as error:
+            raise UserError(f"model.network is {value!r}; {EXPECTED}") from error
+        return found
+
+    def record(self) -> dict[str, Any]:
+        """Return what a checkpoint says about it."""
+        return {"class_path": self.class_path, "init_args": self.init_args}
+
+    def located(self, folders: Iterable[Path]) -> dict[str, Any]:
+        """Return the value for config.yaml: with the folder that has the module; none is imported.
+
+        Args:
+            folders: Folders after the network's own.
+        """
+        own = [Path(self.folder)] if self.folder else []
+        top = self.class_path.partition(".")[0]
+        installed = top in sys.builtin_module_names or PathFinder.find_spec(top) is not None
+        candidates = [] if installed else [*own, *folders, Path.cwd()]
+        places = (str(folder.absolute()) for folder in candidates)
+        found = next((place for place in places if PathFinder.find_spec(top, [place])), None)
+        return self.record() | {"folder": found, "machine": platform.node()}
+
+    def load(self) -> type[nn.Module]:
+        """Import the class; its folder is on Python's search path meanwhile.
+
+        Raises:
+            UserError: There is no such module or class, or importing it fails.
+        """
+        if self.kind is not None:
+            return self.kind
+        module, _, name = self.class_path.rpartition(".")
+        folder = self.folder or str(Path.cwd())
+        sys.path.append(folder)
+        try:
+            importlib.invalidate_caches()
+            kind = getattr(importlib.import_module(module), name)
+        except Exception as error:  # any code may raise any error
+            raise UserError(
+                f"model.network {self.class_path} cannot be imported ({reason_of(error)}): name a "
+                "class of an installed package, or of a file beside the configuration or in the "
+                "current folder"
+            ) from error
+        finally:
+            sys.path.remove(folder)
+        file = getattr(sys.modules[module.partition(".")[0]], "__file__", None)
+        if self.folder and file and Path(self.folder) not in Path(file).parents:
+            raise UserError(
+                f"model.network {self.class_path}: this process has imported {file}, and not the "
+                f"module in {self.folder}: rename one of the two"
+            )
+        if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+            raise UserError(f"model.network {self.class_path} is no nn.Module; {EXPECTED}")
+        return kind
+
+    def build(self, config: GPTConfig) -> nn.Module:
+        """Return the network for a configuration, with random weights.
+
+        Raises:
+            UserError: The class cannot be imported, or does not take the arguments.
+        """
+        kind = self.load()
+        try:
+            model = kind(config, **self.init_args)
+        except TypeError as error:
+            raise UserError(
+                f"model.network {self.class_path}: {reason_of(error)}; it is called with a "
+                "GPTConfig, and with model.network.init_args as keywords"
+            ) from error
+        if not hasattr(model, "config"):
+            model.config = config  # type: ignore[assignment]
+        return model
+
+
+def build(network: Network | None, config: GPTConfig) -> Any:
+    """Return GPT, or the network of one's own, with random weights."""
+    from gpt_lightning.model.variants import make_model
+
+    return make_model(config) if network is None else network.build(config)
+
+
+def missing_network(source: str, theirs: dict[str, Any], option: str) -> UserError:
+    """Return the error for weights of a network that no setting of this machine names.
+
+    Args:
+        source: Origin of the weights.
+        theirs: Network in the record of the weights.
+        option: Place where the user can name it.
+    """
+    return UserError(
+        f"{source} has the weights of a network of its own, {theirs.get('class_path')}, and a "
+        f"file imports nothing: name the class with {option}"
+    )
+
+
+def has_our_forward(kind: type[nn.Module]) -> bool:
+    """Return whether a class computes logits and loss as GPT does: transformer, then lm_head."""
+    return issubclass(kind, GPT) and kind.forward is GPT.forward and kind.head is GPT.head
+
+
+def count_flops(model: nn.Module, config: GPTConfig, context: int) -> tuple[float, str]:
+    """Return the FLOPs of a training token, and how they are known.
+
+    They are those of the network's own method, or else of FlopCounterMode for the forward and
+    backward of one sequence, without computing anything.
+    """
+    if hasattr(model, "flops_per_token"):
+        flops = cast(Any, model).flops_per_token(context)
+        return float(flops), "flops_per_token of the network"
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    shapes = {
+        name: torch.empty_like(t, device="meta").requires_grad_(t.requires_grad)
+        for name, t in tensors.items()
+    }
+    idx = torch.zeros(1, context, dtype=torch.int64, device="meta")
+    try:
+        with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
+            torch.func.functional_call(model, shapes, (idx, idx)).backward()
+    except Exception:  # a network that reads its numbers, or has tensors that are no buffers
+        return 6.0 * sum(p.numel() for p in model.parameters()), "6 per parameter, not counted"
+    return counter.get_total_flops() / context, "counted by PyTorch's FlopCounterMode"
