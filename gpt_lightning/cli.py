@@ -33,8 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "runs": ("commands.runs:runs", "list runs, or compare some: runs RUN RUN"),
     "plot": ("commands.runs:plot", "draw losses and speed of runs: plot RUN..."),
     "prepare": ("prepare.command:prepare", "convert a text into shards of tokens"),
-    "verify": ("data.verify:verify", "check every byte of a dataset against its digests"),
-    "data": ("commands.inspect_data:inspect", "print the content of a dataset: data inspect DIR"),
+    "data": ("commands.inspect_data:data", "print or check a dataset: data inspect DIR"),
     "sample": ("commands.sample:sample", "generate text with a trained model"),
     "eval": ("commands.evaluate:evaluate", "score a model: HellaSwag, LAMBADA, WikiText, texts"),
     "import": ("commands.import_model:import_model", "write any GPT-2's weights as a checkpoint"),
@@ -118,7 +117,8 @@ def prints_only(argv: list[str]) -> bool:
     """Return whether a command does nothing but print."""
     return (
         not argv
-        or argv[0] in ("--version", "help", "completion", "configs", "data", "runs")
+        or argv[0] in ("--version", "help", "completion", "configs", "runs")
+        or argv[:2] == ["data", "inspect"]
         or (argv[0] == "sample" and not any(arg.startswith("--out") for arg in argv))
         or any(
             arg in ("-h", "--help", "--list") or arg.startswith(("--help=", "--print_config"))

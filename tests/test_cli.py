@@ -434,7 +434,7 @@ def test_help_of_plain_functions_imports_nothing_heavy(command):
         (["fit", "--config", "x"], f"gpt-lightning {__version__}: loading PyTorch and Lightning\n"),
         (["fit", "--print_config"], ""),
         (["fit", "--help=model"], ""),
-        (["verify", "x"], ""),
+        (["data", "verify", "x"], ""),
     ],
 )
 def test_training_prints_a_line_before_it_imports_what_takes_seconds(

@@ -120,7 +120,7 @@ def test_a_broken_pipe_of_something_else_is_a_defect(monkeypatch, capsys):
         (["reproduce", "--list"], True),
         (["data", "inspect", "set"], True),
         (["fit", "--data.text_file", "help.txt"], False),
-        (["verify", "set"], False),
+        (["data", "verify", "set"], False),
     ],
 )
 def test_which_commands_only_print(argv, expected):

@@ -35,7 +35,7 @@ TINY = [
     "--samples.max_new_tokens=4",
 ]
 TEXT = ["--data.corpus=null", "--data.dataset=null", "--data.text_file=my.txt"]
-KNOWN = ("fit", "prepare", "verify", "data", "sample", "eval", "export", "configs", "checkpoint")
+KNOWN = ("fit", "prepare", "data", "sample", "eval", "export", "configs", "checkpoint")
 KNOWN += ("doctor", "resume", "validate", "runs", "plot")
 
 

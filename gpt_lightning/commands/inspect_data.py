@@ -1,4 +1,4 @@
-"""`gpt-lightning data inspect`: contents of a dataset."""
+"""The command `gpt-lightning data`: print or check the contents of a dataset."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from gpt_lightning.data.manifest import Manifest
 from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
+from gpt_lightning.data.verify import verify
 from gpt_lightning.errors import UserError
 from gpt_lightning.tables.rows import Console, column
 
@@ -42,20 +43,21 @@ class ShardRow:
     sha256: str = column("SHA-256")
 
 
-def inspect(
-    action: Literal["inspect"],
+def data(
+    action: Literal["inspect", "verify"],
     folder: str,
     offset: int = 0,
     length: NonNegativeInt = 200,
     split: str | None = None,
     out: str | None = None,
 ) -> None:
-    """Show the contents of a dataset: tokens, documents, digests, a decoded peek, lengths.
+    """Print the contents of a dataset, or compare every byte with its digests.
 
     Memory is bounded for datasets of any size.
 
     Args:
-        action: inspect: show the contents.
+        action: inspect: print tokens, documents, digests, a decoded peek, lengths of documents.
+            verify: compare every file with its SHA-256, every token with the vocabulary.
         folder: Folder of a dataset that `gpt-lightning prepare` or another program made.
         offset: Position in the split, in tokens, at which the peek starts.
         length: Tokens of the peek; 0: none.
@@ -64,6 +66,11 @@ def inspect(
             lightning_logs/inspect/<folder>/documents.png.
     """
     path = Path(folder)
+    if action == "verify":
+        if (offset, length, split, out) != (0, 200, None, None):
+            options = "--offset, --length, --split and --out"
+            raise UserError(f"{options} are for `gpt-lightning data inspect`: leave them out")
+        return verify(path)
     manifest = load_manifest(path)
     chosen = split or next(iter(manifest.splits))
     check_peek(path, manifest, chosen, offset, length)

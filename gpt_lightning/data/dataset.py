@@ -109,7 +109,7 @@ def load_manifest(folder: Path) -> Manifest:
     """Read and check a dataset: header, size and count of every shard, and no unlisted shard.
 
     Up to 1 GiB every token is checked, so that one outside the vocabulary is found here and not in
-    the middle of training. In larger datasets `gpt-lightning verify` finds it.
+    the middle of training. In larger datasets `gpt-lightning data verify` finds it.
 
     Raises:
         UserError: There is no manifest, it is broken, or shards differ from it. The message names

@@ -1,4 +1,4 @@
-"""`gpt-lightning verify`: compare every byte of a dataset with its manifest."""
+"""Comparison of every byte of a dataset with its manifest: `gpt-lightning data verify`."""
 
 from pathlib import Path
 
@@ -18,24 +18,23 @@ from gpt_lightning.errors import UserError
 UNREAD = " cannot be read: "
 
 
-def verify(folder: str) -> None:
+def verify(folder: Path) -> None:
     """Read every byte of a dataset; compare digests with the manifest, tokens with the vocabulary.
 
     Memory is bounded by one piece of 4 MiB.
 
-    Args:
-        folder: Folder of a dataset that `gpt-lightning prepare` or another program made.
+    Raises:
+        UserError: A shard is damaged, missing or not in the manifest.
     """
-    path = Path(folder)
-    manifest = read_manifest(path)
+    manifest = read_manifest(folder)
     n_shards = len(manifest.shards())
     with Progress(manifest.n_bytes(), done_bytes=0) as progress:
-        faults = damage(path, manifest, progress)
+        faults = damage(folder, manifest, progress)
     print(f"read {progress.line()}")
     if faults:
         raise UserError(
             f"{folder}: {len(faults)} fault{'s' * (len(faults) > 1)} in {n_shards} shards: "
-            f"{'; '.join(faults)}; {CHECK_READ if UNREAD in faults[0] else repair_hint(path)}"
+            f"{'; '.join(faults)}; {CHECK_READ if UNREAD in faults[0] else repair_hint(folder)}"
         )
     n_tokens = sum(shard.tokens for shard in manifest.shards())
     without = "" if all(shard.sha256 for shard in manifest.shards()) else ", which have no digests"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gpt_lightning.cli import main
-from gpt_lightning.commands.inspect_data import inspect, visible
+from gpt_lightning.commands.inspect_data import data, visible
 from gpt_lightning.data.lengths import Lengths, document_lengths
 from gpt_lightning.data.manifest import Manifest, TextOrigin
 from gpt_lightning.data.progress import Progress
@@ -94,7 +94,7 @@ def test_a_peek_is_the_text_at_the_offset(
     text = "to be, or not to be: that is the question"
     tokenizer = CharTokenizer("".join(sorted(set(text))))
     save(tmp_path, tokenizer.encode(text), [2, 20], tokenizer.spec())
-    inspect("inspect", str(tmp_path), offset=offset, length=length, split="train")
+    data("inspect", str(tmp_path), offset=offset, length=length, split="train")
     said = capsys.readouterr().out
     assert said.endswith(f":\n{text[offset : offset + length]}\n")
     assert "has no end-of-text token: documents are unknown" in said
@@ -104,7 +104,7 @@ def test_without_a_tokenizer_tokens_are_shown_as_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(tmp_path, np.arange(90), [], {"name": "none"})
-    inspect("inspect", str(tmp_path), offset=5, length=3)
+    data("inspect", str(tmp_path), offset=5, length=3)
     said = capsys.readouterr().out
     assert said.endswith(":\n5 6 7\n")
     assert "tokens as numbers only" in said
@@ -112,7 +112,7 @@ def test_without_a_tokenizer_tokens_are_shown_as_numbers(
 
 def test_another_programs_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     corpus([5, 6, 7], before=False).astype(np.uint16).tofile(tmp_path / "train.bin")
-    inspect("inspect", str(tmp_path), out=str(tmp_path / "new" / "x.png"), length=0)
+    data("inspect", str(tmp_path), out=str(tmp_path / "new" / "x.png"), length=0)
     said = capsys.readouterr().out
     assert "nanogpt" in said
     assert re.search(r"^train +1 +21 +3 +6\.0 +6 +7$", said, re.MULTILINE)
@@ -121,7 +121,7 @@ def test_another_programs_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_many_shards_are_cut_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(tmp_path, np.zeros(50), list(range(2, 50, 2)), {"name": "none"})
-    inspect("inspect", str(tmp_path))
+    data("inspect", str(tmp_path))
     said = capsys.readouterr().out
     assert "train-00019.npy" in said
     assert "train-00020.npy" not in said
@@ -151,7 +151,7 @@ def test_mistakes_in_one_line(
 
 def test_the_command_without_its_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "--help"]) == 0
-    assert "Show the contents of a dataset" in capsys.readouterr().out
+    assert "Print the contents of a dataset" in capsys.readouterr().out
     assert main(["data"]) == 2
     assert "missing action, folder" in capsys.readouterr().err
     assert main(["data", "inspekt", "set"]) == 2
@@ -163,7 +163,7 @@ def test_a_terminal_does_not_obey_a_dataset() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["verify", "data inspect"])
+@pytest.mark.parametrize("command", ["data inspect"])
 def test_help_imports_nothing_heavy(command: str) -> None:
     code = (
         "import sys; from gpt_lightning.cli import main; main(sys.argv[1:]);"

@@ -102,7 +102,7 @@ def test_a_disk_that_fails_is_no_damage(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(manifests, "open", fail, raising=False)
     with pytest.raises(UserError, match="Input/output error; check its permissions and the disk"):
         load_manifest(tmp_path)
-    assert main(["verify", str(tmp_path)]) == 2
+    assert main(["data", "verify", str(tmp_path)]) == 2
     line = capsys.readouterr().err
     assert "train-00000.npy cannot be read: Input/output error; " in line
     assert "prepare" not in line

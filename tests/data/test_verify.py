@@ -37,12 +37,12 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
 
 def complaint(folder: Path) -> str:
     with pytest.raises(UserError) as caught:
-        verify(str(folder))
+        verify(folder)
     return str(caught.value)
 
 
 def test_a_whole_dataset(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    verify(str(dataset))
+    verify(dataset)
     said = capsys.readouterr().out
     assert "MB/s" in said
     assert "is whole: 3 shards, 5,001 tokens, all below the vocabulary of 500" in said
@@ -63,7 +63,7 @@ def test_every_flipped_bit_is_found(
         assert "1 fault in 3 shards" in found, (at, bit)
         assert "train-00002.npy: expected" in found, (at, bit)
         path.write_bytes(whole)
-    verify(str(dataset))
+    verify(dataset)
 
 
 def test_a_flip_that_start_does_not_see(dataset: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_token_beyond_the_vocabulary(
 
 def test_another_programs_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.arange(1000, dtype=np.uint16).tofile(tmp_path / "train.bin")
-    verify(str(tmp_path))
+    verify(tmp_path)
     assert "1 shards, which have no digests, 1,000 tokens" in capsys.readouterr().out
     np.array([1, 60_000], dtype=np.uint16).tofile(tmp_path / "train.bin")
     found = complaint(tmp_path)
@@ -146,21 +146,21 @@ def test_progress_in_plain_lines(
     dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "LINE_S", 0.0)
-    verify(str(dataset))
+    verify(dataset)
     captured = capsys.readouterr()
     assert captured.out.count("MB/s") == 4  # a piece each, and the end
     assert not captured.err
 
 
 def test_command(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(dataset)]) == 0
+    assert main(["data", "verify", str(dataset)]) == 0
     flip(dataset / "train-00001.npy", 128)
-    assert main(["verify", str(dataset)]) == 2
+    assert main(["data", "verify", str(dataset)]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ")
     assert "train-00001.npy" in captured.err
     assert captured.err.count("\n") == 1
-    assert main(["verify", str(dataset / "nowhere")]) == 2
+    assert main(["data", "verify", str(dataset / "nowhere")]) == 2
 
 
 @pytest.mark.slow
@@ -169,9 +169,10 @@ def test_memory_does_not_grow_with_the_dataset(tmp_path: Path) -> None:
         file.truncate(4 * 10**8)  # zeros, which are tokens
     code = f"""
 import resource
+from pathlib import Path
 from gpt_lightning.data.verify import verify
 resource.setrlimit(resource.RLIMIT_DATA, (2**28, {resource.RLIM_INFINITY}))
-verify({str(tmp_path)!r})
+verify(Path({str(tmp_path)!r}))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -180,5 +181,5 @@ verify({str(tmp_path)!r})
 
 def test_an_address_is_not_called_a_folder_to_make() -> None:
     with pytest.raises(UserError, match=r"is an address: copy the dataset") as caught:
-        verify("s3://bucket/mine")
+        verify(Path("s3://bucket/mine"))
     assert "--out" not in str(caught.value)

@@ -52,7 +52,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_shard_is_refused_at_start(shards, case, kind):
     DAMAGE[kind](shards)
-    for ended in (fit(shards, *SET), gpt(shards, "verify", "data/set")):
+    for ended in (fit(shards, *SET), gpt(shards, "data", "verify", "data/set")):
         line = ended.refused("train-00001.npy", "expected|missing|No such", "prepare")
         assert "step  1/" not in ended.out
     case.saw(line.removeprefix("error: "))
@@ -63,7 +63,7 @@ def test_a_damaged_shard_is_refused_at_start(shards, case, kind):
 def test_an_extra_shard_is_refused_at_start(shards, case):
     np.save(shard(shards, 9), np.zeros(10, np.uint16))
     line = fit(shards, *SET).refused("train-00009.npy", "expected", "found", "remove it|prepare")
-    gpt(shards, "verify", "data/set").refused("train-00009.npy")
+    gpt(shards, "data", "verify", "data/set").refused("train-00009.npy")
     case.saw(line.removeprefix("error: "))
 
 
@@ -75,7 +75,7 @@ def test_verify_finds_a_flipped_bit(shards, case, seed):
     bit = random.Random(seed).randrange(8 * 128, 8 * len(content))  # of a token
     content[bit // 8] ^= 1 << bit % 8
     path.write_bytes(content)
-    gpt(shards, "verify", "data/set").refused(path.name, "expected", "found", "prepare")
+    gpt(shards, "data", "verify", "data/set").refused(path.name, "expected", "found", "prepare")
     case.saw(f"seed {seed}: bit {bit} found by verify")
 
 
@@ -121,7 +121,7 @@ def test_a_token_beyond_the_vocabulary(shards, case):
     old = hashlib.sha256(path.read_bytes()).hexdigest()
     path.write_bytes(content)
     manifest.write_text(manifest.read_text().replace(old, hashlib.sha256(content).hexdigest()))
-    gpt(shards, "verify", "data/set").refused("9,?999", "vocabulary")
+    gpt(shards, "data", "verify", "data/set").refused("9,?999", "vocabulary")
     ended = fit(shards, *SET)
     line = ended.refused("9,?999", "vocabulary")
     case.saw(line.removeprefix("error: "))

@@ -110,6 +110,6 @@ def test_nothing_in_a_shard_runs(shards, tmp_path, case, kind):
             allow_pickle=True,
         )
     line = fit(shards, *SET).refused("train-00001.npy")
-    gpt(shards, "verify", "data/set").refused("train-00001.npy")
+    gpt(shards, "data", "verify", "data/set").refused("train-00001.npy")
     assert not marker.exists()
     case.saw(f"{kind}: {line.removeprefix('error: ')}")

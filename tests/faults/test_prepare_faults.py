@@ -99,7 +99,7 @@ def test_killed_in_prepare_and_run_again(big_text, case):
             os.kill(process.process.pid, signal.SIGKILL)
             code = process.end().code
         if code == -signal.SIGKILL and (big_text / "set").exists():
-            gpt(big_text, "verify", "set").ok()
+            gpt(big_text, "data", "verify", "set").ok()
     with prepare(big_text, "text.txt", "set") as process:
         process.end().ok()
     assert contents(big_text / "set") == contents(big_text / "clean")
