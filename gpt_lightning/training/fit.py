@@ -15,7 +15,6 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
-from torch._dynamo.exc import TorchDynamoException
 
 from gpt_lightning import removed
 from gpt_lightning.errors import (
@@ -48,6 +47,8 @@ from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.process import quiet_process
 from gpt_lightning.training.steps import check_accumulation, find_callback, run_folder
 from gpt_lightning.training.trainer import Trainer, as_list, construction_error
+
+COMPILERS = ("torch._dynamo.", "torch._inductor.")  # modules of errors of torch.compile
 
 
 class TrainingParser(OneLineParser, LightningArgumentParser):
@@ -286,15 +287,15 @@ class GPTCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         try:
             super()._run_subcommand(subcommand)
-        except TorchDynamoException as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            reason = next((line for line in lines[2:] if "error:" in line), "")  # a compiler's own
-            words = " ".join(filter(None, [*lines[:2], reason]))
-            raise UserError(
-                f"compiling the model failed ({type(error).__name__}: {words}): set "
-                "--model.compile false, or repair the compiler that torch.compile uses"
-            ) from error
         except Exception as error:
+            if type(error).__module__.startswith(COMPILERS):
+                lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+                reason = [line for line in lines[2:] if "error:" in line][:1]  # a compiler's own
+                raise UserError(
+                    f"compiling the model failed ({type(error).__name__}: "
+                    f"{' '.join([*lines[:2], *reason])}): set --model.compile false, or repair the "
+                    "compiler that torch.compile uses"
+                ) from error
             if ranks.is_lost_peer(error):
                 ranks.leave_to_launcher(self.trainer)
                 raise PeerError(f"the connection to another rank is lost; {CONTINUE}") from error

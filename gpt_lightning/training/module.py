@@ -210,7 +210,7 @@ class GPTModule(L.LightningModule):
     def run_seed(self) -> int:
         """Return the seed of the run: that of seed_everything, else one that is drawn once."""
         if "PL_GLOBAL_SEED" in os.environ:  # as TokenDataModule does
-            return int(os.environ["PL_GLOBAL_SEED"])
+            self._drawn_seed = int(os.environ["PL_GLOBAL_SEED"])
         if self._drawn_seed is None:
             # a copy: the run's own draws stay as they are
             generator = torch.default_generator.clone_state()

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, empty
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
 
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.model.residual import ResidualLayerNorm
@@ -101,15 +101,15 @@ class ShardedStrategy(ModelParallelStrategy):
             return state
         whole: dict[int, Tensor] = {}  # tied weights once
 
-        def gather(value: Any) -> Any:
+        def gather(value: Tensor) -> Tensor:
             if not isinstance(value, DTensor):
-                return value.detach() if isinstance(value, Tensor) else value
+                return value.detach()
             if id(value) not in whole:
                 full = value.full_tensor().detach()  # a collective of all ranks
                 whole[id(value)] = full.cpu() if self.is_global_zero else full.new_empty(0)
             return whole[id(value)]
 
-        state = tree_map(gather, state)
+        state = apply_to_collection(state, torch.Tensor, gather)
         return state if self.is_global_zero else {}
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:

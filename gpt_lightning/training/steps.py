@@ -258,7 +258,11 @@ def stop_due(trainer: L.Trainer) -> bool:
     GPTModule stores the request, and the run stops here.
     """
     requested = getattr(trainer.lightning_module, "stop_requested", False)
-    return requested and at_step_boundary(trainer) and trainer.fit_loop._can_stop_early
+    if not requested or not at_step_boundary(trainer):
+        return False
+    loop: Any = trainer.fit_loop
+    epochs, steps = loop.epoch_progress.current.processed, trainer.global_step
+    return epochs >= (loop.min_epochs or 0) and steps >= (loop.min_steps or 0)
 
 
 def stop_reason(trainer: L.Trainer) -> str:

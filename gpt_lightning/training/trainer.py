@@ -10,11 +10,10 @@ import re
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import lightning as L
 import yaml
-from lightning.fabric.connector import _PRECISION_INPUT
 from lightning.pytorch import callbacks as stock
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
@@ -42,6 +41,7 @@ ARGUMENT_ERRORS = (TypeError, ValueError, RuntimeError, ImportError, Misconfigur
 _TABLES: Any = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 AT_LEAST: dict[str, int] = _TABLES["at_least"]
 CHOICES: dict[str, list[str]] = _TABLES["choices"]
+UNSUPPORTED_ARGUMENTS: dict[str, str] = _TABLES["unsupported_arguments"]
 UNSUPPORTED: dict[str, str] = _TABLES["unsupported_callbacks"]
 UNSUPPORTED_IN_SHARDS: dict[str, str] = _TABLES["unsupported_under_fsdp2"]
 UNSUPPORTED_ON_RANKS: dict[str, str] = _TABLES["unsupported_on_several_ranks"]
@@ -60,12 +60,10 @@ class Trainer(L.Trainer):
         UserError: An argument has no meaning, or would silently have another effect.
     """
 
-    def __init__(
-        self, *, precision: _PRECISION_INPUT | Literal["auto"] | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, *, precision: str | int | None = None, **kwargs: Any) -> None:
         given = {key: value for key, value in kwargs.items() if value is not None}
         check_numbers({"check_val_every_n_epoch": 1} | kwargs)
-        check_names(given)
+        check_names(given | {"precision": precision})
         callbacks = as_list(given.get("callbacks", []))
         check_callbacks(callbacks, given)
         kwargs.update(changed_arguments(callbacks, given))
@@ -82,8 +80,8 @@ class Trainer(L.Trainer):
             raise UserError(NO_COMMAND)
         if self.world_size > 1:
             check_callbacks_of_ranks(callbacks)
-        if isinstance(self.strategy, DDPStrategy):  # no copy back from the buckets
-            self.strategy._ddp_kwargs.setdefault("gradient_as_bucket_view", True)
+        # of DDPStrategy; gradients are views of the buckets, not copies
+        getattr(self.strategy, "_ddp_kwargs", {}).setdefault("gradient_as_bucket_view", True)
         if isinstance(given.get("val_check_interval"), TIME) and self.world_size > 1:
             raise UserError(
                 "trainer.val_check_interval is a time, which ends at other steps on each of the "
@@ -138,8 +136,8 @@ def check_numbers(given: dict[str, Any]) -> None:
         if given.get(key) == 0 and not given.get("fast_dev_run") and not evaluates:
             raise UserError(f"trainer.{key} is 0, so there is nothing to train: raise it")
     for unit in ("steps", "epochs"):
-        low, high = given.get(f"min_{unit}"), given.get(f"max_{unit}")
-        if low is not None and high is not None and 0 <= high < low:
+        low, high = given.get(f"min_{unit}") or 0, given.get(f"max_{unit}")
+        if high is not None and 0 <= high < low:
             raise UserError(f"trainer.min_{unit} {low} is above trainer.max_{unit} {high}")
     interval = given.get("val_check_interval")
     if interval == 0:
@@ -202,16 +200,9 @@ def check_names(given: dict[str, Any]) -> None:
             raise UserError(
                 f"trainer.{key} is {word!r}; expected {', '.join(choices)}{nearest(word, choices)}"
             )
-    if given.get("barebones"):
-        raise UserError(
-            "trainer.barebones would train without loggers, checkpoints and callbacks: train with "
-            "`L.Trainer(barebones=True).fit(GPTModule(...), TokenDataModule(...))` in Python"
-        )
-    if "model_registry" in given:
-        raise UserError(
-            "trainer.model_registry uploads the files of Lightning's own checkpointing, which a "
-            "run of ours replaces: leave it out, and upload the run folder's checkpoints/"
-        )
+    for key, reason in UNSUPPORTED_ARGUMENTS.items():
+        if given.get(key):
+            raise UserError(f"trainer.{key} {reason}")
 
 
 def check_callbacks(callbacks: list[L.Callback], given: dict[str, Any]) -> None:

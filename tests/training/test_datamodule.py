@@ -28,12 +28,6 @@ def rows(run: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_a_path_may_be_a_pathlib_path(tmp_path, text_file):
-    data = TokenDataModule(text_file=text_file, data_dir=tmp_path / "data", tokenizer="char")
-    assert data.settings.text_file == str(text_file)
-    assert data.settings.data_dir == str(tmp_path / "data")
-
-
 @pytest.mark.slow
 def test_a_mixture_trains_and_its_proportions_are_logged():
     mixture = '--data.mixture={"one": 3, "two": 1}'

@@ -57,16 +57,6 @@ def test_overfitting_repeats_the_first_batches(order):
     assert seen.validated == [3, 3]  # of the validation split
 
 
-def test_overfitting_a_share_of_the_epoch():
-    assert len(set(run("--trainer.overfit_batches=0.25").trained)) == 6
-
-
-def test_what_cannot_be_repeated_is_refused(capsys):
-    nanogpt = ("--data.order=nanogpt", "--trainer.overfit_batches=3")
-    assert main(["fit", *BASE, *nanogpt]) == 2
-    assert "draws every batch anew: set --data.order shuffled" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("reload", [(), (RELOAD,)])
 def test_a_limited_epoch_is_the_beginning_of_its_order(reload):
     epochs = ("--trainer.max_epochs=3", "--trainer.max_steps=60", "--trainer.limit_val_batches=0")
@@ -76,14 +66,6 @@ def test_a_limited_epoch_is_the_beginning_of_its_order(reload):
     assert seen == whole[:7] + whole[n : n + 7] + whole[2 * n : 2 * n + 6]
     assert len(set(seen)) == 20
     assert run("--trainer.limit_train_batches=0.28", *reload).trained == seen  # 7.56
-
-
-@pytest.mark.parametrize("order", ["sequential", "repeat", "nanogpt", "random"])
-def test_a_limited_epoch_in_other_orders(order):
-    plain = run("--trainer.limit_train_batches=7", f"--data.order={order}").trained
-    again = run("--trainer.limit_train_batches=7", f"--data.order={order}", RELOAD).trained
-    assert plain == again
-    assert len(set(plain)) == {"sequential": 7, "repeat": 1}.get(order, 20)
 
 
 @pytest.mark.parametrize(
@@ -102,11 +84,6 @@ def test_a_limit_is_a_multiple_of_the_accumulation(option, line, capsys):
     assert main(["fit", *BASE, *steps, f"--trainer.{option}"]) == 2
     assert line in capsys.readouterr().err
     assert not Path("lightning_logs").exists()
-
-
-def test_fast_dev_run_may_end_in_the_middle_of_a_step():
-    steps = ("--trainer.accumulate_grad_batches=4", "--trainer.val_check_interval=8")
-    assert len(run("--trainer.fast_dev_run=1", *steps).trained) == 1
 
 
 EPOCHS = ("--trainer.max_epochs=3", "--trainer.max_steps=-1", "--model.decay_steps=21")

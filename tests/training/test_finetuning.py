@@ -128,21 +128,6 @@ def test_a_run_with_lora_leaves_the_weights_and_resumes_exactly():
     assert names == ["transformer.h.0.attn.c_attn.weight", "transformer.h.0.mlp.c_proj.weight"]
 
 
-def test_another_rank_is_no_resume(capsys):
-    options = [*TINY_RUN, *LORA, "--trainer.max_steps=2"]
-    assert main(["fit", *options]) == 0
-    assert main(["fit", *options, "--model.lora_rank=3", "--resume=auto"]) == 2
-    assert "model.lora_rank is 3, the checkpoint's 2" in capsys.readouterr().err
-
-
-def test_another_alpha_is_another_model(capsys):
-    options = [*TINY_RUN, *LORA]
-    assert main(["fit", *options, "--trainer.max_steps=2"]) == 0
-    run = ["--ckpt_path=lightning_logs/run/version_0"]
-    assert main(["validate", *options, *run, "--model.lora_alpha=64"]) == 2
-    assert "model.lora_alpha is 64.0, the checkpoint's 16.0" in capsys.readouterr().err
-
-
 def test_a_run_with_factors_saves_and_resumes():
     factors = '--model.learning_rate_factors={"transformer.h.0.*": 0.5}'
     options = [*TINY_RUN, factors]
@@ -217,17 +202,6 @@ def test_muon_needs_parameters_for_its_adamw(model):
     choose_trained(model, settings)
     with pytest.raises(UserError, match="muon has no parameter for its AdamW"):
         MuonAdamW(model, settings, fused=False)
-
-
-@pytest.mark.parametrize("alone", [{"lora_alpha": 8.0}, {"lora_targets": ["c_fc"]}])
-def test_settings_of_lora_need_a_rank(alone):
-    with pytest.raises(UserError, match=r"need model\.lora_rank: set it, or leave them out"):
-        Settings(**alone)
-
-
-def test_muon_has_no_factors():
-    with pytest.raises(UserError, match="learning_rate_factors is set, which muon does not"):
-        GPTModule(config=TINY, optimizer="muon", learning_rate_factors={"*": 0.5})
 
 
 def test_frozen_weights_cost_less(model):

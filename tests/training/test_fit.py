@@ -12,7 +12,6 @@ import warnings
 import weakref
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -23,42 +22,14 @@ from torch._dynamo.exc import InternalTorchDynamoError
 
 from gpt_lightning import cli
 from gpt_lightning.errors import MemoryExhaustedError, PeerError, UserError
-from gpt_lightning.hardware.machine import version
 from gpt_lightning.runs import fetch
-from gpt_lightning.training import fit, memory_advice
+from gpt_lightning.training import memory_advice
 from gpt_lightning.training.callbacks import EVERY_RUN
-from gpt_lightning.training.fit import GPTCLI, SaveConfig, run_cli
+from gpt_lightning.training.fit import GPTCLI, run_cli
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.process import LEVELS
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-
-@pytest.mark.parametrize(("rank_zero", "has_folder"), [(True, True), (True, False), (False, True)])
-def test_rank_0_writes_config_yaml_where_there_is_a_run_folder(
-    rank_zero, has_folder, tmp_path, monkeypatch
-):
-    written, texts = [], []
-
-    def save(config, path, **kwargs):
-        written.append((config, path))
-        path.write_text("seed_everything: 1\n")
-
-    parser = SimpleNamespace(save=save)
-    monkeypatch.setattr(fit, "write_text", lambda trainer, tag, text: texts.append((tag, text)))
-    monkeypatch.setattr(fit, "run_folder", lambda trainer: tmp_path if has_folder else None)
-    callback = SaveConfig(parser, {"seed_everything": 1})
-    trainer = SimpleNamespace(is_global_zero=rank_zero, argv=["fit", "--config", "a b"])
-    callback.on_train_start(trainer, None)
-    callback.on_validation_start(trainer, None)
-    expected = [({"seed_everything": 1}, tmp_path / "config.yaml")] * 2
-    assert written == (expected if rank_zero and has_folder else [])
-    assert len(texts) == (rank_zero and has_folder)  # once, for TensorBoard
-    for tag, text in texts:
-        command, software, settings = text.splitlines()
-        assert (tag, settings) == ("run/config", "seed_everything: 1")
-        assert command.endswith(" fit --config 'a b'")
-        assert version() in software
 
 
 def ended(monkeypatch, error: Exception) -> None:

@@ -1,7 +1,5 @@
 """Help of fit: our keys in a line each, and sections with their whole text."""
 
-import re
-
 import pytest
 
 from gpt_lightning.cli import main
@@ -36,18 +34,6 @@ def test_a_section_has_its_whole_text_and_no_other_keys():
     assert "Dtype of the residual" in " ".join(text.split())
     assert "--data." not in text
     assert "--trainer." not in text
-
-
-def test_the_sources_of_a_model_are_those_that_are_accepted():
-    for command in ("fit", "validate", "test", "predict"):
-        printed = help_text(fit.training_parser(), command, "")
-        text = " ".join(printed.split())
-        assert "--ckpt_path" in text
-        assert "a checkpoint, or the best one of a run folder; a path or a URL" in text
-        assert "hpc" not in text  # Lightning's words, which are errors here
-        example = re.search(r"example: gpt-lightning (.*)", printed)[1]
-        assert example.startswith(f"{command} --config quickstart --")
-        assert ("--ckpt_path" in example) == (command != "fit")  # an evaluation needs a model
 
 
 def test_both_forms_are_options_and_a_wrong_section_is_an_error(capsys):

@@ -9,8 +9,6 @@ from test_lightning_table import Freeze
 from tiny_fit import TINY_RUN
 
 from gpt_lightning.cli import main
-from gpt_lightning.errors import UserError
-from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training.fit import default_callbacks, run_cli
 
 pytestmark = pytest.mark.slow  # CI runs them
@@ -80,27 +78,12 @@ def test_a_file_of_model_checkpoint_continues_exactly(when, accumulate):
         assert rest == {key: value for key, value in whole.items() if key[0] > step}
 
 
-def test_a_timer_may_be_named_on_the_command_line():
-    timer = ["--trainer.callbacks+=Timer", "--trainer.callbacks.duration=00:01:00:00"]
-    assert main(["fit", *BASE, "--trainer.max_steps=2", *timer]) == 0
-    assert "interval: step" in Path("lightning_logs/run/version_0/config.yaml").read_text()
-
-
 @pytest.mark.parametrize("algorithm", ["value", pytest.param("norm", marks=pytest.mark.slow)])
 def test_a_run_with_a_clipping_algorithm_is_resumed(algorithm):
     clip = ["--trainer.gradient_clip_val=0.01", f"--trainer.gradient_clip_algorithm={algorithm}"]
     whole = fit("whole", 3, *clip)
     fit("cut", 2, *clip)
     assert fit("cut", 3, "--resume=auto", *clip) == whole
-
-
-def test_a_wrong_argument_of_a_callback_is_one_line(capsys):
-    stop = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/loss"]
-    assert main(["fit", *BASE, *stop, "--trainer.callbacks.mode=lower"]) == 2
-    error = capsys.readouterr().err
-    assert "EarlyStopping" in error
-    assert "`mode` can be min, max, got lower" in error
-    assert len(error) < 200
 
 
 @pytest.mark.parametrize(
@@ -131,10 +114,3 @@ def test_a_whole_cosine_and_a_validation_that_is_due_need_no_note(capsys):
     assert main(["fit", *BASE, "--trainer.max_steps=4", "--model.schedule=cosine"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if line.startswith(("schedule", "validation"))]
-
-
-def test_a_cosine_does_not_rise():
-    with pytest.raises(
-        UserError, match=r"min_learning_rate 0\.1 is above model.learning_rate 0\.01"
-    ):
-        Settings(learning_rate=0.01, min_learning_rate=0.1)

@@ -11,9 +11,8 @@ import torch
 from tiny_fit import TINY_RUN
 
 from gpt_lightning.cli import main
-from gpt_lightning.errors import MemoryExhaustedError, UserError, is_out_of_memory
-from gpt_lightning.model.gpt import GPTConfig
-from gpt_lightning.training.memory_advice import memory_options, smaller_batch
+from gpt_lightning.errors import UserError, is_out_of_memory
+from gpt_lightning.training.memory_advice import smaller_batch
 from gpt_lightning.training.module import GPTModule
 
 pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.slow]  # CI runs them
@@ -81,16 +80,6 @@ def test_the_line_proposes_half_the_batch_and_it_works(error, fails_at, capsys):
     assert "256 tokens = 4 sequences x 16 tokens x 4 accumulated" in capsys.readouterr().out
 
 
-def test_with_tokens_per_step_the_accumulation_follows(fails_at, capsys):
-    fails_at(CUDA, largest=4)
-    args = ["--data.batch_size=8", "--data.tokens_per_step=256"]
-    assert fit(4, *args) == 2
-    options = proposed(the_line(capsys))
-    assert "--trainer.accumulate_grad_batches" not in options
-    assert fit(4, *args, *options) == 0
-    assert "256 tokens = 4 sequences x 16 tokens x 4 accumulated" in capsys.readouterr().out
-
-
 def test_in_the_middle_of_a_run_it_goes_on_from_the_checkpoint(fails_at, capsys):
     fails_at(CUDA, number=6, largest=4)
     assert fit(8, "--data.batch_size=8") == 2
@@ -129,14 +118,6 @@ def test_an_evaluation_is_proposed_a_smaller_batch(capsys, monkeypatch):
     assert "set a smaller --data.block_size" in capsys.readouterr().err
 
 
-def test_debug_shows_the_traceback(fails_at, monkeypatch):
-    fails_at(CUDA)
-    monkeypatch.setenv("GPT_LIGHTNING_DEBUG", "1")
-    with pytest.raises(MemoryExhaustedError) as caught:
-        fit(4)
-    assert caught.value.__cause__ is CUDA
-
-
 def test_other_failures_are_what_they_were(fails_at, capsys):
     fails_at(RuntimeError("shapes do not match"))
     assert fit(4) == 1
@@ -165,10 +146,3 @@ def test_a_real_one(capsys):
 @pytest.mark.parametrize(("batch", "smaller"), [(64, 32), (12, 6), (9, 3), (7, 1), (2, 1), (1, 1)])
 def test_a_smaller_batch_divides(batch, smaller):
     assert smaller_batch(batch) == smaller
-
-
-def test_switches_that_are_on_are_not_proposed():
-    config = GPTConfig(loss_chunk=64)
-    assert memory_options(config, 1024, "cuda") == ["--model.config.checkpointing true"]
-    config = GPTConfig(checkpointing=True)
-    assert memory_options(config, 1024, "cuda") == ["--model.config.loss_chunk 256"]

@@ -10,8 +10,6 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.model import compilation
-from gpt_lightning.model.compilation import should_compile
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.settings import Settings
@@ -60,11 +58,6 @@ def fit(text_file, module=None, batch_size=4, trainer=None, ckpt_path=None, **da
     )
     loop.fit(module, datamodule, ckpt_path=ckpt_path, weights_only=True)
     return module, loop, metrics.rows
-
-
-def test_a_module_without_a_trainer_runs_in_float32_on_a_cpu():
-    assert GPTModule(TINY).compiles == should_compile("cpu", "32-true")
-    assert GPTModule(TINY, compile=True).compiles == (True, "as set")
 
 
 def eager():
@@ -283,18 +276,6 @@ def test_compiling_is_in_place_once_and_leaves_the_names(text_file, monkeypatch)
     assert len(calls) == 1  # auto is off on a CPU
 
 
-def test_matmul_precision_is_what_was_set_while_the_run_lasts(text_file):
-    seen, before = [], torch.get_float32_matmul_precision()
-
-    class Seeing(GPTModule):
-        def on_train_start(self):
-            super().on_train_start()
-            seen.append(torch.get_float32_matmul_precision())
-
-    fit(text_file, Seeing(TINY, matmul_precision="high"))
-    assert (seen, torch.get_float32_matmul_precision()) == (["high"], before)
-
-
 def test_a_vocabulary_may_be_padded_but_not_too_small(text_file):
     module, trainer, _ = fit(text_file, GPTModule(dataclasses.replace(TINY, vocab_size=128)))
     assert module.config.vocab_size == 128 > trainer.datamodule.vocab_size
@@ -312,11 +293,6 @@ def test_a_vocabulary_may_be_padded_but_not_too_small(text_file):
 def test_schedules_that_cannot_be_are_refused(text_file, settings, message):
     with pytest.raises(UserError, match=message):
         fit(text_file, GPTModule(TINY, **settings))
-
-
-def test_a_cosine_without_end_is_refused(text_file):
-    with pytest.raises(UserError, match="the cosine decay has no end"):
-        fit(text_file, trainer={"max_steps": -1, "max_epochs": 1})
 
 
 @pytest.mark.parametrize(
@@ -474,15 +450,6 @@ def test_a_strategy_that_shards_is_an_error_with_lightnings_trainer_too(strategy
             module.configure_model()
 
 
-def test_a_loss_is_summed_in_memory_of_its_own():
-    """The next run of a CUDA graph overwrites its output."""
-    module = GPTModule(dataclasses.replace(TINY, vocab_size=64), compile=False)
-    module.configure_model()
-    tokens = torch.zeros(1, 4, dtype=torch.long)
-    loss = module.training_step((tokens, tokens), 0)
-    assert module._loss_sum.data_ptr() != loss.data_ptr()
-
-
 def test_a_cuda_graph_of_a_step_with_two_micro_batches_is_an_error(text_file, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CUDAGRAPHS", "1")
     with pytest.raises(UserError, match="unset TORCHINDUCTOR_CUDAGRAPHS"):
@@ -594,20 +561,6 @@ def test_the_attention_kernel_of_a_run_is_known(config, compiled, precision, ker
     module.config = dataclasses.replace(module.config, vocab_size=64)
     module.configure_model()
     assert module.attention_kernel == kernel
-
-
-@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
-def test_the_kernel_is_that_of_the_precision_also_for_older_weights(precision, monkeypatch):
-    """A model of load_from_checkpoint, or of WeightAveraging, is in float32 at first."""
-    seen = []
-    monkeypatch.setattr(
-        compilation, "find_kernel", lambda call, like, *args: seen.append(like.dtype) or "flash"
-    )
-    module = GPTModule(dataclasses.replace(TINY, vocab_size=64), compile=False)
-    module.configure_model()
-    module.trainer = L.Trainer(accelerator="cpu", precision=precision, logger=False)
-    module.configure_model()
-    assert seen == [{"bf16-true": torch.bfloat16, "64-true": torch.float64}[precision]]
 
 
 def test_gradients_are_views_of_the_buckets_of_ddp():

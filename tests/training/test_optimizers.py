@@ -69,11 +69,6 @@ def test_a_name_without_a_file_is_an_error_with_the_choices():
         GPTModule(TINY, optimizer="adamv")
 
 
-def test_no_optimizer_is_an_error_with_the_choices():
-    with pytest.raises(UserError, match="optimizer is 'null'; expected"):
-        GPTModule(TINY, optimizer=None)
-
-
 def test_rates_of_another_optimizer_are_its_own(text_file):
     class Subclass(GPTModule):
         def configure_optimizers(self):

@@ -14,7 +14,6 @@ import torch
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     BatchSizeFinder,
-    EarlyStopping,
     LearningRateFinder,
     ModelCheckpoint,
     StochasticWeightAveraging,
@@ -329,15 +328,6 @@ def test_own_loaders_are_logged_under_their_own_names():
     assert len(set(losses.values())) == 1
     results = trainer.test(module, loaders[:2], verbose=False)
     assert {"test/loss", "test/loss/dataloader_idx_1"} <= results[0].keys()
-
-
-def test_a_training_loss_may_be_monitored(tmp_path):
-    best = ModelCheckpoint(tmp_path / "best", monitor="train/loss")
-    stop = EarlyStopping("train/loss", patience=100)
-    trainer = stock(best, stop, enable_checkpointing=True, val_check_interval=3)
-    trainer.fit(make(), data())  # log_every_n_steps is 50
-    assert "train/loss" in trainer.callback_metrics
-    assert best.best_model_score is not None
 
 
 MOMENTS = [

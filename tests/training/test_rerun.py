@@ -71,13 +71,6 @@ def test_resume_is_fit_with_the_settings_of_the_run(project):
     assert with_run(["resume", "--ckpt_path", "best", RUN])[2:] == [f"--resume={BEST}"]
 
 
-@pytest.mark.parametrize("command", ["validate", "test", "predict"])
-def test_an_evaluation_without_a_run_keeps_its_arguments(command):
-    argv = [command, "--config", "a.yaml", "--ckpt_path", "b", "--data.batch_size", "4"]
-    quiet = [] if command == "predict" else [QUIET]
-    assert with_run(argv) == [command, *quiet, *argv[1:]]
-
-
 @pytest.mark.parametrize(("root_dir", "place"), [(None, ""), ("out", "out/"), ("./a/b", "a/b/")])
 def test_relative_paths_are_those_of_the_folder_in_which_the_run_was_started(
     tmp_path, monkeypatch, root_dir, place
@@ -134,13 +127,6 @@ def test_paths_among_names_are_relative_to_that_folder_too(project, monkeypatch)
 def test_a_run_that_cannot_be_used_is_an_error(project, argv, words):
     with pytest.raises(UserError, match=re.escape(words)):
         with_run(argv)
-
-
-def test_a_run_without_settings_is_an_error(project):
-    (project / RUN / "config.yaml").unlink()
-    for command in ("resume", "test"):
-        with pytest.raises(UserError, match=f"^--config {RUN}/config.yaml: No such file"):
-            with_run([command, RUN])
 
 
 @pytest.mark.slow

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from gpt_lightning.cli import main
-from gpt_lightning.errors import UserError
-from gpt_lightning.training.trainer import Trainer
 
 CONFIG = """
 trainer:
@@ -261,9 +259,3 @@ def test_mixed_precision_in_shards(folder):
     assert "step 10/10 | validation loss" in printed
     assert_equal_runs("one", "two", 4e-3)  # one rounding to bfloat16
     assert {w.dtype for w in checkpoint("two")["state_dict"].values()} == {torch.float32}
-
-
-@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "16-mixed"])
-def test_precisions_that_shards_do_not_have(precision):
-    with pytest.raises(UserError, match=r"does not run with trainer\.strategy fsdp2: set it to"):
-        Trainer(accelerator="cpu", strategy="fsdp2", precision=precision)

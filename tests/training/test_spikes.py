@@ -89,12 +89,6 @@ def test_without_the_option_a_spike_is_trained_on():
     assert "optim/skipped_steps" not in rows()[-1]
 
 
-def test_the_first_steps_are_never_skipped():
-    planted = Planted(WINDOW // 2)
-    run("--model.skip_spikes=20", planted=planted)
-    assert planted.unchanged == []
-
-
 @pytest.mark.parametrize("stop", [66, 70])
 def test_a_resumed_run_skips_the_same_steps(stop, capsys):
     options = ("--model.skip_spikes=0.5", "--model.config.dropout=0.1")

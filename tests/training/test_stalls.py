@@ -215,7 +215,7 @@ def test_validation_and_samples_add_one_graph_at_most(text_file, evaluates_compi
     torch._dynamo.reset()
     frames.clear()
 
-    def compile_quickly(self):
+    def compile_quickly(self, **kwargs):
         torch.nn.Module.compile(self, backend="eager")
 
     monkeypatch.setattr("gpt_lightning.model.gpt.GPT.compile", compile_quickly)

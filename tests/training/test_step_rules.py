@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping, Timer
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.loops import _FitLoop
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.training import steps
@@ -54,36 +54,29 @@ def test_the_first_end_counts(max_steps, max_epochs, total):
 
 
 @pytest.mark.parametrize(
-    ("every", "logged"), [(0, []), (1, [1, 2, 3, 4, 5, 6]), (2, [2, 4, 6]), (5, [5]), (7, [])]
-)
-def test_log_steps_are_multiples_and_the_first_step_is_1(every, logged):
-    trainer = trainer_of(log_every_n_steps=every)
-    assert [step for step in range(1, 7) if steps.at_log_step(trainer, step)] == logged
-
-
-def test_a_step_is_whole_when_no_micro_batch_of_it_is_open():
-    for done, whole in ((0, True), (1, False), (2, False)):
-        module = SimpleNamespace(micro_batches=done)
-        assert steps.at_step_boundary(trainer_of(lightning_module=module)) is whole
-    assert steps.at_step_boundary(trainer_of())  # a module that is not ours counts none
-
-
-@pytest.mark.parametrize(
-    ("requested", "micro_batches", "can_stop", "due"),
+    ("changes", "due"),
     [
-        (True, 0, True, True),
-        (False, 0, True, False),
-        (True, 1, True, False),
-        (True, 0, False, False),
+        ({}, True),
+        ({"stop_requested": False}, False),
+        ({"micro_batches": 1}, False),
+        ({"min_steps": 7}, False),
+        ({"min_epochs": 2}, False),
+        ({"min_steps": 6, "min_epochs": 1}, True),
     ],
 )
-def test_a_stop_is_due_between_two_steps_if_lightning_would_stop(
-    requested, micro_batches, can_stop, due
-):
-    module = SimpleNamespace(stop_requested=requested, micro_batches=micro_batches)
-    loop = SimpleNamespace(_can_stop_early=can_stop)
-    assert bool(steps.stop_due(trainer_of(lightning_module=module, fit_loop=loop))) is due
-    assert not steps.stop_due(trainer_of(fit_loop=loop))
+def test_a_stop_is_due_between_two_steps_if_lightning_would_stop(changes, due):
+    """Lightning's FitLoop._can_stop_early has the same answer about epochs and steps."""
+    state = {"stop_requested": True, "micro_batches": 0, "min_steps": None, "min_epochs": None}
+    state = SimpleNamespace(**state | changes)
+    loop = _FitLoop(L.Trainer(logger=False), state.min_epochs)
+    loop.epoch_loop.min_steps = state.min_steps
+    loop.epoch_progress.current.processed = 1
+    loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = 6
+    trainer = trainer_of(lightning_module=state, fit_loop=loop, global_step=6)
+    assert steps.stop_due(trainer) is due
+    if state.stop_requested and not state.micro_batches:
+        assert loop._can_stop_early is due
+    assert not steps.stop_due(trainer_of(fit_loop=loop, global_step=6))
 
 
 def test_the_reason_of_a_stop_is_named():
@@ -98,13 +91,6 @@ def test_the_reason_of_a_stop_is_named():
     assert steps.stop_reason(trainer_of(callbacks=[timer])) == "max_time"
     unlimited = Timer(duration=None)
     assert steps.stop_reason(trainer_of(callbacks=[unlimited, early])).startswith("EarlyStopping")
-
-
-def test_the_first_callback_of_a_class_is_found():
-    one, other = EarlyStopping("a"), EarlyStopping("b")
-    trainer = trainer_of(callbacks=[L.Callback(), one, other])
-    assert steps.find_callback(trainer, EarlyStopping) is one
-    assert steps.find_callback(trainer, Timer) is None
 
 
 @pytest.mark.parametrize(
@@ -171,12 +157,6 @@ def test_a_validation_that_no_epoch_reaches_is_refused(changes, used):
         {"val_check_interval": 1.0},
     ):
         steps.check_epoch(trainer_of(**{"val_check_interval": 102, **changes, **passes}), 99)
-
-
-@pytest.mark.parametrize("fn", TrainerFn)
-def test_validation_within_fit_is_fitting(fn):
-    trainer = SimpleNamespace(state=SimpleNamespace(fn=fn))
-    assert steps.is_fitting(trainer) is (fn == TrainerFn.FITTING)
 
 
 def test_callbacks_are_called_between_batches_in_their_order():

@@ -11,7 +11,7 @@ from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.memory_advice import options_for
-from gpt_lightning.training.steps import StepShape, accumulation, largest_divisor
+from gpt_lightning.training.steps import StepShape, accumulation
 
 pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.slow]  # CI runs them
 TINY = [
@@ -59,13 +59,6 @@ def test_what_does_not_divide_is_refused_with_what_would(tokens, line):
         if word in ("491520", "524288", "65536"):
             assert accumulation(int(word), 32, 1024, 1)
     assert "32768 tokens of a micro-batch" in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("n", "most", "found"), [(12, 5, 4), (12, 12, 12), (7, 6, 1), (12, 99, 12)]
-)
-def test_the_largest_divisor(n, most, found):
-    assert largest_divisor(n, most) == found
 
 
 def test_options_change_the_micro_batch_and_nothing_else():
@@ -117,33 +110,6 @@ def test_the_same_tokens_in_other_micro_batches_are_the_same_run(capsys):
     assert losses() == pytest.approx(losses("whole"), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("args", "line"),
-    [
-        (["--data.tokens_per_step=100"], "set it to 64 or 128"),
-        (["--data.tokens_per_step=0"], "data.tokens_per_step is 0; it must be at least 1"),
-        (
-            ["--data.tokens_per_step=128", "--trainer.accumulate_grad_batches=4"],
-            "trainer.accumulate_grad_batches is 4, but data.tokens_per_step 128 means 2",
-        ),
-        (
-            ["--data.tokens_per_step=192"],
-            "trainer.val_check_interval 8 counts micro-batches and is not a multiple of "
-            "trainer.accumulate_grad_batches 3",
-        ),
-    ],
-)
-def test_contradictions_are_one_line_and_leave_nothing(args, line, capsys):
-    assert fit(4, *args) == 2
-    (error,) = capsys.readouterr().err.strip().splitlines()
-    assert line in error
-    assert not Path("lightning_logs").exists()
-
-
-def test_an_accumulation_that_says_the_same_is_no_contradiction():
-    assert fit(1, "--data.tokens_per_step=128", "--trainer.accumulate_grad_batches=2") == 0
-
-
 def test_ranks_count():
     trainer = L.Trainer(accelerator="cpu", devices=2, num_nodes=3, logger=False, barebones=True)
     data = TokenDataModule(
@@ -153,23 +119,6 @@ def test_ranks_count():
     data.prepare_data()
     data.setup("fit")
     assert trainer.accumulate_grad_batches == 1152 // (4 * 16 * 2 * 3)
-
-
-def test_without_the_command_line_it_is_set_at_setup(monkeypatch):
-    trainer = L.Trainer(accelerator="cpu", devices=1, max_steps=1, logger=False, barebones=True)
-    data = TokenDataModule(
-        text_file="text.txt", tokenizer="char", block_size=16, batch_size=4, tokens_per_step=256
-    )
-    data.trainer = trainer
-    data.prepare_data()
-    data.setup("fit")
-    assert trainer.accumulate_grad_batches == 4
-
-
-def test_an_evaluation_does_not_ask(capsys):
-    assert fit(2) == 0
-    (path,) = Path("lightning_logs/run/version_0/checkpoints").glob("*.ckpt")
-    assert main(["validate", *TINY, "--data.tokens_per_step=100", f"--ckpt_path={path}"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -182,18 +131,3 @@ def test_a_run_goes_on_with_less_memory(change, capsys):
     assert f"changed     {name}" in capsys.readouterr().out
     assert fit(8, "--run_name=whole") == 0
     assert losses() == pytest.approx(losses("whole"), rel=1e-5)  # float32 sums in another order
-
-
-def test_a_checkpoint_from_before_these_settings_goes_on(capsys):
-    from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
-
-    assert fit(4) == 0
-    (path,) = Path("lightning_logs/run/version_0/checkpoints").glob("*.ckpt")
-    io = DurableCheckpointIO()
-    checkpoint = io.load_checkpoint(path)
-    for key in ("loss_chunk", "checkpointing"):
-        del checkpoint["hyper_parameters"]["config"][key]
-    io.save_checkpoint(checkpoint, path)
-    assert fit(8, "--resume=auto") == 0
-    assert len(losses()) == 8
-    assert main(["sample", "lightning_logs/run/version_0", "--max_new_tokens=1"]) == 0

@@ -98,14 +98,6 @@ def test_a_stock_trainer_takes_the_models_block_size(text_file, tmp_path):
         trainer(max_steps=1).fit(module(), data(text_file, tmp_path, block_size=17))
 
 
-def test_numbers_out_of_bounds_are_refused_without_the_command_line():
-    with pytest.raises(UserError, match=r"data.batch_size is 0; it must be at least 1"):
-        TokenDataModule(dataset="x", batch_size=0)
-    with pytest.raises(UserError, match=r"data.cache_limit_gb is -1; it must be at least 0"):
-        TokenDataModule(dataset="x", cache_limit_gb=-1)
-    assert type(TokenDataModule(dataset="x", batch_size=4).settings.batch_size) is int
-
-
 def loops(is_last_batch: bool, completed: int) -> dict:
     """State of a fit loop that has started four epochs."""
     count = {"ready": 4, "started": 4, "processed": 4, "completed": completed}

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import callbacks as stock
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.connectors import accelerator_connector
 
 from gpt_lightning.errors import UserError
@@ -89,11 +88,6 @@ def test_a_duration_is_above_zero_in_known_units(value):
         check_duration("trainer.max_time", value)
 
 
-@pytest.mark.parametrize("strategy", [*module.STRATEGIES, DDPStrategy(), SingleDeviceStrategy()])
-def test_strategies(strategy):
-    check_names({"strategy": strategy})
-
-
 def test_ranks_are_not_copies_of_an_interactive_python(monkeypatch):
     """Lightning's auto is ddp_fork in an interactive Python, and ddp_fork by name is an error."""
     monkeypatch.setattr(accelerator_connector, "_IS_INTERACTIVE", True)
@@ -111,40 +105,10 @@ def test_ranks_cannot_run_the_text_of_python_c_again(monkeypatch):
     assert not launcher.procs
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "ddp_spawn", DDPStrategy(start_method="spawn")])
-def test_other_strategies_are_an_error(strategy):
-    name = strategy if isinstance(strategy, str) else "DDPStrategy"
-    with pytest.raises(UserError, match=f"trainer.strategy {name} is not supported: expected auto"):
-        check_names({"strategy": strategy})
-
-
-@pytest.mark.parametrize("devices", ["auto", -1, 1, 2, "12", "[0,1]", "[0, 1]", "0,1", [0, 1]])
-def test_devices(devices):
-    check_names({"devices": devices})
-    if devices not in ("auto", 1):
-        with pytest.raises(UserError, match=r"single_device has 1 device; trainer.devices is"):
-            check_names({"devices": devices, "strategy": "single_device"})
-
-
 @pytest.mark.parametrize("devices", [0, -2, "0", "gpu", "[]", "1.5", ""])
 def test_devices_that_do_not_exist(devices):
     with pytest.raises(UserError, match=r"trainer.devices is .*; expected auto, a number"):
         check_names({"devices": devices})
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"accelerator": "tpu"}, "trainer.accelerator is 'tpu'; expected auto, cpu, gpu, cuda"),
-        ({"profiler": "xla"}, "trainer.profiler is 'xla'"),
-        ({"barebones": True}, "trainer.barebones would train without loggers"),
-        ({"model_registry": "name"}, "trainer.model_registry uploads the files"),
-    ],
-)
-def test_names_without_a_meaning_here(given, message):
-    with pytest.raises(UserError, match=message):
-        check_names(given)
-    check_names({key: None for key in given if key != "model_registry"})
 
 
 def test_callbacks_are_checked_where_the_run_is_ours():

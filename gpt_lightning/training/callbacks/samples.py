@@ -9,7 +9,7 @@ import lightning as L
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from lightning.pytorch.callbacks import WeightAveraging
-from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from gpt_lightning.data.tokenizers import Tokenizer, start_tokens
 from gpt_lightning.errors import UserError
@@ -24,7 +24,7 @@ PRODUCTS = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # by preci
 
 @checked("samples")
 class SampleText(L.Callback):
-    """Write generated text to the console, TensorBoard and W&B after each validation.
+    """Write generated text to the console and TensorBoard after each validation.
 
     Args:
         max_new_tokens: Tokens per sample; 0 turns samples off.
@@ -62,9 +62,6 @@ class SampleText(L.Callback):
         show = print if bar is None else bar.print
         show(textwrap.indent(text, "    "))
         write_text(trainer, "samples/text", text)
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                logger.log_text("samples/text", ["text"], [[text]], step=trainer.global_step)
 
     def _active(self, trainer: L.Trainer) -> bool:
         takes_part = trainer.is_global_zero or is_sharded(trainer)  # rank 0 needs all shards

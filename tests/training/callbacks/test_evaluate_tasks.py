@@ -9,11 +9,9 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from gpt_lightning.cli import main
-from gpt_lightning.errors import UserError
 from gpt_lightning.evaluate.protocols import Metric
 from gpt_lightning.evaluate.scoring import Scorer
 from gpt_lightning.evaluate.tasks import Result, Task
-from gpt_lightning.runs.settings import TaskSettings
 from gpt_lightning.runs.sources import load_model
 from gpt_lightning.training import fit
 from gpt_lightning.training import module as module_file
@@ -135,17 +133,3 @@ def test_a_signal_does_not_wait_for_an_evaluation(items, monkeypatch):
     monkeypatch.setattr(Task, "run", lambda task: runs.append(task.name))
     fit.run_cli([*RUN, *TASKS, "--evaluation.every_n_steps=2"], callbacks=[Stop()])
     assert runs == []
-
-
-def test_errors_come_before_the_first_step(items, capsys):
-    for own, message in (
-        (["--evaluation.tasks=perplexity"], "no task 'perplexity'; there are hellaswag,"),
-        (["--evaluation.tasks=hellaswag", "--evaluation.data=."], "hellaswag: . has no hellaswag_"),
-        (["--evaluation.tasks=lambada", "--evaluation.limit=0"], "evaluation.limit is"),
-        ([*TASKS, "--trainer.limit_val_batches=0"], "set --evaluation.every_n_steps"),
-    ):
-        assert main([*RUN, *own]) == 2
-        assert message in capsys.readouterr().err
-    assert not Path("lightning_logs/gpt/version_0/checkpoints").exists()
-    with pytest.raises(UserError, match=r"evaluation.batch_size"):
-        EvaluateTasks(TaskSettings(tasks="lambada", batch_size=0))

@@ -57,23 +57,11 @@ def test_a_partial_validation_is_named_on_the_console_and_in_the_files(trained, 
     assert (row["val/tokens"], row["val/split_tokens"]) == (64, whole)
 
 
-def test_validate_names_the_part_of_a_fraction(call, whole):
-    batches = -(-whole // 64)
-    out = call("validate", "--trainer.limit_val_batches=0.5")
-    assert f" on {batches // 2 * 64:,} of {whole:,} tokens, perplexity" in out
-    assert "─" not in out  # Lightning's table
-
-
 def test_a_whole_validation_has_a_padded_last_batch_and_no_note(call, whole):
     out = call("validate", "--trainer.limit_val_batches=1.0")
     assert re.search(r"validation loss \d\.\d{4}, perplexity", out)
     assert "val/tokens" not in out
     assert whole % 64, "the last batch must be padded for this to say anything"
-
-
-def test_an_evaluation_of_random_batches_is_called_so(call):
-    out = call("validate", "--data.eval_batches=2", "--trainer.limit_val_batches=1.0")
-    assert re.search(r"validation loss \d\.\d{4} on 128 random tokens,", out)
 
 
 class Zeros:
@@ -108,11 +96,6 @@ def test_predict_counts_what_it_wrote(keep, call, whole):
     assert losses.shape == (192,)
     assert losses.mean() == pytest.approx(float(mean), abs=1e-4)
     assert "batch indices" not in out
-
-
-@pytest.mark.slow
-def test_predict_of_the_whole_split_has_no_note(call, whole):
-    assert f".npy: {whole:,} token losses" in call("predict")
 
 
 def test_predict_writes_no_file_that_nobody_asked_for(call):

@@ -51,10 +51,3 @@ def test_a_run_that_is_stopped_reads_the_same_batches(tmp_path, capsys):
     assert [folder.name for folder in (tmp_path / "lightning_logs" / "run").iterdir()] == [
         "version_0"
     ]
-
-
-@pytest.mark.slow
-def test_a_run_without_steps_has_no_batches(capsys):
-    looks, probe = run(stop=False, max_steps=0)
-    assert len(looks) == 1
-    assert probe.batches == []

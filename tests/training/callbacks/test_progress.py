@@ -8,7 +8,6 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from tqdm import tqdm
 
@@ -16,8 +15,6 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.training.callbacks import progress as module
 from gpt_lightning.training.callbacks.progress import (
     StepProgress,
-    evaluated_part,
-    format_metrics,
     line_interval,
 )
 
@@ -76,11 +73,6 @@ def test_lines_without_a_terminal(clock, capsys, every, log_every, max_steps, ex
     assert lines[0].startswith(f"step {expected[0]:>{width}}/{max_steps} | ")
 
 
-def test_a_run_without_an_end_has_no_time_left(clock, capsys):
-    trained(StepProgress(2), trainer_of(max_steps=-1), 4)
-    assert capsys.readouterr().out.splitlines() == ["step 2", "step 4"]
-
-
 def test_a_resumed_run_counts_from_its_step(clock, capsys):
     trainer, progress = trainer_of(global_step=30), StepProgress(5)
     progress.on_train_start(trainer, None)
@@ -89,13 +81,6 @@ def test_a_resumed_run_counts_from_its_step(clock, capsys):
         trainer.global_step += 1
         progress.on_train_batch_end(trainer, None, None, None, 0)
     assert capsys.readouterr().out == "step 35/40 | 00:10 left\n"
-
-
-def test_numbers_of_a_line_are_those_that_were_logged():
-    metrics = {"train/loss": torch.tensor(1.23456), "perf/mfu": 0.256, "perf/step_ms": 12.34}
-    assert list(format_metrics(metrics).values()) == ["loss 1.2346", "12.3 ms/step", "MFU 25.6%"]
-    assert list(format_metrics({"perf/tokens_per_sec": 12345.6}).values()) == ["12,346 tokens/s"]
-    assert format_metrics({"other": 1.0}) == {}
 
 
 def test_a_switched_off_bar_prints_nothing(clock, capsys):
@@ -201,58 +186,6 @@ def test_the_bar_shows_first_what_matters_most(clock, monkeypatch, columns, step
     assert len(drawn.rstrip()) <= columns - 3  # the terminal writes ^C behind it
 
 
-def test_the_bar_is_drawn_ten_times_a_second(clock, monkeypatch):
-    screen = terminal(monkeypatch)
-    progress, trainer = StepProgress(), trainer_of(max_steps=1000)
-    progress.on_train_start(trainer, None)
-    for _ in range(999):
-        clock.now += 0.01
-        trainer.global_step += 1
-        progress.on_train_batch_end(trainer, None, None, None, 0)
-    progress.on_train_end()
-    assert 90 <= screen.getvalue().count("/1000") <= 110
-
-
-def test_an_interrupted_bar_covers_the_terminals_sign_and_ends_its_line(clock, monkeypatch):
-    screen = terminal(monkeypatch)
-    progress, trainer = StepProgress(), trainer_of(max_steps=1000)
-    trained(progress, trainer, 3)
-    screen.write("^C")
-    progress.on_train_end()
-    covered, line = screen.getvalue().rpartition("^C")[2].split("\r")[1::2][:2]
-    assert covered == " " * 119
-    assert line.startswith("step    3/1000")
-    assert line.endswith("\n")
-
-
-def test_the_bar_reads_the_metrics_at_log_steps_alone(clock, monkeypatch):
-    """They may be on the device, which a read would synchronize."""
-
-    class Trainer(SimpleNamespace):
-        @property
-        def callback_metrics(self) -> dict[str, float]:
-            reads.append(self.global_step)
-            return METRICS
-
-    reads: list[int] = []
-    terminal(monkeypatch)
-    settings = vars(trainer_of(max_steps=12, log_every_n_steps=4))
-    del settings["callback_metrics"]
-    progress = StepProgress()
-    trained(progress, Trainer(**settings), 12)
-    progress.on_train_end()
-    assert reads == [4, 8, 12]
-
-
-def test_the_bar_of_a_run_without_an_end_has_no_blocks(clock, monkeypatch):
-    screen = terminal(monkeypatch)
-    progress = StepProgress()
-    trained(progress, trainer_of(max_steps=-1, callback_metrics=METRICS), 3)
-    progress.on_train_end()
-    line = "step 3 | loss 1.2051 | 71,974 tokens/s | MFU 30.3% | 28.3 ms/step"
-    assert screen.getvalue().split("\r")[-1].strip() == line
-
-
 def test_on_a_terminal_there_is_one_bar(clock, monkeypatch):
     screen = terminal(monkeypatch)
     progress = StepProgress()
@@ -271,42 +204,9 @@ def test_on_a_terminal_there_is_one_bar(clock, monkeypatch):
     assert "loss 1.5000" in screen.getvalue()
 
 
-def test_a_part_of_a_split_has_its_size_beside_the_loss():
-    assert evaluated_part({}, "val") == ""
-    assert evaluated_part({"val/tokens": 1024.0}, "val") == " on 1,024 random tokens"
-    partial = {"val/tokens": 1024.0, "val/split_tokens": 4096.0}
-    assert evaluated_part(partial, "val") == " on 1,024 of 4,096 tokens"
-    assert evaluated_part(partial, "test") == ""
-
-
 def test_steps_between_lines_have_a_bound():
     with pytest.raises(UserError, match=r"progress\.plain_every_n_steps is 0"):
         StepProgress(0)
-
-
-def test_the_first_step_which_compiles_is_no_measure_of_the_others(monkeypatch, capsys):
-    now = 100.0
-    monkeypatch.setattr("gpt_lightning.training.callbacks.progress.time.monotonic", lambda: now)
-    trainer = SimpleNamespace(
-        global_step=0,
-        is_global_zero=True,
-        callback_metrics={},
-        log_every_n_steps=1,
-        max_steps=10,
-        max_epochs=None,
-    )
-    progress = StepProgress(plain_every_n_steps=1)
-    progress.on_train_start(trainer, None)
-    for seconds in (60.0, 2.0, 2.0):  # of each step
-        now += seconds
-        trainer.global_step += 1
-        progress.on_train_batch_end(trainer, None, None, None, 0)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.rsplit("| ")[-1] for line in lines] == [
-        "time left unknown",
-        "00:16 left",
-        "00:14 left",
-    ]
 
 
 @pytest.mark.parametrize(

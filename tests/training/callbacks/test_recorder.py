@@ -117,12 +117,6 @@ def test_the_losses_of_some_steps_are_those_of_each(text_file, monkeypatch, accu
     assert GPTModule(CONFIG).last_loss is None
 
 
-def test_a_run_of_one_step_has_no_rate(text_file, monkeypatch):
-    _, timings, _, _ = run(text_file, monkeypatch, max_steps=1)
-    assert timings.first_step_ms == pytest.approx(10)
-    assert (timings.step_ms, timings.tokens_per_sec, timings.mfu) == (None, None, None)
-
-
 def test_step_times_that_drift_and_the_steps_10_to_50(text_file, monkeypatch):
     def seconds(step: int) -> float:  # each step 1 ms slower than the one before
         return 0.1 + step * 0.001

@@ -1,10 +1,8 @@
 """The summary of a run prints commands that work."""
 
-import io
 import json
 import re
 import shlex
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,10 +15,8 @@ from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import device_name
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.parsing import program
-from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training.callbacks import report
-from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
-from gpt_lightning.training.callbacks.report import odd_shapes, run_hyperparameters
+from gpt_lightning.training.callbacks.report import run_hyperparameters
 from gpt_lightning.training.fit import default_callbacks, run_cli
 from gpt_lightning.training.module import GPTModule
 
@@ -32,24 +28,6 @@ TINY = [
     "--trainer.max_steps=2",
     "--run_name=a run",
 ]
-
-
-def test_the_banner_wraps_between_words_on_a_terminal(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    facts = ["peak        " + "measured " * 12, "step        short"]
-    monkeypatch.setattr(report.RunReport, "_banner", lambda *of: facts)
-    monkeypatch.setenv("COLUMNS", "60")
-    trainer = SimpleNamespace(loggers=[], enable_autolog_hparams=True, is_global_zero=True)
-    for screen, longest in ((Terminal(), 60), (io.StringIO(), 12 + 12 * 9)):
-        monkeypatch.setattr(sys, "stdout", screen)
-        report.RunReport().on_fit_start(trainer, GPTModule(GPTConfig()))
-        lines = screen.getvalue().splitlines()
-        assert longest - 9 <= max(map(len, lines)) <= longest
-        assert {*" ".join(lines).split()} == {"peak", "measured", "step", "short"}
-        assert all(line.startswith(("peak", "step", " " * 12)) for line in lines)
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -99,16 +77,6 @@ def test_the_best_loss_is_of_all_sessions(capsys, monkeypatch):
     assert best(out) == first
 
 
-def test_the_best_loss_since_a_file_without_one_has_its_step(capsys, monkeypatch):
-    run = [*TINY, "--trainer.val_check_interval=2"]
-    with monkeypatch.context() as earlier:
-        earlier.setattr(RunCheckpoint, "state_dict", lambda self: {})
-        assert main(["fit", *run]) == 0
-    capsys.readouterr()
-    assert main(["fit", *run, "--resume=auto", "--trainer.max_steps=4"]) == 0
-    assert re.fullmatch(r"\d\.\d{4} since step 2", best(capsys.readouterr().out))
-
-
 def test_the_banner_and_the_summary_are_facts_of_the_run(capsys):
     args = ["--trainer.max_steps=6", "--trainer.log_every_n_steps=2", "--trainer.devices=1"]
     more = ["--trainer.accumulate_grad_batches=3", "--trainer.val_check_interval=9"]
@@ -155,24 +123,6 @@ def test_the_banner_and_the_summary_are_facts_of_the_run(capsys):
     assert found["gradient_clip_val"] == (trainer.gradient_clip_val or 0.0)
 
 
-@pytest.mark.parametrize(
-    ("n_embd", "vocab_size", "hint"),
-    [
-        (768, 50304, ""),
-        (768, 65, ""),  # 128 would be twice the head
-        (768, 0, ""),
-        (768, 50257, "vocabulary 50,257 (next: model.config.vocab_size 50304)"),
-        (6, 10000, "vocabulary 10,000 (next: model.config.vocab_size 10048), width 6"),
-        (64, 1220, "vocabulary 1,220 (next: model.config.vocab_size 1280)"),
-        (64, 1219, ""),  # 5.004% more
-        (96, 64, "width 96"),
-    ],
-)
-def test_sizes_that_slow_a_gpu_down_are_named(n_embd, vocab_size, hint):
-    text = f"no multiple of 64, slower on GPUs: {hint}" if hint else ""
-    assert odd_shapes(n_embd, vocab_size) == text
-
-
 def test_a_run_that_is_over_prints_one_line(capsys):
     assert main(["fit", *TINY]) == 0
     capsys.readouterr()
@@ -197,24 +147,3 @@ def test_a_run_without_a_step_prints_no_loss_and_no_command_that_needs_one(capsy
 def logged() -> list[dict]:
     file = Path("lightning_logs/a run/version_0/metrics.jsonl")
     return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-BEFORE = "the run ends at step 101, before the"
-
-
-@pytest.mark.parametrize(
-    ("max_steps", "settings", "line"),
-    [
-        (10, {}, "the run ends at step 10, in the warm-up of 100 steps"),
-        (100, {"decay_steps": 102}, "the run ends at step 100, in the warm-up of 100 steps"),
-        (101, {"decay_steps": 102}, f"{BEFORE} cosine decay's end at 102"),
-        (101, {}, ""),
-        (102, {"decay_steps": 102}, ""),
-        (103, {"decay_steps": 102}, ""),
-        (10, {"schedule": "constant"}, ""),
-    ],
-)
-def test_a_run_that_ends_before_its_schedule(max_steps, settings, line, monkeypatch):
-    monkeypatch.setattr(report, "total_steps", lambda trainer: trainer.max_steps)
-    module = SimpleNamespace(settings=Settings(warmup_steps=100, **settings))
-    assert report.unfinished_schedule(SimpleNamespace(max_steps=max_steps), module) == line

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from tiny_fit import TINY_RUN
 
 from gpt_lightning import GPTConfig, GPTModule, TokenDataModule
@@ -175,8 +174,3 @@ def test_a_stock_trainer_writes_our_files_without_a_plugin():
     (path,) = Path("checkpoints").glob("*.ckpt")
     assert path.name == "step-0000002.ckpt"
     assert check_digest(path)
-
-
-def test_another_checkpoint_io_is_refused_by_name():
-    with pytest.raises(UserError, match="leave out the plugin AsyncCheckpointIO"):
-        stock_fit(stock_trainer(plugins=[AsyncCheckpointIO()]))

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.loggers.logger import DummyLogger, Logger
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
@@ -101,36 +100,6 @@ def test_the_most_likely_tokens_are_those_of_the_model(fit, greedy):
 def test_a_prompt_that_the_tokenizer_lacks_is_an_error_before_the_first_step(fit):
     with pytest.raises(UserError, match="Ü"):
         fit(SampleText(5, prompt="Ü"))
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"), [("temperature", -0.1), ("top_k", 0), ("max_new_tokens", -1)]
-)
-def test_arguments_have_bounds_in_python_too(argument, value):
-    with pytest.raises(UserError, match=f"samples.{argument} is {value}"):
-        SampleText(**{argument: value})
-
-
-def test_the_text_goes_to_loggers_that_take_texts_and_to_no_other(fit, monkeypatch):
-    class Table(DummyLogger):
-        def log_text(self, name, columns, rows, step):
-            logged.append((name, columns, rows[0][0], step))
-
-    class Numbers(Logger):  # has no method for texts
-        name = version = "numbers"
-
-        def log_metrics(self, metrics, step=None): ...
-
-        def log_hyperparams(self, *args, **kwargs): ...
-
-    logged: list[tuple] = []
-    monkeypatch.setattr(samples, "WandbLogger", Table)
-    _, _, texts = fit(SampleText(max_new_tokens=5), logger=[Numbers(), Table()])
-    assert [(name, columns, step) for name, columns, _, step in logged] == [
-        ("samples/text", ["text"], 2),
-        ("samples/text", ["text"], 4),
-    ]
-    assert texts.split() == "\n".join(text for _, _, text, _ in logged).split()
 
 
 def test_an_error_leaves_the_weights_of_the_training(monkeypatch):

@@ -150,19 +150,6 @@ def test_a_run_in_another_thread_leaves_the_handlers_alone():
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
-def test_no_micro_batch_asks_rank_0_for_a_signal():
-    """Lightning's question waits twice for the device; its name is Lightning's own."""
-    loop = L.Trainer(accelerator="cpu", logger=False).fit_loop.epoch_loop
-    asks = vars(type(loop))["_broadcast_sigterm_tensor"]
-    strategy = SimpleNamespace(cluster_environment=None)
-    trainer = SimpleNamespace(strategy=strategy, fit_loop=SimpleNamespace(epoch_loop=loop))
-    thread = threading.Thread(target=signals.StopSignals().on_train_start, args=(trainer, None))
-    thread.start()  # where no handlers can be set
-    thread.join()
-    assert getattr(loop._broadcast_sigterm_tensor, "__func__", None) is not asks
-    assert loop._broadcast_sigterm_tensor() is None
-
-
 def test_a_cluster_chooses_the_signal_that_requeues_and_whether_it_does():
     kept = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     usr = {n: signal.getsignal(n) for n in (signal.SIGUSR1, signal.SIGUSR2)}

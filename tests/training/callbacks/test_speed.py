@@ -1,12 +1,10 @@
 """SpeedMonitor in a real training loop on a clock of our own: every number can be worked out."""
 
 import math
-from time import perf_counter, sleep
 from types import SimpleNamespace
 
 import lightning as L
 import pytest
-import torch
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.loops import evaluation_loop, fit_loop, training_epoch_loop
 from torch.utils.data import DataLoader
@@ -16,7 +14,6 @@ from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.history import read_events
 from gpt_lightning.training.callbacks import speed
-from gpt_lightning.training.callbacks.report import speed_lines
 from gpt_lightning.training.callbacks.speed import (
     PhaseClock,
     SpeedMonitor,
@@ -281,17 +278,6 @@ def test_the_timeline_has_the_phases_and_the_stalls(text_file, time, monkeypatch
     assert seconds == pytest.approx(expected, abs=1e-3 * len(phases))
 
 
-@pytest.mark.parametrize(
-    ("name", "seconds", "written"),
-    [("validation", 1.0, True), ("validation", 1e-4, False), ("train", 1.0, False)],
-)
-def test_training_and_moments_are_not_in_the_timeline(name, seconds, written):
-    monitor, rows = SpeedMonitor(), []
-    monitor._timeline = SimpleNamespace(write=lambda *args, **facts: rows.append(facts))
-    monitor._note_phase(name, seconds)
-    assert rows == ([{"name": name, "seconds": seconds}] if written else [])
-
-
 def test_a_run_that_a_callback_stops_is_not_finished():
     monitor, ends = SpeedMonitor(), []
     for stopped in (False, True):
@@ -301,21 +287,6 @@ def test_a_run_that_a_callback_stops_is_not_finished():
         monitor.on_fit_end(trainer, None)  # nothing is open
     assert [facts[:2] for facts in ends] == [(3, None), (3, "trainer.should_stop")]
     assert ends[0][2].keys() == {"start-up"}
-
-
-def test_the_report_names_rate_median_and_phases(text_file, time):
-    trainer, module, monitor, _ = run(text_file, time)
-    rate, split = speed_lines(monitor, trainer, module)
-    assert f"{6 * 64 / 0.063:,.0f} tokens/s, median step 10.0 ms, MFU" in rate
-    assert "validation 3.0" in split
-    assert "checkpoint 10.0" in split
-
-
-def test_without_a_peak_there_is_no_mfu_but_a_reason(text_file, time):
-    monitor = SpeedMonitor(peak_flops="auto", warmup_steps=0)
-    _, _, monitor, rows = run(text_file, time, monitor)
-    assert "perf/mfu" not in rows[4]
-    assert monitor.peak_line.startswith("no MFU")
 
 
 def test_the_token_count_survives_a_checkpoint():
@@ -344,42 +315,12 @@ def test_a_second_session_of_a_process_has_rates_of_its_own(text_file, time):
     assert sum(monitor.seconds().values()) == pytest.approx(time.now - first - 100.0)
 
 
-def test_model_flops_are_those_of_the_runs_context():
-    module = GPTModule(GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=64, vocab_size=50))
-    module.configure_model()
-    n = module.model.num_params(embeddings=False)
-    assert module.flops_per_token == 6 * n + 12 * 2 * 32 * 64
-    assert torch.get_float32_matmul_precision() == "highest"
-
-
 def test_a_stall_is_over_ten_times_the_median_and_counts_for_nothing():
     steps = [(0.1, 100)] * 20 + [(1.01, 100), (0.99, 100), (1967.0, 100)]
     kept, stalls = without_stalls(steps, median_s(steps))
     assert stalls == [(1.01, 100), (1967.0, 100)]
     assert len(kept) == 21
     assert median_s([]) == math.inf  # nothing to compare with: nothing is a stall
-
-
-def test_the_report_keeps_stalls_out_of_the_rates_and_apart_in_time():
-    monitor = SpeedMonitor()
-    monitor.clock = PhaseClock("train", now=iter([0.0, 30.0]).__next__)
-    monitor._measured = [(0.5, 100)] * 40 + [(10.0, 100)]
-    lines = speed_lines(monitor, None, None)
-    assert lines[0] == (
-        "speed       200 tokens/s, median step 500.0 ms; 1 stalls left out, the longest of 10.0 s"
-    )
-    assert lines[1] == "time        30.0 s: train 20.0, stalls 10.0"
-
-
-def test_a_phase_inside_a_step_is_cut_out_of_it(text_file, time):
-    class Interrupted(SpeedMonitor):
-        def on_train_batch_start(self, trainer, *args, **kwargs):
-            super().on_train_batch_start(trainer, *args, **kwargs)
-            with self.phase(trainer, "samples"):
-                time.now += 5.0
-
-    *_, rows = run(text_file, time, Interrupted(peak_flops=1e9, warmup_steps=2))
-    assert rows[8]["perf/step_ms"] == pytest.approx(10)  # 2 before the phase, 8 after it
 
 
 def test_the_device_has_finished_before_the_phase_changes(text_file, time, monkeypatch):
@@ -396,33 +337,3 @@ def test_the_device_has_finished_before_the_phase_changes(text_file, time, monke
     phases = [place for place, word in enumerate(order) if word != "wait"]
     assert {order[place] for place in phases} >= {"validation", "train", "wrap-up"}
     assert all(order[place - 1] == "wait" for place in phases)
-
-
-class RealTime(FakeTime):
-    """The clock of the machine, on which work sleeps."""
-
-    def __init__(self) -> None:
-        self.file_s = 0.1
-
-    @property
-    def now(self) -> float:
-        return perf_counter()
-
-    @now.setter
-    def now(self, then: float) -> None:
-        sleep(max(0.0, then - perf_counter()))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("every_n_steps", [0, 1])
-def test_on_the_machines_clock_the_phases_add_up_too(text_file, every_n_steps):
-    began, time = perf_counter(), RealTime()
-    trainer, module, monitor, rows = run(
-        text_file, time, every_n_steps=every_n_steps, limit_val_batches=0
-    )
-    seconds, wall_s = monitor.seconds(), perf_counter() - began
-    assert rows[8]["perf/step_ms"] < 100  # a save takes 100, a step 8 and its overhead
-    assert min(seconds.values()) >= 0
-    assert sum(seconds.values()) == pytest.approx(wall_s, abs=0.04)  # of set-up; a save takes 0.1
-    rate = float(speed_lines(monitor, trainer, module)[0].split()[1].replace(",", ""))
-    assert rate == pytest.approx(6 * 64 / seconds["train"], rel=0.01)
