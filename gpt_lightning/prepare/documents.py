@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare.columns import bytes_of, open_parquet
-from gpt_lightning.prepare.compressed import decompressed, intact
+from gpt_lightning.prepare.readers import bytes_of, decompressed, intact, open_parquet
 from gpt_lightning.prepare.input_file import (
     HEAD_BYTES,
     RECODE,

@@ -1,47 +1,40 @@
-"""Documents to a dataset: plan units, make their parts, assemble the parts."""
+"""Documents to a dataset: make the files of all units, write the shards, deliver the dataset."""
 
 import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gpt_lightning.data.formats import file_header
-from gpt_lightning.data.manifest import Manifest, TextOrigin
+from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
 from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import write_atomic
-from gpt_lightning.prepare.assemble import PARTS, PLAN, Assembly, Plan, ShardTask
 from gpt_lightning.prepare.executors import Execution, check_main_guard, run_all
 from gpt_lightning.prepare.input_file import Input
 from gpt_lightning.prepare.inputs import fingerprint
-from gpt_lightning.prepare.settings import Settings
-from gpt_lightning.prepare.shard_writer import begin_dataset, finish_dataset
+from gpt_lightning.prepare.settings import SPLITS, Settings
+from gpt_lightning.prepare.shards import Assembly, Plan, ShardTask, begin_dataset, new_manifest
 from gpt_lightning.prepare.target import Target, save_inputs
 from gpt_lightning.prepare.units import (
-    UNFINISHED,
     Job,
-    PartName,
+    Record,
     Unit,
-    describe_units,
+    all_pieces,
     digest_contents,
-    find_parts,
-    matching_part,
-    parts_folder,
     plan_units,
     read_content,
+    read_record,
     run_unit,
+    units_folder,
 )
 
-SHARDS = "shards"
-DONE = "done"  # folder of parts that are being deleted
+DONE = "done"  # folder of work that is being deleted
 
 
 def prepare_documents(
@@ -53,33 +46,30 @@ def prepare_documents(
 ) -> tuple[Manifest | None, bool]:
     """Return the dataset of documents, and whether it was made now; None for one job.
 
-    Parts of the work are in `.NAME.parts` beside `out` until the dataset is complete. A run that
-    was killed at any moment continues from the complete parts and shards, with the same bytes as a
-    result. Parts are recognized by the contents of their inputs, so that a run with other inputs or
-    another setting of `errors` uses those that it would make again. Parts of other settings stay,
-    unless the target is overwritten.
+    Unfinished work is in `.NAME.parts` beside `out` until the dataset is complete. A run that was
+    killed at any moment continues from the finished units and shards, with the same bytes as a
+    result. Units of other settings stay, unless the target is overwritten.
 
     Raises:
         UserError: The inputs or settings make no dataset, the folder holds something else, the disk
-            is full, or parts are missing for a merge.
+            is full, or units are missing for a merge.
     """
     check_main_guard()
     _tokenizer_of_documents(settings)
     place = target.out.resolve()
     root = place.with_name(f".{place.name}.parts")
-    job = Job(parts_folder(root, settings), settings, fingerprint(inputs))
-    target.wanted.update(inputs=job.inputs, format=settings.format, **settings.of_documents())
+    job = Job(units_folder(root, settings), settings)
+    stamps = fingerprint(inputs)
+    target.wanted.update(inputs=stamps, format=settings.format, **settings.of_documents())
     target.wanted["shuffle"] = settings.shuffle
     contents = cache(partial(_contents, inputs, settings, execution))
     target = replace(target, sizes=fingerprint(inputs, times=False), contents=contents)
     if execution.shard_index is not None and target.existing() is None:
-        units = plan_units(inputs, settings.text_field)
-        _run_job(job, units, _Maker(name, job, units, target, execution).consumed(), execution)
+        _run_job(job, plan_units(inputs, settings.text_field), execution)
         return None, True
     manifest, made = target.make_once(partial(_make, job, inputs, name, target, execution))
-    shards = job.parts / SHARDS
-    if not made and (shards / PLAN).exists() and target.delivered(shards):
-        _delete_parts(job)  # the process was killed just after it delivered the dataset
+    if not made and any(map(target.delivered, job.folder.glob("shards-*"))):
+        _delete_work(job)  # the process was killed just after it delivered the dataset
     elif not made:
         _sweep(root)
     return manifest, made
@@ -91,7 +81,7 @@ def _contents(inputs: Sequence[Input], settings: Settings, execution: Execution)
     units = plan_units(inputs, settings.text_field)
     found: dict[str, str] = {}
     with Progress(sum(unit.size for unit in units), 0) as progress:
-        for unit, (content, _) in run_all(partial(read_content, settings), units, execution):
+        for unit, content in run_all(partial(read_content, settings), units, execution):
             found[unit.key] = content
             progress.add(unit.size, 0)
     return digest_contents([(unit.key, found[unit.key]) for unit in units])
@@ -110,275 +100,209 @@ def _tokenizer_of_documents(settings: Settings) -> Tokenizer:
     return tokenizer
 
 
-# ---- parts ---------------------------------------------------------------------------------------
+# ---- units ---------------------------------------------------------------------------------------
 
 
-def _run_job(
-    job: Job, units: Sequence[Unit], consumed: Sequence[PartName], execution: Execution
-) -> None:
-    """Make the parts of one job of an array; it deletes no part."""
-    own = [unit for unit in units if execution.own(unit.index)]
-    _parts(job, units, consumed, execution, own)
-    # parts of other jobs, whose copies of the inputs may have other times: the merge compares
-    _, todo = find_parts(job, units, [*job.present(), *consumed])
-    missing = [unit.index for unit, candidates in todo if not candidates]
-    rest = "none is missing: add --merge true"
-    if missing:
-        rest = f"missing are {_described(missing, execution)}"
+def _run_job(job: Job, units: Sequence[Unit], execution: Execution) -> None:
+    """Make the units of one job of an array."""
+    _make_units(job, [unit for unit in units if execution.own(unit.index)], execution)
+    missing = [unit.index for unit in units if read_record(job, unit) is None]
+    rest = f"missing are {_described(missing, execution)}" if missing else "none is missing: "
     print(
         f"job {execution.shard_index} of {execution.shard_count} is done, "
-        f"{len(units) - len(missing)} of {len(units)} parts are complete, {rest}",
+        f"{len(units) - len(missing)} of {len(units)} parts are complete, "
+        f"{rest}{'' if missing else 'add --merge true'}",
         flush=True,
     )
 
 
-def _parts(
-    job: Job,
-    units: Sequence[Unit],
-    consumed: Sequence[PartName],
-    execution: Execution,
-    own: Sequence[Unit] | None = None,
-) -> dict[int, PartName]:
-    """Return the parts of units by index, after making those that are missing.
+def _make_units(job: Job, units: Sequence[Unit], execution: Execution) -> list[Record]:
+    """Return the records of units in order, after making those that are missing.
 
-    Args:
-        job: Facts of the work.
-        units: All units.
-        consumed: Names of parts whose tokens are in shards already.
-        execution: Distribution of the work; a merge makes no part.
-        own: Units whose parts are made; None: all.
+    A unit is finished if its record has the present sizes and stamps of its inputs. If only these
+    differ, run_unit compares the contents.
     """
-    done, todo = find_parts(job, units, [*job.present(), *consumed])
-    if own is not None:
-        indices = {unit.index for unit in own}
-        todo = [work for work in todo if work[0].index in indices]
-    elif execution.merge:
-        todo = [work for work in todo if work[1]]
-    if not execution.merge:  # a file may have another name now
-        keys = {unit.key for unit in units}
-        spare = tuple(name for name in job.present() if name.key not in keys)
-        todo = [(unit, candidates + spare) for unit, candidates in todo]
-    wanted = units if own is None else own
-    n_done = sum(unit.index in done for unit in wanted)
-    if 0 < n_done < len(wanted):
-        print(f"continuing: {n_done} of {len(wanted)} parts are complete", flush=True)
-    n_bytes = sum(unit.size for unit in wanted)
-    done_bytes = n_bytes - sum(unit.size for unit, _ in todo)
-    with Progress(n_bytes, done_bytes) as progress:
-        if execution.merge:
-            for (unit, _), found in run_all(partial(matching_part, job), todo, execution):
-                if found is not None:
-                    done[unit.index] = found
-        else:
-            for (unit, _), (name, n_tokens) in run_all(partial(run_unit, job), todo, execution):
-                done[unit.index] = name
-                progress.add(unit.size, n_tokens)
-    return done
+    done: dict[int, Record] = {}
+    for unit in units:
+        record = read_record(job, unit)
+        if record and record.stamp == unit.stamp and record.fits(job.settings):
+            done[unit.index] = record
+    todo = [unit for unit in units if unit.index not in done]
+    if done and todo:
+        print(f"continuing: {len(done)} of {len(units)} parts are complete", flush=True)
+    n_bytes = sum(unit.size for unit in units)
+    with Progress(n_bytes, n_bytes - sum(unit.size for unit in todo)) as progress:
+        for unit, record in run_all(partial(run_unit, job), todo, execution):
+            done[unit.index] = record
+            progress.add(unit.size, record.tokens)
+    return [done[unit.index] for unit in units]
 
 
 def _described(missing: Sequence[int], execution: Execution) -> str:
-    units = f"units {describe_units(missing)}"
+    """Return the numbers of units, and of the jobs that make them: 0-3, 7."""
     if execution.shard_count is None:
-        return units
+        return f"units {_ranges(missing)}"
     jobs = {index % execution.shard_count for index in missing}
-    return f"{units} (shard_index {describe_units(list(jobs))} of {execution.shard_count})"
+    return f"units {_ranges(missing)} (shard_index {_ranges(jobs)} of {execution.shard_count})"
 
 
-def _delete_parts(job: Job) -> None:
-    """Delete the parts of this work, and the folder of all parts if it holds no others."""
-    root = job.parts.parent
+def _ranges(numbers: Collection[int]) -> str:
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    ranges = [f"{first}-{last}" if last > first else f"{first}" for first, last in runs]
+    return ", ".join(ranges[:20]) + (", ..." if len(ranges) > 20 else "")
+
+
+# ---- the dataset ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Records of all units, the pieces and the plan that they make, and the shards to write."""
+
+    records: list[Record]
+    assembly: Assembly
+    plan: Plan
+    shards: dict[ShardTask, Shard]  # complete ones
+    todo: list[ShardTask]
+
+
+def _make(
+    job: Job, inputs: Sequence[Input], name: str, target: Target, execution: Execution
+) -> tuple[Manifest, bool]:
+    """Make the missing units and shards, and deliver the dataset."""
+    target.check_writable()
+    units = plan_units(inputs, job.settings.text_field)
+    missing = [unit.index for unit in units if read_record(job, unit) is None]
+    if execution.merge and missing:
+        raise UserError(
+            f"{job.folder} lacks {len(missing)} of {len(units)} parts, "
+            f"{_described(missing, execution)}: run these jobs, then merge again"
+        )
+    if target.overwrite and job.folder.parent.exists():
+        for other in set(job.folder.parent.iterdir()) - {job.folder}:
+            shutil.rmtree(other)
+    tokenizer = _tokenizer_of_documents(job.settings)
+    try:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        work = _planned(job, units, name, tokenizer, target, execution)
+        while lost := work.assembly.lost(work.todo):
+            for piece in lost:
+                piece.forget()
+            work = _planned(job, units, name, tokenizer, target, execution)
+        new = work.assembly.folder / "new"
+        if not new.exists():
+            begin_dataset(new, tokenizer, job.settings)
+        target.make_room()
+        _write_shards(work, execution)
+        contents = zip(units, work.records, strict=True)
+        found = digest_contents([(unit.key, record.content) for unit, record in contents])
+        inputs_facts = {"inputs": target.wanted["inputs"], "sizes": target.sizes}
+        save_inputs(new, inputs_facts | {"contents": found})
+        manifest = _manifest(work, tokenizer, name)
+        manifest.save(new)
+        manifest, made = target.deliver(work.assembly.folder, manifest)
+    finally:
+        for empty in (job.folder, job.folder.parent):
+            with contextlib.suppress(OSError):  # it holds finished units
+                empty.rmdir()
+    _print_damage(manifest.settings)
+    _delete_work(job)
+    return manifest, made
+
+
+def _planned(
+    job: Job,
+    units: Sequence[Unit],
+    name: str,
+    tokenizer: Tokenizer,
+    target: Target,
+    execution: Execution,
+) -> _Work:
+    """Make the missing units, and plan the shards; those of other inputs or settings are deleted."""
+    settings, records = job.settings, _make_units(job, units, execution)
+    facts = [
+        [
+            [unit.key, record.content, record.errors]
+            for unit, record in zip(units, records, strict=True)
+        ],
+        settings.of_documents() | {"errors": None},  # the records have the damage
+        settings.format,
+        target.url,
+    ]
+    folder = job.folder / f"shards-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}"
+    others = set(job.folder.glob("shards-*")) - {folder}
+    for other in others:
+        print("the inputs changed since shards were written: writing them again", flush=True)
+        shutil.rmtree(other)
+    folder.mkdir(exist_ok=True)
+    dtype, pieces = token_dtype(tokenizer.vocab_size), all_pieces(job, units, records)
+    assembly = Assembly(folder, tuple(pieces), dtype, settings, target.url)
+    try:
+        plan = assembly.plan()
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
+    tasks = assembly.tasks(plan)
+    shards = {task: shard for task in tasks if (shard := assembly.finished(task))}
+    if shards:
+        print("continuing with the shards of an earlier run", flush=True)
+    return _Work(records, assembly, plan, shards, [task for task in tasks if task not in shards])
+
+
+def _write_shards(work: _Work, execution: Execution) -> None:
+    """Write the missing shards; delete the pieces whose tokens are all written."""
+    assembly, size = work.assembly, work.assembly.dtype.itemsize
+    if scattered := assembly.unscattered():
+        print("shuffling the documents on the disk", flush=True)
+        with Progress(size * assembly.n_tokens, 0) as progress:
+            for index, _ in run_all(assembly.scatter, scattered, execution):
+                n_tokens = assembly.pieces[index].tokens
+                progress.add(size * n_tokens, n_tokens)
+    n_bytes = size * assembly.n_tokens
+    done_bytes = size * sum(shard.tokens for shard in work.shards.values())
+    with Progress(n_bytes, done_bytes) as progress:
+        for task, shard in run_all(assembly.write_shard, list(work.todo), execution):
+            work.shards[task] = shard
+            work.todo.remove(task)
+            assembly.delete_read(work.todo, task)
+            progress.add(size * shard.tokens, shard.tokens)
+
+
+def _manifest(work: _Work, tokenizer: Tokenizer, name: str) -> Manifest:
+    settings, plan = work.assembly.settings, work.plan
+    splits: dict[str, list[Shard]] = {split: [] for split in work.assembly.splits}
+    for task in work.assembly.tasks(plan):
+        splits[SPLITS[task.split]].append(work.shards[task])
+    recorded = settings.of_documents() | {
+        "documents": int(plan.documents.sum()),
+        "skipped": sum(record.skipped for record in work.records),
+        "replaced": sum(record.replaced for record in work.records),
+    }
+    origin = TextOrigin(name, plan.text_bytes, plan.sha256)
+    shards = {split: tuple(found) for split, found in splits.items()}
+    return new_manifest(tokenizer, settings, origin, recorded, shards)
+
+
+def _delete_work(job: Job) -> None:
+    """Delete the work of this dataset, and the folder of all work if it holds no other."""
+    root = job.folder.parent
     _sweep(root)
     with contextlib.suppress(OSError):  # one step, which a later run can tell from unfinished work
-        job.parts.rename(root / DONE)
+        job.folder.rename(root / DONE)
     _sweep(root)
     if root.exists():
         print(f"{root} keeps parts of other settings: delete it if you do not need them")
 
 
 def _sweep(root: Path) -> None:
-    """Delete parts that a dataset has replaced, and their folder if it holds no others."""
+    """Delete work that a dataset has replaced, and its folder if it holds no other."""
     shutil.rmtree(root / DONE, ignore_errors=True)
-    for old in [root / "plan.json", *root.glob("????????.part")]:  # of the first version
-        old.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         root.rmdir()
-
-
-# ---- the dataset ---------------------------------------------------------------------------------
-
-
-def _make(
-    job: Job, inputs: Sequence[Input], name: str, target: Target, execution: Execution
-) -> tuple[Manifest, bool]:
-    """Make the missing parts, and deliver the dataset that they assemble to."""
-    target.check_writable()
-    units = plan_units(inputs, job.settings.text_field)
-    if target.overwrite and job.parts.parent.exists():
-        for other in set(job.parts.parent.iterdir()) - {job.parts}:
-            shutil.rmtree(other) if other.is_dir() else other.unlink()
-    job.parts.mkdir(parents=True, exist_ok=True)
-    try:
-        maker = _Maker(name, job, units, target, execution)
-        plan = maker.make_plan()
-        target.make_room()
-        manifest, made = target.deliver(maker.assembly.folder, maker.write(plan))
-        _print_damage(manifest.settings)
-    finally:
-        for folder in (job.parts / UNFINISHED, job.parts, job.parts.parent):
-            with contextlib.suppress(OSError):  # it holds complete parts
-                folder.rmdir()
-    _delete_parts(job)
-    return manifest, made
-
-
-@dataclass
-class _Maker:
-    """Sequence of steps from units to shards, each of which continues an earlier run.
-
-    Args:
-        source: Name of the inputs.
-        job: Facts of the work.
-        units: All units.
-        target: Output folder.
-        execution: Distribution of the work.
-    """
-
-    source: str
-    job: Job
-    units: Sequence[Unit]
-    target: Target
-    execution: Execution
-
-    def __post_init__(self) -> None:
-        self.tokenizer = _tokenizer_of_documents(self.job.settings)
-        self.assembly = Assembly(
-            self.job.parts / SHARDS,
-            self.job.parts,
-            token_dtype(self.tokenizer.vocab_size),
-            self.job.settings,
-            self.target.url,
-        )
-        self._n_deleted = 0
-
-    def make_plan(self) -> Plan:
-        """Make the missing parts and the index, or continue with an earlier run's shards."""
-        assembly = self.assembly
-        plan, consumed = assembly.plan(), self.consumed()
-        if plan is not None:
-            known = map(PartName.of_file, self._names())
-            if [name and name.key for name in known] != [unit.key for unit in self.units]:
-                self._refuse_loss(consumed)  # before parts of the new inputs are made
-            names = self._complete(consumed)
-            if plan.identity == self._identity(names):
-                self._save_names(names)
-                print("continuing with the shards of an earlier run", flush=True)
-                return plan
-            self._refuse_loss(consumed)
-            print("the inputs changed since shards were written: writing them again", flush=True)
-        shutil.rmtree(assembly.folder, ignore_errors=True)
-        names = self._complete([])
-        assembly.folder.mkdir()
-        begin_dataset(assembly.folder / "new", self.tokenizer, self.job.settings)
-        self._save_names(names)
-        try:
-            return assembly.make_plan([name.file for name in names], self._identity(names))
-        except UserError as error:
-            raise UserError(f"{self.source}: {error}") from error
-
-    def consumed(self) -> list[PartName]:
-        """Return the parts that are deleted, because an earlier run has put them into shards."""
-        plan = self.assembly.plan()
-        if plan is None:
-            return []
-        done = {task for task in self.assembly.tasks(plan) if self.assembly.finished(task)}
-        n_replaced = self.assembly.replaced(plan, done, self.assembly.ends())
-        names = map(PartName.of_file, self._names()[:n_replaced])
-        return [name for name in names if name]
-
-    def _refuse_loss(self, consumed: Sequence[PartName]) -> None:
-        if consumed and not self.target.overwrite:
-            raise UserError(
-                f"{self.assembly.folder} holds shards of other inputs or settings, and "
-                f"{len(consumed)} finished parts are in them alone: finish them with the earlier "
-                "inputs and settings, or discard them with --overwrite true"
-            )
-
-    def _complete(self, consumed: Sequence[PartName]) -> list[PartName]:
-        """Return the parts of all units in order, after making those that are missing."""
-        done = _parts(self.job, self.units, consumed, self.execution)
-        missing = [unit.index for unit in self.units if unit.index not in done]
-        if missing:
-            raise UserError(
-                f"{self.job.parts} lacks {len(missing)} of {len(self.units)} parts, "
-                f"{_described(missing, self.execution)}: run these jobs, then merge again"
-            )
-        return [done[unit.index] for unit in self.units]
-
-    def _names(self) -> list[str]:
-        return (self.assembly.folder / PARTS).read_text().splitlines()
-
-    def _save_names(self, names: Sequence[PartName]) -> None:
-        content = "".join(f"{name.file}\n" for name in names)
-        write_atomic(self.assembly.folder / PARTS, content.encode())
-
-    def _identity(self, names: Sequence[PartName]) -> str:
-        """Return a digest of what decides the shards: all but the inputs' times."""
-        parts = [[name.key, name.content, name.damage] for name in names]
-        documents = self.job.settings.of_documents() | {"errors": None}  # the parts have the damage
-        settings = [documents, self.job.settings.format, self.target.url]
-        return hashlib.sha256(json.dumps([parts, settings]).encode()).hexdigest()
-
-    def write(self, plan: Plan) -> Manifest:
-        """Write the missing shards and the manifest; delete parts whose tokens are all written."""
-        assembly, settings = self.assembly, self.job.settings
-        tasks = assembly.tasks(plan)
-        shards = {task: shard for task in tasks if (shard := assembly.finished(task))}
-        todo = [task for task in tasks if task not in shards]
-        done_bytes = self._bytes(shards)
-        n_bytes = done_bytes + self._bytes(todo)
-        self._write_runs(plan, n_bytes)
-        if settings.shuffle is not None:
-            todo.reverse()  # the runs are cut at their ends
-        with Progress(n_bytes, done_bytes) as progress:
-            for task, shard in run_all(assembly.write_shard, todo, self.execution):
-                shards[task] = shard
-                progress.add(self._bytes([task]), shard.tokens)
-                self._delete_replaced(plan, shards)
-                assembly.cut_runs(plan, shards)
-        splits = {key: tuple(found) for key, found in assembly.shards(plan, shards).items()}
-        keys = ("documents", "skipped", "replaced")
-        recorded = settings.of_documents() | {key: plan.counts[key] for key in keys}
-        origin = TextOrigin(self.source, plan.counts["text_bytes"], plan.sha256)
-        new = assembly.folder / "new"
-        parts = filter(None, map(PartName.of_file, self._names()))
-        contents = digest_contents([(part.key, part.content) for part in parts])
-        facts = {"inputs": self.job.inputs, "sizes": self.target.sizes, "contents": contents}
-        save_inputs(new, facts)
-        return finish_dataset(new, self.tokenizer, settings, origin, recorded, splits)
-
-    def _write_runs(self, plan: Plan, n_bytes: int) -> None:
-        """Write the missing runs of shuffled documents."""
-        runs = self.assembly.missing_runs(plan)
-        if not runs:
-            return
-        print("shuffling the documents on the disk", flush=True)
-        with Progress(n_bytes, 0) as progress:
-            for _, n_tokens in run_all(self.assembly.write_run, runs, self.execution):
-                progress.add(n_tokens * self.assembly.dtype.itemsize, n_tokens)
-                self._delete_replaced(plan, {})
-
-    def _delete_replaced(self, plan: Plan, shards: Collection[ShardTask]) -> None:
-        n_replaced = self.assembly.replaced(plan, shards, self._ends)
-        for name in self._names()[self._n_deleted : n_replaced]:
-            (self.job.parts / name).unlink(missing_ok=True)
-        self._n_deleted = n_replaced
-
-    @cached_property
-    def _ends(self) -> np.ndarray:
-        return self.assembly.ends()
-
-    def _bytes(self, tasks: Iterable[ShardTask]) -> int:
-        return self.assembly.dtype.itemsize * sum(task.last - task.first for task in tasks)
 
 
 def _print_damage(settings: Mapping[str, Any]) -> None:

@@ -98,8 +98,8 @@ class Settings:
             del found["shuffle"]
         return found
 
-    def of_parts(self) -> dict[str, Any]:
-        """Return the settings that decide the bytes of the parts; errors are in a part's name."""
+    def of_units(self) -> dict[str, Any]:
+        """Return the settings that decide the files of a unit; its record has `errors`."""
         return {"tokenizer": self.tokenizer_name, "text_field": self.text_field}
 
 

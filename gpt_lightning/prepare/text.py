@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
 from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
@@ -14,7 +16,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained
 from gpt_lightning.prepare.input_file import HEAD_BYTES, RECODE, check_not_json, check_text
 from gpt_lightning.prepare.settings import Errors, Settings, split_borders
-from gpt_lightning.prepare.shard_writer import SplitWriter, begin_dataset, finish_dataset
+from gpt_lightning.prepare.shards import begin_dataset, check_size, new_manifest, write_split
 from gpt_lightning.prepare.target import Target
 
 CHUNK_BYTES = 2**22
@@ -207,24 +209,30 @@ def _write(
         splits = _write_splits(folder, source, survey, tokenizer, settings)
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
-    return finish_dataset(folder, tokenizer, settings, origin, settings.of_text(), splits)
+    manifest = new_manifest(tokenizer, settings, origin, settings.of_text(), splits)
+    manifest.save(folder)
+    return manifest
 
 
 def _write_splits(
     folder: Path, source: Path, survey: Survey, tokenizer: Tokenizer, settings: Settings
 ) -> dict[str, tuple[Shard, ...]]:
     borders = split_borders(survey.n_characters, settings.val_fraction, settings.test_fraction)
-    again, splits = Survey(), {}
+    again, splits, dtype = Survey(), {}, token_dtype(tokenizer.vocab_size)
     chunks = decoded(source, settings.errors, again)
     text = Characters(chunks)
-    for split, (first, last) in borders.items():
-        writer = SplitWriter(folder, split, token_dtype(tokenizer.vocab_size), settings)
+
+    def tokens(n_characters: int) -> Iterator[np.ndarray]:
+        limit = min(PIECE_CHARACTERS, tokenizer.max_characters)
         with Progress(survey.n_bytes, again.n_bytes) as progress:
-            limit = min(PIECE_CHARACTERS, tokenizer.max_characters)
-            for tokens in map(tokenizer.encode, pieces(text.take(last - first), limit)):
-                writer.append(tokens)
-                progress.reach(again.n_bytes, len(tokens))
-        splits[split] = writer.close(f"{last - first} characters")
+            for found in map(tokenizer.encode, pieces(text.take(n_characters), limit)):
+                yield found
+                progress.reach(again.n_bytes, len(found))
+
+    for split, (first, last) in borders.items():
+        shards = write_split(folder, split, dtype, settings, tokens(last - first))
+        check_size(split, sum(shard.tokens for shard in shards), f"{last - first} characters")
+        splits[split] = tuple(shards)
     for _ in chunks:  # the last, empty chunk completes the digest
         pass
     if again.sha256 != survey.sha256:

@@ -1,38 +1,44 @@
-"""Units of work: a pure function of the inputs. Each becomes a part.
+"""Units of work: pieces of the inputs, each tokenized alone, and the files that hold their tokens.
 
-Neither the number of workers nor earlier runs decide the borders of units, so that the parts, and
-the dataset, are the same however often the work was interrupted.
+The borders of units depend on the inputs alone, not on the number of workers or on earlier runs, so
+that the dataset is the same however often the work was interrupted.
+
+A finished unit has a record, KEY.json, which is written last, and pieces of some 4 Mi tokens:
+KEY-0000.tokens, and KEY-0000.documents, a table of the documents. The table decides the splits and
+the shards (shards.py); the tokens are read once or twice, and then deleted.
 """
 
-import contextlib
+import dataclasses
 import functools
 import hashlib
+import itertools
 import json
-import os
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from gpt_lightning.data.tokenizers import Tokenizer
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, sync_folder, temporary_path
-from gpt_lightning.prepare.columns import column_sizes
-from gpt_lightning.prepare.documents import Document, Documents
+from gpt_lightning.files import write_atomic
+from gpt_lightning.prepare.documents import Documents
 from gpt_lightning.prepare.input_file import Input
 from gpt_lightning.prepare.inputs import check_unchanged, explained_input, open_input
-from gpt_lightning.prepare.parts import PartWriter, read_part
+from gpt_lightning.prepare.readers import column_sizes
 from gpt_lightning.prepare.settings import Settings
 
 UNIT_BYTES = 2**24
 UNIT_FILES = 4096
-PARTS_VERSION = 2  # of the parts' format and of the digests in their names
-SUFFIX = ".part"
+PIECE_TOKENS = 2**22
+PIECE_DOCUMENTS = 2**16
+WORK_VERSION = 3  # of the files of a unit
 CLEAN = "clean"
-UNFINISHED = "unfinished"
+# row of a piece's table: tokens with the end-of-text token, bytes of the text in UTF-8, CRC-32 of
+# the tokens, SHA-256 of the text
+ROW = np.dtype([("tokens", "<u8"), ("bytes", "<u8"), ("checksum", "<u4"), ("sha256", "u1", 32)])
 
 
 @dataclass(frozen=True)
@@ -136,124 +142,169 @@ def _groups(sizes: list[int], unit_bytes: int) -> Iterator[tuple[int, int, int]]
             start, held = group, 0
 
 
-# ---- the folder of parts -------------------------------------------------------------------------
-
-
-class PartName(NamedTuple):
-    """Name of a part: everything that decides whether a later run can use it.
-
-    Attributes:
-        key: Digest of the files' names and the place in them.
-        stamp: Digest of the files' sizes and stamps.
-        content: Digest of what was read, independent of names and times.
-        damage: Setting `errors` if something was skipped or replaced; else clean.
-    """
-
-    key: str
-    stamp: str
-    content: str
-    damage: str
-
-    @classmethod
-    def of_file(cls, name: str) -> "PartName | None":
-        """Return the name of a file, or None if the file is no part."""
-        fields = name.removesuffix(SUFFIX).split("-")
-        return cls(*fields) if name.endswith(SUFFIX) and len(fields) == 4 else None
-
-    @property
-    def file(self) -> str:
-        """File name."""
-        return "-".join(self) + SUFFIX
-
-
-Work = tuple[Unit, tuple[PartName, ...]]  # a unit, and parts that may hold its tokens
+# ---- files of a finished unit --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Job:
-    """Facts that all units of a dataset share.
+    """Facts that all units share.
 
     Attributes:
-        parts: Folder of the parts.
+        folder: Folder of the units' files.
         settings: Settings of the dataset.
-        inputs: Fingerprint of the inputs.
     """
 
-    parts: Path
+    folder: Path
     settings: Settings
-    inputs: str
-
-    def part(self, name: PartName) -> Path:
-        """Return the path of a part."""
-        return self.parts / name.file
-
-    def present(self) -> list[PartName]:
-        """Return the names of all parts in the folder, sorted."""
-        with contextlib.suppress(FileNotFoundError):
-            return sorted(filter(None, map(PartName.of_file, os.listdir(self.parts))))
-        return []
 
 
-def parts_folder(root: Path, settings: Settings) -> Path:
-    """Return the folder of the parts that these settings make, below the folder of all parts."""
-    return root / _digest([PARTS_VERSION, settings.of_parts()], 12)
+def units_folder(root: Path, settings: Settings) -> Path:
+    """Return the folder of the units' files for these settings, in the folder of all work."""
+    return root / _digest([WORK_VERSION, settings.of_units()], 12)
 
 
-def find_parts(
-    job: Job, units: Sequence[Unit], names: Sequence[PartName]
-) -> tuple[dict[int, PartName], list[Work]]:
-    """Return the parts of units by index, and the work that is left.
+@dataclass(frozen=True)
+class Piece:
+    """Tokens of some consecutive documents of a unit, in two files.
 
-    A part is used if the names, sizes and stamps of its inputs are those of the unit. If only sizes
-    or stamps differ, the contents decide: `run_unit` compares them.
-
-    Args:
-        job: Facts of the work.
-        units: Units to find.
-        names: Names of parts.
+    Attributes:
+        path: Path of the files, without their endings.
+        documents: Number of documents.
+        tokens: Number of tokens.
+        checksum: CRC-32 of the table.
+        number: Number of documents before the piece, in all units.
+        position: Number of tokens before the piece, in all units.
     """
-    known: dict[str, list[PartName]] = {}
-    for name in names:
-        if name.damage in (CLEAN, job.settings.errors):
-            known.setdefault(name.key, []).append(name)
-    done: dict[int, PartName] = {}
-    todo: list[Work] = []
-    for unit in units:
-        candidates = known.get(unit.key, [])
-        same = [name for name in candidates if name.stamp == unit.stamp]
-        if same:
-            done[unit.index] = same[0]
-        else:
-            todo.append((unit, tuple(candidates)))
-    return done, todo
+
+    path: Path
+    documents: int
+    tokens: int
+    checksum: int
+    number: int = 0
+    position: int = 0
+
+    @property
+    def file(self) -> Path:
+        """Path of the tokens."""
+        return self.path.with_suffix(".tokens")
+
+    def table(self) -> np.ndarray:
+        """Return the table of the documents, ROW (documents,).
+
+        Raises:
+            UserError: The table is damaged or missing.
+        """
+        try:
+            content = self.path.with_suffix(".documents").read_bytes()
+        except FileNotFoundError:
+            content = b""
+        if zlib.crc32(content) != self.checksum:
+            raise self.damaged()
+        return np.frombuffer(content, ROW)
+
+    def read(self, table: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+        """Return the tokens, (tokens,), after comparing the checksum of each document.
+
+        Raises:
+            UserError: The tokens are damaged or missing.
+        """
+        found = np.fromfile(self.file, dtype) if self.file.exists() else np.empty(0, dtype)
+        if len(found) != self.tokens or (checksums(found, table) != table["checksum"]).any():
+            raise self.damaged()
+        return found
+
+    def forget(self) -> None:
+        """Delete the record of the unit, so that it is made again."""
+        self.path.with_name(f"{self.path.name.partition('-')[0]}.json").unlink(missing_ok=True)
+
+    def damaged(self) -> UserError:
+        """Forget the unit, and return the error."""
+        self.forget()
+        return UserError(
+            f"{self.path} is damaged, its bytes differ from their checksums: run the same command "
+            "again, which makes this part again"
+        )
 
 
-# ---- from a unit to its part ---------------------------------------------------------------------
+@dataclass(frozen=True)
+class Record:
+    """Description of a finished unit.
 
-
-def matching_part(job: Job, work: Work) -> PartName | None:
-    """Return the candidate that was made of the unit's present contents, read again, or None.
-
-    Raises:
-        UserError: An input cannot be read.
+    Attributes:
+        stamp: Stamp of the unit that was read.
+        content: Digest of the lines, cells and texts that were read, independent of names.
+        errors: Setting `errors` if something was skipped or replaced; else CLEAN.
+        skipped: Damaged documents that were omitted (errors skip).
+        replaced: Characters that replace damaged bytes (errors replace).
+        pieces: Documents, tokens and checksum of each piece.
     """
-    unit, candidates = work
-    if not candidates:
-        return None
-    content, n_bytes = read_content(job.settings, unit)
-    for name in (name for name in candidates if name.content == content):
-        if name.key == unit.key:
-            return name
-        with contextlib.suppress(UserError):  # damaged, or an equal unit took it
-            # lines and texts of equal bytes are other documents; without JSON, one is shorter
-            is_shorter = read_part(job.part(name)).text_bytes < n_bytes
-            if is_shorter == (unit.files[0].kind == "jsonl") and name.damage == CLEAN:
-                return name
+
+    stamp: str
+    content: str
+    errors: str
+    skipped: int
+    replaced: int
+    pieces: list[list[int]]
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens."""
+        return sum(tokens for _, tokens, _ in self.pieces)
+
+    def fits(self, settings: Settings) -> bool:
+        """Return whether these settings treat damaged documents as the unit's did."""
+        return self.errors in (CLEAN, settings.errors)
+
+
+def record_path(job: Job, unit: Unit) -> Path:
+    """Return the path of a unit's record."""
+    return job.folder / f"{unit.key}.json"
+
+
+def read_record(job: Job, unit: Unit) -> Record | None:
+    """Return the record of a finished unit, or None if it is missing or damaged."""
+    try:
+        checksum, _, description = record_path(job, unit).read_bytes().partition(b" ")
+        if int(checksum, 16) == zlib.crc32(description):
+            return Record(**json.loads(description))
+    except (OSError, ValueError, TypeError):
+        pass
     return None
 
 
-def read_content(settings: Settings, unit: Unit) -> tuple[str, int]:
-    """Return digest and bytes of a unit's present contents; the digest is in its part's name.
+def all_pieces(job: Job, units: Sequence[Unit], records: Sequence[Record]) -> list[Piece]:
+    """Return the pieces of all units in order."""
+    found: list[Piece] = []
+    number = position = 0
+    for unit, record in zip(units, records, strict=True):
+        for index, (documents, tokens, checksum) in enumerate(record.pieces):
+            path = _piece_path(job, unit, index)
+            found.append(Piece(path, documents, tokens, checksum, number, position))
+            number, position = number + documents, position + tokens
+    return found
+
+
+def _piece_path(job: Job, unit: Unit, index: int) -> Path:
+    return job.folder / f"{unit.key}-{index:04d}"
+
+
+def checksums(tokens: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Return the CRC-32 of the tokens of each document, (documents,).
+
+    Args:
+        tokens: Tokens of consecutive documents.
+        table: Rows of these documents, with a field `tokens`.
+    """
+    borders = [0, *np.cumsum(table["tokens"]).tolist()]
+    found = (zlib.crc32(tokens[begin:end]) for begin, end in itertools.pairwise(borders))  # type: ignore[arg-type]
+    return np.fromiter(found, "<u4", len(table))
+
+
+# ---- from a unit to its files --------------------------------------------------------------------
+
+
+def read_content(settings: Settings, unit: Unit) -> str:
+    """Return the digest of a unit's present contents.
 
     Raises:
         UserError: An input cannot be read.
@@ -262,7 +313,7 @@ def read_content(settings: Settings, unit: Unit) -> tuple[str, int]:
     for entry in unit.files:
         with explained_input(entry):
             reader.skim(entry, unit.start, unit.stop)
-    return reader.content, reader.n_bytes
+    return reader.content
 
 
 def digest_contents(units: Sequence[tuple[str, str]]) -> str:
@@ -274,74 +325,81 @@ def digest_contents(units: Sequence[tuple[str, str]]) -> str:
     return _digest([list(unit) for unit in units], 64)
 
 
-def run_unit(job: Job, work: Work) -> tuple[PartName, int]:
-    """Tokenize a unit's documents into its part, independently of all other units.
+def run_unit(job: Job, unit: Unit) -> Record:
+    """Tokenize a unit's documents into its files, independently of all other units.
 
-    A part that exists already and was made of equal contents is returned instead, renamed if its
-    inputs are. Each document begins with the end-of-text token. Memory (measured): 20 MB besides
-    the interpreter and the tokenizer, and for the longest document 4 bytes a byte; 40 if it is a
-    single word, as Chinese is to GPT-2's pattern.
-
-    Returns:
-        The name of the part, and the number of tokens that were made.
+    A unit that was finished with equal contents, before its files were touched, is kept. Each
+    document begins with the end-of-text token. Memory: a piece, and the longest document a few
+    times.
 
     Raises:
         UserError: An input cannot be read or is damaged, or the disk is full.
     """
-    unit, errors = work[0], job.settings.errors
-    found = matching_part(job, work)
-    if found is not None:
-        if found.key == unit.key:  # its file may be deleted, and its tokens in shards
-            return found, 0
-        own = found._replace(key=unit.key, stamp=unit.stamp)
-        with contextlib.suppress(FileNotFoundError):  # an equal unit took it
-            os.replace(job.part(found), job.part(own))
-            return own, 0
-    tokenizer = job.settings.build_tokenizer()
-    reader = Documents(job.settings.text_field, errors)
-    with explained("write", job.parts):
-        # not in the folder of the parts itself, which may have 100,000 files and is listed here
-        temporary = temporary_path(job.parts / UNFINISHED / unit.key)
-        try:
-            with temporary.open("wb") as file:
-                writer = PartWriter(file)
-                for document in _documents(reader, unit):
-                    _add(writer, reader, document, tokenizer)
-                part = writer.complete(reader.skipped, reader.replaced)
-            damage = errors if part.skipped or part.replaced else CLEAN
-            name = PartName(unit.key, unit.stamp, reader.content, damage)
-            os.replace(temporary, job.part(name))
-            sync_folder(job.parts)
-        finally:
-            temporary.unlink(missing_ok=True)
-    return name, part.tokens
+    settings = job.settings
+    old = read_record(job, unit)
+    if old and old.fits(settings) and old.content == read_content(settings, unit):
+        return old
+    record_path(job, unit).unlink(missing_ok=True)
+    reader = Documents(settings.text_field, settings.errors)
+    pieces = []
+    for table, tokens in _pieces(reader, unit, settings.build_tokenizer()):
+        path = _piece_path(job, unit, len(pieces))
+        write_atomic(path.with_suffix(".documents"), table.tobytes())
+        write_atomic(path.with_suffix(".tokens"), tokens.tobytes())
+        pieces.append([len(table), len(tokens), zlib.crc32(table.tobytes())])
+    errors = settings.errors if reader.skipped or reader.replaced else CLEAN
+    damage = errors, reader.skipped, reader.replaced
+    record = Record(unit.stamp, reader.content, *damage, pieces)
+    description = json.dumps(dataclasses.asdict(record)).encode()
+    write_atomic(record_path(job, unit), b"%08x %b" % (zlib.crc32(description), description))
+    return record
 
 
-def _documents(reader: Documents, unit: Unit) -> Iterator[Document]:
+def _pieces(
+    reader: Documents, unit: Unit, tokenizer: Tokenizer
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield table and tokens of each piece."""
+    documents: list[np.ndarray] = []
+    texts: list[tuple[int, bytes]] = []
+    held = 0
+    for text, tokens in _tokenized(reader, unit, tokenizer):
+        documents.append(tokens)
+        texts.append((len(text), hashlib.sha256(text).digest()))
+        held += len(tokens)
+        if held >= PIECE_TOKENS or len(documents) >= PIECE_DOCUMENTS:
+            yield _piece(documents, texts)
+            documents, texts, held = [], [], 0
+    if documents:
+        yield _piece(documents, texts)
+
+
+def _piece(
+    documents: list[np.ndarray], texts: list[tuple[int, bytes]]
+) -> tuple[np.ndarray, np.ndarray]:
+    table = np.empty(len(documents), ROW)
+    table["tokens"] = [len(tokens) for tokens in documents]
+    table["bytes"] = [n_bytes for n_bytes, _ in texts]
+    table["sha256"] = np.frombuffer(b"".join(digest for _, digest in texts), np.uint8).reshape(
+        -1, 32
+    )
+    tokens = np.concatenate(documents)
+    table["checksum"] = checksums(tokens, table)
+    return table, tokens
+
+
+def _tokenized(
+    reader: Documents, unit: Unit, tokenizer: Tokenizer
+) -> Iterator[tuple[bytes, np.ndarray]]:
+    """Yield the text of each document in UTF-8, and its tokens behind the end-of-text token."""
+    assert tokenizer.eot_token is not None  # pipeline.py checks it
     for entry in unit.files:
         with explained_input(entry):
-            yield from reader.read(entry, unit.start, unit.stop)
+            for document in reader.read(entry, unit.start, unit.stop):
+                try:
+                    tokens = tokenizer.encode(document.text)
+                except UserError as error:  # tiktoken limits runs of white space
+                    reader.count_damaged(document.where, str(error))
+                    continue
+                assert int(tokens.max(initial=0)) < tokenizer.vocab_size, tokenizer.name
+                yield document.text.encode(), np.insert(tokens, 0, tokenizer.eot_token)
             check_unchanged(entry)
-
-
-def _add(writer: PartWriter, reader: Documents, document: Document, tokenizer: Tokenizer) -> None:
-    try:
-        tokens = tokenizer.encode(document.text)
-    except UserError as error:  # tiktoken limits runs of white space
-        reader.count_damaged(document.where, str(error))
-        return
-    assert int(tokens.max(initial=0)) < tokenizer.vocab_size, tokenizer.name
-    assert tokenizer.eot_token is not None  # pipeline.py checks it
-    writer.add(document.text.encode(), np.insert(tokens, 0, tokenizer.eot_token))
-
-
-def describe_units(indices: Sequence[int]) -> str:
-    """Return numbers as ranges: 0-3, 7."""
-    runs: list[list[int]] = []
-    for index in sorted(indices):
-        if runs and runs[-1][1] == index - 1:
-            runs[-1][1] = index
-        else:
-            runs.append([index, index])
-    ranges = [f"{first}-{last}" if last > first else f"{first}" for first, last in runs]
-    return ", ".join(ranges[:20]) + (", ..." if len(ranges) > 20 else "")

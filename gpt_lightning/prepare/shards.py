@@ -1,0 +1,448 @@
+"""From the pieces of all units to the shards of each split.
+
+The tables of the pieces decide the split and the block of each document. A block is what is read at
+once: the documents of a split in one piece or, with a shuffle, in one bucket. A shard is a range of
+tokens in consecutive blocks, so any worker can write any shard.
+
+A shuffle takes two passes. `scatter` rewrites a piece in the order of the buckets; then a bucket is
+gathered from all pieces, sorted in memory, and written into its shards.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpt_lightning.data.formats import capacity, file_header, file_name, write_extras
+from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
+from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
+from gpt_lightning.errors import UserError
+from gpt_lightning.files import (
+    explained,
+    file_sha256,
+    sync_folder,
+    temporary_path,
+    write_atomic,
+    write_durable,
+)
+from gpt_lightning.prepare.settings import MIN_TOKENS, SPLITS, Settings, exact, split_borders
+from gpt_lightning.prepare.target import upload
+from gpt_lightning.prepare.units import Piece, checksums
+
+BUCKET_TOKENS = 2**23  # mean of a bucket of shuffled documents, which is sorted in memory
+COPIED = 2**16  # documents that are copied at a time
+# row of a scattered piece: place of the document in the shuffle, and its row in the piece's table
+SCATTERED = np.dtype([("bucket", "<u8"), ("key", "<u8"), ("tokens", "<u8"), ("checksum", "<u4")])
+
+
+class ShardFile:
+    """Writer of one file of tokens, whose number need not be known before the end.
+
+    Args:
+        path: File to write.
+        file_format: npy, nanogpt or llmc.
+        dtype: Type of the tokens.
+    """
+
+    def __init__(self, path: Path, file_format: str, dtype: np.dtype[Any]) -> None:
+        self._path, self._format, self._dtype = path, file_format, dtype.newbyteorder("<")
+        self._file = open(path, "wb")  # noqa: SIM115 - closed by `finish`
+        self._file.seek(len(self._header(0)))
+        self.tokens = 0
+
+    def _header(self, n_tokens: int) -> bytes:
+        return file_header(self._format, self._dtype.name, n_tokens)
+
+    def append(self, tokens: np.ndarray) -> None:
+        """Append tokens, (n,)."""
+        self._file.write(np.ascontiguousarray(tokens, self._dtype).view(np.uint8).data)
+        self.tokens += len(tokens)
+
+    def finish(self, name: str) -> Shard:
+        """Write the header, sync and close the file, and return it as the shard of this name."""
+        with self._file as file:
+            file.seek(0)
+            file.write(self._header(self.tokens))
+            file.flush()
+            os.fsync(file.fileno())
+        return Shard(name, self.tokens, file_sha256(self._path))
+
+
+def write_split(
+    folder: Path,
+    split: str,
+    dtype: np.dtype[Any],
+    settings: Settings,
+    chunks: Iterable[np.ndarray],
+) -> list[Shard]:
+    """Write a stream of tokens into shards of settings.shard_tokens, and return these.
+
+    Raises:
+        OSError: The disk is full.
+        UserError: The format cannot hold such shards.
+    """
+    size, file_format = capacity(settings.format, settings.shard_tokens), settings.format
+    shards: list[Shard] = []
+    file, name = None, ""
+    for chunk in chunks:
+        tokens = chunk
+        while len(tokens):
+            if file is None:
+                name = file_name(file_format, split, len(shards))
+                file = ShardFile(folder / name, file_format, dtype)
+            room = size - file.tokens
+            file.append(tokens[:room])
+            tokens = tokens[room:]
+            if file.tokens == size:
+                shards.append(file.finish(name))
+                file = None
+    return [*shards, file.finish(name)] if file else shards
+
+
+def begin_dataset(folder: Path, tokenizer: Tokenizer, settings: Settings) -> None:
+    """Make the folder of a new dataset, with the files that its format needs besides the shards.
+
+    Raises:
+        UserError: The format does not know the tokenizer, or cannot hold its tokens.
+    """
+    file_header(settings.format, token_dtype(tokenizer.vocab_size).name, settings.shard_tokens)
+    folder.mkdir()
+    write_extras(settings.format, folder, tokenizer)
+
+
+def new_manifest(
+    tokenizer: Tokenizer,
+    settings: Settings,
+    origin: TextOrigin,
+    recorded: dict[str, Any],
+    splits: dict[str, tuple[Shard, ...]],
+) -> Manifest:
+    """Return the manifest of a dataset whose shards are complete."""
+    vocab_size, file_format = tokenizer.vocab_size, settings.format
+    dtype = token_dtype(vocab_size).name
+    return Manifest(tokenizer.spec(), vocab_size, dtype, origin, recorded, splits, file_format)
+
+
+def check_size(split: str, n_tokens: int, content: str) -> None:
+    """Raise a UserError if a split has fewer than two tokens.
+
+    Args:
+        split: Name of the split.
+        n_tokens: Its tokens.
+        content: Content of the split, such as "3 documents".
+    """
+    if n_tokens < MIN_TOKENS:
+        raise UserError(
+            f"the {split} split has {content}, {n_tokens} tokens, and needs "
+            f"{MIN_TOKENS}: give more text or change val_fraction and test_fraction"
+        )
+
+
+class Slice(NamedTuple):
+    """Tokens first .. last - 1 of a block."""
+
+    block: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """Shard to write: its file, the number of its split, and its tokens."""
+
+    file: str
+    split: int
+    slices: tuple[Slice, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Contents of the tables of all pieces.
+
+    Attributes:
+        sizes: Tokens of each block of each split, (splits, blocks).
+        documents: Documents of each split, (splits,).
+        text_bytes: Bytes of all texts in UTF-8.
+        sha256: SHA-256 of all documents' SHA-256, which is equal for equal texts in equal order,
+            independent of their files.
+    """
+
+    sizes: np.ndarray
+    documents: np.ndarray
+    text_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Pieces that become shards.
+
+    Attributes:
+        folder: Folder of unfinished shards and, in its folder `new`, of the dataset.
+        pieces: Pieces of all units in order.
+        dtype: Type of the tokens.
+        settings: Settings of the splits and the shards.
+        url: Address to which shards are moved; None: they stay in `new`.
+    """
+
+    folder: Path
+    pieces: tuple[Piece, ...]
+    dtype: np.dtype[Any]
+    settings: Settings
+    url: str | None = None
+
+    @cached_property
+    def n_tokens(self) -> int:
+        """Tokens of all pieces."""
+        return sum(piece.tokens for piece in self.pieces)
+
+    @cached_property
+    def splits(self) -> dict[str, tuple[int, int]]:
+        """Return the borders of each split in tokens, for split_by fraction."""
+        settings = self.settings
+        return split_borders(self.n_tokens, settings.val_fraction, settings.test_fraction)
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks of a split."""
+        if self.settings.shuffle is None:
+            return len(self.pieces)
+        return 1 + self.n_tokens // BUCKET_TOKENS
+
+    # ---- from tables to tasks --------------------------------------------------------------------
+
+    def plan(self) -> Plan:
+        """Read the tables of all pieces.
+
+        Raises:
+            UserError: A table is damaged, or a split has fewer than two tokens.
+        """
+        sizes = np.zeros((len(SPLITS), self.n_blocks), np.int64)
+        documents, text_bytes, digest = np.zeros(len(SPLITS), np.int64), 0, hashlib.sha256()
+        for index, piece in enumerate(self.pieces):
+            table = piece.table()
+            splits, keys = self._split_numbers(piece, table), self._keys(piece)
+            blocks = np.full(len(table), index) if keys is None else self._buckets(keys)
+            np.add.at(sizes, (splits, blocks), table["tokens"].astype(np.int64))
+            documents += np.bincount(splits, minlength=len(SPLITS))
+            text_bytes += int(table["bytes"].sum())
+            digest.update(table["sha256"].tobytes())
+        for split in self.splits:
+            number = SPLITS.index(split)
+            check_size(split, int(sizes[number].sum()), f"{documents[number]} documents")
+        return Plan(sizes, documents, text_bytes, digest.hexdigest())
+
+    def _split_numbers(self, piece: Piece, table: np.ndarray) -> np.ndarray:
+        """Return the number in SPLITS of each document's split, (documents,)."""
+        settings = self.settings
+        if settings.split_by != "fraction":
+            return split_of(table["sha256"], settings.val_fraction, settings.test_fraction)
+        starts = piece.position + np.cumsum(table["tokens"]) - table["tokens"]
+        borders = [first for first, _ in self.splits.values()]
+        own = np.searchsorted(borders, starts.astype(np.int64), "right") - 1
+        return np.array([SPLITS.index(split) for split in self.splits])[own]
+
+    def _keys(self, piece: Piece) -> np.ndarray | None:
+        """Return the shuffle's sort key of each document, uint64 (documents,); None: no shuffle."""
+        if self.settings.shuffle is None:
+            return None
+        return shuffle_keys(self.settings.shuffle, piece.number, piece.documents)
+
+    def _buckets(self, keys: np.ndarray) -> np.ndarray:
+        shares = (keys >> np.uint64(32)) * np.uint64(self.n_blocks)
+        return (shares >> np.uint64(32)).astype(np.int64)
+
+    def tasks(self, plan: Plan) -> list[ShardTask]:
+        """Return all shards; those of the smallest split first."""
+        size, tasks = capacity(self.settings.format, self.settings.shard_tokens), []
+        for split in sorted(self.splits, key=lambda split: plan.sizes[SPLITS.index(split)].sum()):
+            number = SPLITS.index(split)
+            ends = np.cumsum(plan.sizes[number])
+            starts = ends - plan.sizes[number]
+            for index, first in enumerate(range(0, int(ends[-1]), size)):
+                last = min(first + size, int(ends[-1]))
+                touched = np.flatnonzero((starts < last) & (ends > first)).tolist()
+                slices = [
+                    Slice(block, max(first - start, 0), min(last, end) - start)
+                    for block in touched
+                    for start, end in [(int(starts[block]), int(ends[block]))]
+                ]
+                name = file_name(self.settings.format, split, index)
+                tasks.append(ShardTask(name, number, tuple(slices)))
+        return tasks
+
+    # ---- shards ----------------------------------------------------------------------------------
+
+    def finished(self, task: ShardTask) -> Shard | None:
+        """Return a shard that an earlier run has completed, or None."""
+        try:
+            shard = Shard(**json.loads(self._record(task).read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return None
+        return shard if self.url or (self.folder / "new" / task.file).exists() else None
+
+    def write_shard(self, task: ShardTask) -> Shard:
+        """Write a shard, complete or not at all.
+
+        Raises:
+            UserError: A piece is damaged, the disk is full, or the address cannot be written.
+        """
+        temporary = temporary_path(self.folder / task.file)
+        with explained("write", self.folder):
+            try:
+                file = ShardFile(temporary, self.settings.format, self.dtype)
+                for block, first, last in task.slices:
+                    file.append(self._tokens(task.split, block)[first:last])
+                shard = file.finish(task.file)
+                if self.url:
+                    upload(temporary, f"{self.url}/{task.file}")
+                else:
+                    os.replace(temporary, self.folder / "new" / task.file)
+                    sync_folder(self.folder / "new")
+            finally:
+                temporary.unlink(missing_ok=True)
+        write_atomic(self._record(task), json.dumps(dataclasses.asdict(shard)).encode())
+        return shard
+
+    def _record(self, task: ShardTask) -> Path:
+        return self.folder / f"{task.file}.json"
+
+    def _tokens(self, split: int, block: int) -> np.ndarray:
+        if self.settings.shuffle is not None:
+            return self._gathered(split, block)
+        piece = self.pieces[block]
+        table = piece.table()
+        tokens = piece.read(table, self.dtype)
+        own = self._split_numbers(piece, table) == split
+        return tokens[np.repeat(own, table["tokens"].astype(np.int64))]
+
+    # ---- the shuffle -----------------------------------------------------------------------------
+
+    def scatter(self, index: int) -> None:
+        """Write the documents of a piece in the order (split, bucket, key), and delete the piece.
+
+        Raises:
+            UserError: The piece is damaged, or the disk is full.
+        """
+        piece, (rows_path, tokens_path) = self.pieces[index], self._scattered(index)
+        table, keys = piece.table(), self._keys(piece)
+        assert keys is not None
+        rows = np.empty(len(table), SCATTERED)
+        rows["bucket"] = self._split_numbers(piece, table) * self.n_blocks + self._buckets(keys)
+        rows["key"], rows["tokens"], rows["checksum"] = keys, table["tokens"], table["checksum"]
+        order = np.lexsort((keys, rows["bucket"]))
+        tokens = reordered(piece.read(table, self.dtype), table["tokens"], order)
+        with explained("write", self.folder):
+            write_durable(tokens_path, tokens.tobytes())
+            write_atomic(rows_path, rows[order].tobytes())  # last: it makes the scattering finished
+        piece.file.unlink(missing_ok=True)
+
+    def _scattered(self, index: int) -> tuple[Path, Path]:
+        """Return the files of a scattered piece: its rows and its tokens."""
+        return self.folder / f"{index:06d}.documents", self.folder / f"{index:06d}.tokens"
+
+    def _gathered(self, split: int, bucket: int) -> np.ndarray:
+        """Return the documents of a bucket in the shuffle's order, (tokens,)."""
+        number, tables, found = split * self.n_blocks + bucket, [], []
+        for index in range(len(self.pieces)):
+            rows_path, tokens_path = self._scattered(index)
+            rows = np.fromfile(rows_path, SCATTERED)
+            low, high = np.searchsorted(rows["bucket"], [number, number + 1])
+            before, own = int(rows["tokens"][:low].sum()), rows[low:high]
+            count, offset = int(own["tokens"].sum()), before * self.dtype.itemsize
+            tokens = np.fromfile(tokens_path, self.dtype, count, offset=offset)
+            if len(tokens) < count or (checksums(tokens, own) != own["checksum"]).any():
+                rows_path.unlink()
+                raise self.pieces[index].damaged()
+            tables.append(own)
+            found.append(tokens)
+        table = np.concatenate(tables)
+        return reordered(np.concatenate(found), table["tokens"], np.argsort(table["key"]))
+
+    # ---- what is still needed --------------------------------------------------------------------
+
+    def unscattered(self) -> list[int]:
+        """Return the pieces that the shuffle has not scattered yet; none without a shuffle."""
+        if self.settings.shuffle is None:
+            return []
+        indices = range(len(self.pieces))
+        return [index for index in indices if not self._scattered(index)[0].exists()]
+
+    def lost(self, todo: Iterable[ShardTask]) -> list[Piece]:
+        """Return the pieces that unfinished work needs and that are gone."""
+        needed = set(self.unscattered())
+        if self.settings.shuffle is None:
+            needed = {part.block for task in todo for part in task.slices}
+        return [self.pieces[index] for index in needed if not self.pieces[index].file.exists()]
+
+    def delete_read(self, todo: Iterable[ShardTask], done: ShardTask) -> None:
+        """Delete the pieces of a complete shard that no unfinished shard needs."""
+        if self.settings.shuffle is not None:
+            return
+        needed = {part.block for task in todo for part in task.slices}
+        for block in {part.block for part in done.slices} - needed:
+            self.pieces[block].file.unlink(missing_ok=True)
+
+
+def reordered(tokens: np.ndarray, lengths: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Return consecutive documents in another order, (n,).
+
+    Args:
+        tokens: Tokens of the documents, (n,).
+        lengths: Tokens of each document, (documents,).
+        order: Numbers of the documents in their new order, (documents,).
+    """
+
+    def pieces() -> Iterator[np.ndarray]:
+        ends = np.cumsum(lengths)
+        for some in np.array_split(order, 1 + len(order) // COPIED):
+            last, first = ends[some], (ends - lengths)[some]
+            places = zip(first.tolist(), last.tolist(), strict=True)
+            yield np.concatenate([tokens[:0], *(tokens[begin:end] for begin, end in places)])
+
+    return np.concatenate(list(pieces()))
+
+
+def shuffle_keys(seed: int, first: int, count: int) -> np.ndarray:
+    """Return the sort keys of documents first .. first + count - 1 in a shuffled dataset, uint64.
+
+    They are splitmix64's sequence: all keys of a seed are distinct.
+    """
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    z = np.arange(first + 1, first + count + 1, dtype=np.uint64)
+    z = (z + _mixed(np.array([seed], np.uint64) + golden)) * golden
+    return _mixed(z)
+
+
+def _mixed(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def split_of(digests: np.ndarray, val_fraction: float, test_fraction: float) -> np.ndarray:
+    """Return the number in SPLITS of each document's split, by the hash of its text.
+
+    Equal documents get the same split: validation text that is also trained on would lower the
+    validation loss.
+
+    Args:
+        digests: SHA-256 of the texts, uint8, (documents, 32).
+        val_fraction: Share held out for validation.
+        test_fraction: Share held out for testing.
+
+    Returns:
+        int64, (documents,).
+    """
+    hashes = np.ascontiguousarray(digests[:, :8]).view("<u8")[:, 0]
+    # hashes below 2**64: below the first border is val, below the second test
+    shares = exact(val_fraction), exact(val_fraction) + exact(test_fraction)
+    val, test = (np.uint64(int(share * 2**64)) for share in shares)
+    return np.where(hashes < val, 1, np.where(hashes < test, 2, 0))
