@@ -17,10 +17,17 @@ from gpt_lightning.files import explained, workspace
 from gpt_lightning.parsing import most_similar
 from gpt_lightning.prepare.executors import Execution
 from gpt_lightning.prepare.input_file import Input, is_url
-from gpt_lightning.prepare.inputs import HUB, as_list, find_inputs, has_documents, source_name
+from gpt_lightning.prepare.inputs import (
+    HUB,
+    as_list,
+    find_inputs,
+    has_documents,
+    is_one_text,
+    source_name,
+    spool,
+)
 from gpt_lightning.prepare.pipeline import prepare_documents
 from gpt_lightning.prepare.settings import Settings
-from gpt_lightning.prepare.spool import is_one_text, spool
 from gpt_lightning.prepare.target import RemoteTarget, Target
 from gpt_lightning.prepare.text import prepare_one_text
 

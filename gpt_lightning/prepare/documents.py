@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare.readers import bytes_of, decompressed, intact, open_parquet
 from gpt_lightning.prepare.input_file import (
     HEAD_BYTES,
     RECODE,
@@ -20,6 +19,7 @@ from gpt_lightning.prepare.input_file import (
     damaged,
 )
 from gpt_lightning.prepare.inputs import open_input
+from gpt_lightning.prepare.readers import bytes_of, decompressed, intact, open_parquet
 from gpt_lightning.prepare.settings import Errors
 
 BOM = b"\xef\xbb\xbf"

@@ -1,6 +1,6 @@
 """Execution of units: in this process, in processes of this machine, or on a Ray cluster."""
 
-import functools
+import inspect
 import itertools
 import multiprocessing
 import multiprocessing.connection
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
@@ -91,11 +92,27 @@ def n_cores() -> int:
 
 def check_main_guard() -> None:
     """Raise a UserError in a worker that imports a script, which calls prepare a second time."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise UserError(
-            "a worker process imports the script that called prepare, and calls it again: put the "
-            'call below `if __name__ == "__main__":`'
-        )
+    for call in inspect.stack(0):
+        if call.function == "<module>" and call.frame.f_globals.get("__name__") == "__mp_main__":
+            raise UserError(
+                "a worker process imports the script that called prepare, and calls it again: put "
+                'the call below `if __name__ == "__main__":`'
+            )
+
+
+def _completed(
+    submit: Callable[[T], Future[R]], units: Sequence[T], ahead: int
+) -> Iterator[tuple[T, R]]:
+    """Submit units, at most `ahead` at a time, and yield them with their results."""
+    waiting = iter(units)
+    futures: dict[Future[R], T] = {}
+    while True:
+        for unit in itertools.islice(waiting, ahead - len(futures)):
+            futures[submit(unit)] = unit
+        if not futures:
+            return
+        for future in wait(futures, return_when=FIRST_COMPLETED).done:
+            yield futures.pop(future), future.result()
 
 
 # ---- processes -----------------------------------------------------------------------------------
@@ -109,15 +126,7 @@ def _processes(
     others = multiprocessing.active_children()
     pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker)
     try:
-        waiting = iter(units)
-        futures: dict[Future[R], T] = {}
-        while True:
-            for unit in itertools.islice(waiting, AHEAD * workers - len(futures)):
-                futures[pool.submit(function, unit)] = unit
-            if not futures:
-                break
-            for future in wait(futures, return_when=FIRST_COMPLETED).done:
-                yield futures.pop(future), future.result()
+        yield from _completed(partial(pool.submit, function), units, AHEAD * workers)
     except BrokenProcessPool as error:
         raise UserError(
             f"one of {workers} worker processes was killed, perhaps for lack of memory: run the "
@@ -154,21 +163,19 @@ def _ray(function: Callable[[T], R], units: Sequence[T]) -> Iterator[tuple[T, R]
     ray = _cluster()
     task = ray.remote(num_cpus=1, max_retries=3)(_caught).options(name="gpt_lightning.prepare")
     ahead = AHEAD * max(int(ray.cluster_resources().get("CPU", 1)), 1)
-    waiting = iter(units)
-    running: dict[Any, T] = {}
-    while True:
-        for unit in itertools.islice(waiting, ahead - len(running)):
-            running[task.remote(function, unit)] = unit
-        if not running:
-            break
-        ready, _ = ray.wait(list(running), num_returns=1)
-        for reference in ready:
-            result, mistake = _got(ray, reference)
+    try:
+        for unit, (result, mistake) in _completed(
+            lambda unit: task.remote(function, unit).future(), units, ahead
+        ):
             if mistake is not None:
-                for other in running:
-                    ray.cancel(other)
                 raise UserError(mistake)
-            yield running.pop(reference), result
+            yield unit, result
+    except ray.exceptions.RayError as error:
+        reason = (str(error).strip().splitlines() or ["no reason"])[-1]
+        raise UserError(
+            f"Ray lost a unit of work: {type(error).__name__}: {reason}; run the same command "
+            "again, it continues from the completed parts"
+        ) from error
 
 
 def _caught(function: Callable[[T], R], unit: T) -> tuple[R | None, str | None]:
@@ -179,19 +186,6 @@ def _caught(function: Callable[[T], R], unit: T) -> tuple[R | None, str | None]:
         return None, str(error)
 
 
-def _got(ray: Any, reference: Any) -> tuple[Any, str | None]:
-    try:
-        found: tuple[Any, str | None] = ray.get(reference)
-    except ray.exceptions.RayError as error:
-        reason = (str(error).strip().splitlines() or ["no reason"])[-1]
-        raise UserError(
-            f"Ray lost a unit of work: {type(error).__name__}: {reason}; run the same command "
-            "again, it continues from the completed parts"
-        ) from error
-    return found
-
-
-@functools.cache
 def _cluster() -> Any:
     try:
         import ray  # type: ignore[import-not-found, import-untyped, unused-ignore]

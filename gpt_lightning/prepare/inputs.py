@@ -1,4 +1,4 @@
-"""Files behind SOURCE: documents, local or behind a URL, or one text."""
+"""Files behind SOURCE: documents, local or behind a URL, or one text that can be read only once."""
 
 import contextlib
 import fnmatch
@@ -8,33 +8,31 @@ import io
 import itertools
 import json
 import os
+import shutil
+import sys
+import uuid
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained
+from gpt_lightning.files import explained, file_sha256
 from gpt_lightning.prepare.input_file import (
     COMPRESSIONS,
     Input,
+    Kind,
     is_object,
     is_url,
     kind_of,
     no_lines,
     without_host,
 )
-from gpt_lightning.prepare.web import (
-    NO_STAMP,
-    READ_BYTES,
-    RemoteFile,
-    explained_url,
-    patiently,
-    remote_input,
-)
 
 HUB = "hf:"
-HUB_ADDRESS = "hf://datasets/{name}@refs/convert/parquet/{config}"
+HUB_REVISION = "refs/convert/parquet"
+AGAIN = "run the same command again: it continues from the completed parts"
+NO_STAMP = "none "  # of a file whose store has no facts that change with it
 
 
 def source_name(source: str | Sequence[str]) -> str:
@@ -243,15 +241,37 @@ def begins_with_object(path: Path) -> bool:
 # ---- behind a URL --------------------------------------------------------------------------------
 
 
+def remote_input(
+    url: str, kind: Kind, compression: str, fresh: bool = False, first: bool = False
+) -> Input:
+    """Return the input behind a URL.
+
+    Args:
+        url: Address of the file.
+        kind: text, jsonl or parquet.
+        compression: .gz, .zst or "".
+        fresh: True to ask the store, although this process may have listed it before.
+        first: True for the first request to the address.
+
+    Raises:
+        UserError: The file cannot be read.
+    """
+    from gpt_lightning.remote.reading import facts  # needs fsspec
+
+    found = facts(url, fresh, first, AGAIN)
+    stamp = found.tag or f"{NO_STAMP}{uuid.uuid4()}"  # without a tag each run compares contents
+    return Input(url, url, kind, compression, found.size, stamp, found.ranges)
+
+
 def _remote(source: str, skipped: list[str]) -> list[Input]:
+    from gpt_lightning.remote.attempts import attempts  # needs fsspec
+
     inputs: list[Input] = []
-    with explained_url(source):
-        for url in patiently(source, partial(_urls, source), reached=False):
-            if kind := kind_of(url):
-                reached = bool(inputs) or not kind_of(source)
-                inputs.append(remote_input(url, *kind, reached=reached))
-            elif not without_host(url).endswith("/"):  # the links that sort a server's listing
-                skipped.append(f"{url} (neither JSONL nor Parquet nor .txt)")
+    for url in attempts(source, partial(_urls, source), "read", first=True, again=AGAIN):
+        if kind := kind_of(url):
+            inputs.append(remote_input(url, *kind, first=not inputs and bool(kind_of(source))))
+        elif not without_host(url).endswith("/"):  # the links that sort a server's listing
+            skipped.append(f"{url} (neither JSONL nor Parquet nor .txt)")
     return inputs
 
 
@@ -279,26 +299,39 @@ def _raise_lost(error: Exception) -> None:
 
 def _hub(source: str) -> list[Input]:
     """Return the Parquet files that the hub makes of every public dataset."""
+    from gpt_lightning.remote.attempts import attempts  # needs fsspec
+
     name, *rest = source.removeprefix(HUB).split(":")
     if name.count("/") != 1 or len(rest) > 2:
         raise UserError(
             f"{source}: expected hf:OWNER/NAME, hf:OWNER/NAME:CONFIG or hf:OWNER/NAME:CONFIG:SPLIT"
         )
     config, split = [*rest, *("default", "train")[len(rest) :]]
-    folder = HUB_ADDRESS.format(name=name, config=config)
-    inputs = _remote(f"{folder}/{split}/*.parquet", [])
-    if inputs:
-        return inputs
+
+    def files(*_: Any) -> list[str]:
+        from huggingface_hub import HfApi
+
+        found = HfApi().list_repo_files(name, revision=HUB_REVISION, repo_type="dataset")
+        return sorted(found)
+
+    address = f"hf://datasets/{name}@{HUB_REVISION}"
+    listed = attempts(address, files, "list", first=True, again=AGAIN)
+    if own := [path for path in listed if path.startswith(f"{config}/{split}/")]:
+        return [remote_input(f"{address}/{path}", "parquet", "") for path in own]
     # The hub converts only the beginning of a large dataset, as partial-SPLIT.
-    if _remote(f"{folder}/partial-{split}/*.parquet", []):
+    if any(path.startswith(f"{config}/partial-{split}/") for path in listed):
         raise UserError(
             f"{source}: the hub's Parquet files hold only the beginning of {split}: give the "
             f"dataset's own files instead, such as 'hf://datasets/{name}/**/*.parquet'"
         )
+    known = sorted({":".join(path.split("/")[:2]) for path in listed if path.count("/") == 2})
     raise UserError(
-        f"{source}: no split {split!r} in the configuration {config!r}: look at "
-        f"https://huggingface.co/datasets/{name} and give hf:{name}:CONFIG:SPLIT"
+        f"{source}: no split {split!r} in the configuration {config!r}: give hf:{name}: and one of "
+        f"{', '.join(known[:8]) or 'CONFIG:SPLIT'}"
     )
+
+
+# ---- reading an input ----------------------------------------------------------------------------
 
 
 def open_input(entry: Input) -> BinaryIO:
@@ -308,29 +341,59 @@ def open_input(entry: Input) -> BinaryIO:
         UserError: The input is gone, or cannot be read.
     """
     with explained_input(entry):
-        if is_url(entry.path):
-            return io.BufferedReader(RemoteFile(entry), READ_BYTES)
-        return open(entry.path, "rb")
+        if not is_url(entry.path):
+            return open(entry.path, "rb")
+    from gpt_lightning.remote.reading import READ_BYTES, RemoteFile  # needs fsspec
+
+    seekable = entry.seekable or entry.kind == "parquet"
+    return io.BufferedReader(RemoteFile(entry.path, entry.size, seekable, AGAIN), READ_BYTES)
 
 
 def check_unchanged(entry: Input) -> None:
     """Raise a UserError if an input changed since it was found."""
+    size, stamp = entry.size, entry.stamp
     if is_url(entry.path):
-        now = remote_input(entry.path, entry.kind, entry.compression, again=True)
-        size, stamp = now.size, now.stamp
-        if entry.stamp.startswith(NO_STAMP):
-            stamp = entry.stamp
-    elif entry.stamp.isdigit():
+        now = remote_input(entry.path, entry.kind, entry.compression, fresh=True)
+        size, stamp = now.size, stamp if stamp.startswith(NO_STAMP) else now.stamp
+    elif stamp.isdigit():
         stat = Path(entry.path).stat()
         size, stamp = stat.st_size, str(stat.st_mtime_ns)
-    else:
-        return
     if (size, stamp) != (entry.size, entry.stamp):
         raise UserError(f"{entry.label} changed while it was read: run the same command again")
 
 
 def explained_input(entry: Input) -> contextlib.AbstractContextManager[None]:
     """Turn an error of reading an input into a UserError of one line."""
-    if is_url(entry.path):
-        return explained_url(entry.path)
     return explained("read", entry.label, "check the path and its permissions")
+
+
+# ---- sources that can be read only once ----------------------------------------------------------
+
+
+def is_one_text(source: str) -> bool:
+    """Return whether a URL is that of one text."""
+    found = kind_of(source)
+    plain = not any(character in source for character in "*[")
+    return is_url(source) and plain and found is not None and found[0] == "text"
+
+
+def spool(source: str, folder: Path) -> Input:
+    """Copy standard input, or a text behind a URL, to a file; distinguish JSONL from one text.
+
+    Args:
+        source: - or a URL.
+        folder: Folder of the copy.
+
+    Raises:
+        UserError: The URL cannot be read.
+        OSError: The disk is full.
+    """
+    path = folder / "text"
+    entry = None if source == "-" else remote_input(source, "text", "", first=True)
+    stdin = contextlib.nullcontext(sys.stdin.buffer)
+    with open(path, "wb") as file, open_input(entry) if entry else stdin as stream:
+        shutil.copyfileobj(stream, file, 2**20)
+    if entry:
+        check_unchanged(entry)
+    kind: Kind = "jsonl" if source == "-" and begins_with_object(path) else "text"
+    return Input(str(path), source_name(source), kind, "", path.stat().st_size, file_sha256(path))

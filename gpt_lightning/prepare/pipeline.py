@@ -1,11 +1,9 @@
 """Documents to a dataset: make the files of all units, write the shards, deliver the dataset."""
 
 import contextlib
-import hashlib
-import json
 import shutil
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,22 +17,19 @@ from gpt_lightning.prepare.executors import Execution, check_main_guard, run_all
 from gpt_lightning.prepare.input_file import Input
 from gpt_lightning.prepare.inputs import fingerprint
 from gpt_lightning.prepare.settings import SPLITS, Settings
-from gpt_lightning.prepare.shards import Assembly, Plan, ShardTask, begin_dataset, new_manifest
+from gpt_lightning.prepare.shards import Assembly, Plan, begin_dataset, finish_dataset
 from gpt_lightning.prepare.target import Target, save_inputs
 from gpt_lightning.prepare.units import (
     Job,
     Record,
     Unit,
     all_pieces,
-    digest_contents,
+    digest,
     plan_units,
     read_content,
-    read_record,
     run_unit,
     units_folder,
 )
-
-DONE = "done"  # folder of work that is being deleted
 
 
 def prepare_documents(
@@ -55,23 +50,24 @@ def prepare_documents(
             is full, or units are missing for a merge.
     """
     check_main_guard()
-    _tokenizer_of_documents(settings)
+    tokenizer = _tokenizer_of_documents(settings)
     place = target.out.resolve()
     root = place.with_name(f".{place.name}.parts")
     job = Job(units_folder(root, settings), settings)
-    stamps = fingerprint(inputs)
-    target.wanted.update(inputs=stamps, format=settings.format, **settings.of_documents())
-    target.wanted["shuffle"] = settings.shuffle
+    target.wanted.update(inputs=fingerprint(inputs), format=settings.format)
+    target.wanted.update(settings.of_documents(), shuffle=settings.shuffle)
     contents = cache(partial(_contents, inputs, settings, execution))
     target = replace(target, sizes=fingerprint(inputs, times=False), contents=contents)
     if execution.shard_index is not None and target.existing() is None:
         _run_job(job, plan_units(inputs, settings.text_field), execution)
         return None, True
-    manifest, made = target.make_once(partial(_make, job, inputs, name, target, execution))
-    if not made and any(map(target.delivered, job.folder.glob("shards-*"))):
-        _delete_work(job)  # the process was killed just after it delivered the dataset
-    elif not made:
-        _sweep(root)
+    make = partial(_make, job, inputs, name, target, tokenizer, execution)
+    manifest, made = target.make_once(make)
+    shutil.rmtree(job.folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # it holds work of other settings
+        root.rmdir()
+    if made and root.exists():
+        print(f"{root} keeps parts of other settings: delete it if you do not need them")
     return manifest, made
 
 
@@ -84,7 +80,7 @@ def _contents(inputs: Sequence[Input], settings: Settings, execution: Execution)
         for unit, content in run_all(partial(read_content, settings), units, execution):
             found[unit.key] = content
             progress.add(unit.size, 0)
-    return digest_contents([(unit.key, found[unit.key]) for unit in units])
+    return digest([(unit.key, found[unit.key]) for unit in units], 64)
 
 
 def _tokenizer_of_documents(settings: Settings) -> Tokenizer:
@@ -106,14 +102,22 @@ def _tokenizer_of_documents(settings: Settings) -> Tokenizer:
 def _run_job(job: Job, units: Sequence[Unit], execution: Execution) -> None:
     """Make the units of one job of an array."""
     _make_units(job, [unit for unit in units if execution.own(unit.index)], execution)
-    missing = [unit.index for unit in units if read_record(job, unit) is None]
-    rest = f"missing are {_described(missing, execution)}" if missing else "none is missing: "
+    missing = [unit.index for unit in units if job.record(unit) is None]
+    rest = f"missing are {_jobs(missing, execution)}" if missing else "none is missing: "
     print(
         f"job {execution.shard_index} of {execution.shard_count} is done, "
         f"{len(units) - len(missing)} of {len(units)} parts are complete, "
         f"{rest}{'' if missing else 'add --merge true'}",
         flush=True,
     )
+
+
+def _jobs(missing: Sequence[int], execution: Execution) -> str:
+    """Return the jobs of missing units, or the units if the number of jobs is not known."""
+    count = execution.shard_count
+    numbers = sorted({index % count for index in missing} if count else missing)
+    shown = ", ".join(map(str, numbers[:20])) + (", ..." if len(numbers) > 20 else "")
+    return f"those of shard_index {shown} of {count}" if count else f"numbers {shown}"
 
 
 def _make_units(job: Job, units: Sequence[Unit], execution: Execution) -> list[Record]:
@@ -124,7 +128,7 @@ def _make_units(job: Job, units: Sequence[Unit], execution: Execution) -> list[R
     """
     done: dict[int, Record] = {}
     for unit in units:
-        record = read_record(job, unit)
+        record = job.record(unit)
         if record and record.stamp == unit.stamp and record.fits(job.settings):
             done[unit.index] = record
     todo = [unit for unit in units if unit.index not in done]
@@ -138,171 +142,111 @@ def _make_units(job: Job, units: Sequence[Unit], execution: Execution) -> list[R
     return [done[unit.index] for unit in units]
 
 
-def _described(missing: Sequence[int], execution: Execution) -> str:
-    """Return the numbers of units, and of the jobs that make them: 0-3, 7."""
-    if execution.shard_count is None:
-        return f"units {_ranges(missing)}"
-    jobs = {index % execution.shard_count for index in missing}
-    return f"units {_ranges(missing)} (shard_index {_ranges(jobs)} of {execution.shard_count})"
-
-
-def _ranges(numbers: Collection[int]) -> str:
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    ranges = [f"{first}-{last}" if last > first else f"{first}" for first, last in runs]
-    return ", ".join(ranges[:20]) + (", ..." if len(ranges) > 20 else "")
-
-
 # ---- the dataset ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Work:
-    """Records of all units, the pieces and the plan that they make, and the shards to write."""
-
-    records: list[Record]
-    assembly: Assembly
-    plan: Plan
-    shards: dict[ShardTask, Shard]  # complete ones
-    todo: list[ShardTask]
-
-
 def _make(
-    job: Job, inputs: Sequence[Input], name: str, target: Target, execution: Execution
+    job: Job,
+    inputs: Sequence[Input],
+    name: str,
+    target: Target,
+    tokenizer: Tokenizer,
+    execution: Execution,
 ) -> tuple[Manifest, bool]:
     """Make the missing units and shards, and deliver the dataset."""
-    target.check_writable()
-    units = plan_units(inputs, job.settings.text_field)
-    missing = [unit.index for unit in units if read_record(job, unit) is None]
+    settings, units = job.settings, plan_units(inputs, job.settings.text_field)
+    missing = [unit.index for unit in units if job.record(unit) is None]
     if execution.merge and missing:
         raise UserError(
             f"{job.folder} lacks {len(missing)} of {len(units)} parts, "
-            f"{_described(missing, execution)}: run these jobs, then merge again"
+            f"{_jobs(missing, execution)}: run these jobs, then merge again"
         )
     if target.overwrite and job.folder.parent.exists():
         for other in set(job.folder.parent.iterdir()) - {job.folder}:
             shutil.rmtree(other)
-    tokenizer = _tokenizer_of_documents(job.settings)
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
-        work = _planned(job, units, name, tokenizer, target, execution)
-        while lost := work.assembly.lost(work.todo):
-            for piece in lost:
-                piece.forget()
-            work = _planned(job, units, name, tokenizer, target, execution)
-        new = work.assembly.folder / "new"
-        if not new.exists():
-            begin_dataset(new, tokenizer, job.settings)
-        target.make_room()
-        _write_shards(work, execution)
-        contents = zip(units, work.records, strict=True)
-        found = digest_contents([(unit.key, record.content) for unit, record in contents])
-        inputs_facts = {"inputs": target.wanted["inputs"], "sizes": target.sizes}
-        save_inputs(new, inputs_facts | {"contents": found})
-        manifest = _manifest(work, tokenizer, name)
-        manifest.save(new)
-        manifest, made = target.deliver(work.assembly.folder, manifest)
+        records = _make_units(job, units, execution)
+        folder, records = _begin_shards(job, units, records, execution)
+        pieces = tuple(all_pieces(job, units, records))
+        assembly = Assembly(folder, pieces, token_dtype(tokenizer.vocab_size), settings)
+        try:
+            plan = assembly.plan()
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from error
+        if not (folder / "new").exists():
+            begin_dataset(folder / "new", tokenizer, settings)
+        splits = _write_shards(assembly, plan, execution)
+        found = zip(units, records, strict=True)
+        contents = digest([(unit.key, record.content) for unit, record in found], 64)
+        facts = {"inputs": target.wanted["inputs"], "sizes": target.sizes, "contents": contents}
+        save_inputs(folder / "new", facts)
+        recorded = settings.of_documents() | {
+            "documents": int(plan.documents.sum()),
+            "skipped": sum(record.skipped for record in records),
+            "replaced": sum(record.replaced for record in records),
+        }
+        origin = TextOrigin(name, plan.text_bytes, plan.sha256)
+        manifest = finish_dataset(folder / "new", tokenizer, settings, origin, recorded, splits)
+        manifest, made = target.deliver(folder, manifest)
     finally:
         for empty in (job.folder, job.folder.parent):
             with contextlib.suppress(OSError):  # it holds finished units
                 empty.rmdir()
-    _print_damage(manifest.settings)
-    _delete_work(job)
+    _print_damage(recorded)
     return manifest, made
 
 
-def _planned(
-    job: Job,
-    units: Sequence[Unit],
-    name: str,
-    tokenizer: Tokenizer,
-    target: Target,
-    execution: Execution,
-) -> _Work:
-    """Make the missing units, and plan the shards; those of other inputs or settings are deleted."""
-    settings, records = job.settings, _make_units(job, units, execution)
-    facts = [
-        [
-            [unit.key, record.content, record.errors]
-            for unit, record in zip(units, records, strict=True)
-        ],
-        settings.of_documents() | {"errors": None},  # the records have the damage
-        settings.format,
-        target.url,
-    ]
-    folder = job.folder / f"shards-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}"
-    others = set(job.folder.glob("shards-*")) - {folder}
-    for other in others:
+def _begin_shards(
+    job: Job, units: Sequence[Unit], records: list[Record], execution: Execution
+) -> tuple[Path, list[Record]]:
+    """Return the folder of the shards of these units and settings, and the units' records.
+
+    Shards of other inputs or settings are deleted, and units whose tokens were in these alone are
+    made again.
+    """
+    found = zip(units, records, strict=True)
+    facts = [[unit.key, record.content, record.errors] for unit, record in found]
+    settings = job.settings.of_documents() | {"errors": None, "format": job.settings.format}
+    folder = job.folder / f"shards-{digest([facts, settings], 16)}"
+    if folder.exists():
+        print("continuing with the shards of an earlier run", flush=True)
+        return folder, records
+    for other in job.folder.glob("shards-*"):
         print("the inputs changed since shards were written: writing them again", flush=True)
         shutil.rmtree(other)
-    folder.mkdir(exist_ok=True)
-    dtype, pieces = token_dtype(tokenizer.vocab_size), all_pieces(job, units, records)
-    assembly = Assembly(folder, tuple(pieces), dtype, settings, target.url)
-    try:
-        plan = assembly.plan()
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from error
-    tasks = assembly.tasks(plan)
-    shards = {task: shard for task in tasks if (shard := assembly.finished(task))}
-    if shards:
-        print("continuing with the shards of an earlier run", flush=True)
-    return _Work(records, assembly, plan, shards, [task for task in tasks if task not in shards])
+    for piece in all_pieces(job, units, records):
+        if not piece.file.exists():
+            piece.forget()
+    folder.mkdir()
+    return folder, _make_units(job, units, execution)
 
 
-def _write_shards(work: _Work, execution: Execution) -> None:
-    """Write the missing shards; delete the pieces whose tokens are all written."""
-    assembly, size = work.assembly, work.assembly.dtype.itemsize
+def _write_shards(
+    assembly: Assembly, plan: Plan, execution: Execution
+) -> dict[str, tuple[Shard, ...]]:
+    """Return the shards of each split, after writing those that are missing."""
+    size = assembly.dtype.itemsize
     if scattered := assembly.unscattered():
         print("shuffling the documents on the disk", flush=True)
         with Progress(size * assembly.n_tokens, 0) as progress:
             for index, _ in run_all(assembly.scatter, scattered, execution):
                 n_tokens = assembly.pieces[index].tokens
                 progress.add(size * n_tokens, n_tokens)
-    n_bytes = size * assembly.n_tokens
-    done_bytes = size * sum(shard.tokens for shard in work.shards.values())
-    with Progress(n_bytes, done_bytes) as progress:
-        for task, shard in run_all(assembly.write_shard, list(work.todo), execution):
-            work.shards[task] = shard
-            work.todo.remove(task)
-            assembly.delete_read(work.todo, task)
+    tasks = assembly.tasks(plan)
+    shards = {task: shard for task in tasks if (shard := assembly.finished(task))}
+    todo = [task for task in tasks if task not in shards]
+    done_bytes = size * sum(shard.tokens for shard in shards.values())
+    with Progress(size * assembly.n_tokens, done_bytes) as progress:
+        for task, shard in run_all(assembly.write_shard, list(todo), execution):
+            shards[task] = shard
+            todo.remove(task)
+            assembly.delete_read(todo, task)
             progress.add(size * shard.tokens, shard.tokens)
-
-
-def _manifest(work: _Work, tokenizer: Tokenizer, name: str) -> Manifest:
-    settings, plan = work.assembly.settings, work.plan
-    splits: dict[str, list[Shard]] = {split: [] for split in work.assembly.splits}
-    for task in work.assembly.tasks(plan):
-        splits[SPLITS[task.split]].append(work.shards[task])
-    recorded = settings.of_documents() | {
-        "documents": int(plan.documents.sum()),
-        "skipped": sum(record.skipped for record in work.records),
-        "replaced": sum(record.replaced for record in work.records),
+    return {
+        split: tuple(shards[task] for task in tasks if SPLITS[task.split] == split)
+        for split in assembly.splits
     }
-    origin = TextOrigin(name, plan.text_bytes, plan.sha256)
-    shards = {split: tuple(found) for split, found in splits.items()}
-    return new_manifest(tokenizer, settings, origin, recorded, shards)
-
-
-def _delete_work(job: Job) -> None:
-    """Delete the work of this dataset, and the folder of all work if it holds no other."""
-    root = job.folder.parent
-    _sweep(root)
-    with contextlib.suppress(OSError):  # one step, which a later run can tell from unfinished work
-        job.folder.rename(root / DONE)
-    _sweep(root)
-    if root.exists():
-        print(f"{root} keeps parts of other settings: delete it if you do not need them")
-
-
-def _sweep(root: Path) -> None:
-    """Delete work that a dataset has replaced, and its folder if it holds no other."""
-    shutil.rmtree(root / DONE, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        root.rmdir()
 
 
 def _print_damage(settings: Mapping[str, Any]) -> None:

@@ -33,7 +33,6 @@ from gpt_lightning.files import (
     write_durable,
 )
 from gpt_lightning.prepare.settings import MIN_TOKENS, SPLITS, Settings, exact, split_borders
-from gpt_lightning.prepare.target import upload
 from gpt_lightning.prepare.units import Piece, checksums
 
 BUCKET_TOKENS = 2**23  # mean of a bucket of shuffled documents, which is sorted in memory
@@ -117,17 +116,20 @@ def begin_dataset(folder: Path, tokenizer: Tokenizer, settings: Settings) -> Non
     write_extras(settings.format, folder, tokenizer)
 
 
-def new_manifest(
+def finish_dataset(
+    folder: Path,
     tokenizer: Tokenizer,
     settings: Settings,
     origin: TextOrigin,
     recorded: dict[str, Any],
     splits: dict[str, tuple[Shard, ...]],
 ) -> Manifest:
-    """Return the manifest of a dataset whose shards are complete."""
+    """Write the manifest of a dataset whose shards are complete, and return it."""
     vocab_size, file_format = tokenizer.vocab_size, settings.format
     dtype = token_dtype(vocab_size).name
-    return Manifest(tokenizer.spec(), vocab_size, dtype, origin, recorded, splits, file_format)
+    manifest = Manifest(tokenizer.spec(), vocab_size, dtype, origin, recorded, splits, file_format)
+    manifest.save(folder)
+    return manifest
 
 
 def check_size(split: str, n_tokens: int, content: str) -> None:
@@ -189,14 +191,12 @@ class Assembly:
         pieces: Pieces of all units in order.
         dtype: Type of the tokens.
         settings: Settings of the splits and the shards.
-        url: Address to which shards are moved; None: they stay in `new`.
     """
 
     folder: Path
     pieces: tuple[Piece, ...]
     dtype: np.dtype[Any]
     settings: Settings
-    url: str | None = None
 
     @cached_property
     def n_tokens(self) -> int:
@@ -286,13 +286,13 @@ class Assembly:
             shard = Shard(**json.loads(self._record(task).read_bytes()))
         except (OSError, ValueError, TypeError):
             return None
-        return shard if self.url or (self.folder / "new" / task.file).exists() else None
+        return shard if (self.folder / "new" / task.file).exists() else None
 
     def write_shard(self, task: ShardTask) -> Shard:
         """Write a shard, complete or not at all.
 
         Raises:
-            UserError: A piece is damaged, the disk is full, or the address cannot be written.
+            UserError: A piece is damaged, or the disk is full.
         """
         temporary = temporary_path(self.folder / task.file)
         with explained("write", self.folder):
@@ -301,11 +301,8 @@ class Assembly:
                 for block, first, last in task.slices:
                     file.append(self._tokens(task.split, block)[first:last])
                 shard = file.finish(task.file)
-                if self.url:
-                    upload(temporary, f"{self.url}/{task.file}")
-                else:
-                    os.replace(temporary, self.folder / "new" / task.file)
-                    sync_folder(self.folder / "new")
+                os.replace(temporary, self.folder / "new" / task.file)
+                sync_folder(self.folder / "new")
             finally:
                 temporary.unlink(missing_ok=True)
         write_atomic(self._record(task), json.dumps(dataclasses.asdict(shard)).encode())
@@ -374,13 +371,6 @@ class Assembly:
             return []
         indices = range(len(self.pieces))
         return [index for index in indices if not self._scattered(index)[0].exists()]
-
-    def lost(self, todo: Iterable[ShardTask]) -> list[Piece]:
-        """Return the pieces that unfinished work needs and that are gone."""
-        needed = set(self.unscattered())
-        if self.settings.shuffle is None:
-            needed = {part.block for task in todo for part in task.slices}
-        return [self.pieces[index] for index in needed if not self.pieces[index].file.exists()]
 
     def delete_read(self, todo: Iterable[ShardTask], done: ShardTask) -> None:
         """Delete the pieces of a complete shard that no unfinished shard needs."""

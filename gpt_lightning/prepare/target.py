@@ -1,12 +1,13 @@
-"""Output folder of prepare: its present contents, and the lock on it."""
+"""Output of prepare: the present contents of a folder or address, the lock on it, the delivery."""
 
 import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.formats import SHARD_FILE
@@ -18,7 +19,7 @@ from gpt_lightning.files import explained, locked, move_into_place, workspace, w
 # wherever and whenever they were copied.
 INPUTS = ".inputs.json"
 OTHER_INPUTS = "other inputs (by their names, sizes and times)"
-T = TypeVar("T")
+UPLOADS = 4  # files that are uploaded at a time
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,6 @@ class Target:
     wanted: dict[str, Any] = field(default_factory=dict)
     sizes: str = ""
     contents: Callable[[], str] | None = None
-
-    url: ClassVar[str | None] = None  # of a dataset that is not on this machine
 
     @property
     def name(self) -> str:
@@ -88,13 +87,11 @@ class Target:
             return False
         if self.contents() != before.get("contents"):
             return False
-        # a read-only dataset compares again the next time, and so does one at a URL
+        # a read-only dataset compares again the next time
         with contextlib.suppress(UserError), exclusive_lock(self.out.resolve()):
             if self._read(INPUTS) != inputs:  # another process has replaced it meanwhile
                 return False
-            if self.url is None:
-                facts = before | {"inputs": self.wanted["inputs"]}
-                save_inputs(self.out, facts)
+            self._save(before | {"inputs": self.wanted["inputs"]})
         return True
 
     def make_once(self, make: Callable[[], tuple[Manifest, bool]]) -> tuple[Manifest, bool]:
@@ -111,6 +108,7 @@ class Target:
             with exclusive_lock(self.out.resolve()), explained("write", self.out):
                 there = self.existing()  # the process that held the lock may have made it
                 if there is None:
+                    self.check_writable()
                     return make()
         sweep_lock(self.out)
         return there, False
@@ -122,15 +120,10 @@ class Target:
             write: Function that makes the folder and writes the dataset into it.
         """
         with workspace(self.out.resolve()) as folder:
-            manifest = write(folder / "new")
-            self.make_room()
-            return self.deliver(folder, manifest)
+            return self.deliver(folder, write(folder / "new"))
 
     def check_writable(self) -> None:
         """Raise a UserError if the address cannot be written, before the work begins."""
-
-    def make_room(self) -> None:
-        """Prepare the address for the first shard."""
 
     def deliver(self, folder: Path, manifest: Manifest) -> tuple[Manifest, bool]:
         """Move `folder`/new to `out`.
@@ -145,19 +138,17 @@ class Target:
         assert there is not None
         return there, False
 
-    def delivered(self, folder: Path) -> bool:
-        """Return whether the dataset of `folder`/new has been delivered."""
-        return not (folder / "new").exists()
-
-    def _entries(self) -> list[str]:
+    def _entries(self) -> dict[str, Any]:
+        """Return the names in the folder."""
         if self.out.exists() and not self.out.is_dir():
             raise UserError(f"{self.out} is a file: choose another --out")
-        return sorted(path.name for path in self.out.iterdir()) if self.out.exists() else []
+        return dict.fromkeys(path.name for path in self.out.iterdir()) if self.out.exists() else {}
 
-    def _check_unfinished(self, entries: list[str]) -> None:
-        raise UserError(f"{self.name} holds {entries[0]} but no {MANIFEST}: choose another --out")
+    def _check_unfinished(self, entries: dict[str, Any]) -> None:
+        found = min(entries)
+        raise UserError(f"{self.name} holds {found} but no {MANIFEST}: choose another --out")
 
-    def _manifest(self, entries: list[str]) -> Manifest:
+    def _manifest(self, entries: dict[str, Any]) -> Manifest:
         return load_manifest(self.out)
 
     def _read(self, name: str) -> bytes:
@@ -165,12 +156,15 @@ class Target:
             return (self.out / name).read_bytes()
         return b""
 
+    def _save(self, facts: dict[str, str]) -> None:
+        save_inputs(self.out, facts)
+
 
 @dataclass(frozen=True)
 class RemoteTarget(Target):
     """Output at an address of fsspec; locks and unfinished work are beside `out`, a local path.
 
-    The manifest is written last: without it there is no dataset.
+    The manifest is uploaded last: without it there is no dataset.
 
     Attributes:
         address: URL of the folder.
@@ -187,66 +181,61 @@ class RemoteTarget(Target):
         return cls(data_dir / name, overwrite, address=address)
 
     @property
-    def url(self) -> str:  # type: ignore[override]
-        """Address of the folder."""
-        return self.address
-
-    @property
     def name(self) -> str:
         return self.address
 
     def check_writable(self) -> None:
-        def probe(system: Any, path: str) -> None:
-            if getattr(system, "local_file", False):  # stores make a bucket of such a call
-                system.makedirs(system._parent(path), exist_ok=True)
-            system.pipe_file(path, b"")
-            system.rm_file(path)
+        from gpt_lightning.remote.files import delete, upload  # need fsspec
 
-        _attempts(f"{self.address}/.probe", probe, "write")
-
-    def make_room(self) -> None:
-        """Delete the manifest of the dataset that is replaced: its shards will be."""
-        self._delete([MANIFEST] if MANIFEST in self._entries() else [])
-        if not self._begun.exists():
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(self._begun, self.address.encode())
+        upload(b"probe", f"{self.address}/.probe")
+        delete(f"{self.address}/.probe")
 
     def deliver(self, folder: Path, manifest: Manifest) -> tuple[Manifest, bool]:
-        """Upload the files in `folder`/new, and delete older shards."""
-        files = sorted((folder / "new").iterdir(), key=lambda path: path.name == MANIFEST)
-        ours = {path.name for path in files} | {shard.file for shard in manifest.shards()}
-        for path in files:
-            if path.name == MANIFEST and (missing := ours - {*self._entries(), MANIFEST}):
-                raise UserError(
-                    f"{self.address} lost {min(missing)} since it was written: delete "
-                    f"{folder} and run the same command again"
-                )
-            upload(path, f"{self.address}/{path.name}")
-        others = set(self._entries()) - ours
-        self._delete(sorted(name for name in others if SHARD_FILE.fullmatch(name)))
+        """Upload the files in `folder`/new, the manifest last, and delete older shards.
+
+        An upload that was interrupted is continued.
+        """
+        from gpt_lightning.remote.files import delete, upload  # need fsspec
+
+        files = {path.name: path for path in (folder / "new").iterdir()}
+        digest = hashlib.sha256(files[MANIFEST].read_bytes()).hexdigest()
+        there = self._entries()
+        if not self._begun.exists() or self._begun.read_text() != digest:
+            delete(f"{self.address}/{MANIFEST}")  # the shards of that dataset are replaced
+            write_atomic(self._begun, digest.encode())
+            there = {}
+        todo = [
+            name
+            for name, path in files.items()
+            if name != MANIFEST and there.get(name, {}).get("size") != path.stat().st_size
+        ]
+        with ThreadPoolExecutor(UPLOADS) as pool:
+            list(pool.map(lambda name: upload(files[name], f"{self.address}/{name}"), todo))
+        upload(files[MANIFEST], f"{self.address}/{MANIFEST}")
+        for name in self._entries():
+            if name not in files and SHARD_FILE.fullmatch(name):
+                delete(f"{self.address}/{name}")
         self._begun.unlink(missing_ok=True)
         return manifest, True
-
-    def delivered(self, folder: Path) -> bool:
-        return not self._begun.exists()
 
     @property
     def _begun(self) -> Path:
         """File that tells a later run that unfinished shards at the address are its own."""
         return self.out.with_name(f".{self.out.name}.begun")
 
-    def _entries(self) -> list[str]:
-        found = _attempts(self.address, _names, "list")
-        return sorted(found)
+    def _entries(self) -> dict[str, Any]:
+        from gpt_lightning.remote.files import listed  # needs fsspec
 
-    def _check_unfinished(self, entries: list[str]) -> None:
+        return listed(self.address)
+
+    def _check_unfinished(self, entries: dict[str, Any]) -> None:
         if not self._begun.exists() and not self.overwrite:
             super()._check_unfinished(entries)
         _check_deletable(self.name, entries)
 
-    def _manifest(self, entries: list[str]) -> Manifest:
+    def _manifest(self, entries: dict[str, Any]) -> Manifest:
         manifest = Manifest.parse(self._read(MANIFEST), f"{self.address}/{MANIFEST}")
-        missing = {shard.file for shard in manifest.shards()} - set(entries)
+        missing = {shard.file for shard in manifest.shards()} - entries.keys()
         if missing:
             raise UserError(
                 f"{self.address} lacks {min(missing)}: make it again: `gpt-lightning prepare "
@@ -255,49 +244,12 @@ class RemoteTarget(Target):
         return manifest
 
     def _read(self, name: str) -> bytes:
-        def read(system: Any, path: str) -> bytes:
-            try:
-                found: bytes = system.cat_file(path)
-            except FileNotFoundError:
-                return b""
-            return found
+        from gpt_lightning.remote.files import read_if_there  # needs fsspec
 
-        return _attempts(f"{self.address}/{name}", read, "read")
+        return read_if_there(f"{self.address}/{name}") or b""
 
-    def _delete(self, names: list[str]) -> None:
-        for name in names:
-            _attempts(f"{self.address}/{name}", lambda system, path: system.rm_file(path), "delete")
-
-
-def _names(system: Any, path: str) -> list[str]:
-    system.invalidate_cache()
-    try:
-        return [entry.rstrip("/").rpartition("/")[2] for entry in system.ls(path, detail=False)]
-    except FileNotFoundError:
-        return []
-
-
-def upload(path: Path, url: str) -> None:
-    """Copy a file to an address, and compare the sizes.
-
-    Raises:
-        UserError: All attempts failed.
-    """
-
-    def put(system: Any, remote_path: str) -> None:
-        system.put_file(str(path), remote_path)
-        system.invalidate_cache()
-        size = system.info(remote_path)["size"]
-        if size != path.stat().st_size:
-            raise ValueError(f"expected {path.stat().st_size:,} bytes, found {size:,}")
-
-    _attempts(url, put, "write")
-
-
-def _attempts(url: str, work: Callable[[Any, str], T], action: str) -> T:
-    from gpt_lightning.remote.attempts import attempts  # needs fsspec, a local folder does not
-
-    return attempts(url, work, action)
+    def _save(self, facts: dict[str, str]) -> None:
+        """Do nothing: the next run compares again."""
 
 
 def recorded(manifest: Manifest, inputs: bytes) -> dict[str, Any]:
@@ -332,15 +284,14 @@ def _differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     ]
 
 
-def _check_deletable(out: str, entries: list[str]) -> None:
+def _check_deletable(out: str, entries: dict[str, Any]) -> None:
     """Raise if the folder holds files that `prepare` did not write and must not delete."""
-    others = [name for name in entries if name not in (MANIFEST, INPUTS)]
-    foreign = [name for name in others if not SHARD_FILE.fullmatch(name)]
-    if foreign:
-        raise UserError(
-            f"{out}/{foreign[0]} is not part of a dataset and would be deleted with {out}: "
-            "move it away, or choose another --out"
-        )
+    for name in sorted(entries.keys() - {MANIFEST, INPUTS}):
+        if not SHARD_FILE.fullmatch(name):
+            raise UserError(
+                f"{out}/{name} is not part of a dataset and would be deleted with {out}: "
+                "move it away, or choose another --out"
+            )
 
 
 # ---- the lock ------------------------------------------------------------------------------------

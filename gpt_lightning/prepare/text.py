@@ -16,7 +16,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained
 from gpt_lightning.prepare.input_file import HEAD_BYTES, RECODE, check_not_json, check_text
 from gpt_lightning.prepare.settings import Errors, Settings, split_borders
-from gpt_lightning.prepare.shards import begin_dataset, check_size, new_manifest, write_split
+from gpt_lightning.prepare.shards import begin_dataset, check_size, finish_dataset, write_split
 from gpt_lightning.prepare.target import Target
 
 CHUNK_BYTES = 2**22
@@ -209,9 +209,7 @@ def _write(
         splits = _write_splits(folder, source, survey, tokenizer, settings)
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
-    manifest = new_manifest(tokenizer, settings, origin, settings.of_text(), splits)
-    manifest.save(folder)
-    return manifest
+    return finish_dataset(folder, tokenizer, settings, origin, settings.of_text(), splits)
 
 
 def _write_splits(

@@ -62,15 +62,16 @@ class Unit:
     @functools.cached_property
     def key(self) -> str:
         """Digest of the files' names and the place in them."""
-        return _digest([[entry.name for entry in self.files], self.start], 16)
+        return digest([[entry.name for entry in self.files], self.start], 16)
 
     @functools.cached_property
     def stamp(self) -> str:
         """Digest of the files' sizes and stamps."""
-        return _digest([[entry.size, entry.stamp] for entry in self.files], 16)
+        return digest([[entry.size, entry.stamp] for entry in self.files], 16)
 
 
-def _digest(facts: Any, length: int) -> str:
+def digest(facts: Any, length: int) -> str:
+    """Return the first characters of the SHA-256 of facts as JSON, in hexadecimal."""
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:length]
 
 
@@ -157,10 +158,25 @@ class Job:
     folder: Path
     settings: Settings
 
+    def record_path(self, unit: Unit) -> Path:
+        """Return the path of a unit's record."""
+        return self.folder / f"{unit.key}.json"
+
+    def record(self, unit: Unit) -> "Record | None":
+        """Return the record of a finished unit, or None if it is missing or damaged."""
+        try:
+            return Record(**json.loads(self.record_path(unit).read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def piece_path(self, unit: Unit, index: int) -> Path:
+        """Return the path of a piece, without its endings."""
+        return self.folder / f"{unit.key}-{index:04d}"
+
 
 def units_folder(root: Path, settings: Settings) -> Path:
     """Return the folder of the units' files for these settings, in the folder of all work."""
-    return root / _digest([WORK_VERSION, settings.of_units()], 12)
+    return root / digest([WORK_VERSION, settings.of_units()], 12)
 
 
 @dataclass(frozen=True)
@@ -256,36 +272,16 @@ class Record:
         return self.errors in (CLEAN, settings.errors)
 
 
-def record_path(job: Job, unit: Unit) -> Path:
-    """Return the path of a unit's record."""
-    return job.folder / f"{unit.key}.json"
-
-
-def read_record(job: Job, unit: Unit) -> Record | None:
-    """Return the record of a finished unit, or None if it is missing or damaged."""
-    try:
-        checksum, _, description = record_path(job, unit).read_bytes().partition(b" ")
-        if int(checksum, 16) == zlib.crc32(description):
-            return Record(**json.loads(description))
-    except (OSError, ValueError, TypeError):
-        pass
-    return None
-
-
 def all_pieces(job: Job, units: Sequence[Unit], records: Sequence[Record]) -> list[Piece]:
     """Return the pieces of all units in order."""
     found: list[Piece] = []
     number = position = 0
     for unit, record in zip(units, records, strict=True):
         for index, (documents, tokens, checksum) in enumerate(record.pieces):
-            path = _piece_path(job, unit, index)
+            path = job.piece_path(unit, index)
             found.append(Piece(path, documents, tokens, checksum, number, position))
             number, position = number + documents, position + tokens
     return found
-
-
-def _piece_path(job: Job, unit: Unit, index: int) -> Path:
-    return job.folder / f"{unit.key}-{index:04d}"
 
 
 def checksums(tokens: np.ndarray, table: np.ndarray) -> np.ndarray:
@@ -316,15 +312,6 @@ def read_content(settings: Settings, unit: Unit) -> str:
     return reader.content
 
 
-def digest_contents(units: Sequence[tuple[str, str]]) -> str:
-    """Return the digest of all inputs' contents.
-
-    Args:
-        units: Key and digest of the contents of each unit, in order.
-    """
-    return _digest([list(unit) for unit in units], 64)
-
-
 def run_unit(job: Job, unit: Unit) -> Record:
     """Tokenize a unit's documents into its files, independently of all other units.
 
@@ -336,22 +323,21 @@ def run_unit(job: Job, unit: Unit) -> Record:
         UserError: An input cannot be read or is damaged, or the disk is full.
     """
     settings = job.settings
-    old = read_record(job, unit)
+    old = job.record(unit)
     if old and old.fits(settings) and old.content == read_content(settings, unit):
         return old
-    record_path(job, unit).unlink(missing_ok=True)
+    job.record_path(unit).unlink(missing_ok=True)
     reader = Documents(settings.text_field, settings.errors)
     pieces = []
     for table, tokens in _pieces(reader, unit, settings.build_tokenizer()):
-        path = _piece_path(job, unit, len(pieces))
+        path = job.piece_path(unit, len(pieces))
         write_atomic(path.with_suffix(".documents"), table.tobytes())
         write_atomic(path.with_suffix(".tokens"), tokens.tobytes())
         pieces.append([len(table), len(tokens), zlib.crc32(table.tobytes())])
     errors = settings.errors if reader.skipped or reader.replaced else CLEAN
     damage = errors, reader.skipped, reader.replaced
     record = Record(unit.stamp, reader.content, *damage, pieces)
-    description = json.dumps(dataclasses.asdict(record)).encode()
-    write_atomic(record_path(job, unit), b"%08x %b" % (zlib.crc32(description), description))
+    write_atomic(job.record_path(unit), json.dumps(dataclasses.asdict(record)).encode())
     return record
 
 
