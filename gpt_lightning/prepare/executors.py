@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, TypeVar
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
@@ -126,7 +125,7 @@ def _processes(
     others = multiprocessing.active_children()
     pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker)
     try:
-        yield from _completed(partial(pool.submit, function), units, AHEAD * workers)
+        yield from _completed(lambda unit: pool.submit(function, unit), units, AHEAD * workers)
     except BrokenProcessPool as error:
         raise UserError(
             f"one of {workers} worker processes was killed, perhaps for lack of memory: run the "

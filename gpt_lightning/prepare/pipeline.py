@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -17,7 +18,7 @@ from gpt_lightning.prepare.executors import Execution, check_main_guard, run_all
 from gpt_lightning.prepare.input_file import Input
 from gpt_lightning.prepare.inputs import fingerprint
 from gpt_lightning.prepare.settings import SPLITS, Settings
-from gpt_lightning.prepare.shards import Assembly, Plan, begin_dataset, finish_dataset
+from gpt_lightning.prepare.shards import Assembly, begin_dataset, finish_dataset
 from gpt_lightning.prepare.target import Target, save_inputs
 from gpt_lightning.prepare.units import (
     Job,
@@ -168,25 +169,24 @@ def _make(
         job.folder.mkdir(parents=True, exist_ok=True)
         records = _make_units(job, units, execution)
         folder, records = _begin_shards(job, units, records, execution)
-        pieces = tuple(all_pieces(job, units, records))
-        assembly = Assembly(folder, pieces, token_dtype(tokenizer.vocab_size), settings)
+        pieces, dtype = all_pieces(job, units, records), token_dtype(tokenizer.vocab_size)
         try:
-            plan = assembly.plan()
+            assembly = Assembly(folder, pieces, dtype, settings)
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
         if not (folder / "new").exists():
             begin_dataset(folder / "new", tokenizer, settings)
-        splits = _write_shards(assembly, plan, execution)
+        splits = _write_shards(assembly, execution)
         found = zip(units, records, strict=True)
         contents = digest([(unit.key, record.content) for unit, record in found], 64)
         facts = {"inputs": target.wanted["inputs"], "sizes": target.sizes, "contents": contents}
         save_inputs(folder / "new", facts)
         recorded = settings.of_documents() | {
-            "documents": int(plan.documents.sum()),
+            "documents": int(assembly.documents.sum()),
             "skipped": sum(record.skipped for record in records),
             "replaced": sum(record.replaced for record in records),
         }
-        origin = TextOrigin(name, plan.text_bytes, plan.sha256)
+        origin = TextOrigin(name, assembly.text_bytes, assembly.sha256)
         manifest = finish_dataset(folder / "new", tokenizer, settings, origin, recorded, splits)
         manifest, made = target.deliver(folder, manifest)
     finally:
@@ -222,30 +222,29 @@ def _begin_shards(
     return folder, _make_units(job, units, execution)
 
 
-def _write_shards(
-    assembly: Assembly, plan: Plan, execution: Execution
-) -> dict[str, tuple[Shard, ...]]:
+def _write_shards(assembly: Assembly, execution: Execution) -> dict[str, tuple[Shard, ...]]:
     """Return the shards of each split, after writing those that are missing."""
-    size = assembly.dtype.itemsize
     if scattered := assembly.unscattered():
         print("shuffling the documents on the disk", flush=True)
-        with Progress(size * assembly.n_tokens, 0) as progress:
-            for index, _ in run_all(assembly.scatter, scattered, execution):
-                n_tokens = assembly.pieces[index].tokens
-                progress.add(size * n_tokens, n_tokens)
-    tasks = assembly.tasks(plan)
+        for _ in run_all(assembly.scatter, scattered, execution):
+            pass
+    tasks, size = assembly.tasks(), assembly.dtype.itemsize
     shards = {task: shard for task in tasks if (shard := assembly.finished(task))}
     todo = [task for task in tasks if task not in shards]
+    readers = Counter(block for task in todo for block, _ in assembly.blocks(task))
     done_bytes = size * sum(shard.tokens for shard in shards.values())
     with Progress(size * assembly.n_tokens, done_bytes) as progress:
-        for task, shard in run_all(assembly.write_shard, list(todo), execution):
+        for task, shard in run_all(assembly.write_shard, todo, execution):
             shards[task] = shard
-            todo.remove(task)
-            assembly.delete_read(todo, task)
             progress.add(size * shard.tokens, shard.tokens)
+            for block, _ in assembly.blocks(task):
+                readers[block] -= 1
+                if not readers[block] and assembly.settings.shuffle is None:
+                    assembly.pieces[block].file.unlink(missing_ok=True)
+    numbers = {split: SPLITS.index(split) for split in assembly.splits}
     return {
-        split: tuple(shards[task] for task in tasks if SPLITS[task.split] == split)
-        for split in assembly.splits
+        split: tuple(shards[task] for task in tasks if task.split == number)
+        for split, number in numbers.items()
     }
 
 

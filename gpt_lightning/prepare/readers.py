@@ -1,4 +1,4 @@
-"""Readers of compressed files, by zlib and zstandard, and of columns of Parquet files, by pyarrow."""
+"""Readers of compressed files and of columns of Parquet files."""
 
 import gzip
 import io

@@ -13,8 +13,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -147,136 +145,99 @@ def check_size(split: str, n_tokens: int, content: str) -> None:
         )
 
 
-class Slice(NamedTuple):
-    """Tokens first .. last - 1 of a block."""
+class ShardTask(NamedTuple):
+    """Shard to write: tokens first .. last - 1 of a split."""
 
-    block: int
+    file: str
+    split: int
     first: int
     last: int
 
 
-@dataclass(frozen=True)
-class ShardTask:
-    """Shard to write: its file, the number of its split, and its tokens."""
+class Assembly:
+    """Pieces that become shards.
 
-    file: str
-    split: int
-    slices: tuple[Slice, ...]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Contents of the tables of all pieces.
+    Args:
+        folder: Folder of unfinished shards and, in its folder `new`, of the dataset.
+        pieces: Pieces of all units in order.
+        dtype: Type of the tokens.
+        settings: Settings of the splits and the shards.
 
     Attributes:
+        n_tokens: Tokens of all pieces.
+        splits: Borders of each split in tokens, for split_by fraction.
+        n_blocks: Number of blocks of a split.
         sizes: Tokens of each block of each split, (splits, blocks).
         documents: Documents of each split, (splits,).
         text_bytes: Bytes of all texts in UTF-8.
         sha256: SHA-256 of all documents' SHA-256, which is equal for equal texts in equal order,
             independent of their files.
+
+    Raises:
+        UserError: A table is damaged, or a split has fewer than two tokens.
     """
 
-    sizes: np.ndarray
-    documents: np.ndarray
-    text_bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Assembly:
-    """Pieces that become shards.
-
-    Attributes:
-        folder: Folder of unfinished shards and, in its folder `new`, of the dataset.
-        pieces: Pieces of all units in order.
-        dtype: Type of the tokens.
-        settings: Settings of the splits and the shards.
-    """
-
-    folder: Path
-    pieces: tuple[Piece, ...]
-    dtype: np.dtype[Any]
-    settings: Settings
-
-    @cached_property
-    def n_tokens(self) -> int:
-        """Tokens of all pieces."""
-        return sum(piece.tokens for piece in self.pieces)
-
-    @cached_property
-    def splits(self) -> dict[str, tuple[int, int]]:
-        """Return the borders of each split in tokens, for split_by fraction."""
-        settings = self.settings
-        return split_borders(self.n_tokens, settings.val_fraction, settings.test_fraction)
-
-    @property
-    def n_blocks(self) -> int:
-        """Number of blocks of a split."""
-        if self.settings.shuffle is None:
-            return len(self.pieces)
-        return 1 + self.n_tokens // BUCKET_TOKENS
-
-    # ---- from tables to tasks --------------------------------------------------------------------
-
-    def plan(self) -> Plan:
-        """Read the tables of all pieces.
-
-        Raises:
-            UserError: A table is damaged, or a split has fewer than two tokens.
-        """
-        sizes = np.zeros((len(SPLITS), self.n_blocks), np.int64)
-        documents, text_bytes, digest = np.zeros(len(SPLITS), np.int64), 0, hashlib.sha256()
-        for index, piece in enumerate(self.pieces):
+    def __init__(
+        self, folder: Path, pieces: list[Piece], dtype: np.dtype[Any], settings: Settings
+    ) -> None:
+        self.folder, self.pieces, self.dtype, self.settings = folder, pieces, dtype, settings
+        self.n_tokens = sum(piece.tokens for piece in pieces)
+        self.splits = split_borders(self.n_tokens, settings.val_fraction, settings.test_fraction)
+        shuffled = settings.shuffle is not None
+        self.n_blocks = 1 + self.n_tokens // BUCKET_TOKENS if shuffled else len(pieces)
+        self.sizes = np.zeros((len(SPLITS), self.n_blocks), np.int64)
+        self.documents, self.text_bytes = np.zeros(len(SPLITS), np.int64), 0
+        digest = hashlib.sha256()
+        for index, piece in enumerate(pieces):
             table = piece.table()
-            splits, keys = self._split_numbers(piece, table), self._keys(piece)
-            blocks = np.full(len(table), index) if keys is None else self._buckets(keys)
-            np.add.at(sizes, (splits, blocks), table["tokens"].astype(np.int64))
-            documents += np.bincount(splits, minlength=len(SPLITS))
-            text_bytes += int(table["bytes"].sum())
+            splits = self._split_numbers(piece, table)
+            blocks = self._buckets(self._keys(piece)) if shuffled else np.full(len(table), index)
+            np.add.at(self.sizes, (splits, blocks), table["tokens"].astype(np.int64))
+            self.documents += np.bincount(splits, minlength=len(SPLITS))
+            self.text_bytes += int(table["bytes"].sum())
             digest.update(table["sha256"].tobytes())
+        self.sha256 = digest.hexdigest()
         for split in self.splits:
             number = SPLITS.index(split)
-            check_size(split, int(sizes[number].sum()), f"{documents[number]} documents")
-        return Plan(sizes, documents, text_bytes, digest.hexdigest())
+            found = f"{self.documents[number]} documents"
+            check_size(split, int(self.sizes[number].sum()), found)
 
     def _split_numbers(self, piece: Piece, table: np.ndarray) -> np.ndarray:
         """Return the number in SPLITS of each document's split, (documents,)."""
         settings = self.settings
         if settings.split_by != "fraction":
             return split_of(table["sha256"], settings.val_fraction, settings.test_fraction)
-        starts = piece.position + np.cumsum(table["tokens"]) - table["tokens"]
+        lengths = table["tokens"].astype(np.int64)
+        starts = piece.position + np.cumsum(lengths) - lengths
         borders = [first for first, _ in self.splits.values()]
-        own = np.searchsorted(borders, starts.astype(np.int64), "right") - 1
-        return np.array([SPLITS.index(split) for split in self.splits])[own]
+        numbers = np.array([SPLITS.index(split) for split in self.splits])
+        return numbers[np.searchsorted(borders, starts, "right") - 1]
 
-    def _keys(self, piece: Piece) -> np.ndarray | None:
-        """Return the shuffle's sort key of each document, uint64 (documents,); None: no shuffle."""
-        if self.settings.shuffle is None:
-            return None
-        return shuffle_keys(self.settings.shuffle, piece.number, piece.documents)
+    def _keys(self, piece: Piece) -> np.ndarray:
+        """Return the shuffle's sort key of each document, uint64 (documents,)."""
+        return shuffle_keys(self.settings.shuffle or 0, piece.number, piece.documents)
 
     def _buckets(self, keys: np.ndarray) -> np.ndarray:
         shares = (keys >> np.uint64(32)) * np.uint64(self.n_blocks)
         return (shares >> np.uint64(32)).astype(np.int64)
 
-    def tasks(self, plan: Plan) -> list[ShardTask]:
+    def tasks(self) -> list[ShardTask]:
         """Return all shards; those of the smallest split first."""
         size, tasks = capacity(self.settings.format, self.settings.shard_tokens), []
-        for split in sorted(self.splits, key=lambda split: plan.sizes[SPLITS.index(split)].sum()):
-            number = SPLITS.index(split)
-            ends = np.cumsum(plan.sizes[number])
-            starts = ends - plan.sizes[number]
-            for index, first in enumerate(range(0, int(ends[-1]), size)):
-                last = min(first + size, int(ends[-1]))
-                touched = np.flatnonzero((starts < last) & (ends > first)).tolist()
-                slices = [
-                    Slice(block, max(first - start, 0), min(last, end) - start)
-                    for block in touched
-                    for start, end in [(int(starts[block]), int(ends[block]))]
-                ]
-                name = file_name(self.settings.format, split, index)
-                tasks.append(ShardTask(name, number, tuple(slices)))
+        totals = {split: int(self.sizes[SPLITS.index(split)].sum()) for split in self.splits}
+        for split in sorted(totals, key=totals.__getitem__):
+            for index, first in enumerate(range(0, totals[split], size)):
+                name, last = file_name(self.settings.format, split, index), first + size
+                last = min(last, totals[split])
+                tasks.append(ShardTask(name, SPLITS.index(split), first, last))
         return tasks
+
+    def blocks(self, task: ShardTask) -> list[tuple[int, int]]:
+        """Return the blocks that a shard reads, each with its first token in the split."""
+        ends = np.cumsum(self.sizes[task.split])
+        starts = ends - self.sizes[task.split]
+        touched = np.flatnonzero((starts < task.last) & (ends > task.first))
+        return list(zip(touched.tolist(), starts[touched].tolist(), strict=True))
 
     # ---- shards ----------------------------------------------------------------------------------
 
@@ -298,8 +259,9 @@ class Assembly:
         with explained("write", self.folder):
             try:
                 file = ShardFile(temporary, self.settings.format, self.dtype)
-                for block, first, last in task.slices:
-                    file.append(self._tokens(task.split, block)[first:last])
+                for block, start in self.blocks(task):
+                    tokens = self._tokens(task.split, block)
+                    file.append(tokens[max(task.first - start, 0) : task.last - start])
                 shard = file.finish(task.file)
                 os.replace(temporary, self.folder / "new" / task.file)
                 sync_folder(self.folder / "new")
@@ -330,7 +292,6 @@ class Assembly:
         """
         piece, (rows_path, tokens_path) = self.pieces[index], self._scattered(index)
         table, keys = piece.table(), self._keys(piece)
-        assert keys is not None
         rows = np.empty(len(table), SCATTERED)
         rows["bucket"] = self._split_numbers(piece, table) * self.n_blocks + self._buckets(keys)
         rows["key"], rows["tokens"], rows["checksum"] = keys, table["tokens"], table["checksum"]
@@ -363,22 +324,12 @@ class Assembly:
         table = np.concatenate(tables)
         return reordered(np.concatenate(found), table["tokens"], np.argsort(table["key"]))
 
-    # ---- what is still needed --------------------------------------------------------------------
-
     def unscattered(self) -> list[int]:
         """Return the pieces that the shuffle has not scattered yet; none without a shuffle."""
         if self.settings.shuffle is None:
             return []
         indices = range(len(self.pieces))
         return [index for index in indices if not self._scattered(index)[0].exists()]
-
-    def delete_read(self, todo: Iterable[ShardTask], done: ShardTask) -> None:
-        """Delete the pieces of a complete shard that no unfinished shard needs."""
-        if self.settings.shuffle is not None:
-            return
-        needed = {part.block for task in todo for part in task.slices}
-        for block in {part.block for part in done.slices} - needed:
-            self.pieces[block].file.unlink(missing_ok=True)
 
 
 def reordered(tokens: np.ndarray, lengths: np.ndarray, order: np.ndarray) -> np.ndarray:
@@ -424,14 +375,14 @@ def split_of(digests: np.ndarray, val_fraction: float, test_fraction: float) -> 
     validation loss.
 
     Args:
-        digests: SHA-256 of the texts, uint8, (documents, 32).
+        digests: SHA-256 of the texts, S32, (documents,).
         val_fraction: Share held out for validation.
         test_fraction: Share held out for testing.
 
     Returns:
         int64, (documents,).
     """
-    hashes = np.ascontiguousarray(digests[:, :8]).view("<u8")[:, 0]
+    hashes = np.ascontiguousarray(digests).view("<u8")[::4]  # the first of four words
     # hashes below 2**64: below the first border is val, below the second test
     shares = exact(val_fraction), exact(val_fraction) + exact(test_fraction)
     val, test = (np.uint64(int(share * 2**64)) for share in shares)

@@ -38,7 +38,7 @@ WORK_VERSION = 3  # of the files of a unit
 CLEAN = "clean"
 # row of a piece's table: tokens with the end-of-text token, bytes of the text in UTF-8, CRC-32 of
 # the tokens, SHA-256 of the text
-ROW = np.dtype([("tokens", "<u8"), ("bytes", "<u8"), ("checksum", "<u4"), ("sha256", "u1", 32)])
+ROW = np.dtype([("tokens", "<u8"), ("bytes", "<u8"), ("checksum", "<u4"), ("sha256", "S32")])
 
 
 @dataclass(frozen=True)
@@ -328,7 +328,7 @@ def run_unit(job: Job, unit: Unit) -> Record:
         return old
     job.record_path(unit).unlink(missing_ok=True)
     reader = Documents(settings.text_field, settings.errors)
-    pieces = []
+    pieces: list[list[int]] = []
     for table, tokens in _pieces(reader, unit, settings.build_tokenizer()):
         path = job.piece_path(unit, len(pieces))
         write_atomic(path.with_suffix(".documents"), table.tobytes())
@@ -346,31 +346,18 @@ def _pieces(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield table and tokens of each piece."""
     documents: list[np.ndarray] = []
-    texts: list[tuple[int, bytes]] = []
+    rows: list[tuple[int, int, int, bytes]] = []
     held = 0
     for text, tokens in _tokenized(reader, unit, tokenizer):
         documents.append(tokens)
-        texts.append((len(text), hashlib.sha256(text).digest()))
+        checksum = zlib.crc32(tokens)  # type: ignore[arg-type]
+        rows.append((len(tokens), len(text), checksum, hashlib.sha256(text).digest()))
         held += len(tokens)
         if held >= PIECE_TOKENS or len(documents) >= PIECE_DOCUMENTS:
-            yield _piece(documents, texts)
-            documents, texts, held = [], [], 0
+            yield np.array(rows, ROW), np.concatenate(documents)
+            documents, rows, held = [], [], 0
     if documents:
-        yield _piece(documents, texts)
-
-
-def _piece(
-    documents: list[np.ndarray], texts: list[tuple[int, bytes]]
-) -> tuple[np.ndarray, np.ndarray]:
-    table = np.empty(len(documents), ROW)
-    table["tokens"] = [len(tokens) for tokens in documents]
-    table["bytes"] = [n_bytes for n_bytes, _ in texts]
-    table["sha256"] = np.frombuffer(b"".join(digest for _, digest in texts), np.uint8).reshape(
-        -1, 32
-    )
-    tokens = np.concatenate(documents)
-    table["checksum"] = checksums(tokens, table)
-    return table, tokens
+        yield np.array(rows, ROW), np.concatenate(documents)
 
 
 def _tokenized(
