@@ -299,7 +299,7 @@ def _raise_lost(error: Exception) -> None:
 
 def _hub(source: str) -> list[Input]:
     """Return the Parquet files that the hub makes of every public dataset."""
-    from gpt_lightning.remote.attempts import attempts  # needs fsspec
+    from gpt_lightning.remote.attempts import reason_for  # needs fsspec
 
     name, *rest = source.removeprefix(HUB).split(":")
     if name.count("/") != 1 or len(rest) > 2:
@@ -308,14 +308,16 @@ def _hub(source: str) -> list[Input]:
         )
     config, split = [*rest, *("default", "train")[len(rest) :]]
 
-    def files(*_: Any) -> list[str]:
+    address = f"hf://datasets/{name}@{HUB_REVISION}"
+    try:
         from huggingface_hub import HfApi
 
-        found = HfApi().list_repo_files(name, revision=HUB_REVISION, repo_type="dataset")
-        return sorted(found)
-
-    address = f"hf://datasets/{name}@{HUB_REVISION}"
-    listed = attempts(address, files, "list", first=True, again=AGAIN)
+        listed = sorted(HfApi().list_repo_files(name, revision=HUB_REVISION, repo_type="dataset"))
+    except Exception as error:  # the hub's package tries several times itself
+        raise UserError(
+            f"cannot list {source}: {reason_for(error)}; check the name, the connection, and "
+            "`pip install 'gpt-lightning[hf]'`"
+        ) from error
     if own := [path for path in listed if path.startswith(f"{config}/{split}/")]:
         return [remote_input(f"{address}/{path}", "parquet", "") for path in own]
     # The hub converts only the beginning of a large dataset, as partial-SPLIT.

@@ -18,7 +18,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.prepare import pipeline
 from gpt_lightning.prepare.command import dataset_folder, prepare
 from gpt_lightning.prepare.settings import Settings
-from gpt_lightning.prepare.units import Job, PartName, Work
+from gpt_lightning.prepare.units import Job, Record, Unit
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -193,8 +193,8 @@ def test_a_tokenizer_json_that_changes_during_the_run(
     assert settings.tokenizer == str(tmp_path / "tokenizer.json")  # Ray's workers are elsewhere
     real = pipeline.run_unit
 
-    def run_unit(job: Job, work: Work) -> tuple[PartName, int]:
-        done = real(job, work)
+    def run_unit(job: Job, unit: Unit) -> Record:
+        done = real(job, unit)
         changed(tmp_path / "tokenizer.json", {"normalizer": NFC})
         return done
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare.columns import column_sizes
 from gpt_lightning.prepare.documents import Documents
 from gpt_lightning.prepare.input_file import Input
 from gpt_lightning.prepare.inputs import find_inputs
+from gpt_lightning.prepare.readers import column_sizes
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -302,7 +302,7 @@ import os, resource, signal, sys, time
 from pathlib import Path
 from gpt_lightning import files
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare import shard_writer, target, text
+from gpt_lightning.prepare import shards, target, text
 from gpt_lightning.prepare.settings import Settings
 source, out, marks = map(Path, sys.argv[1:])
 {accident}
@@ -315,20 +315,22 @@ except UserError as error:
 """
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 KILLED = {
-    "before the first shard": f"shard_writer.SplitWriter.append = lambda self, tokens: {KILL}",
+    "before the first shard": f"shards.ShardFile.append = lambda self, tokens: {KILL}",
     "between two shards": f"""
-begin = shard_writer.SplitWriter._open
-def open_shard(self):
-    if len(self._shards) == 2:
+finish, finished = shards.ShardFile.finish, []
+def finish_shard(self, name):
+    finished.append(name)
+    if len(finished) == 3:
         {KILL}
-    return begin(self)
-shard_writer.SplitWriter._open = open_shard""",
+    return finish(self, name)
+shards.ShardFile.finish = finish_shard""",
     "inside a shard": f"""
-begin = shard_writer.SplitWriter._open
-def open_shard(self):
-    begin(self).flush()
+append = shards.ShardFile.append
+def append_and_die(self, tokens):
+    append(self, tokens)
+    self._file.flush()
     {KILL}
-shard_writer.SplitWriter._open = open_shard""",
+shards.ShardFile.append = append_and_die""",
     "before the manifest's rename": f"files.os.replace = lambda a, b: {KILL}",
     "before the folder's rename": f"files.os.rename = lambda a, b: {KILL}",
 }
