@@ -20,7 +20,7 @@ TEXTS: dict[str, tuple[bytes, tuple[str, ...] | None]] = {
     "not UTF-8": (b"good text " * 50 + b"\xff\xfe", ("bad.txt", "500")),
     "a lone surrogate": (b"good text " * 50 + b"\xed\xa0\x80", ("bad.txt", "500")),
     "white space": (b" \n\t" * 500, ("bad.txt", "white space")),
-    "NUL bytes": (b"a\0b\0\n" * 300, None),
+    "NUL bytes": (b"some\0text\0\n" * 300, None),
     "a byte order mark": (b"\xef\xbb\xbf" + b"some text\n" * 100, None),
     "CRLF": (b"some text\r\n" * 100, None),
 }

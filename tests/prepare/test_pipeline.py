@@ -596,12 +596,12 @@ except prepare.UserError as error:
     print(error)
     sys.exit(2)
 """
-# Each child dies before its k-th change of a file; the next one finishes, for every k.
+# Each child dies before its k-th change of a file, and the next one finishes the dataset.
 KILLED_EVERYWHERE = """
 import functools, itertools, os, pathlib, shutil, signal, sys
 from gpt_lightning.prepare import command, pipeline, units
-source, folder, shuffle = sys.argv[1], pathlib.Path(sys.argv[2]), eval(sys.argv[3])
-pipeline.plan_units = functools.partial(units.plan_units, unit_bytes=3000)
+source, folder, (shuffle, step) = sys.argv[1], pathlib.Path(sys.argv[2]), eval(sys.argv[3])
+pipeline.plan_units = functools.partial(units.plan_units, unit_bytes=800)
 CHANGES = [(os, "replace"), (os, "rename"), (os, "fsync"), (os, "unlink"), (os, "rmdir"),
            (os, "mkdir"), (shutil, "rmtree"), (pathlib.Path, "unlink"), (pathlib.Path, "mkdir")]
 
@@ -618,7 +618,7 @@ def forked(out, moment=None):
     for module, name in CHANGES if moment else ():
         setattr(module, name, counted(getattr(module, name)))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    command.prepare(source, out=str(out), workers=1, shard_tokens=900, shuffle=shuffle)
+    command.prepare(source, out=str(out), workers=1, shard_tokens=200, shuffle=shuffle)
     os._exit(0)
 
 def contents(out):
@@ -626,7 +626,7 @@ def contents(out):
 
 command.Settings("gpt2").build_tokenizer().encode("warm")
 assert forked(folder / "clean") == 0
-for moment in itertools.count(1):
+for moment in itertools.count(1, step):
     out = folder / "out"
     killed = forked(out, moment)
     assert killed in (0, -9), killed
@@ -646,16 +646,25 @@ def start(source: Path, out: Path, accident: str = "", workers: int = 1) -> subp
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("shuffle", [None, pytest.param(5, marks=pytest.mark.slow)])
-def test_killed_before_every_change_of_a_file(
-    source: Path, texts: list[str], tmp_path: Path, shuffle: int | None
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("shuffle", "step"),
+    [
+        (None, 17),
+        pytest.param(None, 2, marks=pytest.mark.slow),
+        pytest.param(5, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_killed_before_a_change_of_a_file(
+    source: Path, texts: list[str], tmp_path: Path, shuffle: int | None, step: int
 ) -> None:
-    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:40]))
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:12]))
     (tmp_path / "work").mkdir()
     command = [sys.executable, "-c", KILLED_EVERYWHERE, str(source), str(tmp_path / "work")]
-    done = subprocess.run([*command, str(shuffle)], capture_output=True, text=True, check=False)
+    command.append(str((shuffle, step)))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split("moments")[1]) > 60
+    assert int(done.stdout.split("moments")[1]) > 100
 
 
 @pytest.mark.slow
