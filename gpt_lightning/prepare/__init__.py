@@ -5,16 +5,16 @@ command.py chooses one of two routes by SOURCE:
 | SOURCE | route |
 | --- | --- |
 | corpus name, text file | one text |
-| URL of a text, standard input | one text, after a copy by spool.py |
-| standard input that is JSONL | documents, after a copy by spool.py |
+| URL of a text, standard input | one text, after a copy |
+| standard input that is JSONL | documents, after a copy |
 | JSONL, Parquet, folder, glob, URL, hf:NAME | documents |
 
 One text: text.py reads it twice, and cuts it into splits by characters.
 
-Documents, in the sequence of pipeline.py: inputs.py finds the files, units.py cuts them into pieces
-of work, executors.py runs the pieces, documents.py (with columns.py and compressed.py) yields the
-texts of a file, parts.py keeps the tokens of a piece, assemble.Assembly turns parts into shards.
+Documents, in the sequence of pipeline.py: inputs.py finds the files; units.py cuts them into units
+of work, which executors.py runs; documents.py (with readers.py) yields the texts of a file; the
+tokens of a unit are written into pieces; shards.py writes the pieces into shards; the manifest
+comes last.
 
-One text is written by assemble.SplitWriter. Both routes lock and replace the folder, or write to an
-address, with target.py.
+Both routes lock and replace the folder, or write to an address, with target.py.
 """

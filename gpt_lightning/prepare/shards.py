@@ -20,6 +20,7 @@ import numpy as np
 
 from gpt_lightning.data.formats import capacity, file_header, file_name, write_extras
 from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
+from gpt_lightning.data.order import splitmix64
 from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import (
@@ -358,14 +359,8 @@ def shuffle_keys(seed: int, first: int, count: int) -> np.ndarray:
     """
     golden = np.uint64(0x9E3779B97F4A7C15)
     z = np.arange(first + 1, first + count + 1, dtype=np.uint64)
-    z = (z + _mixed(np.array([seed], np.uint64) + golden)) * golden
-    return _mixed(z)
-
-
-def _mixed(z: np.ndarray) -> np.ndarray:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    z = (z + splitmix64(np.array([seed], np.uint64) + golden)) * golden
+    return splitmix64(z)
 
 
 def split_of(digests: np.ndarray, val_fraction: float, test_fraction: float) -> np.ndarray:
