@@ -99,24 +99,20 @@ class Reader(abc.ABC):
         T, datasets = self.block_size, self.datasets.items()
         return {address: dataset.stream("train", T) for address, dataset in datasets}
 
-    def stamps(self) -> dict[str, Any]:
-        """Return a digest of the sizes, inodes and times of each dataset's training shards."""
-        return {
-            f"{self._prefix(address)}{file}": stamp
-            for address, stream in self.train_streams.items()
-            for file, stamp in stream.stamps().items()
-        }
+    def stamps(self) -> dict[str, str]:
+        """Return the stamp of each dataset's training shards, where there is one."""
+        stamps = {key: stream.stamp for key, stream in self._streams_by_key().items()}
+        return {key: stamp for key, stamp in stamps.items() if stamp}
 
-    def check_stamps(self, stamps: dict[str, Any]) -> None:
-        """Raise a UserError if a training shard was replaced since its stamp was taken."""
-        for address, stream in self.train_streams.items():
-            prefix = self._prefix(address)
-            own = {k.removeprefix(prefix): v for k, v in stamps.items() if k.startswith(prefix)}
-            stream.check_stamps(own)
+    def check_stamps(self, stamps: dict[str, str]) -> None:
+        """Raise a UserError if a training shard was replaced since the stamps were taken."""
+        for key, stream in self._streams_by_key().items():
+            stream.check_stamp(stamps.get(key, ""))
 
-    def _prefix(self, address: str) -> str:
-        """Return the beginning of a file's name in `stamps`: its dataset, in a mixture."""
-        return f"{address}/" if self.settings.mixture else ""
+    def _streams_by_key(self) -> dict[str, TokenStream]:
+        """Return the training streams by their keys in `stamps`."""
+        streams, mixture = self.train_streams.items(), self.settings.mixture
+        return {f"{address}/*" if mixture else "*": stream for address, stream in streams}
 
     def stream(self, split: str) -> TokenStream:
         """Return the tokens of a split of the dataset that is evaluated.

@@ -25,8 +25,6 @@ from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, file_sha256, write_durable
 
-ALL_SHARDS = "*"  # key of a digest of all stamps; checkpoints of earlier versions have file names
-
 
 def write_shard(path: Path, tokens: np.ndarray) -> Shard:
     """Write tokens, (n,) of uint16 or uint32, as a little-endian .npy file, synced to the disk.
@@ -102,41 +100,33 @@ class TokenStream:
     def check_order(self, order: WindowOrder) -> None:
         """Raise a UserError if a cache of shards is too small for an order."""
 
-    def stamps(self) -> dict[str, Any]:
-        """Return a digest of the shards' file names, sizes, inodes and times."""
-        return {ALL_SHARDS: hashlib.sha256(json.dumps(self._stamps).encode()).hexdigest()}
-
     @functools.cached_property
-    def _stamps(self) -> dict[str, list[int]]:
-        """Stamp of each file as it was opened; they change when the file is replaced."""
-        return {shard.file: stamp(self._folder / shard.file) for shard in self._shards}
+    def stamp(self) -> str:
+        """Digest of the shards' names, sizes, inodes and times as they were opened."""
+        stamps = {shard.file: stamp(self._folder / shard.file) for shard in self._shards}
+        return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
 
-    def check_stamps(self, stamps: dict[str, Any]) -> None:
-        """Compare shards whose stamp has changed with the manifest's digests.
+    def check_stamp(self, before: str) -> None:
+        """Compare the shards with the manifest's digests if their stamp has changed.
 
-        The shards of a dataset that was copied have other stamps. Up to 1 GiB they are read here,
-        further ones when they are first opened.
+        The shards of a dataset that was copied have another stamp. Up to 1 GiB they are read here,
+        more when they are first opened.
 
         Args:
-            stamps: Result of `stamps` in a checkpoint; in an old one, a stamp of each file.
+            before: Stamp in a checkpoint; "" if it has none.
 
         Raises:
             UserError: A shard has been replaced.
         """
-        if stamps == self.stamps():
+        if before == self.stamp:
             return
-        for index, shard in enumerate(self._shards):
-            if stamps.get(shard.file) == self._stamps[shard.file]:
-                continue
-            if not shard.sha256 and (shard.file in stamps or ALL_SHARDS in stamps):
-                raise UserError(
-                    f"{self._folder / shard.file} or another shard has changed since the "
-                    "checkpoint was saved, and without a digest "
-                    "its tokens cannot be compared: resume with --data.allow_changes true"
-                )
-            self._unchecked |= {index} if shard.sha256 else set()
-        n_tokens = sum(self._shards[index].tokens for index in self._unchecked)
-        if n_tokens * np.dtype(self._dtype).itemsize <= SCAN_BYTES:
+        if before and not all(shard.sha256 for shard in self._shards):
+            raise UserError(
+                f"shards of {self._where} have changed since the checkpoint was saved, and without "
+                "digests their tokens cannot be compared: resume with --data.allow_changes true"
+            )
+        self._unchecked = {index for index, shard in enumerate(self._shards) if shard.sha256}
+        if len(self) * np.dtype(self._dtype).itemsize <= SCAN_BYTES:
             for index in sorted(self._unchecked):
                 self._check(index)
 

@@ -15,7 +15,7 @@ from gpt_lightning.data import external
 from gpt_lightning.data.formats import HEAD_BYTES, advise_random, file_header
 from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, open_shard
 from gpt_lightning.data.order import WindowOrder
-from gpt_lightning.data.shards import ALL_SHARDS, TokenStream, stamp
+from gpt_lightning.data.shards import TokenStream, stamp
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import file_sha256
 from gpt_lightning.remote.attempts import attempts
@@ -244,18 +244,14 @@ class RemoteStream(TokenStream):
 
     # ---- reading -------------------------------------------------------------------------------
 
-    def stamps(self) -> dict[str, Any]:
-        digest = self._remote.listing_digest
-        return {ALL_SHARDS: digest} if digest else {}
+    @property
+    def stamp(self) -> str:
+        """Digest of the listing; "" with a manifest, whose digests name the files in the cache."""
+        return self._remote.listing_digest
 
-    def check_stamps(self, stamps: dict[str, Any]) -> None:
-        # The digests of a manifest name the files, which are checked when they are opened.
-        if self._remote.listing_digest and stamps and stamps != self.stamps():
-            raise UserError(
-                f"shards of {self._remote.url} have changed since the checkpoint was saved, and "
-                "without a manifest their tokens cannot be compared: resume with "
-                "--data.allow_changes true"
-            )
+    def check_stamp(self, before: str) -> None:
+        if self.stamp:  # files with digests are checked when they are opened
+            super().check_stamp(before)
 
     def _tokens(self, index: int) -> np.ndarray:
         """Map a shard's tokens from a file whose digest was checked in this process."""

@@ -121,29 +121,29 @@ def test_pages_are_read_ahead_for_sequential_reads_alone(tmp_path, order, expect
 
 def test_a_checkpoint_holds_one_stamp_of_all_shards(tmp_path):
     stream = stream_of(write(tmp_path))
-    assert len(json.dumps(stream.stamps())) < 100
+    assert len(json.dumps(stream.stamp)) < 100
 
 
 @pytest.mark.parametrize("old", [False, True])
 def test_copied_shards_are_compared(tmp_path, old, monkeypatch):
     stream = stream_of(write(tmp_path / "a"))
-    saved = stream.stamps()
+    saved = stream.stamp
     if old:  # as checkpoints had it up to schema 4's first versions
         saved = {p.name: stamp(p) for p in (tmp_path / "a").glob("*.npy")}
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    stream_of(tmp_path / "a").check_stamps(saved)
-    stream_of(tmp_path / "b").check_stamps(saved)
+    stream_of(tmp_path / "a").check_stamp(saved)
+    stream_of(tmp_path / "b").check_stamp(saved)
     path = tmp_path / "b" / "train-00070.npy"
     np.save(path, np.zeros(TOKENS, np.uint16))
     with pytest.raises(UserError, match=r"train-00070\.npy has been replaced since the checkpoint"):
-        stream_of(tmp_path / "b").check_stamps(saved)
+        stream_of(tmp_path / "b").check_stamp(saved)
 
     monkeypatch.setattr(shards, "SCAN_BYTES", 1_000)  # larger ones are read when they are opened
     stream = stream_of(tmp_path / "b")
     read = []
     digest = shards.file_sha256
     monkeypatch.setattr(shards, "file_sha256", lambda path: read.append(path.name) or digest(path))
-    stream.check_stamps(saved)
+    stream.check_stamp(saved)
     assert read == []
     stream.windows(np.array([0, 10, 60]), 20)
     stream.windows(np.array([0]), 20)
@@ -156,10 +156,10 @@ def test_shards_without_digests_have_to_stay(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
         np.arange(100, dtype=np.uint16).tofile(tmp_path / name / "train.bin")
-    saved = stream_of(tmp_path / "a").stamps()
-    stream_of(tmp_path / "a").check_stamps(saved)
-    with pytest.raises(UserError, match=r"train\.bin or another shard has changed since"):
-        stream_of(tmp_path / "b").check_stamps(saved)
+    saved = stream_of(tmp_path / "a").stamp
+    stream_of(tmp_path / "a").check_stamp(saved)
+    with pytest.raises(UserError, match="have changed since the checkpoint"):
+        stream_of(tmp_path / "b").check_stamp(saved)
 
 
 def test_bare_tokens_of_uint32_are_refused(tmp_path):

@@ -52,5 +52,5 @@ def test_shards_of_llmc_in_a_bucket(bucket, tmp_path):
     data = TokenDataset("s3://tokens", tmp_path, 1.0)
     assert data.manifest.tokens("train") == 1_500
     assert data.stream("train", 16).windows(np.array([495]), 10)[0].tolist() == [*range(495, 505)]
-    saved = data.stream("train", 16).stamps()
-    assert saved == TokenDataset("s3://tokens", tmp_path, 1.0).stream("train", 16).stamps()
+    saved = data.stream("train", 16).stamp
+    assert saved == TokenDataset("s3://tokens", tmp_path, 1.0).stream("train", 16).stamp

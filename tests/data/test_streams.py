@@ -415,14 +415,14 @@ def test_a_shard_that_is_published_again_is_another_file(hub, tmp_path):
 
 
 def test_a_listing_that_has_changed_is_refused_on_resume(hub, tmp_path):
-    saved = TokenDataset("likehub://set", tmp_path, 1.0).stream("train", T).stamps()
-    TokenDataset("likehub://set", tmp_path, 1.0).stream("train", T).check_stamps(saved)
+    saved = TokenDataset("likehub://set", tmp_path, 1.0).stream("train", T).stamp
+    TokenDataset("likehub://set", tmp_path, 1.0).stream("train", T).check_stamp(saved)
     path = "/set/fineweb_train_000005.bin"
     half = file_header("llmc", "uint16", 100) + b"\0" * 200
     hub.pipe_file(path, half)
     changed = TokenDataset("likehub://set", tmp_path, 1.0).stream("train", T)
     with pytest.raises(UserError, match="have changed since the checkpoint was saved"):
-        changed.check_stamps(saved)
+        changed.check_stamp(saved)
 
 
 @pytest.mark.parametrize(
