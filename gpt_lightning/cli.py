@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from gpt_lightning import __version__
 from gpt_lightning.errors import MemoryExhaustedError, PeerError, UserError, termination_as_exit
@@ -23,37 +24,55 @@ NUMBERS = ("OMP_NUM_THREADS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_S
 # PyTorch reads one of these variables; the user's wins
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
-# name -> (module:function in this package, line of --help). The module is imported at the call.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "fit": ("training.fit:run", "train a model: --config quickstart"),
-    "resume": ("training.fit:run", "continue a run with its own settings: resume RUN"),
-    "validate": ("training.fit:run", "print a run's loss on the validation split: validate RUN"),
-    "test": ("training.fit:run", "print a run's loss on the test split: test RUN"),
-    "predict": ("training.fit:run", "write the loss of each validation token: predict RUN"),
-    "runs": ("commands.runs:runs", "list runs, or compare some: runs RUN RUN"),
-    "plot": ("commands.runs:plot", "draw losses and speed of runs: plot RUN..."),
-    "prepare": ("prepare.command:prepare", "convert a text into shards of tokens"),
-    "data": ("commands.inspect_data:data", "print or check a dataset: data inspect DIR"),
-    "sample": ("commands.sample:sample", "generate text with a trained model"),
-    "eval": ("commands.evaluate:evaluate", "score a model: HellaSwag, LAMBADA, WikiText, texts"),
-    "import": ("commands.import_model:import_model", "write any GPT-2's weights as a checkpoint"),
-    "export": (
-        "commands.export:export",
-        "write a model as a Hugging Face folder: export RUN --to DIR",
+
+class Command(NamedTuple):
+    """Row of the table of commands.
+
+    Attributes:
+        address: module:function in this package; the module is imported at the call.
+        text: Line of --help.
+        prints: True for a command that only prints, unless it is given --out.
+    """
+
+    address: str
+    text: str
+    prints: bool = False
+
+
+TRAINING = "training.fit:run"
+COMMANDS = {
+    "fit": Command(TRAINING, "train a model: --config quickstart"),
+    "resume": Command(TRAINING, "continue a run with its own settings: resume RUN"),
+    "validate": Command(TRAINING, "print a run's loss on the validation split: validate RUN"),
+    "test": Command(TRAINING, "print a run's loss on the test split: test RUN"),
+    "predict": Command(TRAINING, "write the loss of each validation token: predict RUN"),
+    "runs": Command("commands.runs:runs", "list runs, or compare some: runs RUN RUN", prints=True),
+    "plot": Command("commands.runs:plot", "draw losses and speed of runs: plot RUN..."),
+    "prepare": Command("prepare.command:prepare", "convert a text into shards of tokens"),
+    "data": Command(
+        "commands.inspect_data:data",
+        "print a dataset, or check its bytes: data verify DIR",
+        prints=True,
     ),
-    "reproduce": ("reproduce.command:run", "repeat published results, compare by row: --list"),
-    "speedrun": ("reproduce.speedrun:run", "train a record on tiny Shakespeare, check its rules"),
-    "bench": ("bench.command:run", "measure this machine: bench --help"),
-    "configs": ("parsing:configs", "list the configurations of --config"),
-    "checkpoint": (
-        "commands.checkpoint:checkpoint",
-        "print, verify or convert checkpoints: checkpoint --help",
+    "sample": Command("commands.sample:sample", "generate text with a trained model", prints=True),
+    "eval": Command("commands.evaluate:evaluate", "score a model: HellaSwag, LAMBADA, WikiText"),
+    "import": Command(
+        "commands.import_model:import_model", "write a GPT-2's weights as a checkpoint"
     ),
-    "doctor": (
-        "commands.check_resume:doctor",
-        "check this machine; a resume: --resume --config FILE",
+    "export": Command(
+        "commands.export:export", "write a model for Hugging Face: export RUN --to DIR"
     ),
-    "completion": ("commands.completion:completion", "print a completion script for your shell"),
+    "reproduce": Command("reproduce.command:run", "repeat published results: reproduce --list"),
+    "speedrun": Command("reproduce.speedrun:run", "train a record on tiny Shakespeare"),
+    "bench": Command("bench.command:run", "measure this machine: bench --help"),
+    "configs": Command("parsing:configs", "list the configurations of --config", prints=True),
+    "checkpoint": Command("commands.checkpoint:checkpoint", "print, verify or convert checkpoints"),
+    "doctor": Command(
+        "commands.check_resume:doctor", "check this machine, or with --resume a resume"
+    ),
+    "completion": Command(
+        "commands.completion:completion", "print a script for your shell", prints=True
+    ),
 }
 # words of earlier versions -> what is typed instead, before the same options
 FORMER = {
@@ -67,7 +86,7 @@ FORMER = {
 def usage() -> str:
     """Return the text of `gpt-lightning --help`."""
     width = max(map(len, COMMANDS))
-    commands = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items())
+    commands = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text, _) in COMMANDS.items())
     return f"""usage: gpt-lightning COMMAND [options]
 
 commands:
@@ -115,21 +134,18 @@ def main(argv: Sequence[str] | None = None, run: Callable[[list[str]], int] | No
 
 def prints_only(argv: list[str]) -> bool:
     """Return whether a command does nothing but print."""
-    return (
-        not argv
-        or argv[0] in ("--version", "help", "completion", "configs", "runs")
-        or argv[:2] == ["data", "inspect"]
-        or (argv[0] == "sample" and not any(arg.startswith("--out") for arg in argv))
-        or any(
-            arg in ("-h", "--help", "--list") or arg.startswith(("--help=", "--print_config"))
-            for arg in argv
-        )
+    command = COMMANDS.get(argv[0]) if argv else None
+    prints = argv[:1] in ([], ["--version"], ["help"]) or (command is not None and command.prints)
+    writes = argv[1:2] == ["verify"] or any(arg.startswith("--out") for arg in argv)
+    return (prints and not writes) or any(
+        arg in ("-h", "--help", "--list") or arg.startswith(("--help=", "--print_config"))
+        for arg in argv
     )
 
 
 def exit_code(argv: list[str], run: Callable[[list[str]], int]) -> int:
     """Call a program, print its error as one line, and return the exit code."""
-    training = argv[:1] and COMMANDS.get(argv[0], ("",))[0] == "training.fit:run"
+    training = argv[:1] and argv[0] in COMMANDS and COMMANDS[argv[0]].address == TRAINING
     try:
         # training has StopSignals, and before it nothing to clean up
         with contextlib.nullcontext() if training else termination_as_exit():
@@ -214,10 +230,10 @@ def dispatch(argv: list[str]) -> int:
     for arg in argv[1:]:
         if re.fullmatch(r"-[A-Za-z_]{2,}[\w.-]*", arg):
             raise UserError(f"unknown argument {arg!r}: an option begins with two dashes, -{arg}")
-    trains = COMMANDS[name][0] == "training.fit:run" and not prints_only(argv)
+    trains = COMMANDS[name].address == TRAINING and not prints_only(argv)
     if trains and "lightning" not in sys.modules and not local_rank():  # 3 s and more
         print(f"gpt-lightning {__version__}: loading PyTorch and Lightning", flush=True)
-    address, function = COMMANDS[name][0].split(":")
+    address, function = COMMANDS[name].address.split(":")
     module = importlib.import_module(f"gpt_lightning.{address}")
     if function == "run":  # it parses its own arguments
         return module.run(argv) or 0

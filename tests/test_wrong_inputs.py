@@ -12,7 +12,7 @@ import pytest
 from lightning.pytorch.cli import LightningCLI
 from wrong_folder import make_folder
 
-from gpt_lightning.cli import COMMANDS, main
+from gpt_lightning.cli import COMMANDS, TRAINING, main
 from gpt_lightning.remote import attempts
 
 
@@ -95,7 +95,7 @@ def test_a_wrong_input_is_one_line_that_names_the_key_and_a_fix_that_works(
         new = {word.lstrip("-").partition("=")[0] for word in fixed if word not in args}
         assert all(word in lines[0] for word in new)
         functions = ("data", "export", "import", "prepare", "sample")
-        parses = fixed[0] in functions or COMMANDS[fixed[0]][0] == COMMANDS["fit"][0]
+        parses = fixed[0] in functions or COMMANDS[fixed[0]].address == TRAINING
         assert main([*fixed, "--print_config"] if parses else [fixed[0], "--help"]) == 0
     if name:
         Path(name).unlink()

@@ -50,9 +50,9 @@ def program_parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(prog="gpt-lightning")
     commands = root.add_subparsers()
     training = subparsers(training_parser())
-    for name, (address, text) in COMMANDS.items():
+    for name, (address, text, _) in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
-        if address == COMMANDS["fit"][0]:
+        if address == COMMANDS["fit"].address:
             copy_arguments(training.get(name, training["fit"]), command)
             if name != "fit":
                 add_argument(command, "run", text="Run folder.")

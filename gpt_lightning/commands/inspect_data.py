@@ -1,6 +1,5 @@
-"""The command `gpt-lightning data`: print or check the contents of a dataset."""
+"""The command `gpt-lightning data`: contents of a dataset, or a check of every byte."""
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,32 +14,11 @@ from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.data.verify import verify
 from gpt_lightning.errors import UserError
-from gpt_lightning.tables.rows import Console, column
 
 ROOT = Path("lightning_logs") / "inspect"
 MAX_SHARD_ROWS = 20
-
-
-@dataclass(frozen=True)
-class SplitRow:
-    """Row of a split; lengths of documents are in tokens."""
-
-    split: str = column("split", width=5)
-    shards: int = column("shards", ",d")
-    tokens: int = column("tokens", ",d", 15)
-    documents: int | None = column("documents", ",d", 12)
-    mean: float | None = column("mean", ",.1f", 9)
-    median: int | None = column("median", ",d", 9)
-    longest: int | None = column("longest", ",d", 11)
-
-
-@dataclass(frozen=True)
-class ShardRow:
-    """Row of a shard."""
-
-    file: str = column("file", width=24)
-    tokens: int = column("tokens", ",d", 13)
-    sha256: str = column("SHA-256")
+SPLIT_ROW = "{:<5}  {:>6}  {:>15}  {:>12}  {:>9}  {:>9}  {:>11}"  # lengths are in tokens
+SHARD_ROW = "{:<24}  {:>13}  {}"
 
 
 def data(
@@ -73,12 +51,15 @@ def data(
         return verify(path)
     manifest = load_manifest(path)
     chosen = split or next(iter(manifest.splits))
-    check_peek(path, manifest, chosen, offset, length)
+    check_peek(path, manifest, chosen, offset)
     print_facts(path, manifest)
-    tokenizer = _tokenizer(manifest)
-    lengths = _lengths(path, manifest, tokenizer)
-    print_splits(manifest, lengths)
-    print_shards(manifest)
+    try:
+        tokenizer = tokenizer_from_spec(manifest.tokenizer)
+    except UserError as error:
+        tokenizer = None
+        print(f"\nno text and no documents, tokens as numbers only: {error}")
+    lengths = lengths_of(path, manifest, tokenizer)
+    print_tables(manifest, lengths)
     if length:
         print_peek(TokenStream(path, manifest, chosen), chosen, tokenizer, offset, length)
     if out and not lengths:
@@ -90,12 +71,8 @@ def data(
         print(f"\npicture: {picture}")
 
 
-def check_peek(folder: Path, manifest: Manifest, split: str, offset: int, length: int) -> None:
-    """Check the arguments of the peek.
-
-    Raises:
-        UserError: The split is unknown, or the offset is outside of it.
-    """
+def check_peek(folder: Path, manifest: Manifest, split: str, offset: int) -> None:
+    """Raise a UserError if the split of the peek is unknown, or the offset is outside of it."""
     if split not in manifest.splits:
         raise UserError(
             f"--split is {split!r}, and {folder} has {', '.join(manifest.splits)}: choose one"
@@ -122,39 +99,7 @@ def print_facts(folder: Path, manifest: Manifest) -> None:
         print(f"{name:<10} {fact}".rstrip())
 
 
-def print_splits(manifest: Manifest, lengths: dict[str, Lengths]) -> None:
-    """Print a row a split; the columns of its documents are empty if they are unknown."""
-    console = Console(SplitRow)
-    print(f"\n{console.header()}")
-    for split, shards in manifest.splits.items():
-        row = SplitRow(split, len(shards), manifest.tokens(split))
-        if found := lengths.get(split):
-            n, mean, median, longest = len(found), found.mean(), *map(found.quantile, (0.5, 1.0))
-            row = replace(row, documents=n, mean=mean, median=median, longest=longest)
-        print(console.line(row))
-
-
-def print_shards(manifest: Manifest) -> None:
-    """Print a row for each of the first twenty shards, and the number of the others."""
-    console = Console(ShardRow)
-    print(f"\n{console.header()}")
-    shards = manifest.shards()
-    for shard in shards[:MAX_SHARD_ROWS]:
-        print(console.line(ShardRow(shard.file, shard.tokens, shard.sha256 or "none")))
-    if len(shards) > MAX_SHARD_ROWS:
-        print(f"and {len(shards) - MAX_SHARD_ROWS:,} more")
-
-
-def _tokenizer(manifest: Manifest) -> Tokenizer | None:
-    """Return the tokenizer, or None after a line with the reason; tokens can be shown without."""
-    try:
-        return tokenizer_from_spec(manifest.tokenizer)
-    except UserError as error:
-        print(f"\nno text and no documents, tokens as numbers only: {error}")
-        return None
-
-
-def _lengths(folder: Path, manifest: Manifest, tokenizer: Tokenizer | None) -> dict[str, Lengths]:
+def lengths_of(folder: Path, manifest: Manifest, tokenizer: Tokenizer | None) -> dict[str, Lengths]:
     """Return the document lengths by split; empty without an end-of-text token."""
     if tokenizer is None:
         return {}
@@ -167,6 +112,24 @@ def _lengths(folder: Path, manifest: Manifest, tokenizer: Tokenizer | None) -> d
             for split in manifest.splits
         }
     return {split: lengths for split, lengths in found.items() if len(lengths)}
+
+
+def print_tables(manifest: Manifest, lengths: dict[str, Lengths]) -> None:
+    """Print a row for each split, with its documents if they are known, and for twenty shards."""
+    names = ("split", "shards", "tokens", "documents", "mean", "median", "longest")
+    print(f"\n{SPLIT_ROW.format(*names)}")
+    for split, shards in manifest.splits.items():
+        documents = [""] * 4
+        if found := lengths.get(split):
+            middle, longest = found.quantile(0.5), found.quantile(1.0)
+            documents = [f"{len(found):,}", f"{found.mean():,.1f}", f"{middle:,}", f"{longest:,}"]
+        row = SPLIT_ROW.format(split, f"{len(shards):,}", f"{manifest.tokens(split):,}", *documents)
+        print(row.rstrip())
+    print(f"\n{SHARD_ROW.format('file', 'tokens', 'SHA-256')}")
+    for shard in manifest.shards()[:MAX_SHARD_ROWS]:
+        print(SHARD_ROW.format(shard.file, f"{shard.tokens:,}", shard.sha256 or "none"))
+    if (rest := len(manifest.shards()) - MAX_SHARD_ROWS) > 0:
+        print(f"and {rest:,} more")
 
 
 def print_peek(
