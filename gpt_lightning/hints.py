@@ -95,7 +95,8 @@ def suggestion(word: str, options: Sequence[str]) -> str:
         meant += [key for key in keys if name == key.rpartition(".")[2]]
         if meant:
             return meant[0]
-    return next(iter(difflib.get_close_matches(word, keys, n=1)), "")
+    alike = [key for key in keys if "." in key or "." not in word]
+    return next(iter(difflib.get_close_matches(word, alike, n=1)), "")
 
 
 # ---- wrong values --------------------------------------------------------------------------------
