@@ -23,12 +23,11 @@ import torch
 from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench.core import timing
-from gpt_lightning.data.dataset import load_manifest
+from gpt_lightning.data.dataset import load_manifest, random_dataset
 from gpt_lightning.data.loader import Batch, TrainLoader
 from gpt_lightning.data.mixture import Mixture, WindowSource
 from gpt_lightning.data.order import OrderName, WindowOrder
 from gpt_lightning.data.shards import DatasetWindows, TokenStream
-from gpt_lightning.data.synthetic import random_dataset
 from gpt_lightning.errors import UserError
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option, Values, listed

@@ -7,12 +7,11 @@ import numpy as np
 from jsonargparse.typing import NonNegativeInt
 
 from gpt_lightning.data.dataset import load_manifest
-from gpt_lightning.data.lengths import Lengths, document_lengths, plot_lengths
+from gpt_lightning.data.inspection import Lengths, document_lengths, plot_lengths, verify
 from gpt_lightning.data.manifest import Manifest
 from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
-from gpt_lightning.data.verify import verify
 from gpt_lightning.errors import UserError
 
 ROOT = Path("lightning_logs") / "inspect"

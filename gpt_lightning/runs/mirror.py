@@ -9,13 +9,26 @@ uploaded last. A checkpoint without its digest is never used.
 
 import json
 import re
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained
-from gpt_lightning.remote.files import create, delete, fetch_file, listed, read, rename, upload
-from gpt_lightning.runs.digests import SIDECAR, read_sidecar, sidecar, write_sidecar
+from gpt_lightning.files import explained, locked, write_atomic
+from gpt_lightning.remote.attempts import DamageError, on_file_system
+from gpt_lightning.remote.files import (
+    create,
+    delete,
+    fetch_file,
+    is_local,
+    listed,
+    protocols,
+    read,
+    rename,
+    upload,
+)
+from gpt_lightning.runs import folders
+from gpt_lightning.runs.digests import SIDECAR, check_digest, read_sidecar, sidecar, write_sidecar
 from gpt_lightning.runs.folders import RunPaths, Saved, run_id, saved_checkpoints, sort_saved
 
 NAMES = RunPaths(Path())
@@ -35,7 +48,7 @@ class Mirror:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url, self.checkpoints = url, f"{url}/{CHECKPOINTS}"
         self.failure: str | None = None
         self._digests: dict[str, str] = {}  # of the uploaded checkpoints, by name
 
@@ -58,11 +71,10 @@ class Mirror:
         self.claim(run)
         self.check_run(run)
         upload(b"", f"{self.url}/{BEGUN}")
-        names = self.names(CHECKPOINTS)
-        self._digests = self.digests(names)
-        for name in names:  # uploads that were interrupted
+        self._digests = self.digests()
+        for name in listed(self.checkpoints):  # uploads that were interrupted
             if ".tmp." in name or (name.endswith(".ckpt") and name not in self._digests):
-                delete(f"{self.url}/{CHECKPOINTS}/{name}")
+                delete(f"{self.checkpoints}/{name}")
 
     def claim(self, run: Path) -> bool:
         """Upload run.json unless there is one; return whether the copy is of this run."""
@@ -74,7 +86,7 @@ class Mirror:
             if saved.step > step:
                 del self._digests[saved.path.name]
                 for name in (saved.path.name + SIDECAR, saved.path.name):
-                    rename(f"{self.url}/{CHECKPOINTS}/{name}", ".old")
+                    rename(f"{self.checkpoints}/{name}", ".old")
 
     def sync(self, run: Path, kept: Callable[[list[Saved]], set[str]]) -> None:
         """Upload what is new in a run folder, then delete checkpoints that are no longer kept.
@@ -107,29 +119,22 @@ class Mirror:
                     "checkpoint.folder"
                 )
             if name in keep and digest and self._digests.get(name) != digest:
-                address = f"{self.url}/{CHECKPOINTS}/{name}"
-                upload(path, address, digest)
-                upload(f"{digest}  {name}\n".encode("ascii"), address + SIDECAR)
+                upload(path, f"{self.checkpoints}/{name}", digest)
+                line = f"{digest}  {name}\n".encode("ascii")
+                upload(line, f"{self.checkpoints}/{name}{SIDECAR}")
                 self._digests[name] = digest
         for name in self._digests.keys() - keep:
             for file in (f"{name}{SIDECAR}", name):  # without its digest, nobody reads the second
-                delete(f"{self.url}/{CHECKPOINTS}/{file}")
+                delete(f"{self.checkpoints}/{file}")
             del self._digests[name]
 
     # ---- download ------------------------------------------------------------------------------
 
-    def names(self, folder: str = "") -> list[str]:
-        """Return the names in a folder of the copy; none if it does not exist."""
-        return list(listed(f"{self.url}/{folder}".rstrip("/")))
-
-    def read(self, name: str) -> bytes:
-        """Return the content of a file."""
-        return read(f"{self.url}/{name}")
-
-    def digests(self, names: Iterable[str]) -> dict[str, str]:
+    def digests(self) -> dict[str, str]:
         """Return the digests of the complete checkpoints by name, the newest first."""
+        names = listed(self.checkpoints)
         found = sort_saved(Path(name) for name in names if name + SIDECAR in names)
-        lines = {s.path.name: self.read(f"{CHECKPOINTS}/{s.path.name}{SIDECAR}") for s in found}
+        lines = {s.path.name: read(f"{self.checkpoints}/{s.path.name}{SIDECAR}") for s in found}
         return {
             name: match[0].decode()
             for name, line in lines.items()
@@ -148,14 +153,14 @@ class Mirror:
             UserError: The checkpoint cannot be fetched, or differs from its digest.
         """
         with explained("write", path):
-            fetch_file(f"{self.url}/{CHECKPOINTS}/{name}", path, digest)
+            fetch_file(f"{self.checkpoints}/{name}", path, digest)
             sidecar(path).unlink(missing_ok=True)
             write_sidecar(path, digest)
 
     def check_run(self, run: Path) -> None:
         """Raise a UserError if the copy is of another run than a run folder."""
         try:
-            theirs = json.loads(self.read(RUN_FILE))["run_id"]
+            theirs = json.loads(read(f"{self.url}/{RUN_FILE}"))["run_id"]
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.url}/{RUN_FILE} is damaged: restore it") from error
         if theirs != run_id(run):
@@ -168,3 +173,130 @@ class Mirror:
 def mirror_of(folder: str, run: Path) -> Mirror:
     """Return the copy of a run folder in `checkpoint.folder`."""
     return Mirror(f"{folder.rstrip('/')}/{run.parent.name}/{run.name}")
+
+
+# ---- resume, sample, evaluate --------------------------------------------------------------------
+
+
+def check_folder(folder: str, logs: Path) -> None:
+    """Check an address before anything is written.
+
+    Args:
+        folder: Value of checkpoint.folder.
+        logs: Folder of the runs of this machine.
+
+    Raises:
+        UserError: The file system needs a package that is missing, is memory or a cache, or
+            the address is that of the runs themselves.
+    """
+    system, path = on_file_system(folder)
+    if "memory" in protocols(system) or "::" in folder:  # a cache would be what is read back
+        raise UserError(
+            f"checkpoint.folder {folder} would be lost at the end of the process: choose a folder, "
+            "or a bucket such as s3://NAME"
+        )
+    if is_local(system) and Path(path).resolve() == logs.resolve():
+        raise UserError(
+            f"checkpoint.folder {folder} has the runs themselves: choose another folder"
+        )
+
+
+def restore(folder: str, runs: Path) -> None:
+    """Fetch the newest run of a name, unless this machine has a later checkpoint of it.
+
+    Args:
+        folder: Value of checkpoint.folder.
+        runs: Folder of the runs of this name on this machine.
+
+    Raises:
+        UserError: The run of the same number on this machine is another run.
+    """
+    there = f"{folder.rstrip('/')}/{runs.name}"
+    for name in folders.newest_versions(listed(there)):
+        mirror = Mirror(f"{there}/{name}")
+        if not listed(mirror.checkpoints):
+            continue  # its run ended before its first step
+        own = [run.name for run in folders.run_folders(runs)[1:] if (run / CHECKPOINTS).is_dir()]
+        if folders.newest_versions([*own, name])[0] == name:
+            runs.mkdir(parents=True, exist_ok=True)
+            with locked(runs / f".{name}.fetch.lock"):  # ranks of one machine share the folder
+                restore_run(mirror, runs / name)
+        return
+
+
+def restore_run(mirror: Mirror, run: Path) -> None:
+    """Fetch the newest checkpoint to a run folder whose own checkpoints are older or damaged.
+
+    Args:
+        mirror: Copy of the run.
+        run: Run folder on this machine, which may be missing.
+
+    Raises:
+        UserError: The folder belongs to another run, or all checkpoints of the copy are damaged.
+    """
+    if (run / RUN_FILE).exists() or (run / CHECKPOINTS).exists():
+        mirror.check_run(run)
+    own = saved_checkpoints(run / CHECKPOINTS)
+    digests = mirror.digests()
+    for saved in sort_saved(map(Path, digests)):
+        if any(s.step >= saved.step and is_whole(s.path) for s in own):
+            return
+        name = saved.path.name
+        try:
+            for file in listed(mirror.url).keys() & set(RUN_FILES):
+                write_atomic(run / file, read(f"{mirror.url}/{file}"))
+            mirror.fetch(name, digests[name], run / CHECKPOINTS / name)
+        except UserError as error:
+            if not isinstance(error.__cause__, DamageError):  # no damage: the connection
+                raise
+            print(f"warning: {error}; skipped", file=sys.stderr)
+        else:
+            print(f"fetched     {mirror.url}/{CHECKPOINTS}/{name}")
+            return
+    if digests and not own:
+        raise UserError(
+            f"--resume auto: no checkpoint of {mirror.url} is whole: restore one, or begin a new "
+            "run with --resume never"
+        )
+
+
+def fetch_checkpoint(url: str) -> Path:
+    """Fetch a checkpoint to the user's cache; return its path there.
+
+    Args:
+        url: Address of a .ckpt, of a run folder, or of a folder of runs.
+
+    Raises:
+        UserError: There is no checkpoint, or it differs from its digest.
+    """
+    import platformdirs
+
+    folder, _, file = url.rstrip("/").partition(f"/{CHECKPOINTS}/")
+    versions = [] if file else folders.newest_versions(listed(folder))
+    for mirror in [Mirror(folder), *(Mirror(f"{folder}/{name}") for name in versions)]:
+        digests = mirror.digests()
+        name = file
+        if digests and not file:
+            name = folders.best_of(sort_saved(map(Path, digests))).path.name
+        if name not in digests:
+            continue
+        cache = platformdirs.user_cache_path("gpt-lightning") / CHECKPOINTS
+        path = cache / digests[name][:16] / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_name(".lock")):
+            if not is_whole(path):
+                mirror.fetch(name, digests[name], path)
+        return path
+    raise UserError(
+        f"{url} has no {CHECKPOINTS}/*.ckpt with its digest, *.ckpt{SIDECAR}: give the address of "
+        "a checkpoint, or of a run folder"
+    )
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether a checkpoint exists and matches its digest."""
+    try:
+        check_digest(path)
+    except UserError:
+        return False
+    return True

@@ -36,7 +36,7 @@ def find_model(address: str) -> Path:
     """
     if not is_remote(address):
         return find_checkpoint(Path(address))
-    from gpt_lightning.runs.fetch import fetch_checkpoint  # most runs do not need it
+    from gpt_lightning.runs.mirror import fetch_checkpoint  # most runs do not need it
 
     return fetch_checkpoint(address)
 

@@ -86,7 +86,7 @@ def find_file(source: str | Path) -> Path:
         UserError: There is none.
     """
     if is_remote(str(source)):
-        from gpt_lightning.runs.fetch import fetch_checkpoint  # most runs do not need it
+        from gpt_lightning.runs.mirror import fetch_checkpoint  # most runs do not need it
 
         return fetch_checkpoint(str(source))
     path = Path(source)

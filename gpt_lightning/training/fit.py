@@ -174,16 +174,16 @@ class GPTCLI(LightningCLI):
         check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_interval)
         self.mirrored = self.subcommand == "fit" and config.checkpoint.folder is not None
         if self.mirrored:
-            from gpt_lightning.runs import fetch  # most runs do not need it
+            from gpt_lightning.runs import mirror  # most runs do not need it
 
             if trainer.enable_checkpointing is False or not config.checkpoint.enabled:
                 raise UserError(
                     "checkpoint.folder is for copies of checkpoints, and this run saves none: "
                     "leave it out, or turn trainer.enable_checkpointing and checkpoint.enabled on"
                 )
-            fetch.check_folder(config.checkpoint.folder, self.runs)
+            mirror.check_folder(config.checkpoint.folder, self.runs)
             if config.resume == "auto":
-                fetch.restore(config.checkpoint.folder, self.runs / config.run_name)
+                mirror.restore(config.checkpoint.folder, self.runs / config.run_name)
         if config.resume != "never":
             self._resume(config)
         if self.ckpt_path is None and config.ckpt_path is not None:

@@ -9,9 +9,9 @@ import pytest
 from gpt_lightning.cli import main
 from gpt_lightning.data import progress
 from gpt_lightning.data.dataset import load_manifest
+from gpt_lightning.data.inspection import verify
 from gpt_lightning.data.manifest import Manifest, TextOrigin
 from gpt_lightning.data.shards import write_shard
-from gpt_lightning.data.verify import verify
 from gpt_lightning.errors import UserError
 
 VOCAB = 500
@@ -170,7 +170,7 @@ def test_memory_does_not_grow_with_the_dataset(tmp_path: Path) -> None:
     code = f"""
 import resource
 from pathlib import Path
-from gpt_lightning.data.verify import verify
+from gpt_lightning.data.inspection import verify
 resource.setrlimit(resource.RLIMIT_DATA, (2**28, {resource.RLIM_INFINITY}))
 verify(Path({str(tmp_path)!r}))
 """

@@ -15,9 +15,8 @@ from tiny_fit import TINY_RUN
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
 from gpt_lightning.remote import attempts
-from gpt_lightning.runs.fetch import check_folder
 from gpt_lightning.runs.folders import claim_folder, saved_checkpoints
-from gpt_lightning.runs.mirror import Mirror, mirror_of
+from gpt_lightning.runs.mirror import Mirror, check_folder, mirror_of
 from gpt_lightning.runs.resume import find_model
 
 pytestmark = pytest.mark.slow  # CI runs them

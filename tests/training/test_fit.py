@@ -22,7 +22,7 @@ from torch._dynamo.exc import InternalTorchDynamoError
 
 from gpt_lightning import cli
 from gpt_lightning.errors import MemoryExhaustedError, PeerError, UserError
-from gpt_lightning.runs import fetch
+from gpt_lightning.runs import mirror
 from gpt_lightning.training import memory_advice
 from gpt_lightning.training.callbacks import EVERY_RUN
 from gpt_lightning.training.fit import GPTCLI, run_cli
@@ -70,7 +70,7 @@ def test_only_resume_auto_fetches_the_run_of_another_folder(
 ):
     monkeypatch.chdir(tmp_path)
     fetched = []
-    monkeypatch.setattr(fetch, "restore", lambda *args: fetched.append(args))
+    monkeypatch.setattr(mirror, "restore", lambda *args: fetched.append(args))
     options = [f"--resume={resume}", "--checkpoint.folder=shared", "--ckpt_path=missing.ckpt"]
     with pytest.raises(UserError, match=r"missing\.ckpt"):
         run_cli(["fit", *TINY_RUN, *options])

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from gpt_lightning.data.synthetic import random_dataset
+from gpt_lightning.data.dataset import random_dataset
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import device_kind
 from gpt_lightning.hardware.precision import product_dtype, resolve_precision
