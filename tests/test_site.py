@@ -19,21 +19,6 @@ build_site = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(build_site)
 
 
-@pytest.mark.parametrize(
-    ("html", "loads"),
-    [
-        ('<script src="https://unpkg.com/a.js"></script>', True),
-        ("<img alt=x src=//host/a.png>", True),
-        ('<link rel="stylesheet" href="https://fonts.googleapis.com/css">', True),
-        ("@font-face{src:url(https://fonts.gstatic.com/a.woff2)}", True),
-        ('<script src="assets/a.js"></script><img src="a.png">', False),
-        ('<a href="https://zensical.org/">Zensical</a>', False),
-    ],
-)
-def test_what_a_browser_would_load_from_the_network_is_found(html, loads):
-    assert bool(build_site.LOADED.search(html)) == loads
-
-
 @pytest.fixture
 def copied(tmp_path, monkeypatch):
     """A copy of the repository's pages, in which a test can break something."""
@@ -76,16 +61,7 @@ def test_the_site_has_every_page_command_and_docstring(copied):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("link", "message"),
-    [
-        ("docs/no_page.md", "docs/no_page.md is linked, and is no file"),
-        ("docs/data.md#no-heading", "anchor does not exist"),
-    ],
-)
-def test_a_broken_link_ends_the_build(copied, link, message):
+def test_a_broken_link_ends_the_build(copied):
     readme = copied / "README.md"
-    readme.write_text(f"{readme.read_text()}\n[broken]({link})\n")
-    done = build(copied)
-    assert done.returncode == 1
-    assert message in done.stderr
+    readme.write_text(f"{readme.read_text()}\n[broken](docs/data.md#no-heading)\n")
+    assert build(copied).returncode == 1
