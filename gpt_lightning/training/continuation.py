@@ -12,7 +12,7 @@ from gpt_lightning.removed import without_removed
 from gpt_lightning.runs import resume
 from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord
 from gpt_lightning.training.datamodule import token_data
-from gpt_lightning.training.steps import find_callback, is_fitting
+from gpt_lightning.training.steps import find_callback, is_fitting, set_logged_steps
 
 TUNERS_FILES = (".lr_find_", ".scale_batch_size_")  # beginnings of file names of Lightning's Tuner
 
@@ -73,7 +73,7 @@ def compare(trainer: L.Trainer, theirs: Checkpoint, ours: RunRecord) -> None:
     if fitting and data is not None and not allow_changes:
         data.reader.check_stamps(theirs.record.shards)
     if not fitting:  # the loggers' x, which Lightning restores for fit alone
-        trainer.fit_loop.epoch_loop._batches_that_stepped = theirs.step
+        set_logged_steps(trainer, theirs.step)
     if trainer.is_global_zero:
         name = "resume" if fitting else "checkpoint"
         print(resume.resumption(name, Path(str(trainer.ckpt_path)), theirs, changed))

@@ -2,8 +2,9 @@
 
 import dataclasses
 import os
+import sys
 import time
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 
 import lightning as L
 import torch
@@ -24,9 +25,6 @@ from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import build, optim, optimizers, steps
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.evaluation import MeanLoss
-
-if TYPE_CHECKING:
-    from gpt_lightning.training.spikes import SpikeGuard
 
 MEMORY_READ_S = 0.1  # shortest time between two readings of the process's memory
 
@@ -88,7 +86,7 @@ class GPTModule(L.LightningModule):
         self._group_options: list[dict[str, Any]] = []
         self._guard = optim.NonFiniteGuard()
         self._memory_read_s = 0.0  # last time
-        self._spikes: SpikeGuard | None = None
+        self._spikes: optim.SpikeGuard | None = None
         self._spikes_before: dict[str, Any] = {}  # state of an earlier session
         self._losses: list[MeanLoss] = []  # of an evaluation, for each loader
         self._evaluated = 0  # positions of this rank in the first loader, with padding
@@ -189,9 +187,7 @@ class GPTModule(L.LightningModule):
             cast(Any, self.model).reshard()
         self._guard = optim.NonFiniteGuard()
         if self.settings.skip_spikes is not None:
-            from gpt_lightning.training.spikes import SpikeGuard  # not for runs without it
-
-            self._spikes = SpikeGuard(self.settings.skip_spikes, self._spikes_before)
+            self._spikes = optim.SpikeGuard(self.settings.skip_spikes, self._spikes_before)
         self._seed = self.run_seed()
         self._generator_state = torch.get_rng_state()
         # A resumed optimizer has the checkpoint's state and the settings of this run. Another
@@ -375,10 +371,23 @@ class GPTModule(L.LightningModule):
         if by_value and gradient_clip_val is not None and gradient_clip_val > 0:
             torch.nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
         if self._spikes is not None:
-            self._spikes.skip(self, self.last_loss, norm)
+            self._drop_spike(self._spikes, norm, step)
         if steps.at_log_step(trainer, step):
             self._guard.check()
             self.log("optim/grad_norm", norm)
+
+    def _drop_spike(self, guard: optim.SpikeGuard, norm: torch.Tensor, step: int) -> None:
+        """Drop the gradients of a step that is an outlier: no optimizer changes anything then."""
+        trainer, loss = self.trainer, self.last_loss
+        assert loss is not None, "the optimizer steps after a forward pass"
+        means = trainer.strategy.reduce(torch.stack([loss, norm.to(loss)]), reduce_op="mean")
+        spike = guard.spike(*means.tolist())
+        if spike:
+            self.zero_grad()
+            if trainer.is_global_zero:
+                print(f"step {step} skipped: {spike}", file=sys.stderr)
+        if steps.at_log_step(trainer, step):
+            self.log("optim/skipped_steps", float(guard.skipped))
 
     def on_train_end(self) -> None:
         torch.set_rng_state(self._generator_state)

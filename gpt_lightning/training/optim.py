@@ -1,7 +1,8 @@
-"""An update, in torch alone: learning rate, seeds, parameter groups, clipping, non-finite guard."""
+"""An update, in torch alone: learning rate, seeds, parameter groups, clipping, two guards."""
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from types import MappingProxyType
@@ -241,3 +242,54 @@ def not_finite(norm: torch.Tensor, step: int) -> UserError:
         f"gradient norm is {norm.item()} at step {step}: weights were {kept}; "
         "lower model.learning_rate, or resume from an earlier checkpoint with --resume auto"
     )
+
+
+# ---- no update of a step that is an outlier -----------------------------------------------------
+
+
+WINDOW = 128  # steps
+
+
+class SpikeGuard:
+    """Compare each step's loss and gradient norm with those of the last 128 steps.
+
+    The idea is OLMo-core's SkipStepOptimizer. Skipped steps are part of the 128, so that a lasting
+    change of the level is accepted after some steps.
+
+    Args:
+        sigmas: Standard deviations above the mean from which on a step is skipped.
+        state: State of an earlier session of the run; empty for a new run.
+    """
+
+    def __init__(self, sigmas: float, state: dict[str, Any]) -> None:
+        self.sigmas = sigmas
+        self.skipped: int = state.get("skipped", 0)
+        names = ("loss", "gradient norm")
+        self._windows = {name: deque(state.get(name, ()), WINDOW) for name in names}
+
+    def spike(self, loss: float, norm: float) -> str:
+        """Return a description of the outlier; empty if neither value is an outlier.
+
+        The first 64 steps are never outliers. The gradient scaler and NonFiniteGuard handle
+        non-finite values.
+        """
+        values = {"loss": loss, "gradient norm": norm}
+        if not all(map(math.isfinite, values.values())):
+            return ""
+        found = ""
+        for name, value in values.items():
+            window = self._windows[name]
+            mean = sum(window) / max(1, len(window))
+            sigma = math.sqrt(sum((old - mean) ** 2 for old in window) / max(1, len(window)))
+            if len(window) >= WINDOW // 2 and value > mean + self.sigmas * sigma:
+                found = found or (
+                    f"{name} {value:.4g} is more than {self.sigmas:g} standard deviations "
+                    f"({sigma:.2g}) above the mean {mean:.4g} of {len(window)} steps"
+                )
+            window.append(value)
+        self.skipped += found != ""
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Return the windows and the number of skipped steps for a checkpoint."""
+        return {"skipped": self.skipped, **{name: [*old] for name, old in self._windows.items()}}

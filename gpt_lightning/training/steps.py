@@ -310,14 +310,13 @@ def evaluation_batches(trainer: L.Trainer) -> list[int | float]:
     return trainer.num_sanity_val_batches if sanity else trainer.num_val_batches
 
 
-def count_steps_once(trainer: L.Trainer) -> None:
-    """Make Lightning's loggers count the steps of global_step.
+def set_logged_steps(trainer: L.Trainer, steps: int) -> None:
+    """Set Lightning's counter of steps for loggers.
 
-    Lightning has another counter for loggers. After a resume from the end of a run, this counter is
-    one too high, and rows would be logged a step early (training_epoch_loop.py, reset).
+    After a resume from the end of a run this counter is one too high, and rows would be logged a
+    step early (training_epoch_loop.py, reset). An evaluation does not restore it.
     """
-    if at_step_boundary(trainer):
-        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
+    trainer.fit_loop.epoch_loop._batches_that_stepped = steps
 
 
 def run_logger(trainer: L.Trainer) -> RunLogger | None:

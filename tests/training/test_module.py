@@ -17,8 +17,7 @@ from gpt_lightning.training import module as module_file
 from gpt_lightning.training import optim
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.optim import learning_rate
-from gpt_lightning.training.spikes import SpikeGuard
+from gpt_lightning.training.optim import SpikeGuard, learning_rate
 from gpt_lightning.training.trainer import Trainer
 
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=None)

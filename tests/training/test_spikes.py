@@ -10,7 +10,7 @@ from tiny_fit import TINY_FIT
 
 from gpt_lightning.commands.check_resume import compare, metrics_rows
 from gpt_lightning.training.fit import run_cli
-from gpt_lightning.training.spikes import WINDOW, SpikeGuard
+from gpt_lightning.training.optim import WINDOW, SpikeGuard
 
 pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.slow]  # CI runs them
 BASE = (

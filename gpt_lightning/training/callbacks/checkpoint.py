@@ -142,7 +142,8 @@ class RunCheckpoint(steps.StepCallback):
                 self._mirror.set_aside(trainer.global_step)
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        steps.count_steps_once(trainer)
+        if steps.at_step_boundary(trainer):
+            steps.set_logged_steps(trainer, trainer.global_step)
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         every = self.every_n_steps

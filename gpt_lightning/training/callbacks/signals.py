@@ -77,7 +77,8 @@ class StopSignals(StepCallback):
         would ask rank 0 for a SIGTERM before each micro-batch and wait twice for the device
         (PL#21487); with these handlers there is never one.
         """
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+        if hasattr(loop := trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor"):
+            loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may set handlers
         # a SLURMEnvironment among trainer.plugins may choose the signal that requeues
