@@ -160,13 +160,6 @@ def test_factors_of_the_learning_rate(model):
     assert sum(len(group["params"]) for group in groups) == len(names)
 
 
-def test_the_matrices_of_lora_may_have_factors(model):
-    settings = Settings(lora_rank=2, learning_rate=1.0, learning_rate_factors={"*.lora_b": 16.0})
-    choose_trained(model, settings)
-    peaks = [group["peak_lr"] for group in build(model, settings, fused=False).param_groups]
-    assert peaks == [1.0, 16.0]
-
-
 def test_a_factor_follows_another_peak():
     factors = {"transformer.wpe.*": 0.5}
     module = GPTModule(config=TINY, learning_rate_factors=factors, learning_rate=0.01)

@@ -108,9 +108,3 @@ def test_the_banner_says_what_the_run_does_not_reach(options, line, capsys):
     argv = ["fit", *BASE, "--trainer.max_steps=2", "--trainer.val_check_interval=1000", *options]
     assert main(argv) == 0
     assert line in capsys.readouterr().out.splitlines()
-
-
-def test_a_whole_cosine_and_a_validation_that_is_due_need_no_note(capsys):
-    assert main(["fit", *BASE, "--trainer.max_steps=4", "--model.schedule=cosine"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert not [line for line in lines if line.startswith(("schedule", "validation"))]

@@ -1,9 +1,7 @@
 """Out-of-memory errors: one line, with a configuration of the same tokens per step."""
 
 import re
-import resource
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -126,21 +124,6 @@ def test_other_failures_are_what_they_were(fails_at, capsys):
     assert not is_out_of_memory(ValueError("memory"))
     assert is_out_of_memory(OSError(12, "Cannot allocate memory"))
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the address space is limited on Linux only")
-def test_a_real_one(capsys):
-    """Logits of 512 x 16 x 100,000 in float32: 3 GiB, where there is 1 GiB."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**30, before[1]))
-    try:
-        large = ["--data.batch_size=512", "--model.config.vocab_size=100000"]
-        assert fit(1, *large) == 2
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
-    line = the_line(capsys)
-    assert "--data.batch_size 256 --trainer.accumulate_grad_batches 2" in line
 
 
 @pytest.mark.parametrize(("batch", "smaller"), [(64, 32), (12, 6), (9, 3), (7, 1), (2, 1), (1, 1)])

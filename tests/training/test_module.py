@@ -449,12 +449,6 @@ def test_a_strategy_that_shards_is_an_error_with_lightnings_trainer_too(strategy
             module.configure_model()
 
 
-def test_a_cuda_graph_of_a_step_with_two_micro_batches_is_an_error(text_file, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CUDAGRAPHS", "1")
-    with pytest.raises(UserError, match="unset TORCHINDUCTOR_CUDAGRAPHS"):
-        fit(text_file, GPTModule(TINY, compile=True), trainer={"accumulate_grad_batches": 2})
-
-
 def test_a_fused_step_would_clip_scaled_gradients(text_file):
     scaled = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
     with pytest.raises(UserError, match="fused true would clip scaled gradients in 16-mixed"):

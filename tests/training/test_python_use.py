@@ -16,11 +16,9 @@ from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     LearningRateFinder,
     ModelCheckpoint,
-    StochasticWeightAveraging,
 )
 from lightning.pytorch.tuner import Tuner
 from tiny_fit import TINY_MODEL
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.training.datamodule import TokenDataModule
@@ -156,11 +154,6 @@ def test_a_run_without_a_seed_keeps_the_one_it_has_drawn(monkeypatch):
     assert not same(other, whole)
 
 
-def test_dropout_leaves_the_seed_of_the_generator(monkeypatch):
-    stock().fit(make(seed=7), data())
-    assert torch.initial_seed() == 7
-
-
 @pytest.mark.parametrize("as_callback", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_learning_rate_finder_sweeps_and_leaves_no_trace(as_callback):
     module, tokens, finder = make(), data(), LearningRateFinder(num_training_steps=30)
@@ -214,26 +207,6 @@ def test_an_overridden_configure_optimizers_is_left_alone():
     assert float(trainer.callback_metrics["optim/lr"]) == 0.5**3  # of the last step
 
 
-class OurOptimizerOwnSchedule(GPTModule):
-    def configure_optimizers(self):
-        optimizer = super().configure_optimizers()
-        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.25, total_iters=100)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-def test_another_schedule_of_our_optimizer_wins():
-    trainer = stock()
-    trainer.fit(make(kind=OurOptimizerOwnSchedule, learning_rate=1e-2), data())
-    assert {group["lr"] for group in trainer.optimizers[0].param_groups} == {0.25e-2}
-
-
-def test_weight_averaging_sets_the_rates_that_it_names():
-    average = StochasticWeightAveraging(swa_lrs=1e-2, swa_epoch_start=1, annealing_epochs=1)
-    trainer = stock(average, max_steps=-1, max_epochs=4, limit_train_batches=3)
-    trainer.fit(make(learning_rate=1e-3), data())
-    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-2)
-
-
 def test_a_loaded_module_is_compiled_when_it_trains(monkeypatch):
     trainer = stock(max_steps=1)
     trainer.fit(make(), data())
@@ -260,44 +233,6 @@ def test_a_loaded_module_with_fewer_tokens_than_the_data_is_refused():
     Path("more.txt").write_text(Path("text.txt").read_text() + "0123456789" * 500)
     with pytest.raises(UserError, match=r"vocab_size is \d+, but .* has \d+ tokens"):
         stock(max_steps=2).fit(module, data(text_file="more.txt"))
-
-
-class Reads(TorchDispatchMode):
-    """Counts the numbers that the host reads from tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.n = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.n += func is torch.ops.aten._local_scalar_dense.default
-        return func(*args, **(kwargs or {}))
-
-
-class CountReads(L.Callback):
-    """Counts reads from the start of the second validation batch to the end of the last."""
-
-    def __init__(self) -> None:
-        self.reads, self.batches = Reads(), 0
-
-    def on_validation_batch_start(self, trainer, module, batch, batch_idx, *args) -> None:
-        if batch_idx == 1:
-            self.reads.__enter__()
-
-    def on_validation_batch_end(self, trainer, module, outputs, batch, batch_idx, *args) -> None:
-        self.batches += 1
-        if batch_idx == 7:
-            self.reads.__exit__(None, None, None)
-
-
-def test_an_evaluation_reads_no_number_per_batch():
-    count = CountReads()
-    stock(count, max_steps=3, val_check_interval=3, limit_val_batches=8).fit(make(), data())
-    assert count.batches == 8
-    assert count.reads.n == 0
-    with Reads() as reads:
-        float(torch.ones(1)[0])
-    assert reads.n == 1
 
 
 class NaNBatch(GPTModule):

@@ -177,12 +177,6 @@ def test_no_checkpoint_is_written_after_an_unread_bad_step(
     assert saved == ([f"step-{step:07d}" for step in (4, 8, 12)] if last else [])
 
 
-def test_a_run_without_checkpoints_or_logs_ends_with_the_error(text_file, monkeypatch):
-    monkeypatch.setattr("gpt_lightning.training.optim.DEFERRED_ON", {"cpu"})
-    with pytest.raises(UserError, match="at step 2"):
-        fit(text_file, [Poison(2)], limit_val_batches=0, max_steps=5, log_every_n_steps=0)
-
-
 def test_an_optimizer_that_cannot_skip_is_asked_at_once(monkeypatch):
     monkeypatch.setattr("gpt_lightning.training.optim.DEFERRED_ON", {"cpu"})
     weight = torch.nn.Parameter(torch.zeros(2))
@@ -247,18 +241,3 @@ def test_validation_runs_in_the_precision_of_training(text_file):
         precision="bf16-mixed",
     )
     assert dtypes == {True: {torch.bfloat16}, False: {torch.bfloat16}}
-
-
-def test_samples_are_drawn_in_the_precision_of_training(text_file, monkeypatch):
-    asked = []
-
-    def generate(model, prompt, *args, dtype, **kwargs):
-        asked.append((dtype, model.training))
-        return prompt
-
-    monkeypatch.setattr("gpt_lightning.model.generate.generate", generate)
-    for precision in ("bf16-mixed", "32-true"):
-        module = GPTModule(TINY, schedule="constant", compile=False)
-        settings = {"max_steps": 2, "val_check_interval": 2, "precision": precision}
-        fit(text_file, [SampleText(5)], module, **settings)
-    assert [dtype for dtype, _ in asked] == [torch.bfloat16, None]

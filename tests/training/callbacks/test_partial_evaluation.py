@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -96,11 +95,3 @@ def test_predict_counts_what_it_wrote(keep, call, whole):
     assert losses.shape == (192,)
     assert losses.mean() == pytest.approx(float(mean), abs=1e-4)
     assert "batch indices" not in out
-
-
-def test_predict_writes_no_file_that_nobody_asked_for(call):
-    before = set(Path().rglob("*.npy"))
-    out = call("predict", "--trainer.limit_predict_batches=0", code=2)
-    assert "limit_predict_batches 0 leaves nothing to write" in out
-    assert "fast_dev_run: no file of 64 of" in call("predict", "--trainer.fast_dev_run=true")
-    assert set(Path().rglob("*.npy")) == before
