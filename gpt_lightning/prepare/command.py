@@ -190,6 +190,11 @@ def _print_summary(folder: str, manifest: Manifest, seconds: float | None) -> No
     for split, shards in manifest.splits.items():
         rows[split] = f"{manifest.tokens(split):,} tokens, shards: {len(shards)}"
     rows["text"] = f"{n_bytes:,} bytes, {n_bytes / tokens:.2f} bytes per token"
+    settings = manifest.settings
+    if n_skipped := settings.get("skipped"):
+        rows["left out"] = f"{n_skipped:,} of {settings['documents'] + n_skipped:,} documents"
+    if n_replaced := settings.get("replaced"):
+        rows["replaced"] = f"{n_replaced:,} damaged bytes or characters, by U+FFFD"
     if seconds is not None:
         rows["time"] = f"{seconds:.1f} s, {n_bytes / 1e6 / seconds:.1f} MB/s"
     for name, value in rows.items():

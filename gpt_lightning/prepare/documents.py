@@ -13,12 +13,11 @@ from gpt_lightning.prepare.input_file import (
     HEAD_BYTES,
     RECODE,
     Input,
-    Kind,
     check_lines,
     check_text,
     damaged,
 )
-from gpt_lightning.prepare.inputs import open_input
+from gpt_lightning.prepare.inputs import explained_input, open_input
 from gpt_lightning.prepare.readers import bytes_of, decompressed, intact, open_parquet
 from gpt_lightning.prepare.settings import Errors
 
@@ -56,7 +55,6 @@ class Documents:
         self._errors = errors
         self.skipped = 0
         self.replaced = 0
-        self.n_bytes = 0  # of the lines, cells and texts in `content`
         self._digest = hashlib.sha256()
 
     @property
@@ -75,12 +73,7 @@ class Documents:
         Raises:
             UserError: The file cannot be read, or a document is damaged and errors is strict.
         """
-        parsers: dict[Kind, Callable[[Any], str]] = {
-            "text": self._decoded,
-            "parquet": self._cell,
-            "jsonl": self._text_of,
-        }
-        parse = parsers[entry.kind]
+        parse = {"text": self._decoded, "parquet": self._cell, "jsonl": self._text_of}[entry.kind]
         first = not start
         for content, where in self._contents(entry, start, stop):
             if entry.kind == "jsonl" and not content.strip():
@@ -105,16 +98,14 @@ class Documents:
             contents = _whole(entry)
         elif entry.kind == "parquet":
             contents = _rows(entry, start, stop, self._field)
-        elif entry.compression:
-            contents = _compressed_lines(entry)
         else:
-            contents = _lines(entry, start, stop)
-        for content, where in contents:
-            n_bytes = -1 if content is None else len(content)
-            self._digest.update(n_bytes.to_bytes(8, "little", signed=True))
-            self._digest.update(content or b"")
-            self.n_bytes += max(n_bytes, 0)
-            yield content, where
+            contents = _compressed_lines(entry) if entry.compression else _lines(entry, start, stop)
+        with explained_input(entry):
+            for content, where in contents:
+                n_bytes = -1 if content is None else len(content)
+                self._digest.update(n_bytes.to_bytes(8, "little", signed=True))
+                self._digest.update(content or b"")
+                yield content, where
 
     def count_damaged(self, where: Callable[[], str], reason: str) -> None:
         """Count a damaged document, or raise.

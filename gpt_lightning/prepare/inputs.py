@@ -354,12 +354,13 @@ def open_input(entry: Input) -> BinaryIO:
 def check_unchanged(entry: Input) -> None:
     """Raise a UserError if an input changed since it was found."""
     size, stamp = entry.size, entry.stamp
-    if is_url(entry.path):
-        now = remote_input(entry.path, entry.kind, entry.compression, fresh=True)
-        size, stamp = now.size, stamp if stamp.startswith(NO_STAMP) else now.stamp
-    elif stamp.isdigit():
-        stat = Path(entry.path).stat()
-        size, stamp = stat.st_size, str(stat.st_mtime_ns)
+    with explained_input(entry):
+        if is_url(entry.path):
+            now = remote_input(entry.path, entry.kind, entry.compression, fresh=True)
+            size, stamp = now.size, stamp if stamp.startswith(NO_STAMP) else now.stamp
+        elif stamp.isdigit():
+            stat = Path(entry.path).stat()
+            size, stamp = stat.st_size, str(stat.st_mtime_ns)
     if (size, stamp) != (entry.size, entry.stamp):
         raise UserError(f"{entry.label} changed while it was read: run the same command again")
 

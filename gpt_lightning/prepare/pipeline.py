@@ -3,11 +3,10 @@
 import contextlib
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from gpt_lightning.data.formats import file_header
 from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
@@ -18,18 +17,16 @@ from gpt_lightning.prepare.executors import Execution, check_main_guard, run_all
 from gpt_lightning.prepare.input_file import Input
 from gpt_lightning.prepare.inputs import fingerprint
 from gpt_lightning.prepare.settings import SPLITS, Settings
-from gpt_lightning.prepare.shards import Assembly, begin_dataset, finish_dataset
+from gpt_lightning.prepare.shards import Assembly, begin_dataset, check_size, finish_dataset
 from gpt_lightning.prepare.target import Target, save_inputs
 from gpt_lightning.prepare.units import (
     Job,
     Record,
     Unit,
-    all_pieces,
     digest,
     plan_units,
     read_content,
     run_unit,
-    units_folder,
 )
 
 
@@ -54,13 +51,16 @@ def prepare_documents(
     tokenizer = _tokenizer_of_documents(settings)
     place = target.out.resolve()
     root = place.with_name(f".{place.name}.parts")
-    job = Job(units_folder(root, settings), settings)
+    job = Job.below(root, settings)
     target.wanted.update(inputs=fingerprint(inputs), format=settings.format)
     target.wanted.update(settings.of_documents(), shuffle=settings.shuffle)
     contents = cache(partial(_contents, inputs, settings, execution))
     target = replace(target, sizes=fingerprint(inputs, times=False), contents=contents)
     if execution.shard_index is not None and target.existing() is None:
-        _run_job(job, plan_units(inputs, settings.text_field), execution)
+        units = plan_units(inputs, settings.text_field)
+        _make_units(job, [unit for unit in units if execution.own(unit.index)], execution)
+        missing = _missing(job, units, execution) or "none, add --merge true"
+        print(f"this job is done; parts are missing of shard_index {missing}", flush=True)
         return None, True
     make = partial(_make, job, inputs, name, target, tokenizer, execution)
     manifest, made = target.make_once(make)
@@ -76,12 +76,8 @@ def _contents(inputs: Sequence[Input], settings: Settings, execution: Execution)
     """Return the digest of the inputs' present contents, for an existing dataset."""
     print("the inputs' times changed: comparing their contents", flush=True)
     units = plan_units(inputs, settings.text_field)
-    found: dict[str, str] = {}
-    with Progress(sum(unit.size for unit in units), 0) as progress:
-        for unit, content in run_all(partial(read_content, settings), units, execution):
-            found[unit.key] = content
-            progress.add(unit.size, 0)
-    return digest([(unit.key, found[unit.key]) for unit in units], 64)
+    found = dict(run_all(partial(read_content, settings), units, execution))
+    return digest([(unit.key, found[unit]) for unit in units], 64)
 
 
 def _tokenizer_of_documents(settings: Settings) -> Tokenizer:
@@ -100,47 +96,34 @@ def _tokenizer_of_documents(settings: Settings) -> Tokenizer:
 # ---- units ---------------------------------------------------------------------------------------
 
 
-def _run_job(job: Job, units: Sequence[Unit], execution: Execution) -> None:
-    """Make the units of one job of an array."""
-    _make_units(job, [unit for unit in units if execution.own(unit.index)], execution)
-    missing = [unit.index for unit in units if job.record(unit) is None]
-    rest = f"missing are {_jobs(missing, execution)}" if missing else "none is missing: "
-    print(
-        f"job {execution.shard_index} of {execution.shard_count} is done, "
-        f"{len(units) - len(missing)} of {len(units)} parts are complete, "
-        f"{rest}{'' if missing else 'add --merge true'}",
-        flush=True,
-    )
+def _missing(job: Job, units: Sequence[Unit], execution: Execution) -> str:
+    """Return the jobs of an array whose units are missing; "" if all are finished."""
+    count = execution.shard_count or len(units)
+    jobs = sorted({unit.index % count for unit in units if job.record(unit) is None})
+    return ", ".join(map(str, jobs[:20])) + (", ..." if len(jobs) > 20 else "")
 
 
-def _jobs(missing: Sequence[int], execution: Execution) -> str:
-    """Return the jobs of missing units, or the units if the number of jobs is not known."""
-    count = execution.shard_count
-    numbers = sorted({index % count for index in missing} if count else missing)
-    shown = ", ".join(map(str, numbers[:20])) + (", ..." if len(numbers) > 20 else "")
-    return f"those of shard_index {shown} of {count}" if count else f"numbers {shown}"
-
-
-def _make_units(job: Job, units: Sequence[Unit], execution: Execution) -> list[Record]:
+def _make_units(job: Job, units: Sequence[Unit], execution: Execution) -> dict[Unit, Record]:
     """Return the records of units in order, after making those that are missing.
 
     A unit is finished if its record has the present sizes and stamps of its inputs. If only these
     differ, run_unit compares the contents.
     """
-    done: dict[int, Record] = {}
-    for unit in units:
-        record = job.record(unit)
-        if record and record.stamp == unit.stamp and record.fits(job.settings):
-            done[unit.index] = record
-    todo = [unit for unit in units if unit.index not in done]
+    found = {unit: job.record(unit) for unit in units}
+    done = {
+        unit: record
+        for unit, record in found.items()
+        if record and record.stamp == unit.stamp and record.fits(job.settings)
+    }
+    todo = [unit for unit in units if unit not in done]
     if done and todo:
         print(f"continuing: {len(done)} of {len(units)} parts are complete", flush=True)
     n_bytes = sum(unit.size for unit in units)
-    with Progress(n_bytes, n_bytes - sum(unit.size for unit in todo)) as progress:
+    with Progress(n_bytes, sum(unit.size for unit in done)) as progress:
         for unit, record in run_all(partial(run_unit, job), todo, execution):
-            done[unit.index] = record
+            done[unit] = record
             progress.add(unit.size, record.tokens)
-    return [done[unit.index] for unit in units]
+    return {unit: done[unit] for unit in units}
 
 
 # ---- the dataset ---------------------------------------------------------------------------------
@@ -156,11 +139,10 @@ def _make(
 ) -> tuple[Manifest, bool]:
     """Make the missing units and shards, and deliver the dataset."""
     settings, units = job.settings, plan_units(inputs, job.settings.text_field)
-    missing = [unit.index for unit in units if job.record(unit) is None]
-    if execution.merge and missing:
+    if execution.merge and (missing := _missing(job, units, execution)):
         raise UserError(
-            f"{job.folder} lacks {len(missing)} of {len(units)} parts, "
-            f"{_jobs(missing, execution)}: run these jobs, then merge again"
+            f"{job.folder} lacks parts of shard_index {missing} of {execution.shard_count or '?'}: "
+            "run these jobs, then merge again"
         )
     if target.overwrite and job.folder.parent.exists():
         for other in set(job.folder.parent.iterdir()) - {job.folder}:
@@ -168,23 +150,24 @@ def _make(
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
         records = _make_units(job, units, execution)
-        folder, records = _begin_shards(job, units, records, execution)
-        pieces, dtype = all_pieces(job, units, records), token_dtype(tokenizer.vocab_size)
-        try:
-            assembly = Assembly(folder, pieces, dtype, settings)
-        except UserError as error:
-            raise UserError(f"{name}: {error}") from error
+        folder, records = _begin_shards(job, records, execution)
+        dtype = token_dtype(tokenizer.vocab_size)
+        assembly = Assembly(folder, job.pieces(records), dtype, settings)
+        for split in assembly.splits:
+            n_tokens, n_documents = assembly.totals(split)
+            check_size(name, split, n_tokens, f"{n_documents} documents")
         if not (folder / "new").exists():
             begin_dataset(folder / "new", tokenizer, settings)
+        for left in (folder / "new").glob(".*.tmp.*"):  # by a killed process
+            left.unlink()
         splits = _write_shards(assembly, execution)
-        found = zip(units, records, strict=True)
-        contents = digest([(unit.key, record.content) for unit, record in found], 64)
+        contents = digest([(unit.key, record.content) for unit, record in records.items()], 64)
         facts = {"inputs": target.wanted["inputs"], "sizes": target.sizes, "contents": contents}
         save_inputs(folder / "new", facts)
         recorded = settings.of_documents() | {
             "documents": int(assembly.documents.sum()),
-            "skipped": sum(record.skipped for record in records),
-            "replaced": sum(record.replaced for record in records),
+            "skipped": sum(record.skipped for record in records.values()),
+            "replaced": sum(record.replaced for record in records.values()),
         }
         origin = TextOrigin(name, assembly.text_bytes, assembly.sha256)
         manifest = finish_dataset(folder / "new", tokenizer, settings, origin, recorded, splits)
@@ -193,20 +176,18 @@ def _make(
         for empty in (job.folder, job.folder.parent):
             with contextlib.suppress(OSError):  # it holds finished units
                 empty.rmdir()
-    _print_damage(recorded)
     return manifest, made
 
 
 def _begin_shards(
-    job: Job, units: Sequence[Unit], records: list[Record], execution: Execution
-) -> tuple[Path, list[Record]]:
+    job: Job, records: dict[Unit, Record], execution: Execution
+) -> tuple[Path, dict[Unit, Record]]:
     """Return the folder of the shards of these units and settings, and the units' records.
 
     Shards of other inputs or settings are deleted, and units whose tokens were in these alone are
     made again.
     """
-    found = zip(units, records, strict=True)
-    facts = [[unit.key, record.content, record.errors] for unit, record in found]
+    facts = [[unit.key, record.content, record.errors] for unit, record in records.items()]
     settings = job.settings.of_documents() | {"errors": None, "format": job.settings.format}
     folder = job.folder / f"shards-{digest([facts, settings], 16)}"
     if folder.exists():
@@ -215,11 +196,11 @@ def _begin_shards(
     for other in job.folder.glob("shards-*"):
         print("the inputs changed since shards were written: writing them again", flush=True)
         shutil.rmtree(other)
-    for piece in all_pieces(job, units, records):
+    for piece in job.pieces(records):
         if not piece.file.exists():
             piece.forget()
     folder.mkdir()
-    return folder, _make_units(job, units, execution)
+    return folder, _make_units(job, list(records), execution)
 
 
 def _write_shards(assembly: Assembly, execution: Execution) -> dict[str, tuple[Shard, ...]]:
@@ -241,19 +222,7 @@ def _write_shards(assembly: Assembly, execution: Execution) -> dict[str, tuple[S
                 readers[block] -= 1
                 if not readers[block] and assembly.settings.shuffle is None:
                     assembly.pieces[block].file.unlink(missing_ok=True)
-    numbers = {split: SPLITS.index(split) for split in assembly.splits}
     return {
-        split: tuple(shards[task] for task in tasks if task.split == number)
-        for split, number in numbers.items()
+        split: tuple(shards[task] for task in tasks if SPLITS[task.split] == split)
+        for split in assembly.splits
     }
-
-
-def _print_damage(settings: Mapping[str, Any]) -> None:
-    skipped, replaced = settings["skipped"], settings["replaced"]
-    if skipped:
-        n_documents = settings["documents"] + skipped
-        print(f"left out {skipped:,} of {n_documents:,} documents (errors skip)")
-    if replaced:
-        print(
-            f"put U+FFFD for {replaced:,} damaged bytes or characters (errors {settings['errors']})"
-        )

@@ -23,14 +23,7 @@ from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
 from gpt_lightning.data.order import splitmix64
 from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import (
-    explained,
-    file_sha256,
-    sync_folder,
-    temporary_path,
-    write_atomic,
-    write_durable,
-)
+from gpt_lightning.files import explained, file_sha256, replacement, write_atomic
 from gpt_lightning.prepare.settings import MIN_TOKENS, SPLITS, Settings, exact, split_borders
 from gpt_lightning.prepare.units import Piece, checksums
 
@@ -40,68 +33,65 @@ COPIED = 2**16  # documents that are copied at a time
 SCATTERED = np.dtype([("bucket", "<u8"), ("key", "<u8"), ("tokens", "<u8"), ("checksum", "<u4")])
 
 
-class ShardFile:
-    """Writer of one file of tokens, whose number need not be known before the end.
+class Stream:
+    """Text or tokens in chunks, handed out by their number.
 
     Args:
-        path: File to write.
-        file_format: npy, nanogpt or llmc.
-        dtype: Type of the tokens.
+        chunks: Strings, or arrays of one dimension.
     """
 
-    def __init__(self, path: Path, file_format: str, dtype: np.dtype[Any]) -> None:
-        self._path, self._format, self._dtype = path, file_format, dtype.newbyteorder("<")
-        self._file = open(path, "wb")  # noqa: SIM115 - closed by `finish`
-        self._file.seek(len(self._header(0)))
-        self.tokens = 0
+    def __init__(self, chunks: Iterator[Any]) -> None:
+        self._chunks, self._rest = chunks, None
 
-    def _header(self, n_tokens: int) -> bytes:
-        return file_header(self._format, self._dtype.name, n_tokens)
+    def more(self) -> bool:
+        """Return whether something is left."""
+        while self._rest is None or not len(self._rest):
+            self._rest = next(self._chunks, None)
+            if self._rest is None:
+                return False
+        return True
 
-    def append(self, tokens: np.ndarray) -> None:
-        """Append tokens, (n,)."""
-        self._file.write(np.ascontiguousarray(tokens, self._dtype).view(np.uint8).data)
-        self.tokens += len(tokens)
+    def take(self, n: int) -> Iterator[Any]:
+        """Yield the next n characters or tokens in chunks; fewer at the end."""
+        while n and self.more():
+            assert self._rest is not None
+            head, self._rest = self._rest[:n], self._rest[n:]
+            n -= len(head)
+            yield head
 
-    def finish(self, name: str) -> Shard:
-        """Write the header, sync and close the file, and return it as the shard of this name."""
-        with self._file as file:
-            file.seek(0)
-            file.write(self._header(self.tokens))
-            file.flush()
-            os.fsync(file.fileno())
-        return Shard(name, self.tokens, file_sha256(self._path))
+
+def write_file(
+    path: Path, name: str, file_format: str, dtype: np.dtype[Any], chunks: Iterable[np.ndarray]
+) -> Shard:
+    """Write a stream of tokens into one file, and return it as the shard of a name."""
+    kind, n_tokens = dtype.newbyteorder("<"), 0
+    with open(path, "wb") as file:
+        file.seek(len(file_header(file_format, kind.name, 0)))
+        for tokens in chunks:
+            file.write(np.ascontiguousarray(tokens, kind).view(np.uint8).data)
+            n_tokens += len(tokens)
+        file.seek(0)
+        file.write(file_header(file_format, kind.name, n_tokens))
+        file.flush()
+        os.fsync(file.fileno())
+    return Shard(name, n_tokens, file_sha256(path))
 
 
 def write_split(
-    folder: Path,
-    split: str,
-    dtype: np.dtype[Any],
-    settings: Settings,
-    chunks: Iterable[np.ndarray],
-) -> list[Shard]:
+    folder: Path, split: str, dtype: np.dtype[Any], settings: Settings, tokens: Stream
+) -> tuple[Shard, ...]:
     """Write a stream of tokens into shards of settings.shard_tokens, and return these.
 
     Raises:
         OSError: The disk is full.
         UserError: The format cannot hold such shards.
     """
-    size, file_format = capacity(settings.format, settings.shard_tokens), settings.format
-    shards: list[Shard] = []
-    file, name = None, ""
-    for chunk in chunks:
-        tokens = chunk
-        while len(tokens):
-            if file is None:
-                name = file_name(file_format, split, len(shards))
-                file = ShardFile(folder / name, file_format, dtype)
-            room = size - file.tokens
-            file.append(tokens[:room])
-            tokens = tokens[room:]
-            if file.tokens == size:
-                shards.append(file.finish(name))
-                file = None
-    return [*shards, file.finish(name)] if file else shards
+    size, shards = capacity(settings.format, settings.shard_tokens), list[Shard]()
+    while tokens.more():
+        name = file_name(settings.format, split, len(shards))
+        chunks = tokens.take(size)
+        shards.append(write_file(folder / name, name, settings.format, dtype, chunks))
+    return tuple(shards)
 
 
 def begin_dataset(folder: Path, tokenizer: Tokenizer, settings: Settings) -> None:
@@ -131,17 +121,18 @@ def finish_dataset(
     return manifest
 
 
-def check_size(split: str, n_tokens: int, content: str) -> None:
+def check_size(name: str, split: str, n_tokens: int, content: str) -> None:
     """Raise a UserError if a split has fewer than two tokens.
 
     Args:
+        name: Name of the source.
         split: Name of the split.
         n_tokens: Its tokens.
         content: Content of the split, such as "3 documents".
     """
     if n_tokens < MIN_TOKENS:
         raise UserError(
-            f"the {split} split has {content}, {n_tokens} tokens, and needs "
+            f"{name}: the {split} split has {content}, {n_tokens} tokens, and needs "
             f"{MIN_TOKENS}: give more text or change val_fraction and test_fraction"
         )
 
@@ -175,7 +166,7 @@ class Assembly:
             independent of their files.
 
     Raises:
-        UserError: A table is damaged, or a split has fewer than two tokens.
+        UserError: A table is damaged.
     """
 
     def __init__(
@@ -198,10 +189,6 @@ class Assembly:
             self.text_bytes += int(table["bytes"].sum())
             digest.update(table["sha256"].tobytes())
         self.sha256 = digest.hexdigest()
-        for split in self.splits:
-            number = SPLITS.index(split)
-            found = f"{self.documents[number]} documents"
-            check_size(split, int(self.sizes[number].sum()), found)
 
     def _split_numbers(self, piece: Piece, table: np.ndarray) -> np.ndarray:
         """Return the number in SPLITS of each document's split, (documents,)."""
@@ -222,15 +209,18 @@ class Assembly:
         shares = (keys >> np.uint64(32)) * np.uint64(self.n_blocks)
         return (shares >> np.uint64(32)).astype(np.int64)
 
+    def totals(self, split: str) -> tuple[int, int]:
+        """Return the numbers of tokens and of documents of a split."""
+        number = SPLITS.index(split)
+        return int(self.sizes[number].sum()), int(self.documents[number])
+
     def tasks(self) -> list[ShardTask]:
         """Return all shards; those of the smallest split first."""
         size, tasks = capacity(self.settings.format, self.settings.shard_tokens), []
-        totals = {split: int(self.sizes[SPLITS.index(split)].sum()) for split in self.splits}
-        for split in sorted(totals, key=totals.__getitem__):
-            for index, first in enumerate(range(0, totals[split], size)):
+        for n_tokens, split in sorted((self.totals(split)[0], split) for split in self.splits):
+            for index, first in enumerate(range(0, n_tokens, size)):
                 name, last = file_name(self.settings.format, split, index), first + size
-                last = min(last, totals[split])
-                tasks.append(ShardTask(name, SPLITS.index(split), first, last))
+                tasks.append(ShardTask(name, SPLITS.index(split), first, min(last, n_tokens)))
         return tasks
 
     def blocks(self, task: ShardTask) -> list[tuple[int, int]]:
@@ -256,20 +246,17 @@ class Assembly:
         Raises:
             UserError: A piece is damaged, or the disk is full.
         """
-        temporary = temporary_path(self.folder / task.file)
-        with explained("write", self.folder):
-            try:
-                file = ShardFile(temporary, self.settings.format, self.dtype)
-                for block, start in self.blocks(task):
-                    tokens = self._tokens(task.split, block)
-                    file.append(tokens[max(task.first - start, 0) : task.last - start])
-                shard = file.finish(task.file)
-                os.replace(temporary, self.folder / "new" / task.file)
-                sync_folder(self.folder / "new")
-            finally:
-                temporary.unlink(missing_ok=True)
+        path = self.folder / "new" / task.file
+        with explained("write", self.folder), replacement(path) as temporary:
+            chunks, file_format = self._chunks(task), self.settings.format
+            shard = write_file(temporary, task.file, file_format, self.dtype, chunks)
         write_atomic(self._record(task), json.dumps(dataclasses.asdict(shard)).encode())
         return shard
+
+    def _chunks(self, task: ShardTask) -> Iterator[np.ndarray]:
+        for block, start in self.blocks(task):
+            tokens = self._tokens(task.split, block)
+            yield tokens[max(task.first - start, 0) : task.last - start]
 
     def _record(self, task: ShardTask) -> Path:
         return self.folder / f"{task.file}.json"
@@ -298,9 +285,8 @@ class Assembly:
         rows["key"], rows["tokens"], rows["checksum"] = keys, table["tokens"], table["checksum"]
         order = np.lexsort((keys, rows["bucket"]))
         tokens = reordered(piece.read(table, self.dtype), table["tokens"], order)
-        with explained("write", self.folder):
-            write_durable(tokens_path, tokens.tobytes())
-            write_atomic(rows_path, rows[order].tobytes())  # last: it makes the scattering finished
+        write_atomic(tokens_path, tokens.tobytes())
+        write_atomic(rows_path, rows[order].tobytes())  # last: it makes the scattering finished
         piece.file.unlink(missing_ok=True)
 
     def _scattered(self, index: int) -> tuple[Path, Path]:

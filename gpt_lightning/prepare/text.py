@@ -16,7 +16,13 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained
 from gpt_lightning.prepare.input_file import HEAD_BYTES, RECODE, check_not_json, check_text
 from gpt_lightning.prepare.settings import Errors, Settings, split_borders
-from gpt_lightning.prepare.shards import begin_dataset, check_size, finish_dataset, write_split
+from gpt_lightning.prepare.shards import (
+    Stream,
+    begin_dataset,
+    check_size,
+    finish_dataset,
+    write_split,
+)
 from gpt_lightning.prepare.target import Target
 
 CHUNK_BYTES = 2**22
@@ -112,27 +118,6 @@ def survey_text(path: Path, settings: Settings) -> Survey:
     return survey
 
 
-class Characters:
-    """Text in chunks, handed out by numbers of characters.
-
-    Args:
-        chunks: Chunks of the text.
-    """
-
-    def __init__(self, chunks: Iterator[str]) -> None:
-        self._chunks = chunks
-        self._rest = ""
-
-    def take(self, n: int) -> Iterator[str]:
-        """Yield the next n characters; fewer at the end of the text."""
-        while n:
-            self._rest = self._rest or next(self._chunks, "")
-            head, self._rest = self._rest[:n], self._rest[n:]
-            n = n - len(head) if head else 0
-            if head:
-                yield head
-
-
 def pieces(chunks: Iterator[str], limit: int = PIECE_CHARACTERS) -> Iterator[str]:
     """Cut a text after the last newline of each `limit` characters, else before a space.
 
@@ -205,10 +190,7 @@ def _write(
             "to predict: give another text"
         )
     begin_dataset(folder, tokenizer, settings)
-    try:
-        splits = _write_splits(folder, source, survey, tokenizer, settings)
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from error
+    splits = _write_splits(folder, source, survey, tokenizer, settings)
     return finish_dataset(folder, tokenizer, settings, origin, settings.of_text(), splits)
 
 
@@ -218,7 +200,7 @@ def _write_splits(
     borders = split_borders(survey.n_characters, settings.val_fraction, settings.test_fraction)
     again, splits, dtype = Survey(), {}, token_dtype(tokenizer.vocab_size)
     chunks = decoded(source, settings.errors, again)
-    text = Characters(chunks)
+    text = Stream(chunks)
 
     def tokens(n_characters: int) -> Iterator[np.ndarray]:
         limit = min(PIECE_CHARACTERS, tokenizer.max_characters)
@@ -228,11 +210,12 @@ def _write_splits(
                 progress.reach(again.n_bytes, len(found))
 
     for split, (first, last) in borders.items():
-        shards = write_split(folder, split, dtype, settings, tokens(last - first))
-        check_size(split, sum(shard.tokens for shard in shards), f"{last - first} characters")
-        splits[split] = tuple(shards)
+        shards = write_split(folder, split, dtype, settings, Stream(tokens(last - first)))
+        n_tokens = sum(shard.tokens for shard in shards)
+        check_size(str(source), split, n_tokens, f"{last - first} characters")
+        splits[split] = shards
     for _ in chunks:  # the last, empty chunk completes the digest
         pass
     if again.sha256 != survey.sha256:
-        raise UserError("the file changed while it was read: run prepare again")
+        raise UserError(f"{source}: the file changed while it was read: run prepare again")
     return splits

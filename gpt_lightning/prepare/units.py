@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,39 +147,6 @@ def _groups(sizes: list[int], unit_bytes: int) -> Iterator[tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
-class Job:
-    """Facts that all units share.
-
-    Attributes:
-        folder: Folder of the units' files.
-        settings: Settings of the dataset.
-    """
-
-    folder: Path
-    settings: Settings
-
-    def record_path(self, unit: Unit) -> Path:
-        """Return the path of a unit's record."""
-        return self.folder / f"{unit.key}.json"
-
-    def record(self, unit: Unit) -> "Record | None":
-        """Return the record of a finished unit, or None if it is missing or damaged."""
-        try:
-            return Record(**json.loads(self.record_path(unit).read_bytes()))
-        except (OSError, ValueError, TypeError):
-            return None
-
-    def piece_path(self, unit: Unit, index: int) -> Path:
-        """Return the path of a piece, without its endings."""
-        return self.folder / f"{unit.key}-{index:04d}"
-
-
-def units_folder(root: Path, settings: Settings) -> Path:
-    """Return the folder of the units' files for these settings, in the folder of all work."""
-    return root / digest([WORK_VERSION, settings.of_units()], 12)
-
-
-@dataclass(frozen=True)
 class Piece:
     """Tokens of some consecutive documents of a unit, in two files.
 
@@ -210,10 +177,8 @@ class Piece:
         Raises:
             UserError: The table is damaged or missing.
         """
-        try:
-            content = self.path.with_suffix(".documents").read_bytes()
-        except FileNotFoundError:
-            content = b""
+        path = self.path.with_suffix(".documents")
+        content = path.read_bytes() if path.exists() else b""
         if zlib.crc32(content) != self.checksum:
             raise self.damaged()
         return np.frombuffer(content, ROW)
@@ -272,16 +237,48 @@ class Record:
         return self.errors in (CLEAN, settings.errors)
 
 
-def all_pieces(job: Job, units: Sequence[Unit], records: Sequence[Record]) -> list[Piece]:
-    """Return the pieces of all units in order."""
-    found: list[Piece] = []
-    number = position = 0
-    for unit, record in zip(units, records, strict=True):
-        for index, (documents, tokens, checksum) in enumerate(record.pieces):
-            path = job.piece_path(unit, index)
-            found.append(Piece(path, documents, tokens, checksum, number, position))
-            number, position = number + documents, position + tokens
-    return found
+@dataclass(frozen=True)
+class Job:
+    """Facts that all units share.
+
+    Attributes:
+        folder: Folder of the units' files.
+        settings: Settings of the dataset.
+    """
+
+    folder: Path
+    settings: Settings
+
+    @classmethod
+    def below(cls, root: Path, settings: Settings) -> "Job":
+        """Return the job whose files are in a folder of all work."""
+        return cls(root / digest([WORK_VERSION, settings.of_units()], 12), settings)
+
+    def record_path(self, unit: Unit) -> Path:
+        """Return the path of a unit's record."""
+        return self.folder / f"{unit.key}.json"
+
+    def record(self, unit: Unit) -> Record | None:
+        """Return the record of a finished unit, or None if it is missing or damaged."""
+        try:
+            return Record(**json.loads(self.record_path(unit).read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def piece_path(self, unit: Unit, index: int) -> Path:
+        """Return the path of a piece, without its endings."""
+        return self.folder / f"{unit.key}-{index:04d}"
+
+    def pieces(self, records: Mapping[Unit, Record]) -> list[Piece]:
+        """Return the pieces of all units in order."""
+        found: list[Piece] = []
+        number = position = 0
+        for unit, record in records.items():
+            for index, (documents, tokens, checksum) in enumerate(record.pieces):
+                path = self.piece_path(unit, index)
+                found.append(Piece(path, documents, tokens, checksum, number, position))
+                number, position = number + documents, position + tokens
+        return found
 
 
 def checksums(tokens: np.ndarray, table: np.ndarray) -> np.ndarray:
@@ -307,8 +304,7 @@ def read_content(settings: Settings, unit: Unit) -> str:
     """
     reader = Documents(settings.text_field, settings.errors)
     for entry in unit.files:
-        with explained_input(entry):
-            reader.skim(entry, unit.start, unit.stop)
+        reader.skim(entry, unit.start, unit.stop)
     return reader.content
 
 
@@ -366,13 +362,12 @@ def _tokenized(
     """Yield the text of each document in UTF-8, and its tokens behind the end-of-text token."""
     assert tokenizer.eot_token is not None  # pipeline.py checks it
     for entry in unit.files:
-        with explained_input(entry):
-            for document in reader.read(entry, unit.start, unit.stop):
-                try:
-                    tokens = tokenizer.encode(document.text)
-                except UserError as error:  # tiktoken limits runs of white space
-                    reader.count_damaged(document.where, str(error))
-                    continue
-                assert int(tokens.max(initial=0)) < tokenizer.vocab_size, tokenizer.name
-                yield document.text.encode(), np.insert(tokens, 0, tokenizer.eot_token)
-            check_unchanged(entry)
+        for document in reader.read(entry, unit.start, unit.stop):
+            try:
+                tokens = tokenizer.encode(document.text)
+            except UserError as error:  # tiktoken limits runs of white space
+                reader.count_damaged(document.where, str(error))
+                continue
+            assert int(tokens.max(initial=0)) < tokenizer.vocab_size, tokenizer.name
+            yield document.text.encode(), np.insert(tokens, 0, tokenizer.eot_token)
+        check_unchanged(entry)
