@@ -348,13 +348,13 @@ def test_jobs_of_an_array(source: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert main([*array, "--merge", "true"]) == 2
     assert "shard_index 0, 1, 2 of 3: run these jobs" in capsys.readouterr().err
     assert main([*array, "--shard-index", "2"]) == 0
-    assert "shard_index 0, 1 of 3" in capsys.readouterr().out
+    assert "shard_index 0, 1" in capsys.readouterr().out
     assert main([*array, "--shard_index", "0"]) == 0
     assert main([*array, "--merge", "true"]) == 2
     assert "shard_index 1 of 3" in capsys.readouterr().err
     assert not out.exists()
     assert main([*array, "--shard-index", "1"]) == 0
-    assert "none is missing: add --merge true" in capsys.readouterr().out
+    assert "shard_index none, add --merge true" in capsys.readouterr().out
     assert main([*array, "--merge", "true"]) == 0
     assert contents(out) == contents(tmp_path / "clean")
     assert not list(tmp_path.glob(".*"))
@@ -450,7 +450,7 @@ def test_other_errors_after_a_damaged_document(
     assert contents(out) == expected
     printed = capsys.readouterr().out
     assert f"continuing: {last} of {last + 1} parts are complete" in printed
-    assert "left out 1 of 201 documents (errors skip)" in printed
+    assert "left out   1 of 201 documents" in printed
     settings = load_manifest(out).settings
     assert (settings["documents"], settings["skipped"]) == (200, 1)
 

@@ -315,22 +315,16 @@ except UserError as error:
 """
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 KILLED = {
-    "before the first shard": f"shards.ShardFile.append = lambda self, tokens: {KILL}",
+    "before the first shard": f"shards.write_file = lambda *args: {KILL}",
     "between two shards": f"""
-finish, finished = shards.ShardFile.finish, []
-def finish_shard(self, name):
-    finished.append(name)
-    if len(finished) == 3:
+real, names = shards.write_file, []
+def write_file(path, *args):
+    names.append(path)
+    if len(names) == 3:
         {KILL}
-    return finish(self, name)
-shards.ShardFile.finish = finish_shard""",
-    "inside a shard": f"""
-append = shards.ShardFile.append
-def append_and_die(self, tokens):
-    append(self, tokens)
-    self._file.flush()
-    {KILL}
-shards.ShardFile.append = append_and_die""",
+    return real(path, *args)
+shards.write_file = write_file""",
+    "inside a shard": f"shards.os.fsync = lambda descriptor: {KILL}",
     "before the manifest's rename": f"files.os.replace = lambda a, b: {KILL}",
     "before the folder's rename": f"files.os.rename = lambda a, b: {KILL}",
 }

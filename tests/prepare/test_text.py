@@ -13,7 +13,8 @@ from gpt_lightning.data.tokenizers import tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare import text as text_module
 from gpt_lightning.prepare.command import prepare
-from gpt_lightning.prepare.text import Characters, Survey, decoded, pieces
+from gpt_lightning.prepare.shards import Stream
+from gpt_lightning.prepare.text import Survey, decoded, pieces
 
 TEXT = (
     "The quick \u00e9t\u00e9 \U0001f600\r\n jumps\n\nover <|endoftext|>\ufeff\x00 the lazy dog" * 30
@@ -48,7 +49,7 @@ def test_pieces_end_at_newlines_or_before_spaces() -> None:
 
 def test_characters_are_taken_in_order() -> None:
     for seed in range(5):
-        source = Characters(iter(chunks(TEXT, seed)))
+        source = Stream(iter(chunks(TEXT, seed)))
         taken = ["".join(source.take(n)) for n in (0, 1, 500, 0, 37, len(TEXT))]
         assert [len(part) for part in taken[:-1]] == [0, 1, 500, 0, 37]
         assert "".join(taken) == TEXT

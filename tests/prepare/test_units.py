@@ -16,7 +16,7 @@ from gpt_lightning.prepare.documents import Documents
 from gpt_lightning.prepare.input_file import Input
 from gpt_lightning.prepare.inputs import find_inputs
 from gpt_lightning.prepare.settings import Settings
-from gpt_lightning.prepare.units import Job, all_pieces, plan_units, run_unit, units_folder
+from gpt_lightning.prepare.units import Job, plan_units, run_unit
 
 UINT16 = np.dtype(np.uint16)
 
@@ -91,13 +91,13 @@ def test_pieces_hold_the_documents_behind_end_of_text(
     monkeypatch.setattr(units, "PIECE_TOKENS", tokens)
     monkeypatch.setattr(units, "PIECE_DOCUMENTS", documents)
     texts = ["one", "", "<|endoftext|> is text", "long " * 3000, "\u00e9", "x\x00y"] * 3
-    (unit,) = plan = write_lines(tmp_path / "a.jsonl", texts)
+    (unit,) = write_lines(tmp_path / "a.jsonl", texts)
     job = job_of(tmp_path)
     record = run_unit(job, unit)
     assert record == job.record(unit)
     gpt2 = build_tokenizer("gpt2")
     expected = [[gpt2.eot_token, *gpt2.encode(text).tolist()] for text in texts]
-    pieces = all_pieces(job, plan, [record])
+    pieces = job.pieces({unit: record})
     tables = [piece.table() for piece in pieces]
     found = [piece.read(table, UINT16) for piece, table in zip(pieces, tables, strict=True)]
     table = np.concatenate(tables)
@@ -115,7 +115,7 @@ def test_every_flipped_bit_of_a_unit_is_found(tmp_path: Path) -> None:
     (unit,) = write_lines(tmp_path / "a.jsonl", ["one two", "", "three"])
     job = job_of(tmp_path)
     record = run_unit(job, unit)
-    (piece,) = all_pieces(job, [unit], [record])
+    (piece,) = job.pieces({unit: record})
     for suffix in (".documents", ".tokens"):
         path = piece.path.with_suffix(suffix)
         content = path.read_bytes()
@@ -200,11 +200,11 @@ def test_a_unit_in_which_something_was_skipped_is_for_errors_skip_alone(tmp_path
 
 def test_settings_that_decide_the_units() -> None:
     root = Path("work")
-    folder = units_folder(root, Settings("gpt2"))
+    folder = Job.below(root, Settings("gpt2")).folder
     same = [
         Settings("gpt2", 0.3, 0.2, 7, format="llmc"),
         Settings("gpt2", errors="skip", shuffle=1),
     ]
-    assert {units_folder(root, settings) for settings in same} == {folder}
+    assert {Job.below(root, settings).folder for settings in same} == {folder}
     others = [Settings("r50k_base"), Settings("gpt2", text_field="body")]
-    assert len({folder, *(units_folder(root, settings) for settings in others)}) == 3
+    assert len({folder, *(Job.below(root, settings).folder for settings in others)}) == 3
