@@ -297,16 +297,12 @@ def read_meta(path: Path) -> str:
 
 
 def _characters(meta: Any) -> str:
-    if not isinstance(meta, dict) or not isinstance(meta.get("itos"), dict):
-        raise ValueError("no itos")
-    itos, size = meta["itos"], meta.get("vocab_size")
-    if size != len(itos) or sorted(itos) != list(range(len(itos))):
-        raise ValueError(f"vocab_size {size} and an itos of {len(itos)} ids")
-    characters = [itos[index] for index in range(len(itos))]
-    if meta.get("stoi") != {character: index for index, character in enumerate(characters)}:
-        raise ValueError("stoi is not the inverse of itos")
+    characters = [meta["itos"][index] for index in range(len(meta["itos"]))]
     if any(not isinstance(c, str) or len(c) != 1 for c in characters):
         raise ValueError("tokens that are no single characters")
+    stoi = {character: index for index, character in enumerate(characters)}
+    if (meta["vocab_size"], meta["stoi"]) != (len(characters), stoi):
+        raise ValueError("vocab_size and stoi are not those of itos")
     if characters != sorted(set(characters)):
         raise ValueError("characters that are not sorted")
     return "".join(characters)

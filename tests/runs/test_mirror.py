@@ -297,22 +297,6 @@ def test_two_machines_do_not_take_one_number(tmp_path):
 # ---- other commands, other places ----------------------------------------------------------------
 
 
-def test_a_number_is_taken_once_without_exclusive_creation(tmp_path, monkeypatch):
-    def opened(self, path, mode="rb", **kwargs):
-        if mode == "xb":
-            raise NotImplementedError
-        return MemoryFileSystem.open(self, path, mode, **kwargs)
-
-    monkeypatch.setattr(Flaky, "open", opened)
-    claims = []
-    for name in ("one", "two", "one"):
-        run = tmp_path / name / "run" / "version_0"
-        run.mkdir(parents=True, exist_ok=True)
-        (run / "run.json").write_text(name)
-        claims.append(mirror_of("flaky://runs", run).claim(run))
-    assert claims == [True, False, True]
-
-
 def test_other_commands_read_from_there(text_file, capsys):
     assert fit() == 0
     shutil.rmtree("lightning_logs")
