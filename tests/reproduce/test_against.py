@@ -1,14 +1,13 @@
 """`gpt-lightning reproduce --against`: a run beside a published curve, by tokens."""
 
 import json
-import math
 from types import SimpleNamespace
 
 import pytest
 
 from gpt_lightning.cli import main
 from gpt_lightning.reproduce import against, command
-from gpt_lightning.reproduce.against import compare, read_run
+from gpt_lightning.reproduce.against import read_run
 from gpt_lightning.reproduce.cases import CURVES
 from gpt_lightning.reproduce.published import interpolate, read_curve
 from gpt_lightning.runs.history import read_curves
@@ -88,14 +87,6 @@ def test_evaluations_have_the_tokens_of_their_step_and_losses_those_before_it(tm
     }
 
 
-def test_losses_are_compared_where_the_curve_has_points():
-    theirs = {"val": [(0.0, 4.0), (10.0, 2.0)], "train": [], "batch": [(0.0, 4.0)]}
-    ours = {"val": [(5.0, 3.0), (10.0, 2.5)], "train": [(10.0, 1.0)], "batch": [(0.0, 4.5)]}
-    assert [(row.split, row.tokens, row.difference) for row in compare(ours, theirs)] == [
-        ("val", 10.0, 0.5), ("batch", 0.0, 0.5),
-    ]  # fmt: skip
-
-
 def test_the_command_says_how_far_off_a_run_is(tmp_path, capsys):
     run = tmp_path / "lightning_logs" / "mine" / "version_3"
     losses = {100: 3.0, 250: 2.0676 + 0.0100, 500: 1.7326 - 0.0500, 1000: 1.5 + 0.0400}
@@ -167,16 +158,3 @@ def test_mistakes_take_one_line(rows, curve, line, tmp_path, capsys):
 def test_the_comparison_takes_nothing_else(more, capsys):
     assert main(["reproduce", "--against", "run", "llm.c", *more]) == 2
     assert "--against trains nothing: give `reproduce --against RUN" in capsys.readouterr().err
-
-
-def test_the_curves_meet_after_the_first_logged_step():
-    for curve in CURVES.values():
-        points = read_curve(curve)["val"]
-        if len(points) > 1:
-            assert math.isclose(points[1][0], 250 * curve.tokens_per_step)
-
-
-def test_list_names_every_curve(capsys):
-    assert main(["reproduce", "--list"]) == 0
-    out = capsys.readouterr().out
-    assert all(f"--against RUN {name}" in out for name in CURVES)

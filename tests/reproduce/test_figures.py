@@ -176,18 +176,3 @@ def test_the_sizes_of_gpt2_have_their_losses_on_openwebtext(openwebtext, monkeyp
     assert (row["low"], row["high"]) == ("3.10", "3.14")
     monkeypatch.setattr(figures, "read_rows", lambda *names: [row | {"low": "10", "high": "12"}])
     assert main(["reproduce", "openwebtext"]) == 0
-
-
-def test_openwebtext_is_needed_before_the_weights(monkeypatch, capsys):
-    monkeypatch.setattr(figures, "load_model", lambda name: pytest.fail("not before the data"))
-    assert main(["reproduce", "openwebtext"]) == 2
-    assert "data/openwebtext is not a prepared dataset" in capsys.readouterr().err
-
-
-def test_list_names_six_sources(capsys):
-    assert main(["reproduce", "--list"]) == 0
-    sources = capsys.readouterr().out.partition("Sources:\n")[2].partition("\n\n")[0]
-    assert [line.split()[0] for line in sources.splitlines()] == [
-        "lecture-ladder", "precision-ladder", "shakespeare-char-small", "shakespeare-char",
-        "profile-report", "systems-course", "openwebtext",
-    ]  # fmt: skip

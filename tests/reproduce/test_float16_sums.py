@@ -29,11 +29,6 @@ def test_a_float16_accumulator_loses_what_its_steps_cannot_hold():
     assert abs(whole["error"]) < 1e-10 < abs(half["error"])
 
 
-def test_the_command_says_ok_four_times(capsys):
-    assert main(["bench", "accumulation", "--device", "cpu"]) == 0
-    assert capsys.readouterr().out.count(" ok\n") == 4
-
-
 def test_another_digit_is_a_mismatch_and_exit_code_1(monkeypatch, capsys):
     planted = (("float32", "float32", False, 10.0002), accumulation.PUBLISHED[1])
     monkeypatch.setattr(accumulation, "PUBLISHED", planted)

@@ -6,7 +6,7 @@ import pytest
 
 from gpt_lightning.cli import main
 from gpt_lightning.reproduce import command
-from gpt_lightning.reproduce.cases import CASES, Options
+from gpt_lightning.reproduce.cases import CASES, CURVES, REPORTS, Options
 
 
 @pytest.fixture(autouse=True)
@@ -135,10 +135,9 @@ def test_by_default_everything_runs_that_can_be_timed(monkeypatch):
     assert [chosen("shakespeare-char", d) for d in (cpu, gpu, mac)] == [["cpu"], ["gpu"], ["mps"]]
 
 
-def test_list_names_every_rung_and_whether_it_can_run(capsys):
+def test_list_names_every_rung_source_and_curve(capsys):
     assert main(["reproduce", "--list"]) == 0
     out = capsys.readouterr().out
-    for case in CASES.values():
-        for rung in case.rungs:
-            assert f"{rung.name} " in out
-    assert "needs a Mac with MPS" in out
+    rungs = [f" {rung.name} " for case in CASES.values() for rung in case.rungs]
+    curves = [f"--against RUN {name} " for name in CURVES]
+    assert all(name in out for name in [*rungs, *curves, *REPORTS, "needs a Mac with MPS"])

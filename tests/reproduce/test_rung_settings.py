@@ -1,6 +1,5 @@
 """Settings that are read from a run's objects, and the self-test that breaks them."""
 
-import mmap
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +11,9 @@ from torch import nn
 
 import gpt_lightning
 from gpt_lightning import files
-from gpt_lightning.bench.core.training_step import reset_peak_memory
 from gpt_lightning.cli import main
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.device import peak_memory_gib
 from gpt_lightning.model.attention import sdpa_attention
 from gpt_lightning.model.compilation import compile_in_place
 from gpt_lightning.model.gpt import GPT, CausalSelfAttention, GPTConfig
@@ -179,21 +176,6 @@ def test_their_mfu_is_of_their_chips_peak():
     assert note.startswith("their MFU relative to 14.13 TFLOP/s: Apple M3 Max, 40 GPU cores, fp32")
 
 
-def test_an_untied_table_is_only_looked_up():
-    rung = RUNGS["bf16"]
-    more = {"tie_weights": False, "parameters": rung.theirs["parameters"] + 50257 * 6}
-    untied = replace(rung, theirs=rung.theirs | more)
-    numbers = published.read_published(LECTURE_LADDER, rung)
-    assert published.published_speed(untied, numbers) == published.published_speed(rung, numbers)
-
-
-def test_without_a_chip_or_a_time_there_is_no_mfu():
-    rate, mfu, note = speed_of("precision-ladder", "gpu-bf16")
-    assert (round(rate), mfu) == (115_390, None)
-    assert note == "their MFU: chip's peak not known"
-    assert speed_of("precision-ladder", "cpu-bf16") == (None, None, "")
-
-
 @pytest.mark.parametrize(
     ("case", "name", "base"),
     [
@@ -208,15 +190,6 @@ def test_without_a_chip_or_a_time_there_is_no_mfu():
 def test_the_rung_in_float32_has_the_same_device_and_batch(case, name, base):
     found = published.float32_rung(CASES[case], rung_of(case, name))
     assert [rung.name for rung in found] == ([base] if base else [])
-
-
-def test_a_peak_begins_anew():
-    held = mmap.mmap(-1, 300 * 2**20)  # not of malloc, which a fit tells to keep freed memory
-    held.write(bytes(300 * 2**20))
-    held.close()
-    before = peak_memory_gib(torch.device("cpu"))
-    reset_peak_memory()
-    assert peak_memory_gib(torch.device("cpu")) < before - 0.2
 
 
 # ---- programs that are not what they are named after ---------------------------------------------
@@ -372,27 +345,24 @@ def test_every_break_of_every_rung_is_seen(case, breaks, tinyshakespeare, capsys
     assert skipped <= selftest.BREAKS["whole"].keys()
 
 
-def test_a_break_that_stays_green_fails_the_selftest(quick, monkeypatch, capsys):
-    monkeypatch.setattr(selftest, "wrong_settings", lambda case, rung, changes: [])
-    assert selftest.run_selftest([LECTURE_LADDER], ["weight-tying"]) == 1
-    assert "FAIL     nothing" in capsys.readouterr().out
+def refuse(case: object, rung: object, changes: list[str]) -> list[str]:
+    if changes:
+        raise UserError("no such window")
+    return []
 
 
-def test_a_rung_that_differs_unbroken_fails_the_selftest(quick, monkeypatch, capsys):
-    monkeypatch.setattr(selftest, "wrong_settings", lambda case, rung, changes: ["seed"])
-    assert selftest.run_selftest([LECTURE_LADDER], ["weight-tying"]) == 1
-    assert "1 FAIL, 1 red" in capsys.readouterr().out
-
-
-def test_a_break_that_cannot_run_is_seen(quick, monkeypatch, capsys):
-    def refuse(case: object, rung: object, changes: list[str]) -> list[str]:
-        if changes:
-            raise UserError("no such window")
-        return []
-
-    monkeypatch.setattr(selftest, "wrong_settings", refuse)
-    assert selftest.run_selftest([LECTURE_LADDER], ["weight-tying"]) == 0
-    assert "red      no such window" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("wrong", "code", "line"),
+    [
+        (lambda *_: [], 1, "FAIL     nothing"),  # a break that stays green
+        (lambda *_: ["seed"], 1, "1 FAIL, 1 red"),  # a rung that differs unbroken
+        (refuse, 0, "red      no such window"),  # a break that cannot run
+    ],
+)
+def test_the_selftest_fails_for_what_it_cannot_tell(quick, wrong, code, line, monkeypatch, capsys):
+    monkeypatch.setattr(selftest, "wrong_settings", wrong)
+    assert selftest.run_selftest([LECTURE_LADDER], ["weight-tying"]) == code
+    assert line in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.reproduce import runner
@@ -22,7 +21,6 @@ from gpt_lightning.reproduce.verdicts import (
     loss_row,
     missing_losses,
 )
-from gpt_lightning.tables.pictures import plot_losses
 from gpt_lightning.training.callbacks.recorder import Observation, RunTimings
 
 CPU = torch.device("cpu")
@@ -151,16 +149,6 @@ def test_variants_of_a_run_have_no_speed_ups():
     assert speeds["published_mfu"] > 0
 
 
-def test_the_memory_of_a_rung_is_its_own(training, case_run, monkeypatch):
-    begun = []
-    monkeypatch.setattr(runner, "reset_peak_memory", lambda: begun.append(len(training.calls)))
-    monkeypatch.setattr(runner, "peak_memory_gib", lambda device: 2.5)
-    training.observations = steps_of(4.0, 3.0, 0.499)
-    case_run.run(RUNG)
-    assert begun == [0]  # before the run
-    assert case_run.rungs[0].peak_memory_gib == 2.5
-
-
 def test_a_rung_without_a_published_loss_has_failed(case_run):
     row = case_run._rung_row(RUNG, PUBLISHED, [], RunTimings(CPU, 50, {}), 0)
     assert row.verdict == Verdict.FAILED
@@ -180,21 +168,6 @@ def test_the_report_is_written(case_run):
         (case_run.folder / "losses.csv").read_text().splitlines()[1].startswith("one,0,batch,4.0")
     )
     assert (case_run.folder / "losses.png").stat().st_size > 10_000
-
-
-@pytest.mark.parametrize(
-    ("splits", "labels"),
-    [(["batch"], ["one"]), (["batch", "val"], ["batch loss", "val loss"])],
-)
-def test_a_curve_of_steps_has_the_rungs_name_unless_there_are_evaluations(
-    splits, labels, tmp_path, monkeypatch
-):
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: drawn.append(figure))
-    rows = [compare(RUNG, step, split, 4.0, 4.00005) for split in splits for step in (0, 1)]
-    plot_losses(tmp_path / "losses.png", "A case", rows)
-    legend = drawn[0].axes[0].get_legend().get_texts()
-    assert [text.get_text() for text in legend][: len(labels)] == labels
 
 
 # ---- running a rung ------------------------------------------------------------------------------
@@ -231,6 +204,23 @@ def training(monkeypatch):
     monkeypatch.setattr(runner, "read_published", lambda case, rung: PUBLISHED)
     monkeypatch.setattr(runner, "plot_losses", lambda path, *of: path.write_bytes(b"a picture"))
     return planted
+
+
+@pytest.fixture
+def evaluations(training, case_run, monkeypatch):
+    """Run a rung of evaluations with planted published losses and observations."""
+
+    def run(losses, observations, max_steps=250, batches=None, **changes) -> Rung:
+        published = Published(losses, None, None, batches=batches)
+        monkeypatch.setattr(runner, "read_published", lambda case, rung: published)
+        rung = replace(RUNG, below=None, **changes)
+        case_run.case = replace(case_run.case, kind="evaluations", rungs=(rung,))
+        case_run.each_step = False
+        training.observations = observations
+        training.timings = RunTimings(CPU, max_steps, {"train": 2.0})
+        case_run.run(rung)
+
+    return run
 
 
 def steps_of(*losses: float) -> list[Observation]:
@@ -328,18 +318,10 @@ def test_a_wrong_setting_is_the_users_and_no_row_and_prints_nothing_else(
 
 
 def test_evaluations_keep_the_bar_and_checkpoints_and_compare_the_best(
-    training, case_run, monkeypatch
+    training, case_run, evaluations
 ):
-    published = Published({(0, "val"): 4.0, (250, "val"): 2.0}, None, None)
-    monkeypatch.setattr(runner, "read_published", lambda case, rung: published)
-    rung = replace(RUNG, below=None)
-    case_run.case = replace(case_run.case, kind="evaluations", rungs=(rung,))
-    case_run.each_step = False
-    training.observations = [
-        Observation(CPU, 0, "val", 4.00001), Observation(CPU, 250, "val", 2.005)
-    ]  # fmt: skip
-    training.timings = RunTimings(CPU, 250, {"train": 2.0})
-    case_run.run(rung)
+    seen = [Observation(CPU, 0, "val", 4.00001), Observation(CPU, 250, "val", 2.005)]
+    evaluations({(0, "val"): 4.0, (250, "val"): 2.0}, seen)
     assert not training.each_step
     assert "--trainer.enable_checkpointing=false" not in training.calls[0][0]
     assert [(row.step, row.split) for row in case_run.losses] == [
@@ -350,18 +332,10 @@ def test_evaluations_keep_the_bar_and_checkpoints_and_compare_the_best(
     assert "best validation loss 2.0050 at step 250, theirs 2.0000 at 250" in row.note
 
 
-def test_a_loss_of_fewer_batches_has_no_verdict(training, case_run, monkeypatch):
-    losses = {(0, "train"): 4.0, (0, "val"): 4.0}
-    published = Published(losses, None, None, batches=200)
-    monkeypatch.setattr(runner, "read_published", lambda case, rung: published)
-    rung = replace(RUNG, below=None)
-    case_run.case = replace(case_run.case, kind="evaluations", rungs=(rung,))
-    case_run.each_step = False
-    training.observations = [
-        Observation(CPU, 0, "train", 9.0, batches=20), Observation(CPU, 0, "val", 4.0, batches=200)
-    ]  # fmt: skip
-    training.timings = RunTimings(CPU, 0, {})
-    case_run.run(rung)
+def test_a_loss_of_fewer_batches_has_no_verdict(case_run, evaluations):
+    seen = [Observation(CPU, 0, split, loss, batches=n) for split, loss, n in
+            (("train", 9.0, 20), ("val", 4.0, 200))]  # fmt: skip
+    evaluations({(0, "train"): 4.0, (0, "val"): 4.0}, seen, 0, batches=200)
     train, val, best = case_run.losses
     assert (train.difference, train.tolerance, train.verdict, train.batches) == (5.0, None, "", 20)
     assert (val.verdict, val.batches, best.verdict, best.batches) == ("ok", 200, "ok", 200)
@@ -382,21 +356,16 @@ def test_missing_losses_are_counted_up_to_the_steps_of_the_run():
 
 
 def test_losses_of_steps_beside_evaluations_have_a_tolerance_of_their_own(
-    training, case_run, monkeypatch, capsys
+    training, case_run, evaluations, capsys
 ):
-    losses = {(0, "val"): 4.0, (0, "batch"): 4.0, (10, "batch"): 3.0}
-    published = Published(losses, None, None, batches=20)
-    monkeypatch.setattr(runner, "read_published", lambda case, rung: published)
-    rung = Rung("one", tolerance=((0, 1e-4),), iterations=((0, 1e-2), (5, 0.1)))
-    case_run.case = replace(case_run.case, kind="evaluations", rungs=(rung,))
-    case_run.each_step = False
-    training.observations = [
+    seen = [
         Observation(CPU, 0, "val", 4.0, batches=20),
         Observation(CPU, 0, "batch", 4.005),
         Observation(CPU, 10, "batch", 3.2),
     ]
-    training.timings = RunTimings(CPU, 11, {})
-    case_run.run(rung)
+    bands = {"tolerance": ((0, 1e-4),), "iterations": ((0, 1e-2), (5, 0.1)), "drift": ()}
+    losses = {(0, "val"): 4.0, (0, "batch"): 4.0, (10, "batch"): 3.0}
+    evaluations(losses, seen, 11, batches=20, **bands)
     assert training.steps == {0, 10}
     assert [(row.tolerance, row.verdict) for row in case_run.losses[:3]] == [
         (1e-4, Verdict.OK), (1e-2, Verdict.OK), (0.1, Verdict.FAILED),
@@ -404,11 +373,6 @@ def test_losses_of_steps_beside_evaluations_have_a_tolerance_of_their_own(
     printed = capsys.readouterr().out
     assert "4.005" not in printed  # two hundred lines
     assert "3.200000" in printed
-
-
-def test_a_ratio_needs_both():
-    assert runner.ratio(6.0, 3.0) == 2.0
-    assert runner.ratio(None, 3.0) is runner.ratio(6.0, None) is None
 
 
 @pytest.mark.parametrize(
@@ -422,54 +386,18 @@ def test_times_are_compared_on_the_rungs_device_alone(device, here, timed):
     assert is_timed(replace(RUNG, device=device), torch.device(here)) is timed
 
 
-# ---- runs of evaluations -------------------------------------------------------------------------
-
-
-def evaluations_of(case_run, monkeypatch, training, losses, **changes) -> Rung:
-    """A rung of evaluations; its published numbers, and what `fit` returns."""
-    published = Published(losses, None, None, batches=None)
-    monkeypatch.setattr(runner, "read_published", lambda case, rung: published)
-    rung = replace(RUNG, below=None, **changes)
-    case_run.case = replace(case_run.case, kind="evaluations", rungs=(rung,))
-    case_run.each_step = False
-    training.timings = RunTimings(CPU, 20, {"train": 2.0})
-    return rung
-
-
 def test_a_resumed_run_with_a_wrong_setting_is_the_users_and_writes_nothing(
-    training, case_run, monkeypatch
+    training, case_run, evaluations, monkeypatch
 ):
-    rung = evaluations_of(case_run, monkeypatch, training, {(0, "val"): 4.0})
     case_run.resume = True
     seen = [Observation(CPU, 0, "val", 4.0)]
     monkeypatch.setattr(runner, "earlier", lambda folder, rung: (Path("x.ckpt"), 2, seen))
     training.error = UserError("the checkpoint has another seed")
     with pytest.raises(UserError, match="another seed"):
-        case_run.run(rung)
+        evaluations({(0, "val"): 4.0}, [], 20)
     assert not (case_run.folder / "results.json").exists()
     training.error = None
-    training.timings.early_ms = 5.0
     case_run.losses.clear()
-    case_run.run(rung)
+    evaluations({(0, "val"): 4.0}, [], 20)
     assert "--resume=x.ckpt" in training.calls[-1][0]
-    note = case_run.rungs[0].note
-    assert "continued at step 2" in note
-    assert "steps 10 to 50" not in note
-
-
-def test_the_authors_own_figures_are_beside_ours():
-    published = Published({}, None, None, early_ms=220.8, process_s=(3588.66, 90.18, 32.03))
-    timings = RunTimings(CPU, 50, {"train": 10.0, "validation": 2.4}, cpu_s=(20.0, 1.5))
-    assert runner.process_notes(published, timings, True) == [
-        "wall 12 s, user 20 s, system 2 s; theirs 3,589 s, 90 s, 32 s"
-    ]
-    timings.early_ms, timings.drift = 1986.7, 0.4091
-    assert runner.process_notes(published, timings, True) == [
-        "mean of the steps 10 to 50: 1,987 ms, theirs 221 ms",
-        "wall 12 s, user 20 s, system 2 s; theirs 3,589 s, 90 s, 32 s; "
-        "step time +41% from the first tenth to the last (heat, load)",
-    ]
-    assert len(runner.process_notes(published, timings, False)) == 1  # another device's times
-    assert runner.process_notes(Published({}, None, None), RunTimings(CPU, 1, {}), True) == [
-        "wall 0 s, user 0 s, system 0 s"
-    ]
+    assert "continued at step 2" in case_run.rungs[0].note
