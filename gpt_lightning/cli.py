@@ -63,7 +63,6 @@ COMMANDS = {
         "commands.export:export", "write a model for Hugging Face: export RUN --to DIR"
     ),
     "reproduce": Command("reproduce.command:run", "repeat published results: reproduce --list"),
-    "speedrun": Command("reproduce.speedrun:run", "train a record on tiny Shakespeare"),
     "bench": Command("bench.command:run", "measure this machine: bench --help"),
     "configs": Command("parsing:configs", "list the configurations of --config", prints=True),
     "checkpoint": Command("commands.checkpoint:checkpoint", "print, verify or convert checkpoints"),

@@ -140,7 +140,6 @@ def test_shakespeare_char_is_nanogpts(parse):
         "loss_chunk": None,
         "residual": "float32",
         "checkpointing": False,
-        "variant": "gpt2",
     }
     assert (config.model.learning_rate, config.model.min_learning_rate) == (1e-3, 1e-4)
     assert (config.model.warmup_steps, config.model.decay_steps) == (100, 5000)

@@ -34,11 +34,6 @@ def export(source: str, to: str | None = None) -> None:
 
     found = read_source(source, gpt_for="export")
     tokenizer, config = tokenizer_of(found), found.config()
-    if config.variant != "gpt2":
-        raise UserError(
-            f"{source} is of variant {config.variant}, which no other program reads: export a "
-            "model of variant gpt2"
-        )
     vocab_size = min(tokenizer.vocab_size, config.vocab_size or 0)
     weights = {name: tensor.float() for name, tensor in found.state_dict(config).items()}
     theirs = huggingface.to_huggingface(weights, config, vocab_size)

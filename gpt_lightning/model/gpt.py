@@ -46,7 +46,6 @@ class GPTConfig:
         checkpointing: Keep only the inputs of the blocks and recompute the rest in the backward
             pass: a third more work, a fraction of the memory, the same gradients. products: keep
             the results of products and attention, too, which take nearly all of the work.
-        variant: gpt2, or a model of the Shakespeare records (speedrun.py).
     """
 
     n_layer: int = 12
@@ -63,7 +62,6 @@ class GPTConfig:
     loss_chunk: int | None = None
     residual: Literal["float32", "bfloat16"] = "float32"
     checkpointing: bool | Literal["products"] = False
-    variant: Literal["gpt2", "speedrun", "speedrun-pairs"] = "gpt2"
 
     def __post_init__(self) -> None:
         for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "loss_chunk"):

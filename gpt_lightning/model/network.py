@@ -136,9 +136,7 @@ class Network:
 
 def build(network: Network | None, config: GPTConfig) -> Any:
     """Return GPT, or the network of one's own, with random weights."""
-    from gpt_lightning.model.variants import make_model
-
-    return make_model(config) if network is None else network.build(config)
+    return GPT(config) if network is None else network.build(config)
 
 
 def missing_network(source: str, theirs: dict[str, Any], option: str) -> UserError:

@@ -117,30 +117,6 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, dict[str, Any]]) -> None:
         figure.savefig(path)
 
 
-def plot_times(
-    path: Path, title: str, runs: dict[str, Sequence[tuple[float, float]]], target: float
-) -> None:
-    """Draw losses over wall time, with a logarithmic axis of seconds and a line at the target.
-
-    Args:
-        path: A .png file.
-        title: Title of the picture.
-        runs: Label -> (seconds, loss in nats).
-        target: Loss of the line.
-    """
-    figure = Figure(figsize=(LOSSES_WIDTH_IN, 4.8), dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    for label, points in runs.items():
-        seconds, losses = zip(*points, strict=True) if points else ((), ())
-        axes.plot(seconds, losses, "o-", ms=3, lw=1, label=label)
-    axes.axhline(target, color="0.3", ls=":", lw=1, label=f"{target:g}")
-    axes.set(xlabel="wall time (s)", ylabel="validation loss (nats per character)", xscale="log")
-    axes.set_title(textwrap.fill(title, LOSSES_COLUMNS))
-    axes.grid(alpha=0.3, which="both")
-    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
-    figure.savefig(path)
-
-
 def plot_bars(
     path: Path, title: str, labels: Sequence[str], panels: dict[str, Sequence[float | None]]
 ) -> None:

@@ -85,19 +85,6 @@ def test_a_report_has_every_section_and_measures_no_row_twice(calls):
     assert page.count('src="data:image/png;base64,iVBOR') == len(pictures) == page.count("src=")
 
 
-def test_columns_are_the_courses(calls):
-    assert report("--sections", "bf16") == 0
-    row = next(
-        line
-        for line in (FOLDER / "report.md").read_text().splitlines()
-        if line.startswith("| device")
-    )
-    for group in ("forward ms | mean | std", "backward ms | mean | std"):
-        assert group in row
-    assert "forward + backward ms | mean | std" in row
-    assert "optimizer" not in row
-
-
 def test_rows_of_other_machines_are_beside_ours(calls, tmp_path):
     assert report("--sections", "no-warm-up") == 0
     other = tmp_path / "other" / "no-warm-up"
@@ -197,15 +184,6 @@ def test_answers_about_attention():
     assert "At 4,096 tokens with d = 32." in text
     assert "From 2.0 MiB at 256 tokens to 30.0 MiB at 1,024: 15.0 times for 4 times" in text
     assert "At no measured size." in answered(answers.attention, rows=rows[:1])
-
-
-def test_answers_about_memory():
-    row = {"mode": "training", "context": 128, "residual_mib": 2.0, "largest_mib": 5.0}
-    rows = [row | {"dtype": "fp32", "peak_mib": 10.0}, row | {"dtype": "bf16", "peak_mib": 8.0}]
-    text = answered(answers.memory, rows=rows)
-    assert "128 tokens: 2.000 MiB" in text
-    assert "5.0 MiB, 2.5 residual activations" in text
-    assert "The peak is 0.80 times that of fp32." in text
 
 
 def test_answers_about_a_profile():

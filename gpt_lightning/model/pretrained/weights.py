@@ -53,14 +53,13 @@ class Pretrained:
             (vocab_size, n_embd), head = weights[WTE].shape, weights.get(HEAD, weights[WTE])
             blocks = {k.split(".")[2] for k in weights if k.startswith("transformer.h.")}
             tied = head.shape == weights[WTE].shape and torch.equal(head, weights[WTE])
-            learned = self.recorded.get("variant", "gpt2") == "gpt2"  # a table of positions
             return {
                 "n_layer": len(blocks),
                 "n_head": self.recorded.get("n_head"),
                 "n_embd": n_embd,
                 "vocab_size": vocab_size,
                 "bias": "transformer.h.0.attn.c_attn.bias" in weights,
-                "block_size": len(weights[WPE]) if learned else self.recorded["block_size"],
+                "block_size": len(weights[WPE]),
                 "tie_weights": self.recorded.get("tie_weights", tied),
             }
 

@@ -16,7 +16,7 @@ RULES: dict[str, Any] = TABLES["rules"]
 
 @dataclass(frozen=True)
 class Track:
-    """Track of the speedrun; speedrun_tracks.yaml describes the fields."""
+    """Track of the speedrun; tracks.yaml describes the fields."""
 
     name: str
     title: str

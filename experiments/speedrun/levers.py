@@ -1,6 +1,7 @@
+# mypy: ignore-errors
 """Measure the levers of the Shakespeare speedrun one at a time, and write their page.
 
-    python benchmarks/speedrun_levers.py
+    python -m experiments.speedrun.levers
 
 Each lever changes one thing of the base, a short run of the speedrun's model, and trains as many
 tokens with the same seeds. The gain is the base's loss over the whole validation split minus the
@@ -24,15 +25,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from experiments.speedrun.model import ROWS, RotaryAttention, SpeedrunGPT, SpeedrunTransformer
 from gpt_lightning.data.texts import corpus_file
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.model.compilation import compile_in_place
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.model.speedrun import ROWS, RotaryAttention, SpeedrunTransformer
-from gpt_lightning.model.variants import make_model
 from gpt_lightning.training.optimizers.muon import orthogonalize, stacked_step
 
-PAGE = Path(__file__).parent / "speedrun" / "levers.md"
+PAGE = Path(__file__).parent / "records" / "levers.md"
 V = 65
 LONG = "1.4697, best"  # records of several epochs
 SHARES = dict[float, int]  # share of the training at which a value begins -> value
@@ -47,7 +47,7 @@ class Run:
         kept: True if it takes a thing of all records away.
         records: Records that use it.
         change: Function that changes the new model in place.
-        variant: Variant of the model.
+        variant: gpt2, speedrun, or speedrun-pairs for pairs of tokens in place of triples.
         n_layer: Blocks.
         n_embd: Width.
         dropout: Dropout at the begin and at the end, linear between.
@@ -332,10 +332,8 @@ def train(run: Run, seed: int, tokens: int) -> float:
     torch.manual_seed(seed)
     train_ids, val_ids = read_tokens()
     gpt2 = run.variant == "gpt2"
-    config = GPTConfig(
-        run.n_layer, 4, run.n_embd, 128, V, False, max(run.dropout), gpt2, variant=run.variant
-    )
-    model = make_model(config)
+    config = GPTConfig(run.n_layer, 4, run.n_embd, 128, V, False, max(run.dropout), gpt2)
+    model = GPT(config) if gpt2 else SpeedrunGPT(config, run.variant == "speedrun-pairs")
     run.change(model)
     compile_in_place(model, "cpu")
     drops = [module for module in model.modules() if hasattr(module, "p")]
@@ -429,7 +427,15 @@ def evaluate(model: GPT, tokens: Tensor) -> float:
 
 def measured(name: str, seed: int, tokens: int) -> float:
     """Return the loss of a run in a process of its own."""
-    command = [sys.executable, __file__, "--lever", name, "--seeds", str(seed)]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.speedrun.levers",
+        "--lever",
+        name,
+        "--seeds",
+        str(seed),
+    ]
     command += ["--tokens", str(tokens)]
     done = subprocess.run(
         command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -507,11 +513,11 @@ def write(known: dict[str, float], seeds: list[int], tokens: int) -> None:
     # the same update for all matrices of a shape at once: a lever of time alone
     pairs = [(muon_ms(False), muon_ms(True)) for _ in range(3)]
     single, stacked = (f"{statistics.median(times):.1f}" for times in zip(*pairs, strict=True))
-    machine = machine_record(["speedrun_levers"])
+    machine = machine_record([])
     facts = ". ".join(machine[key] for key in ("date", "CPU", "software"))
     text = f"""# Levers of the Shakespeare speedrun
 
-`python benchmarks/speedrun_levers.py`. {facts}.
+`python -m experiments.speedrun.levers`. {facts}.
 
 The base: the speedrun's model with {BASE.n_layer} layers, {BASE.n_embd} wide, 16 x 128 characters a
 step, {tokens:,} characters in all; Muon {BASE.matrix_lr:g}, AdamW {BASE.lr:g}, a line to 0. Each

@@ -1,16 +1,15 @@
-"""The speedrun's model: causal, decoded as it is computed, and refused where it has no part."""
+"""The speedrun's model: causal, decoded as it is computed, and an error where it has no part."""
 
 import math
 
 import pytest
 import torch
 
+from experiments.speedrun.model import RotaryAttention, SpeedrunGPT, hashed
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.compilation import compile_in_place
-from gpt_lightning.model.generate import generate, make_decoder
+from gpt_lightning.model.generate import generate
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.model.speedrun import RotaryAttention, SpeedrunGPT, hashed
-from gpt_lightning.model.variants import make_model
 
 V, T = 20, 16
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": T, "vocab_size": V}
@@ -18,14 +17,14 @@ SHAPE |= {"tie_weights": False}
 
 
 def config(**changes) -> GPTConfig:
-    return GPTConfig(**SHAPE | {"variant": "speedrun"} | changes)
+    return GPTConfig(**SHAPE | changes)
 
 
 @pytest.fixture
 def model() -> GPT:
     """A model whose projections are no longer zero."""
     torch.manual_seed(0)
-    found = make_model(config())
+    found = SpeedrunGPT(config())
     for parameter in found.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return found
@@ -35,14 +34,9 @@ def tokens(B: int = 3, n: int = T) -> torch.Tensor:
     return torch.randint(V, (B, n), generator=torch.Generator().manual_seed(1))
 
 
-def test_the_variant_chooses_the_class():
-    assert type(make_model(config())) is SpeedrunGPT
-    assert type(make_model(config(variant="gpt2"))) is GPT
-
-
 def test_a_new_model_gives_all_tokens_the_same_probability():
     torch.manual_seed(0)
-    assert make_model(config())(tokens(), tokens()).item() == pytest.approx(math.log(V), abs=1e-6)
+    assert SpeedrunGPT(config())(tokens(), tokens()).item() == pytest.approx(math.log(V), abs=1e-6)
 
 
 def test_no_position_sees_a_later_one(model):
@@ -70,7 +64,7 @@ def test_a_token_is_embedded_with_the_two_before_it(model):
 
 def test_pairs_leave_the_token_before_the_pair_out():
     torch.manual_seed(0)
-    model = make_model(config(variant="speedrun-pairs"))
+    model = SpeedrunGPT(config(), pairs=True)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     for block in model.transformer.h:
@@ -103,13 +97,6 @@ def test_scores_depend_on_the_distance_alone():
     assert not torch.allclose(scores[5, 0], scores[6, 0], atol=1e-3)
 
 
-def test_the_count_leaves_out_the_tables():
-    found = make_model(config(bias=False))
-    blocks = 2 * 12 * 16 * 16
-    assert found.num_params() == (V + 2**13 + V) * 16 + blocks
-    assert found.num_params(embeddings=False) == blocks + V * 16
-
-
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_generated_tokens_are_those_of_the_plain_loop(model, mode):
     """Also past the context, with dropout in the model, whose mode stays."""
@@ -123,14 +110,6 @@ def test_generated_tokens_are_those_of_the_plain_loop(model, mode):
         logits = model(expected[:, -T:])[:, -1]
         expected = torch.cat([expected, logits.argmax(-1, keepdim=True)], dim=1)
     assert torch.equal(found, expected)
-
-
-def test_a_decoder_may_multiply_in_bfloat16(model):
-    full, half = (make_decoder(model, dtype) for dtype in (None, torch.bfloat16))
-    ours, rounded = (d(tokens(), 0, d.new_caches(3, T)) for d in (full, half))
-    assert rounded.dtype == torch.bfloat16
-    assert not torch.equal(ours, rounded.float())
-    assert torch.allclose(ours, rounded.float(), atol=0.3)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +126,7 @@ def test_a_decoder_may_multiply_in_bfloat16(model):
 )
 def test_what_it_does_not_have_is_an_error(changes, named):
     with pytest.raises(UserError, match=named):
-        make_model(config(**changes))
+        SpeedrunGPT(config(**changes))
 
 
 @pytest.mark.slow

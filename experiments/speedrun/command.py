@@ -1,12 +1,12 @@
-"""The command `gpt-lightning speedrun`: train a record's configuration, check its rules, write it.
+"""The command `python -m experiments.speedrun`: train a record, check its rules, write its page.
 
-The rules are in docs/speedrun.md, their numbers and the tracks in speedrun_tracks.yaml.
+The rules are in README.md, their numbers and the tracks in tracks.yaml.
 """
 
 import dataclasses
-import json
 import os
 import re
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -15,18 +15,21 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import yaml
+
+from experiments.speedrun.tracks import RULES, TRACKS, Result, SeedRow, Track
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import numbered_folder, write_atomic
+from gpt_lightning.files import numbered_folder
 from gpt_lightning.parsing import OneLineParser, resolve_configs, underscored
-from gpt_lightning.reproduce.speedrun_tracks import RULES, TRACKS, Result, SeedRow, Track
 from gpt_lightning.runs.history import find_runs, read_curves, read_events, read_settings
+from gpt_lightning.tables.ledger import Ledger
 from gpt_lightning.tables.rows import Console
 
+PROGRAM = "python -m experiments.speedrun"
 ROOT = Path("lightning_logs") / "speedrun"
-ROWS = "rows.json"  # in the folder of the runs
 NANOGPT_STEPS = 20
+RECORDS = Path("experiments") / "speedrun" / "records"
 PAUSE = "validation"  # the phase that is left out of the time
 UNSEEN = "--eval_iters=1 --log_interval=1 --eval_interval=1000000"  # one evaluation, of one batch
 
@@ -34,8 +37,7 @@ UNSEEN = "--eval_iters=1 --log_interval=1 --eval_interval=1000000"  # one evalua
 def make_parser() -> OneLineParser:
     """Return the parser of the command."""
     about = "Train a record's configuration over seeds, check the rules, and write its page."
-    parser = OneLineParser(prog="gpt-lightning speedrun", description=about)
-    parser.add_argument("name", choices=["shakespeare"], help="Name of the speedrun.")
+    parser = OneLineParser(prog=PROGRAM, description=about)
     parser.add_argument("--track", choices=[*TRACKS], required=True, help="Aim of the runs.")
     parser.add_argument("--device", default="cpu", help="cpu, mps, cuda or auto.")
     about = "Configuration, by path or name, instead of the track's own."
@@ -49,12 +51,12 @@ def make_parser() -> OneLineParser:
     about = "What the record changes, for the ledger; null: the page goes to lightning_logs."
     parser.add_argument("--change", type=str | None, help=about)
     about = "Folder of the record pages and of the ledger."
-    parser.add_argument("--out", default="benchmarks/speedrun", help=about)
+    parser.add_argument("--out", default=str(RECORDS), help=about)
     return parser
 
 
 def run(argv: list[str]) -> int:
-    """Run `speedrun shakespeare ...`.
+    """Run the command with these arguments.
 
     Returns:
         0: The runs are a record, or a trial that reached the target. 1: They did not reach it.
@@ -62,21 +64,22 @@ def run(argv: list[str]) -> int:
     Raises:
         UserError: An argument is wrong, or a run failed.
     """
-    args = make_parser().parse_args(underscored(argv[1:]))
+    args = make_parser().parse_args(underscored(argv))
     if not re.fullmatch(r"\d+(,\d+)*", args.seeds):
         raise UserError(f"--seeds is {args.seeds!r}; expected numbers with commas: 1,2,3,4,5")
     seeds = list(dict.fromkeys(map(int, args.seeds.split(","))))
     nanogpt = None if args.nanogpt is None else Path(args.nanogpt)
     if nanogpt is not None:
         check_nanogpt(nanogpt)
+    from experiments.speedrun.page import write
     from gpt_lightning.hardware.device import device_kind  # not for --help: torch takes seconds
     from gpt_lightning.hardware.precision import check_accelerator
-    from gpt_lightning.reproduce.speedrun_page import write
 
     track = TRACKS[args.track]
     check_accelerator(args.device, "--device")
     device = device_kind(args.device)
-    resolve_configs(config := [f"--config={args.config or track.config}"])  # raises early
+    file = args.config or str(Path(__file__).with_name(f"{track.config}.yaml"))
+    resolve_configs(config := [f"--config={file}"])  # raises early
     root = numbered_folder(ROOT / args.track) if args.resume is None else Path(args.resume)
     rows = [] if args.resume is None else read_rows(root)
     times = nanogpt_steps_s(nanogpt, track, device)
@@ -85,7 +88,7 @@ def run(argv: list[str]) -> int:
             continue
         folder = root / f"seed_{seed}"
         rows.append(run_seed(config[0], seed, device, folder))
-        write_rows(root, rows)
+        Ledger(root).append({"seed": seed}, dataclasses.asdict(rows[-1]))
         console = Console(SeedRow, rows=rows[-1:])
         print(f"\n{console.header()}\n{console.line(rows[-1])}\n", flush=True)
     times += nanogpt_steps_s(nanogpt, track, device)
@@ -94,7 +97,7 @@ def run(argv: list[str]) -> int:
     breaches += differences(runs) + shortfalls(track, rows, bool(times))
     step_s = statistics.median(times) if times else None
     result = Result(track, device, rows, step_s, list(dict.fromkeys(breaches)))
-    write(result, args.change, Path(args.out), root, argv)
+    write(result, args.change, Path(args.out), root, shlex.join([*PROGRAM.split(), *argv]))
     return int(result.figures()["loss"] > track.target)
 
 
@@ -129,23 +132,18 @@ def run_seed(config: str, seed: int, accelerator: str, folder: Path) -> SeedRow:
     return read_run(seed, find_run(folder), time.monotonic() - began)
 
 
-def write_rows(root: Path, rows: Sequence[SeedRow]) -> None:
-    """Write the figures of the seeds that are done, for --resume."""
-    write_atomic(root / ROWS, json.dumps([dataclasses.asdict(row) for row in rows]).encode())
-
-
 def read_rows(root: Path) -> list[SeedRow]:
     """Return the figures of an interrupted call.
 
     Raises:
         UserError: The folder has none.
     """
-    try:
-        return [SeedRow(**row) for row in json.loads((root / ROWS).read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError) as error:
+    rows = [SeedRow(**row) for row in Ledger(root).by_key().values()]
+    if not rows:
         raise UserError(
-            f"--resume {root} has no readable {ROWS}: give a folder such as {ROOT}/best/version_0"
-        ) from error
+            f"--resume {root} has no finished seed: give a folder such as {ROOT}/best/version_0"
+        )
+    return rows
 
 
 def find_run(folder: Path) -> Path:
@@ -179,7 +177,7 @@ def read_run(seed: int, run: Path, process_s: float) -> SeedRow:
         process_s=process_s,
         steps=int(step),
         tokens=tokens,
-        parameters=n_parameters(read_settings(run)),
+        parameters=n_parameters(run),
         curve=losses,
     )
 
@@ -189,18 +187,18 @@ def is_pause(name: str, begin: float, at: float) -> bool:
     return name == PAUSE and begin < at
 
 
-def n_parameters(settings: dict[str, Any]) -> int:
+def n_parameters(run: Path) -> int:
     """Return the number of parameters of a run's model."""
     import torch  # not for --help
 
     from gpt_lightning.model.gpt import GPTConfig
-    from gpt_lightning.model.variants import make_model
+    from gpt_lightning.model.network import Network, build
 
-    prefix = "model.config."
-    fields = {key.removeprefix(prefix): v for key, v in settings.items() if key.startswith(prefix)}
+    settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["model"]
+    config = GPTConfig(**settings["config"] | {"vocab_size": RULES["vocabulary"]})
     with torch.device("meta"):  # shapes without memory
-        model = make_model(GPTConfig(**fields | {"vocab_size": RULES["vocabulary"]}))
-    return model.num_params()
+        model = build(Network.of(settings.get("network")), config)
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 # ---- rules ---------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from matplotlib.figure import Figure
 
+from experiments.speedrun.tracks import Result, SeedRow
 from gpt_lightning.files import explained, write_atomic
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.reproduce.published import find_curve, read_curve
-from gpt_lightning.reproduce.speedrun_tracks import Result, SeedRow
-from gpt_lightning.tables.pictures import plot_times
+from gpt_lightning.tables.pictures import DPI, LOSSES_COLUMNS, LOSSES_WIDTH_IN
 from gpt_lightning.tables.rows import column, console_columns, markdown
 
 LEDGER = "ledger.yaml"
@@ -42,7 +43,7 @@ class LedgerRow:
     gain: str = column("gain over the record before")
 
 
-def write(result: Result, change: str | None, out: Path, root: Path, argv: Sequence[str]) -> None:
+def write(result: Result, change: str | None, out: Path, root: Path, command: str) -> None:
     """Write the page, the picture and the data of a result, and enter a record in the ledger.
 
     Args:
@@ -51,13 +52,13 @@ def write(result: Result, change: str | None, out: Path, root: Path, argv: Seque
             ledger.
         out: Folder of the record pages.
         root: Folder of the runs.
-        argv: Command line, for the page.
+        command: Command line, for the page.
 
     Raises:
         UserError: A file cannot be written.
     """
-    machine = machine_record([*argv])
-    machine["command"] = re.sub(r"--nanogpt[= ]\S+", "--nanogpt nanoGPT", machine["command"])
+    command = re.sub(r"--nanogpt[= ]\S+", "--nanogpt nanoGPT", command)
+    machine = machine_record([]) | {"command": command}
     breaches = [*result.breaches, *not_better(result, machine, out / LEDGER)]
     result = dataclasses.replace(result, breaches=breaches)
     is_record = not breaches and change is not None
@@ -171,8 +172,8 @@ def ledger_page(records: Sequence[Figures]) -> str:
         before[track] = record
     about = (
         "Each track and device has a page of its newest record. The rules: "
-        "[docs/speedrun.md](../../docs/speedrun.md). Written by `gpt-lightning speedrun`. Machines "
-        "are on the pages. The last column compares with the record before on the same track."
+        "[README.md](../README.md). Written by `python -m experiments.speedrun`. Machines are on "
+        "the pages. The last column compares with the record before on the same track."
     )
     return f"# Records of the Shakespeare speedrun\n\n{fill(about)}\n\n{markdown(rows)}"
 
@@ -184,3 +185,27 @@ def gain(record: Figures, before: Figures | None) -> str:
     if record["track"] == "best":
         return f"loss {record['loss'] - before['loss']:+.4f}"
     return f"{before['time_s'] / record['time_s']:.2f} times sooner"
+
+
+def plot_times(
+    path: Path, title: str, runs: dict[str, Sequence[tuple[float, float]]], target: float
+) -> None:
+    """Draw losses over wall time, with a logarithmic axis of seconds and a line at the target.
+
+    Args:
+        path: A .png file.
+        title: Title of the picture.
+        runs: Label -> (seconds, loss in nats).
+        target: Loss of the line.
+    """
+    figure = Figure(figsize=(LOSSES_WIDTH_IN, 4.8), dpi=DPI, layout="constrained")
+    axes = figure.subplots()
+    for label, points in runs.items():
+        seconds, losses = zip(*points, strict=True) if points else ((), ())
+        axes.plot(seconds, losses, "o-", ms=3, lw=1, label=label)
+    axes.axhline(target, color="0.3", ls=":", lw=1, label=f"{target:g}")
+    axes.set(xlabel="wall time (s)", ylabel="validation loss (nats per character)", xscale="log")
+    axes.set_title(textwrap.fill(title, LOSSES_COLUMNS))
+    axes.grid(alpha=0.3, which="both")
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
+    figure.savefig(path)

@@ -1,9 +1,10 @@
-"""The speedrun's model: a GPT with the changes that its records use. GPT-2 itself is gpt.py.
+"""The speedrun's model: a GPT with the changes that its records use.
 
-Shapes as in gpt.py. What differs from GPT-2 (benchmarks/speedrun_levers.py measures the gains):
+It is a network of one's own (model.network). Shapes are those of gpt_lightning/model/gpt.py. The
+differences from GPT-2 (levers.py measures their gains):
 
-    triples of tokens   the embedding of a token adds one of the last three tokens; in variant
-                        speedrun-pairs of the last two, which a long training overfits less
+    triples of tokens   the embedding of a token adds one of the last three tokens; with `pairs` of
+                        the last two, which a long training overfits less
     rotary positions    (Su et al. 2021) in queries and keys, instead of learned embeddings
     normalized q and k  (Henry et al. 2020), so that a head's scores keep their scale
     squared ReLU        (So et al. 2021) instead of GELU: one product instead of an exponential
@@ -15,14 +16,12 @@ Source of the combination: Jordan et al. 2024, https://github.com/KellerJordan/m
 """
 
 import json
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.model.decoder import Decoder
 from gpt_lightning.model.gpt import GPT, MLP, Block, CausalSelfAttention, GPTConfig
 
 ROWS = 8192  # of the table of triples or pairs
@@ -95,14 +94,19 @@ class SpeedrunBlock(Block):
 
 
 class SpeedrunTransformer(nn.Module):
-    """The model without its head: tokens (B, T) -> final residual stream (B, T, C)."""
+    """The model without its head: tokens (B, T) -> final residual stream (B, T, C).
 
-    def __init__(self, config: GPTConfig) -> None:
+    Args:
+        config: Shape of the model.
+        n: Number of tokens of a row of `last`.
+    """
+
+    def __init__(self, config: GPTConfig, n: int) -> None:
         super().__init__()
         V = config.vocab_size
         assert V is not None
         self.wte = nn.Embedding(V, config.n_embd)  # tokens
-        self.n = 2 if config.variant == "speedrun-pairs" else 3  # tokens of a row of `last`
+        self.n = n
         self.last = nn.Embedding(ROWS, config.n_embd)
         self.h = nn.ModuleList([SpeedrunBlock(config) for _ in range(config.n_layer)])
         self.ln_f = nn.RMSNorm(config.n_embd, elementwise_affine=False)
@@ -137,30 +141,30 @@ class SpeedrunGPT(GPT):
     """Language model of the speedrun; what is not written here is GPT's.
 
     Args:
-        config: Shape of the model, with `variant: speedrun` or `speedrun-pairs`.
+        config: Shape of the model.
+        pairs: True to embed pairs of tokens in place of triples.
 
     Raises:
         UserError: The configuration sets a part that this model does not have.
     """
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, pairs: bool = False) -> None:
         nn.Module.__init__(self)
-        variant = config.variant
         for name, only in FIXED.items():
             if (value := getattr(config, name)) != only:
                 raise UserError(
-                    f"model.config.{name} is {value}, which variant {variant} does not have: "
-                    f"set it to {json.dumps(only)}, or model.config.variant to gpt2"
+                    f"model.config.{name} is {value}, which the speedrun's model does not have: "
+                    f"set it to {json.dumps(only)}"
                 )
         if config.vocab_size is None:
             raise UserError("vocab_size is null: set a number, or train on a prepared dataset")
         if config.n_embd // config.n_head % 2:
             raise UserError(
-                f"variant {variant} rotates pairs of channels: set model.config.n_head so that "
+                "the speedrun's model rotates pairs of channels: set model.config.n_head so that "
                 "n_embd / n_head is even"
             )
         self.config = config
-        body = SpeedrunTransformer(config)
+        body = SpeedrunTransformer(config, 2 if pairs else 3)
         self.transformer = body  # type: ignore[assignment]
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         nn.init.normal_(body.wte.weight, std=0.1)
@@ -172,36 +176,3 @@ class SpeedrunGPT(GPT):
                 nn.init.normal_(layer.weight, std=0.5 * config.n_embd**-0.5)
             for layer in (block.attn.c_proj, block.mlp.c_proj):
                 nn.init.zeros_(layer.weight)
-
-
-class RecomputingDecoder(Decoder):
-    """Decoder that computes all positions for each token: the caches hold the tokens.
-
-    Args:
-        model: The model; its mode and weights stay.
-        dtype: dtype of the linear layers' products; None: the weights' own.
-    """
-
-    def __init__(self, model: GPT, dtype: torch.dtype | None = None) -> None:
-        weight = model.lm_head.weight
-        self.model, self.config, self.device = model, model.config, weight.device
-        self.dtype = dtype or weight.dtype
-
-    def new_caches(self, B: int, size: int) -> list[Tensor]:
-        """Return a buffer for `size` tokens of each sequence, int64 (B, size)."""
-        return [torch.empty(B, size, dtype=torch.int64, device=self.device)]
-
-    def __call__(self, idx: Tensor, start: int, caches: Sequence[Tensor]) -> Tensor:
-        """Return the logits after the last of the tokens, (B, V); as Decoder."""
-        tokens, end, training = caches[0], start + idx.size(1), self.model.training
-        tokens[:, start:end] = idx
-        cast = self.dtype != self.model.lm_head.weight.dtype
-        with (
-            torch.compiler.set_stance("force_eager"),
-            torch.autocast(self.device.type, self.dtype if cast else None, enabled=cast),
-        ):
-            self.model.eval()
-            x = self.model.transformer(tokens[:, :end])  # (B, T, C)
-            self.model.train(training)
-            logits: Tensor = self.model.lm_head(x[:, -1])
-        return logits

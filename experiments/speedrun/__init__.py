@@ -1,0 +1,1 @@
+"""Records of small language models on tiny Shakespeare: `python -m experiments.speedrun`."""
