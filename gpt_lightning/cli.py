@@ -76,6 +76,7 @@ COMMANDS = {
 # words of earlier versions -> what is typed instead, before the same options
 FORMER = {
     "verify": "gpt-lightning data verify",
+    "speedrun shakespeare": "python -m experiments.speedrun",
     "speedrun": "python -m experiments.speedrun",
     "report course": "python -m experiments.course",
     "report": "python -m experiments.course",
