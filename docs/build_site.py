@@ -73,8 +73,10 @@ def command_help() -> str:
 
     os.environ["COLUMNS"] = "82"  # fits the width of a page
     names: dict[str, list[str]] = {}
-    for name, (address, _) in COMMANDS.items():
-        names.setdefault(address, [name])  # validate, test and predict have the options of fit
+    for name, command in COMMANDS.items():
+        names.setdefault(
+            command.address or name, [name]
+        )  # validate, test and predict have the options of fit
     names |= {f"bench {bench}": ["bench", bench] for bench in sorted(find_benches())}
     text = ""
     for argv in names.values():

@@ -29,49 +29,38 @@ class Command(NamedTuple):
     """Row of the table of commands.
 
     Attributes:
-        address: module:function in this package; the module is imported at the call.
         text: Line of --help.
+        address: module:function in this package; empty: commands.NAME:NAME. The module is imported
+            at the call.
         prints: True for a command that only prints, unless it is given --out.
     """
 
-    address: str
     text: str
+    address: str = ""
     prints: bool = False
 
 
 TRAINING = "training.fit:run"
 COMMANDS = {
-    "fit": Command(TRAINING, "train a model: --config quickstart"),
-    "resume": Command(TRAINING, "continue a run with its own settings: resume RUN"),
-    "validate": Command(TRAINING, "print a run's loss on the validation split: validate RUN"),
-    "test": Command(TRAINING, "print a run's loss on the test split: test RUN"),
-    "predict": Command(TRAINING, "write the loss of each validation token: predict RUN"),
-    "runs": Command("commands.runs:runs", "list runs, or compare some: runs RUN RUN", prints=True),
-    "plot": Command("commands.runs:plot", "draw losses and speed of runs: plot RUN..."),
-    "prepare": Command("prepare.command:prepare", "convert a text into shards of tokens"),
-    "data": Command(
-        "commands.inspect_data:data",
-        "print a dataset, or check its bytes: data verify DIR",
-        prints=True,
-    ),
-    "sample": Command("commands.sample:sample", "generate text with a trained model", prints=True),
-    "eval": Command("commands.evaluate:evaluate", "score a model: HellaSwag, LAMBADA, WikiText"),
-    "import": Command(
-        "commands.import_model:import_model", "write a GPT-2's weights as a checkpoint"
-    ),
-    "export": Command(
-        "commands.export:export", "write a model for Hugging Face: export RUN --to DIR"
-    ),
-    "reproduce": Command("reproduce.command:run", "repeat published results: reproduce --list"),
-    "bench": Command("bench.command:run", "measure this machine: bench --help"),
-    "configs": Command("parsing:configs", "list the configurations of --config", prints=True),
-    "checkpoint": Command("commands.checkpoint:checkpoint", "print, verify or convert checkpoints"),
-    "doctor": Command(
-        "commands.check_resume:doctor", "check this machine, or with --resume a resume"
-    ),
-    "completion": Command(
-        "commands.completion:completion", "print a script for your shell", prints=True
-    ),
+    "fit": Command("train a model: --config quickstart", TRAINING),
+    "resume": Command("continue a run with its own settings: resume RUN", TRAINING),
+    "validate": Command("print a run's loss on the validation split: validate RUN", TRAINING),
+    "test": Command("print a run's loss on the test split: test RUN", TRAINING),
+    "predict": Command("write the loss of each validation token: predict RUN", TRAINING),
+    "runs": Command("list runs, or compare some: runs RUN RUN", prints=True),
+    "plot": Command("draw losses and speed of runs: plot RUN...", "commands.runs:plot"),
+    "prepare": Command("convert a text into shards of tokens", "prepare.command:prepare"),
+    "data": Command("print a dataset, or check its bytes: data verify DIR", prints=True),
+    "sample": Command("generate text with a trained model", prints=True),
+    "eval": Command("score a model: HellaSwag, LAMBADA, WikiText", "commands.evaluate:evaluate"),
+    "import": Command("write a GPT-2 as a checkpoint", "commands.import_model:import_model"),
+    "export": Command("write a model for Hugging Face: export RUN --to DIR"),
+    "reproduce": Command("repeat published results: reproduce --list", "reproduce.command:run"),
+    "bench": Command("measure this machine: bench --help", "bench.command:run"),
+    "configs": Command("list the configurations of --config", "parsing:configs", prints=True),
+    "checkpoint": Command("print, verify or convert checkpoints"),
+    "doctor": Command("check this machine, or a resume (--resume)", "commands.check_resume:doctor"),
+    "completion": Command("print a script for your shell", prints=True),
 }
 # words of earlier versions -> what is typed instead, before the same options
 FORMER = {
@@ -86,7 +75,7 @@ FORMER = {
 def usage() -> str:
     """Return the text of `gpt-lightning --help`."""
     width = max(map(len, COMMANDS))
-    commands = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text, _) in COMMANDS.items())
+    commands = "\n".join(f"  {name:<{width}}  {text}" for name, (text, *_) in COMMANDS.items())
     return f"""usage: gpt-lightning COMMAND [options]
 
 commands:
@@ -127,9 +116,12 @@ def main(argv: Sequence[str] | None = None, run: Callable[[list[str]], int] | No
     # larger batch fits (docs/memory.md). CUDA's allocator reads this when it starts.
     if not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"
-    threading.excepthook = print_thread_error
-    with lasting_output(run is None and prints_only(argv)):
-        return exit_code(argv, run or dispatch)
+    before, threading.excepthook = threading.excepthook, print_thread_error
+    try:
+        with lasting_output(run is None and prints_only(argv)):
+            return exit_code(argv, run or dispatch)
+    finally:
+        threading.excepthook = before
 
 
 def prints_only(argv: list[str]) -> bool:
@@ -222,7 +214,7 @@ def dispatch(argv: list[str]) -> int:
         print(f"gpt-lightning {__version__}")
         return 0
     for words in (" ".join(argv[:2]), name):
-        if words in FORMER and words not in COMMANDS:
+        if words in FORMER:
             instead = f"{FORMER[words]} {shlex.join(argv[len(words.split()) :])}".strip()
             raise UserError(f"`{words}` has moved: type {instead}")
     if name not in COMMANDS:
@@ -233,7 +225,7 @@ def dispatch(argv: list[str]) -> int:
     trains = COMMANDS[name].address == TRAINING and not prints_only(argv)
     if trains and "lightning" not in sys.modules and not local_rank():  # 3 s and more
         print(f"gpt-lightning {__version__}: loading PyTorch and Lightning", flush=True)
-    address, function = COMMANDS[name].address.split(":")
+    address, function = (COMMANDS[name].address or f"commands.{name}:{name}").split(":")
     module = importlib.import_module(f"gpt_lightning.{address}")
     if function == "run":  # it parses its own arguments
         return module.run(argv) or 0

@@ -70,7 +70,7 @@ class OneLineParser(ArgumentParser):
 
         options, positionals = known_keys(self)
         prog = self.prog.replace("[options] ", "")
-        if self._subcommands_action is not None:  # of `fit` and its sisters
+        if "subcommand" in positionals:  # fit and its sisters
             prog += " fit"
         raise UserError(explain(message, options, positionals, prog)) from ex
 
@@ -79,7 +79,7 @@ class OneLineParser(ArgumentParser):
         super().validate(cfg, *args, **kwargs)
         if getattr(self, "_inner_parser", False):  # of a class that a key names
             return
-        actions = {action.dest: action for action in self._actions}
+        actions = {action.dest: action for action in actions_of(self)}
         for group in self.groups or ():
             if cfg.get(group, {}) is None:
                 raise UserError(f"{group} is null; expected keys below it, or leave it out")
@@ -113,10 +113,15 @@ def check_plain(key: str, value: Any) -> None:
         raise UserError(f"{key} is {text or 'empty'}; give a value, or leave it out")
 
 
+def actions_of(parser: argparse.ArgumentParser) -> list[Any]:
+    """Return the arguments of a parser, for which neither argparse nor jsonargparse has a name."""
+    return parser._actions
+
+
 def known_keys(parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
     """Return the options of a parser and its subcommands without dashes, and its positionals."""
     options, positionals = [], []
-    for action in parser._actions:
+    for action in actions_of(parser):
         options += [option.lstrip("-") for option in action.option_strings]
         positionals += [] if action.option_strings else [action.dest]
         if isinstance(action.choices, dict):

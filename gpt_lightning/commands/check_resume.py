@@ -5,14 +5,11 @@ random moments and started again with `--resume auto` each time. Weights, optimi
 position in the data must be equal, byte for byte.
 """
 
-import contextlib
-import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from json import loads
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ from gpt_lightning.parsing import config_paths, resolve_configs
 # metrics of a session, which differ between two equal runs
 OF_THE_SESSION = {"time", "perf/step_ms", "perf/tokens_per_sec", "perf/mfu", "perf/data_wait_ms"}
 OF_THE_SESSION |= {"perf/memory_gib"}
+ALONE, KILLED = (f"lightning_logs/{name}/version_0" for name in ("alone", "killed"))
 QUIET_S = 300.0  # a run without a new row for this long is stuck
 
 
@@ -73,14 +71,12 @@ def doctor(
     with tempfile.TemporaryDirectory(prefix="gpt-lightning-doctor-") as root:
         folder = Path(root)
         command = fit_command(options, steps, folder)
-        with started(command, "alone") as process:
-            finish(process)
+        finish([*command, "--run_name=alone"])
         print("left alone: done", flush=True)
-        rng = random.Random(seed)
+        rng, killed = random.Random(seed), [*command, "--run_name=killed", "--resume=auto"]
         for number in range(kills):
-            kill_once(command, folder, rng, steps, number)
-        with started([*command, "--resume", "auto"], "killed") as process:
-            finish(process)
+            kill_once(killed, folder / KILLED, rng, steps, number)
+        finish(killed)
         return report(folder)
 
 
@@ -112,66 +108,48 @@ def whole_schedule(options: list[str]) -> list[str]:
     return [f"--model.decay_steps={steps}"]
 
 
-@contextlib.contextmanager
-def started(command: list[str], name: str) -> "Iterator[subprocess.Popen[str]]":
-    """Start a run in a process of its own, and leave none behind, also after Ctrl-C."""
-    process = subprocess.Popen(
-        [*command, "--run_name", name],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"GPT_LIGHTNING_DEBUG": "0"},
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def finish(process: "subprocess.Popen[str]") -> None:
-    """Wait until a run ends.
+def finish(command: list[str]) -> None:
+    """Run a command to its end.
 
     Raises:
         UserError: the exit code is not 0; has the last line of the run.
     """
-    _, errors = process.communicate()
-    if process.returncode != 0:
-        last = errors.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise UserError(f"fit failed: {last[0].removeprefix('error: ')}")
 
 
-def kill_once(
-    command: list[str], folder: Path, rng: random.Random, steps: int, number: int
-) -> None:
+def kill_once(command: list[str], run: Path, rng: random.Random, steps: int, number: int) -> None:
     """Start or resume the second run, and kill it some steps later."""
-    metrics = folder / "lightning_logs" / "killed" / "version_0" / "metrics.jsonl"
-    target = last_step(metrics) + rng.randint(1, max(1, steps // 3))
+    target = last_step(run) + rng.randint(1, max(1, steps // 3))
     heard, seen = time.monotonic(), 0
-    with started([*command, "--resume", "auto"], "killed") as process:
-        while process.poll() is None and (step := last_step(metrics)) < target:
-            if step > seen:
-                heard, seen = time.monotonic(), step
-            if time.monotonic() - heard > QUIET_S:
-                raise UserError(f"fit logged no step for {QUIET_S:.0f} s: does it run by itself?")
-            time.sleep(0.005)
-        time.sleep(rng.random() * 0.05)
-        if process.poll() is not None:
-            finish(process)
-            print(f"kill {number + 1}: the run had ended before it", flush=True)
-            return
-    print(f"kill {number + 1}: after step {last_step(metrics)}", flush=True)
+    silent = subprocess.DEVNULL
+    with subprocess.Popen(command, stdout=silent, stderr=silent) as process:
+        try:
+            while process.poll() is None and (step := last_step(run)) < target:
+                if step > seen:
+                    heard, seen = time.monotonic(), step
+                if time.monotonic() - heard > QUIET_S:
+                    raise UserError(f"fit logged no step for {QUIET_S:.0f} s: does it run alone?")
+                time.sleep(0.005)
+            time.sleep(rng.random() * 0.05)
+        finally:
+            process.kill()
+    if process.returncode > 0:
+        finish(command)  # fails again, with its error
+    print(f"kill {number + 1}: after step {last_step(run)}", flush=True)
 
 
-def last_step(metrics: Path) -> int:
+def last_step(run: Path) -> int:
     """Return the highest step that has been logged; 0 if none."""
-    rows = metrics_rows(metrics) if metrics.exists() else []
-    return max((row["step"] or 0 for row in rows), default=0)
+    return max((row["step"] or 0 for row in metrics_rows(run)), default=0)
 
 
-def metrics_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a metrics file, without an incomplete last line."""
-    lines = path.read_bytes().splitlines(keepends=True)
+def metrics_rows(run: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run's metrics file, without an incomplete last line."""
+    path = run / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return [loads(line) for line in lines if line.endswith(b"\n")]
 
 
@@ -180,8 +158,7 @@ def metrics_rows(path: Path) -> list[dict[str, Any]]:
 
 def report(folder: Path) -> int:
     """Print which parts of the runs are equal; return the exit code."""
-    runs = folder / "lightning_logs"
-    found = compare(runs / "alone" / "version_0", runs / "killed" / "version_0")
+    found = compare(folder / ALONE, folder / KILLED)
     for what, equal in found.items():
         print(f"{what:<10}{'equal, byte for byte' if equal else 'DIFFERENT'}")
     good = all(found.values())
@@ -193,8 +170,8 @@ def compare(first: Path, second: Path) -> dict[str, bool]:
     """Return which parts of two finished runs are equal, by name."""
     a, b = (as_bytes(final_checkpoint(run)) for run in (first, second))
     rows = [
-        [{k: v for k, v in row.items() if k not in OF_THE_SESSION} for row in metrics_rows(path)]
-        for path in (first / "metrics.jsonl", second / "metrics.jsonl")
+        [{k: v for k, v in row.items() if k not in OF_THE_SESSION} for row in metrics_rows(run)]
+        for run in (first, second)
     ]
     return {
         "weights": a["state_dict"] == b["state_dict"],

@@ -4,6 +4,8 @@ import argparse
 import re
 from typing import Any, Literal
 
+from gpt_lightning.parsing import actions_of
+
 # words of options whose type is any text
 WORDS = {
     "accelerator": "auto cpu gpu mps",
@@ -44,18 +46,19 @@ def program_parser() -> argparse.ArgumentParser:
     from jsonargparse import capture_parser
 
     from gpt_lightning.bench.command import find_benches, help_line
-    from gpt_lightning.cli import COMMANDS, dispatch
+    from gpt_lightning.cli import COMMANDS, TRAINING, dispatch
     from gpt_lightning.training.fit import training_parser
 
     root = argparse.ArgumentParser(prog="gpt-lightning")
     commands = root.add_subparsers()
-    training = subparsers(training_parser())
-    for name, (address, text, _) in COMMANDS.items():
+    actions = actions_of(training_parser())
+    training = next(a.choices for a in actions if isinstance(a.choices, dict))
+    for name, (text, address, _) in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
-        if address == COMMANDS["fit"].address:
-            copy_arguments(training.get(name, training["fit"]), command)
+        if address == TRAINING:
+            copy_arguments(training.get(name) or training["fit"], command)
             if name != "fit":
-                add_argument(command, "run", text="Run folder.")
+                add_argument(command, ["run"], "Run folder.")
         elif name == "bench":
             benches = command.add_subparsers()
             for bench, module in find_benches().items():
@@ -67,31 +70,14 @@ def program_parser() -> argparse.ArgumentParser:
     return root
 
 
-def subparsers(parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Return the parsers of a parser's subcommands by name."""
-    choices = [a.choices for a in parser._actions if isinstance(a.choices, dict)]
-    return choices[0] if choices else {}
-
-
 def copy_arguments(source: argparse.ArgumentParser, target: argparse.ArgumentParser) -> None:
-    """Give a plain parser the subcommands and arguments of a parser of jsonargparse."""
-    commands = target.add_subparsers() if subparsers(source) else None
-    for name, parser in subparsers(source).items():
-        assert commands is not None
-        copy_arguments(parser, commands.add_parser(name, help=parser.description or ""))
-    for action in source._actions:
+    """Give a plain parser the arguments of a parser of jsonargparse."""
+    for action in actions_of(source):
         names = [name for name in action.option_strings if not name.endswith((".help", "+"))]
-        if isinstance(action.choices, dict) or action.dest in ("help", "print_config"):
-            continue
-        if names or not action.option_strings:
+        shown = names or not action.option_strings
+        if shown and action.dest not in ("help", "print_config"):
             text = " ".join((action.help or "").replace("%%", "%").split())
-            add_argument(
-                target,
-                *(names or [action.dest]),
-                text=text,
-                values=[] if names and action.nargs == 0 else values_of(action, text),
-                nargs=action.nargs,
-            )
+            add_argument(target, names or [action.dest], text, action)
 
 
 def values_of(action: argparse.Action, text: str) -> list[str]:
@@ -99,22 +85,16 @@ def values_of(action: argparse.Action, text: str) -> list[str]:
 
     jsonargparse writes the words of a type as {A,B}; the help says "One of A, B and C".
     """
-    if action.choices:
-        return [str(choice) for choice in action.choices]
     if action.dest in WORDS:
         return WORDS[action.dest].split()
     if found := re.fullmatch(r"\{(.*)\}", str(action.metavar)):
         return found[1].split(",")
     listed = re.match(r"(?:One|Any) of ((?:(?:, | and )?(?!separated|or )[\w./-]*\w)+)", text)
-    return re.split(", | and ", listed[1]) if listed else []
+    return re.split(", | and ", listed[1]) if listed else [*map(str, action.choices or ())]
 
 
 def add_argument(
-    parser: argparse.ArgumentParser,
-    *names: str,
-    text: str,
-    values: list[str] | None = None,
-    nargs: Any = None,
+    parser: argparse.ArgumentParser, names: list[str], text: str, like: Any = None
 ) -> None:
     """Add an argument that completes to words; without words to paths.
 
@@ -122,28 +102,27 @@ def add_argument(
         parser: Parser to add it to.
         names: Option strings, or the name of a positional argument.
         text: Help.
-        values: Words that it takes.
-        nargs: Number of values, as argparse has it.
+        like: Argument of jsonargparse with the same values; None: one path.
     """
     import shtab
 
     from gpt_lightning.parsing import config_names
 
     about = re.split(r"(?<=\w)[.:;] ", text)[0].replace("%", "%%")
-    if nargs == 0:
+    if like is not None and like.nargs == 0:
         parser.add_argument(*names, action="store_true", help=about)
         return
+    values = values_of(like, text) if like is not None else []
+    nargs = like.nargs if like is not None else None
     action = parser.add_argument(*names, help=about, nargs=nargs, choices=values or None)
     if "--config" in names and text != "Path to a configuration file.":
         words = " ".join(config_names())
+        both = f'compgen -W "{words}" -- "$1"; compgen -f -- "$1"'
         action.complete = {  # type: ignore[attr-defined]  # shtab reads it
             "bash": "_gpt_lightning_config_files",
             "zsh": f"{{_alternative 'names:configuration:({words})' 'files:file:_files'}}",
             "fish": f"{words} (__fish_complete_path (commandline -ct))",
-            "preamble": {
-                "bash": "_gpt_lightning_config_files() {\n"
-                f'  compgen -W "{words}" -- "$1"\n  compgen -f -- "$1"\n}}'
-            },
+            "preamble": {"bash": f"_gpt_lightning_config_files() {{ {both}; }}"},
         }
     elif not values:
         action.complete = shtab.FILE  # type: ignore[attr-defined]

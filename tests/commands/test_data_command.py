@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gpt_lightning.cli import main
-from gpt_lightning.commands.inspect_data import data, visible
+from gpt_lightning.commands.data import data, visible
 from gpt_lightning.data.inspection import Lengths, document_lengths
 from gpt_lightning.data.manifest import Manifest, TextOrigin
 from gpt_lightning.data.progress import Progress
