@@ -25,7 +25,9 @@ PAGES = sorted(
 PROSE = [path for path in PAGES if path.name != "CHANGELOG.md"]
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # --config FILE, --config my.yaml, and what ends before it would run
-PLACEHOLDER = re.compile(r"\.\.\.|\b[A-Z]{2,}\b|(my|wandb|mlflow|both)\.yaml|--help|--print_config")
+PLACEHOLDER = re.compile(
+    r"\.\.\.|\b[A-Z]{2,}\b|(my\w*|wandb|mlflow|both)\.yaml|\bmy_\w+\.py|--help|--print_config"
+)
 NANOGPTS = {
     *("train.py", "sample.py", "bench.py"),
     *("config/train_shakespeare_char.py", "data/shakespeare_char/prepare.py"),

@@ -9,6 +9,8 @@ import torch
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
 from gpt_lightning.model.pretrained.huggingface import to_huggingface
+from gpt_lightning.runs.checkpoint import RunRecord
+from gpt_lightning.runs.settings import Settings
 from gpt_lightning.runs.sources import initial_weights
 
 transformers = pytest.importorskip("transformers")
@@ -55,13 +57,9 @@ def exported(model):
 
 
 def save_ours(path, model):
-    torch.save(
-        {
-            "state_dict": {f"model.{k}": v for k, v in model.state_dict().items()},
-            "hyper_parameters": {"config": dataclasses.asdict(model.config)},
-        },
-        path,
-    )
+    checkpoint = {"state_dict": {f"model.{k}": v for k, v in model.state_dict().items()}}
+    RunRecord(model.config, Settings()).write(checkpoint)
+    torch.save(checkpoint, path)
 
 
 def assert_same_logits(model, theirs, tokens):
