@@ -33,7 +33,7 @@ from pathlib import Path
 import torch
 
 from gpt_lightning.hardware.machine import machine_record
-from gpt_lightning.hardware.peak_measure import measure_peak
+from gpt_lightning.hardware.peaks import measure_peak
 from gpt_lightning.model.flops import flops_per_token
 
 PAGE = Path(__file__).with_name("speed.md")

@@ -69,7 +69,7 @@ def free_memory() -> None:
     """Free all memory that is no longer referenced, and forget all compiled code."""
     gc.collect()  # a module and its trainer refer to each other
     hand_back_freed_memory()
-    torch._dynamo.reset()
+    torch.compiler.reset()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     if torch.backends.mps.is_available():

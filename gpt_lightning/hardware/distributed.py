@@ -169,12 +169,16 @@ class RankLauncher(_SubprocessScriptLauncher):
     """
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Start the other ranks, then call the function.
+        """Start the other ranks by the command of this process, then call the function.
 
         Raises:
+            UserError: The command cannot be run again, because it is `python -c`.
             PeerError: Another rank was killed.
             SystemExit: Another rank has printed an error; the code is that of the other rank.
         """
+        is_module = sys.modules["__main__"].__spec__ is not None  # python -m
+        if not is_module and not Path(sys.argv[0]).is_file():
+            raise UserError(NO_COMMAND)
         self._ended = threading.Event()
         os.environ[PARENT] = str(os.getpid())
         # sets LOCAL_RANK, so that Lightning starts neither ranks nor its observer
@@ -192,17 +196,6 @@ class RankLauncher(_SubprocessScriptLauncher):
             raise failure from error
         finally:
             self._ended.set()
-
-    def _call_children_scripts(self) -> None:
-        """Start the other ranks by the command of this process.
-
-        Raises:
-            UserError: It cannot be run again, because it is `python -c`.
-        """
-        is_module = sys.modules["__main__"].__spec__ is not None  # python -m
-        if not is_module and not Path(sys.argv[0]).is_file():
-            raise UserError(NO_COMMAND)
-        super()._call_children_scripts()
 
     def end(self, patience_s: float) -> None:
         """Wait for the other ranks, and kill the ranks that still run after `patience_s`."""

@@ -1,22 +1,40 @@
-"""Peak FLOP/s of a device: published (peak_table.yaml), measured here, or set by the user.
+"""Peak FLOP/s of a device: published (peaks.yaml), measured here, or set by the user.
 
 A dtype names the arithmetic of the matrix products: bf16, fp16, tf32 (fp32 tensors, CUDA only),
-fp32 and, measured only, fp64. peak_table.yaml is the table, peak_measure.py measures.
+fp32 and, measured only, fp64. peaks.yaml names the document of each published number.
 """
 
 import functools
+import json
 import math
 import platform
 import re
 import subprocess
+import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import platformdirs
 import torch
+import yaml
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.peak_table import A100_BF16_PEAK_FLOPS, APPLE_GPU_MHZ, CHIPS
+from gpt_lightning.files import write_atomic
+from gpt_lightning.hardware.device import synchronize
+
+# Dense bf16 tensor-core peak of one A100, in FLOP/s. nanoGPT divides by it on every device.
+A100_BF16_PEAK_FLOPS = 312.0e12
+_TORCH_DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "tf32": torch.float32,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
+# A few hundred rows reach a CPU core's best rate, a large GPU needs several thousand.
+_MEASURED_SIZES = (512, 1024, 2048, 4096, 8192)
 
 
 @dataclass(frozen=True)
@@ -32,6 +50,64 @@ class Peak:
     flops: float
     label: str
     source: str
+
+
+# ---- published -----------------------------------------------------------------------------------
+
+
+RATES = ("bf16", "fp16", "tf32", "fp32")  # dtypes of the table
+
+
+class Chip(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+        name: Regular expression for the name of the device (`device_name`) without the
+            optional prefixes "NVIDIA " and "Tesla ".
+        label: Name of the chip for people.
+        bf16: TFLOP/s in bfloat16; fp16, tf32 and fp32 likewise; None if there is no number.
+        source: URL of the document that states the numbers.
+    """
+
+    name: str
+    label: str
+    bf16: float | None
+    fp16: float | None
+    tf32: float | None
+    fp32: float
+    source: str
+
+
+def _geforce(model: str, cores: int, boost_mhz: int, source: str) -> Chip:
+    """Return a desktop GeForce of the series 30, 40 or 50, by the ratios of three white papers.
+
+    A CUDA core does one multiply-add a clock. On a GeForce the tensor cores run 16-bit products
+    with FP32 accumulation at twice that rate and TF32 at that rate; the figure often quoted for
+    fp16, twice as high again, is with FP16 accumulation. The papers' rows (fp32, bf16, tf32):
+    RTX 3090 35.6, 71, 35.6; RTX 4090 82.6, 165.2, 82.6; RTX 5090 104.8, 209.5, 104.8.
+    """
+    fp32 = cores * 2 * boost_mhz * 1e6 / 1e12
+    label = f"RTX {model}"
+    return Chip(f"GeForce {label}", label, 2 * fp32, 2 * fp32, fp32, fp32, source)
+
+
+_TABLE: Any = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+_SOURCES: dict[str, str] = _TABLE["sources"]
+
+
+def _rows(name: str) -> list[Any]:
+    return [[*numbers, _SOURCES[source]] for *numbers, source in _TABLE[name]]
+
+
+CHIPS = [
+    *(Chip(*row) for row in _rows("chips")),
+    *(_geforce(*row) for row in _rows("geforce")),
+]
+# chip -> highest GPU clock in MHz, and its source
+APPLE_GPU_MHZ: dict[str, tuple[int, str]] = {
+    chip: (mhz, _SOURCES.get(source, source))
+    for chip, (mhz, source) in _TABLE["apple_gpu_mhz"].items()
+}
 
 
 def lookup(device_name: str, dtype: str) -> Peak | None:
@@ -50,7 +126,7 @@ def lookup(device_name: str, dtype: str) -> Peak | None:
         return apple_peak(apple[1], int(apple[2]), dtype)
     for chip in CHIPS:
         if re.fullmatch(rf"(?:NVIDIA )?(?:Tesla )?(?:{chip.name})", device_name):
-            tflops = chip.tflops(dtype)
+            tflops = getattr(chip, dtype) if dtype in RATES else None
             label = f"{chip.label} {dtype} (dense)"
             return None if tflops is None else Peak(tflops * 1e12, label, chip.source)
     return None
@@ -124,6 +200,9 @@ def _cpu_model() -> str:
     return model[1].strip() if model else platform.processor() or platform.machine()
 
 
+# ---- measured ------------------------------------------------------------------------------------
+
+
 def measured_peak(device: torch.device, dtype: str) -> Peak:
     """Return the best rate of matrix products that was ever measured on the device.
 
@@ -135,18 +214,99 @@ def measured_peak(device: torch.device, dtype: str) -> Peak:
     Raises:
         UserError: the dtype is unknown, or is tf32 without CUDA.
     """
-    from gpt_lightning.hardware import peak_measure  # for `peak_flops: measure` alone
-
     name = device_name(device)
     key = f"{name} | {dtype} | torch {torch.__version__}"
     path = Path(platformdirs.user_cache_dir("gpt-lightning")) / "peaks.json"
-    rates = peak_measure.read_rates(path)
-    rate = peak_measure.measure_peak(device, dtype, seconds=0.3 if key in rates else 1.0)
+    rates = read_rates(path)
+    rate = measure_peak(device, dtype, seconds=0.3 if key in rates else 1.0)
     if rate > rates.get(key, 0.0):
         rates[key] = rate
-        peak_measure.write_rates(path, rates)
+        write_rates(path, rates)
     label = f"measured {dtype} matrix-product peak of {name}"
     return Peak(rates[key], label, f"torch.mm, torch {torch.__version__}")
+
+
+def measure_peak(device: torch.device, dtype: str, seconds: float = 1.0) -> float:
+    """Return the best rate of a product of two square matrices on a device, in FLOP/s.
+
+    A product is 2 n^3 FLOPs. The sizes grow while the next one fits into the time that is left. On
+    CUDA the matrices count in the memory statistics: measure before those are reset.
+
+    Args:
+        device: Device to measure.
+        dtype: bf16, fp16, tf32, fp32 or fp64.
+        seconds: Time to spend, without the time to load libraries; one size is always measured.
+
+    Raises:
+        UserError: the dtype is unknown, or is tf32 without CUDA.
+    """
+    if dtype not in _TORCH_DTYPES:
+        raise UserError(f"dtype is {dtype!r}; use one of {', '.join(_TORCH_DTYPES)}")
+    if dtype == "tf32" and device.type != "cuda":
+        raise UserError(f"dtype is 'tf32', which {device.type} does not have; use 'fp32'")
+    best, before = 0.0, torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+    try:
+        _product_rate(_MEASURED_SIZES[0], device, _TORCH_DTYPES[dtype], 0.0)  # loads the libraries
+        deadline = time.perf_counter() + seconds
+        for n in _MEASURED_SIZES:
+            left = deadline - time.perf_counter()
+            if best and 2 * (2 * n**3) / best > left:  # one product to warm up and one to time
+                break
+            share = seconds / len(_MEASURED_SIZES)
+            best = max(best, _product_rate(n, device, _TORCH_DTYPES[dtype], share))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    return best
+
+
+def _product_rate(n: int, device: torch.device, dtype: torch.dtype, seconds: float) -> float:
+    """Return the best FLOP/s of a round of products (n, n) @ (n, n), after one to warm up."""
+    # An own generator, so that a seed gives the same run whether or not the peak is measured.
+    # Random numbers, because a GPU draws less power on zeros and clocks higher.
+    generator = torch.Generator(device).manual_seed(0)
+    a, b = (torch.randn(n, n, device=device, generator=generator).to(dtype) for _ in range(2))
+    out = a @ b
+    synchronize(device)
+    deadline = time.perf_counter() + seconds
+    best, products = 0.0, 1
+    while True:
+        start = time.perf_counter()
+        for _ in range(products):
+            torch.mm(a, b, out=out)
+        synchronize(device)
+        elapsed = time.perf_counter() - start
+        best = max(best, products * 2 * n**3 / elapsed)
+        if time.perf_counter() + elapsed > deadline:
+            return best
+        if elapsed < 0.01:  # too short to hide the kernel launches and the synchronization
+            products *= 2
+
+
+def read_rates(path: Path) -> dict[str, float]:
+    """Return FLOP/s by key; empty if there is no usable file."""
+    try:
+        rates: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
+        if all(isinstance(rate, float) and 0 < rate < math.inf for rate in rates.values()):
+            return rates
+        problem = "it is not a map of names to positive numbers"
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as error:
+        problem = str(error)
+    warnings.warn(f"{path} is ignored, the peak is measured again: {problem}", stacklevel=2)
+    return {}
+
+
+def write_rates(path: Path, rates: dict[str, float]) -> None:
+    """Replace the file in one step; warn if that fails, and the next run measures again."""
+    try:
+        write_atomic(path, json.dumps(rates, indent=1).encode())
+    except UserError as error:
+        warnings.warn(f"the measured peak is not kept: {error}", stacklevel=2)
+
+
+# ---- as set --------------------------------------------------------------------------------------
 
 
 def resolve_peak(setting: str | float, device: torch.device, dtype: str) -> tuple[Peak | None, str]:

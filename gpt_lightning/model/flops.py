@@ -43,7 +43,7 @@ def mfu(
     Args:
         tokens_per_sec: Tokens per second of all devices together.
         flops_per_token: FLOPs of forward and backward, from `flops_per_token`.
-        peak_flops: Peak of one device in FLOP/s; nanoGPT's is `peak_table.A100_BF16_PEAK_FLOPS`.
+        peak_flops: Peak of one device in FLOP/s; nanoGPT's is `peaks.A100_BF16_PEAK_FLOPS`.
         n_devices: Number of devices that share the tokens.
 
     Returns:

@@ -139,7 +139,7 @@ def test_memory_is_freed_everywhere(monkeypatch):
     calls = []
     monkeypatch.setattr(devices.gc, "collect", lambda: calls.append("collected"))
     monkeypatch.setattr(devices, "hand_back_freed_memory", lambda: calls.append("handed back"))
-    monkeypatch.setattr(torch._dynamo, "reset", lambda: calls.append("forgotten"))
+    monkeypatch.setattr(torch.compiler, "reset", lambda: calls.append("forgotten"))
     for backend, module in ((torch.cuda, torch.cuda), (torch.backends.mps, torch.mps)):
         monkeypatch.setattr(backend, "is_available", lambda here=module: here in available)
         monkeypatch.setattr(module, "empty_cache", lambda here=module: calls.append(here))

@@ -14,7 +14,7 @@ from gpt_lightning.cli import main
 from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware import device as devices
-from gpt_lightning.hardware.peak_measure import measure_peak
+from gpt_lightning.hardware.peaks import measure_peak
 from gpt_lightning.hardware.precision import check_accelerator
 from gpt_lightning.model.decoder import can_pack
 from gpt_lightning.model.gpt import GPTConfig

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpt_lightning.hardware.peak_table import A100_BF16_PEAK_FLOPS
+from gpt_lightning.hardware.peaks import A100_BF16_PEAK_FLOPS
 from gpt_lightning.model.flops import flops_per_token, mfu
 from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
 

@@ -77,7 +77,7 @@ def test_ranks_cannot_run_the_text_of_python_c_again(monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     launcher = RankLauncher(LightningEnvironment(), 2, 1)
     with pytest.raises(UserError, match=r"trainer\.devices: set it to 1 in an interactive"):
-        launcher._call_children_scripts()
+        launcher.launch(lambda: None)
     assert not launcher.procs
 
 
