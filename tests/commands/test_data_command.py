@@ -128,36 +128,6 @@ def test_many_shards_are_cut_short(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "and 5 more" in said
 
 
-@pytest.mark.parametrize(
-    ("options", "found"),
-    [
-        (["--offset", "90"], "--offset is 90, and the train split of"),
-        (["--offset", "-1"], "--offset is -1"),
-        (["--length", "-1"], "length is -1"),
-        (["--split", "valid"], "--split is 'valid'"),
-        (["--ofset", "1"], "unknown key 'ofset': did you mean 'offset'?"),
-        (["--out", "/dev/null/x.png"], "cannot write /dev/null/x.png"),
-    ],
-)
-def test_mistakes_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], found: str
-) -> None:
-    save(tmp_path, np.arange(90), [], {"name": "gpt2"})
-    assert main(["data", "inspect", str(tmp_path), *options]) == 2
-    said = capsys.readouterr().err
-    assert found in said
-    assert said.count("\n") == 1
-
-
-def test_the_command_without_its_words(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "--help"]) == 0
-    assert "Print the contents of a dataset" in capsys.readouterr().out
-    assert main(["data"]) == 2
-    assert "missing action, folder" in capsys.readouterr().err
-    assert main(["data", "inspekt", "set"]) == 2
-    assert "action is 'inspekt'; expected inspect" in capsys.readouterr().err
-
-
 def test_a_terminal_does_not_obey_a_dataset() -> None:
     assert visible("a\n\tb \u00e9 \x1b[2J\x07\x9b") == "a\n\tb \u00e9 \\x1b[2J\\x07\\x9b"
 

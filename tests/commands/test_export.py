@@ -112,20 +112,6 @@ def test_an_import_is_equal_and_a_second_export_too(bias):
         assert files(f"from {source}") == files("hf")
 
 
-def test_the_card_has_the_figures_of_the_training():
-    write_checkpoint(Path(NAME), TINY, CharTokenizer(CHARACTERS))
-    assert main(["export", NAME, "--to", "hf"]) == 0
-    card = Path("hf/README.md").read_text()
-    for row in (
-        "| optimizer steps | 12 |",
-        "| tokens of training | 3,456 |",
-        "| validation loss | 1.2345 nats per token |",
-        "| context | 48 tokens |",
-        f"| parameters | {GPT(TINY).num_params():,} |",
-    ):
-        assert row in card
-
-
 @pytest.mark.parametrize("name", ["char", "byte"])
 def test_the_tokenizer_gives_the_same_tokens(name):
     tokenizer = CharTokenizer(CHARACTERS) if name == "char" else ByteTokenizer()

@@ -310,62 +310,35 @@ def test_a_closed_pipe_ends_the_command_and_not_a_file(model, monkeypatch, capsy
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("args", "names"),
     [
-        ("--top_p 0", "top_p is 0; it must be above 0 and at most 1"),
-        ("--top_p 1.5", "top_p is 1.5; it must be above 0 and at most 1"),
-        ("--top_p nan", "top_p is nan; it must be above 0 and at most 1"),
-        ("--temperature 0 --top_p 2", "top_p is 2"),
-        ("--stop=", "--stop is empty: give the text before which a text ends, or leave it out"),
-        ("--stop", "--stop needs a value: --stop VALUE"),
-        ("--stop --seed 3", "--stop needs a value"),
-        ("--prompts empty.txt", "--prompts empty.txt has no prompt: write one per line"),
-        ("--prompts gone.txt", "--prompts: cannot read gone.txt: [Errno 2]"),
-        ("--prompts .", "--prompts: cannot read .: [Errno 21]"),
-        ("--prompts good.txt --prompt a", "--prompt and --prompts are both given: remove one"),
-        ("--prompts good.txt", "--prompts good.txt, line 3: character 'é' at position 1 is not"),
-        ("--prompt é", "--prompt: character 'é' at position 0 is not among the 2"),
-        ("--prompts bad.jsonl", "--prompts bad.jsonl, line 2: expected an object such as {"),
-        ("--prompts text.jsonl", "--prompts text.jsonl, line 1: expected an object"),
-        ("--prompts list.jsonl", "--prompts list.jsonl, line 1: expected an object"),
-        ("--prompts deep.jsonl", "--prompts deep.jsonl, line 1: expected an object"),
-        ("--prompts=", "prompts is empty; give a value, or leave it out"),
-        ("--out=", "out is empty; give a value, or leave it out"),
-        ("--out good.txt", "--out good.txt exists: give the name of a new file"),
-        ("--out folder", "--out folder exists: give the name of a new file"),
-        ("--out no/new.jsonl", "cannot write no/new.jsonl: No such file or directory; give --out"),
-        ("--num_samples 0", "num_samples is 0; it must be at least 1"),
-        ("--batch_size 0", "batch_size is 0; it must be at least 1"),
-        ("--max_new_tokens 1000000000000000", "out of memory: lower --batch_size 8 or --max_new"),
-        ("--max_new_tokens 4611686018427387904", "out of memory: lower --batch_size 8 or --max"),
+        ("--stop=", "--stop"),
+        ("--stop --seed 3", "--stop"),
+        ("--prompts empty.txt", "--prompts empty.txt"),
+        ("--prompts .", "--prompts"),
+        ("--prompts good.txt --prompt a", "--prompt"),
+        ("--prompts good.txt", "--prompts good.txt, line 3"),
+        ("--prompts bad.jsonl", "--prompts bad.jsonl, line 2"),
+        ("--prompts list.jsonl", "--prompts list.jsonl, line 1"),
+        ("--prompts deep.jsonl", "--prompts deep.jsonl, line 1"),
+        ("--prompt é --out new.jsonl", "--prompt"),
+        ("--out good.txt", "--out good.txt"),
+        ("--out no/new.jsonl", "no/new.jsonl"),
+        ("--max_new_tokens 1000000000000000", "--max_new_tokens"),
+        ("--max_new_tokens 4611686018427387904", "--max_new_tokens"),
     ],
 )
-def test_mistakes_are_one_line(model, capsys, args, words):
+def test_mistakes_are_one_line(model, capsys, args, names):
     model[1] = CharTokenizer("ab")
-    Path("folder").mkdir()
     Path("empty.txt").write_text("\n  \n")
     Path("good.txt").write_text("a\n\nbé\n")
     Path("bad.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n')
-    Path("text.jsonl").write_text('"prompt"\n')
     Path("list.jsonl").write_text('{"prompt": ["a"]}\n')
     Path("deep.jsonl").write_text("[" * 100_000 + "\n")
     assert main(["sample", "a.ckpt", "--dtype=fp32", "--device=cpu", *args.split(" ")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert error.startswith(f"error: {words}")
-    assert not Path("new.jsonl").exists()
-
-
-def test_a_file_that_exists_is_an_error_before_the_model_is_read(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("gpt_lightning.commands.sample.load", lambda *args: pytest.fail("read"))
-    Path("new.jsonl").touch()
-    assert main(["sample", "a.ckpt", "--out", "new.jsonl"]) == 2
-
-
-def test_a_wrong_prompt_leaves_no_file(model, capsys):
-    model[1] = CharTokenizer("ab")
-    assert main(["sample", "a.ckpt", "--prompt", "é", "--out", "new.jsonl"]) == 2
+    assert names in error
     assert not Path("new.jsonl").exists()
 
 
