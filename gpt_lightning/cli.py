@@ -251,6 +251,7 @@ def run_function(name: str, function: Callable[..., int | None], args: list[str]
 
     from gpt_lightning.parsing import OneLineParser, resolve_configs, typed_arguments
 
+    args = [arg.replace("--model.network", "--network") for arg in args]  # its name in `fit`
     args = resolve_configs(typed_arguments(function, args))
     prog = f"gpt-lightning {name}"
     return auto_cli(function, args=args, parser_class=OneLineParser, prog=prog) or 0

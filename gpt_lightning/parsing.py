@@ -12,7 +12,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -34,18 +33,6 @@ PACKAGE = Path(__file__).resolve().parent
 CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
 # --prompt '' begins a new text; --data.text_file= takes the text of a configuration away
 MAY_BE_EMPTY = ("prompt", "data.dataset", "data.corpus", "data.text_file")
-
-
-@dataclass(frozen=True)
-class OwnNetwork:
-    """Network of one's own, for commands that read a trained model.
-
-    Args:
-        network: Class of the weights, such as my_package.MyGPT, or {class_path, init_args}; null:
-            that of the run's config.yaml.
-    """
-
-    network: str | dict[str, Any] | None = None
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:

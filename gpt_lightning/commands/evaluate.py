@@ -2,12 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import OwnNetwork
 
 
 def evaluate(
@@ -23,7 +22,7 @@ def evaluate(
     dtype: Literal["fp32", "bf16"] = "fp32",
     compile: bool = False,  # noqa: A002 - the name of the option
     out: str | None = None,
-    model: OwnNetwork = OwnNetwork(),  # noqa: B008 - frozen
+    network: str | dict[str, Any] | None = None,
 ) -> None:
     """Score a model on published tasks and texts, beside the published figures of GPT-2.
 
@@ -44,7 +43,8 @@ def evaluate(
         dtype: dtype of matrix products. bf16 is faster and changes the last digits.
         compile: Compile the model with torch.compile.
         out: JSON file for all numbers and the results of each item.
-        model: Network of one's own.
+        network: Network of one's own with these weights (also --model.network), such as
+            my_package.MyGPT; null: that of the run's config.yaml.
     """
     import torch  # after the arguments: --help must not wait for it
 
@@ -61,13 +61,13 @@ def evaluate(
         raise UserError("--tasks perplexity and --text FILE belong together: give both, or neither")
     check_accelerator(device, "--device")
     place, rank = torch.device(device_kind(device)), int(os.environ.get("LOCAL_RANK") or 0)
-    found = read_source(path, Network.of(model.network))
-    network, tokenizer = found.model(), tokenizer_of(found)
-    network.to(torch.device("cuda", rank) if place.type == "cuda" else place)
+    found = read_source(path, Network.of(network))
+    model, tokenizer = found.model(), tokenizer_of(found)
+    model.to(torch.device("cuda", rank) if place.type == "cuda" else place)
     products = torch.bfloat16 if dtype == "bf16" else None
-    scorer = Scorer(network, tokenizer, batch_size, products, compile)
+    scorer = Scorer(model, tokenizer, batch_size, products, compile)
     todo = [Task(name, scorer, data, limit, text or "", split, stride) for name in names]
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:  # under torchrun
         torch.distributed.init_process_group("gloo")
     file = None if out is None else Path(out)
-    report(todo, f"{found.source}, {dtype} on {place.type}", network.config, file)
+    report(todo, f"{found.source}, {dtype} on {place.type}", model.config, file)

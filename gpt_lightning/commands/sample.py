@@ -3,14 +3,14 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse.typing import NonNegativeFloat, PositiveInt
 
 from gpt_lightning.commands.sample_texts import Text, complete, equal_lengths, reporting
 from gpt_lightning.data.tokenizers import Tokenizer
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import OwnNetwork, Seed, TopP
+from gpt_lightning.parsing import Seed, TopP
 from gpt_lightning.runs.folders import find_checkpoint
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def sample(
     seed: Seed = 1337,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     dtype: Literal["auto", "fp32", "bf16"] = "auto",
-    model: OwnNetwork = OwnNetwork(),  # noqa: B008 - frozen
+    network: str | dict[str, Any] | None = None,
 ) -> None:
     """Generate text with a trained model.
 
@@ -61,7 +61,8 @@ def sample(
         device: Device of the model. auto: cuda, else mps, else cpu.
         dtype: dtype of matrix products. bf16 is up to 2x faster; rounding occasionally changes a
             token. auto: bf16 if the device supports it, else fp32. The first line printed names it.
-        model: Network of one's own.
+        network: Network of one's own with these weights (also --model.network), such as
+            my_package.MyGPT; null: that of the run's config.yaml.
     """
     given = read_prompts(prompt, prompts)
     if "" in (stop or ()):
@@ -71,7 +72,7 @@ def sample(
     n_tokens = len(given) * num_samples * max_new_tokens
     if ckpt_path == "last":
         path = str(find_checkpoint(Path(path), last=True))
-    decoder, tokenizer = load(path, device, dtype, n_tokens, model)
+    decoder, tokenizer = load(path, device, dtype, n_tokens, network)
 
     from gpt_lightning.model.generate import generate  # after the checks, as it imports torch
 
@@ -89,7 +90,7 @@ def sample(
 
 
 def load(
-    path: str, device: str, dtype: str, n_tokens: int, own: OwnNetwork
+    path: str, device: str, dtype: str, n_tokens: int, network: Any
 ) -> tuple["Decoder", Tokenizer]:
     """Print the checkpoint of a path, and return its model, ready to decode, and its tokenizer.
 
@@ -98,7 +99,7 @@ def load(
         device: Value of --device.
         dtype: Value of --dtype.
         n_tokens: Number of tokens of all texts. Few are not worth laying out the weights.
-        own: Value of --model.network.
+        network: Value of --network.
     """
     import torch
 
@@ -110,7 +111,7 @@ def load(
 
     check_accelerator(device, "--device")
     torch_device = device_kind(device)
-    found = read_source(path, Network.of(own.network))
+    found = read_source(path, Network.of(network))
     model, tokenizer = found.model(), tokenizer_of(found)
     why = "as set"
     if dtype == "auto":

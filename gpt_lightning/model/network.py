@@ -10,7 +10,7 @@ import json
 import platform
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, cast
@@ -58,8 +58,8 @@ class Network:
         try:
             json.dumps({key: facts[key] for key in facts if key != "kind"})
             found = cls(**facts)
-            assert all(map(str.isidentifier, found.class_path.split(".")))
-            assert "." in found.class_path
+            path = found.class_path.split(".")
+            assert found.kind or (len(path) > 1 and all(map(str.isidentifier, path)))
             assert isinstance(found.init_args, dict)
         except (TypeError, ValueError, AttributeError, AssertionError) as error:
             raise UserError(f"model.network is {value!r}; {EXPECTED}") from error
@@ -69,8 +69,12 @@ class Network:
         """Return what a checkpoint says about it."""
         return {"class_path": self.class_path, "init_args": self.init_args}
 
-    def located(self, folders: Iterable[Path]) -> dict[str, Any]:
-        """Return the value for config.yaml: with the folder that has the module; none is imported.
+    def settings(self) -> dict[str, Any]:
+        """Return the value of model.network in config.yaml."""
+        return self.record() | {"folder": self.folder, "machine": self.machine}
+
+    def located(self, folders: Iterable[Path]) -> "Network":
+        """Return the network with the folder of its module on this machine; imports nothing.
 
         Args:
             folders: Folders after the network's own.
@@ -81,7 +85,7 @@ class Network:
         candidates = [] if installed else [*own, *folders, Path.cwd()]
         places = (str(folder.absolute()) for folder in candidates)
         found = next((place for place in places if PathFinder.find_spec(top, [place])), None)
-        return self.record() | {"folder": found, "machine": platform.node()}
+        return replace(self, folder=found, machine=platform.node())
 
     def load(self) -> type[nn.Module]:
         """Import the class; its folder is on Python's search path meanwhile.

@@ -27,7 +27,6 @@ from gpt_lightning.errors import (
 from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.machine import version
 from gpt_lightning.hardware.precision import resolve_precision
-from gpt_lightning.model.network import Network
 from gpt_lightning.parsing import (
     OneLineParser,
     config_names,
@@ -164,9 +163,9 @@ class GPTCLI(LightningCLI):
         for line in ranks.take_world(trainer, self.argv):
             rank_zero_only(print)(line)
         resolve_precision(trainer)
-        if (network := Network.of(config.model.network)) is not None:
+        if config.model.network is not None:
             beside = [Path(path).absolute().parent for path in config.config or []]
-            config.model.network = network.located(beside)
+            config.model.network = config.model.network.located(beside)
         for callback in as_list(trainer.callbacks or []):
             for key, value in callback.get("init_args", {}).items():
                 if isinstance(value, Enum):  # Timer's default, which config.yaml cannot hold

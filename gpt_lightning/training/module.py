@@ -8,6 +8,7 @@ from typing import Any, Self, cast
 
 import lightning as L
 import torch
+from jsonargparse.typing import register_type
 from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import Optimizer
@@ -26,6 +27,8 @@ from gpt_lightning.training import build, optim, optimizers, steps
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.evaluation import MeanLoss
 
+# jsonargparse would import the class of a dict with a class_path, while it parses
+register_type(Network, serializer=Network.settings, deserializer=Network.of)
 MEMORY_READ_S = 0.1  # shortest time between two readings of the process's memory
 
 
@@ -64,7 +67,7 @@ class GPTModule(L.LightningModule):
         self,
         config: GPTConfig = GPTConfig(),  # noqa: B008 - frozen
         init_from: str | None = None,
-        network: str | dict[str, Any] | type | None = None,
+        network: Network | None = None,
         **settings: Any,
     ) -> None:
         super().__init__()

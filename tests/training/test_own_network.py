@@ -1,0 +1,284 @@
+"""Networks of one's own: found, trained, continued, evaluated, sampled; what they cannot have."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from gpt_lightning import GPTModule
+from gpt_lightning.cli import main
+from gpt_lightning.errors import UserError
+from gpt_lightning.model.generate import generate
+from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.model.network import Network, count_flops
+from gpt_lightning.training import build
+
+OWN = """
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+class MyGPT(nn.Module):
+    def __init__(self, config, width=8):
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, width)
+        self.mlp = nn.Sequential(nn.Linear(width, width), nn.Tanh())
+        self.out = nn.Linear(width, config.vocab_size)
+
+    def forward(self, idx, targets=None):
+        x = self.embedding(idx)
+        logits = self.out(x + self.mlp(x.cumsum(1)))
+        return logits if targets is None else cross_entropy(logits.mT, targets)
+
+class NotOne:
+    pass
+"""
+SETTINGS = """
+model:
+  config: {n_layer: 1, n_head: 1, n_embd: 8, block_size: 16, vocab_size: null}
+  network: {class_path: MODULE.MyGPT, init_args: {width: 12}}
+  learning_rate: 1.0e-2
+data: {text_file: text.txt, tokenizer: char, batch_size: 4}
+trainer: {accelerator: cpu, devices: 1, max_steps: 4, val_check_interval: 2, logger: false}
+samples: {max_new_tokens: 3}
+"""
+
+
+@pytest.fixture
+def module(request, tmp_path, monkeypatch):
+    """Name of a module beside a configuration, both in another folder than the current one."""
+    name = f"own_{abs(hash(request.node.nodeid))}"
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / f"{name}.py").write_text(OWN)
+    (tmp_path / "code" / "own.yaml").write_text(SETTINGS.replace("MODULE", name))
+    (tmp_path / "text.txt").write_text("a text of letters that are learned, " * 100)
+    monkeypatch.chdir(tmp_path)
+    yield name
+    assert str(tmp_path / "code") not in sys.path
+    sys.modules.pop(name, None)
+
+
+def fit(*options: str) -> int:
+    return main(["fit", "--config", "code/own.yaml", *options])
+
+
+def checkpoint() -> Path:
+    return max(Path("lightning_logs/own/version_0/checkpoints").glob("*.ckpt"))
+
+
+def lone_checkpoint() -> str:
+    for suffix in ("", ".sha256"):
+        shutil.copy(f"{checkpoint()}{suffix}", f"lone.ckpt{suffix}")
+    return "lone.ckpt"
+
+
+def test_a_run_of_ones_own_network_and_all_that_reads_it(module, capsys):
+    assert fit() == 0
+    printed = capsys.readouterr().out
+    assert f"network {module}.MyGPT" in printed
+    assert "FlopCounterMode" in printed
+    config = yaml.safe_load(Path("lightning_logs/own/version_0/config.yaml").read_text())
+    assert config["model"]["network"]["folder"] == str(Path("code").absolute())
+    del sys.modules[module]  # the folder is found again
+    for command in (
+        [
+            "sample",
+            "lightning_logs/own",
+            "--max_new_tokens",
+            "4",
+            "--prompt",
+            "a",
+            "--device",
+            "cpu",
+        ],
+        ["validate", "lightning_logs/own"],
+        ["resume", "lightning_logs/own", "--trainer.max_steps", "6"],
+        ["eval", "lightning_logs/own", "--tasks", "perplexity", "--text", "text.txt"],
+    ):
+        assert main(command) == 0, capsys.readouterr().err
+        capsys.readouterr()
+    lone = lone_checkpoint()
+    assert main(["sample", lone, "--model.network", f"{module}.MyGPT"]) == 2  # in another folder
+    shutil.copy(f"code/{module}.py", ".")
+    wide = f'{{"class_path": "{module}.MyGPT", "init_args": {{"width": 12}}}}'
+    sys.modules.pop(module, None)
+    assert (
+        main(["sample", lone, "--model.network", wide, "--max_new_tokens", "4", "--device", "cpu"])
+        == 0
+    )
+    loaded = GPTModule.load_from_checkpoint(lone, network=type_of(module), weights_only=True)
+    assert type(loaded.model) is type_of(module)
+
+
+def type_of(module: str):
+    class Wide(sys.modules[module].MyGPT):
+        def __init__(self, config):
+            super().__init__(config, width=12)
+
+    return sys.modules[module].__dict__.setdefault("Wide", Wide)
+
+
+def test_a_resumed_run_is_the_run_without_an_interruption(module):
+    assert fit("--run_name", "whole") == 0
+    assert fit("--trainer.max_steps", "2", "--model.decay_steps", "4") == 0
+    assert main(["resume", "lightning_logs/own", "--trainer.max_steps", "4"]) == 0
+    found = [
+        torch.load(max(Path(f"lightning_logs/{name}/version_0/checkpoints").glob("*.ckpt")))
+        for name in ("whole", "own")
+    ]
+    for weights in zip(*(content["state_dict"].values() for content in found), strict=True):
+        assert torch.equal(*weights)
+
+
+NOTHING = {
+    "lone checkpoint": ["sample", "lone.ckpt"],
+    "eval of one": ["eval", "lone.ckpt", "--tasks", "perplexity", "--text", "text.txt"],
+    "validate of one": ["validate", "--ckpt_path", "lone.ckpt", "--config", "plain.yaml"],
+    "run of another machine": ["sample", "elsewhere"],
+    "its validation": ["validate", "elsewhere"],
+    "its resume": ["resume", "elsewhere"],
+    "mirrored run": ["sample", "copies/own/version_0"],
+    "init_from": ["fit", "--config", "plain.yaml", "--model.init_from", "lone.ckpt"],
+    "export": ["export", "lone.ckpt", "--to", "out"],
+    "export of a run": ["export", "lightning_logs/own", "--to", "out"],
+}
+
+
+def test_reading_a_file_imports_nothing(module, capsys):
+    assert fit("--checkpoint.folder", str(Path("copies").absolute())) == 0
+    lone_checkpoint()
+    plain = SETTINGS.replace("  network: {class_path: MODULE.MyGPT, init_args: {width: 12}}\n", "")
+    Path("plain.yaml").write_text(plain)
+    shutil.copytree("lightning_logs/own/version_0", "elsewhere")
+    config = Path("elsewhere/config.yaml")
+    text = config.read_text()
+    machine = yaml.safe_load(text)["model"]["network"]["machine"]
+    config.write_text(text.replace(f"machine: {machine}", "machine: another"))
+    del sys.modules[module]
+    shutil.copy(f"code/{module}.py", ".")
+    for name, command in NOTHING.items():
+        capsys.readouterr()
+        assert main(command) == 2, name
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert "network" in error, (name, error)
+        assert module not in sys.modules, name
+    with pytest.raises(UserError, match="network="):
+        GPTModule.load_from_checkpoint("lone.ckpt", weights_only=True)
+    assert module not in sys.modules
+
+
+def test_a_file_that_names_a_network_as_an_argument_imports_nothing(tmp_path):
+    """The arguments in a file are given to GPTModule by Lightning."""
+    module = GPTModule(GPTConfig(1, 1, 8, 8, 16))
+    module.configure_model()
+    content = {
+        "state_dict": module.state_dict(),
+        "hyper_parameters": module.hyperparameters() | {"network": "antigravity.MyGPT"},
+        "pytorch-lightning_version": "2.5.0",
+    }
+    torch.save(content, tmp_path / "bad.ckpt")
+    loaded = GPTModule.load_from_checkpoint(tmp_path / "bad.ckpt", weights_only=True)
+    assert type(loaded.model) is GPT
+    assert "antigravity" not in sys.modules
+
+
+REFUSED = {
+    "model.compile_scope": "--model.compile_scope=block",
+    "model.config.loss_chunk": "--model.config.loss_chunk=8",
+    "model.pad_head": "--model.pad_head=true",
+    "model.optimizer": "--model.optimizer=muon",
+    "trainer.strategy": "--trainer.devices=1",  # and the strategy
+    "MissingClass": "--model.network=MODULE.MissingClass",
+    "NotOne": "--model.network=MODULE.NotOne",
+    "no_module": "--model.network=no_module.MyGPT",
+    "MyGPT": '--model.network={"class_path": "MODULE.MyGPT", "init_args": {"depth": 1}}',
+    "model.network is": "--model.network=5",
+    "model.network": '--model.network={"init_args": {}}',
+}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_what_it_cannot_have_is_refused_by_name(module, key, capsys, monkeypatch):
+    monkeypatch.setattr(build, "is_sharded", lambda trainer: key == "trainer.strategy")
+    assert fit(REFUSED[key].replace("MODULE", module)) == 2
+    assert key in capsys.readouterr().err.splitlines()[-1]
+    assert not Path("lightning_logs").exists()
+
+
+def test_lora_trains_its_linear_layers(module):
+    lora = ["--model.lora_rank=2", '--model.lora_targets=["mlp.0", "out"]']
+    assert fit() == 0
+    assert fit("--run_name=lora", f"--model.init_from={lone_checkpoint()}", *lora) == 0
+    found = max(Path("lightning_logs/lora/version_0/checkpoints").glob("*.ckpt"))
+    weights = torch.load(found)["state_dict"]
+    assert torch.equal(
+        weights["model.out.weight"], torch.load("lone.ckpt")["state_dict"]["model.out.weight"]
+    )
+    assert weights["model.mlp.0.lora_b"].any()
+    assert main(["sample", str(found.parents[1]), "--max_new_tokens", "4", "--device", "cpu"]) == 0
+
+
+class Doubled(GPT):
+    """GPT whose logits are twice as large: what reads only its layers would not see it."""
+
+    def forward(self, idx, targets=None):
+        logits = 2 * self.lm_head(self.transformer(idx))
+        return logits if targets is None else nn.functional.cross_entropy(logits.mT, targets)
+
+
+def test_tokens_are_those_of_its_own_forward():
+    torch.manual_seed(0)
+    config = GPTConfig(1, 1, 8, 8, 16, init="default")
+    model, idx = Doubled(config), torch.zeros(1, 1, dtype=torch.int64)
+    found = generate(model, idx, 20, generator=torch.Generator().manual_seed(1))
+    expected, generator = idx, torch.Generator().manual_seed(1)
+    for _ in range(20):  # without a cache, and past block_size
+        logits = model(expected[:, -8:])[:, -1].double()
+        sums = logits.softmax(-1).cumsum(-1)
+        drawn = 1 - torch.rand(1, 1, generator=generator, dtype=torch.float64)
+        expected = torch.cat([expected, torch.searchsorted(sums, drawn * sums[:, -1:])], 1)
+    assert torch.equal(found, expected)
+
+
+def test_flops_are_its_own_count_or_pytorchs():
+    config = GPTConfig(2, 2, 16, 8, 32)
+    model = GPT(config)
+    before = torch.get_rng_state()
+    flops, how = count_flops(model, config, 8)
+    # 6 a weight of a product, and 12 C T a layer for attention; GPT-2 counts the same
+    matrices = 6 * (12 * 2 * 16**2 + 32 * 16)
+    assert flops == matrices + 12 * 2 * 16 * 8
+    assert "FlopCounterMode" in how
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(p.grad is None for p in model.parameters())
+    model.flops_per_token = lambda context: 3 * context
+    assert count_flops(model, config, 8)[0] == 24
+
+
+def test_it_needs_no_module_of_a_file():
+    """A class of the session, from Python."""
+    module = GPTModule(GPTConfig(1, 1, 8, 8, 16), network=Doubled)
+    module.configure_model()
+    assert type(module.model) is Doubled
+    assert Network.of(Doubled).record()["class_path"] == f"{__name__}.Doubled"
+
+
+def test_the_tutorials_variant_trains(tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "tutorials" / "own_network.md"
+    blocks = page.read_text().split("```")
+    code = next(b.removeprefix("python\n") for b in blocks if b.startswith("python\n"))
+    assert len(code.strip().splitlines()) <= 30
+    (tmp_path / "my_gpt.py").write_text(code)
+    (tmp_path / "text.txt").write_text("a text of letters that are learned, " * 400)
+    small = "--data.corpus null --data.text_file text.txt --trainer.max_steps 2"
+    small += " --trainer.accelerator cpu --model.compile false --trainer.val_check_interval 2"
+    command = f"-m gpt_lightning fit --config quickstart --model.network my_gpt.MyGPT {small}"
+    done = subprocess.run(
+        [sys.executable, *command.split()], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
