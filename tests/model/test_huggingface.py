@@ -58,7 +58,7 @@ def exported(model):
 
 def save_ours(path, model):
     checkpoint = {"state_dict": {f"model.{k}": v for k, v in model.state_dict().items()}}
-    RunRecord(model.config, Settings()).write(checkpoint)
+    RunRecord(config=model.config, settings=Settings()).write(checkpoint)
     torch.save(checkpoint, path)
 
 
