@@ -9,6 +9,7 @@ no data, for the forward only; no GPU is needed. Autocast on a CPU has other rul
 not among the operations that it lifts to float32.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -89,11 +90,13 @@ def measure_dtypes(device: str, autocast: str, model: str) -> dict[str, Any]:
     row: dict[str, str] = {}
     for kind, _, dtype in seen:
         row[kind] = " + ".join(dict.fromkeys([*row.get(kind, dtype).split(" + "), dtype]))
-    same = verdict(row, published)
+    other = [f"{k} was {theirs}" for k, theirs in published.items() if row.get(k, theirs) != theirs]
+    unasked = [f"{kind} not asked" for kind in published if kind not in row]
+    same = [*(other or ["the same"]), *unasked] if published else []
     on_cuda = device in ("cuda", CUDA_RULES)  # the published table's device
     return row | {
-        "published": same,
-        "status": "mismatch" if on_cuda and " was " in same else "ok",
+        "published": "; ".join(same),
+        "status": "mismatch" if on_cuda and other else "ok",
         "tensors": [
             {"kind": kind, "tensor": name, "dtype": dtype, "published": published.get(kind, "")}
             for kind, name, dtype in seen
@@ -101,29 +104,15 @@ def measure_dtypes(device: str, autocast: str, model: str) -> dict[str, Any]:
     }
 
 
-def verdict(row: dict[str, str], published: dict[str, str]) -> str:
-    """Describe how a row differs from the published one; empty if none was published."""
-    if not published:
-        return ""
-    differs = [
-        f"{k} was {theirs}" for k, theirs in published.items() if row.get(k, theirs) != theirs
-    ]
-    unasked = [f"{kind} not asked" for kind in published if kind not in row]
-    return "; ".join([*(differs or ["the same"]), *unasked])
-
-
-class Toy(nn.Module):
-    """Toy model of the systems course, (B, 20) to (B, 5)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(20, 10, bias=False)
-        self.relu = nn.ReLU()
-        self.ln = nn.LayerNorm(10)
-        self.fc2 = nn.Linear(10, 5, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.ln(self.relu(self.fc1(x))))
+def toy() -> nn.Module:
+    """Return the toy model of the systems course, (B, 20) to (B, 5)."""
+    layers = {
+        "fc1": nn.Linear(20, 10, bias=False),
+        "relu": nn.ReLU(),
+        "ln": nn.LayerNorm(10),
+        "fc2": nn.Linear(10, 5, bias=False),
+    }
+    return nn.Sequential(OrderedDict(layers))
 
 
 def observe(name: str, autocast: str, device: str) -> list[tuple[str, str, str]]:
@@ -137,7 +126,7 @@ def observe(name: str, autocast: str, device: str) -> list[tuple[str, str, str]]
     Returns:
         Kind, name and dtype of parameters, outputs, logits, loss and gradients, in this order.
     """
-    model = Toy() if name == "toy" else GPT(GPTConfig(2, 2, 32, 16, 64))
+    model = toy() if name == "toy" else GPT(GPTConfig(2, 2, 32, 16, 64))
     dtype = getattr(torch, autocast)
     seen: list[tuple[str, str, Any]] = [
         ("parameters", *named) for named in model.named_parameters()

@@ -59,8 +59,8 @@ class CaseRun:
     ) -> None:
         self.case, self.options, self.folder, self.resume = case, options, folder, resume
         self.each_step = case.kind == "steps"
-        self.losses: list[LossRow] = []
-        self.rungs: list[RungRow] = []
+        self.losses: list[Row] = []
+        self.rungs: list[Row] = []
         self.settings: list[Row] = []
         self.phases: list[Row] = []
         self.machine = machine_record(argv)
@@ -108,7 +108,7 @@ class CaseRun:
         without = ("batches",) if self.each_step else ("step_ms", "tokens_per_sec")
         console = Console(LossRow, without)
 
-        def add(row: LossRow) -> None:
+        def add(row: Row) -> None:
             self.losses.append(row)
             self._ledger.append(
                 {"rung": row.rung, "step": row.step, "split": row.split}, asdict(row)
@@ -153,18 +153,15 @@ class CaseRun:
                 tqdm.write(f"{row.verdict}: {row.setting} is {row.ours}, theirs is {row.theirs}")
 
     def _rung_row(
-        self, rung: Rung, published: Published, rows: list[LossRow], timings: RunTimings, step: int
-    ) -> RungRow:
+        self, rung: Rung, published: Published, rows: list[Row], timings: RunTimings, step: int
+    ) -> Row:
         compared = [row for row in rows if row.verdict]
         verdicts = [row.verdict for row in compared]
         partial = sum(row.difference is not None for row in rows) - len(compared)
         missing = missing_losses(published, rows, timings.max_steps)
         timed, here = is_timed(rung, timings.device), timings.device
-        wrong = [
-            row.setting
-            for row in self.settings
-            if row.rung == rung.name and row.verdict == Verdict.FAILED
-        ]
+        failures = [row for row in self.settings if row.verdict == Verdict.FAILED]
+        wrong = [row.setting for row in failures if row.rung == rung.name]
         failed = Verdict.FAILED in verdicts or missing or wrong or not verdicts
         evaluated = [row for row in rows if row.split == "val"]
         notes = [
@@ -199,35 +196,24 @@ class CaseRun:
         Speed-ups are over the rung before it in the published table, which has no rungs without
         published times, and over the rung in float32.
         """
-        ours = None if timings is None else timings.tokens_per_sec
-        theirs, mfu, _ = published_speed(rung, published)
-        columns: dict[str, Any] = {
-            "published_first_step_ms": published.first_step_ms,
-            "published_step_ms": published.step_ms,
-            "published_tokens_per_sec": theirs,
-            "published_mfu": mfu,
-        }
+        rate, mfu, _ = published_speed(rung, published)
+        theirs = {"first_step_ms": published.first_step_ms, "step_ms": published.step_ms}
+        theirs |= {"tokens_per_sec": rate, "mfu": mfu}
+        ours: dict[str, Any] = {}
+        if timings is not None:
+            ours = {name: getattr(timings, name) for name in (*theirs, "attention")}
+            ours["peak_tflops"] = ratio(timings.peak_flops, 1e12)
+            ours["peak_memory_gib"] = peak_memory_gib(timings.device)
         names = [other.name for other in self.case.rungs]  # `rung` may be changed for a CPU
         earlier = self.case.rungs[: names.index(rung.name)]
         before = [other for other in earlier if other.published_times != ""][-1:]
         bases = {"speedup": before, "fp32_speedup": float32_rung(self.case, rung)}
         measured = {row.rung: row.tokens_per_sec for row in self.rungs}
         for name, base in bases.items() if not self.case.alternatives else ():
-            if base:
-                rate = read_published(self.case, base[0]).tokens_per_sec
-                columns[name] = ratio(ours, measured.get(base[0].name))
-                columns[f"published_{name}"] = ratio(theirs, rate)
-        if timings is None:
-            return columns
-        return columns | {
-            "attention": timings.attention,
-            "first_step_ms": timings.first_step_ms,
-            "step_ms": timings.step_ms,
-            "tokens_per_sec": ours,
-            "mfu": timings.mfu,
-            "peak_tflops": ratio(timings.peak_flops, 1e12),
-            "peak_memory_gib": peak_memory_gib(timings.device),
-        }
+            for other in base:
+                theirs[name] = ratio(rate, read_published(self.case, other).tokens_per_sec)
+                ours[name] = ratio(ours.get("tokens_per_sec"), measured.get(other.name))
+        return ours | {f"published_{name}": value for name, value in theirs.items()}
 
     def write(self) -> None:
         """Write the tables and the picture of all rungs so far."""
@@ -248,19 +234,18 @@ class CaseRun:
         yield f"\n{self.folder}: results.md, results.json, {PICTURE}, a CSV a table"
         missed = [row for row in self.losses if row.verdict == Verdict.FAILED]
         for row in self.rungs:
-            if row.verdict in (Verdict.FAILED, Verdict.ERROR):
-                own = [loss for loss in missed if loss.rung == row.rung]
-                yield f"{row.verdict}: {row.rung}" + (
-                    f", {len(own)} losses miss, the first at step {own[0].step}: "
-                    f"{own[0].ours:.6f} against {own[0].theirs:.6f}"
-                    if own
-                    else ""
-                )
+            own = [loss for loss in missed if loss.rung == row.rung]
+            if own:
+                first = f"{own[0].ours:.6f} against {own[0].theirs:.6f}"
+                text = f", {len(own)} losses miss, the first at step {own[0].step}: {first}"
+                yield f"{row.verdict}: {row.rung}{text}"
+            elif row.verdict in (Verdict.FAILED, Verdict.ERROR):
+                yield f"{row.verdict}: {row.rung}"
         drifted = sum(row.verdict == Verdict.DRIFT for row in self.losses)
         total = sum(bool(row.verdict) for row in self.losses)
-        yield f"{total - len(missed) - drifted} of {total} losses within their tolerance" + (
-            f", {drifted} outside it but within what rounding errors explain" if drifted else ""
-        )
+        text = f"{total - len(missed) - drifted} of {total} losses within their tolerance"
+        drift = f", {drifted} outside it but within what rounding errors explain"
+        yield text + (drift if drifted else "")
 
 
 def ratio(a: float | None, b: float | None) -> float | None:

@@ -1,69 +1,41 @@
 """Rows of the tables of `reproduce`, and the comparison of a loss with the published one."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from gpt_lightning.reproduce.cases import Rung
 from gpt_lightning.reproduce.published import Published
-from gpt_lightning.tables.rows import column, row_type
+from gpt_lightning.tables.rows import Row, column, row_type
 from gpt_lightning.tables.verdicts import Verdict
 from gpt_lightning.training.callbacks.recorder import Observation
 
-
-@dataclass(frozen=True)
-class LossRow:
-    """One published loss and ours; without a verdict if ours is of fewer batches than theirs."""
-
-    rung: str = column("rung", width=17)
-    step: int = column("step", "d")
-    split: str = column("split")
-    theirs: float | None = column("theirs", ".6f", 9)
-    ours: float = column("ours", ".6f", 9)
-    difference: float | None = column("difference", "+.6f")
-    tolerance: float | None = column("tolerance", "g")
-    verdict: str = column("verdict")
-    step_ms: float | None = column("step ms", ",.1f", 9)
-    tokens_per_sec: float | None = column("tokens/s", ",.0f", 9)
-    batches: int | None = column("batches", "d")
-
-
-@dataclass(frozen=True)
-class RungRow:
-    """Outcome of a rung."""
-
-    rung: str = column("rung", width=17)
-    verdict: str = column("verdict", width=7)
-    device: str = column("device", default="")
-    losses: int = column("losses", "d", default=0)
-    drifted: int = column("drift", "d", default=0)
-    worst_difference: float | None = column("worst difference", ".2g")
-    first_step_ms: float | None = column("first step ms", ",.0f")
-    step_ms: float | None = column("step ms", ",.1f", 9)
-    tokens_per_sec: float | None = column("tokens/s", ",.0f", 9)
-    mfu: float | None = column("MFU", ".1%", 6)
-    peak_tflops: float | None = column("of TFLOP/s", ".4g")
-    peak_memory_gib: float | None = column("memory GiB", ".2f")
-    attention: str = column("attention", default="")
-    speedup: float | None = column("speed-up", ".2f")
-    fp32_speedup: float | None = column("over fp32", ".2f")
-    published_first_step_ms: float | None = column("their first ms", ",.0f")
-    published_step_ms: float | None = column("their ms", ",.1f", 9)
-    published_tokens_per_sec: float | None = column("their tokens/s", ",.0f")
-    published_mfu: float | None = column("their MFU", ".1%")
-    published_speedup: float | None = column("their speed-up", ".2f")
-    published_fp32_speedup: float | None = column("their over fp32", ".2f")
-    note: str = column("note", default="")
-
-
+NAME = column("rung", width=17)
+# one published loss and ours; without a verdict if ours is of fewer batches than theirs
+LossRow = row_type(
+    "rung step:d split theirs:.6f ours:.6f difference:+.6f tolerance:g verdict step_ms:,.1f "
+    "tokens_per_sec batches:d",
+    rung=NAME,
+    theirs=column("theirs", ".6f", 9),
+    ours=column("ours", ".6f", 9),
+)
+# outcome of a rung
+RungRow = row_type(
+    "rung verdict device losses:d drifted:d worst_difference:.2g first_step_ms:,.0f step_ms:,.1f "
+    "tokens_per_sec mfu peak_tflops:.4g peak_memory_gib attention speedup:.2f fp32_speedup:.2f "
+    "published_first_step_ms:,.0f published_step_ms:,.1f published_tokens_per_sec published_mfu "
+    "published_speedup:.2f published_fp32_speedup:.2f note",
+    rung=NAME,
+)
 # setting of the published run, and the one that was read from ours
 SettingRow = row_type("rung setting theirs ours verdict")
 PhaseRow = row_type("rung phase seconds:,.1f")  # wall time of one phase of a rung
 
+
 # ---- comparison ----------------------------------------------------------------------------------
 
 
-def loss_row(rung: Rung, published: Published, seen: Observation) -> LossRow:
+def loss_row(rung: Rung, published: Published, seen: Observation) -> Row:
     """Return the row of one of our losses, with the published one of that step if there is one."""
     theirs = published.losses.get((seen.step, seen.split))
     row = compare(rung, seen.step, seen.split, theirs, seen.loss)
@@ -74,7 +46,7 @@ def loss_row(rung: Rung, published: Published, seen: Observation) -> LossRow:
     return replace(row, step_ms=seen.seconds * 1e3, tokens_per_sec=seen.tokens / seen.seconds)
 
 
-def compare(rung: Rung, step: int, split: str, theirs: float | None, ours: float) -> LossRow:
+def compare(rung: Rung, step: int, split: str, theirs: float | None, ours: float) -> Row:
     """Return a row without times; without a published loss it has no verdict."""
     if theirs is None:
         return LossRow(rung.name, step, split, None, ours)
@@ -89,13 +61,13 @@ def compare(rung: Rung, step: int, split: str, theirs: float | None, ours: float
     return LossRow(rung.name, step, split, theirs, ours, difference, tolerance, verdict)
 
 
-def without_verdict(row: LossRow, batches: int | None, theirs: int | None) -> LossRow:
+def without_verdict(row: Row, batches: int | None, theirs: int | None) -> Row:
     """Return a row with its number of batches, and without a verdict if theirs is another."""
     row = replace(row, batches=batches)
     return row if batches == theirs else replace(row, tolerance=None, verdict="")
 
 
-def best_row(rung: Rung, published: Published, ours: list[LossRow]) -> tuple[LossRow, str]:
+def best_row(rung: Rung, published: Published, ours: list[Row]) -> tuple[Row, str]:
     """Compare our lowest validation loss with the lowest published one up to our last step.
 
     Args:
@@ -115,7 +87,7 @@ def best_row(rung: Rung, published: Published, ours: list[LossRow]) -> tuple[Los
     return without_verdict(row, best.batches, published.batches), note if theirs else ""
 
 
-def missing_losses(published: Published, rows: list[LossRow], max_steps: int) -> int:
+def missing_losses(published: Published, rows: list[Row], max_steps: int) -> int:
     """Count the published losses within `max_steps` that have no counterpart among ours."""
     keys = published.losses  # an evaluation follows the last step, a loss of a step precedes it
     expected = {(step, split) for step, split in keys if step + (split == "batch") <= max_steps}
