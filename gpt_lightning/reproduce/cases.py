@@ -1,11 +1,14 @@
 """Published tables as data: rungs, settings, tolerances, curves and reports of reference/*.yaml."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+
+from gpt_lightning.errors import UserError
+from gpt_lightning.parsing import nearest
 
 Device = Literal["any", "cpu", "mps", "gpu"]
 Settings = dict[str, Any]
@@ -183,6 +186,18 @@ def make_case(name: str, table: dict[str, Any]) -> Case:
         )
     fields = {key: table[key] for key in Case.__dataclass_fields__ if key in table}
     return Case(name, **{**fields, "rungs": tuple(rungs)})
+
+
+def pick(name: str, known: Iterable[str], problem: str) -> str:
+    """Return a name that is known.
+
+    Raises:
+        UserError: It is not; the message begins with the problem.
+    """
+    known = list(known)
+    if name not in known:
+        raise UserError(f"{problem} {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+    return name
 
 
 def with_tuples(value: Any) -> Any:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import numbered_folder
-from gpt_lightning.parsing import OneLineParser, nearest, split_fit_options
-from gpt_lightning.reproduce.cases import CASES, CURVES, REPORTS, Case, Options, Rung
+from gpt_lightning.parsing import OneLineParser, split_fit_options
+from gpt_lightning.reproduce.cases import CASES, CURVES, REPORTS, Case, Options, Rung, pick
 from gpt_lightning.tables.rows import Console, column, row_type
 
 CORPUS = "tinyshakespeare"  # the text of every case
@@ -116,12 +116,8 @@ def run_case(
 def selftest(name: str | None, rungs: str | None, fit_options: list[str]) -> int:
     """Break the settings of all cases, or those of one case or of its named rungs."""
     if fit_options or (rungs is not None and name is None):
-        given = (
-            f"{fit_options[0]}, which it cannot use" if fit_options else "--rungs without a case"
-        )
-        raise UserError(
-            f"--selftest has {given}: give `reproduce [CASE [--rungs NAMES]] --selftest`"
-        )
+        given = [*fit_options, "--rungs without a case"][0]
+        raise UserError(f"--selftest has {given}: give `reproduce [CASE [--rungs R]] --selftest`")
     cases = list(CASES.values()) if name is None else [find_case(name)]
     named = None if rungs is None else [rung.name for rung in named_rungs(cases[0], rungs)]
 
@@ -141,10 +137,7 @@ def find_case(name: str | None) -> Case:
         raise UserError(f"reproduce needs a table: give one of {', '.join(names)}, or --list")
     if name in REPORTS:
         raise UserError(f"{name} has figures and no rungs: give it without options")
-    if name not in CASES:
-        raise UserError(
-            f"no published table {name!r}{nearest(name, names)}; there are {', '.join(names)}"
-        )
+    pick(name, names, "no published table")
     return CASES[name]
 
 
@@ -161,8 +154,7 @@ def choose_rungs(case: Case, names: str | None, options: Options) -> list[Rung]:
         return able[:1] if case.alternatives else able
     chosen = named_rungs(case, names)
     for rung in chosen:
-        reason = impossible(rung, options)
-        if reason:
+        if reason := why_not(rung, options, named=True):
             raise UserError(f"{case.name}, {rung.name}: {reason}")
     return chosen
 
@@ -173,14 +165,8 @@ def named_rungs(case: Case, names: str) -> list[Rung]:
     Raises:
         UserError: There is no such rung.
     """
-    by_name = {rung.name: rung for rung in case.rungs}
-    for name in names.split(","):
-        if name not in by_name:
-            raise UserError(
-                f"{case.name} has no rung {name!r}{nearest(name, by_name)}; "
-                f"it has {', '.join(by_name)}"
-            )
-    return [by_name[name] for name in names.split(",")]
+    rungs = {rung.name: rung for rung in case.rungs}
+    return [rungs[pick(name, rungs, f"{case.name} has no rung")] for name in names.split(",")]
 
 
 def target(rung: Rung, options: Options) -> str:
@@ -192,12 +178,19 @@ def target(rung: Rung, options: Options) -> str:
     return rung.device if rung.device in there - {"any"} else best
 
 
-def impossible(rung: Rung, options: Options) -> str:
-    """Return the reason why a rung cannot run here at all; empty if it can."""
+def why_not(rung: Rung, options: Options, named: bool = False) -> str:
+    """Return the reason why a rung cannot run here; empty if it can.
+
+    Args:
+        rung: The rung.
+        options: Changes of the command line.
+        named: True if the rung is named: then its losses alone are worth a run.
+    """
     from gpt_lightning.hardware.device import memory_gib
 
     here = target(rung, options)
-    if rung.device not in ("any", here) and not rung.losses_anywhere:
+    elsewhere = rung.device not in ("any", here)
+    if elsewhere and not rung.losses_anywhere:
         if rung.device not in available_devices():
             return f"needs {CHIPS[rung.device]}, which this machine does not have"
         return f"runs on {CHIPS[rung.device]}, but --accelerator is {options.accelerator}"
@@ -205,15 +198,9 @@ def impossible(rung: Rung, options: Options) -> str:
         return f"its setting has another meaning on {CHIPS[here]}; try --accelerator cpu"
     if here == "cpu" and memory_gib() < rung.memory_gib:
         return f"needs {rung.memory_gib:.0f} GiB of memory, this machine has {memory_gib():.1f}"
+    if elsewhere and not named:
+        return f"its step times need {CHIPS[rung.device]}; losses alone: --rungs {rung.name}"
     return ""
-
-
-def why_not(rung: Rung, options: Options) -> str:
-    """Return the reason why a rung runs only if it is named; empty if it runs anyway."""
-    reason = impossible(rung, options)
-    if not reason and rung.device not in ("any", target(rung, options)):
-        reason = f"its step times need {CHIPS[rung.device]}; losses alone: --rungs {rung.name}"
-    return reason
 
 
 def available_devices() -> set[str]:
@@ -236,19 +223,16 @@ def print_list() -> None:
     rows = []
     for name, rung in ((case.name, rung) for case in CASES.values() for rung in case.rungs):
         reason = why_not(rung, Options())
-        here = "yes" if not reason else "no" if impossible(rung, Options()) else "part"
+        here = "yes" if not reason else "no" if why_not(rung, Options(), named=True) else "part"
         time = f"{rung.time}{fetched}" + (f"; {reason}" if reason else "")
         rows.append(row_of(name, rung.name, rung.device, CORPUS, here, time))
     console = Console(row_of, rows=rows)
     print(console.header(), *map(console.line, rows), sep="\n")
     for name, (title, _) in REPORTS.items():
         print(f"{name:<16}  {title}")
-    print("\nSources:")
-    for name, source in [
-        *((case.name, case.source) for case in CASES.values()),
-        *((name, origin) for name, (_, origin) in REPORTS.items()),
-    ]:
-        print(f"{name:<24}{source}")
+    sources = {case.name: case.source for case in CASES.values()}
+    sources |= {name: origin for name, (_, origin) in REPORTS.items()}
+    print("\nSources:", *(f"{name:<24}{source}" for name, source in sources.items()), sep="\n")
     print("\nCurves that any run can be compared with, by tokens:")
     for name, curve in CURVES.items():
         print(f"reproduce --against RUN {name:<23}  {curve.title}")

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gpt_lightning.errors import UserError
 from gpt_lightning.files import reference_text
 from gpt_lightning.hardware.peaks import lookup
 from gpt_lightning.hardware.precision import product_dtype
 from gpt_lightning.model import flops
-from gpt_lightning.parsing import nearest
-from gpt_lightning.reproduce.cases import CURVES, Case, Curve, Rung, Settings
+from gpt_lightning.reproduce.cases import CURVES, Case, Curve, Rung, Settings, pick
 
 # split -> (tokens, loss in nats), tokens ascending
 Points = dict[str, Sequence[tuple[float, float]]]
@@ -134,9 +132,7 @@ def find_curve(name: str) -> Curve:
     Raises:
         UserError: There is no such curve.
     """
-    if name not in CURVES:
-        raise UserError(f"no curve {name!r}{nearest(name, CURVES)}; there are {', '.join(CURVES)}")
-    return CURVES[name]
+    return CURVES[pick(name, CURVES, "no curve")]
 
 
 def read_curve(curve: Curve) -> Points:

@@ -265,8 +265,8 @@ def test_a_mac_reproduces_its_rung(mac, monkeypatch):
     automatic = Options()
     assert reproduce.target(rungs["mps"], automatic) == "mps"
     assert reproduce.target(rungs["mps"], Options(accelerator="gpu")) == "mps"  # the machine's best
-    assert reproduce.impossible(rungs["mps"], automatic) == ""
-    assert "needs an NVIDIA GPU" in reproduce.impossible(rungs["gpu"], automatic)
+    assert reproduce.why_not(rungs["mps"], automatic, named=True) == ""
+    assert "needs an NVIDIA GPU" in reproduce.why_not(rungs["gpu"], automatic, named=True)
     away = Options(accelerator="cpu")
     assert "--accelerator is cpu" in reproduce.impossible(rungs["mps"], away)
     built = []

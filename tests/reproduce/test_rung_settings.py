@@ -420,7 +420,7 @@ def test_only_keys_without_a_number_are_left_whole(key, theirs, whole):
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["--model.learning_rate", "1"], "error: --selftest has --model.learning_rate, which"),
+        (["--model.learning_rate", "1"], "error: --selftest has --model.learning_rate: give"),
         (["--rungs", "timed"], "error: --selftest has --rungs without a case"),
         (["lecture-ladder", "--rungs", "tmed"], "error: lecture-ladder has no rung 'tmed': did"),
     ],
