@@ -126,7 +126,7 @@ class Saver:
         """
         self.is_prepared = True
         if self._copy is not None:
-            self.work = self._thread.submit(self._copy.reservation(checkpoint))
+            self.work = self._thread.submit(self._copy, checkpoint)
 
     def wait(self) -> None:
         """Wait for the save in progress, if any.

@@ -14,6 +14,7 @@ more than a full checkpoint's, `shards`:
 The name of a tensor is its path in the dict, such as `state_dict.model.transformer.wte.weight`.
 """
 
+import copy
 import functools
 import re
 import secrets
@@ -218,8 +219,10 @@ def mapped(function: Callable[[str, Any], Any], value: Any, name: str = "") -> A
         name: Name of the tree itself.
     """
     if isinstance(value, dict):
-        items = ((key, mapped(function, item, f"{name}{key}.")) for key, item in value.items())
-        return type(value)(items)
+        copied = copy.copy(value)  # of the same class
+        for key, item in value.items():
+            copied[key] = mapped(function, item, f"{name}{key}.")
+        return copied
     if isinstance(value, list | tuple):
         return type(value)(mapped(function, x, f"{name}{i}.") for i, x in enumerate(value))
     return function(name.removesuffix("."), value)

@@ -22,7 +22,6 @@ from gpt_lightning.model.loss import autocast_dtype
 from gpt_lightning.reproduce import command as reproduce
 from gpt_lightning.reproduce import selftest
 from gpt_lightning.reproduce.cases import CASES, Options
-from gpt_lightning.runs.host_copy import on_cuda
 from gpt_lightning.tables import options, sweep
 from gpt_lightning.tables.worker import SkippedError, call, failure
 from gpt_lightning.training import module, optim
@@ -244,7 +243,6 @@ def test_the_chunks_of_the_loss_take_the_dtype_of_autocast():
 
 def test_other_machines_ways_are_not_taken():
     assert not can_pack(SimpleNamespace(device=MPS), torch.float32)  # oneDNN's layout
-    assert not on_cuda({0: SimpleNamespace(device=MPS)})  # a checkpoint is copied at once
     with pytest.raises(UserError, match="'tf32', which mps does not have"):
         measure_peak(MPS, "tf32")
 
