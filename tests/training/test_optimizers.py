@@ -52,7 +52,7 @@ def plainsgd(tmp_path, monkeypatch):
 
 
 def test_a_file_is_an_optimizer(plainsgd, text_file):
-    assert optimizers.names() == ["adamw", "muon", "plainsgd"]
+    assert {"adamw", "muon", "plainsgd"} <= {*optimizers.names()}
     module = GPTModule(
         TINY, optimizer="plainsgd", weight_decay=0.0, schedule="constant", warmup_steps=1
     )
@@ -65,7 +65,7 @@ def test_a_file_is_an_optimizer(plainsgd, text_file):
 
 
 def test_a_name_without_a_file_is_an_error_with_the_choices():
-    with pytest.raises(UserError, match=r"'adamv'; expected adamw, muon: did you mean 'adamw'\?"):
+    with pytest.raises(UserError, match=r"'adamv'; expected adamw, .*muon.*: did you mean 'adamw'\?"):
         GPTModule(TINY, optimizer="adamv")
 
 

@@ -213,7 +213,7 @@ def test_a_loaded_module_is_compiled_when_it_trains(monkeypatch):
     trainer.save_checkpoint("1.ckpt")
     compiled = []
 
-    def compile_quickly(self):
+    def compile_quickly(self, **kwargs):
         compiled.append(self)
         torch.nn.Module.compile(self, backend="eager")
 
