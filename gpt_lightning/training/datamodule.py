@@ -109,7 +109,13 @@ class TokenDataModule(L.LightningDataModule):
             streams = max(1, sum(map(is_remote, self.addresses)))
             folder, limit = Path(settings.data_dir), settings.cache_limit_gb
             dataset = TokenDataset(address, folder, limit, streams)
-            self._check_same_tokens(address, dataset)
+            for other, opened in self._datasets.items():
+                if opened.manifest.tokenizer != dataset.manifest.tokenizer:
+                    names = (each.manifest.tokenizer["name"] for each in (dataset, opened))
+                    raise UserError(
+                        f"data.mixture: {address} and {other} are made of other tokens "
+                        f"({', '.join(names)}): prepare both with one tokenizer"
+                    )
             self._datasets[address] = dataset
         return self._datasets[address]
 
@@ -119,15 +125,6 @@ class TokenDataModule(L.LightningDataModule):
         source = settings.corpus or settings.text_file
         assert source is not None
         return source, settings.tokenizer, settings.data_dir, settings.val_fraction
-
-    def _check_same_tokens(self, address: str, dataset: TokenDataset) -> None:
-        for other, opened in self._datasets.items():
-            if opened.manifest.tokenizer != dataset.manifest.tokenizer:
-                raise UserError(
-                    f"data.mixture: {address} and {other} are made of other tokens "
-                    f"({dataset.manifest.tokenizer['name']}, {opened.manifest.tokenizer['name']}): "
-                    "prepare both with one tokenizer"
-                )
 
     # ---- Lightning's hooks, in the order in which it calls them --------------------------------
 

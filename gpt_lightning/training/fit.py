@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from gpt_lightning import removed
+from gpt_lightning import parsing, removed
 from gpt_lightning.errors import (
     CONTINUE,
     MemoryExhaustedError,
@@ -27,13 +27,6 @@ from gpt_lightning.errors import (
 from gpt_lightning.hardware import distributed as ranks
 from gpt_lightning.hardware.machine import version
 from gpt_lightning.hardware.precision import resolve_precision
-from gpt_lightning.parsing import (
-    OneLineParser,
-    config_names,
-    known_keys,
-    resolve_configs,
-    shell_command,
-)
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
@@ -50,7 +43,7 @@ from gpt_lightning.training.trainer import Trainer, as_list, construction_error
 COMPILERS = ("torch._dynamo.", "torch._inductor.")  # modules of errors of torch.compile
 
 
-class TrainingParser(OneLineParser, LightningArgumentParser):
+class TrainingParser(parsing.OneLineParser, LightningArgumentParser):
     """Parser of Lightning with errors of one line, which reads runs of earlier versions."""
 
     def parse_string(self, cfg_str: str, *args: Any, **kwargs: Any) -> Any:
@@ -75,7 +68,7 @@ class SaveConfig(SaveConfigCallback):
         self.on_test_start(trainer, pl_module)
         folder = run_folder(trainer)
         if trainer.is_global_zero and folder is not None:
-            command = shell_command(getattr(trainer, "argv", []))
+            command = parsing.shell_command(getattr(trainer, "argv", []))
             software = f"gpt_lightning {version()}, torch {torch.__version__}"
             settings = (folder / self.config_filename).read_text(encoding="utf-8")
             write_text(trainer, "run/config", f"# {command}\n# {software}\n{settings}")
@@ -135,7 +128,7 @@ class GPTCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         removed.check_options(args)
-        args = resolve_configs(args, known_keys(parser)[0])
+        args = parsing.resolve_configs(args, parsing.known_keys(parser)[0])
         super().parse_arguments(parser, args)
         config = self.config[self.config.subcommand]
         # config.yaml of a run has the ckpt_path that the run began with; a flag is newer
@@ -313,7 +306,7 @@ class GPTCLI(LightningCLI):
 def run(argv: list[str]) -> None:
     """Run `fit ...`, `validate ...`, `test ...`, `predict ...` or `resume ...`."""
     wanted = [arg for arg in argv if arg in ("-h", "--help") or arg.startswith("--help=")]
-    if argv[0] == "fit" and argv[1:] and argv[1] in config_names():
+    if argv[0] == "fit" and argv[1:] and argv[1] in parsing.config_names():
         raise UserError(f"unknown argument {argv[1]!r}: did you mean '--config {argv[1]}'?")
     if argv[0] != "fit":
         from gpt_lightning.training import rerun  # not for fit

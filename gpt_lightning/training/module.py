@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import Optimizer
 
-from gpt_lightning.data.loader import IGNORE_INDEX, Batch
+from gpt_lightning.data.loader import Batch
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import keep_freed_memory, limit_kept_memory, seed_device
 from gpt_lightning.model.compilation import compile_in_place, is_compiled, should_compile
@@ -25,7 +25,7 @@ from gpt_lightning.runs.folders import run_id
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import build, optim, optimizers, steps
 from gpt_lightning.training.datamodule import token_data
-from gpt_lightning.training.evaluation import MeanLoss
+from gpt_lightning.training.evaluation import Evaluation, check_losses
 
 # jsonargparse would import the class of a dict with a class_path, while it parses
 register_type(Network, serializer=Network.settings, deserializer=Network.of)
@@ -91,8 +91,7 @@ class GPTModule(L.LightningModule):
         self._memory_read_s = 0.0  # last time
         self._spikes: optim.SpikeGuard | None = None
         self._spikes_before: dict[str, Any] = {}  # state of an earlier session
-        self._losses: list[MeanLoss] = []  # of an evaluation, for each loader
-        self._evaluated = 0  # positions of this rank in the first loader, with padding
+        self._evaluation = Evaluation()
 
     # ---- build ---------------------------------------------------------------------------------
 
@@ -405,22 +404,13 @@ class GPTModule(L.LightningModule):
             callback.before_validation(self.trainer)
 
     def on_validation_epoch_start(self) -> None:
-        self._evaluated = 0
-        self._losses = []
+        self._evaluation = Evaluation()
 
     on_test_epoch_start = on_validation_epoch_start
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         x, y = batch
-        tokens = (y != IGNORE_INDEX).sum()
-        loss = self._evaluate(x, y)
-        loss = torch.where(tokens > 0, loss, 0.0)  # a rank's last batch may be padding alone
-        self._evaluated += y.numel() if dataloader_idx == 0 else 0
-        while len(self._losses) <= dataloader_idx:
-            mean = MeanLoss().to(self.device)
-            mean.set_dtype(torch.promote_types(loss.dtype, torch.float32))
-            self._losses.append(mean)
-        self._losses[dataloader_idx].update(loss, tokens)
+        self._evaluation.add(self._evaluate(x, y), y, dataloader_idx)
 
     test_step = validation_step
 
@@ -448,13 +438,8 @@ class GPTModule(L.LightningModule):
         """
         split, data = "test" if self.trainer.testing else "val", token_data(self.trainer)
         fitting = steps.is_fitting(self.trainer)
-        # with data.eval_batches the second loader reads the training split
         estimates = data is not None and data.settings.eval_batches is not None
-        losses: dict[str, torch.Tensor] = {}
-        for i, mean in enumerate(self._losses):
-            name = f"{split}/loss/dataloader_idx_{i}" if i else f"{split}/loss"
-            if mean.update_called:
-                losses["train/eval_loss" if estimates and i == 1 else name] = mean.compute()
+        losses = self._evaluation.losses(split, estimates)
         metrics: dict[str, torch.Tensor | float] = dict(losses)
         if f"{split}/loss" in losses:
             metrics[f"{split}/perplexity"] = losses[f"{split}/loss"].exp()
@@ -463,17 +448,13 @@ class GPTModule(L.LightningModule):
             metrics["step"] = float(self.trainer.global_step)
         self.log_dict(metrics, sync_dist=True, add_dataloader_idx=False)
         if data is not None:
-            tokens = data.evaluated_part(split, self._evaluated * self.trainer.world_size)
+            tokens = data.evaluated_part(
+                split, self._evaluation.positions * self.trainer.world_size
+            )
             # float64, on the CPU: MPS has none; equal on all ranks
             exact = {k: torch.tensor(v, dtype=torch.float64) for k, v in tokens.items()}
             self.log_dict(exact, sync_dist=True, rank_zero_only=True)
-        for name, loss in losses.items():
-            if not loss.isfinite():
-                raise UserError(
-                    f"the {name.replace('/', ' ')} is {loss.item()} at step "
-                    f"{self.trainer.global_step}: lower model.learning_rate, or set "
-                    "trainer.gradient_clip_val"
-                )
+        check_losses(losses, self.trainer.global_step)
         if fitting:
             self._log_last_loss()
 

@@ -21,21 +21,14 @@ from gpt_lightning.errors import exit_on_signal
 from gpt_lightning.hardware.distributed import DelayedMax
 from gpt_lightning.parsing import shell_command
 from gpt_lightning.runs.folders import RunPaths
-from gpt_lightning.training import optim
+from gpt_lightning.training import optim, steps
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.progress import StepProgress
-from gpt_lightning.training.steps import (
-    StepCallback,
-    at_step_boundary,
-    find_callback,
-    is_fitting,
-    run_folder,
-)
 
 TWICE_S = 1.0  # terminals and wrappers may deliver one Ctrl-C twice
 
 
-class StopSignals(StepCallback):
+class StopSignals(steps.StepCallback):
     """Save and end the run on SIGTERM, SIGINT, SIGHUP and SIGUSR1, between two steps.
 
     The current step and its validation finish, RunCheckpoint saves unless it is disabled, and the
@@ -65,7 +58,7 @@ class StopSignals(StepCallback):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         main = threading.current_thread() is threading.main_thread()
-        if main and not is_fitting(trainer):  # nothing to save
+        if main and not steps.is_fitting(trainer):  # nothing to save
             signal.signal(signal.SIGTERM, exit_on_signal)
 
     on_test_start = on_predict_start = on_validation_start
@@ -101,7 +94,7 @@ class StopSignals(StepCallback):
 
         BetweenSteps calls this before RunCheckpoint saves or ends the run.
         """
-        if trainer.world_size > 1 and at_step_boundary(trainer):
+        if trainer.world_size > 1 and steps.at_step_boundary(trainer):
             module: Any = trainer.lightning_module
             self._asked |= getattr(module, "stop_requested", False)
             agreed = self._maximum(trainer, 2 * self._signal + self._asked)
@@ -110,9 +103,9 @@ class StopSignals(StepCallback):
     def between_batches(self, trainer: L.Trainer) -> None:
         """End the run if a rank has received a signal."""
         stop = self._agreed if trainer.world_size > 1 else self._signal
-        if not stop or not at_step_boundary(trainer):
+        if not stop or not steps.at_step_boundary(trainer):
             return
-        checkpoint = find_callback(trainer, RunCheckpoint)
+        checkpoint = steps.find_callback(trainer, RunCheckpoint)
         if checkpoint is not None:
             checkpoint.finish(trainer)
         trainer.strategy.barrier()  # until rank 0 has read the file back
@@ -125,7 +118,7 @@ class StopSignals(StepCallback):
             text += f"; to continue:\n{command}" if command else "; --resume auto continues"
         if requeues:
             text += f"; {requeue_job()}"
-        bar = find_callback(trainer, StepProgress)
+        bar = steps.find_callback(trainer, StepProgress)
         if bar is not None:
             bar.on_train_end()  # the message gets a line of its own
         print(text, file=sys.stderr)
@@ -149,7 +142,7 @@ def command_to_continue(trainer: L.Trainer, checkpoint: RunCheckpoint) -> str:
     It is unknown under a launcher such as torchrun, and for a Trainer of the user's own. With
     checkpoint.folder another machine may continue the run, which finds the copy by the run's name.
     """
-    folder = run_folder(trainer)
+    folder = steps.run_folder(trainer)
     environment = getattr(trainer.strategy, "cluster_environment", None)
     launched = not isinstance(environment, LightningEnvironment | None)
     if folder is None or launched or checkpoint.folder or not RunPaths(folder).config.is_file():
