@@ -287,6 +287,7 @@ class DatasetWindows:
             "data.order": order.name,
             "data.seed": order.seed,
             "data.block_size": order.block_size,
+            "data.shuffle_windows": None,  # as in checkpoints of 2632cfa, which had groups
             "shuffled blocks": order.blocks,
             "shuffled lanes": order.lanes,
         }
