@@ -28,7 +28,7 @@ from gpt_lightning.bench.core.peer import make_peer
 from gpt_lightning.bench.core.training_step import DeviceRow
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import synchronize
-from gpt_lightning.model.decoder import Decoder
+from gpt_lightning.model.fast.decoder import Decoder
 from gpt_lightning.model.generate import generate, sample_token
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.tables import options

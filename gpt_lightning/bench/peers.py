@@ -17,7 +17,7 @@ import torch
 from gpt_lightning.bench.core import paired, timing, training_step
 from gpt_lightning.bench.core.peer import make_peer
 from gpt_lightning.data.loader import Batch
-from gpt_lightning.model.compilation import compile_in_place
+from gpt_lightning.model.fast.compilation import compile_in_place
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import COURSE_SIZES
 from gpt_lightning.tables.rows import column, sweep_row

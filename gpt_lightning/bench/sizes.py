@@ -27,7 +27,7 @@ import torch
 
 from gpt_lightning.bench.core import course_report, timing, training_step
 from gpt_lightning.hardware.device import peak_memory_gib
-from gpt_lightning.model.compilation import compile_in_place
+from gpt_lightning.model.fast.compilation import compile_in_place
 from gpt_lightning.tables import options
 from gpt_lightning.tables.rows import Row, column, sweep_row
 from gpt_lightning.tables.sweep import Bench

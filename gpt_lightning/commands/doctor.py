@@ -23,7 +23,8 @@ from packaging.utils import canonicalize_name as plain
 from gpt_lightning.bench.core import training_step
 from gpt_lightning.errors import UserError, reason_of
 from gpt_lightning.hardware import device, machine, peaks, precision
-from gpt_lightning.model import compilation, gpt
+from gpt_lightning.model import gpt
+from gpt_lightning.model.fast import compilation
 from gpt_lightning.parsing import CONFIGS
 from gpt_lightning.runs.folders import lock_folder
 from gpt_lightning.tables.worker import isolated

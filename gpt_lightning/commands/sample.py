@@ -14,7 +14,7 @@ from gpt_lightning.parsing import Seed, TopP
 from gpt_lightning.runs.folders import find_checkpoint
 
 if TYPE_CHECKING:
-    from gpt_lightning.model.decoder import Decoder
+    from gpt_lightning.model.fast.decoder import Decoder
 
 SEED_STEP = 2_654_435_761  # odd, so that 2^32 texts have different seeds
 

@@ -13,11 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
 
 AttentionFn = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 DropoutFn = Callable[[Tensor, float], Tensor]
-CHUNK = 512  # queries whose weights `chunked_attention` has in memory at a time
 NO_KERNEL = ("no viable backend", "no available kernel")  # PyTorch's words
 
 
@@ -56,20 +54,6 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=T > 1)
 
 
-def chunked_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
-    """Return `naive_attention` by chunks of queries, each recomputed in the backward pass.
-
-    Its memory is that of a (CHUNK, S) matrix. For devices without a fused kernel, such as MPS,
-    where PyTorch trains with the whole (T, S) matrix (torch 2.13).
-    """
-    seen, chunks = k.size(-2) - q.size(-2), []
-    for queries in q.split(CHUNK, dim=-2):
-        seen += queries.size(-2)
-        tensors = (queries, k[..., :seen, :], v[..., :seen, :])
-        chunks.append(checkpoint(naive_attention, *tensors, dropout_p, use_reentrant=False))
-    return torch.cat(chunks, dim=-2)
-
-
 # PyTorch's fused kernels: name -> backend, and a part of the name of its node in the autograd graph
 FUSED = {
     "flash": (SDPBackend.FLASH_ATTENTION, "FlashAttention"),
@@ -93,7 +77,6 @@ ATTENTION: dict[str, AttentionFn] = {
     "auto": sdpa_attention,
     "sdpa": sdpa_attention,
     "naive": naive_attention,
-    "chunked": chunked_attention,
     **{kernel: FusedAttention(kernel) for kernel in FUSED},
 }
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.model.decoder import Decoder, RecomputingDecoder
+from gpt_lightning.model.fast.decoder import Decoder, RecomputingDecoder
 from gpt_lightning.model.gpt import GPT
 
 # one generator for all rows, or one for each row

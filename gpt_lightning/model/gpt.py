@@ -36,8 +36,8 @@ class GPTConfig:
             nanogpt: the same distribution, drawn in nanoGPT's order. default: PyTorch's.
         attention: sdpa: the fused kernel that PyTorch chooses. flash, cudnn, efficient: that kernel
             of PyTorch's, or an error where it does not run. naive: the (T, T) matrix written out.
-            chunked: 512 rows of that matrix at a time, computed twice. auto: sdpa; in models
-            compiled for a CPU a kernel of ours (cpu_attention.py), or naive, where that is faster.
+            auto: sdpa; in models compiled for a CPU a kernel of ours (cpu_attention.py), or naive,
+            where that is faster.
         activation: gelu_tanh: the tanh approximation that GPT-2 was trained with. gelu: exact, as
             in nanoGPT.
         loss_chunk: Number of positions whose logits are in memory at a time; null: all B x T.
@@ -57,7 +57,7 @@ class GPTConfig:
     dropout: float = 0.0
     tie_weights: bool = True
     init: Literal["gpt2", "nanogpt", "default"] = "gpt2"
-    attention: Literal["auto", "sdpa", "flash", "cudnn", "efficient", "naive", "chunked"] = "auto"
+    attention: Literal["auto", "sdpa", "flash", "cudnn", "efficient", "naive"] = "auto"
     activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
     loss_chunk: int | None = None
     residual: Literal["float32", "bfloat16"] = "float32"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT
+from gpt_lightning.model.transforms import by_name, transform
 
 A, B = "lora_a", "lora_b"
 
@@ -52,7 +53,7 @@ def install(model: nn.Module, rank: int, alpha: float, targets: Sequence[str]) -
     layers = {n: m for n, m in blocks.named_modules() if isinstance(m, nn.Linear)}
     if not targets:
         raise UserError("model.lora_targets is empty: name a layer, such as c_attn")
-    chosen = set()
+    chosen: set[str] = set()
     for target in targets:
         found = {name for name in layers if fnmatchcase(f".{name}", f"*.{target}")}
         if not found:
@@ -63,8 +64,8 @@ def install(model: nn.Module, rank: int, alpha: float, targets: Sequence[str]) -
             )
         chosen |= found
     model.requires_grad_(False)
+    transform(blocks, by_name(chosen, LoRALinear))
     for name in sorted(chosen):
-        layers[name].__class__ = LoRALinear
         layer = cast(LoRALinear, layers[name])
         layer.scale = alpha / rank
         layer.lora_a = nn.Parameter(layer.weight.new_empty(rank, layer.in_features))

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpt_lightning.model.transforms import by_class, transform
+
 
 def install(transformer: nn.Module) -> None:
     """Replace the layers of a Transformer that are on the residual stream, in place."""
-    for module in transformer.modules():
-        if type(module) is nn.LayerNorm:
-            module.__class__ = ResidualLayerNorm
+    transform(transformer, by_class({nn.LayerNorm: ResidualLayerNorm}))
     transformer.cast = ResidualCast()
 
 

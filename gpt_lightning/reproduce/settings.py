@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from gpt_lightning.data.loader import Batch
-from gpt_lightning.model.compilation import is_compiled
+from gpt_lightning.model.fast.compilation import is_compiled
 from gpt_lightning.model.gpt import GPT, Block
 from gpt_lightning.reproduce.cases import Rung, Settings
 from gpt_lightning.reproduce.verdicts import SettingRow

@@ -12,7 +12,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import memory_gib
 from gpt_lightning.model import flops
 from gpt_lightning.model.attention import NoKernelError
-from gpt_lightning.model.compilation import (
+from gpt_lightning.model.fast.compilation import (
     attention_kernel,
     check_cuda_graphs,
     own_kernel_error,
@@ -73,11 +73,10 @@ def check_device(config: GPTConfig, trainer: L.Trainer, device: str, compiled: b
     strategy = trainer.strategy
     if not (is_sharded(trainer) or isinstance(strategy, WHOLE)):
         raise UserError(f"{type(strategy).__name__} cannot train a GPTModule: use ddp or fsdp2")
-    again = config.checkpointing or config.attention == "chunked"  # they run the forward twice
-    if device == "mps" and again and (p := config.dropout):
+    if device == "mps" and config.checkpointing and (p := config.dropout):
         raise UserError(  # PyTorch restores no seed there (pytorch#127676)
             f"model.config.dropout is {p:g}, and mps would recompute another: set it to 0, or "
-            "model.config.checkpointing to false and model.config.attention to auto"
+            "model.config.checkpointing to false"
         )
     if config.residual != "float32" and trainer.precision != "bf16-mixed":
         raise UserError(

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import keep_freed_memory, limit_kept_memory, seed_device
-from gpt_lightning.model.compilation import compile_in_place, is_compiled, should_compile
+from gpt_lightning.model.fast.compilation import compile_in_place, is_compiled, should_compile
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.network import Network, count_flops, missing_network
 from gpt_lightning.removed import without_removed
@@ -53,7 +53,7 @@ class GPTModule(L.LightningModule):
 
     Attributes:
         model: The GPT, or the network of one's own.
-        attention_kernel: Kernel that runs: avx512, naive, chunked, flash, cudnn, efficient, math.
+        attention_kernel: Kernel that runs: avx512, naive, flash, cudnn, efficient, math.
         notes: Lines of the banner about substitutes for what the settings name.
         micro_batches: Micro-batches done in the current step.
         stop_requested: True if trainer.should_stop was set, and the run has not stopped yet.

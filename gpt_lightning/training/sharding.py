@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.model.residual import ResidualLayerNorm
+from gpt_lightning.model.transforms import by_class, transform
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.shards import write_shards
 
@@ -60,9 +61,8 @@ class ShardedStrategy(ModelParallelStrategy):
             policy = MixedPrecisionPolicy(
                 torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
             )
-            for module in model.transformer.h.modules():
-                if type(module) is nn.LayerNorm:
-                    module.__class__ = ResidualLayerNorm  # weights may have another dtype
+            # weights may have another dtype
+            transform(model.transformer.h, by_class({nn.LayerNorm: ResidualLayerNorm}))
         mesh = self.device_mesh["data_parallel"]
         for block in model.transformer.h:
             fully_shard(block, mesh=mesh, mp_policy=policy)

@@ -7,7 +7,7 @@ import torch
 
 from gpt_lightning.bench import generate
 from gpt_lightning.cli import main
-from gpt_lightning.model.decoder import Decoder
+from gpt_lightning.model.fast.decoder import Decoder
 from gpt_lightning.model.gpt import Transformer
 from gpt_lightning.tables import sweep
 

@@ -21,7 +21,7 @@ from gpt_lightning import files
 from gpt_lightning.cli import main
 from gpt_lightning.commands import doctor
 from gpt_lightning.hardware import peaks
-from gpt_lightning.model import compilation
+from gpt_lightning.model.fast import compilation
 
 
 @pytest.fixture

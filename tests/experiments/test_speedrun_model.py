@@ -7,7 +7,7 @@ import torch
 
 from experiments.speedrun.model import RotaryAttention, SpeedrunGPT, hashed
 from gpt_lightning.errors import UserError
-from gpt_lightning.model.compilation import compile_in_place
+from gpt_lightning.model.fast.compilation import compile_in_place
 from gpt_lightning.model.generate import generate
 from gpt_lightning.model.gpt import GPT, GPTConfig
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpt_lightning.model.attention import FUSED, NoKernelError, find_kernel
-from gpt_lightning.model.compilation import compile_in_place
+from gpt_lightning.model.fast.compilation import compile_in_place
 from gpt_lightning.model.gpt import GPT, GPTConfig
 
 pytestmark = pytest.mark.gpu
@@ -23,7 +23,6 @@ PLAIN: dict[str, Any] = {}
 VARIANTS = {
     "plain": PLAIN,
     "naive": {"attention": "naive"},
-    "chunked-attention": {"attention": "chunked"},
     "chunked-loss": {"loss_chunk": 300},
     "checkpointing": {"checkpointing": True},
     "untied": {"tie_weights": False},

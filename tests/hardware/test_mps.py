@@ -16,7 +16,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.hardware import device as devices
 from gpt_lightning.hardware.peaks import measure_peak
 from gpt_lightning.hardware.precision import check_accelerator
-from gpt_lightning.model.decoder import can_pack
+from gpt_lightning.model.fast.decoder import can_pack
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.model.loss import autocast_dtype
 from gpt_lightning.reproduce import command as reproduce

@@ -15,15 +15,15 @@ import torch
 from torch import nn
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.model import compilation, compiled_code
-from gpt_lightning.model.compilation import (
+from gpt_lightning.model.fast import compilation, compiled_code
+from gpt_lightning.model.fast.compilation import (
     check_cuda_graphs,
     compile_in_place,
     is_compiled,
     should_compile,
 )
-from gpt_lightning.model.compiled_code import kept_code
-from gpt_lightning.model.cpu_kernels import PaddedHead
+from gpt_lightning.model.fast.compiled_code import kept_code
+from gpt_lightning.model.fast.cpu_kernels import PaddedHead
 from gpt_lightning.model.generate import generate
 from gpt_lightning.model.gpt import GPT, GPTConfig
 
@@ -173,7 +173,6 @@ def test_each_scope_computes_the_same_model(scope, monkeypatch):
         {"dropout": 0.1},
         {"dropout": 0.1, "attention": "naive"},
         {"attention": "flash"},
-        {"attention": "chunked"},
         {"loss_chunk": 5},
         {"checkpointing": True},
         {"checkpointing": "products"},
@@ -278,8 +277,8 @@ def test_another_pytorch_compiles_without_the_settings(monkeypatch):
 FAILING = """
 import sys
 import torch
-from gpt_lightning.model.cpu_attention import build_error
-from gpt_lightning.model.compilation import attention_kernel, compile_in_place, own_kernel_error
+from gpt_lightning.model.fast import compilation
+from gpt_lightning.model.fast.compilation import attention_kernel, compile_in_place
 from gpt_lightning.model.gpt import GPT, GPTConfig
 
 model = GPT(GPTConfig(1, 2, 64, 32, 65))
@@ -287,7 +286,7 @@ compile_in_place(model, "cpu")
 idx = torch.randint(65, (2, 32))
 with torch.autocast("cpu", torch.bfloat16):
     print(attention_kernel(model, torch.device("cpu"), 32, 0.0))
-    print(own_kernel_error(model, torch.device("cpu"), 32))
+    print(compilation.own_kernel_error(model, torch.device("cpu"), 32))
     compiled = model(idx, idx)
 with torch.compiler.set_stance("force_eager"):
     print(abs(compiled - model(idx, idx)).item() < 0.02)

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from gpt_lightning.model import cpu_attention, cpu_kernels
 from gpt_lightning.model.attention import naive_attention
-from gpt_lightning.model.compilation import attention_kernel, compile_in_place
-from gpt_lightning.model.cpu_attention import CausalAttention
-from gpt_lightning.model.cpu_kernels import auto_attention, hashed_dropout
+from gpt_lightning.model.fast import cpu_attention, cpu_kernels
+from gpt_lightning.model.fast.compilation import attention_kernel, compile_in_place
+from gpt_lightning.model.fast.cpu_attention import CausalAttention
+from gpt_lightning.model.fast.cpu_kernels import auto_attention, hashed_dropout
 from gpt_lightning.model.gpt import GPT, GPTConfig
 
 needs_avx512 = pytest.mark.skipif(

@@ -12,14 +12,15 @@ import torch._functorch.config
 import torch.nn as nn
 import torch.nn.functional as F
 
-from gpt_lightning.model import attention, cpu_kernels, gpt
-from gpt_lightning.model.attention import chunked_attention, naive_attention, sdpa_attention
-from gpt_lightning.model.compilation import (
+from gpt_lightning.model import attention, gpt
+from gpt_lightning.model.attention import naive_attention, sdpa_attention
+from gpt_lightning.model.fast import cpu_kernels
+from gpt_lightning.model.fast.compilation import (
     RECOMPUTE_IN_BACKWARD,
     compile_in_place,
     compiled_head,
 )
-from gpt_lightning.model.cpu_kernels import (
+from gpt_lightning.model.fast.cpu_kernels import (
     DeterministicEmbedding,
     ExactGELU,
     FastGELU,
@@ -409,12 +410,6 @@ def test_the_attentions_agree():
         # the same sums in another order, float32
         torch.testing.assert_close(function(q, k, v, 0.0), expected, atol=1e-6, rtol=1e-5)
     assert gpt.ATTENTION["auto"] is sdpa_attention
-
-
-def test_chunked_attention_is_the_same_in_a_model_compiled_for_a_cpu():
-    model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=8, attention="chunked"))
-    cpu_kernels.install(model)
-    assert model.transformer.h[0].attn.attention is chunked_attention
 
 
 def test_dropout_inside_compiled_attention_is_hashed():

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from gpt_lightning.model.cpu_kernels import install
-from gpt_lightning.model.decoder import Decoder, can_pack
+from gpt_lightning.model.fast.cpu_kernels import install
+from gpt_lightning.model.fast.decoder import Decoder, can_pack
 from gpt_lightning.model.generate import generate
 from gpt_lightning.model.gpt import GPT, GPTConfig
 

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.model import attention as attentions
-from gpt_lightning.model.attention import chunked_attention, naive_attention, sdpa_attention
-from gpt_lightning.model.decoder import Decoder
+from gpt_lightning.model.attention import naive_attention, sdpa_attention
+from gpt_lightning.model.fast.decoder import Decoder
 from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
 from gpt_lightning.model.loss import NarrowHead
 
@@ -94,59 +93,7 @@ def test_attention_dropout_drops_and_keeps_the_mean():
     assert abs(rows.mean().item() - 1.0) < 0.1  # 4.5 standard errors of 1 / sqrt(2000)
 
 
-@pytest.mark.parametrize(("T", "S"), [(20, 20), (21, 21), (6, 6), (7, 7), (10, 25), (1, 25)])
-def test_chunked_attention_is_naive_attention(T, S, monkeypatch):
-    monkeypatch.setattr(attentions, "CHUNK", 7)
-    torch.manual_seed(0)
-    tensors = [torch.randn(2, 3, n, 8, requires_grad=True) for n in (T, S, S)]
-    towards = torch.randn(2, 3, T, 8)
-    found, expected = (
-        [out := attention(*tensors, 0.0), *torch.autograd.grad(out, tensors, towards)]
-        for attention in (chunked_attention, naive_attention)
-    )
-    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)  # sums in another order
-
-
-def test_chunked_attention_recomputes_the_same_dropout(monkeypatch):
-    monkeypatch.setattr(attentions, "CHUNK", 7)
-    torch.manual_seed(0)
-    q, k, v = torch.randn(3, 2, 3, 20, 8)
-    out = chunked_attention(q, k, v.requires_grad_(), 0.4)
-    assert not torch.equal(out, chunked_attention(q, k, v, 0.4))
-    (gradient,) = torch.autograd.grad(out.sum(), v)
-    # it is linear in v
-    torch.testing.assert_close((gradient * v).sum(), out.sum(), atol=1e-4, rtol=0)
-
-
-def test_chunked_attention_keeps_no_matrix():
-    sizes = []
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        sizes.append(tensor.untyped_storage().nbytes())
-        return tensor
-
-    T = 3 * attentions.CHUNK
-    for attention, largest in ((naive_attention, T * T * 4), (chunked_attention, 3 * T * 8 * 4)):
-        sizes.clear()
-        q, k, v = torch.rand(3, 1, 1, T, 8).requires_grad_()
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            attention(q, k, v, 0.0)
-        assert max(sizes) == largest  # of q, k and v together
-
-
-def test_a_chunk_has_512_queries(monkeypatch):
-    lengths = []
-    monkeypatch.setattr(
-        attentions,
-        "naive_attention",
-        lambda q, k, v, p: lengths.append((q.size(-2), k.size(-2))) or q,
-    )
-    q = torch.rand(1, 1, 1100, 2)
-    assert torch.equal(chunked_attention(q, q, q, 0.0), q)
-    assert lengths == [(512, 512), (512, 1024), (76, 1100)]
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "naive", "chunked"])
+@pytest.mark.parametrize("attention", ["sdpa", "naive"])
 def test_cached_logits_equal_full_logits(attention):
     torch.manual_seed(0)
     model = GPT(dataclasses.replace(TINY, attention=attention)).eval()

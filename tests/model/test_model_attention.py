@@ -13,8 +13,8 @@ from gpt_lightning.model.attention import (
     graph_nodes,
     naive_attention,
 )
-from gpt_lightning.model.compilation import attention_kernel
-from gpt_lightning.model.cpu_kernels import KERNELS
+from gpt_lightning.model.fast.compilation import attention_kernel
+from gpt_lightning.model.fast.cpu_kernels import KERNELS
 from gpt_lightning.model.gpt import GPT, GPTConfig
 
 
@@ -26,7 +26,7 @@ def qkv(T: int, S: int) -> list[torch.Tensor]:
 def test_a_config_may_name_each_kernel():
     for name in ATTENTION:
         assert GPTConfig(attention=name).attention == name
-    assert set(KERNELS) == set(ATTENTION) == {"auto", "sdpa", "naive", "chunked", *FUSED}
+    assert set(KERNELS) == set(ATTENTION) == {"auto", "sdpa", "naive", *FUSED}
 
 
 @pytest.mark.parametrize("name", ["auto", "sdpa", "flash"])
@@ -91,7 +91,7 @@ def test_other_errors_are_not_a_lack_of_kernels():
         graph_nodes(broken)
 
 
-@pytest.mark.parametrize("attention", ["auto", "naive", "chunked", *FUSED])
+@pytest.mark.parametrize("attention", ["auto", "naive", *FUSED])
 def test_a_model_can_be_pickled(attention):
     model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=8, attention=attention))
     again = pickle.loads(pickle.dumps(model))

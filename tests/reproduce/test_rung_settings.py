@@ -15,7 +15,7 @@ from gpt_lightning.cli import main
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.attention import sdpa_attention
-from gpt_lightning.model.compilation import compile_in_place
+from gpt_lightning.model.fast.compilation import compile_in_place
 from gpt_lightning.model.gpt import GPT, CausalSelfAttention, GPTConfig
 from gpt_lightning.reproduce import published, selftest, settings
 from gpt_lightning.reproduce.cases import CASES, Rung

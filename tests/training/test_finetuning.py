@@ -12,7 +12,7 @@ from gpt_lightning import GPTModule
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
 from gpt_lightning.model import lora
-from gpt_lightning.model.decoder import Decoder
+from gpt_lightning.model.fast.decoder import Decoder
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.folders import find_checkpoint

@@ -298,10 +298,9 @@ def test_schedules_that_cannot_be_are_refused(text_file, settings, message):
     ("device", "dropout", "switch", "fine"),
     [
         ("mps", 0.1, {"checkpointing": True}, False),
-        ("mps", 0.1, {"attention": "chunked"}, False),
-        ("mps", 0.0, {"checkpointing": True, "attention": "chunked"}, True),
+        ("mps", 0.0, {"checkpointing": True}, True),
         ("mps", 0.1, {}, True),
-        ("cpu", 0.1, {"checkpointing": True, "attention": "chunked"}, True),
+        ("cpu", 0.1, {"checkpointing": True}, True),
     ],
 )
 def test_no_dropout_is_recomputed_on_a_mac(device, dropout, switch, fine, text_file, monkeypatch):

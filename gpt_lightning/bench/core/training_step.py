@@ -15,7 +15,7 @@ from gpt_lightning.hardware.device import keep_freed_memory
 from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
 from gpt_lightning.hardware.precision import cuda_has_bf16
 from gpt_lightning.model import flops
-from gpt_lightning.model.compilation import attention_kernel
+from gpt_lightning.model.fast.compilation import attention_kernel
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.tables.rows import Row, column
 from gpt_lightning.tables.worker import SkippedError

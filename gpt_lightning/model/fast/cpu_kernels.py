@@ -13,25 +13,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from gpt_lightning.model import cpu_attention
 from gpt_lightning.model.attention import (
     ATTENTION,
     naive_attention,
     naive_is_faster,
     sdpa_attention,
 )
+from gpt_lightning.model.fast import cpu_attention
 from gpt_lightning.model.gpt import GPT, CausalSelfAttention
 from gpt_lightning.model.loss import autocast_dtype, pad_columns
+from gpt_lightning.model.transforms import by_class, by_name, transform
 
 
 def install(model: GPT, pad_head: bool = True) -> None:
     """Replace the layers of a model that will be compiled for a CPU, in place."""
+    transform(model, by_class(LAYERS))
+    if pad_head:
+        install_head(model)
     for module in model.modules():
-        module.__class__ = LAYERS.get(type(module), type(module))
         if isinstance(module, CausalSelfAttention):
             module.attention = KERNELS[model.config.attention]
-    if pad_head:
-        model.lm_head.__class__ = PaddedHead
+
+
+def install_head(model: GPT) -> None:
+    """Replace the output head of a model, in place."""
+    transform(model, by_name({"lm_head"}, PaddedHead))
 
 
 # ---- dropout -------------------------------------------------------------------------------------
@@ -245,4 +251,8 @@ def auto_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
 
 
 KERNELS = ATTENTION | {"auto": auto_attention, "naive": hashed_attention}
-LAYERS = {nn.Dropout: HashedDropout, nn.GELU: FastGELU, nn.Embedding: DeterministicEmbedding}
+LAYERS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Dropout: HashedDropout,
+    nn.GELU: FastGELU,
+    nn.Embedding: DeterministicEmbedding,
+}

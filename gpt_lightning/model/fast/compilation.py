@@ -16,7 +16,7 @@ from torch import nn
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.attention import FUSED, NoKernelError, find_kernel, naive_is_faster
-from gpt_lightning.model.compiled_code import kept_code
+from gpt_lightning.model.fast.compiled_code import kept_code
 from gpt_lightning.model.gpt import GPT, Block
 from gpt_lightning.model.loss import autocast_dtype
 
@@ -71,12 +71,12 @@ def compile_in_place(
         pad_head: Multiply a GPT's output head in a multiple of 64 rows; auto: on a CPU.
     """
     if isinstance(model, GPT) and (device == "cpu" or pad_head is True):
-        from gpt_lightning.model import cpu_kernels  # for these models alone
+        from gpt_lightning.model.fast import cpu_kernels  # for these models alone
 
         if device == "cpu":
             cpu_kernels.install(model, pad_head is not False)
         else:
-            model.lm_head.__class__ = cpu_kernels.PaddedHead
+            cpu_kernels.install_head(model)
     backend = compiler_of(device)
     if scope == "block" and isinstance(model, GPT):
         for block in model.transformer.h:
@@ -106,7 +106,7 @@ def attention_kernel(model: GPT, device: torch.device, T: int, dropout_p: float)
         dropout_p: Dropout of the attention weights; 0 in evaluations.
 
     Returns:
-        avx512 (cpu_attention.py), naive, chunked, flash, cudnn or efficient; math for PyTorch's
+        avx512 (cpu_attention.py), naive, flash, cudnn or efficient; math for PyTorch's
         products without a kernel.
 
     Raises:
@@ -117,8 +117,8 @@ def attention_kernel(model: GPT, device: torch.device, T: int, dropout_p: float)
         return "avx512"
     if is_auto_on_cpu(model, device) and naive_is_faster(T, dropout_p):
         return "naive"
-    if config.attention in ("naive", "chunked"):
-        return config.attention
+    if config.attention == "naive":
+        return "naive"
     attention = cast(Block, model.transformer.h[0]).attn.attention
     like = torch.empty(0, device=device)  # Lightning casts weights to the default dtype later
     found = find_kernel(attention, like, config.n_embd // config.n_head, dropout_p)
@@ -134,7 +134,7 @@ def own_kernel_error(model: GPT, device: torch.device, T: int) -> str | None:
     """
     if not is_auto_on_cpu(model, device):
         return None
-    from gpt_lightning.model import cpu_attention  # for these models alone
+    from gpt_lightning.model.fast import cpu_attention  # for these models alone
 
     hs, dtype = model.config.n_embd // model.config.n_head, autocast_dtype(model.lm_head.weight)
     return cpu_attention.build_error() if cpu_attention.fits(T, hs, dtype) else None

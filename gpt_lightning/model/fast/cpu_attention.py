@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt_lightning.model.compiled_code import kept_code
+from gpt_lightning.model.fast.compiled_code import kept_code
 
 SOURCE = Path(__file__).with_name("causal_attention.cpp")
 MULTIPLE = 32  # of T and hs
