@@ -21,7 +21,6 @@ from gpt_lightning.evaluate.protocols import (
     accuracy,
     exp,
     pages,
-    without_marks,
 )
 from gpt_lightning.evaluate.report import report, shape_name
 from gpt_lightning.evaluate.scoring import Score, Scorer
@@ -83,19 +82,6 @@ def test_hellaswag_by_both_protocols(folder, scorer):
         (HARNESS, "acc"): right["harness"] / 20,
     }
     assert len(set(found.values())) > 1  # the protocols differ on these items
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("[header] How to cook [title] Boil. [step] Now", " How to cook. Boil. Now"),
-        (" plain ", "plain"),
-        ("a [x]b  c   d", "a b c  d"),
-        ("[all]", ""),
-    ],
-)
-def test_marks_of_wikihow(text, expected):
-    assert without_marks(text) == expected
 
 
 def test_an_ending_of_marks_alone_is_never_chosen_by_characters(tmp_path, scorer):
@@ -344,11 +330,6 @@ def test_a_text_without_text(content, message, tmp_path, scorer):
         Task("perplexity", scorer, text=str(tmp_path / "t.txt"))
 
 
-def test_a_stride_above_the_context(tmp_path, scorer):
-    with pytest.raises(UserError, match=r"--stride 257 is above .* give 1 to 256"):
-        Task("perplexity", scorer, text="t.txt", stride=257)
-
-
 def test_a_task_that_does_not_exist():
     assert task_names("lambada,hellaswag,lambada") == ["lambada", "hellaswag"]
     with pytest.raises(UserError, match=r"no task 'helaswag': did you mean 'hellaswag'"):
@@ -364,14 +345,6 @@ def test_other_items_and_a_part_of_them_are_labelled(folder, scorer):
     assert own.endswith("hellaswag_val.jsonl is not the file of the published figures")
     assert part == "partial: the first 5 of 20 items"
     assert len(task.run().scores) == 5
-
-
-def test_the_published_file_has_no_note(folder, scorer, monkeypatch):
-    from gpt_lightning.files import file_sha256
-
-    facts = FILES["hellaswag"]
-    monkeypatch.setitem(facts, "sha256", file_sha256(folder / "hellaswag_val.jsonl"))
-    assert Task("hellaswag", scorer, str(folder), limit=20).notes == []
 
 
 def test_a_file_is_downloaded_once_and_checked(tmp_path, folder, monkeypatch, capsys):

@@ -14,14 +14,9 @@ from gpt_lightning.cli import main
 from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware import device as devices
-from gpt_lightning.hardware.peaks import measure_peak
 from gpt_lightning.hardware.precision import check_accelerator
-from gpt_lightning.model.fast.decoder import can_pack
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.model.loss import autocast_dtype
-from gpt_lightning.reproduce import command as reproduce
-from gpt_lightning.reproduce import selftest
-from gpt_lightning.reproduce.cases import CASES, Options
 from gpt_lightning.tables import options, sweep
 from gpt_lightning.tables.worker import SkippedError, call, failure
 from gpt_lightning.training import module, optim
@@ -76,15 +71,6 @@ def test_fit_takes_the_gpu_of_a_mac(mac, text_file, capsys, monkeypatch):
     sample = ["sample", "lightning_logs/run/version_0", "--device=mps", "--max_new_tokens=4"]
     assert main(sample) == 0
     assert "in fp32: nothing faster is known to be safe on mps" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
-def test_fit_takes_lower_precisions(precision, mac, text_file, capsys):
-    assert fit("--trainer.accelerator=mps", f"--trainer.precision={precision}")["val/loss"] < 4
-    banner = capsys.readouterr().out
-    assert f"precision   {precision}" in banner
-    assert "compile     off (auto: off for mps)" in banner
 
 
 @pytest.mark.parametrize(
@@ -174,21 +160,6 @@ def test_memory_is_sampled_on_a_mac(mac, in_process):
     assert (row["method"], row["peak_mib"], row["resident_gib"]) == ("samples", 1024.0, None)
 
 
-def test_attention_is_measured_on_a_mac(mac, in_process):
-    (row,) = rows_of("attention")
-    assert (row["status"], row["memory_method"], row["forward_ms"]) == ("ok", "samples", 2.0)
-
-
-def test_batches_are_copied_to_a_mac(mac, in_process):
-    (row,) = rows_of("data")
-    assert row["copy_ms"] == 2.0
-
-
-def test_a_mac_is_not_profiled(mac, in_process):
-    (row,) = rows_of("profile")
-    assert (row["status"], row["note"]) == ("skipped", "torch.profiler sees no kernels of MPS")
-
-
 def test_the_largest_batch_of_a_mac_has_no_limit(mac, in_process, monkeypatch):
     monkeypatch.setattr(fit_batch, "limit_memory", lambda *args: pytest.fail("a CPU's"))
     Path("run.yaml").write_text(
@@ -241,12 +212,6 @@ def test_the_chunks_of_the_loss_take_the_dtype_of_autocast():
         assert autocast_dtype(weight) == torch.bfloat16
 
 
-def test_other_machines_ways_are_not_taken():
-    assert not can_pack(SimpleNamespace(device=MPS), torch.float32)  # oneDNN's layout
-    with pytest.raises(UserError, match="'tf32', which mps does not have"):
-        measure_peak(MPS, "tf32")
-
-
 def test_the_fused_optimizer_of_a_mac_is_pytorchs():
     supported = torch.utils._foreach_utils._get_fused_kernels_supported_devices()
     assert "mps" in optim.FUSED_ADAMW_DEVICES
@@ -254,22 +219,3 @@ def test_the_fused_optimizer_of_a_mac_is_pytorchs():
 
 
 # ---- reproduce -----------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_mac_reproduces_its_rung(mac, monkeypatch):
-    case = CASES["shakespeare-char"]
-    rungs = {rung.name: rung for rung in case.rungs}
-    automatic = Options()
-    assert reproduce.target(rungs["mps"], automatic) == "mps"
-    assert reproduce.target(rungs["mps"], Options(accelerator="gpu")) == "mps"  # the machine's best
-    assert reproduce.why_not(rungs["mps"], automatic, named=True) == ""
-    assert "needs an NVIDIA GPU" in reproduce.why_not(rungs["gpu"], automatic, named=True)
-    away = Options(accelerator="cpu")
-    assert "--accelerator is cpu" in reproduce.impossible(rungs["mps"], away)
-    built = []
-    monkeypatch.setattr(
-        selftest.settings, "compare_settings", lambda rung, theirs, ours: built.append(ours) or []
-    )
-    selftest.wrong_settings(case, rungs["mps"], ["--data.corpus=null"])
-    assert [ours["accelerator"] for ours in built] == ["mps"]

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from tiny_fit import TINY_RUN
 
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
-from gpt_lightning.runs import history, mirror
+from gpt_lightning.runs import mirror
 from gpt_lightning.runs.folders import Timeline
 from gpt_lightning.runs.history import (
     COLUMNS,
@@ -24,7 +23,6 @@ from gpt_lightning.runs.history import (
     read_curves,
     read_events,
     read_rows,
-    read_settings,
     summarize,
 )
 
@@ -109,21 +107,6 @@ def test_a_session_without_an_end_was_killed(run):
     assert found["started"].endswith(":01")  # the begin, 100 s after 1970 began, not the first row
 
 
-def test_the_lock_of_another_user_leaves_the_state_unknown(run, monkeypatch):
-    def denied(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    write_lines(run / "timeline.jsonl", [event("begin", 100.0, 0, steps=30)])
-    monkeypatch.setattr(history, "is_held", denied)
-    found = summarize(run, run.parent)
-    assert (found["state"], found["reason"]) == ("unknown", f"{run}/.lock: Permission denied")
-
-
-def test_a_session_that_has_done_all_steps_is_finished(run):
-    write_lines(run / "timeline.jsonl", [event("begin", 100.0, 0, steps=20)])
-    assert summarize(run, run.parent)["state"] == "finished"
-
-
 def test_a_copy_of_a_run_that_may_go_on_elsewhere_has_no_known_state(run):
     write_lines(run / "timeline.jsonl", [event("begin", 100.0, 0, steps=30)])
     (run / "checkpoints").mkdir()
@@ -144,11 +127,6 @@ def test_a_damaged_run_is_a_row(run, file, line):
     found = summarize(run, run.parent)
     assert (found["run"], found["state"]) == ("version_0", "damaged")
     assert found["reason"]
-
-
-def test_a_value_of_another_type_is_damage(run):
-    write_lines(run / "metrics.jsonl", [*ROWS, {"step": 21, "time": 112.0, "val/loss": "low"}])
-    assert summarize(run, run.parent)["state"] == "damaged"
 
 
 def test_a_file_that_a_run_deletes_meanwhile_is_left_out(run, monkeypatch):
@@ -184,12 +162,6 @@ def test_a_session_begins_on_a_line_of_its_own(run):
         timeline.end(40, None, {})
         assert [row["event"] for row in read_events(run)] == ["begin", "begin", "end"]
     assert summarize(run, run.parent)["state"] == "finished"
-
-
-def test_settings_are_flat(run):
-    assert read_settings(run) == {"trainer.max_steps": 20, "model.a": 1}
-    (run / "config.yaml").unlink()
-    assert read_settings(run) == {}
 
 
 def test_runs_are_found_at_any_depth_and_evaluations_are_none(tmp_path, run):
@@ -283,12 +255,3 @@ def test_a_fit_writes_its_timeline(tmp_path):
     assert failed["state"] == "failed"
     assert "gradient norm" in failed["reason"]
     assert os.path.relpath(failed["folder"], tmp_path) == failed["run"]
-
-
-@pytest.mark.slow
-def test_a_long_run_is_read_in_seconds(run):
-    rows = [{"step": n, "time": n, "train/loss": 3.0, "perf/tokens": n} for n in range(1, 20_001)]
-    write_lines(run / "metrics.jsonl", rows)
-    begin = time.process_time()
-    assert read_curves(run)["train"][-1] == (19_999, 19_999.0, 19_999.0, 3.0)
-    assert time.process_time() - begin < 5  # 0.1 s; 38 s if a count's place is searched by reading

@@ -182,13 +182,6 @@ def test_a_command_with_an_error_leaves_no_run_folder(name, capsys):
     assert not Path("lightning_logs").exists()
 
 
-def test_a_trial_run_prints_no_command_that_cannot_work(capsys):
-    assert fit(4, "--trainer.fast_dev_run=true") == 0
-    printed = capsys.readouterr().out
-    assert "\nsample" not in printed
-    assert "\nlook" not in printed
-
-
 def test_a_rank_has_the_folder_that_rank_0_has_sent(tmp_path, monkeypatch):
     monkeypatch.setattr(run_logger, "is_rank_zero", lambda: False)
     logger = RunLogger(tmp_path / "runs")
