@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,35 +53,6 @@ def report(*more: str) -> int:
 
 def part(text: str, title: str) -> str:
     return text.split(f"## {title}\n")[1].split("\n## ")[0]
-
-
-@pytest.mark.slow
-def test_a_report_has_every_section_and_measures_no_row_twice(calls):
-    sections = "no-warm-up,profile,checkpoints"
-    assert report("--sections", "no-warm-up,profile") == 0
-    first = len(calls)
-    assert {row["model"] for row in calls} == {"course"}
-    assert report("--sections", sections) == 0
-    assert [row.get("blocks") for row in calls[first:]] == [1, 2]  # of checkpoints alone
-    text = (FOLDER / "report.md").read_text()
-    titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    assert titles == [section.title for section in command.SECTIONS.values()]
-    for name, section in command.SECTIONS.items():
-        own = part(text, section.title)
-        if name in sections.split(","):
-            assert f"gpt-lightning bench {section.bench} --device cpu --model course" in own
-            assert "| cpu |" in own
-        else:
-            assert f"python -m experiments.course --sections {name}\n" in own
-    assert "the first forward took" in part(text, "No warm-up").lower()
-    assert all(f"({letter}): " in part(text, "Profiling") for letter in "abcde")
-    assert "tiny model: its times mean nothing" in text
-    page = (FOLDER / "report.html").read_text()
-    assert page.count("<h2>") == len(titles)
-    pictures = re.findall(r"!\[.*\]\((.*)\)", text)
-    assert "checkpoints/groups.png" in pictures
-    assert all((FOLDER / name).is_file() for name in pictures)
-    assert page.count('src="data:image/png;base64,iVBOR') == len(pictures) == page.count("src=")
 
 
 def test_rows_of_other_machines_are_beside_ours(calls, tmp_path):
@@ -175,15 +145,6 @@ def test_answers_are_the_numbers_of_the_rows():
     assert "took 80.0 ms, 5.0 times the median of 16.0 ms; with it the mean is 20.0 ms" in text
     blocks = [{"blocks": n, "peak_mib": peak} for n, peak in ((1, 9.0), (3, 7.0), (6, 8.0))]
     assert "3 blocks per checkpoint, with 7.0 MiB" in answered(answers.checkpoints, rows=blocks)
-
-
-def test_answers_about_attention():
-    rows = [{"d": 16, "context": T, "held_mib": mib} for T, mib in ((256, 2.0), (1024, 30.0))]
-    rows += [{"d": d, "context": 4096, "status": "out of memory"} for d in (64, 32)]
-    text = answered(answers.attention, rows=rows)
-    assert "At 4,096 tokens with d = 32." in text
-    assert "From 2.0 MiB at 256 tokens to 30.0 MiB at 1,024: 15.0 times for 4 times" in text
-    assert "At no measured size." in answered(answers.attention, rows=rows[:1])
 
 
 def test_answers_about_a_profile():

@@ -110,14 +110,6 @@ def test_the_command_says_how_far_off_a_run_is(tmp_path, capsys):
     assert "you are" in page
 
 
-def test_without_evaluations_the_last_loss_of_a_step_is_named(tmp_path, capsys):
-    rows = [{"step": 11, "train/loss": 3.2, "perf/tokens": 11.0 * STEP}]
-    write_run(tmp_path / "run", rows)
-    assert main(["reproduce", "--against", "run", "shakespeare-cpu"]) == 0
-    out = capsys.readouterr().out
-    assert "you are +0.0662 at 0.1638 M tokens (loss of steps 3.2000, theirs 3.1338)" in out
-
-
 def test_a_run_of_another_tokenizer_is_an_error(tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     write_run(run, of_evaluations({250: 2.0}))

@@ -14,9 +14,7 @@ from gpt_lightning import files
 from gpt_lightning.cli import main
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.errors import UserError
-from gpt_lightning.model.attention import sdpa_attention
-from gpt_lightning.model.fast.compilation import compile_in_place
-from gpt_lightning.model.gpt import GPT, CausalSelfAttention, GPTConfig
+from gpt_lightning.model.gpt import GPT
 from gpt_lightning.reproduce import published, selftest, settings
 from gpt_lightning.reproduce.cases import CASES, Rung
 from gpt_lightning.tables.verdicts import Verdict
@@ -200,20 +198,11 @@ def untied(self, config):
     self.lm_head.weight = nn.Parameter(self.lm_head.weight.detach().clone())
 
 
-def one_fused_block(self, config):
-    make_gpt(self, config)
-    self.transformer.h[3].attn.attention = sdpa_attention
-
-
 def scaled_once_more(self, residual_std):
     draw_weights(self, residual_std)
     for block in self.transformer.h:
         with torch.no_grad():
             block.mlp.c_proj.weight.mul_(1.01)
-
-
-def other_heads(self, config):
-    make_attention(self, replace(config, n_head=3))
 
 
 def other_betas(groups, **options):
@@ -224,11 +213,7 @@ def one_window_later(self, *args):
     return window_starts(self, *args) + self.block_size
 
 
-make_gpt, draw_weights, make_attention = (
-    GPT.__init__,
-    GPT._init_normal,
-    CausalSelfAttention.__init__,
-)
+make_gpt, draw_weights = GPT.__init__, GPT._init_normal
 make_adamw, window_starts = optim.AdamW, WindowOrder.starts
 
 
@@ -243,9 +228,7 @@ MODEL = "gpt_lightning.model.gpt"
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                ("timed", f"{MODEL}.GPT.__init__", one_fused_block, "attention"),
                 ("timed", f"{MODEL}.GPT._init_normal", scaled_once_more, "init_std init_weight"),
-                ("timed", f"{MODEL}.CausalSelfAttention.__init__", other_heads, "n_head"),
                 ("timed", "gpt_lightning.training.optim.AdamW", other_betas, "betas"),
                 ("timed", "gpt_lightning.data.order.WindowOrder.starts", one_window_later,
                  "first_batch"),
@@ -279,15 +262,6 @@ def test_a_run_with_evaluations_has_all_settings(tinyshakespeare):
 def test_options_that_change_a_setting_are_seen(option, seen, tinyshakespeare):
     case = CASES["shakespeare-char-small"]
     assert selftest.wrong_settings(case, case.rungs[0], [option]) == seen
-
-
-@pytest.mark.slow
-def test_naive_attention_of_a_model_compiled_for_a_cpu_is_naive():
-    model = GPT(GPTConfig(n_layer=2, n_head=1, n_embd=8, vocab_size=9, attention="naive"))
-    assert settings.model_settings(model)["compile"] is False
-    compile_in_place(model, "cpu")
-    read = settings.model_settings(model)
-    assert (read["attention"], read["compile"], read["activation"]) == ("naive", True, "gelu, tanh")
 
 
 @pytest.mark.slow
@@ -370,16 +344,6 @@ def test_a_setting_that_is_not_read_fails_the_selftest(tinyshakespeare):
     rung = replace(RUNGS["timed"], theirs=RUNGS["timed"].theirs | {"tide_weights": True})
     wrong = selftest.wrong_settings(LECTURE_LADDER, rung, [])
     assert wrong == ["tide_weights (not read)"]
-
-
-@pytest.mark.slow
-def test_a_gpu_rung_is_built_on_the_cpu_where_there_is_no_gpu(tinyshakespeare, monkeypatch):
-    theirs = RUNGS["timed"].theirs | {"accelerator": "gpu"}
-    rung = replace(RUNGS["timed"], device="gpu", theirs=theirs)
-    monkeypatch.setattr(selftest, "device_kind", lambda: "cpu")
-    assert selftest.wrong_settings(LECTURE_LADDER, rung, []) == []
-    cpu = ["--trainer.accelerator=cpu"]
-    assert selftest.wrong_settings(LECTURE_LADDER, rung, cpu) == ["accelerator"]
 
 
 @pytest.mark.parametrize(

@@ -141,20 +141,6 @@ def test_their_columns_are_there_without_ours_and_over_the_rung_in_float32():
     assert run._speeds(tf32, published, timings)["fp32_speedup"] == 7.0
 
 
-def test_variants_of_a_run_have_no_speed_ups():
-    run = CaseRun(SHAKESPEARE_CHAR, Options(), Path("unused"), [])
-    compiled = SHAKESPEARE_CHAR.rungs[2]
-    speeds = run._speeds(compiled, read_published(SHAKESPEARE_CHAR, compiled), None)
-    assert not any("speedup" in name for name in speeds)
-    assert speeds["published_mfu"] > 0
-
-
-def test_a_rung_without_a_published_loss_has_failed(case_run):
-    row = case_run._rung_row(RUNG, PUBLISHED, [], RunTimings(CPU, 50, {}), 0)
-    assert row.verdict == Verdict.FAILED
-    assert "3 published losses have no counterpart" in row.note
-
-
 def test_the_report_is_written(case_run):
     case_run.losses = [compare(RUNG, 0, "batch", 4.0, 4.00005)]
     case_run.skip(LECTURE_LADDER.rungs[6], "needs an NVIDIA GPU")
