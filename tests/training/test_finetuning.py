@@ -169,27 +169,6 @@ def test_a_factor_follows_another_peak():
     assert [g["peak_lr"] for g in module._optimizer.param_groups] == [0.05, 0.1, 0.1]
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"freeze": ["wte"]}, "model.freeze 'wte' matches no parameter: their names are like"),
-        ({"learning_rate_factors": {"h.0": 1.0}}, "model.learning_rate_factors 'h.0' matches no"),
-        ({"freeze": ["*"]}, "model.freeze leaves no parameter to train"),
-        (
-            {"lora_rank": 2, "lora_targets": []},
-            "model.lora_targets is empty: name a layer, such as c_attn",
-        ),
-        (
-            {"lora_rank": 2, "lora_targets": ["q_proj"]},
-            "choose of attn.c_attn, attn.c_proj, mlp.c_fc, mlp.c_proj",
-        ),
-    ],
-)
-def test_patterns_that_match_nothing(settings, words, model):
-    with pytest.raises(UserError, match=words):
-        choose_trained(model, Settings(**settings))
-
-
 def test_muon_needs_parameters_for_its_adamw(model):
     settings = Settings(optimizer="muon", lora_rank=2)
     choose_trained(model, settings)

@@ -7,7 +7,7 @@ import torch
 import torchmetrics
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.plugins import MixedPrecision
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
@@ -130,12 +130,6 @@ def test_clipping_works_in_every_precision_with_fused_adamw(text_file, precision
     )
     assert float(after) == pytest.approx(1e-3, rel=0.02)  # bfloat16 gradients have two digits
     assert not same(free, module)
-
-
-def test_clipping_by_value(text_file):
-    trainer = {"gradient_clip_val": 1e-4, "gradient_clip_algorithm": "value"}
-    module, _, _ = fit(text_file, trainer=trainer)
-    assert max(float(p.grad.abs().max()) for p in module.parameters()) == pytest.approx(1e-4)
 
 
 @pytest.mark.parametrize(
@@ -283,18 +277,6 @@ def test_a_vocabulary_may_be_padded_but_not_too_small(text_file):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"warmup_steps": 3, "decay_steps": 2}, "must be below model.decay_steps 2"),
-        ({"decay_start": 9, "decay_steps": 9}, "decay_start 9 must be below the decay's end at"),
-    ],
-)
-def test_schedules_that_cannot_be_are_refused(text_file, settings, message):
-    with pytest.raises(UserError, match=message):
-        fit(text_file, GPTModule(TINY, **settings))
-
-
-@pytest.mark.parametrize(
     ("device", "dropout", "switch", "fine"),
     [
         ("mps", 0.1, {"checkpointing": True}, False),
@@ -433,21 +415,6 @@ def test_a_validation_logs_no_tensor_of_another_device(text_file):
     }
 
 
-@pytest.mark.parametrize("strategy", [ModelParallelStrategy(), DDPStrategy()])
-def test_a_strategy_that_shards_is_an_error_with_lightnings_trainer_too(strategy):
-    """Gradients would be clipped by the norm of a part, or not summed over ranks."""
-    module = GPTModule(dataclasses.replace(TINY, vocab_size=64), compile=False, decay_steps=1)
-    module.trainer = L.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False)
-    module.trainer.state.fn = "fit"
-    if isinstance(strategy, DDPStrategy):
-        module.configure_model()
-    else:
-        with pytest.raises(
-            UserError, match="ModelParallelStrategy cannot train a GPTModule: use ddp"
-        ):
-            module.configure_model()
-
-
 def test_a_fused_step_would_clip_scaled_gradients(text_file):
     scaled = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
     with pytest.raises(UserError, match="fused true would clip scaled gradients in 16-mixed"):
@@ -516,24 +483,6 @@ def test_a_subclass_logs_a_metric_of_torchmetrics(text_file):
     epoch = float(trainer.callback_metrics["mine/mean_epoch"])
     assert epoch == pytest.approx(sum(losses) / 4)
     assert same(module, fit(text_file)[0])
-
-
-@pytest.mark.parametrize(
-    ("config", "precision", "problem"),
-    [
-        (
-            {"attention": "cudnn"},
-            "32-true",
-            "cudnn on cpu in 32-true with dropout 0 and 16 chan",
-        ),
-        ({"attention": "flash", "dropout": 0.1}, "32-true", "do not support non-zero dropout"),
-        ({"residual": "bfloat16"}, "32-true", "residual bfloat16 has no meaning in 32-true"),
-    ],
-)
-def test_a_model_that_this_device_cannot_compute_is_an_error(config, precision, problem, text_file):
-    module = GPTModule(dataclasses.replace(TINY, **config), compile=False)
-    with pytest.raises(UserError, match=problem):
-        fit(text_file, module, trainer={"precision": precision})
 
 
 @pytest.mark.parametrize(

@@ -207,34 +207,6 @@ def test_an_overridden_configure_optimizers_is_left_alone():
     assert float(trainer.callback_metrics["optim/lr"]) == 0.5**3  # of the last step
 
 
-def test_a_loaded_module_is_compiled_when_it_trains(monkeypatch):
-    trainer = stock(max_steps=1)
-    trainer.fit(make(), data())
-    trainer.save_checkpoint("1.ckpt")
-    compiled = []
-
-    def compile_quickly(self, **kwargs):
-        compiled.append(self)
-        torch.nn.Module.compile(self, backend="eager")
-
-    monkeypatch.setattr("gpt_lightning.model.gpt.GPT.compile", compile_quickly)
-    module = GPTModule.load_from_checkpoint("1.ckpt", weights_only=True, compile=True)
-    assert not compiled  # the device is not known yet
-    stock(max_steps=1).fit(module, data())
-    stock(max_steps=2).fit(module, data())
-    assert compiled == [module.model]
-
-
-def test_a_loaded_module_with_fewer_tokens_than_the_data_is_refused():
-    trainer = stock(max_steps=1)
-    trainer.fit(make(), data())
-    trainer.save_checkpoint("1.ckpt")
-    module = GPTModule.load_from_checkpoint("1.ckpt", weights_only=True)
-    Path("more.txt").write_text(Path("text.txt").read_text() + "0123456789" * 500)
-    with pytest.raises(UserError, match=r"vocab_size is \d+, but .* has \d+ tokens"):
-        stock(max_steps=2).fit(module, data(text_file="more.txt"))
-
-
 class NaNBatch(GPTModule):
     """The second validation batch has a loss that is no number."""
 

@@ -1,12 +1,10 @@
 """Rules of training.steps that need no run: ends, log steps, epochs, whole steps, the reason."""
 
 import math
-from datetime import timedelta
 from types import SimpleNamespace
 
 import lightning as L
 import pytest
-from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.loops import _FitLoop
 
 from gpt_lightning.errors import UserError
@@ -77,20 +75,6 @@ def test_a_stop_is_due_between_two_steps_if_lightning_would_stop(changes, due):
     if state.stop_requested and not state.micro_batches:
         assert loop._can_stop_early is due
     assert not steps.stop_due(trainer_of(fit_loop=loop, global_step=6))
-
-
-def test_the_reason_of_a_stop_is_named():
-    assert steps.stop_reason(trainer_of()) == "trainer.should_stop"
-    early = EarlyStopping("val/loss")
-    assert steps.stop_reason(trainer_of(callbacks=[early])) == "trainer.should_stop"
-    early.stopping_reason_message = "no improvement"
-    assert steps.stop_reason(trainer_of(callbacks=[early])) == "EarlyStopping: no improvement"
-    timer = Timer(duration=timedelta(seconds=5))
-    assert steps.stop_reason(trainer_of(callbacks=[timer])) == "trainer.should_stop"
-    timer._offset = 5
-    assert steps.stop_reason(trainer_of(callbacks=[timer])) == "max_time"
-    unlimited = Timer(duration=None)
-    assert steps.stop_reason(trainer_of(callbacks=[unlimited, early])).startswith("EarlyStopping")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from lightning.pytorch.callbacks import LearningRateFinder
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
-from gpt_lightning.training.continuation import continue_loops
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import BetweenSteps, StepCallback
@@ -96,42 +95,6 @@ def test_a_stock_trainer_takes_the_models_block_size(text_file, tmp_path):
     assert tokens.block_size == 16
     with pytest.raises(UserError, match=r"data.block_size is 17, but model.config.block_size is 1"):
         trainer(max_steps=1).fit(module(), data(text_file, tmp_path, block_size=17))
-
-
-def loops(is_last_batch: bool, completed: int) -> dict:
-    """State of a fit loop that has started four epochs."""
-    count = {"ready": 4, "started": 4, "processed": 4, "completed": completed}
-    seen = {"ready": 9, "started": 9, "processed": 9, "completed": 9}
-    return {
-        "epoch_progress": {"total": dict(count), "current": dict(count)},
-        "epoch_loop.batch_progress": {"current": seen, "is_last_batch": is_last_batch},
-    }
-
-
-def test_a_finished_run_that_continues_is_in_its_epoch_or_in_the_next():
-    inside = loops(is_last_batch=False, completed=4)
-    continue_loops(inside)
-    count = {"ready": 4, "started": 4, "processed": 3, "completed": 3}
-    assert inside["epoch_progress"] == {"total": count, "current": count}
-    assert inside["epoch_loop.batch_progress"]["current"]["completed"] == 9
-
-    ended = loops(is_last_batch=True, completed=4)
-    continue_loops(ended)
-    count = {"ready": 5, "started": 5, "processed": 4, "completed": 4}
-    assert ended["epoch_progress"] == {"total": count, "current": count}
-    batches = ended["epoch_loop.batch_progress"]
-    assert not batches["is_last_batch"]
-    assert set(batches["current"].values()) == {0}
-
-    resumed = loops(is_last_batch=True, completed=4)  # `current` is of the last session alone
-    resumed["epoch_progress"]["total"] = dict.fromkeys(count, 7)
-    continue_loops(resumed)
-    assert resumed["epoch_progress"]["total"]["started"] == 8
-    assert resumed["epoch_progress"]["current"]["started"] == 5
-
-    unfinished = loops(is_last_batch=True, completed=3)
-    continue_loops(unfinished)
-    assert unfinished == loops(is_last_batch=True, completed=3)
 
 
 def test_a_checkpoint_is_evaluated_with_plain_loaders(tmp_path, capsys):

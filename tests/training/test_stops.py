@@ -8,13 +8,8 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 from tiny_fit import TINY_MODEL
 
-from gpt_lightning.cli import main
 from gpt_lightning.commands.check_resume import compare, final_checkpoint
-from gpt_lightning.errors import UserError
 from gpt_lightning.training import fit
-from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
-from gpt_lightning.training.datamodule import TokenDataModule
-from gpt_lightning.training.module import GPTModule
 
 pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.slow]  # CI runs them
 BASE = (
@@ -188,68 +183,3 @@ def test_samples_are_drawn_with_the_weights_of_the_validation_loss(monkeypatch):
     name = "model.transformer.wte.weight"
     assert torch.equal(saved["state_dict"][name], seen[0])
     assert not torch.equal(saved["current_model_state"][name], seen[0])
-
-
-class SavesOften(L.Callback):
-    """Another author's callback that saves in the middle of a step."""
-
-    def on_train_batch_end(self, trainer, *args) -> None:
-        trainer.save_checkpoint(f"{trainer.fit_loop.total_batch_idx + 1}.ckpt")
-
-
-def test_a_checkpoint_in_mid_step_is_for_evaluation_alone(capsys):
-    run("often", "--trainer.max_steps=2", callbacks=(SavesOften(),))
-    assert main(["validate", *BASE, "--ckpt_path=6.ckpt"]) == 0
-    assert main(["fit", *BASE, *STEPS, "--ckpt_path=6.ckpt"]) == 2
-    assert "in the middle of a step, after 2 of its micro-batches" in capsys.readouterr().err
-    assert torch.load("4.ckpt")["gpt_lightning"]["micro_batches"] == 0
-
-
-def test_our_callback_saves_at_no_other_moment():
-    class SavesTooEarly(RunCheckpoint):
-        def on_train_batch_start(self, trainer, *args, **kwargs) -> None:
-            self.save(trainer)
-
-    with pytest.raises(RuntimeError, match="between two optimizer steps only"):
-        stock(SavesTooEarly(), max_steps=3)
-
-
-def stock(*callbacks, ckpt_path=None, **changes) -> L.Trainer:
-    """Fits with Lightning's own Trainer."""
-    L.seed_everything(1)
-    quiet = ("enable_progress_bar", "enable_model_summary", "logger", "enable_checkpointing")
-    trainer = L.Trainer(
-        accelerator="cpu",
-        accumulate_grad_batches=4,
-        callbacks=[*callbacks],
-        limit_val_batches=1,
-        **{**dict.fromkeys(quiet, False), **changes},
-    )
-    config = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 16, "vocab_size": None}
-    module = GPTModule(config, schedule="constant")
-    data = TokenDataModule(text_file="text.txt", tokenizer="char", batch_size=32)
-    trainer.fit(module, data, ckpt_path=ckpt_path, weights_only=True)
-    return trainer
-
-
-def weights(trainer: L.Trainer) -> list[torch.Tensor]:
-    return [p.detach() for p in trainer.lightning_module.parameters()]
-
-
-@pytest.mark.parametrize(
-    "micro_batch", [9, pytest.param(24, marks=SLOW), pytest.param(26, marks=SLOW)]
-)
-def test_a_stock_trainer_stops_between_two_steps_too(micro_batch):
-    whole = stock(max_epochs=3)
-    cut = stock(Stop(micro_batch), max_epochs=3)
-    assert cut.global_step == -(-micro_batch // 4)
-    cut.save_checkpoint("cut.ckpt")
-    resumed = stock(ckpt_path="cut.ckpt", max_epochs=3)
-    assert resumed.global_step == whole.global_step == 18
-    assert all(torch.equal(p, q) for p, q in zip(weights(whole), weights(resumed), strict=True))
-
-
-def test_a_resume_in_mid_step_is_refused_with_a_stock_trainer():
-    stock(SavesOften(), max_steps=2)
-    with pytest.raises(UserError, match="in the middle of a step"):
-        stock(ckpt_path="7.ckpt", max_steps=3)
