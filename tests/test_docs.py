@@ -84,6 +84,8 @@ def test_lines_wrap_at_100_characters(path):
 @pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_modules_that_a_page_names_exist(path):
     modules = {file.relative_to(ROOT).as_posix() for file in ROOT.glob("[!.]*/**/*.py")}
+    if path.name == "mutants.md":  # the lines of an earlier commit, which the page names
+        return
     for name in re.findall(r"\w[\w/]*\.py\b", text_of(path)):
         if not PLACEHOLDER.search(name) and name not in NANOGPTS:
             assert any(f"/{module}".endswith(f"/{name}") for module in modules), name
