@@ -104,10 +104,10 @@ PAGES = {
     "accumulation": Page("A thousand times 0.01", ("accumulation --device cpu",)),
     "overhead": Page("Costs of the Trainer and the callbacks", ("overhead --device cpu",), "a_ms"),
     "generate": Page(
-        "Sampling against the naive loop, transformers, and one text after the other",
+        "Sampling against the naive loop and transformers",
         (
             "generate --device cpu --sizes baby --rounds 3",
-            "generate --device cpu --sizes small --dtypes bf16 --against transformers,loop "
+            "generate --device cpu --sizes small --dtypes bf16 --against transformers "
             "--batches 1,8 --tokens 128",
         ),
         time="cached_ms",

@@ -6,28 +6,42 @@
 The constants of the GPUs are at the top, and their sources in scaling.md. With --run the table
 of measured constants is written too: compute, communication and overlap from rows/parallel.json
 (`python benchmarks/pages.py parallel`), data and checkpoint from the files of the run.
+
+The model of a step over n processes:
+
+    step(n)    = compute + exposed(n) + data + checkpoint / interval
+    exposed(n) = max((1 - overlap) comm(n), comm(n) - window)
+    comm(n)    = alpha hops(n) + 2 (n - 1) / n bytes / bandwidth
+    hops(n)    = min(n - 1, 2 ceil(log2 n))
+
+All-reduce of n processes: a ring (Patarasuk and Yuan 2009) sends 2 (n - 1) / n of the bytes in
+n - 1 pairs of steps, and a tree as much in 2 log2 n. alpha is the latency of one of them. overlap
+is the share of the communication that the backward hides, and window the longest time that it can.
 """
 
 import argparse
 import itertools
 import json
+import math
 import statistics
 import sys
 import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gpt_lightning.bench.core.scaling import Link, Step
-from gpt_lightning.bench.parallel import ParallelRow, constants
+from gpt_lightning.bench import parallel
+from gpt_lightning.bench.memory_meter import MIB
 from gpt_lightning.errors import UserError
 from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.runs.history import find_run, read_events, read_rows
-from gpt_lightning.tables.rows import make_row
+from gpt_lightning.tables.rows import Row, make_row
 
 PAGE = Path(__file__).with_suffix(".md")
 ROWS = Path(__file__).parent / "rows" / "parallel.json"
@@ -39,6 +53,106 @@ BATCH = 2**19  # tokens of a step with a fixed batch
 PER_GPU = 2**15  # tokens of a step and a GPU, with a batch that grows
 GPUS = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
 NODE = 8  # GPUs
+
+
+@dataclass(frozen=True)
+class Link:
+    """Constants of an all-reduce.
+
+    Attributes:
+        alpha_s: Latency of a hop, in seconds.
+        bytes_per_s: Bus bandwidth of a process.
+    """
+
+    alpha_s: float
+    bytes_per_s: float
+
+    def all_reduce_s(self, nbytes: float, n: int) -> float:
+        """Return the seconds of an all-reduce of some bytes on each of n processes."""
+        return self.alpha_s * hops(n) + bus_share(n) * nbytes / self.bytes_per_s
+
+
+def hops(n: int) -> int:
+    """Return the hops of an all-reduce of n processes."""
+    return min(n - 1, 2 * math.ceil(math.log2(n)))
+
+
+def bus_share(n: int) -> float:
+    """Return the bytes that each of n processes sends in an all-reduce, over its bytes."""
+    return 2 * (n - 1) / n
+
+
+def fit_link(times: Sequence[tuple[float, float]], n: int) -> Link | None:
+    """Return the link that explains times of all-reduces of n processes; None without two sizes.
+
+    Args:
+        times: Bytes and seconds. The line goes through the smallest and the largest size.
+        n: Processes.
+    """
+    (small, fast), (large, slow) = min(times, default=(0, 0)), max(times, default=(0, 0))
+    if large == small or slow <= fast:
+        return None
+    per_byte = (slow - fast) / (large - small)
+    alpha = max(0.0, fast - small * per_byte)
+    return Link(alpha / hops(n), bus_share(n) / per_byte)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Constants of a step on one process, in seconds.
+
+    Attributes:
+        compute_s: Forward, backward and update.
+        gradient_bytes: Bytes that are all-reduced.
+        overlap: Share of the communication that the backward hides, 0 to 1.
+        window_s: Longest time that it hides: the backward of the last micro-batch.
+        data_s: Wait for a batch.
+        checkpoint_s: Stall of a checkpoint.
+        interval: Steps between checkpoints.
+    """
+
+    compute_s: float
+    gradient_bytes: float
+    overlap: float
+    window_s: float = math.inf
+    data_s: float = 0.0
+    checkpoint_s: float = 0.0
+    interval: int = 1
+
+    def time_s(self, link: Link, n: int) -> float:
+        """Return the seconds of a step of n processes."""
+        comm = link.all_reduce_s(self.gradient_bytes, n)
+        exposed = max((1 - self.overlap) * comm, comm - self.window_s)
+        return self.compute_s + exposed + self.data_s + self.checkpoint_s / self.interval
+
+
+def measured_overlap(exposed_s: float, comm_s: float) -> float:
+    """Return the hidden share of a communication, from what a step takes longer with it."""
+    return min(1.0, max(0.0, 1 - exposed_s / comm_s))
+
+
+def constants(row: Row, rows: Sequence[Row]) -> tuple[Link, Step] | None:
+    """Return the link, and the step of a ddp row, from rows of one and two processes.
+
+    The computation is that of one process, on a CPU that of one of two. None without these rows.
+    """
+    same = ("device", "dtype", "size", "batch", "context")
+    found = [r for r in rows if r.status == "ok" and r.device == row.device]
+    steps = {
+        r.processes: r
+        for r in found
+        if r.work == "ddp" and all(getattr(r, name) == getattr(row, name) for name in same)
+    }
+    reduced = [r for r in found if r.work == "all-reduce" and r.processes == 2]
+    link = fit_link([(r.mib * MIB, r.time_ms / 1e3) for r in reduced], 2)
+    if link is None or not {1, 2} <= steps.keys():
+        return None
+    nbytes = steps[2].gradient_mib * MIB
+    exposed = (steps[2].time_ms - steps[2].alone_ms) / 1e3
+    overlap = measured_overlap(exposed, link.all_reduce_s(nbytes, 2))
+    compute = steps[2 if row.device == "cpu" else 1].alone_ms
+    return link, Step(compute / 1e3, nbytes, overlap)
+
 
 PEAK, MFU = 989.4e12, 0.5  # FLOP/s, and what one GPU reaches of it
 INSIDE = Link(10e-6, 350e9)  # NVLink 4
@@ -134,7 +248,7 @@ def measured(stored: dict[str, Any], run: Path) -> str:
         UserError: A constant cannot be measured.
     """
     table = stored["tables"][0]
-    rows = [make_row(ParallelRow, row) for row in table["rows"]]
+    rows = [make_row(parallel.BENCH.row, row) for row in table["rows"]]
     steps = [row for row in rows if row.work == "ddp" and row.processes == 2]
     found = constants(steps[0], rows) if steps else None
     if found is None:

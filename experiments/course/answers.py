@@ -64,8 +64,8 @@ def profile_of(size: str, rows: dict[tuple[str, str], Row], tables: Tables) -> A
     optimizer = next(r for r in of("ranges", "full-step") if r["range"] == "step / optimizer")
     yield filled("profile_step", forward=forward, step=step, optimizer=optimizer)
     parts = {row["part"]: row for row in of("attention", "inference")}
-    softmax, two = parts["softmax"], (parts["attention scores"], parts["value product"])
-    products_ms = sum(row["products_ms"] for row in two)
+    softmax, two = parts["softmax"], (parts["score product"], parts["value product"])
+    products_ms = sum(row["kernels_ms"] for row in two)
     ratios = {
         "times": softmax["kernels_ms"] / products_ms,
         "flops": softmax["gflop"] / sum(row["gflop"] for row in two),

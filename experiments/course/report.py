@@ -20,8 +20,8 @@ import yaml
 from markdown import markdown as to_html
 
 from experiments.course import answers
+from gpt_lightning.bench import models, published
 from gpt_lightning.bench.command import find_benches
-from gpt_lightning.bench.core import course_report
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import write_atomic
 from gpt_lightning.parsing import OneLineParser, underscored
@@ -34,7 +34,7 @@ ROOT = Path("lightning_logs") / "report"
 TABLE = yaml.safe_load(Path(__file__).with_name("sections.yaml").read_text(encoding="utf-8"))
 TEXT = TABLE["text"]
 # sizes by device; the first is profiled, the last one's memory is measured
-SIZES = {"cpu": "small,medium", "mps": "small,medium,large", "cuda": ",".join(options.COURSE_SIZES)}
+SIZES = {"cpu": "small,medium", "mps": "small,medium,large", "cuda": ",".join(models.COURSE_SIZES)}
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def described(section: Section, path: Path, folder: Path) -> Iterator[str]:
     facts = [machine[name] for name in ("device", "CPU", "memory", "software", "date")]
     yield "; ".join(dict.fromkeys(facts)) + f"\n\n```\n{machine['command']}\n```"
     bench, _ = read(section, [])
-    types = {**bench.tables, "rows": bench.row, course_report.TABLE: course_report.PublishedRow}
+    types = {**bench.tables, "rows": bench.row, published.TABLE: published.PublishedRow}
     for name in ("rows", *section.tables):
         if rows := [make_row(types[name], row) for row in data.get(name, [])]:
             title = "" if name == "rows" else f"### {name.capitalize()}\n\n"

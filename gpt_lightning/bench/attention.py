@@ -24,73 +24,47 @@ highest memory in that step, with q, k and v. Memory comes from the allocator on
 profiler's record of tensors on a CPU, and from samples on MPS.
 """
 
+import importlib
+import operator
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._dynamo.utils import counters
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpt_lightning.bench.core import memory_meter, timing, training_step
-from gpt_lightning.bench.core.attention_kernels import (
-    KERNELS,
-    Attention,
-    check_kernel,
-    check_own,
-    make_attention,
+from gpt_lightning.bench import memory_meter, models, timing
+from gpt_lightning.bench.course_model import RoPE
+from gpt_lightning.bench.memory_meter import MIB, PhaseContext
+from gpt_lightning.bench.step import (
+    checked_graphs,
+    compiled_graphs,
+    compiler_count,
+    set_products,
 )
-from gpt_lightning.bench.core.course_model import RoPE
-from gpt_lightning.bench.core.memory_meter import MIB, Memory, PhaseContext
 from gpt_lightning.errors import UserError
+from gpt_lightning.model.attention import FUSED as FUSED_IN_TRAINING
+from gpt_lightning.model.attention import NoKernelError, graph_nodes, naive_attention
 from gpt_lightning.tables import options
-from gpt_lightning.tables.options import Values, listed
-from gpt_lightning.tables.pictures import plot_rows
-from gpt_lightning.tables.rows import column, sweep_row
+from gpt_lightning.tables.options import listed
+from gpt_lightning.tables.rows import Row, Values, column, row_type
 from gpt_lightning.tables.sweep import Bench
+from gpt_lightning.tables.worker import SkippedError
+
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 CHECKED_TOKENS = 1024  # of the comparison of a user's kernel with the definition
-
-
-@sweep_row
-class AttentionRow(training_step.DeviceRow):
-    """Kernel at one size: median and standard deviation of each phase."""
-
-    model: str = column("model")
-    kernel: str = column("kernel", width=14)
-    causal: bool = column("causal")
-    batch: int = column("batch", "d")
-    d: int = column("d", "d", 4)
-    context: int = column("context", "d")
-    warmup: int = column("warm-up", "d")
-    heads: int = column("heads", "d", default=1)
-    forward_ms: float | None = column("forward ms", ",.3f")
-    forward_mean_ms: float | None = column("mean", ",.3f", 9, console=False)
-    forward_std_ms: float | None = column("std", ",.3f", 6, console=False)
-    backward_ms: float | None = column("backward ms", ",.3f")
-    backward_mean_ms: float | None = column("mean", ",.3f", 9, console=False)
-    backward_std_ms: float | None = column("std", ",.3f", 6, console=False)
-    total_ms: float | None = column("total ms", ",.3f", 9)
-    total_mean_ms: float | None = column("mean ms", ",.3f", 9, console=False)
-    total_std_ms: float | None = column("std", ",.3f", 6)
-    total_min_ms: float | None = column("min ms", ",.3f", 9, console=False)
-    total_p90_ms: float | None = column("p90 ms", ",.3f", 9, console=False)
-    total_max_ms: float | None = column("max ms", ",.3f", 9, console=False)
-    forward_tflops_per_sec: float | None = column("forward TFLOP/s", ",.2f")
-    backward_tflops_per_sec: float | None = column("backward TFLOP/s", ",.2f")
-    held_mib: float | None = column("held MiB", ",.1f", 9)
-    peak_mib: float | None = column("peak MiB", ",.1f", 9)
-    memory_method: str = column("memory by", width=9, default="")
-    first_step_s: float | None = column("first step s", ",.2f")
-    graphs: int | None = column("graphs", "d")
-    replaced: int | None = column("replaced", "d")
-    matmul_precision: str = column("matmul", default="", console=False)
-
-
+# kernel -> backend, and a part of the name of its node in the autograd graph
+FUSED = {"sdpa-math": (SDPBackend.MATH, "Softmax")}
+FUSED |= {f"sdpa-{kernel}": backend for kernel, backend in FUSED_IN_TRAINING.items()}
+KERNELS = ("naive", "compiled", *FUSED)
 QUANTITIES = {
     "forward_ms": "forward (ms)",
     "backward_ms": "backward (ms)",
@@ -99,8 +73,10 @@ QUANTITIES = {
 }
 
 
-def picture(folder: Path, rows: Sequence[AttentionRow]) -> list[str]:
+def picture(folder: Path, rows: Sequence[Row]) -> list[str]:
     """Draw time and memory over sequence length, one picture for each device and dtype."""
+    from gpt_lightning.tables.pictures import plot_rows  # not in a row's process
+
     names = []
     for device, dtype in dict.fromkeys((row.device, row.dtype) for row in rows):
         chosen = [row for row in rows if (row.device, row.dtype) == (device, dtype)]
@@ -111,7 +87,7 @@ def picture(folder: Path, rows: Sequence[AttentionRow]) -> list[str]:
     return names
 
 
-def place(row: AttentionRow) -> tuple[str, str, str]:
+def place(row: Row) -> tuple[str, str, str]:
     """Return the column of panels, the label and the style of a row."""
     label = row.kernel + " with RoPE" * (row.model == "course")
     return f"d = {row.d}", label, "-" if row.causal else "--"
@@ -131,7 +107,7 @@ def known_or_own(text: str) -> str:
 
 def read_models(args: Any) -> list[Values]:
     """Return the models of --model; RoPE needs pairs of channels."""
-    found = listed(args, "model", options.one_of(options.MODELS))
+    found = listed(args, "model", options.one_of(models.MODELS))
     odd = [d for d in listed(args, "d", options.at_least(1)) if d % 2]
     if "course" in found and odd:
         raise UserError(f"--d {odd[0]} is odd, and RoPE rotates pairs of channels: give even --d")
@@ -141,7 +117,14 @@ def read_models(args: Any) -> list[Values]:
 BENCH = Bench(
     name="attention",
     title="Attention alone: definition, compiled, fused",
-    row=AttentionRow,
+    row=row_type(
+        "device dtype model kernel causal batch d:d context warmup heads forward_ms:,.3f "
+        "-forward_mean_ms -forward_std_ms backward_ms:,.3f -backward_mean_ms -backward_std_ms "
+        "total_ms:,.3f -total_mean_ms total_std_ms:,.3f -total_min_ms -total_p90_ms -total_max_ms "
+        "forward_tflops_per_sec backward_tflops_per_sec held_mib peak_mib memory_method "
+        "first_step_s graphs replaced:d -matmul_precision status -note",
+        memory_method=column("memory by"),
+    ),
     measure="gpt_lightning.bench.attention:measure_attention",
     options=(
         options.DEVICE,
@@ -149,7 +132,7 @@ BENCH = Bench(
         options.switches("causal", "true", "Mask the future"),
         options.numbers("d", "d", "16,32,64,128", "Head widths"),
         options.contexts("256,1024,4096,8192,16384"),
-        replace(options.models(), read=read_models),
+        replace(models.MODEL, read=read_models),
         options.axis(
             "kernels",
             "kernel",
@@ -168,12 +151,12 @@ BENCH = Bench(
 )
 
 
-def measure_attention(row: AttentionRow, steps: int, memory_gib: float | None) -> dict[str, Any]:
+def measure_attention(row: Row) -> Values:
     """Time forward and backward of one kernel and measure the memory held in between."""
     device = torch.device(row.device)
-    dtype = training_step.set_products(row.dtype, device)
-    memory_meter.limit_memory(device, memory_gib)
-    graphs = training_step.compiled_graphs()
+    dtype = set_products(row.dtype, device)
+    memory_meter.limit_memory(device, row.memory_gib)
+    graphs = compiled_graphs()
     torch.manual_seed(0)
     rope = RoPE(row.d, row.context).to(device) if row.model == "course" else None
     attention = make_attention(row.kernel, row.causal, rope)
@@ -188,30 +171,29 @@ def measure_attention(row: AttentionRow, steps: int, memory_gib: float | None) -
     check_kernel(row.kernel, attention, make)
     tensors = [make() for _ in range(4)]
     times, first = timing.measure(
-        lambda timer: run_step(attention, tensors, timer.phase), device, row.warmup, steps
+        lambda timer: run_step(attention, tensors, timer.phase), device, row.warmup, row.steps
     )
     tensors.clear()  # the memory of a step is measured with its own tensors alone
     memory = memory_meter.measure_memory(
         lambda phase: run_step(attention, [make() for _ in range(4)], phase), device
     )
+    forward, backward = memory.phases["forward"], memory.phases["backward"]
     gflop = 4e-9 * row.batch * row.heads * row.context**2 * row.d / (2 if row.causal else 1)
+    # a user's kernel may have compiled itself
+    own = compiled_graphs() > graphs if ":" in row.kernel else row.kernel == "compiled"
     return {
         "forward_tflops_per_sec": gflop / times["forward"].median,  # GFLOP/ms
         "backward_tflops_per_sec": 2.5 * gflop / times["backward"].median,
         "first_step_s": first["total"] / 1e3,
         **timing.phase_columns(times, "forward", "backward"),
-        **memory_of(memory),
-        "graphs": graphs_of(row.kernel, graphs),
-        "replaced": counters["inductor"]["fuse_attention"],  # by scaled_dot_product_attention
+        "held_mib": (forward.end - forward.begin) / MIB,
+        "peak_mib": max(forward.peak, backward.peak) / MIB,
+        "memory_method": memory.method,
+        "graphs": checked_graphs(own, graphs),
+        # attentions for which the compiler calls scaled_dot_product_attention
+        "replaced": compiler_count("inductor", "fuse_attention"),
         "matmul_precision": torch.get_float32_matmul_precision(),
     }
-
-
-def graphs_of(kernel: str, before: int) -> int:
-    """Return the graphs made since `before`; a user's kernel may have compiled itself."""
-    if ":" in kernel:
-        return training_step.compiled_graphs() - before
-    return training_step.checked_graphs(kernel == "compiled", before)
 
 
 def run_step(attention: Attention, tensors: Sequence[torch.Tensor], phase: PhaseContext) -> None:
@@ -223,11 +205,98 @@ def run_step(attention: Attention, tensors: Sequence[torch.Tensor], phase: Phase
         torch.autograd.grad(out, (q, k, v), gradient)
 
 
-def memory_of(memory: Memory) -> dict[str, Any]:
-    """Return the columns of memory."""
-    forward, backward = memory.phases["forward"], memory.phases["backward"]
-    return {
-        "held_mib": (forward.end - forward.begin) / MIB,
-        "peak_mib": max(forward.peak, backward.peak) / MIB,
-        "memory_method": memory.method,
-    }
+# ---- kernels -------------------------------------------------------------------------------------
+
+
+def make_attention(kernel: str, causal: bool, rope: RoPE | None = None) -> Attention:
+    """Return a function of q, k and v, (B, nh, T, d) each; with `rope` it rotates q and k first."""
+    if ":" in kernel:
+        inner = own_attention(kernel, causal)
+    elif kernel in FUSED:
+        inner = fused_attention(kernel, causal)
+    else:
+        inner = partial(naive_attention, dropout_p=0.0) if causal else unmasked_attention
+
+    def rotated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        assert rope is not None
+        return inner(rope(q).type_as(q), rope(k).type_as(k), v)
+
+    attention = inner if rope is None else rotated
+    return torch.compile(attention, dynamic=False) if kernel == "compiled" else attention
+
+
+def unmasked_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Compute attention by definition, without a mask."""
+    scores = (q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5  # (B, nh, T, T)
+    out: torch.Tensor = scores.softmax(dim=-1) @ v
+    return out
+
+
+def fused_attention(kernel: str, causal: bool) -> Attention:
+    """Return F.scaled_dot_product_attention restricted to the backend of a kernel."""
+    backend, _ = FUSED[kernel]
+
+    def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return fused
+
+
+def own_attention(kernel: str, causal: bool) -> Attention:
+    """Return MODULE:FUNCTION of the user, of (B nh, T, d), as a function of (B, nh, T, d)."""
+    module, _, name = kernel.partition(":")
+    function = operator.attrgetter(name)(importlib.import_module(module))
+
+    def own(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = function(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), causal)
+        return out.unflatten(0, q.shape[:2])
+
+    return own
+
+
+def check_own(attention: Attention, causal: bool, tensors: Sequence[torch.Tensor]) -> None:
+    """Compare the output and the gradients of a user's kernel with those of the definition.
+
+    Args:
+        attention: Kernel of the user.
+        causal: Mask the future.
+        tensors: q, k, v and the output's gradient, (B, nh, T, d) each.
+
+    Raises:
+        RuntimeError: A shape differs (message of torch), or an error exceeds its limit.
+    """
+    plain = make_attention("naive", causal)
+    exact = [t.detach().cpu().double().requires_grad_() for t in tensors]  # MPS has no float64
+
+    def outputs(function: Attention, *given: torch.Tensor) -> list[torch.Tensor]:
+        q, k, v, gradient = given
+        out = function(q, k, v)
+        return [out, *torch.autograd.grad(out, (q, k, v), gradient)]
+
+    names = ("output", "gradient of q", "gradient of k", "gradient of v")
+    found = (outputs(attention, *tensors), outputs(plain, *tensors), outputs(plain, *exact))
+    for name, own, rounded, true in zip(names, *found, strict=True):
+        error, usual = ((t.cpu().double() - true).abs().max().item() for t in (own, rounded))
+        limit = 4 * usual + 1e-5 * true.abs().max().item()
+        if not error <= limit:
+            raise RuntimeError(
+                f"wrong {name}: {error:.2e} off the definition in float64; the limit is {limit:.2e}"
+            )
+
+
+def check_kernel(kernel: str, attention: Attention, make: Callable[[], torch.Tensor]) -> None:
+    """Call a fused kernel once and find the kernel that ran in the autograd graph.
+
+    Raises:
+        SkippedError: torch has no such kernel for these tensors (the message has torch's reason),
+            or torch ran another kernel.
+    """
+    if kernel not in FUSED:
+        return
+    try:
+        ran = graph_nodes(lambda: attention(make(), make(), make()))
+    except NoKernelError as error:
+        raise SkippedError(str(error)) from error
+    if not any(FUSED[kernel][1] in name for name in ran):
+        raise SkippedError(f"torch took another kernel: {', '.join(sorted(ran))}")

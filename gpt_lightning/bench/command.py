@@ -1,7 +1,7 @@
 """Command `gpt-lightning bench`: find the benches and run one.
 
-A bench is a file of this folder. The first line of its docstring is its help line. It defines
-`BENCH`, or `run(argv)` if it is no plain sweep.
+A bench is a file of this folder that defines `BENCH`, and `run(argv)` if it is no plain sweep. The
+first line of its docstring is its help line.
 """
 
 import ast
@@ -24,18 +24,26 @@ REPRODUCTIONS = {
 
 def find_benches() -> dict[str, str]:
     """Return name -> module of all benches, without importing any."""
-    files = [found.name for found in pkgutil.iter_modules(bench.__path__) if not found.ispkg]
-    names = [name for name in files if name != "command"]
-    here = {name.replace("_", "-"): f"{__package__}.{name}" for name in names}
+    modules = [f"{__package__}.{found.name}" for found in pkgutil.iter_modules(bench.__path__)]
+    here = {
+        module.rpartition(".")[2].replace("_", "-"): module
+        for module in modules
+        if "\nBENCH = " in source(module)
+    }
     return dict(sorted((here | REPRODUCTIONS).items()))
+
+
+def source(module: str) -> str:
+    """Return the text of a module that is not imported."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None, module
+    assert spec.origin is not None, module
+    return Path(spec.origin).read_text(encoding="utf-8")
 
 
 def help_line(module: str) -> str:
     """Return the first line of a module's docstring, read from its file."""
-    spec = importlib.util.find_spec(module)
-    assert spec is not None, module
-    assert spec.origin is not None, module
-    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+    text = ast.get_docstring(ast.parse(source(module))) or ""
     return text.partition("\n")[0].removesuffix(".")
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench.core import timing
+from gpt_lightning.bench import timing
 from gpt_lightning.data.dataset import load_manifest, random_dataset
 from gpt_lightning.data.loader import Batch, TrainLoader
 from gpt_lightning.data.mixture import Mixture, WindowSource
@@ -30,38 +30,14 @@ from gpt_lightning.data.order import OrderName, WindowOrder
 from gpt_lightning.data.shards import DatasetWindows, TokenStream
 from gpt_lightning.errors import UserError
 from gpt_lightning.tables import options
-from gpt_lightning.tables.options import Option, Values, listed
-from gpt_lightning.tables.rows import column, sweep_row
+from gpt_lightning.tables.options import Option, listed
+from gpt_lightning.tables.rows import Row, Values, row_type
 from gpt_lightning.tables.sweep import Bench
 
 VOCAB_SIZE = 50_257  # GPT-2's: two bytes per token on the disk
 ORDERS = ("sequential", "shuffled", "random", "mixture")
 WEIGHTS = (0.7, 0.3)  # of the mixture's two datasets
 SEED = 1337
-
-
-@sweep_row
-class DataRow:
-    """Way to read, and its rate."""
-
-    device: str = column("device")
-    order: str = column("order", width=10)
-    block_size: int = column("block size", "d")
-    batch_size: int = column("batch", "d")
-    workers: int = column("workers", "d")
-    n_tokens: int = column("tokens in all", ",d", 11)
-    first_batch_ms: float | None = column("first batch ms", ",.1f")
-    batch_ms: float | None = column("batch ms", ",.3f")
-    batch_std_ms: float | None = column("std", ",.3f", 6, console=False)
-    batch_p90_ms: float | None = column("p90 ms", ",.3f")
-    batch_max_ms: float | None = column("max ms", ",.3f", console=False)
-    copy_ms: float | None = column("to device ms", ",.3f")
-    tokens_per_sec: float | None = column("tokens/s", ",.0f", 12)
-    bytes_written_per_token: float | None = column("B written/token", ".2f", console=False)
-    written_gb_per_sec: float | None = column("written GB/s", ".2f")
-    floor_ms: float | None = column("floor ms", ",.3f", console=False)
-    floor_tokens_per_sec: float | None = column("floor tokens/s", ",.0f")
-    floor_share: float | None = column("of the floor", ".2f")
 
 
 def read_n_tokens(args: Any) -> list[Values]:
@@ -78,7 +54,12 @@ def read_n_tokens(args: Any) -> list[Values]:
 BENCH = Bench(
     name="data",
     title="The loader: tokens/s by order, block size, batch and workers",
-    row=DataRow,
+    row=row_type(
+        "device order block_size:d batch_size:d workers n_tokens:,d first_batch_ms batch_ms:,.3f "
+        "-batch_std_ms batch_p90_ms:,.3f -batch_max_ms copy_ms:,.3f tokens_per_sec "
+        "-bytes_written_per_token:.2f written_gb_per_sec -floor_ms:,.3f floor_tokens_per_sec "
+        "floor_share:.2f status -note"
+    ),
     measure="gpt_lightning.bench.data:measure_data",
     options=(
         options.DEVICE,
@@ -94,10 +75,11 @@ BENCH = Bench(
 )
 
 
-def measure_data(row: DataRow, batches: int, warmup: int, data_dir: str) -> dict[str, Any]:
+def measure_data(row: Row) -> Values:
     """Take batches as training does, as fast as they come."""
     device = torch.device(row.device)
-    source = make_source(row.order, row.block_size, row.n_tokens, Path(data_dir))
+    folder = Path(row.data_dir)
+    source = make_source(row.order, row.block_size, row.n_tokens, folder)
     pinned = device.type == "cuda"
     # read_tokens 0: a batch that is read together with others has no time of its own
     loader = TrainLoader(
@@ -112,9 +94,9 @@ def measure_data(row: DataRow, batches: int, warmup: int, data_dir: str) -> dict
             x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
             timer.end("copy")
 
-    times, first = timing.record(take, device, warmup, batches)
+    times, first = timing.record(take, device, row.warmup, row.batches)
     tokens = row.batch_size * row.block_size
-    copies = floor_ms(dataset(0, row.n_tokens, Path(data_dir)), tokens, batches)
+    copies = floor_ms(dataset(0, row.n_tokens, folder), tokens, row.batches)
     floor = timing.steady_mean(copies)
     tokens_per_sec = tokens / timing.steady_mean(times["total"]) * 1e3
     written = 8 * (row.block_size + 1) / row.block_size + 16  # int64: window of T + 1, x and y

@@ -25,14 +25,15 @@ from typing import Any
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench.core import fit_run, timing, training_step
-from gpt_lightning.bench.core.memory_meter import available_bytes, limit_memory
+from gpt_lightning.bench import fits, timing
+from gpt_lightning.bench.memory_meter import available_bytes, limit_memory
+from gpt_lightning.bench.step import random_batch
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import memory_gib, peak_memory_gib
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.tables import options, worker
 from gpt_lightning.tables.options import Option
-from gpt_lightning.tables.rows import Row, column, sweep_row
+from gpt_lightning.tables.rows import Row, Values, row_type
 from gpt_lightning.tables.sweep import Bench, Sweep, read_options
 from gpt_lightning.training.memory_advice import memory_options
 from gpt_lightning.training.steps import StepShape, largest_divisor
@@ -40,25 +41,13 @@ from gpt_lightning.training.steps import StepShape, largest_divisor
 SHARE = 0.8  # default limit of a trial: share of the machine's available memory
 
 
-@sweep_row
-class FitBatchRow:
-    """Micro-batch, its memory and speed."""
-
-    device: str = column("device")
-    precision: str = column("precision")
-    batch: int = column("batch", "d")
-    context: int = column("context", "d")
-    accumulate: int = column("accumulated", "d")
-    peak_memory_gib: float | None = column("memory GiB", ",.2f")
-    limit_gib: float | None = column("limit GiB", ",.2f", console=False)
-    micro_batch_ms: float | None = column("micro-batch ms", ",.1f")
-    tokens_per_sec: float | None = column("tokens/s", ",.0f", 9)
-
-
 BENCH = Bench(
     name="fit-batch",
     title="The largest micro-batch that fits",
-    row=FitBatchRow,
+    row=row_type(
+        "device precision batch context accumulate peak_memory_gib -limit_gib micro_batch_ms "
+        "tokens_per_sec status -note"
+    ),
     measure="gpt_lightning.bench.fit_batch:measure_batch",
     options=(
         options.optional("config", "Configuration of `fit`.", str),
@@ -86,15 +75,15 @@ def run(argv: list[str]) -> int:
     args, (given,) = read_options(BENCH, argv[2:])
     if args.config is None:
         raise UserError("give bench fit-batch --config FILE: the configuration to fit")
-    config = fit_run.parse_fit([f"--config={args.config}", *given["fit_options"]])
-    step = fit_run.step_of(config)
-    trial = fit_run.plain_training(config, step) | {"accumulate": min(2, step.accumulate)}
+    config = fits.parse_fit([f"--config={args.config}", *given["fit_options"]])
+    step = fits.step_of(config)
+    trial = fits.plain_training(config, step) | {"accumulate": min(2, step.accumulate)}
     trial |= {"context": step.block_size, "steps": args.steps, "limit_gib": args.limit_gib}
     most = args.max_batch or step.sequences
     first = min(step.batch_size, most)
     sweep = Sweep(BENCH, [trial | {"batch": first}], argv, args.resume, args.timeout_s)
 
-    def fits(batch: int) -> bool:
+    def enough(batch: int) -> bool:
         row = sweep.measure(trial | {"batch": batch})
         if row.status not in ("ok", "out of memory"):
             raise TrialError(f"the trial of {batch} sequences failed ({row.status}: {row.note})")
@@ -102,7 +91,7 @@ def run(argv: list[str]) -> int:
 
     largest = 0
     try:
-        largest, refused = search(fits, most, first)
+        largest, refused = search(enough, most, first)
         lines = findings(sweep.rows, largest, refused, step, config)
     except TrialError as error:
         fix = "not for lack of memory; correct the cause, then continue with --resume"
@@ -158,7 +147,7 @@ def findings(
     return [
         f"largest     {largest} sequences x {step.block_size} tokens per micro-batch fit{refusal}",
         f"fastest     {fastest.batch} sequences: {fastest.tokens_per_sec:,.0f} tokens/s",
-        f"settings    {' '.join(fit_run.batch_options(config, step, batch))}",
+        f"settings    {' '.join(fits.batch_options(config, step, batch))}",
         f"step        {step.with_batch_size(batch)}",
     ]
 
@@ -166,18 +155,16 @@ def findings(
 # ---- in the trial's own process ------------------------------------------------------------------
 
 
-def measure_batch(
-    row: FitBatchRow, model: dict[str, Any], clip: list[Any], steps: int
-) -> dict[str, Any]:
+def measure_batch(row: Row) -> Values:
     """Train some optimizer steps of a micro-batch on random tokens."""
     device = torch.device(row.device)
     limit = limit_trial(device, row.limit_gib)
     torch.manual_seed(0)
-    data = training_step.random_batch(row.batch, row.context, device, model["config"]["vocab_size"])
+    data = random_batch(row.batch, row.context, device, row.model["config"]["vocab_size"])
     # the first step compiles; the last is not measured, because no request for a batch ends it
-    batches = timing.TimedBatches(data, (steps + 2) * row.accumulate)
-    fit_run.train(batches, row.device, row.precision, model, clip, row.accumulate)
-    measured = batches.milliseconds()[row.accumulate : (steps + 1) * row.accumulate]
+    batches = timing.TimedBatches(data, (row.steps + 2) * row.accumulate)
+    fits.train(batches, row.device, row.precision, row.model, row.clip, row.accumulate)
+    measured = batches.milliseconds()[row.accumulate : (row.steps + 1) * row.accumulate]
     milliseconds = sum(measured) / len(measured)
     return {
         "peak_memory_gib": peak_memory_gib(device, reserved=True),

@@ -3,7 +3,7 @@
 cached: `generate`. other, by --against: naive is nanoGPT's loop in the float32 of the weights, in
 which each token takes the whole window through the model, with the head at the last position alone
 (every n-th of the lengths is timed: --every). transformers is the generate of its GPT-2 with the
-same weights in the row's dtype. loop is `generate` for one sequence of the batch after the other.
+same weights in the row's dtype.
 
 One process runs blocks of cached, other, cached, ... at temperature 0.8 and top-k 200. Times are ms
 a token of a sequence. ratio: other over cached, median over the rounds. prepare: time to cast the
@@ -23,48 +23,27 @@ from typing import Any
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench.core import paired
-from gpt_lightning.bench.core.peer import make_peer
-from gpt_lightning.bench.core.training_step import DeviceRow
+from gpt_lightning.bench import models, timing
+from gpt_lightning.bench.peers import make_peer
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.model.fast.decoder import Decoder
 from gpt_lightning.model.generate import generate, sample_token
-from gpt_lightning.model.gpt import GPT, GPTConfig
+from gpt_lightning.model.gpt import GPT
 from gpt_lightning.tables import options
-from gpt_lightning.tables.options import Option, Values
-from gpt_lightning.tables.rows import column, sweep_row
+from gpt_lightning.tables.options import Option, listed
+from gpt_lightning.tables.rows import Row, Values, row_type
 from gpt_lightning.tables.sweep import Bench
 
-# layers, heads, width, context, vocabulary
-MODELS = {
-    "tiny": (2, 2, 64, 64, 65),
-    "baby": (6, 6, 384, 256, 65),
-    "small": (12, 12, 768, 1024, 50257),
-    "medium": (24, 16, 1024, 1024, 50257),
-}
+MODELS = models.TABLE["generate"]
 
 
-@sweep_row
-class GenerateRow(DeviceRow):
-    """Model, and the time of a token both ways."""
-
-    size: str = column("size", width=6)
-    batch: int = column("batch", "d")
-    prompt: int = column("prompt", "d")
-    tokens: int = column("tokens", "d")
-    against: str = column("against", width=12)
-    other_ms: float | None = column("other ms", ",.2f", 9)
-    cached_ms: float | None = column("cached ms", ",.2f", 9)
-    cached_tokens_per_sec: float | None = column("cached tokens/s", ",.1f")
-    ratio: float | None = column("ratio", ".2f", 6)
-    ratio_std: float | None = column("std", ".2f", 6)
-    ratio_min: float | None = column("min", ".2f", 6)
-    ratio_max: float | None = column("max", ".2f", 6)
-    prepare_ms: float | None = column("prepare ms", ",.0f")
-    read_ms: float | None = column("read ms", ",.2f")
-    load: float | None = column("load", ".1f")
-    agreement: float | None = column("agreement", ".1%")
+def read_sizes(args: Any) -> list[Values]:
+    """Return the sizes of --sizes with shape, context and vocabulary."""
+    return [
+        {"size": size, **MODELS[size], "shape": models.SHAPES[MODELS[size]["shape"]]}
+        for size in listed(args, "sizes", options.one_of(MODELS))
+    ]
 
 
 def read_every(args: Any) -> list[Values]:
@@ -76,16 +55,19 @@ def read_every(args: Any) -> list[Values]:
 
 BENCH = Bench(
     name="generate",
-    title="Sampling against the naive loop, transformers, and one sequence after the other",
-    row=GenerateRow,
+    title="Sampling against the naive loop and transformers",
+    row=row_type(
+        "device dtype size batch prompt tokens against other_ms cached_ms cached_tokens_per_sec "
+        "ratio ratio_std ratio_min ratio_max prepare_ms read_ms load:.1f agreement:.1% status -note"
+    ),
     measure="gpt_lightning.bench.generate:measure_generate",
     options=(
         options.DEVICE,
-        options.named_sizes(MODELS, "baby,small"),
+        Option("sizes", "baby,small", f"Any of {', '.join(MODELS)}.", read_sizes),
         options.batches("1"),
         options.numbers("prompts", "prompt", "1", "Tokens of the prompt"),
         options.dtypes("fp32,bf16", ("fp32", "bf16")),
-        options.words("against", "against", ("naive", "transformers", "loop"), "naive"),
+        options.words("against", "against", ("naive", "transformers"), "naive"),
         options.shared("tokens", 256, "New tokens."),
         Option("every", 16, "Stride of the naive loop's lengths.", read_every, PositiveInt),
         options.shared("rounds", 5, "Blocks of each way."),
@@ -93,13 +75,12 @@ BENCH = Bench(
 )
 
 
-def measure_generate(row: GenerateRow, shape: list[int], every: int, rounds: int) -> dict[str, Any]:
+def measure_generate(row: Row) -> Values:
     """Sample both ways in turns."""
     device, prompt, tokens = torch.device(row.device), row.prompt, row.tokens
-    n_layer, n_head, n_embd, context, vocabulary = shape
     torch.manual_seed(0)
-    model = GPT(GPTConfig(n_layer, n_head, n_embd, context, vocabulary)).to(device).eval()
-    start = torch.randint(vocabulary, (row.batch, prompt), device=device)
+    model = GPT(models.make_config(row.shape, row.context, row.vocab_size)).to(device).eval()
+    start = torch.randint(row.vocab_size, (row.batch, prompt), device=device)
     products = torch.bfloat16 if row.dtype == "bf16" else None
     generator = torch.Generator(device).manual_seed(0)
     sampling: dict[str, Any] = {"max_new_tokens": tokens, "temperature": 0.8, "top_k": 200}
@@ -107,12 +88,12 @@ def measure_generate(row: GenerateRow, shape: list[int], every: int, rounds: int
     decoder = Decoder(model, products)
     prepare_ms = (time.perf_counter() - began) * 1e3
     # the middle of each stretch of `every` lengths, because the time grows with the length
-    lengths = range(prompt + every // 2, prompt + tokens, every)
+    lengths = range(prompt + row.every // 2, prompt + tokens, row.every)
     text = generate(decoder, start, tokens, temperature=0.0)
 
     @torch.no_grad()
     def naive_logits(length: int) -> torch.Tensor:
-        x = model.transformer(text[:, max(0, length - context) : length])
+        x = model.transformer(text[:, max(0, length - row.context) : length])
         return model.lm_head(x[:, -1])
 
     def timed(call: Callable[[], Any], sequence_tokens: int) -> float:
@@ -121,8 +102,8 @@ def measure_generate(row: GenerateRow, shape: list[int], every: int, rounds: int
         synchronize(device)
         return (time.perf_counter() - began) * 1e3 / sequence_tokens
 
-    def blocks(sample: Callable[..., Any], *starts: torch.Tensor) -> Callable[[], list[float]]:
-        return lambda: [timed(lambda: [sample(idx) for idx in starts], row.batch * tokens)]
+    def block(sample: Callable[..., Any]) -> timing.Block:
+        return lambda: [timed(lambda: sample(start), row.batch * tokens)]
 
     def naive_token(length: int) -> torch.Tensor:
         return sample_token(naive_logits(length), 0.8, 200, generator)
@@ -131,13 +112,12 @@ def measure_generate(row: GenerateRow, shape: list[int], every: int, rounds: int
         return [timed(partial(naive_token, length), row.batch) for length in lengths]
 
     cached = partial(generate, decoder, generator=generator, **sampling)
+    other = naive
     if row.against == "transformers":
-        other = blocks(transformers_generate(model, products, sampling), start)
-    else:
-        other = naive if row.against == "naive" else blocks(cached, *start[:, None])
+        other = block(transformers_generate(model, products, sampling))
     naive()  # fills memory pools and triggers late imports
     same = [torch.equal(naive_logits(n).argmax(-1), text[:, n]) for n in lengths]
-    found = paired.compare({"cached": blocks(cached, start), "other": other}, rounds)
+    found = timing.compare({"cached": block(cached), "other": other}, row.rounds)
     bytes_read = sum(p.numel() for p in model.parameters()) * (2 if products else 4)
     weights = torch.ones(bytes_read // 4, device=device)
     return {

@@ -17,7 +17,6 @@ import datetime
 import json
 import re
 import shutil
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,48 +25,22 @@ from typing import Any
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench.core import fit_run, timing, training_step
-from gpt_lightning.bench.core.peer import make_peer
+from gpt_lightning.bench import fits, models
+from gpt_lightning.bench.models import GPU_SIZES
+from gpt_lightning.bench.peers import make_peer
+from gpt_lightning.bench.step import Training, compiled_graphs, random_batch, rates
 from gpt_lightning.errors import UserError, is_out_of_memory
-from gpt_lightning.hardware.device import free_memory, peak_memory_gib
+from gpt_lightning.hardware.device import free_memory, peak_memory_gib, reset_peak_memory
 from gpt_lightning.hardware.peaks import device_name
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.tables import options
-from gpt_lightning.tables.options import GPU_SIZES, Option, Values, devices, listed
-from gpt_lightning.tables.rows import RESULTS, column, make_row, sweep_row, write_report
+from gpt_lightning.tables.options import Option, devices, listed
+from gpt_lightning.tables.rows import RESULTS, Row, Values, make_row, row_type, write_report
 from gpt_lightning.tables.sweep import Bench, Sweep, earlier_machine
 from gpt_lightning.training.steps import StepShape
 
-# target MFU by the driver's name of the chip and the size
-TARGETS = {
-    "NVIDIA H200": {"124m": 0.50, "350m": 0.54, "774m": 0.56, "1558m": 0.58},
-    "NVIDIA H100 80GB HBM3": {"124m": 0.47, "1558m": 0.55},
-}
 MODELS = ("ours", "hf", "hf-compiled")
 TOKENS = 32_000_000  # of the dataset: 61 steps of 524,288 without the pause between two epochs
-
-
-@sweep_row
-class GPURow:
-    """Size and model of a run, and its speed."""
-
-    size: str = column("size")
-    model: str = column("model", width=11)
-    batch: int | None = column("batch", "d")
-    accumulate: int | None = column("accumulated", "d")
-    context: int | None = column("context", "d")
-    parameters: int | None = column("parameters", ",d", 13)
-    steps: int = column("steps", "d")
-    step_ms: float | None = column("step ms", ",.1f", 9)
-    tokens_per_sec: float | None = column("tokens/s", ",.0f", 9)
-    mfu: float | None = column("MFU", ".1%", 6)
-    target: float | None = column("target", ".0%", 6)
-    peak_memory_gib: float | None = column("memory GiB", ",.1f")
-    graphs: int | None = column("graphs", "d")
-    matmul_precision: str = column("float32 products", default="", console=False)
-    attention: str = column("attention", default="", console=False)
-    options: str = column("options", default="", console=False)
-    date: str = column("date", default="", console=False)
 
 
 def read_device(args: Any) -> list[Values]:
@@ -104,7 +77,7 @@ def publish(args: Any, sweep: Sweep) -> str:
     folder = page.parent / "rows" / page.stem
     before = folder / RESULTS
     stored = json.loads(before.read_text(encoding="utf-8"))["rows"] if before.exists() else []
-    rows = {(row["size"], row["model"]): make_row(GPURow, row) for row in stored}
+    rows = {(row["size"], row["model"]): make_row(BENCH.row, row) for row in stored}
     for row in sweep.rows:
         if row.status == "ok" or (row.size, row.model) not in rows:
             rows[row.size, row.model] = row
@@ -118,7 +91,10 @@ def publish(args: Any, sweep: Sweep) -> str:
 BENCH = Bench(
     name="gpu",
     title="GPT-2 in four sizes on one GPU",
-    row=GPURow,
+    row=row_type(
+        "size model batch accumulate context parameters:,d steps step_ms tokens_per_sec mfu "
+        "target:.0% peak_memory_gib graphs -matmul_precision -attention -options -date status -note"
+    ),
     measure="gpt_lightning.bench.gpu:measure_size",
     options=(
         Option("device", "cuda", "cuda; another device tries the command out.", read_device),
@@ -140,23 +116,23 @@ BENCH = Bench(
 )
 
 
-def measure_size(row: GPURow, device: str, warmup: int, fit_options: list[str]) -> dict[str, Any]:
+def measure_size(row: Row) -> Values:
     """Train one size of one model."""
-    where = torch.device(device)
-    arguments = [*fit_run.size_options(row.size), *fit_options]
-    arguments += [f"--trainer.accelerator={device}", "--trainer.devices=1"]
-    parsed = fit_run.parse_fit(arguments)
-    config, dtype = GPTConfig(**parsed.model.config.as_dict()), fit_run.dtype_of(parsed, where)
+    where = torch.device(row.device)
+    arguments = [*fits.size_options(row.size), *row.fit_options]
+    arguments += [f"--trainer.accelerator={row.device}", "--trainer.devices=1"]
+    parsed = fits.parse_fit(arguments)
+    config, dtype = GPTConfig(**parsed.model.config.as_dict()), fits.dtype_of(parsed, where)
     torch.set_float32_matmul_precision(parsed.model.matmul_precision)
     if row.model == "ours":
-        train = partial(train_ours, row, arguments, parsed, warmup)
+        train = partial(train_ours, row, arguments, parsed)
     else:
-        train = partial(train_theirs, row, where, config, dtype, warmup)
-    measured, step = halve_until_it_fits(train, fit_run.step_of(parsed))
+        train = partial(train_theirs, row, config, dtype)
+    measured, step = halve_until_it_fits(train, fits.step_of(parsed))
     with torch.device("meta"):
         shape = GPT(config)
     rate = step.tokens / measured["step_ms"] * 1e3
-    targets = TARGETS.get(device_name(where), {}) if row.model == "ours" else {}
+    targets = models.TABLE["targets"].get(device_name(where), {}) if row.model == "ours" else {}
     return {
         "batch": step.batch_size,
         "accumulate": step.accumulate,
@@ -165,16 +141,16 @@ def measure_size(row: GPURow, device: str, warmup: int, fit_options: list[str]) 
         "peak_memory_gib": peak_memory_gib(where),
         "parameters": shape.num_params(),
         "matmul_precision": torch.get_float32_matmul_precision(),
-        "options": " ".join(fit_options),
+        "options": " ".join(row.fit_options),
         "date": datetime.date.today().isoformat(),
         **measured,
-        **training_step.rates(shape, where, dtype, rate, step.block_size),
+        **rates(shape, where, dtype, rate, step.block_size),
     }
 
 
 def halve_until_it_fits(
-    train: Callable[[StepShape], dict[str, Any]], step: StepShape
-) -> tuple[dict[str, Any], StepShape]:
+    train: Callable[[StepShape], Values], step: StepShape
+) -> tuple[Values, StepShape]:
     """Train, with half the micro-batch and twice the accumulation where memory runs out.
 
     Args:
@@ -185,7 +161,7 @@ def halve_until_it_fits(
         The measurement, and the shape that fitted.
     """
     while True:
-        training_step.reset_peak_memory()
+        reset_peak_memory()
         try:
             return train(step), step
         except Exception as error:
@@ -195,65 +171,49 @@ def halve_until_it_fits(
         step = step.with_batch_size(step.batch_size // 2)
 
 
-def train_ours(
-    row: GPURow, arguments: list[str], config: Any, warmup: int, step: StepShape
-) -> dict[str, Any]:
+def train_ours(row: Row, arguments: list[str], config: Any, step: StepShape) -> Values:
     """Run `fit` with other micro-batches.
 
     Args:
-        row: Number of measured steps.
+        row: Numbers of measured steps and of those before.
         arguments: Options of `fit`.
         config: Configuration that they make.
-        warmup: Steps before the measured ones.
         step: Shape of a step.
 
     Returns:
         Median milliseconds of a step, stalls, number of graphs, and attention kernel.
     """
-    micro_batch = fit_run.batch_options(config, fit_run.step_of(config), step.batch_size)
+    micro_batch = fits.batch_options(config, fits.step_of(config), step.batch_size)
     vocab_size = config.model.config.vocab_size
-    tokens = fit_run.random_token_options("gpu", vocab_size, row.steps, warmup, TOKENS)
+    tokens = fits.random_token_options("gpu", vocab_size, row.steps, row.warmup, TOKENS)
     argv = [*arguments, *" ".join(micro_batch).split(), *tokens]
-    graphs = training_step.compiled_graphs()
-    with tempfile.TemporaryDirectory() as folder:
-        speed = fit_run.timed_fit(
-            [*argv, "--trainer.logger=false", "--model.warmup_steps=0"], Path(folder)
-        )
-    graphs = training_step.compiled_graphs() - graphs
+    graphs = compiled_graphs()
+    speed = fits.timed_fit([*argv, "--trainer.logger=false", "--model.warmup_steps=0"])
     return {
         "step_ms": speed.step_ms,
-        "note": fit_run.stall_note(speed),
-        "graphs": graphs,
+        "note": fits.stall_note(speed),
+        "graphs": compiled_graphs() - graphs,
         "attention": speed.attention,
     }
 
 
-def train_theirs(
-    row: GPURow, device: torch.device, config: GPTConfig, dtype: str, warmup: int, step: StepShape
-) -> dict[str, Any]:
+def train_theirs(row: Row, config: GPTConfig, dtype: str, step: StepShape) -> Values:
     """Train transformers' GPT-2.
 
     Args:
-        row: Name of the model and number of measured steps.
-        device: Device that does the work.
+        row: Device, name of the model, and numbers of steps.
         config: Configuration of our model.
         dtype: Dtype of the products.
-        warmup: Steps before the measured ones.
         step: Shape of a step.
 
     Returns:
         Median milliseconds of a step, and number of graphs.
     """
     torch.manual_seed(0)
-    peer = make_peer(GPT(config)).to(device)
-    graphs, compiled = training_step.compiled_graphs(), row.model == "hf-compiled"
-    if compiled:
-        peer.compile()
-    assert config.vocab_size is not None  # else GPT has raised
-    x, y = training_step.random_batch(step.batch_size, step.block_size, device, config.vocab_size)
-    train = training_step.TrainingStep(peer, device, dtype)
-    times, _ = timing.measure(
-        lambda timer: train(x, y, timer.phase, step.accumulate), device, warmup, row.steps
-    )
-    graphs = training_step.checked_graphs(compiled, graphs)
-    return {"step_ms": times["total"].median, "graphs": graphs}
+    device = torch.device(row.device)
+    assert config.vocab_size is not None  # else GPT raises
+    batch = random_batch(step.batch_size, step.block_size, device, config.vocab_size)
+    peer, compiled = make_peer(GPT(config)).to(device), row.model == "hf-compiled"
+    training = Training(peer, device, batch, dtype, compiled, step.accumulate)
+    training.block(row.warmup, row.steps)
+    return {"step_ms": training.median("total"), "graphs": training.graphs}

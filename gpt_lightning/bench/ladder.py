@@ -7,21 +7,19 @@ MFU: of the device's bf16 peak on every rung; where none is published, of the pe
 row measured, on a CPU the faster one of bf16 and float32.
 """
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
 
-from gpt_lightning.bench.core import fit_run
+from gpt_lightning.bench import fits
 from gpt_lightning.hardware.device import device_kind
 from gpt_lightning.hardware.peaks import Peak, device_name, lookup, measured_peak
 from gpt_lightning.tables import options
 from gpt_lightning.tables.pictures import plot_bars
-from gpt_lightning.tables.rows import Row, column, sweep_row
+from gpt_lightning.tables.rows import Row, Values, column, row_type
 from gpt_lightning.tables.sweep import Bench, Sweep, read_options
 from gpt_lightning.tables.worker import SkippedError
 
@@ -29,22 +27,6 @@ PICTURE = "ladder.png"
 WARMUP_STEPS = 3
 TABLE = yaml.safe_load(Path(__file__).with_name("ladder.yaml").read_text(encoding="utf-8"))
 RUNGS = {rung["name"]: rung for rung in TABLE["rungs"]}
-
-
-@sweep_row
-class LadderRow:
-    """Measured rung."""
-
-    device: str = column("device")
-    rung: str = column("rung", width=17)
-    step_ms: float | None = column("step ms", ",.1f", 9)
-    tokens_per_sec: float | None = column("tokens/s", ",.0f", 9)
-    mfu: float | None = column("MFU", ".1%", 6)
-    peak_tflops_per_sec: float | None = column("of TFLOP/s", ",.4g", console=False)
-    speedup: float | None = column("speed-up", ".2f")
-    speedup_in_all: float | None = column("in all", ".2f")
-    warmup_s: float | None = column("warm-up s", ".1f")
-    attention: str = column("attention", default="", console=False)
 
 
 def beside_others(row: Row, before: Sequence[Row]) -> Row:
@@ -75,7 +57,12 @@ def picture(folder: Path, rows: Sequence[Row]) -> list[str]:
 BENCH = Bench(
     name="ladder",
     title="bench ladder",
-    row=LadderRow,
+    row=row_type(
+        "device rung step_ms tokens_per_sec mfu -peak_tflops_per_sec speedup speedup_in_all "
+        "warmup_s -attention status -note",
+        speedup=column("speed-up", ".2f"),
+        speedup_in_all=column("in all", ".2f"),
+    ),
     measure="gpt_lightning.bench.ladder:measure_rung",
     options=(
         options.shared("config", None, "Configuration of `fit`; null: GPT-2 124M.", str | None),
@@ -109,14 +96,12 @@ def arguments_of(
         UserError: A setting is wrong.
     """
     arguments = [f"--config={config or 'bench_ladder'}"]
-    parsed = fit_run.parse_fit([*arguments, *fit_options])
-    device, vocab_size = (
-        device_kind(str(parsed.trainer.accelerator)),
-        parsed.model.config.vocab_size,
-    )
+    parsed = fits.parse_fit([*arguments, *fit_options])
+    device = device_kind(str(parsed.trainer.accelerator))
+    vocab_size = parsed.model.config.vocab_size
     if config is None:
         arguments += TABLE["batches"][device]
-    random_tokens = fit_run.random_token_options("ladder", vocab_size, steps, WARMUP_STEPS)
+    random_tokens = fits.random_token_options("ladder", vocab_size, steps, WARMUP_STEPS)
     arguments += [*fit_options, *random_tokens]
     names = list(RUNGS)
     for name in names[: names.index(rung) + 1]:
@@ -126,9 +111,7 @@ def arguments_of(
     return device, [argument.replace("{padded}", padded) for argument in arguments]
 
 
-def measure_rung(
-    row: LadderRow, config: str | None, steps: int, fit_options: list[str]
-) -> dict[str, Any]:
+def measure_rung(row: Row) -> Values:
     """Train with the settings of a rung.
 
     Raises:
@@ -136,12 +119,11 @@ def measure_rung(
     """
     if row.device not in RUNGS[row.rung].get("devices", [row.device]):
         raise SkippedError(f"no effect on {row.device}")
-    _, arguments = arguments_of(row.rung, config, steps, fit_options)
+    _, arguments = arguments_of(row.rung, row.config, row.steps, row.fit_options)
     peak = best_peak(torch.device(row.device))
     # no lines where there is no bar
     arguments += [f"--speed.peak_flops={peak.flops}", "--progress.plain_every_n_steps=1000000"]
-    with tempfile.TemporaryDirectory() as folder:
-        speed = fit_run.timed_fit(arguments, Path(folder))
+    speed = fits.timed_fit(arguments)
     return {
         "step_ms": speed.step_ms,
         "tokens_per_sec": speed.tokens_per_sec,
@@ -149,7 +131,7 @@ def measure_rung(
         "peak_tflops_per_sec": peak.flops / 1e12,
         "warmup_s": speed.seconds.get("compile and warm-up"),
         "attention": speed.attention,
-        "note": fit_run.stall_note(speed),
+        "note": fits.stall_note(speed),
     }
 
 

@@ -17,38 +17,16 @@ import torch
 import torch.nn.functional as F
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench.core import timing, training_step
+from gpt_lightning.bench import models, timing
+from gpt_lightning.bench.models import COURSE_SIZES, GPU_SIZES
+from gpt_lightning.bench.step import set_products
 from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
 from gpt_lightning.tables import options
-from gpt_lightning.tables.options import COURSE_SIZES, GPU_SIZES, Option, Values, listed
-from gpt_lightning.tables.rows import column, sweep_row
+from gpt_lightning.tables.options import Option, listed
+from gpt_lightning.tables.rows import Row, Values, column, row_type
 from gpt_lightning.tables.sweep import Bench
 
 ROUND_MS = 2.0  # least duration of a phase, so that launches of kernels hide behind it
-
-
-@sweep_row
-class MatmulRow(training_step.DeviceRow):
-    """Product (m, k) @ (k, n) and its gradients: medians, and the best round."""
-
-    shape: str = column("shape", width=20)
-    m: int = column("m", "d", 6)
-    k: int = column("k", "d", 6)
-    n: int = column("n", "d", 6)
-    calls: int | None = column("calls", "d")
-    forward_ms: float | None = column("forward ms", ",.3f")
-    forward_std_ms: float | None = column("std", ",.3f", 6, console=False)
-    forward_min_ms: float | None = column("min ms", ",.3f", console=False)
-    backward_ms: float | None = column("backward ms", ",.3f")
-    backward_std_ms: float | None = column("std", ",.3f", 6, console=False)
-    backward_min_ms: float | None = column("min ms", ",.3f", console=False)
-    forward_tflops_per_sec: float | None = column("forward TFLOP/s", ",.3f")
-    backward_tflops_per_sec: float | None = column("backward TFLOP/s", ",.3f")
-    measured_peak_tflops_per_sec: float | None = column("measured peak", ",.3f")
-    published_peak_tflops_per_sec: float | None = column("published peak", ",.1f")
-    forward_of_measured: float | None = column("forward share", ".1%")
-    backward_of_measured: float | None = column("backward share", ".1%")
-    matmul_precision: str = column("matmul", default="", console=False)
 
 
 def read_shapes(args: Any) -> list[Values]:
@@ -59,16 +37,14 @@ def read_shapes(args: Any) -> list[Values]:
     shapes = {f"square {n}": (n, n, n) for n in squares}
     for size in sizes:
         if size in GPU_SIZES:
-            from gpt_lightning.bench.core import fit_run  # imports Lightning, which takes seconds
+            from gpt_lightning.bench import fits  # imports Lightning, which takes seconds
 
-            config = fit_run.parse_fit(fit_run.size_options(size))
-            model, tokens = (
-                config.model.config,
-                config.data.batch_size * config.model.config.block_size,
-            )
+            config = fits.parse_fit(fits.size_options(size))
+            model = config.model.config
+            tokens = config.data.batch_size * model.block_size
             shapes |= model_shapes(size, tokens, model.n_embd, model.vocab_size)
         else:
-            tokens, width = args.batch * args.context, COURSE_SIZES[size][2]
+            tokens, width = args.batch * args.context, models.SHAPES[size][2]
             shapes |= model_shapes(size, tokens, width, args.vocab_size)
     return [{"shape": name, "m": m, "k": k, "n": n} for name, (m, k, n) in shapes.items()]
 
@@ -93,7 +69,14 @@ def model_shapes(
 BENCH = Bench(
     name="matmul",
     title="Matrix products: squares and the model's own shapes",
-    row=MatmulRow,
+    row=row_type(
+        "device dtype shape m:d k:d n:d calls:d forward_ms:,.3f -forward_std_ms -forward_min_ms "
+        "backward_ms:,.3f -backward_std_ms -backward_min_ms forward_tflops_per_sec:,.3f "
+        "backward_tflops_per_sec:,.3f measured_peak_tflops_per_sec published_peak_tflops_per_sec "
+        "forward_of_measured:.1% backward_of_measured:.1% -matmul_precision status -note",
+        measured_peak_tflops_per_sec=column("measured peak", ",.3f"),
+        published_peak_tflops_per_sec=column("published peak", ",.1f"),
+    ),
     measure="gpt_lightning.bench.matmul:measure_matmul",
     options=(
         options.DEVICE,
@@ -102,7 +85,7 @@ BENCH = Bench(
         Option("sizes", "small", f"Any of {', '.join((*COURSE_SIZES, *GPU_SIZES))}; or none."),
         Option("batch", 4, "Sequences per batch, for the model's shapes.", type=PositiveInt),
         Option("context", 256, "Tokens per sequence.", type=PositiveInt),
-        Option("vocab_size", training_step.VOCABULARY, "Columns of the head.", type=PositiveInt),
+        Option("vocab_size", models.VOCABULARY, "Columns of the head.", type=PositiveInt),
         options.warmup(2),
         options.steps(10),
     ),
@@ -112,10 +95,10 @@ BENCH = Bench(
 # ---- in the row's own process --------------------------------------------------------------------
 
 
-def measure_matmul(row: MatmulRow, warmup: int, steps: int) -> dict[str, Any]:
+def measure_matmul(row: Row) -> Values:
     """Time one product and its gradients."""
     device, (m, k, n) = torch.device(row.device), (row.m, row.k, row.n)
-    dtype = training_step.set_products(row.dtype, device)
+    dtype = set_products(row.dtype, device)
     torch.manual_seed(0)
     x, weight, gradient = (
         torch.randn(*dims, device=device).to(dtype) for dims in ((m, k), (n, k), (m, n))
@@ -133,7 +116,7 @@ def measure_matmul(row: MatmulRow, warmup: int, steps: int) -> dict[str, Any]:
 
     trial, _ = timing.measure(lambda timer: products(timer, 1), device, 1, 3)
     calls = max(1, math.ceil(ROUND_MS / max(trial["forward"].min, 1e-3)))
-    times, _ = timing.measure(lambda timer: products(timer, calls), device, warmup, steps)
+    times, _ = timing.measure(lambda timer: products(timer, calls), device, row.warmup, row.steps)
     found = {
         name: value / calls
         for phase in ("forward", "backward")

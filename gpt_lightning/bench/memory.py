@@ -1,4 +1,4 @@
-"""Peak memory of the phases of a step by context, dtype and checkpointing, with timelines.
+"""Peak memory of the phases of a step by context, dtype and checkpointing, with CUDA snapshots.
 
 start: weights, and in training the optimizer's state, before the forward. forward, backward,
 optimizer: peaks of the phases of one step after the warm-up. peak: highest of them. held: memory at
@@ -18,72 +18,38 @@ saved: tensors that autograd saves in one forward without checkpointing, paramet
 module that was running; for the first block and for all that is outside of the blocks.
 """
 
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from gpt_lightning.bench.core import memory_meter, saved_tensors, training_step
-from gpt_lightning.bench.core.course_model import CourseModel
-from gpt_lightning.bench.core.memory_meter import MIB, Memory, PhaseContext
+from gpt_lightning.bench import memory_meter, models
+from gpt_lightning.bench.course_model import CourseModel
+from gpt_lightning.bench.memory_meter import MIB, Memory, PhaseContext
+from gpt_lightning.bench.step import TrainingStep, kernel_of, prepare, random_batch
 from gpt_lightning.hardware.device import peak_memory_gib
+from gpt_lightning.hardware.precision import autocast
 from gpt_lightning.model.gpt import GPT
-from gpt_lightning.tables import options, worker
-from gpt_lightning.tables.options import Option, Values, listed
-from gpt_lightning.tables.rows import Row, column, sweep_row
+from gpt_lightning.tables import options
+from gpt_lightning.tables.options import Option, listed
+from gpt_lightning.tables.rows import Row, Values, column, row_type
 from gpt_lightning.tables.sweep import Bench
+from gpt_lightning.tables.worker import SkippedError
 
 MODES = ("inference", "training")
-
-
-@sweep_row
-class MemoryRow(training_step.DeviceRow):
-    """Configuration, and the memory of its phases."""
-
-    model: str = column("model")
-    size: str = column("size", width=8)
-    mode: str = column("mode", width=9)
-    checkpointing: bool = column("checkpointing")
-    blocks: int = column("blocks", "d")
-    batch: int = column("batch", "d")
-    context: int = column("context", "d")
-    method: str = column("memory by", default="")
-    start_mib: float | None = column("start MiB", ",.1f", 9)
-    forward_peak_mib: float | None = column("forward MiB", ",.1f")
-    held_mib: float | None = column("held MiB", ",.1f", 9)
-    backward_peak_mib: float | None = column("backward MiB", ",.1f")
-    optimizer_peak_mib: float | None = column("optimizer MiB", ",.1f")
-    peak_mib: float | None = column("peak MiB", ",.1f", 9)
-    largest_mib: float | None = column("largest MiB", ",.1f")
-    residual_mib: float | None = column("residual MiB", ",.3f")
-    residual_measured_mib: float | None = column("measured MiB", ",.3f", console=False)
-    held_residuals: float | None = column("held/residual", ",.1f")
-    resident_gib: float | None = column("resident GiB", ",.2f")
-    attention: str = column("attention", default="", console=False)
-    files: str = column("files", default="", console=False)
-
-
-@dataclass(frozen=True)
-class SavedRow(training_step.SubjectRow):
-    """Tensors that one module saves for the backward."""
-
-    where: str = column("where")
-    module: str = column("module")
-    shape: str = column("shape")
-    saved_dtype: str = column("saved in")
-    tensors: int | None = column("tensors", "d")
-    mib: float | None = column("MiB", ",.3f")
-    residuals: float | None = column("MiB/residual", ",.2f")
+OUTSIDE = "outside of the blocks"
+Saved = tuple[str, str, str, str, int]  # where, module, shape, dtype, bytes
 
 
 def picture(folder: Path, rows: Sequence[Row]) -> list[str]:
-    """Draw the peak over context and over blocks per checkpoint; return all pictures' names."""
-    drawn = [name for row in rows for name in row.files.split() if name.endswith(".png")]
+    """Draw the peak over context and over blocks per checkpoint; return the names."""
+    drawn: list[str] = []
     grouped = [row for row in rows if row.checkpointing]
     groups = {"peak.png": (rows, "context", "blocks"), "groups.png": (grouped, "blocks", "context")}
     for name, (shown, x, other) in groups.items():
@@ -127,11 +93,17 @@ def read_modes(args: Any) -> list[Values]:
 BENCH = Bench(
     name="memory",
     title="Memory of language models by phase",
-    row=MemoryRow,
+    row=row_type(
+        "device dtype model size mode checkpointing blocks batch context method start_mib "
+        "forward_peak_mib held_mib backward_peak_mib optimizer_peak_mib peak_mib largest_mib "
+        "residual_mib:,.3f -residual_measured_mib:,.3f held_residuals:,.1f resident_gib -attention "
+        "-files status -note",
+        method=column("memory by"),
+    ),
     measure="gpt_lightning.bench.memory:measure_row",
     options=(
         options.DEVICE,
-        *options.SIZES,
+        *models.SIZES,
         options.batches(),
         options.contexts("128,256,512"),
         options.dtypes("fp32,bf16"),
@@ -143,111 +115,163 @@ BENCH = Bench(
     ),
     picture=picture,
     files=True,
-    tables={"saved": SavedRow},
+    tables={
+        "saved": row_type(
+            "device dtype model size batch context where module shape saved_dtype tensors:d "
+            "mib:,.3f residuals:,.2f",
+            saved_dtype=column("saved in"),
+            residuals=column("MiB/residual", ",.2f"),
+        )
+    },
 )
 
 
-def measure_row(
-    row: MemoryRow, shape: list[int], warmup: int, memory_gib: float | None, folder: str
-) -> dict[str, Any]:
-    """Measure one step; write a timeline and, on CUDA, a snapshot into the folder.
+def measure_row(row: Row) -> Values:
+    """Measure one step; on CUDA, write a snapshot into the folder.
 
     Raises:
         SkippedError: A checkpoint would have more blocks than the model.
     """
-    if row.blocks > shape[0]:
-        raise worker.SkippedError(f"the model has {shape[0]} blocks")
-    device = training_step.prepare(row)
-    memory_meter.limit_memory(device, memory_gib)
-    stem = name_of(row)
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    snapshot = Path(folder) / f"{stem}.pickle" if device.type == "cuda" else None
+    if row.blocks > row.shape[0]:
+        raise SkippedError(f"the model has {row.shape[0]} blocks")
+    device = prepare(row)
+    memory_meter.limit_memory(device, row.memory_gib)
+    Path(row.folder).mkdir(parents=True, exist_ok=True)
+    snapshot = Path(row.folder) / f"{name_of(row)}.pickle" if device.type == "cuda" else None
     outputs: list[int] = []  # bytes of the first block's output, call by call
-    saved: list[dict[str, Any]] = []
+    saved: list[Values] = []
     kernels: list[str] = []
-    residual = row.batch * row.context * shape[2] * 4
+    residual = row.batch * row.context * row.shape[2] * 4
 
     def work(phase: PhaseContext) -> None:
         with phase("setup"):
-            model = training_step.make_subject(row.model, shape, row.context).to(device)
+            model = models.make_model(row.model, row.shape, row.context).to(device)
             model.transformer.h[0].register_forward_hook(
                 lambda *call: outputs.append(call[2].nbytes)
             )
-            kernels.append(training_step.kernel_of(model, device, row.dtype, row.context))
+            kernels.append(kernel_of(model, device, row.dtype, row.context))
             if row.checkpointing:
-                checkpoint_groups(model, row.blocks)
+                models.checkpoint_groups(model, row.blocks)
             elif row.mode == "training":
-                batch = training_step.random_batch(row.batch, row.context, device)
-                with training_step.autocast(row.dtype, device):
-                    saved.extend(saved_tensors.by_module(model, batch, residual))
+                with autocast(row.dtype, device):
+                    batch = random_batch(row.batch, row.context, device)
+                    saved.extend(by_module(model, batch, residual))
                 del batch
-            step = make_step(model, row.mode, row.dtype, row.batch, row.context)
-            for _ in range(warmup):
+            step = make_step(model, row)
+            for _ in range(row.warmup):
                 step(nullcontext)
         step(phase)
 
     memory = memory_meter.measure_memory(work, device, snapshot)
-    found = columns(memory, residual, outputs[-1]) | {"attention": kernels[0]}
+    found = columns(memory, residual, outputs[-1]) | {"attention": kernels[0], "saved": saved}
     if device.type == "cpu":
         found["resident_gib"] = peak_memory_gib(device)
-    return {**found, "saved": saved, "files": draw(memory, Path(folder), stem, snapshot)}
+    return found | {"files": snapshot.name if snapshot and snapshot.exists() else ""}
 
 
-def checkpoint_groups(model: GPT | CourseModel, blocks: int) -> None:
-    """Keep only the input of each group of so many blocks, and recompute the group."""
-    transformer = model.transformer
-    h = list(transformer.h)
-    groups = [nn.Sequential(*h[i : i + blocks]) for i in range(0, len(h), blocks)]
-    transformer.h = nn.ModuleList(groups)
-    transformer.checkpointing = True
-
-
-def name_of(row: MemoryRow) -> str:
+def name_of(row: Row) -> str:
     """Return a file name that no other configuration has."""
     mode = row.mode + f"-checkpointing{row.blocks}" * row.checkpointing
     size = row.size.replace("/", "x")
     return f"{row.model}-{size}-{row.device}-{row.dtype}-{mode}-b{row.batch}-t{row.context}"
 
 
-def make_step(
-    model: GPT | CourseModel, mode: str, dtype: str, batch: int, context: int
-) -> Callable[[PhaseContext], object]:
+def make_step(model: GPT | CourseModel, row: Row) -> Callable[[PhaseContext], object]:
     """Return a step of inference or training that calls its phases."""
     device = model.lm_head.weight.device
-    x, y = training_step.random_batch(batch, context, device)
-    if mode == "inference":
+    x, y = random_batch(row.batch, row.context, device)
+    if row.mode == "inference":
         model.eval()
 
         def infer(phase: PhaseContext) -> None:
-            with phase("forward"), torch.no_grad(), training_step.autocast(dtype, device):
+            with phase("forward"), torch.no_grad(), autocast(row.dtype, device):
                 logits = model(x)
             del logits  # held until the phase has ended
 
         return infer
-    return partial(training_step.TrainingStep(model, device, dtype), x, y)
+    return partial(TrainingStep(model, device, row.dtype), x, y)
 
 
-def columns(memory: Memory, residual: int, output: int) -> dict[str, Any]:
+def columns(memory: Memory, residual: int, output: int) -> Values:
     """Convert bytes to the measured columns."""
     phases = {name: phase for name, phase in memory.phases.items() if name != "setup"}
     forward = phases["forward"]
-    largest = memory.largest(list(phases))
+    largest = [phase.largest for phase in phases.values() if phase.largest is not None]
     return {
         "method": memory.method,
         "start_mib": forward.begin / MIB,
         **{f"{name}_peak_mib": phase.peak / MIB for name, phase in phases.items()},
         "held_mib": (forward.end - forward.begin) / MIB,
         "peak_mib": max(phase.peak for phase in phases.values()) / MIB,
-        "largest_mib": None if largest is None else largest / MIB,
+        "largest_mib": max(largest) / MIB if largest else None,
         "residual_mib": residual / MIB,
         "residual_measured_mib": output / MIB,
         "held_residuals": (forward.end - forward.begin) / residual,
     }
 
 
-def draw(memory: Memory, folder: Path, stem: str, snapshot: Path | None) -> str:
-    """Draw the timeline and return the names of the row's files."""
-    from gpt_lightning.bench.core.curves import plot_timeline  # after the memory was read
+# ---- tensors that autograd saves -----------------------------------------------------------------
 
-    plot_timeline(folder / f"{stem}.png", stem, memory)
-    return " ".join([f"{stem}.png", *([snapshot.name] if snapshot else [])])
+
+def by_module(model: nn.Module, inputs: Sequence[Tensor], residual: int) -> list[dict[str, Any]]:
+    """Run a forward pass and return a row for each kind of saved tensor, then the sums.
+
+    Parameters and buffers are left out, and memory that several tensors share counts once. Copies
+    of parameters that autocast makes and saves do count.
+
+    Args:
+        model: Model whose blocks are `transformer.h`; only the first of them is listed.
+        inputs: Arguments of the model.
+        residual: Bytes of one activation of the residual stream in float32.
+    """
+    counts: Counter[Saved] = Counter(saved_tensors(model, inputs))
+    rows, sums = [], dict.fromkeys(dict.fromkeys(where for where, *_ in counts), 0)
+    for (where, module, shape, dtype, n_bytes), tensors in sorted(counts.items(), key=first_block):
+        size = {"mib": tensors * n_bytes / MIB, "residuals": tensors * n_bytes / residual}
+        kind = {"module": module, "shape": shape, "saved_dtype": dtype, "tensors": tensors}
+        rows.append({"where": where, **kind, **size})
+        sums[where] += tensors * n_bytes
+    for where, n_bytes in sums.items():
+        size = {"mib": n_bytes / MIB, "residuals": n_bytes / residual}
+        rows.append({"where": where, "module": "in all", "shape": "", "saved_dtype": "", **size})
+    return rows
+
+
+def first_block(item: tuple[Saved, int]) -> bool:
+    """Sort key: the first block's tensors before the others."""
+    return item[0][0] == OUTSIDE
+
+
+def saved_tensors(model: nn.Module, inputs: Sequence[Tensor]) -> list[Saved]:
+    """Run a forward pass; return what is saved in the first block and outside of the blocks."""
+    running = [""]  # names of the modules around the operation
+    own = (*model.parameters(), *model.buffers())
+    seen = {tensor.untyped_storage().data_ptr() for tensor in own}
+    found: list[Saved] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()  # alive until the backward, so that its address is too
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            name = re.fullmatch(r"transformer\.h\.(\d+)\.?(.*)", running[-1])
+            where, module = OUTSIDE, running[-1].rpartition(".")[2] or "loss"
+            if name is not None:
+                where, module = f"block {name[1]}", name[2] or "residual sum"
+            shape = " x ".join(map(str, tensor.shape))
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            if where in (OUTSIDE, "block 0"):
+                found.append((where, module, shape, dtype, storage.nbytes()))
+        return tensor.detach()  # a saved output would keep its own node alive, in a cycle
+
+    hooks = []
+    for name, module in model.named_modules():
+        hooks.append(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
+        hooks.append(module.register_forward_hook(lambda *_: running.pop() and None))
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = model(*inputs)
+        del loss
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found

@@ -2,8 +2,8 @@
 
 Two loops train the same model on the same batch with the same optimizer, in one process, in blocks
 A B A B. A step lasts from one request for a batch to the next, in every loop. ms: median over the
-rounds of a block's mean step, so that work of every tenth step, such as logging, is included. B - A
-and B/A: medians over the rounds. raw against raw shows the noise.
+rounds of a block's mean step, so that work of every tenth step, such as logging, is included.
+difference: B - A, and ratio: B / A, medians over the rounds. raw against raw shows the noise.
 
 raw: forward, backward and AdamW, nothing else. norm: raw with the norm of the gradients, checked to
 be finite as GPTModule does each step. trainer: Trainer and GPTModule without callbacks and logger.
@@ -24,14 +24,22 @@ from typing import Any
 
 import torch
 
-from gpt_lightning.bench.core import fit_run, paired, timing, training_step
-from gpt_lightning.bench.core.training_step import VOCABULARY
+from gpt_lightning.bench import fits, models, timing
+from gpt_lightning.bench.step import (
+    Norm,
+    TrainingStep,
+    checked_graphs,
+    compiled_graphs,
+    prepare,
+    random_batch,
+)
 from gpt_lightning.data.loader import Batch
+from gpt_lightning.hardware.precision import DTYPES, autocast
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.logger import RunEvents, RunLogger
 from gpt_lightning.tables import options
-from gpt_lightning.tables.options import COURSE_SIZES, Option, Values, listed
-from gpt_lightning.tables.rows import column, sweep_row
+from gpt_lightning.tables.options import Option, listed
+from gpt_lightning.tables.rows import Row, Values, row_type
 from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.training import optim, optimizers
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
@@ -42,54 +50,20 @@ from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.process import quiet_lightning
 from gpt_lightning.training.trainer import Trainer
 
-# fp16 needs a GradScaler, which is another loop
-PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed"}
-
-
-# measured steps of a block, those before them, and blocks of each loop
-BLOCKS: Values = {"steps": 10, "warmup": 12, "rounds": 20}
-WORKLOAD: Values = BLOCKS | {"batch": 4, "context": 64, "vocab_size": VOCABULARY}
-# nanoGPT's baby GPT and its preset for CPUs, by shape; without dropout, which would make the losses
-# differ from loop to loop
-CHAR: Values = {"batch": 64, "context": 256, "vocab_size": 65}
-CHAR |= {"steps": 3, "warmup": 2, "rounds": 5}
-WORKLOADS = {
-    "tiny": WORKLOAD | {"shape": (2, 2, 64), "rounds": 80},
-    "char": CHAR | {"shape": (6, 6, 384)},
-    "char-cpu": WORKLOAD | {"shape": (4, 4, 128), "batch": 12, "vocab_size": 65, "rounds": 80},
-} | {name: WORKLOAD | {"shape": shape} for name, shape in COURSE_SIZES.items()}
+SIZES = ("tiny", "char", "char-cpu", *models.COURSE_SIZES)
 LOOPS = ("raw", "norm", "trainer", "callbacks")
 PAIRS = ("raw:raw", "raw:trainer", "norm:trainer", "trainer:callbacks", "norm:callbacks")
 
 
-@sweep_row
-class OverheadRow(training_step.ModelRow):
-    """Two loops over the same steps, B against A."""
-
-    a: str = column("A", width=9)
-    b: str = column("B", width=9)
-    a_ms: float | None = column("A ms", ",.3f", 9)
-    b_ms: float | None = column("B ms", ",.3f", 9)
-    difference_ms: float | None = column("B - A ms", ",.3f")
-    ratio: float | None = column("B/A", ".3f", 6)
-    ratio_std: float | None = column("std", ".3f", 6)
-    ratio_min: float | None = column("min", ".3f", 6)
-    ratio_max: float | None = column("max", ".3f", 6)
-    graphs: int | None = column("graphs", "d")
-    a_loss: float | None = column("A loss", ".5f", 8)
-    b_loss: float | None = column("B loss", ".5f", 8)
-
-
 def read_workloads(args: Any) -> list[Values]:
-    """Return the workloads of --sizes, with --steps and --rounds where given."""
-    given = {name: vars(args)[name] for name in BLOCKS if vars(args)[name] is not None}
-    sizes = listed(args, "sizes", options.one_of(WORKLOADS))
-    return [{"size": size, **WORKLOADS[size], **given} for size in sizes]
-
-
-def read_pairs(args: Any) -> list[Values]:
-    """Return the two loops of each pair."""
-    return [{"a": a, "b": b} for a, b in listed(args, "pairs", pair)]
+    """Return the sizes of --sizes with their workloads, with --steps, ... where given."""
+    given = {name: getattr(args, name) for name in ("steps", "warmup", "rounds")}
+    given = {name: value for name, value in given.items() if value is not None}
+    table = models.TABLE["overhead"]
+    return [
+        {"size": size, "shape": models.SHAPES[size], **table["all"], **table.get(size, {}), **given}
+        for size in listed(args, "sizes", options.one_of(SIZES))
+    ]
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -101,17 +75,25 @@ def pair(text: str) -> tuple[str, str]:
     return loop(a), loop(b)
 
 
+def read_pairs(args: Any) -> list[Values]:
+    """Return the two loops of each pair."""
+    return [{"a": a, "b": b} for a, b in listed(args, "pairs", pair)]
+
+
 BENCH = Bench(
     name="overhead",
     title="Lightning's Trainer against a raw PyTorch loop",
-    row=OverheadRow,
+    row=row_type(
+        "device dtype compile size batch context a b a_ms:,.3f b_ms:,.3f difference_ms:,.3f ratio "
+        "ratio_std ratio_min ratio_max graphs a_loss b_loss status -note"
+    ),
     measure="gpt_lightning.bench.overhead:measure_overhead",
     options=(
         options.DEVICE,
-        Option("sizes", "tiny", f"Any of {', '.join(WORKLOADS)}.", read_workloads),
+        Option("sizes", "tiny", f"Any of {', '.join(SIZES)}.", read_workloads),
         options.numbers("contexts", "context", None, "Tokens per sequence"),
         options.numbers("batches", "batch", None, "Sequences per batch"),
-        options.dtypes("fp32", list(PRECISIONS)),
+        options.dtypes("fp32", ("fp32", "tf32", "bf16")),  # fp16's GradScaler is another loop
         options.switches("compile", "false", "Compile the model"),
         Option("pairs", ",".join(PAIRS), f"A:B with commas, of {', '.join(LOOPS)}.", read_pairs),
         options.optional("steps", "Steps of a block; null: 10, for char 3."),
@@ -123,26 +105,22 @@ BENCH = Bench(
 )
 
 
-def measure_overhead(
-    row: OverheadRow, shape: list[int], vocab_size: int, steps: int, warmup: int, rounds: int
-) -> dict[str, Any]:
+def measure_overhead(row: Row) -> Values:
     """Run two loops in turns."""
     quiet_lightning()
-    device = training_step.prepare(row)
-    graphs = training_step.compiled_graphs()
-    n_layer, n_head, n_embd = shape
-    config = GPTConfig(n_layer, n_head, n_embd, row.context, vocab_size)
+    device = prepare(row)
+    graphs = compiled_graphs()
+    config = models.make_config(row.shape, row.context, row.vocab_size)
     module = make_module(config, row.dtype, row.compile, device)
-    data = training_step.random_batch(row.batch, row.context, device, vocab_size)
-    first, second = (Loop(name, module, data, row.dtype) for name in (row.a, row.b))
-    for loop in (first, second):
+    batch = random_batch(row.batch, row.context, device, row.vocab_size)
+    loops = {"a": Loop(row.a, module, batch, row.dtype), "b": Loop(row.b, module, batch, row.dtype)}
+    for loop in loops.values():
         loop.block(warmup=1, steps=1)  # compiles, and triggers Trainer's late imports
-    blocks = {"a": partial(first.block, warmup, steps), "b": partial(second.block, warmup, steps)}
+    blocks = {name: partial(loop.block, row.warmup, row.steps) for name, loop in loops.items()}
     return {
-        **paired.compare(blocks, rounds),
-        "graphs": training_step.checked_graphs(row.compile, graphs),
-        "a_loss": first.loss,
-        "b_loss": second.loss,
+        **timing.compare(blocks, row.rounds),
+        "graphs": checked_graphs(row.compile, graphs),
+        **{f"{name}_loss": loop.loss for name, loop in loops.items()},
     }
 
 
@@ -186,7 +164,7 @@ class Loop:
         else:
             self._train_with_trainer(batches)
         self.module.to(self.device)  # Trainer has left it on the CPU
-        with torch.no_grad(), training_step.autocast(self.dtype, self.device):
+        with torch.no_grad(), autocast(self.dtype, self.device):
             self.loss = float(self.module(*self.batch))
         return batches.milliseconds()[warmup:]
 
@@ -194,8 +172,8 @@ class Loop:
         self.module.to(self.device)
         model, settings = self.module.model, self.module.settings
         optimizer = optimizers.build(model, settings, bool(settings.fused))
-        norm: training_step.Norm = "check" if self.name == "norm" else "none"
-        step = training_step.TrainingStep(model, self.device, self.dtype, optimizer, norm)
+        norm: Norm = "check" if self.name == "norm" else "none"
+        step = TrainingStep(model, self.device, self.dtype, optimizer, norm)
         model.train()
         model.zero_grad()  # Trainer leaves the gradients of its last step
         for x, y in batches:
@@ -206,14 +184,15 @@ class Loop:
         with tempfile.TemporaryDirectory() as folder:
             run = RunLogger(Path(folder) / "runs")
             loggers = {"logger": [RunEvents(run), run]} if with_callbacks else {}
+            precision: Any = DTYPES[self.dtype].precision
             trainer = Trainer(
                 accelerator=self.device.type,
-                precision=PRECISIONS[self.dtype],  # type: ignore[arg-type]  # one of the Trainer's
+                precision=precision,
                 max_steps=len(batches),
                 callbacks=fit_callbacks() if with_callbacks else [],
                 log_every_n_steps=10,  # as `fit`
                 default_root_dir=folder,
-                **fit_run.TRAINING_ALONE | {"enable_progress_bar": with_callbacks} | loggers,
+                **fits.TRAINING_ALONE | {"enable_progress_bar": with_callbacks} | loggers,
             )
             trainer.fit(self.module, train_dataloaders=batches)
 

@@ -1,40 +1,42 @@
-"""Time of a step kernel by kernel: named ranges, shares by kind, traces, TensorBoard.
+"""Time of a step kernel by kernel: named ranges, shares by kind, and a trace for Perfetto.
 
 inference: forward under no_grad. training: forward and backward. full-step: data, forward,
 backward, optimizer (AdamW). Attention is written out, so that its parts have kernels of their own.
-All numbers are for one step, the mean of the profiled ones.
+All numbers are the averages of torch.profiler for one step.
 
-timer: median step without profiler and ranges. span: step with the profiler, from the begin of the
-first kernel to the end of the last one on a GPU, the range `step` on a CPU. kernels: sum of their
-durations; on a CPU of ops, each without the ops that it calls. busy: kernels over span. The own
-time of `forward` is that of the embeddings, the head and the loss.
+timer: median step without profiler and ranges. span: step with the profiler, from its begin until
+the device is idle. kernels: sum of their durations; on a CPU of ops, each without the ops that it
+calls. busy: kernels over span. A range on a GPU spans from its first kernel to its last one; the
+kernels of the backward are those of the step outside of the other ranges.
 
 products: matrix products; their calls are counted with and without those of the attention (scores
 and values). softmax: also that of the loss. reductions: layer norms, sums, the loss. other:
 lookups, copies between devices, allocation, views and their dispatch. The op that launched a kernel
-decides its kind.
+decides its kind (kinds.yaml).
 
 attention: FLOPs are 2 for a multiply-add and 5 for an element of the softmax (maximum, difference,
-exponential, sum, quotient). Scores include scaling and masking: their FLOPs are not counted, and
-their time is the difference between kernels and products. RoPE: 3 FLOPs a channel of q and k.
+exponential, sum, quotient); those of scaling and masking are not counted. RoPE: 3 FLOPs a channel
+of q and k. Times are those of the ranges in the forward.
 
 Published for 4 layers, d_model 512, context 256, batch 4 in fp32 on an A100: matrix products take
 over 70% of the forward in 30 calls and slightly over 50% of the full step, the kernels of the
 optimizer 3 ms in a span of 16 ms, and softmax about 25% of the attention's time. With 4 layers the
 course's model (--model course) has 37 products, 29 without the attention's; GPT-2 has 25 and 17.
 
-With --budget: the step of `fit` by part, beside the least time of each; --budget --help has its
-options.
+With --budget: the step of `fit` in the sizes of configs/gpu (--sizes 124m), through Trainer and
+GPTModule without callbacks, on random tokens, with options of `fit`; the table `parts` has its time
+by part. casts: also copies and the sums of gradients over micro-batches.
+docs/gpu.md has the least time of each part as formulas.
 
-The traces open in chrome://tracing and in https://ui.perfetto.dev; `tensorboard --logdir` on this
-folder shows the tables under TEXT and the times under SCALARS.
+The traces open in chrome://tracing and in https://ui.perfetto.dev.
 """
 
 import math
-import shlex
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +45,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from gpt_lightning.bench.core import course_model, nsys, timing, trace_tables, traces, training_step
-from gpt_lightning.hardware.device import synchronize
+from gpt_lightning.bench import course_model, models, timing
+from gpt_lightning.bench.averages import Averages, Profiled
+from gpt_lightning.bench.step import (
+    PhaseContext,
+    TrainingStep,
+    compiled_graphs,
+    prepare,
+    random_batch,
+    rates,
+)
+from gpt_lightning.hardware.precision import autocast
 from gpt_lightning.model.attention import AttentionFn, naive_attention
 from gpt_lightning.model.gpt import GPT, MLP, CausalSelfAttention
-from gpt_lightning.tables import options, worker
-from gpt_lightning.tables.rows import column, make_row, markdown, sweep_row
-from gpt_lightning.tables.sweep import Bench, Sweep, run_bench
+from gpt_lightning.tables import options
+from gpt_lightning.tables.options import Option
+from gpt_lightning.tables.rows import Row, Values, column, row_type
+from gpt_lightning.tables.sweep import Bench, run_bench
+from gpt_lightning.tables.worker import SkippedError
 
 MODES = ("inference", "training", "full-step")
 MODULES: dict[type[nn.Module], str] = {
@@ -61,91 +74,26 @@ MODULES: dict[type[nn.Module], str] = {
     course_model.SwiGLU: "MLP",
     course_model.RMSNorm: "RMS norm",
 }
-PARTS = trace_tables.PARTS
-PHASES = ("step", "data", "forward", "backward", "optimizer")
-NAMES = (*PHASES, *MODULES.values(), *PARTS)
+PARTS = ("score product", "scale and mask", "softmax", "value product")  # inside an attention
+PHASES = ("data", "forward", "backward", "optimizer")
+RANGES = (*(f"step / {phase}" for phase in PHASES), *dict.fromkeys(MODULES.values()), *PARTS)
+TIMES = "timer_ms span_ms kernels_ms busy:.1%"
+KERNEL = "kind kernel calls:,.1f ms:,.3f share"
 
-
-@dataclass(frozen=True)
-class Setting(training_step.SubjectRow):
-    """Configuration that was profiled."""
-
-    mode: str = column("mode", width=9)
-
-
-@sweep_row
-class ProfileRow(Setting):
-    """Times of a step, and the shares of the kernels' time by kind."""
-
-    timer_ms: float | None = column("timer ms", ",.2f", 9)
-    span_ms: float | None = column("span ms", ",.2f", 9)
-    kernels_ms: float | None = column("kernels ms", ",.2f")
-    busy: float | None = column("busy", ".1%", 6)
-    kernel_calls: float | None = column("calls", ",.0f", 6, console=False)
-    products_calls: float | None = column("products' calls", ",.0f")
-    products_outside_calls: float | None = column("without attention's", ",.0f")
-    products: float | None = column("products", ".1%")
-    softmax: float | None = column("softmax", ".1%")
-    elementwise: float | None = column("elementwise", ".1%")
-    reductions: float | None = column("reductions", ".1%")
-    other: float | None = column("other", ".1%", 6)
-    trace: str = column("trace", default="", console=False)
-
-
-@dataclass(frozen=True)
-class RangeRow(Setting):
-    """Named range of one step."""
-
-    range: str = column("range")
-    calls: float | None = column("calls", ",.0f")
-    span_ms: float | None = column("span ms", ",.3f")
-    kernels_ms: float | None = column("kernels ms", ",.3f")
-    own_ms: float | None = column("of its own ms", ",.3f")
-    products_ms: float | None = column("products ms", ",.3f")
-    share: float | None = column("share", ".1%")
-
-
-@dataclass(frozen=True)
-class AttentionRow(Setting):
-    """Part of the attention of all layers in one forward pass."""
-
-    part: str = column("part")
-    kernels_ms: float | None = column("kernels ms", ",.3f")
-    products_ms: float | None = column("products ms", ",.3f")
-    time_share: float | None = column("share of time", ".1%")
-    gflop: float | None = column("GFLOP", ",.4f")
-    flop_share: float | None = column("share of FLOPs", ".1%")
-    gflop_per_s: float | None = column("GFLOP/s", ",.1f")
-
-
-@dataclass(frozen=True)
-class KernelRow(trace_tables.KernelColumns, Setting):
-    """Kernel of one step."""
-
-
-def run(argv: list[str]) -> int:
-    """Run `bench profile`, or with --budget the bench of core/budget.py."""
-    if "--budget" not in argv:
-        return run_bench(BENCH, argv)
-    from gpt_lightning.bench.core import budget  # imports Lightning, which takes seconds
-
-    return run_bench(budget.BENCH, argv)
-
-
-def nsys_command(args: Any, sweep: Sweep) -> str:
-    """Return a command that records the last row's steps with nsys, with NVTX ranges."""
-    command = nsys.command(BENCH.measure, sweep.configurations[-1])
-    return f"\nWith Nsight Systems and an NVIDIA GPU:\n{shlex.join(command)}"
-
-
+SETTING = "device dtype model size batch context mode "
 BENCH = Bench(
     name="profile",
     title="Where the time of a step goes",
-    row=ProfileRow,
+    row=row_type(
+        f"{SETTING} {TIMES} -kernel_calls:,.0f products_calls:,.0f products_outside_calls:,.0f "
+        "products:.1% softmax:.1% elementwise:.1% reductions:.1% other:.1% -trace status -note",
+        products_calls=column("products' calls", ",.0f"),
+        products_outside_calls=column("without attention's", ",.0f"),
+    ),
     measure="gpt_lightning.bench.profile:measure_profile",
     options=(
         options.DEVICE,
-        *options.SIZES,
+        *models.SIZES,
         options.contexts("256"),
         options.batches(),
         options.dtypes("fp32"),
@@ -153,59 +101,91 @@ BENCH = Bench(
         options.steps(3),
         options.warmup(2),
         options.shared("top", 20, "Kernels in the table of a row."),
-        options.BUDGET,
+        Option("budget", False, "Profile the step of `fit` by part; --budget --help.", type=bool),
     ),
     files=True,
-    tables={"ranges": RangeRow, "attention": AttentionRow, "kernels": KernelRow},
-    epilogue=nsys_command,
+    tables={
+        "ranges": row_type(f"{SETTING} range calls:,.0f span_ms:,.3f kernels_ms:,.3f share"),
+        "attention": row_type(
+            f"{SETTING} part kernels_ms:,.3f time_share gflop:,.4f flop_share gflop_per_s:,.1f",
+            gflop_per_s=column("GFLOP/s", ",.1f"),
+        ),
+        "kernels": row_type(SETTING + KERNEL),
+    },
+)
+BUDGET = Bench(
+    name="profile",
+    title="The step of `fit` by part",
+    row=row_type(f"device size dtype graphs {TIMES} mfu -step -trace status -note"),
+    measure="gpt_lightning.bench.profile:measure_fit",
+    options=(
+        replace(BENCH.options[-1], help="Profile the step of `fit` by part."),
+        options.DEVICE,
+        options.words("sizes", "size", models.GPU_SIZES, "124m"),
+        options.steps(2),
+        options.warmup(2),
+        options.shared("top", 20, "Kernels in the table of a row."),
+    ),
+    takes_fit_options=True,
+    files=True,
+    tables={
+        "parts": row_type("device size part calls:,.1f ms:,.3f share"),
+        "kernels": row_type(f"device size {KERNEL}"),
+    },
 )
 
 
-def measure_profile(
-    row: ProfileRow,
-    shape: list[int],
-    steps: int,
-    warmup: int,
-    top: int,
-    folder: str,
-    for_nsys: bool = False,
-) -> dict[str, Any]:
+def run(argv: list[str]) -> int:
+    """Run `bench profile`, of a model alone or of the step of `fit`."""
+    return run_bench(BUDGET if "--budget" in argv else BENCH, argv)
+
+
+# ---- a model alone -------------------------------------------------------------------------------
+
+
+def measure_profile(row: Row) -> Values:
     """Time a step, then profile it.
 
     Raises:
         SkippedError: torch.profiler does not support the device.
     """
-    device = training_step.prepare(row)
-    if device.type == "mps":
-        raise worker.SkippedError("torch.profiler sees no kernels of MPS")
-    model = training_step.make_subject(row.model, shape, row.context).to(device)
+    check_device(row.device)
+    device = prepare(row)
+    model = models.make_model(row.model, row.shape, row.context).to(device)
     step = Step(model, device, row.dtype, row.batch, row.mode)
 
     def timed(timer: timing.StepTimer) -> None:
         step()
         timer.end("step")
 
-    times, _ = timing.measure(timed, device, warmup, steps)
+    times, _ = timing.measure(timed, device, row.warmup, row.steps)
     step.add_ranges()
-    if for_nsys:
-        watched(step, steps)
-        return {"timer_ms": times["total"].median}
     setting = (row.device, row.dtype, row.model, row.size, f"{row.batch}x{row.context}", row.mode)
-    label = "-".join(setting).replace("/", "-")
-    path = Path(folder) / f"trace-{label}.json.gz"
-    for _ in traces.profiled_steps(device, steps, path):
-        step()
-    works = traces.read_file(path, NAMES, step.on_gpu)
-    flops = trace_tables.attention_flops(row.model, shape, row.batch, row.context)
-    result = {
+    path = Path(row.folder) / f"trace-{'-'.join(setting).replace('/', '-')}.json.gz"
+    with Profiled(device, row.steps, path) as profiled:
+        for _ in range(1 + row.steps):
+            step()
+            profiled.step()
+    averages = profiled.averages()
+    products = [op for op in averages.ops if op.kind == "products"]
+    outside = [op for op in products if not op.name.endswith("bmm")]  # linear layers have 2D ones
+    return {
         "trace": path.name,
-        **trace_tables.summary(works, steps, times["total"].median, step.on_gpu),
-        "ranges": trace_tables.ranges_table(works, steps, step.on_gpu),
-        "attention": trace_tables.attention_table(works, steps, flops),
-        "kernels": trace_tables.kernels_table(works, steps, top),
+        **averages.times(times["total"].median),
+        "kernel_calls": sum(kernel.calls for kernel in averages.kernels),
+        "products_calls": sum(op.calls for op in products),
+        "products_outside_calls": sum(op.calls for op in outside),
+        **averages.shares(),
+        "ranges": ranges_table(averages),
+        "attention": attention_table(averages, row),
+        "kernels": kernels_table(averages, row.top),
     }
-    write_tensorboard(Path(folder) / "tensorboard" / label, vars(row) | result)
-    return result
+
+
+def check_device(kind: str) -> None:
+    """Raise SkippedError for a device that torch.profiler does not support."""
+    if kind == "mps":
+        raise SkippedError("torch.profiler sees no kernels of MPS")
 
 
 class Step:
@@ -214,7 +194,7 @@ class Step:
     Args:
         model: Model on the device.
         device: Device of the model.
-        dtype: Dtype of the forward pass, one of options.DTYPES.
+        dtype: Dtype of the forward pass, one of DTYPES.
         batch: Sequences per batch.
         mode: Mode, one of MODES.
     """
@@ -228,10 +208,9 @@ class Step:
         mode: str,
     ) -> None:
         self.model, self.device, self.dtype, self.mode = model, device, dtype, mode
-        self.on_gpu = device.type == "cuda"
-        self.tokens = torch.randint(training_step.VOCABULARY, (1_000_000,))
+        self.tokens = torch.randint(models.VOCABULARY, (1_000_000,))
         adamw, updates = torch.optim.AdamW(model.parameters(), lr=1e-4), mode == "full-step"
-        self.train = training_step.TrainingStep(
+        self.train = TrainingStep(
             model, device, dtype, adamw, norm="none", scaled=False, updates=updates
         )
         self.shape = (batch, model.config.block_size)
@@ -247,34 +226,26 @@ class Step:
         return windows[:, :-1].to(self.device), windows[:, 1:].to(self.device)
 
     def __call__(self) -> None:
-        with self.range("step"):
-            if self.mode == "inference":
-                autocast = training_step.autocast(self.dtype, self.device)
-                with self.range("forward"), torch.no_grad(), autocast:
-                    self.model(self.x)
-                return
-            if self.mode == "full-step":
-                with self.range("data"):
-                    self.x, self.y = self.data()
-            self.train(self.x, self.y, self.range)
+        if self.mode == "inference":
+            with self.phase("forward"), torch.no_grad(), autocast(self.dtype, self.device):
+                self.model(self.x)
+            return
+        if self.mode == "full-step":
+            with self.phase("data"):
+                self.x, self.y = self.data()
+        self.train(self.x, self.y, self.phase)
+
+    def phase(self, name: str) -> Any:
+        """Surround a phase of the step."""
+        return self.range(f"step / {name}")
 
     def add_ranges(self) -> None:
         """Name the parts of every later step."""
-        self.range = nvtx_range if self.on_gpu else record_function
+        self.range = record_function
         set_attention(self.model, attention_in_parts(self.range))
         for module in self.model.modules():
             if type(module) in MODULES:
                 module.forward = self.range(MODULES[type(module)])(module.forward)
-
-
-# ---- ranges --------------------------------------------------------------------------------------
-
-
-@contextmanager
-def nvtx_range(name: str) -> Iterator[None]:
-    """Open a range of torch.profiler and of nsys."""
-    with record_function(name), torch.cuda.nvtx.range(name):
-        yield
 
 
 def set_attention(model: nn.Module, attention: AttentionFn) -> None:
@@ -284,14 +255,16 @@ def set_attention(model: nn.Module, attention: AttentionFn) -> None:
             module.attention = attention
 
 
-def attention_in_parts(range_: training_step.PhaseContext) -> AttentionFn:
+def attention_in_parts(range_: PhaseContext) -> AttentionFn:
     """Return `naive_attention`, op for op, with its three parts in ranges."""
-    scores_, softmax_, values_ = PARTS
+    product_, mask_, softmax_, values_ = PARTS
 
     def attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
         T, S = q.size(-2), k.size(-2)
-        with range_(scores_):
-            scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.size(-1))  # (B, nh, T, S)
+        with range_(product_):
+            scores = q @ k.transpose(-2, -1)  # (B, nh, T, S)
+        with range_(mask_):
+            scores = scores / math.sqrt(q.size(-1))
             future = torch.ones(T, S, dtype=torch.bool, device=q.device).triu(S - T + 1)
             scores = scores.masked_fill(future, -math.inf)
         with range_(softmax_):
@@ -302,37 +275,163 @@ def attention_in_parts(range_: training_step.PhaseContext) -> AttentionFn:
     return attention
 
 
-# ---- profiling -----------------------------------------------------------------------------------
+# ---- the step of `fit` ---------------------------------------------------------------------------
 
 
-def watched(step: Step, steps: int) -> None:
-    """Run steps for nsys, which cannot record together with torch.profiler."""
-    step()
-    synchronize(step.device)
-    torch.cuda.profiler.start()
-    for _ in range(steps):
-        step()
-    synchronize(step.device)
-    torch.cuda.profiler.stop()
+class ProfiledBatches(timing.TimedBatches):
+    """Batches of steps without profiler, of steps with it, and of one that ends the last of them.
+
+    Args:
+        row: Device, numbers of steps.
+        batch: Tokens and targets, int64 (B, T) each, on the device.
+        k: Micro-batches per step.
+        path: File of the trace.
+    """
+
+    averages: Averages
+
+    def __init__(self, row: Row, batch: tuple[Tensor, Tensor], k: int, path: Path) -> None:
+        super().__init__(batch, k * (row.warmup + row.steps + 1))
+        self.k, self.steps, self.path = k, row.steps, path
+
+    def __len__(self) -> int:
+        return self.n + self.k * (self.steps + 2)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from super().__iter__()
+        with Profiled(self.batch[0].device, self.steps, self.path) as profiled:
+            for _ in range(1 + self.steps):
+                yield from repeat(self.batch, self.k)
+                profiled.step()
+        self.averages = profiled.averages()
+        yield from repeat(self.batch, self.k)
 
 
-# ---- TensorBoard ---------------------------------------------------------------------------------
+def measure_fit(row: Row) -> Values:
+    """Time steps of `fit`, then profile as many.
+
+    Raises:
+        SkippedError: torch.profiler does not support the device.
+    """
+    check_device(row.device)
+    # names of the loops that torch.compile writes for a CPU; read when the compiler is imported
+    os.environ["TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"] = "1"
+    from gpt_lightning.bench import fits  # imports Lightning, which takes seconds
+
+    device = torch.device(row.device)
+    machine = [f"--trainer.accelerator={row.device}", "--trainer.devices=1"]
+    config = fits.parse_fit([*fits.size_options(row.size), *row.fit_options, *machine])
+    shape, dtype = fits.step_of(config), fits.dtype_of(config, device)
+    training, k = fits.plain_training(config, shape), shape.accumulate
+    vocab_size = training["model"]["config"]["vocab_size"]
+    batch = random_batch(shape.batch_size, shape.block_size, device, vocab_size)
+    path = Path(row.folder) / f"trace-{row.device}-{row.size}.json.gz"
+    batches = ProfiledBatches(row, batch, k, path)
+    graphs = compiled_graphs()
+    model = fits.train(batches, **training).model
+    averages = batches.averages
+    milliseconds = batches.milliseconds()[k * row.warmup : k * (row.warmup + row.steps)]
+    times = averages.times(sum(milliseconds) / row.steps)
+    rate = shape.tokens / times["timer_ms"] * 1e3
+    return {
+        **times,
+        "dtype": dtype,
+        "graphs": compiled_graphs() - graphs,
+        "step": str(shape),
+        "trace": path.name,
+        "mfu": rates(model, device, dtype, rate, shape.block_size)["mfu"],
+        "parts": parts_table(averages),
+        "kernels": kernels_table(averages, row.top, "part"),
+    }
 
 
-def write_tensorboard(folder: Path, result: dict[str, Any]) -> None:
-    """Write the tables as texts, times and shares as scalars: a run for each row."""
-    from torch.utils.tensorboard import SummaryWriter
+# ---- tables --------------------------------------------------------------------------------------
 
-    setting = {name: value for name, value in result.items() if not isinstance(value, list)}
-    with SummaryWriter(str(folder)) as writer:
-        writer.add_text("profile/step", markdown([make_row(ProfileRow, setting)]))
-        for name, row in BENCH.tables.items():
-            rows = [make_row(row, setting | part) for part in result[name]]
-            writer.add_text(f"profile/{name}", markdown(rows))
-        for name in ("timer_ms", "span_ms", "kernels_ms", "busy"):
-            writer.add_scalar(f"profile/{name}", result[name], 0)
-        for kind in traces.KINDS:
-            writer.add_scalar(f"share/{kind}", result[kind], 0)
-        for part in result["ranges"]:
-            tag = part["range"].replace(" / ", "/").replace(" ", "_")
-            writer.add_scalar(f"kernels_ms/{tag}", part["kernels_ms"], 0)
+
+def parts_table(averages: Averages) -> list[Values]:
+    """Return a row for each part, for idle and for the whole step; the shares add up to 1."""
+    parts = {part: [k for k in averages.kernels if k.part == part] for part in averages.parts()}
+    times = {part: sum(kernel.ms for kernel in inner) for part, inner in parts.items()}
+    times |= {"idle": averages.span_ms - sum(times.values()), "step": averages.span_ms}
+    return [
+        {
+            "part": part,
+            "calls": sum(kernel.calls for kernel in parts.get(part, ())),
+            "ms": ms,
+            "share": ms / averages.span_ms,
+        }
+        for part, ms in times.items()
+    ]
+
+
+def ranges_table(averages: Averages) -> list[Values]:
+    """Return a row for the step and for each range, in the order of the step."""
+    found = averages.ranges(RANGES)
+    whole, backward = averages.kernels_ms, found.get("step / backward")
+    if backward is not None:  # its kernels are launched from a thread of their own
+        others = (found[name].ms for name in RANGES[: len(PHASES)] if name in found)
+        backward.ms += whole - sum(others)
+    step = {"range": "step", "calls": 1.0, "span_ms": averages.span_ms, "kernels_ms": whole}
+    rows = [step | {"share": 1.0}]
+    for name, inner in found.items():
+        times = {"span_ms": inner.span_ms, "kernels_ms": inner.ms, "share": inner.ms / whole}
+        rows.append({"range": name, "calls": inner.calls, **times})
+    return rows
+
+
+def attention_flops(row: Row) -> dict[str, int]:
+    """Return the FLOPs of the attention of all layers in one forward pass, by part.
+
+    projections: 3 C and C columns from C rows, 2 FLOPs a multiply-add. Scores and values: the full
+    T x T square of each head. softmax: maximum, difference, exponential, sum, quotient. RoPE: two
+    products and a sum for each channel of queries and keys.
+    """
+    n_layer, n_head, C = row.shape
+    tokens, square = row.batch * row.context, row.batch * row.context**2
+    rope = {"RoPE": n_layer * 6 * tokens * C} if row.model == "course" else {}
+    return {
+        "projections": n_layer * 8 * tokens * C**2,
+        **rope,
+        "score product": n_layer * 2 * square * C,
+        "scale and mask": 0,
+        "softmax": n_layer * 5 * square * n_head,
+        "value product": n_layer * 2 * square * C,
+    }
+
+
+def attention_table(averages: Averages, row: Row) -> list[Values]:
+    """Return a row for each part of the attention: its share of time and of FLOPs."""
+    flops = attention_flops(row)
+    times = {name: found.ms for name, found in averages.ranges(("attention", *flops)).items()}
+    whole = times.pop("attention")
+    times = {"projections": whole - sum(times.values()), **times}
+    return [
+        {
+            "part": part,
+            "kernels_ms": times[part],
+            "time_share": times[part] / whole,
+            "gflop": n / 1e9,
+            "flop_share": n / sum(flops.values()),
+            "gflop_per_s": n / times[part] / 1e6,
+        }
+        for part, n in flops.items()
+    ]
+
+
+def kernels_table(averages: Averages, top: int, kind: str = "kind") -> list[Values]:
+    """Return a row for each kernel, longest time first; the last row sums up the rest.
+
+    Args:
+        averages: Averages of a step.
+        top: Rows before the last.
+        kind: Attribute of the work in the column `kind`: kind or part.
+    """
+    ordered = sorted(averages.kernels, key=lambda kernel: -kernel.ms)
+    rows = [(getattr(k, kind), k.name, k.calls, k.ms) for k in ordered[:top]]
+    if rest := ordered[top:]:
+        sums = sum(k.calls for k in rest), sum(k.ms for k in rest)
+        rows.append(("", f"{len(rest)} more", *sums))
+    return [
+        {"kind": of, "kernel": name, "calls": calls, "ms": ms, "share": ms / averages.kernels_ms}
+        for of, name, calls, ms in rows
+    ]

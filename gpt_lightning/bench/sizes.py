@@ -21,57 +21,21 @@ written out), with 1.3 times the FLOPs of a GPT-2 of the same size.
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 import torch
 
-from gpt_lightning.bench.core import course_report, timing, training_step
+from gpt_lightning.bench import models, published, timing
+from gpt_lightning.bench.step import Training, kernel_of, prepare, random_batch, rates
 from gpt_lightning.hardware.device import peak_memory_gib
-from gpt_lightning.model.fast.compilation import compile_in_place
+from gpt_lightning.hardware.precision import autocast
 from gpt_lightning.tables import options
-from gpt_lightning.tables.rows import Row, column, sweep_row
+from gpt_lightning.tables.rows import Row, Values, column, row_type
 from gpt_lightning.tables.sweep import Bench
-
-
-@sweep_row
-class SizeRow(training_step.ModelRow):
-    """Configuration and its times: median, mean and standard deviation of each phase."""
-
-    model: str = column("model", default="gpt2")
-    optimizer: bool = column("optimizer", default=True, console=False)
-    warmup: int = column("warm-up", "d")
-    first_forward_ms: float | None = column("first forward ms", ",.1f")
-    forward_ms: float | None = column("forward ms", ",.1f")
-    forward_mean_ms: float | None = column("mean", ",.1f", 7)
-    forward_std_ms: float | None = column("std", ",.2f", 6)
-    backward_ms: float | None = column("backward ms", ",.1f")
-    backward_mean_ms: float | None = column("mean", ",.1f", 7, console=False)
-    backward_std_ms: float | None = column("std", ",.2f", 6, console=False)
-    forward_backward_ms: float | None = column("forward + backward ms", ",.1f")
-    forward_backward_mean_ms: float | None = column("mean", ",.1f", 7)
-    forward_backward_std_ms: float | None = column("std", ",.2f", 6)
-    optimizer_ms: float | None = column("optimizer ms", ",.1f")
-    total_ms: float | None = column("total ms", ",.1f", 9)
-    total_mean_ms: float | None = column("mean", ",.1f", 9, console=False)
-    total_std_ms: float | None = column("std", ",.2f", 6, console=False)
-    total_min_ms: float | None = column("min ms", ",.1f", 9, console=False)
-    total_p90_ms: float | None = column("p90 ms", ",.1f", 9, console=False)
-    total_max_ms: float | None = column("max ms", ",.1f", 9, console=False)
-    first_step_ms: float | None = column("first step ms", ",.1f")
-    inference_ms: float | None = column("warm inference ms", ",.1f", console=False)
-    graphs: int | None = column("graphs", "d", console=False)
-    tokens_per_sec: float | None = column("tokens/s", ",.0f", 9)
-    mfu: float | None = column("MFU", ".1%", 6)
-    speedup: float | None = column("over fp32", ".2f")
-    peak_memory_gib: float | None = column("memory GiB", ",.2f")
-    matmul_precision: str = column("matmul", default="", console=False)
-    attention: str = column("attention", default="", console=False)
-
 
 CONFIGURED = ("device", "compile", "size", "batch", "context", "model", "optimizer", "warmup")
 
 
-def over_fp32(row: SizeRow, before: Sequence[Row]) -> SizeRow:
+def over_fp32(row: Row, before: Sequence[Row]) -> Row:
     """Return the row with its speed-up over the fp32 row of its configuration, if there is one."""
     mine = {name: getattr(row, name) for name in CONFIGURED} | {"dtype": "fp32"}
     for other in (*before, row):
@@ -83,11 +47,19 @@ def over_fp32(row: SizeRow, before: Sequence[Row]) -> SizeRow:
 BENCH = Bench(
     name="sizes",
     title="Language models of several sizes: forward, backward, optimizer",
-    row=SizeRow,
+    row=row_type(
+        "device dtype compile size batch context model -optimizer warmup first_forward_ms "
+        "forward_ms forward_mean_ms forward_std_ms backward_ms -backward_mean_ms -backward_std_ms "
+        "forward_backward_ms forward_backward_mean_ms forward_backward_std_ms optimizer_ms "
+        "total_ms -total_mean_ms -total_std_ms -total_min_ms -total_p90_ms -total_max_ms "
+        "first_step_ms -inference_ms -graphs tokens_per_sec mfu speedup peak_memory_gib "
+        "-matmul_precision -attention status -note",
+        speedup=column("over fp32", ".2f"),
+    ),
     measure="gpt_lightning.bench.sizes:measure_size",
     options=(
         options.DEVICE,
-        *options.SIZES,
+        *models.SIZES,
         options.contexts("256"),
         options.batches(),
         options.dtypes("fp32,bf16"),
@@ -99,44 +71,40 @@ BENCH = Bench(
         ),
         options.steps(10),
     ),
-    beside=course_report.published_tables,
+    beside=published.published_tables,
     relate=over_fp32,
 )
 
 
-def measure_size(row: SizeRow, shape: list[int], steps: int) -> dict[str, Any]:
+def measure_size(row: Row) -> Values:
     """Time training and inference of one configuration."""
-    device = training_step.prepare(row)
-    graphs = training_step.compiled_graphs()
-    model = training_step.make_subject(row.model, shape, row.context).to(device)
-    if row.compile:
-        compile_in_place(model, device.type)
-    x, y = training_step.random_batch(row.batch, row.context, device)
-    step = training_step.TrainingStep(model, device, row.dtype, updates=row.optimizer)
-
-    def infer(timer: timing.StepTimer) -> None:
-        with torch.no_grad(), training_step.autocast(row.dtype, device):
-            model(x)
-        timer.end("inference")
-
-    durations, first = timing.record(
-        lambda timer: step(x, y, timer.phase), device, row.warmup, steps
-    )
+    device = prepare(row)
+    model = models.make_model(row.model, row.shape, row.context).to(device)
+    batch = random_batch(row.batch, row.context, device)
+    training = Training(model, device, batch, row.dtype, row.compile, updates=row.optimizer)
+    training.block(row.warmup, row.steps)
+    durations = training.times
     both = zip(durations["forward"], durations["backward"], strict=True)
     durations["forward_backward"] = [forward + backward for forward, backward in both]
     times = {phase: timing.stats(values) for phase, values in durations.items()}
     model.eval()
-    inferences, _ = timing.measure(infer, device, max(1, row.warmup), steps)
+
+    def infer(timer: timing.StepTimer) -> None:
+        with torch.no_grad(), autocast(row.dtype, device):
+            model(batch[0])
+        timer.end("inference")
+
+    inferences, _ = timing.measure(infer, device, max(1, row.warmup), row.steps)
     tokens_per_sec = row.batch * row.context / times["total"].median * 1e3
     return {
         **timing.phase_columns(times, "forward", "backward", "forward_backward"),
         "inference_ms": inferences["inference"].median,
         "optimizer_ms": times["optimizer"].median if row.optimizer else None,
-        "first_forward_ms": first["forward"],
-        "first_step_ms": first["total"],
-        "graphs": training_step.checked_graphs(row.compile, graphs),
+        "first_forward_ms": training.first["forward"],
+        "first_step_ms": training.first["total"],
+        "graphs": training.graphs,
         "matmul_precision": torch.get_float32_matmul_precision(),
-        "attention": training_step.kernel_of(model, device, row.dtype, row.context),
+        "attention": kernel_of(model, device, row.dtype, row.context),
         "peak_memory_gib": peak_memory_gib(device),
-        **training_step.rates(model, device, row.dtype, tokens_per_sec, row.context),
+        **rates(model, device, row.dtype, tokens_per_sec, row.context),
     }

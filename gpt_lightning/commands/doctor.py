@@ -20,7 +20,6 @@ import torch
 import yaml
 from packaging.utils import canonicalize_name as plain
 
-from gpt_lightning.bench.core import training_step
 from gpt_lightning.errors import UserError, reason_of
 from gpt_lightning.hardware import device, machine, peaks, precision
 from gpt_lightning.model import gpt
@@ -210,7 +209,7 @@ def loss_and_gradients(place: torch.device, name: str) -> list[torch.Tensor]:
     batch = torch.randint(64, (2, 2, 32)).to(place)
     model = gpt.GPT(gpt.GPTConfig(**TABLE["model"]))
     model.to(place, getattr(torch, TABLE["precisions"][name][0]))
-    with training_step.autocast(precision.product_dtype(name, "highest", place), place):
+    with precision.autocast(precision.product_dtype(name, "highest", place), place):
         loss = model(*batch) * TABLE["scale"]
     found = (loss.detach(), *torch.autograd.grad(loss, [*model.parameters()]))
     return [tensor.cpu().double() for tensor in found]

@@ -118,6 +118,14 @@ def memory_gib() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
+def reset_peak_memory() -> None:
+    """Begin a new peak: of tensors on CUDA, resident of the process on Linux."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    with contextlib.suppress(FileNotFoundError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # VmHWM
+
+
 def peak_memory_gib(device: torch.device, reserved: bool = False) -> float:
     """Return the peak memory so far: of tensors on CUDA, resident of the process on a CPU.
 

@@ -23,16 +23,10 @@ import yaml
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import write_atomic
 from gpt_lightning.hardware.device import synchronize
+from gpt_lightning.hardware.precision import DTYPES
 
 # Dense bf16 tensor-core peak of one A100, in FLOP/s. nanoGPT divides by it on every device.
 A100_BF16_PEAK_FLOPS = 312.0e12
-_TORCH_DTYPES = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "tf32": torch.float32,
-    "fp32": torch.float32,
-    "fp64": torch.float64,
-}
 # A few hundred rows reach a CPU core's best rate, a large GPU needs several thousand.
 _MEASURED_SIZES = (512, 1024, 2048, 4096, 8192)
 
@@ -240,21 +234,22 @@ def measure_peak(device: torch.device, dtype: str, seconds: float = 1.0) -> floa
     Raises:
         UserError: the dtype is unknown, or is tf32 without CUDA.
     """
-    if dtype not in _TORCH_DTYPES:
-        raise UserError(f"dtype is {dtype!r}; use one of {', '.join(_TORCH_DTYPES)}")
+    if dtype not in DTYPES:
+        raise UserError(f"dtype is {dtype!r}; use one of {', '.join(DTYPES)}")
     if dtype == "tf32" and device.type != "cuda":
         raise UserError(f"dtype is 'tf32', which {device.type} does not have; use 'fp32'")
     best, before = 0.0, torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     try:
-        _product_rate(_MEASURED_SIZES[0], device, _TORCH_DTYPES[dtype], 0.0)  # loads the libraries
+        operands = DTYPES[dtype].operands
+        _product_rate(_MEASURED_SIZES[0], device, operands, 0.0)  # loads the libraries
         deadline = time.perf_counter() + seconds
         for n in _MEASURED_SIZES:
             left = deadline - time.perf_counter()
             if best and 2 * (2 * n**3) / best > left:  # one product to warm up and one to time
                 break
             share = seconds / len(_MEASURED_SIZES)
-            best = max(best, _product_rate(n, device, _TORCH_DTYPES[dtype], share))
+            best = max(best, _product_rate(n, device, operands, share))
     finally:
         torch.set_float32_matmul_precision(before)
     return best

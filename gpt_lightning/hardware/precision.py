@@ -1,12 +1,49 @@
 """Precisions of training: the ones that a device supports, and the fastest of them."""
 
 import os
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import device_kind
+
+
+class Dtype(NamedTuple):
+    """Arithmetic of matrix products.
+
+    Attributes:
+        operands: Dtype of the operands.
+        precision: Precision of the Trainer that trains in it.
+        autocast: True if that training keeps float32 weights and casts the operands.
+    """
+
+    operands: torch.dtype
+    precision: str
+    autocast: bool = False
+
+
+# tf32 has float32 tensors, of which NVIDIA's tensor cores read 19 bits
+DTYPES = {
+    "fp32": Dtype(torch.float32, "32-true"),
+    "tf32": Dtype(torch.float32, "32-true"),
+    "bf16": Dtype(torch.bfloat16, "bf16-mixed", autocast=True),
+    "fp16": Dtype(torch.float16, "16-mixed", autocast=True),
+    "fp64": Dtype(torch.float64, "64-true"),
+}
+
+
+def autocast(dtype: str, device: torch.device) -> AbstractContextManager[Any]:
+    """Return the context of a forward pass whose products are in one of DTYPES."""
+    chosen = DTYPES[dtype]
+    return torch.autocast(device.type, chosen.operands) if chosen.autocast else nullcontext()
+
+
+def autocast_dtype(precision: str) -> torch.dtype | None:
+    """Return the dtype to which a precision of the Trainer casts operands; None if to none."""
+    cast = {dtype.precision: dtype.operands for dtype in DTYPES.values() if dtype.autocast}
+    return cast.get(precision)
 
 
 def check_accelerator(accelerator: str, flag: str) -> None:

@@ -23,9 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from gpt_lightning.model.gpt import GPT, Block, GPTConfig
 from gpt_lightning.reproduce.published import read_rows
 from gpt_lightning.tables import options
-from gpt_lightning.tables.ledger import Values
 from gpt_lightning.tables.options import Option
-from gpt_lightning.tables.rows import column, row_type
+from gpt_lightning.tables.rows import Values, column, row_type
 from gpt_lightning.tables.sweep import Bench
 
 AUTOCAST = {"fp16": "float16", "bf16": "bfloat16"}

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from gpt_lightning.tables.ledger import Values
 from gpt_lightning.tables.options import DEVICE, devices
-from gpt_lightning.tables.rows import column, row_type
+from gpt_lightning.tables.rows import Values, column, row_type
 from gpt_lightning.tables.sweep import Bench
 
 ADDEND, TIMES = 0.01, 1000

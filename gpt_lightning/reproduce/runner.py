@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from gpt_lightning.bench.core.training_step import reset_peak_memory
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.device import free_memory, peak_memory_gib
+from gpt_lightning.hardware.device import free_memory, peak_memory_gib, reset_peak_memory
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.reproduce.cases import Case, Options, Rung, Settings
 from gpt_lightning.reproduce.published import (

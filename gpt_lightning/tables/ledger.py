@@ -7,10 +7,10 @@ that was killed leaves at most its last line torn; the row of a torn line is mea
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+
+from gpt_lightning.tables.rows import Values
 
 ROWS = "rows.jsonl"
-Values = dict[str, Any]  # field -> plain value
 
 
 def identity(key: Values) -> str:

@@ -6,7 +6,7 @@ is an axis: each value is another configuration. Errors are one line that names 
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,27 +16,12 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import device_kind
 from gpt_lightning.hardware.precision import check_accelerator
 from gpt_lightning.parsing import OneLineParser, nearest, underscored
+from gpt_lightning.tables.rows import Values
 
-Shape = tuple[int, int, int]  # layers, heads, width
-Values = dict[str, Any]  # fields of a configuration
 Read = Callable[[Any], list[Values]]  # parsed arguments -> one mapping for each value
 Convert = Callable[[str], Any]  # text -> value; raises ValueError for a text that is none
 
 PositiveFinite = restricted_number_type("PositiveFinite", float, [(">", 0), ("<", math.inf)])
-
-# the systems course's table; the MLP is 4 times as wide
-COURSE_SIZES: dict[str, Shape] = {
-    "small": (12, 12, 768),
-    "medium": (24, 16, 1024),
-    "large": (36, 20, 1280),
-    "xl": (48, 25, 1600),
-    "2.7B": (32, 32, 2560),
-}
-# sizes of configs/gpu; those of the published records first
-GPU_SIZES = ("124m", "1558m", "350m", "774m")
-DTYPES = ("fp32", "tf32", "bf16", "fp16")
-MODELS = ("gpt2", "course")  # the course's model is core/course_model.py
-HEAD_WIDTH = 64  # GPT-2's
 
 
 def no_field(args: Any) -> list[Values]:
@@ -228,7 +213,7 @@ def optional(name: str, about: str, kind: Any = PositiveInt) -> Option:
     return Option(name, None, about, type=kind | None)
 
 
-def dtypes(default: str, choices: Sequence[str] = DTYPES) -> Option:
+def dtypes(default: str, choices: Sequence[str] = ("fp32", "tf32", "bf16", "fp16")) -> Option:
     """Declare --dtypes."""
     return words("dtypes", "dtype", choices, default)
 
@@ -236,11 +221,6 @@ def dtypes(default: str, choices: Sequence[str] = DTYPES) -> Option:
 def switches(name: str, default: str, about: str) -> Option:
     """Declare an option that is true, false, or both."""
     return axis(name, name, default, switch, f"{about}: true, false, or both with a comma.")
-
-
-def models() -> Option:
-    """Declare --model."""
-    return words("model", "model", MODELS, "gpt2")
 
 
 def contexts(default: str) -> Option:
@@ -271,76 +251,10 @@ DEVICE = Option(
 )
 
 
-BUDGET = Option("budget", False, "Profile the step of `fit` by part; --budget --help.", type=bool)
-
-
 MEMORY_LIMIT = shared(
     "memory_gib",
     None,
     "Memory limit of a row on a CPU, in GiB; a row that needs more is out of memory. "
     "null: the machine's memory.",
     PositiveFinite | None,
-)
-
-
-def read_sizes(args: Any, shapes: Mapping[str, tuple[int, ...]]) -> list[Values]:
-    """Return the sizes of --sizes with their shapes."""
-    names = listed(args, "sizes", one_of(shapes))
-    return [{"size": name, "shape": list(shapes[name])} for name in names]
-
-
-def named_sizes(shapes: Mapping[str, tuple[int, ...]], default: str) -> Option:
-    """Declare --sizes, which fills `size` and `shape`."""
-    about = f"Any of {', '.join(shapes)}."
-    return Option("sizes", default, about, lambda args: read_sizes(args, shapes))
-
-
-def layers_and_width(text: str) -> tuple[int, int]:
-    """Convert LAYERSxWIDTH."""
-    layers, x, width = text.partition("x")
-    if not x:
-        raise ValueError(f"{text!r} is not LAYERSxWIDTH, such as 4x512")
-    return at_least(1)(layers), at_least(1)(width)
-
-
-def course_or_own_sizes(args: Any) -> list[Values]:
-    """Return the sizes of --shapes, the one of --n-layer, --n-head and --d-model, or --sizes.
-
-    Missing values of the three default to those of `small`; heads are HEAD_WIDTH wide.
-
-    Raises:
-        UserError: The width is not a multiple of the heads, or the course's heads have an odd
-            number of channels, which RoPE cannot rotate in pairs.
-    """
-    single = args.n_layer is not None or args.d_model is not None
-    if args.shapes is not None and single:
-        raise UserError("give --shapes, or --n-layer and --d-model, not both")
-    if not (args.shapes or single or args.n_head):
-        return read_sizes(args, COURSE_SIZES)
-    small_layers, _, small_width = COURSE_SIZES["small"]
-    one = (args.n_layer or small_layers, args.d_model or small_width)
-    found = []
-    for n_layer, d_model in listed(args, "shapes", layers_and_width) if args.shapes else [one]:
-        n_head = args.n_head or max(1, d_model // HEAD_WIDTH)
-        if d_model % n_head:
-            raise UserError(
-                f"a width of {d_model} is not divisible by {n_head} heads: "
-                "give another --n-head or width"
-            )
-        if "course" in args.model.split(",") and d_model // n_head % 2:
-            raise UserError(
-                f"{n_head} heads of a width of {d_model} have an odd number of channels, and RoPE "
-                "rotates pairs: give another --n-head or width"
-            )
-        found.append({"size": f"{n_layer}/{n_head}/{d_model}", "shape": [n_layer, n_head, d_model]})
-    return found
-
-
-SIZES = (
-    models(),
-    Option("sizes", "small", f"Any of {', '.join(COURSE_SIZES)}.", course_or_own_sizes),
-    optional("shapes", "Custom sizes, LAYERSxWIDTH: 4x512,16x1024.", str),
-    optional("n_layer", "Number of layers of a custom size, instead of --sizes."),
-    optional("n_head", f"Number of heads of the custom size; null: d_model / {HEAD_WIDTH}."),
-    optional("d_model", "Width of the custom size."),
 )

@@ -10,11 +10,12 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, dataclass_transform
+from typing import Any
 
 from gpt_lightning.files import write_atomic
 
 RESULTS = "results.json"
+Values = dict[str, Any]  # field -> plain value
 Row = Any  # an instance of a dataclass whose fields are made by `column`
 # end of a column's name -> format of its values; the first that matches counts, else it is text
 FORMATS = {
@@ -24,11 +25,12 @@ FORMATS = {
     "_gib": ",.2f",
     "_ms": ",.2f",
     "_s": ",.2f",
-    "ratio": ".3f",
     "loss": ".5f",
     "share": ".1%",
     "mfu": ".1%",
-}
+} | dict.fromkeys(("ratio", "ratio_std", "ratio_min", "ratio_max"), ".3f")
+COUNTS = "batch context warmup steps graphs heads blocks workers prompt tokens processes accumulate"
+FORMATS |= dict.fromkeys(COUNTS.split(), "d")
 UNITS = {"mib": "MiB", "gib": "GiB", "gb/s": "GB/s", "tflops/s": "TFLOP/s", "mfu": "MFU"}
 
 
@@ -46,15 +48,6 @@ def column(
     """
     metadata = {"title": title, "spec": spec, "width": width, "console": console}
     return dataclasses.field(default=default, metadata=metadata)
-
-
-@dataclass_transform(frozen_default=True)
-def sweep_row(row: type[Row]) -> type[Row]:
-    """Make a frozen dataclass of `column` fields, with `status` and `note` as the last."""
-    base = dataclasses.dataclass(frozen=True)(row)
-    status, note = column("status", default=""), column("note", default="", console=False)
-    last = [("status", str, status), ("note", str, note)]
-    return dataclasses.make_dataclass(row.__name__, last, bases=(base,), frozen=True)
 
 
 def row_type(names: str, **columns: Any) -> type[Row]:

@@ -24,9 +24,9 @@ from gpt_lightning.errors import EXIT_AGAIN, UserError, is_out_of_memory, termin
 from gpt_lightning.files import numbered_folder
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.parsing import program, split_fit_options
-from gpt_lightning.tables.ledger import Ledger, Values, find_ledger, identity
+from gpt_lightning.tables.ledger import Ledger, find_ledger, identity
 from gpt_lightning.tables.options import Option, configurations, parse
-from gpt_lightning.tables.rows import RESULTS, Console, Row, make_row, write_report
+from gpt_lightning.tables.rows import RESULTS, Console, Row, Values, make_row, write_report
 from gpt_lightning.tables.verdicts import FINE, KEPT, finite, implausible
 from gpt_lightning.tables.worker import isolated, measured
 
@@ -49,7 +49,7 @@ class Bench:
     Attributes:
         name: Name on the command line.
         title: Heading of the report.
-        row: Class of the rows, made by `sweep_row`.
+        row: Class of the rows, made by `row_type`.
         measure: MODULE:FUNCTION, which `worker.call` calls with a configuration in a process of
             its own; or a function, which is called in this process, without a time limit.
         options: Options in the order in which rows vary, slowest first.

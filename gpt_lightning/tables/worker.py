@@ -5,19 +5,18 @@ with the arguments and prints its result, a mapping of plain values, as the last
 """
 
 import contextlib
-import dataclasses
 import importlib
+import inspect
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import get_type_hints
+from types import SimpleNamespace
 
 from gpt_lightning.errors import is_out_of_memory
-from gpt_lightning.tables.ledger import Values
-from gpt_lightning.tables.rows import make_row
+from gpt_lightning.tables.rows import Values
 
 MARK = "RESULT "
 
@@ -88,19 +87,16 @@ def call(measure: Callable[..., Values], configuration: Values) -> Values:
     """Call a measure function with a configuration.
 
     Args:
-        measure: Function of the fields of a configuration, by name. Instead of the fields that are
-            columns of the bench it may take `row`: a row with these columns alone.
+        measure: Function of one `row`, whose attributes are the configuration; or of the fields of
+            a configuration by name.
         configuration: Fields of a configuration.
 
     Returns:
         Measured fields.
     """
-    row_type = get_type_hints(measure).get("row")
-    if row_type is None:
-        return measure(**configuration)
-    row = make_row(row_type, configuration)
-    columns = {field.name for field in dataclasses.fields(row)}
-    return measure(row=row, **{k: v for k, v in configuration.items() if k not in columns})
+    if list(inspect.signature(measure).parameters) == ["row"]:
+        return measure(SimpleNamespace(**configuration))
+    return measure(**configuration)
 
 
 def failure(error: BaseException) -> Values:

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt_lightning.bench import attention
-from gpt_lightning.bench.core import memory_meter
-from gpt_lightning.bench.core.course_model import RoPE
-from gpt_lightning.bench.core.memory_meter import MIB, Memory, PhaseMemory
+from gpt_lightning.bench import attention, memory_meter
+from gpt_lightning.bench.course_model import RoPE
+from gpt_lightning.bench.memory_meter import MIB
 from gpt_lightning.cli import main
 from gpt_lightning.tables import sweep
 from gpt_lightning.tables.worker import SkippedError, call, failure
@@ -44,10 +43,9 @@ def measured(
     model: str = "gpt2",
     heads: int = 1,
 ) -> dict:
-    row = attention.AttentionRow(
-        "cpu", dtype, model, kernel, causal, BATCH, D, context, warmup=1, heads=heads
-    )
-    return attention.measure_attention(row, steps=3, memory_gib=None)
+    row = {"device": "cpu", "dtype": dtype, "model": model, "kernel": kernel, "causal": causal}
+    row |= {"batch": BATCH, "d": D, "context": context, "warmup": 1, "heads": heads}
+    return call(attention.measure_attention, row | {"steps": 3, "memory_gib": None})
 
 
 def qkv(context: int) -> list[torch.Tensor]:
@@ -91,12 +89,6 @@ def test_heads_are_the_models_and_the_rates_follow_from_the_times(monkeypatch) -
     assert {q.shape for q in seen} == {(BATCH, 3, 32, D)}
     # as the model's: the channels of all heads of a token are neighbours
     assert {q.stride() for q in seen} == {(32 * 3 * D, D, 3 * D, 1)}
-
-
-def test_memory_held_is_that_of_the_forward_without_what_was_there_before() -> None:
-    forward, backward = PhaseMemory(3 * MIB, 9 * MIB, 7 * MIB), PhaseMemory(7 * MIB, 12 * MIB, MIB)
-    found = attention.memory_of(Memory("profiler", {"forward": forward, "backward": backward}))
-    assert found == {"held_mib": 4.0, "peak_mib": 12.0, "memory_method": "profiler"}
 
 
 def test_times_are_of_one_step() -> None:
@@ -267,24 +259,6 @@ def test_a_wrong_kernel_is_a_failed_row_beside_the_others(own, capsys) -> None:
     rows = {row["kernel"]: row for row in json.loads(path.read_text())["rows"]}
     assert [row["status"] for row in rows.values()] == ["ok", "ok", "error"]
     assert "wrong output" in rows["own_kernel:forgets_the_mask"]["note"]
-
-
-@pytest.mark.parametrize(
-    ("args", "line"),
-    [
-        (["--kernel", "own_kernel"], "error: --kernels is 'own_kernel': 'own_kernel' is none of"),
-        (
-            ["--kernel", "nowhere:f"],
-            "error: --kernels is 'nowhere:f': there is no module 'nowhere'",
-        ),
-        (["--kernel", "own_kernel:"], "error: --kernels is 'own_kernel:': 'own_kernel:' is not"),
-        (["--model", "course", "--d", "16,5"], "error: --d 5 is odd, and RoPE rotates pairs"),
-    ],
-)
-def test_mistakes_take_one_line(args, line, own, capsys) -> None:
-    assert main(["bench", "attention", *args]) == 2
-    assert capsys.readouterr().err.startswith(line)
-    assert not sweep.ROOT.exists()
 
 
 @pytest.mark.slow

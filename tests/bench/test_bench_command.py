@@ -20,27 +20,18 @@ Every row is a guess.
 
 from gpt_lightning.tables import options
 from gpt_lightning.tables.sweep import Bench
-from gpt_lightning.tables.rows import sweep_row
-from gpt_lightning.tables.rows import column
-
-
-@sweep_row
-class Row:
-    device: str = column("device")
-    batch: int = column("batch", "d")
-    total_ms: float | None = column("total ms", ".1f")
-
+from gpt_lightning.tables.rows import row_type
 
 BENCH = Bench(
     name="no-op",
     title="Nothing",
-    row=Row,
+    row=row_type("device batch total_ms status -note"),
     measure="gpt_lightning.bench.no_op:measure",
     options=(options.DEVICE, options.batches("1,2")),
 )
 
 
-def measure(row: Row):
+def measure(row):
     return {"total_ms": 1.5 * row.batch}
 '''
 

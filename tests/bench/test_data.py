@@ -85,19 +85,3 @@ def test_the_command_writes_a_table(tmp_path, monkeypatch, capsys):
     (row,) = json.loads(path.read_text())["rows"]
     assert (row["status"], row["workers"], row["order"]) == ("ok", 1, "shuffled")
     assert "shuffled" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("args", "line"),
-    [
-        (["--orders", "backwards"], "error: --orders is 'backwards'"),
-        (["--workers", "-1"], "error: --workers is '-1': -1 is below 0"),
-        (["--batches", "0"], "error: batches is 0; it must be at least 1"),
-        (["--n_tokens", "100"], "error: --n-tokens is 100; the largest batch takes 32,770"),
-    ],
-)
-def test_mistakes_take_one_line(args, line, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["bench", "data", *args]) == 2
-    assert capsys.readouterr().err.startswith(line)
-    assert not sweep.ROOT.exists()

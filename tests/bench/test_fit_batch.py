@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt_lightning.bench import fit_batch
-from gpt_lightning.bench.core import fit_run
+from gpt_lightning.bench import fit_batch, fits
 from gpt_lightning.cli import main
 from gpt_lightning.tables import sweep
 from gpt_lightning.tables.worker import call, failure
@@ -161,7 +160,7 @@ def test_tokens_per_step_decide(machine, capsys, tokens, line):
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_where_nothing_fits_the_switches_are_proposed(device, machine, capsys, monkeypatch):
-    monkeypatch.setattr(fit_run, "device_kind", lambda accelerator: device)
+    monkeypatch.setattr(fits, "device_kind", lambda accelerator: device)
     machine(limit=0)
     assert bench() == 1
     line = "try --model.config.loss_chunk 8 --model.config.checkpointing true"
@@ -226,9 +225,9 @@ def test_a_configuration_must_be_given(capsys):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_trial_trains(monkeypatch, optimizer):
     monkeypatch.setattr(fit_batch, "limit_trial", lambda device, gib: gib)
-    config = fit_run.parse_fit(["--config=run.yaml", f"--model.optimizer={optimizer}"])
-    step = fit_run.step_of(config)
-    trial = json.loads(json.dumps(fit_run.plain_training(config, step)))
+    config = fits.parse_fit(["--config=run.yaml", f"--model.optimizer={optimizer}"])
+    step = fits.step_of(config)
+    trial = json.loads(json.dumps(fits.plain_training(config, step)))
     found = call(fit_batch.measure_batch, trial | ROW | {"batch": 3})
     assert found["limit_gib"] == 1.5
     assert 0.05 < found["peak_memory_gib"] < 20
@@ -243,8 +242,8 @@ def test_on_cuda_memory_is_what_the_allocator_reserved(monkeypatch):
     peak, cuda = fit_batch.peak_memory_gib, torch.device("cuda")
     assert peak(cuda) == 2
     monkeypatch.setattr(fit_batch, "peak_memory_gib", lambda _, *a, **k: peak(cuda, *a, **k))
-    config = fit_run.parse_fit(["--config=run.yaml"])
-    trial = fit_run.plain_training(config, fit_run.step_of(config))
+    config = fits.parse_fit(["--config=run.yaml"])
+    trial = fits.plain_training(config, fits.step_of(config))
     found = call(fit_batch.measure_batch, trial | ROW | {"batch": 1})
     assert found["peak_memory_gib"] == 3
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt_lightning.bench import gpu
-from gpt_lightning.bench.core import fit_run, training_step
+from gpt_lightning.bench import fits, gpu, step
+from gpt_lightning.bench.models import GPU_SIZES
 from gpt_lightning.cli import main
 from gpt_lightning.errors import MemoryExhaustedError
 from gpt_lightning.hardware.peaks import Peak
@@ -16,7 +16,6 @@ from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
 from gpt_lightning.parsing import config_file, config_names
 from gpt_lightning.tables import sweep
-from gpt_lightning.tables.options import GPU_SIZES
 from gpt_lightning.tables.worker import SkippedError, call
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,8 +36,8 @@ PUBLISHED = {"124m": "gpt2", "350m": "gpt2-medium", "774m": "gpt2-large", "1558m
 def in_a_folder(tmp_path, monkeypatch):
     """Nothing is left in the checkout, and no peak is measured."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(training_step, "measured_peak", lambda *args: Peak(1e12, "of a test", ""))
-    monkeypatch.setattr(fit_run, "random_dataset", small_dataset(fit_run.random_dataset))
+    monkeypatch.setattr(step, "measured_peak", lambda *args: Peak(1e12, "of a test", ""))
+    monkeypatch.setattr(fits, "random_dataset", small_dataset(fits.random_dataset))
     before = torch.get_float32_matmul_precision()
     torch._dynamo.reset()  # a row is a process of its own
     yield
@@ -62,9 +61,9 @@ def measure(model, **settings):
 
 def test_a_row_of_ours_is_fit_with_the_sizes_file(monkeypatch):
     told = []
-    run = fit_run.training.run_cli
+    run = fits.training.run_cli
     monkeypatch.setattr(
-        fit_run.training, "run_cli", lambda argv, **kwargs: (told.append(argv), run(argv, **kwargs))
+        fits.training, "run_cli", lambda argv, **kwargs: (told.append(argv), run(argv, **kwargs))
     )
     row = measure("ours", fit_options=[*TINY, "--model.compile=false"])  # which takes 20 s
     *_, argv = told  # before it, the parser of the configuration
@@ -96,7 +95,7 @@ def test_a_row_of_ours_is_fit_with_the_sizes_file(monkeypatch):
 )
 def test_targets_are_of_a_chip_and_of_ours(name, size, target, monkeypatch):
     monkeypatch.setattr(gpu, "device_name", lambda device: name)
-    monkeypatch.setattr(fit_run, "timed_fit", lambda argv, folder: Speed())
+    monkeypatch.setattr(fits, "timed_fit", lambda argv: Speed())
     assert measure("ours", size=size)["target"] == target
     monkeypatch.setattr(gpu, "train_theirs", lambda *args: {"step_ms": 1.0})
     assert measure("hf", size=size)["target"] is None
@@ -110,17 +109,17 @@ class Speed:
 def test_ours_gets_a_micro_batch_that_fits_with_the_same_tokens(monkeypatch):
     asked, peaks, freed = [], [], []
 
-    def timed_fit(argv, folder):
-        parsed = fit_run.parse_fit(argv[1:] if argv[0] == "fit" else argv)
-        step = fit_run.step_of(parsed)
+    def timed_fit(argv):
+        parsed = fits.parse_fit(argv[1:] if argv[0] == "fit" else argv)
+        step = fits.step_of(parsed)
         assert parsed.trainer.limit_val_batches == 0  # also where the batch is another
         asked.append((step.batch_size, step.accumulate, step.tokens))
         if step.batch_size > 1:
             raise MemoryExhaustedError("out of memory in step 1")
         return Speed()
 
-    monkeypatch.setattr(fit_run, "timed_fit", timed_fit)
-    monkeypatch.setattr(training_step, "reset_peak_memory", lambda: peaks.append(len(asked)))
+    monkeypatch.setattr(fits, "timed_fit", timed_fit)
+    monkeypatch.setattr(gpu, "reset_peak_memory", lambda: peaks.append(len(asked)))
     monkeypatch.setattr(gpu, "free_memory", lambda: freed.append(len(asked)))
     row = measure("ours", fit_options=[*TINY, "--data.batch_size=4"])
     assert asked == [(4, 2, 256), (2, 4, 256), (1, 8, 256)]
@@ -141,10 +140,10 @@ def test_ours_gets_a_micro_batch_that_fits_with_the_same_tokens(monkeypatch):
     assert asked == [(2, 3, 192), (1, 6, 192)]
     assert row["tokens_per_sec"] == pytest.approx(192 / 5.0 * 1e3)
 
-    def defect(argv, folder):
+    def defect(argv):
         raise ValueError("not for lack of memory")
 
-    monkeypatch.setattr(fit_run, "timed_fit", defect)
+    monkeypatch.setattr(fits, "timed_fit", defect)
     with pytest.raises(ValueError, match="not for lack"):
         measure("ours")
 
@@ -152,7 +151,7 @@ def test_ours_gets_a_micro_batch_that_fits_with_the_same_tokens(monkeypatch):
 def test_products_of_theirs_are_of_the_configurations_precision(monkeypatch):
     seen = []
 
-    def train_theirs(row, device, config, dtype, warmup, step):
+    def train_theirs(row, config, dtype, step):
         seen.append(dtype)
         return {"step_ms": 5.0}
 
@@ -170,10 +169,8 @@ def test_products_of_theirs_are_of_the_configurations_precision(monkeypatch):
 def test_theirs_makes_the_same_step(monkeypatch):
     pytest.importorskip("transformers")
     steps = []
-    update = training_step.TrainingStep.update
-    monkeypatch.setattr(
-        training_step.TrainingStep, "update", lambda self: (steps.append(1), update(self))
-    )
+    update = step.TrainingStep.update
+    monkeypatch.setattr(step.TrainingStep, "update", lambda self: (steps.append(1), update(self)))
     row = measure("hf", steps=3)
     assert len(steps) == 4  # with the warm-up
     assert (row["batch"], row["accumulate"], row["context"]) == (2, 2, 32)
@@ -187,7 +184,7 @@ def test_theirs_gets_a_micro_batch_that_fits(monkeypatch):
     pytest.importorskip("transformers")
     asked = []
 
-    train = training_step.TrainingStep.__call__
+    train = step.TrainingStep.__call__
 
     def needs_memory(self, x, y, phase, micro_batches):
         if not asked or asked[-1] != (len(x), micro_batches, x.size(1)):
@@ -196,7 +193,7 @@ def test_theirs_gets_a_micro_batch_that_fits(monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return train(self, x, y, phase, micro_batches)
 
-    monkeypatch.setattr(training_step.TrainingStep, "__call__", needs_memory)
+    monkeypatch.setattr(step.TrainingStep, "__call__", needs_memory)
     row = measure("hf", fit_options=[*TINY, "--data.batch_size=4"])
     assert asked == [(4, 2, 32), (2, 4, 32), (1, 8, 32)]
     assert (row["batch"], row["accumulate"]) == (1, 8)
@@ -338,26 +335,13 @@ def test_without_a_gpu_it_says_so_in_a_line(capsys):
     assert not sweep.ROOT.exists()
 
 
-@pytest.mark.parametrize(
-    ("args", "line"),
-    [
-        (["--device", "cpu", "--sizes", "125m"], "error: --sizes is '125m'"),
-        (["--device", "cpu", "--models", "theirs"], "error: --models is 'theirs'"),
-        (["--device", "cpu", "--steps", "0"], "error: steps is 0; it must be at least 1"),
-    ],
-)
-def test_mistakes_take_one_line(args, line, capsys):
-    assert main(["bench", "gpu", *args]) == 2
-    assert capsys.readouterr().err.startswith(line)
-
-
 def test_the_sizes_files_are_the_published_models_at_the_same_tokens_a_step():
     overlays = {name for name in config_names() if name.startswith("gpu/gpt2")}
     assert {f"gpu/gpt2_{size}" for size in GPU_SIZES} == overlays
     for size in GPU_SIZES:
         overlay = f"gpu/gpt2_{size}"
         configs = ["--config=gpt2_124m", f"--config={overlay}"]
-        parsed = fit_run.parse_fit([*configs, "--data.seed=1"])
+        parsed = fits.parse_fit([*configs, "--data.seed=1"])
         config, published = parsed.model.config, SIZES[PUBLISHED[size]]
         for key in ("n_layer", "n_head", "n_embd", "block_size", "bias", "activation"):
             assert config[key] == getattr(published, key), (size, key)

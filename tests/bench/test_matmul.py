@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from gpt_lightning.bench import matmul
-from gpt_lightning.bench.core.training_step import make_model, set_products
+from gpt_lightning.bench.models import SHAPES, make_model
+from gpt_lightning.bench.step import set_products
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.model import flops
 from gpt_lightning.tables import sweep
-from gpt_lightning.tables.options import COURSE_SIZES
 from gpt_lightning.tables.worker import SkippedError, call, failure
 
 
@@ -28,8 +28,8 @@ def own_peak(tmp_path, monkeypatch):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_rates_follow_from_times(dtype: str) -> None:
     m, k, n = 32, 48, 64
-    product = matmul.MatmulRow("cpu", dtype, "some", m, k, n)
-    row = matmul.measure_matmul(product, warmup=1, steps=3)
+    product = {"device": "cpu", "dtype": dtype, "m": m, "k": k, "n": n}
+    row = call(matmul.measure_matmul, product | {"warmup": 1, "steps": 3})
     product_flops = 2 * m * k * n
     assert row["calls"] > 1  # far below a round's length
     seconds = row["forward_ms"] / 1e3
@@ -43,13 +43,13 @@ def test_rates_follow_from_times(dtype: str) -> None:
 
 
 def test_shapes_of_the_model_add_up_to_its_flops() -> None:
-    layers, _, width = COURSE_SIZES["small"]
+    layers, _, width = SHAPES["small"]
     tokens, context = 4 * 256, 256
     shapes = matmul.model_shapes("small", tokens, width, 10_000)
     times = {name: 1 if name.endswith("head") else layers for name in shapes}
     products = sum(2 * m * k * n * times[name] for name, (m, k, n) in shapes.items())
     with torch.device("meta"):
-        n_params = make_model(list(COURSE_SIZES["small"]), context).num_params(embeddings=False)
+        n_params = make_model("gpt2", SHAPES["small"], context).num_params(embeddings=False)
     per_token = flops.flops_per_token(n_params, layers, width, context)
     attention = 12 * layers * width * context  # q k^T and weights v are no products with weights
     # biases and norms are 0.1% of the parameters

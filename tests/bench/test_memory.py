@@ -1,18 +1,15 @@
 """`gpt-lightning bench memory` and the meters behind it."""
 
-import importlib
 import json
 import threading
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
-from gpt_lightning.bench import memory
-from gpt_lightning.bench.core import memory_meter, training_step
-from gpt_lightning.bench.core.memory_meter import MIB, PhaseMemory
+from gpt_lightning.bench import memory, memory_meter, models
+from gpt_lightning.bench.memory_meter import MIB, PhaseMemory
 from gpt_lightning.cli import main
 from gpt_lightning.tables import sweep
 from gpt_lightning.tables.worker import SkippedError, call
@@ -50,15 +47,12 @@ def test_the_profiler_sees_every_byte() -> None:
         del more
 
     found = memory_meter.measure_memory(work, CPU)
-    assert found.phases["first"] == PhaseMemory(begin=0, peak=5 * MIB, end=MIB)
-    assert found.phases["second"] == PhaseMemory(begin=MIB, peak=3 * MIB, end=2 * MIB)
-    assert found.largest(["first"]) == 4 * MIB
-    assert found.largest(["second"]) == 2 * MIB
-    assert found.timeline[-1][1] == 0  # all was freed
-    assert 0 <= found.timeline[0][0] <= found.timeline[-1][0] < 60_000  # ms of the measurement
+    assert found.phases["first"] == PhaseMemory(0, peak=5 * MIB, end=MIB, largest=4 * MIB)
+    assert found.phases["second"] == PhaseMemory(MIB, 3 * MIB, end=2 * MIB, largest=2 * MIB)
 
 
-def test_samples_see_what_lasts() -> None:
+def test_samples_see_what_lasts(monkeypatch) -> None:
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: None)
     level = [5]
 
     def work(phase) -> None:
@@ -67,32 +61,17 @@ def test_samples_see_what_lasts() -> None:
             time.sleep(0.05)  # 50 samples
             level[0] = 7
 
-    found = memory_meter.sampled_memory(work, lambda: level[0], lambda: None)
-    assert found.phases == {"first": PhaseMemory(begin=5, peak=9, end=7)}
-    assert found.largest(["first"]) is None  # samples know no single allocation
+    found = memory_meter.sampled_phases(work, lambda: level[0])
+    assert found == {"first": PhaseMemory(begin=5, peak=9, end=7)}
 
 
 def test_no_sample_is_taken_after_the_work() -> None:
-    found = memory_meter.sampled_memory(lambda phase: None, lambda: 5, lambda: None)
-    n_samples = len(found.timeline)
+    reads = []
+    memory_meter.sampled_phases(lambda phase: None, lambda: reads.append(1) or 5)
+    n_samples = len(reads)
     assert not [t for t in threading.enumerate() if "(run)" in t.name]
     time.sleep(0.02)  # twenty samples
-    assert len(found.timeline) == n_samples
-
-
-def test_the_history_of_cuda_adds_up() -> None:
-    trace = [
-        {"action": "segment_alloc", "size": 99, "time_us": 500},
-        {"action": "alloc", "size": 3, "time_us": 1000},
-        {"action": "alloc", "size": 4, "time_us": 2000},
-        {"action": "free_requested", "size": 3, "time_us": 3000},
-        {"action": "free_completed", "size": 3, "time_us": 3000},
-    ]
-    assert memory_meter.read_history(trace, before=10) == [(1.0, 13), (2.0, 17), (3.0, 14)]
-    spans = {"all": (0.5, 3.5), "late": (1.5, 3.5)}
-    timeline = [(0.0, 10), *memory_meter.read_history(trace, before=10)]
-    phases = memory_meter.phases_of(timeline, spans)
-    assert phases["late"] == PhaseMemory(begin=13, peak=17, end=14)
+    assert len(reads) == n_samples
 
 
 def test_the_peak_of_a_phase_includes_its_last_event() -> None:
@@ -149,7 +128,6 @@ def test_the_allocators_levels_are_those_of_each_phase(monkeypatch) -> None:
     found = memory_meter.measure_memory(work, torch.device("cuda"))
     assert found.phases == {"forward": PhaseMemory(3, 9, 5), "backward": PhaseMemory(5, 7, 4)}
     assert (found.method, len(resets)) == ("allocator", 2)
-    assert found.spans["forward"][0] <= found.spans["forward"][1] <= found.spans["backward"][0]
 
 
 def test_cuda_leaves_a_snapshot_even_if_memory_ends(monkeypatch) -> None:
@@ -161,14 +139,12 @@ def test_cuda_leaves_a_snapshot_even_if_memory_ends(monkeypatch) -> None:
 
     cuda, recorded = torch.cuda, []
     monkeypatch.setattr(cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(cuda, "current_device", lambda: 0)
     monkeypatch.setattr(cuda, "memory_allocated", lambda device: level["now"])
     monkeypatch.setattr(cuda, "max_memory_allocated", lambda device: level["peak"])
     monkeypatch.setattr(
         cuda, "reset_peak_memory_stats", lambda device: level.update(peak=level["now"])
     )
     monkeypatch.setattr(cuda.memory, "_record_memory_history", lambda **how: recorded.append(how))
-    monkeypatch.setattr(cuda.memory, "_snapshot", lambda device: {"device_traces": [[]]})
     monkeypatch.setattr(cuda.memory, "_dump_snapshot", lambda name: Path(name).write_text("all"))
 
     def work(phase) -> None:
@@ -199,7 +175,7 @@ def test_cuda_leaves_a_snapshot_even_if_memory_ends(monkeypatch) -> None:
 
 def test_memory_is_what_arithmetic_says() -> None:
     row = measured()
-    n = training_step.make_model(SHAPE, CONTEXT).num_params()
+    n = models.make_model("gpt2", SHAPE, CONTEXT).num_params()
     # weights and AdamW's two moments, float32; and buffers of a few KiB: inputs, step counters
     assert row["start_mib"] == pytest.approx(3 * n * 4 / MIB, rel=0.01)
     assert row["attention"] == "flash"
@@ -222,9 +198,12 @@ def test_checkpointing_keeps_a_residual_a_block() -> None:
 
 
 def test_a_larger_group_keeps_fewer_inputs_and_recomputes_more(monkeypatch) -> None:
-    make_batch = training_step.random_batch
-    monkeypatch.setattr(training_step, "VOCABULARY", 16)  # else the logits are the peak
-    monkeypatch.setattr(training_step, "random_batch", lambda *args: make_batch(*args, 16))
+    make_batch, make_config = (
+        memory.random_batch,
+        models.make_config,
+    )  # else the logits are the peak
+    monkeypatch.setattr(models, "make_config", lambda *shape: make_config(*shape, vocab_size=16))
+    monkeypatch.setattr(memory, "random_batch", lambda *args: make_batch(*args, 16))
     rows = {n: measured(checkpointing=True, shape=[8, 2, 64], blocks=n) for n in (1, 4, 8)}
     # a group keeps its input and the state of the random numbers
     each = 1 + torch.get_rng_state().nbytes / (BATCH * CONTEXT * 64 * 4)
@@ -274,19 +253,9 @@ def test_inference_keeps_nothing_but_the_logits() -> None:
     assert row["forward_peak_mib"] < measured()["forward_peak_mib"]
 
 
-def test_a_step_without_a_meter_is_a_step() -> None:
-    model = training_step.make_model(SHAPE, 8)
-    before = model.lm_head.weight.clone()
-    memory.make_step(model, "training", nullcontext, 1, 8)(lambda name: nullcontext())
-    assert not torch.equal(model.lm_head.weight, before)
-
-
-@pytest.mark.slow
-def test_a_sweep_has_a_timeline_for_each_row(monkeypatch) -> None:
+def test_a_sweep_draws_the_peaks(monkeypatch) -> None:
     def in_this_process(address, configuration, timeout_s):
-        module, function = address.split(":")
-        measure = getattr(importlib.import_module(module), function)
-        return {"status": "ok", "note": "", **call(measure, configuration)}
+        return {"status": "ok", "note": "", **call(memory.measure_row, configuration)}
 
     monkeypatch.setattr(sweep, "isolated", in_this_process)
     options = "--device cpu --n-layer 1 --n-head 1 --d-model 16 --contexts 8,16 --batches 1"
@@ -299,15 +268,12 @@ def test_a_sweep_has_a_timeline_for_each_row(monkeypatch) -> None:
         for context in (8, 16)
         for mode, checkpointing in (("inference", False), ("training", False), ("training", True))
     ]
-    pictures = [row["files"] for row in rows]
-    assert len(set(pictures)) == len(rows)  # none overwrites another's
-    for name in [*pictures, "peak.png"]:
-        assert Path(folder, name).stat().st_size > 5_000
-        assert name in (folder / "results.md").read_text()
+    assert (folder / "peak.png").stat().st_size > 5_000
+    assert "peak.png" in (folder / "results.md").read_text()
 
 
 def test_a_mac_is_sampled_while_it_works(monkeypatch):
-    monkeypatch.setattr(memory_meter, "sampled_memory", lambda *args: args)
+    monkeypatch.setattr(memory_meter, "sampled_phases", lambda *args: args)
     work = object()
-    asked = (work, torch.mps.current_allocated_memory, torch.mps.synchronize)
-    assert memory_meter.measure_memory(work, torch.device("mps")) == asked
+    found = memory_meter.measure_memory(work, torch.device("mps"))
+    assert found.phases == (work, torch.mps.current_allocated_memory)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gpt_lightning.bench import overhead
-from gpt_lightning.cli import main
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.tables import sweep
+from gpt_lightning.tables.worker import call
 from gpt_lightning.training.process import quiet_lightning
 
 CPU = torch.device("cpu")
@@ -58,8 +58,9 @@ def test_a_slow_callback_is_measured(monkeypatch):
 
     fit_callbacks = overhead.fit_callbacks
     monkeypatch.setattr(overhead, "fit_callbacks", lambda: [*fit_callbacks(), Slow()])
-    row = overhead.OverheadRow("cpu", "bf16", False, "1/1/16", 2, 8, "raw", "callbacks")
-    found = overhead.measure_overhead(row, SHAPE, vocab_size=65, steps=2, warmup=1, rounds=2)
+    row = {"device": "cpu", "dtype": "bf16", "compile": False, "batch": 2, "context": 8}
+    row |= {"a": "raw", "b": "callbacks", "shape": SHAPE, "vocab_size": 65}
+    found = call(overhead.measure_overhead, row | {"steps": 2, "warmup": 1, "rounds": 2})
     assert found["b_ms"] > 50
     assert found["difference_ms"] > 25
     assert found["ratio_min"] <= found["ratio"] <= found["ratio_max"]
@@ -72,22 +73,6 @@ def test_no_file_is_left(work, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     overhead.Loop("callbacks", *work, "fp32").block(warmup=1, steps=1)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("args", "line"),
-    [
-        (["--pairs", "raw"], "error: --pairs is 'raw': 'raw' is no pair such as raw:trainer"),
-        (["--pairs", "raw:fast"], "error: --pairs is 'raw:fast': 'fast' is none of raw, norm"),
-        (["--rounds", "0"], "error: rounds is 0; it must be at least 1"),
-        (["--dtypes", "fp16"], "error: --dtypes is 'fp16'"),
-    ],
-)
-def test_mistakes_take_one_line(args, line, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["bench", "overhead", *args]) == 2
-    assert capsys.readouterr().err.startswith(line)
-    assert not sweep.ROOT.exists()
 
 
 def test_a_size_brings_its_own_batch_and_vocabulary():

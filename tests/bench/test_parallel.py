@@ -1,7 +1,7 @@
-"""`gpt-lightning bench parallel`: the model of a step's time, the rows, and real processes."""
+"""`gpt-lightning bench parallel`: the rows, and real processes."""
 
-import dataclasses
 import json
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -11,56 +11,17 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from gpt_lightning.bench import parallel
-from gpt_lightning.bench.core.fit_run import TRAINING_ALONE
-from gpt_lightning.bench.core.memory_meter import MIB
-from gpt_lightning.bench.core.scaling import Link, Step, fit_link, hops, measured_overlap
-from gpt_lightning.bench.core.training_step import make_model
+from gpt_lightning.bench import models, parallel
+from gpt_lightning.bench.fits import TRAINING_ALONE
+from gpt_lightning.bench.memory_meter import MIB
+from gpt_lightning.bench.models import make_model
 from gpt_lightning.cli import main
 from gpt_lightning.tables import sweep
 from gpt_lightning.tables.sweep import read_options
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.trainer import Trainer
 
-LINK = Link(1e-3, 1e9)
 TINY = "--device cpu --sizes small --warmup 1 --steps 2"
-
-
-# ---- the model -----------------------------------------------------------------------------------
-
-
-def test_an_all_reduce_is_latency_and_bytes():
-    assert LINK.all_reduce_s(1e9, 2) == pytest.approx(1e-3 + 1.0)
-    assert LINK.all_reduce_s(1e9, 4) == pytest.approx(3e-3 + 1.5)
-    assert [hops(n) for n in (2, 8, 16, 1024)] == [1, 6, 8, 20]  # a ring, then a tree
-
-
-@pytest.mark.parametrize("n", [2, 6])
-def test_the_link_is_found_in_its_own_times(n):
-    found = fit_link([(b, LINK.all_reduce_s(b, n)) for b in (1e8, 1e6, 1e9)], n)
-    assert found is not None
-    assert found.alpha_s == pytest.approx(LINK.alpha_s)
-    assert found.bytes_per_s == pytest.approx(LINK.bytes_per_s)
-
-
-@pytest.mark.parametrize("times", [[], [(1e6, 1.0)], [(1e6, 2.0), (1e7, 1.0)]])
-def test_there_is_no_link_without_two_sizes_of_which_the_larger_is_slower(times):
-    assert fit_link(times, 2) is None
-
-
-def test_a_backward_hides_its_share_of_the_communication_but_no_more_than_its_own_time():
-    step = Step(compute_s=10.0, gradient_bytes=1e9, overlap=0.9)
-    assert step.time_s(LINK, 1) == pytest.approx(10.0)
-    assert step.time_s(LINK, 2) == pytest.approx(10.0 + 0.1 * 1.001)
-    short = dataclasses.replace(step, window_s=0.2)
-    assert short.time_s(LINK, 2) == pytest.approx(10.0 + 1.001 - 0.2)
-    assert measured_overlap(0.1, 1.0) == pytest.approx(0.9)
-    assert measured_overlap(2.0, 1.0) == 0.0
-
-
-def test_checkpoints_and_waits_are_added():
-    step = Step(1.0, 0.0, 0.0, data_s=0.5, checkpoint_s=3.0, interval=10)
-    assert step.time_s(LINK, 1) == pytest.approx(1.0 + 0.5 + 0.3)
 
 
 # ---- the rows ------------------------------------------------------------------------------------
@@ -79,29 +40,10 @@ def test_collectives_have_sizes_and_strategies_a_model():
     ]
 
 
-def row(work: str, processes: int, **fields) -> parallel.ParallelRow:
-    shape = {"size": "small", "batch": 1, "context": 8} if work == "ddp" else {}
-    return parallel.ParallelRow("cpu", "fp32", work, processes, **shape | fields, status="ok")
-
-
-def test_a_step_of_four_is_predicted_from_rows_of_one_and_two():
-    reduced = [
-        row("all-reduce", 2, mib=mib, time_ms=LINK.all_reduce_s(mib * MIB, 2) * 1e3)
-        for mib in (1, 100)
-    ]
-    steps = [
-        row("ddp", 1, time_ms=50.0, alone_ms=50.0, gradient_mib=10.0),
-        row("ddp", 2, time_ms=106.0, alone_ms=100.0, gradient_mib=10.0),
-    ]
-    four = row("ddp", 4, time_ms=300.0, alone_ms=200.0, gradient_mib=10.0)
-    found = parallel.predict(four, [*reduced, *steps])
-    hidden = 1 - 6e-3 / LINK.all_reduce_s(10 * MIB, 2)
-    expected = 200 + (1 - hidden) * LINK.all_reduce_s(10 * MIB, 4) * 1e3
-    assert found.predicted_ms == pytest.approx(expected)
-    for without in ([*reduced, steps[1]], steps):
-        assert parallel.predict(four, without).predicted_ms is None
-    other = [*reduced, *(dataclasses.replace(step, context=16) for step in steps)]
-    assert parallel.predict(four, other).predicted_ms is None
+def row(work: str, **fields) -> SimpleNamespace:
+    values = {"device": "cpu", "dtype": "fp32", "work": work, "processes": 1, "shape": [1, 2, 32]}
+    values |= {"batch": 1, "context": 8, "warmup": 1, "steps": 1, "memory_gib": None}
+    return SimpleNamespace(**values | fields)
 
 
 # ---- processes -----------------------------------------------------------------------------------
@@ -121,14 +63,13 @@ def test_each_work_runs_in_one_process(group):
     """Weights and gradients are 1 each, AdamW's moments 2; the scalars of its steps are little."""
     device = torch.device("cpu")
     for work in parallel.COLLECTIVES:
-        found = parallel.measure_collective(row(work, 1, mib=1), device, 1, 1)
+        found = parallel.measure_collective(row(work, mib=1), device)
         assert found["time_ms"] > 0
         assert found["bus_gb_per_sec"] == 0  # nobody else is there
     with torch.device("meta"):
-        weights = make_model([1, 2, 32], 8).num_params() * 4 / MIB
+        weights = make_model("gpt2", [1, 2, 32], 8).num_params() * 4 / MIB
     for work in parallel.STRATEGIES:
-        shape = {"size": "small", "batch": 1, "context": 8}
-        found = parallel.measure_step(row(work, 1, **shape), device, [1, 2, 32], 1, 1)
+        found = parallel.measure_step(row(work), device)
         columns = ("init_mib", "before_update_mib", "after_update_mib")
         parts = [found[column] / weights for column in columns]
         buckets = work != "fsdp2"  # of ddp, which hold the gradients from the start
@@ -199,19 +140,17 @@ def test_the_strategies_are_those_of_fit(work, dtype, tmp_path, request):
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     request.getfixturevalue("group")
-    mine = dataclasses.replace(row("ddp", 1), work=work, dtype=dtype)
-    model, optimizer = parallel.make_strategy(mine, [2, 2, 32], torch.device("cpu"))
+    mine = {"dtype": dtype, "shape": [2, 2, 32]}
+    model, optimizer = parallel.make_strategy(row(work, **mine), torch.device("cpu"))
     assert settings_of(model, optimizer) == noted.settings
-    zero = parallel.make_strategy(
-        dataclasses.replace(mine, work="zero1"), [2, 2, 32], torch.device("cpu")
-    )
+    zero = parallel.make_strategy(row("zero1", **mine), torch.device("cpu"))
     if work == "ddp":
         assert settings_of(*zero) == noted.settings
 
 
 @pytest.mark.slow
 def test_gradients_are_views_of_the_buckets(group):
-    model, _ = parallel.make_strategy(row("ddp", 1), [1, 2, 32], torch.device("cpu"))
+    model, _ = parallel.make_strategy(row("ddp"), torch.device("cpu"))
     batch = torch.zeros(1, 8, dtype=torch.int64)
     model(batch, batch).backward()
     storages = {p.grad.untyped_storage().data_ptr(): p.grad for p in model.parameters()}
@@ -224,7 +163,7 @@ def test_gradients_are_views_of_the_buckets(group):
 @pytest.mark.timeout(300)
 def test_rows_of_two_processes_and_one_that_does_not_fit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(parallel.COURSE_SIZES, "small", (1, 2, 32))
+    monkeypatch.setitem(models.SHAPES, "small", [1, 2, 32])
     words = "--work all-gather,fsdp2 --processes 2 --mib 2048 --memory_gib 2 --context 8"
     assert main(["bench", "parallel", *TINY.split(), *words.split()]) == 0
     (folder,) = (sweep.ROOT / "parallel").iterdir()

@@ -12,8 +12,8 @@ import torch
 
 from experiments.course import answers
 from experiments.course import report as command
-from gpt_lightning.bench.core import curves, memory_meter
-from gpt_lightning.bench.core import training_step as subject
+from gpt_lightning.bench import memory_meter
+from gpt_lightning.bench import sizes as subject
 from gpt_lightning.cli import main
 from gpt_lightning.tables import pictures, sweep
 from gpt_lightning.tables.worker import call, failure
@@ -30,8 +30,7 @@ def calls(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(memory_meter, "limit_memory", lambda device, gib: None)
     monkeypatch.setattr(subject, "rates", lambda *args: {"tokens_per_sec": 1.0, "mfu": 0.5})
-    for module, name in ((pictures, "plot_panels"), (curves, "plot_timeline")):  # take seconds
-        monkeypatch.setattr(module, name, lambda path, *what: path.write_bytes(PNG))
+    monkeypatch.setattr(pictures, "plot_panels", lambda path, *what: path.write_bytes(PNG))
     found: list[dict] = []
 
     def isolated(address, configuration, timeout_s):
@@ -163,8 +162,8 @@ def test_answers_about_a_profile():
         of("full-step", kernel="adam", kind="elementwise", calls=5, share=0.4),
     ]
     parts = [
-        of("inference", part="attention scores", products_ms=1.0, kernels_ms=2.0, gflop=3.0),
-        of("inference", part="value product", products_ms=1.0, kernels_ms=1.0, gflop=3.0),
+        of("inference", part="score product", kernels_ms=1.0, gflop=3.0),
+        of("inference", part="value product", kernels_ms=1.0, gflop=3.0),
         of("inference", part="softmax", kernels_ms=4.0, gflop=0.6, time_share=0.4, flop_share=0.01),
     ]
     ranges = [of("full-step", range="step / optimizer", kernels_ms=3.0, span_ms=16.0)]

@@ -8,13 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpt_lightning.bench import fit_batch, ladder
-from gpt_lightning.bench.core import training_step
+from gpt_lightning.bench import fit_batch, ladder, sizes, step
 from gpt_lightning.cli import main
 from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware import device as devices
-from gpt_lightning.hardware.precision import check_accelerator
+from gpt_lightning.hardware.precision import autocast, check_accelerator
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.model.loss import autocast_dtype
 from gpt_lightning.tables import options, sweep
@@ -132,7 +131,7 @@ def in_process(monkeypatch):
             return failure(error)
 
     monkeypatch.setattr(sweep, "isolated", isolated)
-    monkeypatch.setattr(training_step, "rates", lambda *args: {})
+    monkeypatch.setattr(sizes, "rates", lambda *args: {})
 
 
 def bench(name: str, *words: str) -> list[dict]:
@@ -146,7 +145,7 @@ def rows_of(name: str) -> list[dict]:
 
 
 def test_sizes_are_measured_on_a_mac(mac, in_process, monkeypatch):
-    monkeypatch.setattr(training_step, "keep_freed_memory", lambda: pytest.fail("a CPU's"))
+    monkeypatch.setattr(step, "keep_freed_memory", lambda: pytest.fail("a CPU's"))
     rows = rows_of("sizes")
     assert [row["device"] for row in rows] == ["mps"] * 4
     assert [row["status"] for row in rows] == ["ok", "ok", "ok", "skipped"]
@@ -177,9 +176,9 @@ def test_the_ladder_has_a_batch_for_a_mac_and_skips_tf32(mac, monkeypatch):
     assert device == "mps"
     assert {"--data.batch_size=4", "--data.block_size=1024"} <= set(arguments)
     assert "--model.matmul_precision=high" not in arguments
-    monkeypatch.setattr(ladder.fit_run, "timed_fit", lambda *args: pytest.fail("no such rung"))
+    monkeypatch.setattr(ladder.fits, "timed_fit", lambda *args: pytest.fail("no such rung"))
     with pytest.raises(SkippedError, match="no effect on mps"):
-        ladder.measure_rung(ladder.LadderRow("mps", "tf32"), None, 1, [])
+        ladder.measure_rung(SimpleNamespace(device="mps", rung="tf32"))
 
 
 # ---- functions -----------------------------------------------------------------------------------
@@ -208,7 +207,7 @@ def test_seeds_events_and_memory_are_metals(mac):
 def test_the_chunks_of_the_loss_take_the_dtype_of_autocast():
     weight = SimpleNamespace(device=MPS, dtype=torch.float32)
     assert autocast_dtype(weight) == torch.float32
-    with training_step.autocast("bf16", MPS):
+    with autocast("bf16", MPS):
         assert autocast_dtype(weight) == torch.bfloat16
 
 

@@ -151,7 +151,7 @@ def test_the_logits_are_never_held_whole(bf16):
 
 def test_memory_does_not_grow_with_the_batch_but_for_activations():
     """At the peak live the gradients, and the log-probabilities and logits of one chunk."""
-    from gpt_lightning.bench.core.memory_meter import profiled_memory
+    from gpt_lightning.bench.memory_meter import profiled_phases
 
     rows, wide, n = 512, 5_000, 32
 
@@ -163,7 +163,7 @@ def test_memory_does_not_grow_with_the_batch_but_for_activations():
         with phase("step"):
             chunked_cross_entropy(x, weight, targets, n).backward()
 
-    step = profiled_memory(work).phases["step"]
+    step = profiled_phases(work)["step"]
     gradients = (rows * C + 2 * wide * C) * 4  # of x, of the weight, and a chunk's part of it
     # three times a chunk's: logits, log-probabilities and what the softmax keeps for itself
     assert step.peak - step.begin < 1.1 * (gradients + 3 * n * wide * 4)

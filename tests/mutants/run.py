@@ -40,10 +40,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SEED = 13
 CORE = ("model", "training", "runs", "data", "hardware", "reproduce")
 NOT_CORE = {"reproduce.command"}  # options and the console
-# of bench/core, the files that calculate; the others start processes, and draw
+# files that calculate; the others of bench and tables start processes, and draw
 CALCULATE = {
-    *("memory_meter", "paired", "plausible", "results"),
-    *("timing", "trace_tables", "traces", "training_step"),
+    *("bench.averages", "bench.memory_meter", "bench.step", "bench.timing"),
+    *("tables.ledger", "tables.verdicts"),
 }
 # imported by the server, none of them the package
 ONCE = (
@@ -94,10 +94,10 @@ class Result:
 
 def is_core(module: str) -> bool:
     """Return whether mutants are made of a module (its name without the package's)."""
-    room, _, rest = module.partition(".")
+    room = module.partition(".")[0]
     if module in NOT_CORE:
         return False
-    return room in CORE or (room == "bench" and rest.removeprefix("core.") in CALCULATE)
+    return room in CORE or module in CALCULATE
 
 
 def draw(names: Names, count: int, seed: int, only: str) -> list[Mutant]:

@@ -9,8 +9,9 @@ import torch
 from gpt_lightning.errors import UserError
 from gpt_lightning.evaluate.scoring import Scorer
 from gpt_lightning.evaluate.tasks import FILES, Task, task_names
+from gpt_lightning.hardware.precision import autocast_dtype
 from gpt_lightning.runs.settings import TaskSettings
-from gpt_lightning.training.callbacks.samples import PRODUCTS, evaluated_weights
+from gpt_lightning.training.callbacks.samples import evaluated_weights
 from gpt_lightning.training.callbacks.speed import phase
 from gpt_lightning.training.callbacks.watchdog import Watchdog
 from gpt_lightning.training.datamodule import token_data
@@ -54,7 +55,7 @@ class EvaluateTasks(StepCallback):
                 "--evaluation.every_n_steps"
             )
         assert isinstance(pl_module, GPTModule)
-        products, settings = PRODUCTS.get(str(trainer.precision)), self.settings
+        products, settings = autocast_dtype(str(trainer.precision)), self.settings
         scorer = Scorer(pl_module.model, data.tokenizer, settings.batch_size, products)
         if watchdog is not None:
             scorer.beat = watchdog.beat

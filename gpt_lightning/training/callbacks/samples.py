@@ -13,13 +13,12 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from gpt_lightning.data.tokenizers import Tokenizer, start_tokens
 from gpt_lightning.errors import UserError
+from gpt_lightning.hardware.precision import autocast_dtype
 from gpt_lightning.parsing import Seed, checked
 from gpt_lightning.training.callbacks.speed import phase
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import find_callback, is_fitting, is_sharded
-
-PRODUCTS = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # by precision
 
 
 @checked("samples")
@@ -87,7 +86,7 @@ class SampleText(L.Callback):
             generator=torch.Generator(module.device).manual_seed(self.seed),
             vocab_size=tokenizer.vocab_size,
             # mixed precision: the weights are cast once, not by autocast for each token
-            dtype=PRODUCTS.get(str(trainer.precision)),
+            dtype=autocast_dtype(str(trainer.precision)),
         )
         return tokenizer.decode(tokens[0].tolist())
 

@@ -1,5 +1,6 @@
 """Runs of `fit` on random tokens, for benches that measure whole training runs."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +134,10 @@ def train(
 
 
 def dtype_of(config: Any, device: torch.device) -> str:
-    """Return the dtype of a configuration's matrix products, as `training_step` names it.
+    """Return the dtype of a configuration's matrix products, one of DTYPES.
 
     Raises:
-        SkippedError: `training_step` has no such training.
+        SkippedError: No bench has such a training beside `fit`.
     """
     precision = str(config.trainer.precision or "32-true")
     if precision not in ("bf16-mixed", "16-mixed", "32-true"):
@@ -176,10 +177,11 @@ def random_token_options(
     ]
 
 
-def timed_fit(options: list[str], folder: Path) -> RunTimings:
-    """Run `fit` in a folder and return its timings, which are SpeedMonitor's."""
+def timed_fit(options: list[str]) -> RunTimings:
+    """Run `fit` in a temporary folder and return its timings, which are SpeedMonitor's."""
     recorder = RunRecorder(lambda seen: None, each_step=False)
-    training.run_cli(["fit", *options], callbacks=[recorder], folder=folder)
+    with tempfile.TemporaryDirectory() as folder:
+        training.run_cli(["fit", *options], callbacks=[recorder], folder=Path(folder))
     assert recorder.speed is not None
     return recorder.speed
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpt_lightning.bench.core.course_model import CourseModel, RMSNorm, RoPE, SwiGLU
+from gpt_lightning.bench.course_model import CourseModel, RMSNorm, RoPE, SwiGLU
+from gpt_lightning.bench.models import SHAPES
 from gpt_lightning.model.flops import flops_per_token
 from gpt_lightning.model.gpt import GPTConfig
-from gpt_lightning.tables.options import COURSE_SIZES
 
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=12, vocab_size=50)
 
@@ -27,9 +27,9 @@ TINY = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=12, vocab_size=50)
 )
 def test_parameters_are_those_of_the_course(size, n_params):
     with torch.device("meta"):
-        model = CourseModel(GPTConfig(*COURSE_SIZES[size], 256, 10_000))
+        model = CourseModel(GPTConfig(*SHAPES[size], 256, 10_000))
     assert model.num_params() == n_params
-    assert model.num_params(embeddings=False) == n_params - 10_000 * COURSE_SIZES[size][2]
+    assert model.num_params(embeddings=False) == n_params - 10_000 * SHAPES[size][2]
     assert not [name for name, _ in model.named_parameters() if "bias" in name]
 
 

@@ -1,62 +1,29 @@
-"""One training step for all benchmarks of models, and the facts of a row's own process."""
+"""One training step for all benches of models, and the facts of a row's own process."""
 
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from gpt_lightning.bench.core.course_model import CourseModel
+from gpt_lightning.bench import timing
+from gpt_lightning.bench.course_model import CourseModel
+from gpt_lightning.bench.models import VOCABULARY
+from gpt_lightning.data.loader import Batch
 from gpt_lightning.hardware.device import keep_freed_memory
 from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
-from gpt_lightning.hardware.precision import cuda_has_bf16
+from gpt_lightning.hardware.precision import DTYPES, autocast, cuda_has_bf16
 from gpt_lightning.model import flops
-from gpt_lightning.model.fast.compilation import attention_kernel
-from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.tables.rows import Row, column
+from gpt_lightning.model.fast.compilation import attention_kernel, compile_in_place
+from gpt_lightning.model.gpt import GPT
 from gpt_lightning.tables.worker import SkippedError
 from gpt_lightning.training import optim
 
-VOCABULARY = 10_000  # the systems course's
 MAX_NORM = 1.0  # of gradients, as in all files of configs/
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Norm = Literal["clip", "check", "none"]
 PhaseContext = Callable[[str], AbstractContextManager[Any]]  # surrounds a named phase of a step
-
-
-@dataclass(frozen=True)
-class DeviceRow:
-    """First columns of a row."""
-
-    device: str = column("device")
-    dtype: str = column("dtype")
-
-
-@dataclass(frozen=True)
-class SubjectRow(DeviceRow):
-    """First columns of a row about a model of `make_subject`."""
-
-    model: str = column("model")
-    size: str = column("size", width=8)
-    batch: int = column("batch", "d")
-    context: int = column("context", "d")
-
-
-@dataclass(frozen=True)
-class ModelRow(DeviceRow):
-    """First columns of a row about the training of a GPT-2."""
-
-    compile: bool = column("compile")
-    size: str = column("size", width=8)
-    batch: int = column("batch", "d")
-    context: int = column("context", "d")
-
-
-# ---- precision -----------------------------------------------------------------------------------
 
 
 def set_products(dtype: str, device: torch.device) -> torch.dtype:
@@ -75,51 +42,21 @@ def set_products(dtype: str, device: torch.device) -> torch.dtype:
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     if device.type == "cpu":
         keep_freed_memory()
-    return AUTOCAST.get(dtype, torch.float32)
+    return DTYPES[dtype].operands
 
 
-def use_dtype(dtype: str, device: torch.device) -> None:
-    """Call `set_products` for training under `autocast`.
+def prepare(row: Any) -> torch.device:
+    """Set precision and seed of the process of a row for training; return the row's device.
 
     Raises:
         SkippedError: See `set_products`; also for fp16 on a CPU, which `fit` does not support.
     """
-    if dtype == "fp16" and device.type == "cpu":
-        raise SkippedError("fp16 training needs a GPU")
-    set_products(dtype, device)
-
-
-def autocast(dtype: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Return the context of a forward pass in a dtype."""
-    return torch.autocast(device.type, AUTOCAST[dtype]) if dtype in AUTOCAST else nullcontext()
-
-
-# ---- the step ------------------------------------------------------------------------------------
-
-
-def prepare(row: Row) -> torch.device:
-    """Set precision and seed of the process of a row; return the row's device."""
     device = torch.device(row.device)
-    use_dtype(row.dtype, device)
+    if row.dtype == "fp16" and device.type == "cpu":
+        raise SkippedError("fp16 training needs a GPU")
+    set_products(row.dtype, device)
     torch.manual_seed(0)
     return device
-
-
-def make_config(shape: list[int], context: int) -> GPTConfig:
-    """Return a model's shape, (layers, heads, width), with the course's vocabulary."""
-    n_layer, n_head, n_embd = shape
-    return GPTConfig(n_layer, n_head, n_embd, block_size=context, vocab_size=VOCABULARY)
-
-
-def make_model(shape: list[int], context: int) -> GPT:
-    """Make a GPT-2 of (layers, heads, width)."""
-    return GPT(make_config(shape, context))
-
-
-def make_subject(model: str, shape: list[int], context: int) -> GPT | CourseModel:
-    """Make a model, one of options.MODELS, of (layers, heads, width)."""
-    config = make_config(shape, context)
-    return GPT(config) if model == "gpt2" else CourseModel(config)
 
 
 def kernel_of(model: nn.Module, device: torch.device, dtype: str, context: int) -> str:
@@ -132,7 +69,7 @@ def kernel_of(model: nn.Module, device: torch.device, dtype: str, context: int) 
 
 def random_batch(
     batch: int, context: int, device: torch.device, vocab_size: int = VOCABULARY
-) -> tuple[Tensor, Tensor]:
+) -> Batch:
     """Return random tokens and targets, int64 (B, T) each."""
     x, y = (torch.randint(vocab_size, (batch, context), device=device) for _ in range(2))
     return x, y
@@ -151,7 +88,7 @@ class TrainingStep:
     Args:
         model: Model on the device.
         device: Device of the model and its batches.
-        dtype: Dtype of the forward pass, one of options.DTYPES.
+        dtype: Dtype of the forward pass, one of DTYPES.
         optimizer: Optimizer; None: the one of `fit_optimizer`.
         norm: clip: clip gradients to MAX_NORM and raise if their norm is not finite, as `fit`
             does. check: raise only. none: neither.
@@ -221,13 +158,74 @@ class TrainingStep:
             raise RuntimeError(f"the gradient's norm is {norm.item()}")
 
 
+class Training:
+    """Model in training on one batch again and again: its times, first loss and graphs.
+
+    Args:
+        model: Model that maps tokens and targets to the loss, on the device.
+        device: Device of the model.
+        batch: Tokens and targets, int64 (B, T) each, on the device.
+        dtype: Dtype of the forward pass.
+        compiled: Compile the model.
+        micro_batches: Forward and backward passes of a step.
+        **options: Further arguments of TrainingStep.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        batch: Batch,
+        dtype: str,
+        compiled: bool = False,
+        micro_batches: int = 1,
+        **options: Any,
+    ) -> None:
+        self.batch, self.device, self.compiled = batch, device, compiled
+        if compiled:
+            compile_in_place(model, self.device.type)
+        self.step = TrainingStep(model, self.device, dtype, **options)
+        self.micro_batches = micro_batches
+        self.times: dict[str, list[float]] = {}  # phase -> milliseconds of each measured step
+        self.first: dict[str, float] = {}  # phase -> milliseconds of the very first step
+        self.loss, self.graphs = 0.0, 0  # of the first step
+
+    def block(self, warmup: int, steps: int) -> list[float]:
+        """Return the milliseconds of each of `steps` steps, after `warmup` others.
+
+        Raises:
+            RuntimeError: See `checked_graphs`.
+        """
+        graphs, losses = compiled_graphs(), []
+
+        def train(timer: timing.StepTimer) -> None:
+            losses.append(self.step(*self.batch, timer.phase, self.micro_batches))
+
+        times, first = timing.record(train, self.device, warmup, steps)
+        if not self.first:
+            self.first, self.loss = first, float(losses[0])
+            self.graphs = checked_graphs(self.compiled, graphs)
+        for phase, values in times.items():
+            self.times.setdefault(phase, []).extend(values)
+        return times["total"]
+
+    def median(self, phase: str) -> float:
+        """Return the median milliseconds of a phase."""
+        return timing.stats(self.times[phase]).median
+
+
 # ---- facts of the process ------------------------------------------------------------------------
+
+
+def compiler_count(group: str, name: str) -> int:
+    """Return a counter of torch.compile in this process; 0 where it has not run."""
+    dynamo = sys.modules.get("torch._dynamo.utils")  # importing it would take 100 MiB
+    return int(dynamo.counters[group][name]) if dynamo is not None else 0
 
 
 def compiled_graphs() -> int:
     """Return the number of graphs that torch.compile has made in this process."""
-    dynamo = sys.modules.get("torch._dynamo.utils")  # importing it would take 100 MiB
-    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
+    return compiler_count("stats", "unique_graphs")
 
 
 def checked_graphs(compiled: bool, before: int) -> int:
@@ -246,15 +244,6 @@ def checked_graphs(compiled: bool, before: int) -> int:
     return graphs
 
 
-def reset_peak_memory() -> None:
-    """Begin a new peak: of tensors on CUDA, resident of the process on Linux."""
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-    path = Path("/proc/self/clear_refs")
-    if path.exists():
-        path.write_text("5")  # VmHWM
-
-
 def rates(
     model: GPT | CourseModel, device: torch.device, dtype: str, tokens_per_sec: float, context: int
 ) -> dict[str, float]:
@@ -263,17 +252,13 @@ def rates(
     Args:
         model: Model, also on the meta device.
         device: Device whose peak counts.
-        dtype: Dtype of the products, one of options.DTYPES.
+        dtype: Dtype of the products, one of DTYPES.
         tokens_per_sec: Measured tokens/s.
         context: Tokens per sequence.
     """
     per_token = flops.flops_per_token(
         model.num_params(embeddings=False), model.config.n_layer, model.config.n_embd, context
     )
-    mfu = flops.mfu(tokens_per_sec, per_token, peak_flops(device, dtype))
+    peak = lookup(device_name(device), dtype) or measured_peak(device, dtype)
+    mfu = flops.mfu(tokens_per_sec, per_token, peak.flops)
     return {"tokens_per_sec": tokens_per_sec, "mfu": mfu}
-
-
-def peak_flops(device: torch.device, dtype: str) -> float:
-    """Return the published peak of a device in FLOP/s, or the measured one."""
-    return (lookup(device_name(device), dtype) or measured_peak(device, dtype)).flops

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from gpt_lightning.bench.core import timing
-from gpt_lightning.bench.core.paired import compare
-from gpt_lightning.bench.core.timing import StepTimer, measure, stats
+from gpt_lightning.bench import timing
+from gpt_lightning.bench.timing import StepTimer, compare, measure, stats
 
 CPU = torch.device("cpu")
 

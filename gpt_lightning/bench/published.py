@@ -14,11 +14,10 @@ context over total. Where the report has no number of warm-up steps, it was the 
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gpt_lightning.files import reference_text
-from gpt_lightning.tables.rows import Row, column
+from gpt_lightning.tables.rows import Row, column, row_type
 from gpt_lightning.tables.sweep import paragraphs
 
 FILE = "end_to_end.csv"
@@ -28,26 +27,16 @@ DEFAULT_WARMUP = 5
 WARMUPS = {"No Warm-up": 0, "1 step warm up": 1}  # of the sections that have another
 
 
-@dataclass(frozen=True)
-class PublishedRow:
-    """Row of the report; times are means over 10 steps."""
-
-    machine: str = column("published for", width=24)
-    device: str = column("device")
-    dtype: str = column("dtype as called")
-    compile: str = column("compile as called")
-    size: str = column("size", width=8)
-    batch: int = column("batch", "d")
-    context: int = column("context", "d")
-    warmup: int = column("warm-up", "d")
-    forward_ms: float = column("forward ms", ",.1f")
-    forward_std_ms: float = column("std", ",.2f", 6)
-    backward_ms: float = column("backward ms", ",.1f")
-    backward_std_ms: float = column("std", ",.2f", 6)
-    total_ms: float = column("forward + backward ms", ",.1f")
-    total_std_ms: float = column("std", ",.2f", 6)
-    tokens_per_sec: float = column("tokens/s", ",.0f", 9)
-    note: str = column("what is wrong with it", default="")
+# times are means over 10 steps
+PublishedRow = row_type(
+    "machine device dtype compile size batch context warmup forward_ms forward_std_ms backward_ms "
+    "backward_std_ms total_ms total_std_ms tokens_per_sec note",
+    machine=column("published for"),
+    dtype=column("dtype as called"),
+    compile=column("compile as called"),
+    total_ms=column("forward + backward ms", ",.2f"),
+    note=column("what is wrong with it"),
+)
 
 
 def published_tables(rows: Sequence[Row]) -> tuple[dict[str, Sequence[Row]], tuple[str, ...]]:
@@ -57,12 +46,12 @@ def published_tables(rows: Sequence[Row]) -> tuple[dict[str, Sequence[Row]], tup
     return ({TABLE: found}, paragraphs(__doc__)) if found else ({}, ())
 
 
-def read_published() -> list[PublishedRow]:
+def read_published() -> list[Row]:
     """Read all rows of the report, in its order."""
     return [published_row(line) for line in csv.DictReader(reference_text(FILE).splitlines())]
 
 
-def published_row(line: dict[str, str]) -> PublishedRow:
+def published_row(line: dict[str, str]) -> Row:
     """Convert a line of the file to our units."""
     section = line["section"]
     times: dict[str, Any] = {

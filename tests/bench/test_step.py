@@ -2,13 +2,15 @@
 
 import math
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from gpt_lightning.bench.core import training_step
-from gpt_lightning.bench.core.training_step import MAX_NORM, TrainingStep
+from gpt_lightning.bench import models, step
+from gpt_lightning.bench.step import MAX_NORM, TrainingStep
 from gpt_lightning.hardware.peaks import Peak
+from gpt_lightning.hardware.precision import autocast
 from gpt_lightning.model import flops
 from gpt_lightning.tables.worker import SkippedError
 from gpt_lightning.training import optim
@@ -84,19 +86,19 @@ def test_without_updates_the_weights_stay():
 
 
 def test_the_optimizer_is_that_of_fit(monkeypatch):
-    model = training_step.make_model([1, 2, 8], 16)
+    model = models.make_model("gpt2", [1, 2, 8], 16)
     assert (model.config.n_layer, model.config.n_head, model.config.n_embd) == (1, 2, 8)
-    assert (model.config.block_size, model.config.vocab_size) == (16, training_step.VOCABULARY)
+    assert (model.config.block_size, model.config.vocab_size) == (16, models.VOCABULARY)
     optimizer = TrainingStep(model, CPU, "fp32").optimizer
     groups = optim.decay_groups(model.named_parameters(), 0.1, "matrices")
     for ours, expected in zip(optimizer.param_groups, groups, strict=True):
         assert ours["weight_decay"] == expected["weight_decay"]
         assert len(ours["params"]) == len(expected["params"])
         assert (ours["lr"], ours["betas"], ours["fused"]) == (1e-4, (0.9, 0.95), True)
-    half = training_step.fit_optimizer(model, CPU, "fp16")  # GradScaler unscales, unfused
+    half = step.fit_optimizer(model, CPU, "fp16")  # GradScaler unscales, unfused
     assert not half.param_groups[0]["fused"]
     monkeypatch.setattr(optim, "FUSED_ADAMW_DEVICES", {"cuda"})
-    assert not training_step.fit_optimizer(model, CPU, "fp32").param_groups[0]["fused"]
+    assert not step.fit_optimizer(model, CPU, "fp32").param_groups[0]["fused"]
 
 
 @pytest.mark.parametrize(
@@ -108,12 +110,12 @@ def test_gradients_of_fp16_alone_are_scaled(dtype, scaled, enabled):
 
 
 def test_a_random_batch_has_tokens_of_the_vocabulary():
-    x, y = training_step.random_batch(3, 500, CPU, vocab_size=7)
+    x, y = step.random_batch(3, 500, CPU, vocab_size=7)
     assert x.shape == y.shape == (3, 500)
     assert x.dtype == y.dtype == torch.int64
     assert set(x.unique().tolist()) == set(range(7))
     assert not torch.equal(x, y)
-    assert int(training_step.random_batch(4, 4000, CPU)[0].max()) > 9000  # of 10,000
+    assert int(step.random_batch(4, 4000, CPU)[0].max()) > 9000  # of 10,000
 
 
 # ---- dtypes --------------------------------------------------------------------------------------
@@ -128,37 +130,37 @@ def matmul_precision():
 
 def test_products_are_in_the_dtype_of_the_row(monkeypatch, matmul_precision):
     kept = []
-    monkeypatch.setattr(training_step, "keep_freed_memory", lambda: kept.append(True))
-    assert training_step.set_products("fp32", CPU) is torch.float32
+    monkeypatch.setattr(step, "keep_freed_memory", lambda: kept.append(True))
+    assert step.set_products("fp32", CPU) is torch.float32
     assert torch.get_float32_matmul_precision() == "highest"
-    assert training_step.set_products("bf16", CPU) is torch.bfloat16
+    assert step.set_products("bf16", CPU) is torch.bfloat16
     assert len(kept) == 2
     cuda = torch.device("cuda")
-    assert training_step.set_products("tf32", cuda) is torch.float32
+    assert step.set_products("tf32", cuda) is torch.float32
     assert torch.get_float32_matmul_precision() == "high"
-    assert training_step.set_products("fp16", cuda) is torch.float16
+    assert step.set_products("fp16", cuda) is torch.float16
     assert torch.get_float32_matmul_precision() == "highest"
     assert len(kept) == 2  # on a CPU alone
-    monkeypatch.setattr(training_step, "cuda_has_bf16", lambda: True)
-    assert training_step.set_products("bf16", cuda) is torch.bfloat16
+    monkeypatch.setattr(step, "cuda_has_bf16", lambda: True)
+    assert step.set_products("bf16", cuda) is torch.bfloat16
 
 
 def test_what_a_device_would_compute_otherwise_is_skipped(monkeypatch, matmul_precision):
     with pytest.raises(SkippedError, match="tf32 is a mode of NVIDIA GPUs, not of cpu"):
-        training_step.set_products("tf32", CPU)
+        step.set_products("tf32", CPU)
     with pytest.raises(SkippedError, match="fp16 training needs a GPU"):
-        training_step.use_dtype("fp16", CPU)
-    monkeypatch.setattr(training_step, "cuda_has_bf16", lambda: False)
+        step.prepare(SimpleNamespace(device="cpu", dtype="fp16"))
+    monkeypatch.setattr(step, "cuda_has_bf16", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "V100")
     with pytest.raises(SkippedError, match="V100 has no bfloat16"):
-        training_step.set_products("bf16", torch.device("cuda"))
-    training_step.use_dtype("bf16", CPU)
+        step.set_products("bf16", torch.device("cuda"))
+    assert step.prepare(SimpleNamespace(device="cpu", dtype="bf16")) == CPU
 
 
 def test_the_forward_pass_is_in_the_dtype_of_the_row():
     a = torch.ones(2, 2)
     for dtype, expected in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
-        with training_step.autocast(dtype, CPU):
+        with autocast(dtype, CPU):
             assert (a @ a).dtype is expected
 
 
@@ -170,26 +172,24 @@ def test_the_forward_pass_is_in_the_dtype_of_the_row():
     [(True, 1, True), (True, 0, False), (False, 0, True), (False, 2, False)],
 )
 def test_a_compiled_row_has_graphs_and_no_other(compiled, graphs, fine, monkeypatch):
-    monkeypatch.setattr(training_step, "compiled_graphs", lambda: 5 + graphs)
+    monkeypatch.setattr(step, "compiled_graphs", lambda: 5 + graphs)
     if fine:
-        assert training_step.checked_graphs(compiled, 5) == graphs
+        assert step.checked_graphs(compiled, 5) == graphs
     else:
         with pytest.raises(
             RuntimeError, match=f"compile is {compiled}, but .* made {graphs} graphs"
         ):
-            training_step.checked_graphs(compiled, 5)
+            step.checked_graphs(compiled, 5)
 
 
 def test_mfu_is_that_of_speed_monitor(monkeypatch):
     peak = Peak(1e12, "a chip", "https://x")
-    monkeypatch.setattr(
-        training_step, "lookup", lambda name, dtype: peak if dtype == "fp32" else None
-    )
+    monkeypatch.setattr(step, "lookup", lambda name, dtype: peak if dtype == "fp32" else None)
     measured = Peak(2e12, "measured", "here")
-    monkeypatch.setattr(training_step, "measured_peak", lambda device, dtype: measured)
+    monkeypatch.setattr(step, "measured_peak", lambda device, dtype: measured)
     with torch.device("meta"):
-        model = training_step.make_model([2, 2, 16], 32)
+        model = models.make_model("gpt2", [2, 2, 16], 32)
     per_token = flops.flops_per_token(model.num_params(embeddings=False), 2, 16, 32)
-    found = training_step.rates(model, CPU, "fp32", 1e5, 32)
+    found = step.rates(model, CPU, "fp32", 1e5, 32)
     assert found == {"tokens_per_sec": 1e5, "mfu": flops.mfu(1e5, per_token, 1e12)}
-    assert training_step.rates(model, CPU, "bf16", 1e5, 32)["mfu"] == found["mfu"] / 2
+    assert step.rates(model, CPU, "bf16", 1e5, 32)["mfu"] == found["mfu"] / 2

@@ -1,1 +1,0 @@
-"""Infrastructure that the benchmarks share."""

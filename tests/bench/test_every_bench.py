@@ -1,0 +1,205 @@
+"""Laws that all benches share: help, rows, columns, pages, resume, failed rows, wrong options."""
+
+import csv
+import importlib
+import json
+import shlex
+
+import pytest
+
+from gpt_lightning.bench import matmul, memory_meter, step
+from gpt_lightning.bench.command import find_benches
+from gpt_lightning.cli import main
+from gpt_lightning.hardware.peaks import Peak
+from gpt_lightning.tables import sweep
+from gpt_lightning.tables.rows import console_columns
+from gpt_lightning.tables.verdicts import implausible
+from gpt_lightning.tables.worker import measured
+
+BENCHES = find_benches()
+SHAPE = "--device cpu --shapes 1x16 --contexts 8 --batches 1 --dtypes fp32"
+# options with which a bench takes a second or two; its first option with two values has two rows
+TINY = {
+    "accumulation": "--device cpu",
+    "attention": "--device cpu --d 8,16 --contexts 8 --kernels naive --steps 1 --batch 1",
+    "data": "--device cpu --n_tokens 999 --batches 3 --warmup 1 --block_sizes 8 --batch_sizes 2"
+    " --workers 0 --orders shuffled,mixture",
+    "dtypes": "--device cpu,cuda-rules --models toy --autocast bf16",
+    "generate": "--device cpu --sizes tiny --tokens 4 --every 2 --rounds 1 --batches 1,2",
+    "matmul": "--device cpu --squares 8,16 --sizes none --dtypes fp32 --steps 1 --warmup 1",
+    "memory": f"{SHAPE} --modes inference,training --checkpointing false",
+    "overhead": "--device cpu --pairs raw:raw,raw:trainer --steps 1 --warmup 1 --rounds 1",
+    "peers": "--device cpu --sizes tiny --contexts 8,16 --dtypes fp32 --compile false --rounds 1",
+    "profile": f"{SHAPE} --modes training,full-step --steps 1 --warmup 0",
+    "sizes": f"{SHAPE} --warmup 0,1 --steps 1",
+}
+SMALL = "--model.config.vocab_size 65 --trainer.accelerator cpu"
+# others, whose rows are not measured here
+COMMANDS = TINY | {
+    "gpu": "--device cpu --sizes 124m --models ours,hf",
+    "ladder": f"--config quickstart {SMALL} --rungs fp32,bf16",
+    "parallel": "--device cpu --work ddp --processes 1,2",
+}
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    """Nothing is left in the checkout, no peak is measured, no memory is limited."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(memory_meter, "limit_memory", lambda device, gib: None)
+    for module in (matmul, step):
+        monkeypatch.setattr(module, "measured_peak", lambda *args: Peak(1e15, "of a test", ""))
+    monkeypatch.setattr(sweep, "isolated", in_this_process)
+
+
+def in_this_process(address, configuration, timeout_s):
+    module, function = address.split(":")
+    return measured(getattr(importlib.import_module(module), function), configuration)
+
+
+def command(name: str, *more: str) -> list[str]:
+    return ["bench", name, *shlex.split(COMMANDS[name]), *more]
+
+
+def report(name: str) -> tuple:
+    (path,) = sweep.ROOT.glob(f"{name}/*/results.json")
+    return path.parent, json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_help_explains_each_option(name, capsys):
+    assert main(["bench", name, "--help"]) == 0
+    text = capsys.readouterr().out
+    bench = importlib.import_module(BENCHES[name]).BENCH
+    assert bench.title in " ".join(text.split())
+    assert all(f"--{option.name}" in text for option in bench.options)
+    assert "--resume" in text
+    assert bench.notes  # conventions and units
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_rows_have_plausible_columns_and_a_page_and_are_measured_once(name, monkeypatch, capsys):
+    if name == "peers":
+        pytest.importorskip("transformers")
+    kept = {}
+
+    def isolated(address, configuration, timeout_s):
+        found = in_this_process(address, configuration, timeout_s)
+        kept[len(kept)] = configuration | found
+        return found
+
+    monkeypatch.setattr(sweep, "isolated", isolated)
+    assert main(command(name)) == 0
+    bench = importlib.import_module(BENCHES[name]).BENCH
+    folder, found = report(name)
+    assert len(found["rows"]) == len(kept) >= 2
+    fields = bench.row.__dataclass_fields__
+    for row, values in zip(found["rows"], kept.values(), strict=True):
+        assert (row["status"], row["note"]) == ("ok", "")
+        assert not implausible(row)
+        unknown = values.keys() - fields - bench.tables.keys()
+        assert unknown <= {option.name for option in bench.options} | {"shape", "folder"} | OWN
+        for key in values.keys() & fields.keys() - {"status", "note"}:
+            if bench.relate is None:
+                assert row[key] == values[key], key
+    for table, row_type in bench.tables.items():
+        parts = [part for values in kept.values() for part in values[table]]
+        assert len(found[table]) == len(parts)
+        assert all(part.keys() <= row_type.__dataclass_fields__.keys() for part in parts)
+    out, page = capsys.readouterr().out, (folder / "results.md").read_text()
+    titles = {name: field.metadata["title"] for name, field in fields.items()}
+    assert all(f"| {title} " in page for title in titles.values())
+    assert all(titles[column] in out for column in console_columns(bench.row))
+    with (folder / "rows.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(kept)
+    monkeypatch.setattr(sweep, "isolated", lambda *args: pytest.fail("measured again"))
+    assert main(command(name, "--resume")) == 0
+    assert report(name)[1]["rows"] == found["rows"]
+
+
+# values without a column
+OWN = {"vocab_size", "fit_options", "memory_gib", "upcast", "every", "context", "difference_ms"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_failed_row_is_a_row_and_the_next_one_is_measured(name, monkeypatch):
+    results = iter([{"status": "crashed", "note": "planted"}])
+
+    def isolated(*args):
+        return next(results, {"status": "out of memory", "note": "planted, too"})
+
+    monkeypatch.setattr(sweep, "isolated", isolated)
+    assert main(command(name)) == 1
+    _, found = report(name)
+    first, *others = found["rows"]
+    assert (first["status"], first["note"]) == ("crashed", "planted")
+    assert others
+    assert {row["status"] for row in others} == {"out of memory"}
+    asked = []
+    monkeypatch.setattr(
+        sweep, "isolated", lambda address, row, limit: asked.append(row) or {"status": "skipped"}
+    )
+    assert main(command(name, "--resume")) == 0
+    assert len(asked) == 1  # only the crash is measured again
+    assert report(name)[1]["rows"][1:] == others
+
+
+# bench, options, and what the line on the terminal begins with after "error: "
+WRONG = """
+attention | --kernel own_kernel | --kernels is 'own_kernel': 'own_kernel' is none of
+attention | --kernel nowhere:f | --kernels is 'nowhere:f': there is no module 'nowhere'
+attention | --kernel own_kernel: | --kernels is 'own_kernel:': 'own_kernel:' is not
+attention | --model course --d 16,5 | --d 5 is odd, and RoPE rotates pairs
+data | --n-tokens 8 | --n-tokens is 8; the largest batch takes
+data | --orders best | --orders is 'best'
+generate | --every 9 --tokens 4 | --every 9 is more than --tokens 4
+generate | --against loop | --against is 'loop': 'loop' is none of naive, transformers
+gpu | --device cpu --sizes 125m | --sizes is '125m'
+gpu | --device cpu --models theirs | --models is 'theirs'
+gpu | --device cpu --steps 0 | steps is 0; it must be at least 1
+fit-batch | --steps 1 | give bench fit-batch --config FILE
+fit-batch | --config no.yaml | --config no.yaml: no such file
+ladder | --rungs fp23 | --rungs is 'fp23': 'fp23' is none of fp32
+ladder | --steps 0 | steps is 0; it must be at least 1
+ladder | --model.config.vocab_size=null | model.config.vocab_size is null
+ladder | --config no.yaml | --config no.yaml: no such file
+matmul | --squares 0 | --squares is '0': 0 is below 1
+overhead | --pairs raw | --pairs is 'raw': 'raw' is no pair such as raw:trainer
+overhead | --pairs raw:fast | --pairs is 'raw:fast': 'fast' is none of raw, norm
+overhead | --dtypes fp16 | --dtypes is 'fp16'
+parallel | --work ring | --work is 'ring'
+peers | --sizes huge | --sizes is 'huge'
+peers | --rounds 0 | rounds is 0; it must be at least 1
+profile | --modes trainig | --modes is 'trainig': 'trainig' is none of inference
+profile | --budget --modes inference | unknown key 'modes'
+sizes | --sizes smal | --sizes is 'smal'
+sizes | --steps few | steps is 'few'; expected int
+sizes | --warmup -1 | --warmup is '-1': -1 is below 0
+sizes | --warmup-study 0,x | --warmup is '0,x': 'x' is no whole number
+sizes | --contexts 8,a | --contexts is '8,a': 'a' is no whole number
+sizes | --n-layer 0 | n_layer is 0; it must be at least 1
+sizes | --n-head 3 --d-model 16 | a width of 16 is not divisible by 3 heads
+sizes | --shapes 4,5 | --shapes is '4,5': '4' is not LAYERSxWIDTH, such as 4x512
+sizes | --shapes 4x0 | --shapes is '4x0': 0 is below 1
+sizes | --shapes 4x8 --n-layer 2 | give --shapes, or --n-layer and --d-model
+sizes | --shapes 2x9 --model gpt2,course | 1 heads of a width of 9 have an odd
+sizes | --model gpt | --model is 'gpt': 'gpt' is none of gpt2, course: did you mean
+sizes | --timeout-s 0 | timeout_s is 0; it must be above 0
+sizes | --dtypes fp64 | --dtypes is 'fp64'
+sizes | --compile maybe | --compile is 'maybe'
+sizes | --device cuda | --device cuda: this machine has no such device
+sizes | --contxts 8 | unknown key 'contxts': did you mean 'contexts'
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "line"),
+    [tuple(map(str.strip, row.split("|"))) for row in WRONG.strip().splitlines()],
+)
+def test_a_wrong_option_is_one_line(name, options, line, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["bench", name, *options.split()]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"error: {line}")
+    assert errors.count("\n") == 1
+    assert not sweep.ROOT.exists()
