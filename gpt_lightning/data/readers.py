@@ -180,19 +180,13 @@ class WindowReader(Reader):
         order = WindowOrder(name, len(stream), self.block_size, self.seed, shards)
         if name == "shuffled" and stream.horizon(self.block_size):
             lanes = min(lanes, len(shards))
-            beside = self.stream("val") if self._has_validation() else None
-            blocks, note = stream.shuffle_blocks(self.block_size, lanes, beside)
+            blocks, note = stream.shuffle_blocks(self.block_size, lanes)
             if note and self.place.rank == 0:
                 print(note)
             order = dataclasses.replace(order, blocks=blocks, lanes=lanes)
         stream.nodes = self.place.nodes
         stream.check_order(order)
         return DatasetWindows(stream, order)
-
-    def _has_validation(self) -> bool:
-        """Return whether the dataset that is evaluated has windows for validation."""
-        manifest = next(iter(self.datasets.values())).manifest
-        return "val" in manifest.splits and manifest.tokens("val") > self.block_size
 
     def keep_shuffle(self, theirs: dict[str, Any]) -> None:
         """Go on in the blocks and lanes of a checkpoint.

@@ -85,15 +85,12 @@ class TokenStream:
     def expect(self, shards: list[int]) -> None:
         """Announce shards that will be read, in their order, so that they can be prefetched."""
 
-    def shuffle_blocks(
-        self, block_size: int, lanes: int, beside: "TokenStream | None" = None
-    ) -> tuple[int, str]:
+    def shuffle_blocks(self, block_size: int, lanes: int) -> tuple[int, str]:
         """Return the number of blocks in which windows are shuffled, and a remark on them.
 
         Args:
             block_size: Tokens T a window.
             lanes: Number of lanes.
-            beside: Validation split, which is read now and then.
         """
         return 1, ""
 

@@ -141,9 +141,9 @@ class RemoteStream(TokenStream):
         self._bytes = [file.n_bytes for file in self._files]
         self._checked: dict[int, list[int]] = {}  # size and inode of files that were compared
         self.nodes = 1
-        self._beside: list[CachedFile] = []  # of the validation split, which are kept, too
+        self._room = cache.limit_bytes // remote.streams
         largest = max(self._bytes, default=0)
-        if largest > cache.limit_bytes // remote.streams:
+        if largest > self._room:
             name = self._shards[self._bytes.index(largest)].file
             raise UserError(
                 f"data.cache_limit_gb is {cache.limit_bytes / 1e9:g}, but {name} of {remote.url} "
@@ -154,57 +154,31 @@ class RemoteStream(TokenStream):
         largest = max(shard.tokens for shard in self._shards)
         return 2 * (largest // block_size + 1)
 
-    def _room(self, beside: Sequence[CachedFile]) -> int:
-        """Return the bytes that this dataset may have in the cache beside some files."""
-        kept = sum(file.n_bytes for file in beside)
-        return (self._cache.limit_bytes - kept) // self._remote.streams
-
     def expect(self, shards: list[int]) -> None:
-        for file in self._beside:
-            self._cache.touch(file)
-        room = self._room(self._beside)
-        ahead = []
-        for index in shards:
-            room -= self._bytes[index]
-            if room < 0:
-                break
-            ahead.append(self._files[index])
-        self._cache.expect(ahead)
+        sizes = np.cumsum([self._bytes[index] for index in shards])
+        ahead = shards[: np.searchsorted(sizes, self._room, side="right")]
+        self._cache.expect([self._files[index] for index in ahead])
 
     # ---- orders for which the cache is large enough --------------------------------------------
 
-    def shuffle_blocks(
-        self, block_size: int, lanes: int, beside: TokenStream | None = None
-    ) -> tuple[int, str]:
+    def shuffle_blocks(self, block_size: int, lanes: int) -> tuple[int, str]:
         """Return the number of blocks in which windows are shuffled, and a remark on them.
 
         A block has 20 shards and 262,144 windows, or the whole split. It is smaller, and the remark
-        says so, where the cache of a node does not hold its part of two blocks and the validation
-        split. Where no block leaves room for that split, the remark says that it is fetched again.
+        says so, where the cache of a node does not hold its part of two blocks.
         """
-        validation = beside._files if isinstance(beside, RemoteStream) else []
-        n, self._beside = len(self._shards), validation
+        n = len(self._shards)
         windows = max(1, len(self) // block_size // n)  # a shard
         wanted = max(BLOCK_SHARDS * (1 + (lanes > 1)), math.ceil(BLOCK_WINDOWS / windows))
-        first, most = max(1, n // wanted), max(1, n // lanes)
-
-        def fitting(beside: list[CachedFile]) -> int | None:
-            room, tried = self._room(beside), range(first, max(first + 1, n))
-            return next((blocks for blocks in tried if self._held(blocks, lanes) <= room), None)
-
-        blocks, again = fitting(self._beside), ""
-        if blocks is None and self._beside:
-            blocks, again = fitting([]), ", and validation fetches its shards again each time"
-            self._beside = []
-        blocks = max(first, most) if blocks is None else blocks
-        if blocks <= first and not again:
+        first = max(1, n // wanted)
+        fitting = (b for b in range(first, max(first + 1, n)) if self._held(b, lanes) <= self._room)
+        blocks = next(fitting, max(first, n // lanes))
+        if blocks <= first:
             return first, ""
-        kept = sum(file.n_bytes for file in validation)
-        needed = self._held(first, lanes) * self._remote.streams + kept
-        also = f" and {_gb(kept)} GB of validation" if kept else ""
+        needed = self._held(first, lanes) * self._remote.streams
         return blocks, (
             f"shuffle     windows of {max(1, n // blocks)} of the {n} shards of {self._remote.url} "
-            f"at a time{again}; for {n // first}{also} set data.cache_limit_gb {_gb(needed)}"
+            f"at a time; for {n // first} set data.cache_limit_gb {_gb(needed)}"
         )
 
     def _held(self, blocks: int, lanes: int) -> int:
@@ -231,10 +205,8 @@ class RemoteStream(TokenStream):
             here = order.lanes // math.gcd(order.lanes, self.nodes)
             n_shards = math.ceil(math.ceil(len(self._shards) / order.blocks) / order.lanes)
             needed = min(total, (n_shards + (order.lanes > 1)) * here * largest)
-            if needed > self._room(self._beside):  # of a checkpoint
-                self._beside = []
         limit, streams = self._cache.limit_bytes, self._remote.streams
-        if needed > limit // streams:
+        if needed > self._room:
             among = f", which {streams} datasets share" * (streams > 1)
             raise UserError(
                 f"data.order {order.name} reads {needed / 1e9:.3g} GB of {self._where} at a time, "

@@ -1,7 +1,6 @@
 """Streams of many shards: the cache's limit, shuffles that fit it, nodes, and shards of others."""
 
 import contextlib
-import dataclasses
 import gc
 import hashlib
 import math
@@ -174,39 +173,6 @@ def test_no_file_stays_mapped(server, tmp_path):
     if not maps.exists():
         pytest.skip("needs /proc")
     assert str(tmp_path / "cache") not in maps.read_text()
-
-
-def test_a_shuffled_stream_reads_no_page_ahead(server, tmp_path, monkeypatch):
-    advised = []
-    monkeypatch.setattr(streaming, "advise_random", advised.append, raising=False)
-    read_epoch(server, tmp_path, order="sequential")
-    assert not advised
-    read_epoch(server, tmp_path)
-    assert advised
-
-
-@pytest.mark.parametrize(("limit", "said"), [(18, ""), (11, "windows of 3 of"), (6, "again each")])
-def test_validation_does_not_evict_the_block_that_is_read(limit, said, server, tmp_path, capsys):
-    manifest = load_manifest(server.folder)
-    parts = enumerate(tokens()[::-1].reshape(N, TOKENS)[:4])
-    val = tuple(write_shard(server.folder / f"val-{i:05d}.npy", part) for i, part in parts)
-    (server.folder / "manifest.json").unlink()
-    dataclasses.replace(manifest, splits=manifest.splits | {"val": val}).save(server.folder)
-    made = reader(server.url, tmp_path, limit)
-    loader, note = made.train_loader, capsys.readouterr().out
-    assert said in note
-    assert bool(said) == bool(note)
-    if said != "again each":
-        for index, _ in enumerate(loader):
-            if index % 20 == 0:
-                list(made.split_loader("val"))
-        n_val = sum(name.startswith("val") for name in server.requests)
-        assert n_val == 4
-        assert len(fetched(server)) <= N + 8  # of the next epoch, too
-    if said:
-        raised = float(re.search(r"set data.cache_limit_gb (\S+)", note)[1]) * 1e9 / SHARD_BYTES
-        assert reader(server.url, tmp_path, raised).train_loader.source.order.blocks == 4
-        assert capsys.readouterr().out == ""
 
 
 # ---- nodes -------------------------------------------------------------------------------------
