@@ -55,7 +55,7 @@ def check_decay(settings: Settings, max_steps: int) -> None:
             f"the {settings.schedule} decay has no end: set trainer.max_steps or "
             "model.decay_steps, or model.schedule to constant"
         )
-    # by default a short run ends in its warm-up
+    # A short run ends in its warm-up by default.
     if settings.decay_steps is not None and end <= settings.warmup_steps:
         raise UserError(
             f"model.warmup_steps {settings.warmup_steps} must be below "

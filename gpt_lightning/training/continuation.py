@@ -32,7 +32,7 @@ def loaded(trainer: L.Trainer, checkpoint: dict[str, Any]) -> Checkpoint | None:
     """
     path = Path(str(trainer.ckpt_path))
     if path.name.startswith(TUNERS_FILES):
-        if data := token_data(trainer):  # with the batch size after the trials
+        if data := token_data(trainer):  # the trials may have changed the batch size
             data.restart()
         return None
     theirs = Checkpoint.of(checkpoint, path)

@@ -39,7 +39,7 @@ class TokenDataModule(L.LightningDataModule):
     def __init__(self, **settings: Any) -> None:
         super().__init__()
         self.settings = DataSettings(**settings)
-        self._datasets: dict[str, TokenDataset] = {}  # by address, opened at first use
+        self._datasets: dict[str, TokenDataset] = {}  # address -> dataset, opened at first use
         self._reader: Reader | None = None
         self._start: dict[str, Any] = {}  # position of the first training batch
 

@@ -96,8 +96,8 @@ class GPTCLI(LightningCLI):
         self.run_folder = folder  # given, or the folder of the run that is resumed
         self.ckpt_path: Path | None = None  # found by --resume, or given
         self.resume_step: int | None = None  # None: a new run
-        self.resume_rows: int | None = None  # of metrics.jsonl, at that step
-        self.argv: list[str] = kwargs["args"]  # for TensorBoard's text run/config
+        self.resume_rows: int | None = None  # rows of metrics.jsonl at that step
+        self.argv: list[str] = kwargs["args"]  # TensorBoard's text run/config has it
         super().__init__(*args, **kwargs)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method there
@@ -151,7 +151,7 @@ class GPTCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         config = self.config[str(self.subcommand)]
         trainer = config.trainer
-        config.run_name = self.run_name()  # in config.yaml, for whoever runs it again
+        config.run_name = self.run_name()  # config.yaml has it, to run it again
         self.runs = Path(trainer.default_root_dir or ".") / "lightning_logs"
         for line in ranks.take_world(trainer, self.argv):
             rank_zero_only(print)(line)
@@ -204,7 +204,7 @@ class GPTCLI(LightningCLI):
                 f"--resume is for fit: give {self.subcommand} --resume never, and --ckpt_path with "
                 "a checkpoint or a run folder"
             )
-        from gpt_lightning.runs import resume  # for a resume alone
+        from gpt_lightning.runs import resume  # only a resume needs it
 
         found, self.run_folder = resume.find(config.resume, self.runs / config.run_name)
         config.resume = "never"
@@ -314,7 +314,7 @@ def run(argv: list[str]) -> None:
         print(rerun.__doc__ if wanted else "", end="")
         argv = ["fit"] if wanted and argv[0] == "resume" else rerun.with_run(argv)
     if wanted:
-        from gpt_lightning.training.help import help_text  # for help alone
+        from gpt_lightning.training.help import help_text  # only help needs it
 
         print(help_text(training_parser(), argv[0], wanted[0].partition("=")[2]))
     else:
@@ -360,7 +360,7 @@ def run_cli(
             )
     except MisconfigurationException as error:
         raise UserError(str(error)) from error
-    except (ValueError, ModuleNotFoundError) as error:  # of a logger's or a callback's constructor
+    except (ValueError, ModuleNotFoundError) as error:  # a constructor's, of a logger or a callback
         reason = construction_error(error)
         if isinstance(error, UserError) or reason is None:
             raise

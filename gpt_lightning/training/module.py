@@ -71,7 +71,7 @@ class GPTModule(L.LightningModule):
         **settings: Any,
     ) -> None:
         super().__init__()
-        # in a checkpoint the configuration is plain numbers and words, no class to import
+        # A checkpoint has the configuration as plain values: no class is imported.
         if isinstance(config, dict):
             config = GPTConfig(**without_removed(config, "model.config."))
         self.config = config
@@ -81,10 +81,10 @@ class GPTModule(L.LightningModule):
         optimizers.check(self.settings)
         self.micro_batches = 0
         self.stop_requested = False
-        self._loss_sum: torch.Tensor | None = None  # over the micro-batches of the current step
+        self._loss_sum: torch.Tensor | None = None  # sum over the current step's micro-batches
         self._last_loss: tuple[torch.Tensor, int] | None = None  # that sum and number, a step ago
-        self._seed = 0  # of the run
-        self._drawn_seed: int | None = None  # of a run without seed_everything
+        self._seed = 0  # the run's
+        self._drawn_seed: int | None = None  # seed of a run without seed_everything
         self._optimizer: Optimizer | None = None  # ours, and the options of its parameter groups
         self._group_options: list[dict[str, Any]] = []
         self._guard = optim.NonFiniteGuard()
@@ -112,7 +112,7 @@ class GPTModule(L.LightningModule):
             build.check_device(self.config, trainer, self._device_type, self.compiles[0])
             build.check_network(self.network, self.config, self.settings, trainer)
         if not hasattr(self, "model"):
-            # on the CPU: in Lightning's device context the GPU would draw the weights
+            # Lightning's device context would let the GPU draw the weights.
             with torch.device("cpu"):
                 self.model = build.build_model(
                     self.config, self.settings, self.init_from, self.network
@@ -120,7 +120,7 @@ class GPTModule(L.LightningModule):
         if trainer is None:
             return  # load_from_checkpoint
         if trainer.precision == "64-true":
-            self.model.double()  # for callbacks that call this before Lightning restores weights
+            self.model.double()  # callbacks may call this before Lightning restores weights
         sharded = steps.is_sharded(trainer)
         if self.compiles[0] and not is_compiled(self.model):
             scope = "block" if sharded else self.settings.compile_scope
@@ -207,7 +207,7 @@ class GPTModule(L.LightningModule):
 
     def run_seed(self) -> int:
         """Return the seed of the run: that of seed_everything, else one that is drawn once."""
-        if "PL_GLOBAL_SEED" in os.environ:  # as TokenDataModule does
+        if "PL_GLOBAL_SEED" in os.environ:  # TokenDataModule reads it too
             self._drawn_seed = int(os.environ["PL_GLOBAL_SEED"])
         if self._drawn_seed is None:
             # a copy: the run's own draws stay as they are

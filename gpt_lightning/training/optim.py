@@ -16,9 +16,9 @@ from gpt_lightning.data.order import splitmix64
 from gpt_lightning.errors import UserError
 
 FUSED_ADAMW_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # torch.optim.AdamW, argument `fused`
-# Devices where reading a number waits for all queued work, so that no step's norm is read at once
+# Devices on which reading a scalar synchronizes; the norm is checked later there.
 DEFERRED_ON = {"cuda", "mps"}
-UNSKIPPED_ON = {"mps"}  # of these, where no optimizer can skip an update by itself
+UNSKIPPED_ON = {"mps"}  # subset without `found_inf` support in the optimizer
 MASK, GOLDEN = 2**64 - 1, np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's increment
 
 
@@ -136,7 +136,7 @@ def clip_gradients(
     """
     parameters = list(parameters)
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if hasattr(norm, "full_tensor"):  # of shards: the norm over all ranks
+    if hasattr(norm, "full_tensor"):  # shards: take the norm over all ranks
         norm = norm.full_tensor()
     if max_norm is None or max_norm <= 0:
         return norm
@@ -181,11 +181,11 @@ class NonFiniteGuard:
     `found_inf` is 1 (PyTorch's GradScaler uses the same argument), from the first bad step on. The
     number of that step stays on the device until `check` reads it: at the next log step, before a
     checkpoint, or at the end. Before the update of any other optimizer the norm is read at once.
-    On a device of UNSKIPPED_ON the updates until `check` are made.
+    On MPS, updates before `check` are not skipped.
     """
 
     def __init__(self) -> None:
-        # on the device: the first bad step, 0 for none, and its norm
+        # tensors of the device: the first bad step, 0 for none, and its norm
         self._first: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def watch(self, optimizer: Optimizer, norm: torch.Tensor, step: int) -> None:

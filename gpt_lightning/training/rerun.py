@@ -69,7 +69,7 @@ def with_run(argv: list[str]) -> list[str]:
     settings = yaml.safe_load(path.read_bytes())
     network = (settings.get("model") or {}).get("network")
     if network and not any(word.startswith("--model.network") for word in words):
-        from gpt_lightning.model.network import missing_network  # for these models alone
+        from gpt_lightning.model.network import missing_network  # only such a model needs it
         from gpt_lightning.runs.sources import network_of_run
 
         if network_of_run(chosen) is None:

@@ -35,7 +35,7 @@ class ShardedStrategy(ModelParallelStrategy):
     """
 
     writes_shards = False
-    restore_checkpoint_after_setup = False  # as the others: the shards exist before the setup
+    restore_checkpoint_after_setup = False  # the shards exist before the setup
     lightning_restore_optimizer = True
 
     def setup_environment(self) -> None:
@@ -156,7 +156,7 @@ class ShardedStrategy(ModelParallelStrategy):
 def sharded_like(own: Any, value: Any) -> Any:
     """Return this rank's shard of a tensor of the shape of a sharded one; others as they are."""
     fits = isinstance(own, DTensor) and isinstance(value, Tensor) and value.shape == own.shape
-    if isinstance(value, DTensor):  # of a sharded checkpoint
+    if isinstance(value, DTensor):  # a sharded checkpoint's
         return value if fits else value.full_tensor()
     if not fits:
         return value

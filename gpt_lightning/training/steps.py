@@ -243,10 +243,10 @@ def call_between_batches(trainer: L.Trainer) -> bool:
         callback.between_batches(trainer)
     if not stop_due(trainer):
         set_rates = getattr(trainer.lightning_module, "set_learning_rates", None)
-        if set_rates is not None and at_step_boundary(trainer):  # after the save of the last step
+        if set_rates is not None and at_step_boundary(trainer):  # the last step is saved by now
             set_rates()
         return True
-    trainer.should_stop = True  # with no batch to come, Lightning ends the run
+    trainer.should_stop = True  # Lightning ends a run without a further batch
     return False
 
 

@@ -80,7 +80,7 @@ class Trainer(L.Trainer):
             raise UserError(NO_COMMAND)
         if self.world_size > 1:
             check_callbacks_of_ranks(callbacks)
-        # of DDPStrategy; gradients are views of the buckets, not copies
+        # DDPStrategy's: gradients are views of the buckets, not copies
         getattr(self.strategy, "_ddp_kwargs", {}).setdefault("gradient_as_bucket_view", True)
         if isinstance(given.get("val_check_interval"), TIME) and self.world_size > 1:
             raise UserError(
@@ -132,7 +132,9 @@ def check_numbers(given: dict[str, Any]) -> None:
                 f"trainer.{key} is {value}; expected a fraction from 0 to 1 or a whole number"
             )
     for key in ("max_steps", "max_epochs", "limit_train_batches"):
-        evaluates = key == "max_steps" and given.get("num_sanity_val_steps") == -1  # at step 0
+        evaluates = (
+            key == "max_steps" and given.get("num_sanity_val_steps") == -1
+        )  # an evaluation of step 0
         if given.get(key) == 0 and not given.get("fast_dev_run") and not evaluates:
             raise UserError(f"trainer.{key} is 0, so there is nothing to train: raise it")
     for unit in ("steps", "epochs"):
@@ -224,7 +226,7 @@ def check_callbacks(callbacks: list[L.Callback], given: dict[str, Any]) -> None:
                 f"{', '.join(metrics)}{nearest(monitor, metrics)}"
             )
         if isinstance(callback, stock.EarlyStopping) and monitor in EVALUATION_METRICS:
-            # after a validation, not after an epoch, which may end early and without one
+            # An epoch may end early and without a validation.
             callback._check_on_train_epoch_end = False
         if isinstance(callback, stock.DeviceStatsMonitor) and not find_spec("psutil"):
             raise UserError(f"trainer.callbacks: {name} needs psutil: pip install psutil")
@@ -241,7 +243,7 @@ def check_callbacks_of_ranks(callbacks: list[L.Callback]) -> None:
     for callback in callbacks:
         for kind, reason in UNSUPPORTED_ON_RANKS.items():
             theirs = isinstance(callback, getattr(stock, kind))
-            if theirs and getattr(callback, "save_on_exception", True):  # of ModelCheckpoint
+            if theirs and getattr(callback, "save_on_exception", True):  # ModelCheckpoint has it
                 raise UserError(f"trainer.callbacks: {type(callback).__name__} {reason}")
 
 

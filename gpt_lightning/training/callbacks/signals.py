@@ -1,7 +1,6 @@
 """StopSignals: saves and ends a run on a signal, at the same step on all ranks.
 
-The ranks' vote about a signal is also about trainer.should_stop, which a callback of one rank may
-set alone.
+The vote covers trainer.should_stop too, because a callback may set it on one rank only.
 """
 
 import os
@@ -53,7 +52,7 @@ class StopSignals(steps.StepCallback):
         self._listen(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._agreement, self._asked = None, False  # of an earlier run
+        self._agreement, self._asked = None, False  # forget an earlier run's
         self._listen(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

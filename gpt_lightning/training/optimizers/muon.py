@@ -1,8 +1,8 @@
 """Muon for the blocks' matrices and AdamW for the other parameters.
 
 Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/. A GPT-2 has four shapes of
-matrices. torch.optim.Muon launches some 30 kernels for each of the 48 matrices of GPT-2 124M, which
-takes longer than the kernels do. Here each shape is one batch, and the device can skip a step
+matrices. Launching torch.optim.Muon's 30 kernels for each of GPT-2 124M's 48 matrices takes longer
+than running them. Here each shape is one batch, and the device can skip a step
 without a wait. Weights equal torch.optim.Muon's up to the order of bfloat16's sums.
 """
 
