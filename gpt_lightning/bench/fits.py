@@ -72,14 +72,7 @@ def batch_options(config: Any, step: StepShape, batch: int) -> list[str]:
         step: Its step.
         batch: Sequences of a micro-batch, a divisor of those of the step.
     """
-    return options_for(
-        step,
-        batch,
-        follows=config.data.tokens_per_step is not None,
-        eval_batch_size=config.data.eval_batch_size or step.batch_size,
-        val_check_interval=config.trainer.val_check_interval,
-        limit_val_batches=config.trainer.limit_val_batches,
-    )
+    return options_for(step, batch, config.data, config.trainer)
 
 
 def plain_training(config: Any, step: StepShape) -> dict[str, Any]:

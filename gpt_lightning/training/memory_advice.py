@@ -33,14 +33,7 @@ def out_of_memory_line(
         trainer.accumulate_grad_batches,
         trainer.num_devices * trainer.num_nodes,
     )
-    options = options_for(
-        step,
-        smaller_batch(step.batch_size),
-        follows=data.settings.tokens_per_step is not None,
-        eval_batch_size=data.eval_batch_size,
-        val_check_interval=getattr(trainer, "val_check_interval", None),
-        limit_val_batches=getattr(trainer, "limit_val_batches", None),
-    )
+    options = options_for(step, smaller_batch(step.batch_size), data.settings, trainer)
     if step.batch_size == 1:
         device = trainer.strategy.root_device.type
         options = memory_options(module.config, step.block_size, device)
@@ -60,30 +53,24 @@ def out_of_memory_line(
     )
 
 
-def options_for(
-    old: StepShape,
-    batch_size: int,
-    *,
-    follows: bool,
-    eval_batch_size: int,
-    val_check_interval: Any = None,
-    limit_val_batches: Any = None,
-) -> list[str]:
+def options_for(old: StepShape, batch_size: int, data: Any, trainer: Any) -> list[str]:
     """Return the options of `fit` that change the micro-batch and nothing else.
 
     Args:
         old: Current step.
         batch_size: New batch size, a divisor of `old.sequences`.
-        follows: True if data.tokens_per_step is set, so that the accumulation follows.
-        eval_batch_size: Current value; the new one is no larger than `batch_size`.
-        val_check_interval: Setting of the Trainer; an int counts micro-batches.
-        limit_val_batches: Setting of the Trainer; an int counts batches.
+        data: Settings of the data; with tokens_per_step the accumulation follows.
+        trainer: Trainer or its settings; val_check_interval counts micro-batches, and
+            limit_val_batches batches, if they are integers.
     """
+    eval_batch_size = data.eval_batch_size or old.batch_size
+    val_check_interval = getattr(trainer, "val_check_interval", None)
+    limit_val_batches = getattr(trainer, "limit_val_batches", None)
     new = old.with_batch_size(batch_size)
     own_eval = eval_batch_size != old.batch_size  # else it equals data.batch_size
     new_eval = min(eval_batch_size, batch_size) if own_eval else batch_size
     found = {"data.batch_size": batch_size}
-    if not follows:
+    if data.tokens_per_step is None:
         found["trainer.accumulate_grad_batches"] = new.accumulate
     if own_eval and new_eval != eval_batch_size:
         found["data.eval_batch_size"] = new_eval

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -63,23 +64,22 @@ def test_what_does_not_divide_is_refused_with_what_would(tokens, line):
 
 def test_options_change_the_micro_batch_and_nothing_else():
     step = StepShape(32, 1024, 16, 1)
-    every = {"eval_batch_size": 32, "val_check_interval": 4000, "limit_val_batches": 160}
-    assert options_for(step, 16, follows=False, **every) == [
+
+    def options(batch_size: int, tokens: int | None, evaluation: int | None, *limits) -> list[str]:
+        data = SimpleNamespace(tokens_per_step=tokens, eval_batch_size=evaluation)
+        trainer = SimpleNamespace(val_check_interval=limits[0], limit_val_batches=limits[1])
+        return options_for(step, batch_size, data, trainer)
+
+    assert options(16, None, None, 4000, 160) == [
         "--data.batch_size 16",
         "--trainer.accumulate_grad_batches 32",
         "--trainer.val_check_interval 8000",  # every 250 steps, as before
-        "--trainer.limit_val_batches 320",  # of as many tokens
+        "--trainer.limit_val_batches 320",  # as many tokens
     ]
-    assert options_for(step, 16, follows=True, eval_batch_size=32, limit_val_batches=0) == [
-        "--data.batch_size 16"
-    ]
-    fractions = {"val_check_interval": 1.0, "limit_val_batches": 0.5}
-    assert options_for(step, 16, follows=True, eval_batch_size=64, **fractions) == [
-        "--data.batch_size 16",
-        "--data.eval_batch_size 16",
-    ]
-    larger = options_for(step, 64, follows=False, eval_batch_size=8, val_check_interval=4000)
-    assert larger == [
+    assert options(16, 524_288, 32, None, 0) == ["--data.batch_size 16"]
+    found = options(16, 524_288, 64, 1.0, 0.5)
+    assert found == ["--data.batch_size 16", "--data.eval_batch_size 16"]
+    assert options(64, None, 8, 4000, None) == [
         "--data.batch_size 64",
         "--trainer.accumulate_grad_batches 8",
         "--trainer.val_check_interval 2000",
