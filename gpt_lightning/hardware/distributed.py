@@ -15,8 +15,7 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 from lightning.fabric.plugins import environments as envs
-from lightning.pytorch.strategies import Strategy
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from lightning.pytorch.strategies import Strategy, launchers
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
 from gpt_lightning.errors import CONTINUE, EXIT_PEER, PeerError, UserError
@@ -28,6 +27,8 @@ CLUSTERS = (
     envs.LSFEnvironment,
     envs.MPIEnvironment,
 )
+# private in Lightning; None: its launcher stays, which ends ranks without a message
+ScriptLauncher: Any = getattr(launchers, "_SubprocessScriptLauncher", None)
 LOOPBACK = "127.0.0.1"
 NO_COMMAND = "trainer.devices: set it to 1 in an interactive Python, or run a file"
 
@@ -161,7 +162,7 @@ def environment(num_nodes: int, plugins: list[Any]) -> list[envs.ClusterEnvironm
     return [] if num_nodes > 1 or managed or chosen else [LoopbackEnvironment()]
 
 
-class RankLauncher(_SubprocessScriptLauncher):
+class RankLauncher(ScriptLauncher or object):  # type: ignore[misc]  # of any class
     """Lightning's launcher of ranks on this machine, which ends all of them if one fails.
 
     Lightning's observer kills rank 0 without a message. Here rank 0 prints the reason and ends with
@@ -243,7 +244,8 @@ def supervise(strategy: Strategy) -> None:
     if PARENT in os.environ:
         threading.Thread(target=_outlive, args=(int(os.environ[PARENT]),), daemon=True).start()
     elif (
-        isinstance(launcher, _SubprocessScriptLauncher)
+        ScriptLauncher
+        and isinstance(launcher, ScriptLauncher)
         and not launcher.cluster_environment.creates_processes_externally
     ):
         strategy._launcher = RankLauncher(

@@ -264,32 +264,25 @@ def test_perplexity_of_a_dataset_is_the_loss_of_validate(tmp_path, text_file, mo
 GOOD = hellaswag_items(2)[1]
 
 
-@pytest.mark.parametrize(
-    ("task", "content", "message"),
-    [
-        ("hellaswag", b"", "hellaswag_val.jsonl has no items"),
-        ("hellaswag", b'{"ctx": 1}\n{"ctx', "line 2 is damaged .Unterminated string"),
-        ("hellaswag", b"\n\xff", "line 2 is damaged"),
-        ("hellaswag", b'{"text": "a b"}', "line 1, an item of hellaswag: 'endings' is missing"),
-        ("hellaswag", b"[1, 2]", "line 1, an item of hellaswag: its content has another form"),
-        (
-            "hellaswag",
-            json.dumps(GOOD | {"label": 4}).encode(),
-            "line 1, .*the index of one as label",
-        ),
-        ("hellaswag", json.dumps(GOOD | {"label": ""}).encode(), "line 1, .*invalid literal"),
-        (
-            "hellaswag",
-            json.dumps(GOOD | {"endings": "abcd"}).encode(),
-            "line 1, .*expected a list of endings",
-        ),
-        ("hellaswag", json.dumps(GOOD | {"ctx": None}).encode(), "its content has another form"),
-        ("lambada", b'{"text": 7}', "line 1, an item of lambada: its content has another form"),
-        ("wikitext", b" \n", "wiki.test.raw has no items"),
-        ("wikitext", b"\xff", "wiki.test.raw is damaged"),
-    ],
-)
-def test_a_file_of_another_form(task, content, message, tmp_path, scorer):
+WRONG = {
+    "no items": ("hellaswag", b""),
+    "line 2": ("hellaswag", b'{"ctx": 1}\n{"ctx'),
+    "line 2 is": ("hellaswag", b"\n\xff"),
+    "'endings' is missing": ("hellaswag", b'{"text": "a b"}'),
+    "line 1, an item of hellaswag": ("hellaswag", b"[1, 2]"),
+    "index of one": ("hellaswag", json.dumps(GOOD | {"label": 4}).encode()),
+    "invalid literal": ("hellaswag", json.dumps(GOOD | {"label": ""}).encode()),
+    "list of endings": ("hellaswag", json.dumps(GOOD | {"endings": "abcd"}).encode()),
+    "another form": ("hellaswag", json.dumps(GOOD | {"ctx": None}).encode()),
+    "an item of lambada": ("lambada", b'{"text": 7}'),
+    "wiki.test.raw has": ("wikitext", b" \n"),
+    "wiki.test.raw is damaged": ("wikitext", b"\xff"),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_file_of_another_form(message, tmp_path, scorer):
+    task, content = WRONG[message]
     (tmp_path / FILES[task]["names"][0]).write_bytes(content)
     with pytest.raises(UserError, match=message) as error:
         Task(task, scorer, str(tmp_path))

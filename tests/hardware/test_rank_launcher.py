@@ -113,9 +113,7 @@ def test_only_ranks_that_this_program_starts_are_supervised(monkeypatch):
         launcher = None
 
         def __init__(self, environment):
-            self.launcher = self._launcher = distributed._SubprocessScriptLauncher(
-                environment, 2, 1
-            )
+            self.launcher = self._launcher = distributed.ScriptLauncher(environment, 2, 1)
 
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     own, external = Strategy(LoopbackEnvironment()), Strategy(LightningEnvironment())

@@ -79,17 +79,6 @@ def test_rows_after_the_save_of_a_step_are_not_written_again(runs):
     assert [x for x, _ in points(folder, OVER_TOKENS["val/loss"])] == [100, 200, 400]
 
 
-def test_rows_that_a_save_before_the_first_log_has_dropped_are_not_needed(runs):
-    session(runs, 1, 3)
-    run = RunLogger(runs, folder=runs / "version_0", resume_step=2, resume_rows=4)
-    events = RunEvents(run)
-    run.sync()
-    for logger in (events, run):
-        logger.log_metrics({"train/loss": 0.5, "perf/tokens": 300.0}, 3)
-    events.experiment.flush()
-    assert [x for x, _ in points(run.folder, OVER_TOKENS["train/loss"])] == [100, 200, 300]
-
-
 def test_a_validation_adds_no_point_to_the_count_of_tokens(runs):
     folder = session(runs, 1, 2)
     assert points(folder, "perf/tokens") == [(1, 100.0), (2, 200.0)]

@@ -89,16 +89,6 @@ def test_auto_goes_on_with_the_newest_run_even_if_it_has_saved_nothing(capsys):
     assert not (RUN / "version_2").exists()
 
 
-def test_auto_does_not_begin_anew_over_files_that_are_all_damaged(capsys):
-    assert fit(4) == 0
-    for path in (RUN / "version_0" / "checkpoints").glob("*.ckpt"):
-        path.write_bytes(b"")
-    rows = logged_steps()
-    assert fit(4, "--resume=auto") == 2
-    assert "no checkpoint in lightning_logs/run/version_0 is whole" in capsys.readouterr().err
-    assert logged_steps() == rows
-
-
 def test_a_branch_that_is_left_does_not_come_back(capsys):
     assert fit(8) == 0
     (first,) = (RUN / "version_0" / "checkpoints").glob("step-0000004*.ckpt")
@@ -144,9 +134,3 @@ def test_a_file_outside_of_a_run_is_refused(capsys):
     (copy,) = Path().glob("*.ckpt")
     assert fit(8, f"--resume={copy}") == 2
     assert "is in no run's folder checkpoints/" in capsys.readouterr().err
-
-
-def test_validations_fall_on_whole_steps(capsys):
-    args = ["--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=0.0358"]
-    assert fit(4, *args, "--trainer.check_val_every_n_epoch=1") == 2
-    assert "not a multiple of trainer.accumulate_grad_batches 2" in capsys.readouterr().err

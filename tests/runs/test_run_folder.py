@@ -121,13 +121,6 @@ def test_a_whole_run_folder_can_be_moved_and_copied():
     assert facts["run_id"] == json.loads((RUN / "run.json").read_text())["run_id"]
 
 
-def test_a_damaged_identity_is_one_line(capsys):
-    assert fit(4) == 0
-    (RUN / "run.json").write_text("{")
-    assert fit(8, "--resume=auto") == 2
-    assert "run.json cannot be read" in capsys.readouterr().err
-
-
 # ---- metrics.jsonl -------------------------------------------------------------------------------
 
 

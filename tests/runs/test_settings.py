@@ -2,28 +2,14 @@
 
 import dataclasses
 
-import docstring_parser
 import pytest
-from jsonargparse import ArgumentParser
 
-from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint import RunRecord
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training.fit import training_parser
 from gpt_lightning.training.module import GPTModule
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class More(Settings):
-    momentum: float = 0.5
-    """Momentum of an optimizer to come."""
-
-
-class Module:
-    def __init__(self, **settings) -> None:
-        self.settings = More(**settings)
 
 
 def test_every_field_is_a_key_with_its_default_and_help():
@@ -34,23 +20,6 @@ def test_every_field_is_a_key_with_its_default_and_help():
         action = actions[f"model.{field.name}"]
         assert action.default == field.default
         assert action.help, field.name
-
-
-def test_a_run_without_help_parses_no_source_for_its_texts(monkeypatch):
-    parsed = []
-    monkeypatch.setattr(docstring_parser, "parse_from_object", lambda *a, **k: parsed.append(a))
-    assert main(["fit", "--model.nothing=1"]) == 2
-    assert not parsed
-
-
-def test_a_new_field_is_one_place():
-    """A field that is added to Settings reaches the parser, the module and the record."""
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(Module, "model")
-    arguments = parser.parse_args(["--model.momentum=0.25"]).model
-    settings = Module(**arguments).settings
-    assert settings.momentum == 0.25
-    assert settings.hyperparameters()["momentum"] == 0.25
 
 
 @pytest.mark.parametrize(

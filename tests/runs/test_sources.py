@@ -215,20 +215,6 @@ def test_an_index_that_leaves_its_folder_is_an_error(tmp_path):
         read_source(tmp_path)
 
 
-def test_a_missing_piece_is_named(theirs, tmp_path):
-    save(theirs, tmp_path, "several bins")
-    (tmp_path / "b.bin").unlink()
-    with pytest.raises(UserError, match=r"b\.bin does not exist: copy it again"):
-        read_source(tmp_path)
-
-
-def test_heads_that_are_not_recorded_are_asked_for(theirs, tmp_path):
-    save(theirs, tmp_path, "safetensors")
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(UserError, match="does not record its number of heads"):
-        load_model(tmp_path)
-
-
 @pytest.mark.parametrize("key", ["model", "model_args", "iter_num"])
 def test_a_damaged_checkpoint_of_nanogpt_is_named(key, tmp_path):
     path = nanogpt_checkpoint(tmp_path, GPT(TINY), **{key: None})
