@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpt_lightning.model.gpt import GPT, Block, GPTConfig
 from gpt_lightning.reproduce.published import read_rows
@@ -170,6 +169,8 @@ def cuda_rules(dtype: torch.dtype) -> Iterator[None]:
     torch.autocast("cuda") disables itself on a machine without a GPU; the switch below it does
     not, and the casts are in every build of torch. Autograd is not: it needs the device.
     """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # without it these rows alone fail
+
     before = torch.get_autocast_dtype("cuda")
     torch.set_autocast_dtype("cuda", dtype)
     torch.set_autocast_enabled("cuda", True)
