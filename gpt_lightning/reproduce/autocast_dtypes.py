@@ -30,6 +30,7 @@ AUTOCAST = {"fp16": "float16", "bf16": "bfloat16"}
 MODELS = ("toy", "gpt")
 # device name for the rules of CUDA's autocast, read from the dispatcher without a GPU
 CUDA_RULES = "cuda-rules"
+DEVICES = f"Any of cpu, mps, cuda, {CUDA_RULES}, auto, with commas; null: auto,{CUDA_RULES}."
 # the toy model on CUDA under fp16 autocast
 PUBLISHED = {
     row["field"]: row["published"]
@@ -65,14 +66,7 @@ BENCH = Bench(
     row=DtypeRow,
     measure="gpt_lightning.reproduce.autocast_dtypes:measure_dtypes",
     options=(
-        Option(
-            "device",
-            None,
-            f"Any of cpu, mps, cuda, {CUDA_RULES} and auto, separated by commas; "
-            f"null: auto,{CUDA_RULES}.",
-            read_devices,
-            str | None,
-        ),
+        Option("device", None, DEVICES, read_devices, str | None),
         options.words("autocast", "autocast", AUTOCAST),
         options.words("models", "model", MODELS),
     ),
