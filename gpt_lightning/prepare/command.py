@@ -128,15 +128,6 @@ def _prepare(
 ) -> tuple[Manifest | None, bool]:
     """Return the dataset of a target, and whether it was made now; None for one job of an array."""
     source = sources[0]
-    for found in sources if len(sources) > 1 else ():
-        alone = (
-            found == "-" or is_one_text(found) or (found in CORPORA and not Path(found).exists())
-        )
-        if alone or not (has_documents(found) or Path(found).exists()):
-            reason = "is prepared alone" if alone else "no such file"
-            raise UserError(
-                f"{found}: {reason}; several sources are files, folders, globs, URLs of documents"
-            )
     once = source == "-" or is_one_text(source)  # it can be read only once
     documents = source not in CORPORA and not once and has_documents(source)
     if documents or len(sources) > 1:

@@ -129,7 +129,10 @@ def _local(sources: Sequence[str], skipped: list[str]) -> list[Input]:
             # a bracket of a name, if it is no pattern
             matches = _matches(source, skipped) or _matches(source.replace("[", "[[]"), skipped)
             if not matches:
-                raise UserError(f"{source}: no file matches; check the pattern, and quote it")
+                raise UserError(
+                    f"{source}: no such file, and no file matches; quote a pattern, and prepare a "
+                    "corpus or standard input alone"
+                )
             base = Path(os.path.commonpath([os.path.abspath(match.parent) for match in matches]))
             found = [path for match in matches for path in matches[match]]
         paths += filter(Path.is_file, found)

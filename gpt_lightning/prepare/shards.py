@@ -173,7 +173,9 @@ class Assembly:
         self, folder: Path, pieces: list[Piece], dtype: np.dtype[Any], settings: Settings
     ) -> None:
         self.folder, self.pieces, self.dtype, self.settings = folder, pieces, dtype, settings
-        self.n_tokens = sum(piece.tokens for piece in pieces)
+        counts = np.array([(0, 0), *((piece.documents, piece.tokens) for piece in pieces)])
+        self._before = np.cumsum(counts, 0)  # documents and tokens before each piece
+        self.n_tokens = int(self._before[-1, 1])
         self.splits = split_borders(self.n_tokens, settings.val_fraction, settings.test_fraction)
         shuffled = settings.shuffle is not None
         self.n_blocks = 1 + self.n_tokens // BUCKET_TOKENS if shuffled else len(pieces)
@@ -182,28 +184,29 @@ class Assembly:
         digest = hashlib.sha256()
         for index, piece in enumerate(pieces):
             table = piece.table()
-            splits = self._split_numbers(piece, table)
-            blocks = self._buckets(self._keys(piece)) if shuffled else np.full(len(table), index)
+            splits = self._split_numbers(index, table)
+            blocks = self._buckets(self._keys(index)) if shuffled else np.full(len(table), index)
             np.add.at(self.sizes, (splits, blocks), table["tokens"].astype(np.int64))
             self.documents += np.bincount(splits, minlength=len(SPLITS))
             self.text_bytes += int(table["bytes"].sum())
             digest.update(table["sha256"].tobytes())
         self.sha256 = digest.hexdigest()
 
-    def _split_numbers(self, piece: Piece, table: np.ndarray) -> np.ndarray:
+    def _split_numbers(self, index: int, table: np.ndarray) -> np.ndarray:
         """Return the number in SPLITS of each document's split, (documents,)."""
         settings = self.settings
         if settings.split_by != "fraction":
             return split_of(table["sha256"], settings.val_fraction, settings.test_fraction)
         lengths = table["tokens"].astype(np.int64)
-        starts = piece.position + np.cumsum(lengths) - lengths
+        starts = self._before[index, 1] + np.cumsum(lengths) - lengths
         borders = [first for first, _ in self.splits.values()]
         numbers = np.array([SPLITS.index(split) for split in self.splits])
         return numbers[np.searchsorted(borders, starts, "right") - 1]
 
-    def _keys(self, piece: Piece) -> np.ndarray:
+    def _keys(self, index: int) -> np.ndarray:
         """Return the shuffle's sort key of each document, uint64 (documents,)."""
-        return shuffle_keys(self.settings.shuffle or 0, piece.number, piece.documents)
+        first, last = self._before[index : index + 2, 0].tolist()
+        return shuffle_keys(self.settings.shuffle or 0, first, last - first)
 
     def _buckets(self, keys: np.ndarray) -> np.ndarray:
         shares = (keys >> np.uint64(32)) * np.uint64(self.n_blocks)
@@ -267,7 +270,7 @@ class Assembly:
         piece = self.pieces[block]
         table = piece.table()
         tokens = piece.read(table, self.dtype)
-        own = self._split_numbers(piece, table) == split
+        own = self._split_numbers(block, table) == split
         return tokens[np.repeat(own, table["tokens"].astype(np.int64))]
 
     # ---- the shuffle -----------------------------------------------------------------------------
@@ -279,9 +282,9 @@ class Assembly:
             UserError: The piece is damaged, or the disk is full.
         """
         piece, (rows_path, tokens_path) = self.pieces[index], self._scattered(index)
-        table, keys = piece.table(), self._keys(piece)
+        table, keys = piece.table(), self._keys(index)
         rows = np.empty(len(table), SCATTERED)
-        rows["bucket"] = self._split_numbers(piece, table) * self.n_blocks + self._buckets(keys)
+        rows["bucket"] = self._split_numbers(index, table) * self.n_blocks + self._buckets(keys)
         rows["key"], rows["tokens"], rows["checksum"] = keys, table["tokens"], table["checksum"]
         order = np.lexsort((keys, rows["bucket"]))
         tokens = reordered(piece.read(table, self.dtype), table["tokens"], order)

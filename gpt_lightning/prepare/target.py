@@ -65,8 +65,15 @@ class Target:
                 raise
             differences = ["damage"]
         else:
-            found = recorded(manifest, inputs := self._read(INPUTS))
-            differences = _differences(found, self.wanted)
+            inputs = self._inputs()
+            source, kind = manifest.source.sha256, manifest.format
+            found = {"SHA-256 of the text": source, "format": kind, **manifest.settings}
+            found["inputs"] = inputs.get("inputs")  # None differs from every fingerprint
+            differences = [
+                OTHER_INPUTS if key == "inputs" else f"{key} {found.get(key)}, not {value}"
+                for key, value in self.wanted.items()
+                if found.get(key) != value
+            ]
             if differences == [OTHER_INPUTS] and self._are_touched(inputs):
                 differences = []
         if not differences:
@@ -80,19 +87,26 @@ class Target:
         _check_deletable(self.name, entries)
         return None
 
-    def _are_touched(self, inputs: bytes) -> bool:
-        """Return whether the contents of the inputs are those in a file INPUTS, and update it."""
-        before = _parsed(inputs)
+    def _are_touched(self, before: dict[str, str]) -> bool:
+        """Return whether the contents of the inputs are those in the file INPUTS; update it."""
         if self.contents is None or self.overwrite or before.get("sizes") != self.sizes:
             return False
         if self.contents() != before.get("contents"):
             return False
-        # a read-only dataset compares again the next time
+        # a read-only dataset compares again the next time, and so does one at an address
         with contextlib.suppress(UserError), exclusive_lock(self.out.resolve()):
-            if self._read(INPUTS) != inputs:  # another process has replaced it meanwhile
+            if self._inputs() != before:  # another process has replaced it meanwhile
                 return False
-            self._save(before | {"inputs": self.wanted["inputs"]})
+            if self.out.exists():
+                save_inputs(self.out, before | {"inputs": self.wanted["inputs"]})
         return True
+
+    def _inputs(self) -> dict[str, str]:
+        """Return the facts in the file INPUTS; none if it is missing or damaged."""
+        with contextlib.suppress(ValueError):
+            found = json.loads(self._read(INPUTS))
+            return found if isinstance(found, dict) else {}
+        return {}
 
     def make_once(self, make: Callable[[], tuple[Manifest, bool]]) -> tuple[Manifest, bool]:
         """Return the dataset in `out`, and whether it was made now.
@@ -155,9 +169,6 @@ class Target:
         with contextlib.suppress(OSError):
             return (self.out / name).read_bytes()
         return b""
-
-    def _save(self, facts: dict[str, str]) -> None:
-        save_inputs(self.out, facts)
 
 
 @dataclass(frozen=True)
@@ -248,40 +259,10 @@ class RemoteTarget(Target):
 
         return read_if_there(f"{self.address}/{name}") or b""
 
-    def _save(self, facts: dict[str, str]) -> None:
-        """Do nothing: the next run compares again."""
-
-
-def recorded(manifest: Manifest, inputs: bytes) -> dict[str, Any]:
-    """Return the facts that decided the bytes of a dataset.
-
-    Args:
-        manifest: Manifest of the dataset.
-        inputs: Content of its file INPUTS; empty without one.
-    """
-    facts = {"SHA-256 of the text": manifest.source.sha256, "format": manifest.format}
-    # None differs from every fingerprint
-    return {**facts, "inputs": _parsed(inputs).get("inputs"), **manifest.settings}
-
 
 def save_inputs(folder: Path, facts: dict[str, str]) -> None:
     """Write what later runs compare: inputs, sizes and contents, digests of the inputs."""
     write_atomic(folder / INPUTS, json.dumps(facts).encode() + b"\n")
-
-
-def _parsed(inputs: bytes) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        found = json.loads(inputs)
-        return found if isinstance(found, dict) else {}
-    return {}
-
-
-def _differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    return [
-        OTHER_INPUTS if key == "inputs" else f"{key} {found.get(key)}, not {value}"
-        for key, value in wanted.items()
-        if found.get(key) != value
-    ]
 
 
 def _check_deletable(out: str, entries: dict[str, Any]) -> None:

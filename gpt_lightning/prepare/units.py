@@ -87,60 +87,43 @@ def plan_units(
         UserError: A Parquet file is damaged or has no such column.
     """
     units: list[Unit] = []
-    for files in _together(inputs, unit_bytes):
-        for start, stop, size in _ranges(files, text_field, unit_bytes):
-            units.append(Unit(len(units), files, start, stop, size))
+    for are_texts, group in itertools.groupby(inputs, lambda entry: entry.kind == "text"):
+        entries = list(group)
+        if are_texts:
+            sizes = [entry.size or 0 for entry in entries]
+            for first, last, size in _grouped(sizes, unit_bytes):
+                units.append(Unit(len(units), tuple(entries[first:last]), 0, None, size))
+            continue
+        for entry in entries:
+            for start, stop, size in _ranges(entry, text_field, unit_bytes):
+                units.append(Unit(len(units), (entry,), start, stop, size))
     return units
 
 
-def _together(inputs: Sequence[Input], unit_bytes: int) -> Iterator[tuple[Input, ...]]:
-    """Yield groups of neighbouring texts up to unit_bytes, and all other files alone.
-
-    A group also ends after a text whose name has a certain checksum if it is half full: the groups
-    behind a new file soon have the borders that they had without it.
-    """
-    texts: list[Input] = []
-    held = 0
-    for entry in inputs:
-        if entry.kind == "text":
-            texts.append(entry)
-            held += entry.size or 0
-        full = held >= unit_bytes or len(texts) >= UNIT_FILES
-        half = 2 * held >= unit_bytes or 2 * len(texts) >= UNIT_FILES
-        half = half and zlib.crc32(entry.name.encode()) % 16 == 0
-        if texts and (entry.kind != "text" or full or half):
-            yield tuple(texts)
-            texts, held = [], 0
-        if entry.kind != "text":
-            yield (entry,)
-    if texts:
-        yield tuple(texts)
-
-
 def _ranges(
-    files: Sequence[Input], text_field: str, unit_bytes: int
+    entry: Input, text_field: str, unit_bytes: int
 ) -> Iterator[tuple[int, int | None, int]]:
-    """Yield the first and last + 1 byte or row group of each piece, and its bytes."""
-    entry = files[0]  # the only one, unless all are texts
+    """Yield the first and last + 1 byte or row group of each unit of a file, and its bytes."""
     if entry.kind == "parquet":
         with explained_input(entry), open_input(entry) as file:
             sizes = column_sizes(file, entry, text_field)
-        yield from _groups(sizes, unit_bytes)
-    elif entry.kind == "text" or entry.compression or not entry.seekable or entry.size is None:
-        yield 0, None, sum(file.size or 0 for file in files)
+        yield from _grouped(sizes, unit_bytes)
+    elif entry.compression or not entry.seekable or entry.size is None:
+        yield 0, None, entry.size or 0
     else:
         for start in range(0, entry.size, unit_bytes):
             stop = min(start + unit_bytes, entry.size)
             yield start, stop, stop - start
 
 
-def _groups(sizes: list[int], unit_bytes: int) -> Iterator[tuple[int, int, int]]:
+def _grouped(sizes: list[int], limit: int) -> Iterator[tuple[int, int, int]]:
+    """Yield first, last + 1 and the sum of neighbours that reach a limit together."""
     start = held = 0
-    for group, size in enumerate(sizes, 1):
+    for index, size in enumerate(sizes, 1):
         held += size
-        if held >= unit_bytes or group == len(sizes):
-            yield start, group, held
-            start, held = group, 0
+        if held >= limit or index - start >= UNIT_FILES or index == len(sizes):
+            yield start, index, held
+            start, held = index, 0
 
 
 # ---- files of a finished unit --------------------------------------------------------------------
@@ -155,16 +138,12 @@ class Piece:
         documents: Number of documents.
         tokens: Number of tokens.
         checksum: CRC-32 of the table.
-        number: Number of documents before the piece, in all units.
-        position: Number of tokens before the piece, in all units.
     """
 
     path: Path
     documents: int
     tokens: int
     checksum: int
-    number: int = 0
-    position: int = 0
 
     @property
     def file(self) -> Path:
@@ -271,14 +250,11 @@ class Job:
 
     def pieces(self, records: Mapping[Unit, Record]) -> list[Piece]:
         """Return the pieces of all units in order."""
-        found: list[Piece] = []
-        number = position = 0
-        for unit, record in records.items():
-            for index, (documents, tokens, checksum) in enumerate(record.pieces):
-                path = self.piece_path(unit, index)
-                found.append(Piece(path, documents, tokens, checksum, number, position))
-                number, position = number + documents, position + tokens
-        return found
+        return [
+            Piece(self.piece_path(unit, index), *numbers)
+            for unit, record in records.items()
+            for index, numbers in enumerate(record.pieces)
+        ]
 
 
 def checksums(tokens: np.ndarray, table: np.ndarray) -> np.ndarray:
