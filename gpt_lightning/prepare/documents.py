@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import io
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,14 +10,14 @@ from typing import Any, BinaryIO
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.input_file import (
     HEAD_BYTES,
-    RECODE,
     Input,
     check_lines,
     check_text,
     damaged,
+    not_utf8,
 )
 from gpt_lightning.prepare.inputs import explained_input, open_input
-from gpt_lightning.prepare.readers import bytes_of, decompressed, intact, open_parquet
+from gpt_lightning.prepare.readers import bytes_of, compressed_lines, open_parquet
 from gpt_lightning.prepare.settings import Errors
 
 BOM = b"\xef\xbb\xbf"
@@ -99,7 +98,7 @@ class Documents:
         elif entry.kind == "parquet":
             contents = _rows(entry, start, stop, self._field)
         else:
-            contents = _compressed_lines(entry) if entry.compression else _lines(entry, start, stop)
+            contents = _lines(entry, start, stop)
         with explained_input(entry):
             for content, where in contents:
                 n_bytes = -1 if content is None else len(content)
@@ -125,13 +124,8 @@ class Documents:
             return content.decode()
         except UnicodeDecodeError as error:
             if self._errors != "replace":
-                fix = "--errors replace puts U+FFFD there"
-                if 0 in content:
-                    fix = f"it has NUL bytes: if it is UTF-16, {RECODE.format('utf-16le')}"
-                raise BadDocument(
-                    f"expected UTF-8, found byte 0x{content[error.start]:02x} at offset "
-                    f"{error.start:,} ({fix})"
-                ) from error
+                found = not_utf8(content, error, 0, "--errors replace puts U+FFFD there")
+                raise BadDocument(f"expected UTF-8, found {found}") from error
         text = content.decode(errors="replace")
         self.replaced += text.count(REPLACEMENT) - content.count(REPLACEMENT.encode())
         return text
@@ -213,23 +207,16 @@ def _rows(entry: Input, start: int, stop: int | None, column: str) -> Contents:
             raise damaged(entry, "Parquet", error) from error
 
 
-def _compressed_lines(entry: Input) -> Contents:
-    with open_input(entry) as file:
-        reader = io.BufferedReader(decompressed(file, entry), CHUNK_BYTES)
-        for number, line in enumerate(intact(reader, entry), 1):
-            if number == 1:
-                check_text(line[:HEAD_BYTES], entry.label)
-            where = functools.partial("{}, line {:,}".format, entry.label, number)
-            yield line if number > 1 else line.removeprefix(BOM), where
-
-
 def _lines(entry: Input, start: int, stop: int | None) -> Contents:
     with open_input(entry) as file:
-        offset = _first_line(file, start, stop) if start else 0
-        while (stop is None or offset < stop) and (line := file.readline()):
+        offset = first = _first_line(file, start, stop) if start else 0
+        lines = compressed_lines(file, entry) if entry.compression else iter(file.readline, b"")
+        number = 0
+        while (stop is None or offset < stop) and (line := next(lines, b"")):
             if not offset:
                 check_text(line[:HEAD_BYTES], entry.label)
-            where = functools.partial(_line_at, entry, offset)
+            number += 1
+            where = functools.partial(_line_at, entry, first, number)
             yield line if offset else line.removeprefix(BOM), where
             offset += len(line)
 
@@ -249,9 +236,14 @@ def _first_line(file: BinaryIO, start: int, stop: int | None) -> int:
     return offset
 
 
-def _line_at(entry: Input, offset: int) -> str:
-    """Return file and number of the line at an offset; this reads the file up to there."""
-    number = 1
+def _line_at(entry: Input, offset: int, number: int) -> str:
+    """Return file and number of a line; this reads the file up to an offset.
+
+    Args:
+        entry: Input of the line.
+        offset: Begin of a line.
+        number: Number of the line from there.
+    """
     with open_input(entry) as file:
         while offset > 0 and (chunk := file.read(min(CHUNK_BYTES, offset))):
             number += chunk.count(b"\n")

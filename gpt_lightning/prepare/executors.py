@@ -1,14 +1,13 @@
 """Execution of units: in this process, in processes of this machine, or on a Ray cluster."""
 
 import inspect
-import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -19,7 +18,6 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import checked
 
 RAY_ADDRESS = "RAY_ADDRESS"
-AHEAD = 2  # units submitted for each process or CPU, of perhaps a million
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -99,19 +97,10 @@ def check_main_guard() -> None:
             )
 
 
-def _completed(
-    submit: Callable[[T], Future[R]], units: Sequence[T], ahead: int
-) -> Iterator[tuple[T, R]]:
-    """Submit units, at most `ahead` at a time, and yield them with their results."""
-    waiting = iter(units)
-    futures: dict[Future[R], T] = {}
-    while True:
-        for unit in itertools.islice(waiting, ahead - len(futures)):
-            futures[submit(unit)] = unit
-        if not futures:
-            return
-        for future in wait(futures, return_when=FIRST_COMPLETED).done:
-            yield futures.pop(future), future.result()
+def _completed(futures: Mapping[Future[R], T]) -> Iterator[tuple[T, R]]:
+    """Yield units and their results as they complete."""
+    for future in as_completed(futures):
+        yield futures[future], future.result()
 
 
 # ---- processes -----------------------------------------------------------------------------------
@@ -125,7 +114,7 @@ def _processes(
     others = multiprocessing.active_children()
     pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker)
     try:
-        yield from _completed(lambda unit: pool.submit(function, unit), units, AHEAD * workers)
+        yield from _completed({pool.submit(function, unit): unit for unit in units})
     except BrokenProcessPool as error:
         raise UserError(
             f"one of {workers} worker processes was killed, perhaps for lack of memory: run the "
@@ -161,11 +150,9 @@ def _ray(function: Callable[[T], R], units: Sequence[T]) -> Iterator[tuple[T, R]
     """Run units as tasks of one CPU each; all machines must see the same files."""
     ray = _cluster()
     task = ray.remote(num_cpus=1, max_retries=3)(_caught).options(name="gpt_lightning.prepare")
-    ahead = AHEAD * max(int(ray.cluster_resources().get("CPU", 1)), 1)
     try:
-        for unit, (result, mistake) in _completed(
-            lambda unit: task.remote(function, unit).future(), units, ahead
-        ):
+        futures = {task.remote(function, unit).future(): unit for unit in units}
+        for unit, (result, mistake) in _completed(futures):
             if mistake is not None:
                 raise UserError(mistake)
             yield unit, result

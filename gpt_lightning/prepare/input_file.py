@@ -103,6 +103,20 @@ def check_text(head: bytes, label: str) -> None:
         raise UserError(f"{label} is no UTF-8, it has many NUL bytes: if it is UTF-16, {order}")
 
 
+def not_utf8(content: bytes, error: UnicodeDecodeError, offset: int, fix: str) -> str:
+    """Return which byte is not UTF-8, and what to do.
+
+    Args:
+        content: Bytes that were decoded.
+        error: Error of the decoding.
+        offset: Bytes of the file before them.
+        fix: What to do, unless they look like UTF-16.
+    """
+    if 0 in content:
+        fix = f"it has NUL bytes: if it is UTF-16, {RECODE.format('utf-16le')}"
+    return f"byte 0x{content[error.start]:02x} at offset {offset + error.start:,}; {fix}"
+
+
 def is_object(line: bytes) -> bool:
     """Return whether a line is a JSON object."""
     try:
@@ -129,14 +143,12 @@ def check_lines(line: bytes, entry: Input) -> None:
 
 def no_lines(label: str, compression: str) -> UserError:
     """Return the error of a .json that is one JSON value, with the command that converts it."""
-    path, first = shlex.quote(label), ""
+    path, first = label.removesuffix(compression), "unpack it, and " if compression else ""
     if is_url(label):
-        path, first = shlex.quote(PurePosixPath(without_host(label)).name), "download it, and "
-    unpack = {".gz": f"gzip -dc {path} | ", ".zst": f"zstd -dc {path} | "}.get(compression)
-    command = f"{unpack}jq -c '.[]'" if unpack else f"jq -c '.[]' {path}"
+        path, first = PurePosixPath(without_host(path)).name, f"download it, {first}"
     return UserError(
         f"{label}: expected a JSON object on each line, found other JSON: {first}convert it, for "
-        f"example an array with {command} > documents.jsonl"
+        f"example an array with jq -c '.[]' {shlex.quote(path)} > documents.jsonl"
     )
 
 

@@ -147,36 +147,29 @@ def _make(
     if target.overwrite and job.folder.parent.exists():
         for other in set(job.folder.parent.iterdir()) - {job.folder}:
             shutil.rmtree(other)
-    try:
-        job.folder.mkdir(parents=True, exist_ok=True)
-        records = _make_units(job, units, execution)
-        folder, records = _begin_shards(job, records, execution)
-        dtype = token_dtype(tokenizer.vocab_size)
-        assembly = Assembly(folder, job.pieces(records), dtype, settings)
-        for split in assembly.splits:
-            n_tokens, n_documents = assembly.totals(split)
-            check_size(name, split, n_tokens, f"{n_documents} documents")
-        if not (folder / "new").exists():
-            begin_dataset(folder / "new", tokenizer, settings)
-        for left in (folder / "new").glob(".*.tmp.*"):  # by a killed process
-            left.unlink()
-        splits = _write_shards(assembly, execution)
-        contents = digest([(unit.key, record.content) for unit, record in records.items()], 64)
-        facts = {"inputs": target.wanted["inputs"], "sizes": target.sizes, "contents": contents}
-        save_inputs(folder / "new", facts)
-        recorded = settings.of_documents() | {
-            "documents": int(assembly.documents.sum()),
-            "skipped": sum(record.skipped for record in records.values()),
-            "replaced": sum(record.replaced for record in records.values()),
-        }
-        origin = TextOrigin(name, assembly.text_bytes, assembly.sha256)
-        manifest = finish_dataset(folder / "new", tokenizer, settings, origin, recorded, splits)
-        manifest, made = target.deliver(folder, manifest)
-    finally:
-        for empty in (job.folder, job.folder.parent):
-            with contextlib.suppress(OSError):  # it holds finished units
-                empty.rmdir()
-    return manifest, made
+    records = _make_units(job, units, execution)
+    folder, records = _begin_shards(job, records, execution)
+    dtype = token_dtype(tokenizer.vocab_size)
+    assembly = Assembly(folder, job.pieces(records), dtype, settings)
+    for split in assembly.splits:
+        n_tokens, n_documents = assembly.totals(split)
+        check_size(name, split, n_tokens, f"{n_documents} documents")
+    if not (folder / "new").exists():
+        begin_dataset(folder / "new", tokenizer, settings)
+    for left in (folder / "new").glob(".*.tmp.*"):  # by a killed process
+        left.unlink()
+    splits = _write_shards(assembly, execution)
+    contents = digest([(unit.key, record.content) for unit, record in records.items()], 64)
+    facts = {"inputs": target.wanted["inputs"], "sizes": target.sizes, "contents": contents}
+    save_inputs(folder / "new", facts)
+    recorded = settings.of_documents() | {
+        "documents": int(assembly.documents.sum()),
+        "skipped": sum(record.skipped for record in records.values()),
+        "replaced": sum(record.replaced for record in records.values()),
+    }
+    origin = TextOrigin(name, assembly.text_bytes, assembly.sha256)
+    manifest = finish_dataset(folder / "new", tokenizer, settings, origin, recorded, splits)
+    return target.deliver(folder, manifest)
 
 
 def _begin_shards(
@@ -199,7 +192,7 @@ def _begin_shards(
     for piece in job.pieces(records):
         if not piece.file.exists():
             piece.forget()
-    folder.mkdir()
+    folder.mkdir(parents=True)
     return folder, _make_units(job, list(records), execution)
 
 

@@ -13,28 +13,23 @@ if TYPE_CHECKING:
     import pyarrow.parquet
 
 CHUNK_BYTES = 2**16  # decompressed at a time
+LINE_BYTES = 2**20  # held at a time to find lines
 WINDOW_BYTES = 2**31  # of `zstd --long=31`, as dumps of Reddit have it; zstd's own limit is 2**27
 
 
 # ---- compressed files: a file that was cut off raises an error -----------------------------------
 
 
-def decompressed(file: BinaryIO, entry: Input) -> io.RawIOBase:
-    """Return the bytes of a compressed file as a stream."""
-    if entry.compression == ".gz":
-        # GzipFile is no RawIOBase, but has readinto, all that BufferedReader uses.
-        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
-    return ZstdReader(file)
-
-
-def intact(reader: BinaryIO, entry: Input) -> Iterator[bytes]:
+def compressed_lines(file: BinaryIO, entry: Input) -> Iterator[bytes]:
     """Yield the lines of a compressed file.
 
     Raises:
         UserError: The file is damaged or was cut off.
     """
+    # GzipFile is no RawIOBase, but has readinto, all that BufferedReader uses.
+    stream: Any = gzip.GzipFile(fileobj=file) if entry.compression == ".gz" else ZstdReader(file)
     try:
-        yield from reader
+        yield from io.BufferedReader(stream, LINE_BYTES)
     except (EOFError, zlib.error, gzip.BadGzipFile, ZstdDamage) as error:
         raise damaged(entry, f"intact {entry.compression}", error) from error
 

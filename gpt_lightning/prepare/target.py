@@ -118,13 +118,12 @@ class Target:
             UserError: The folder holds something else, or the disk is full.
         """
         there = self.existing()
-        if there is None:
+        if there is None or _lock_of(self.out.resolve()).exists():  # or one was killed at its end
             with exclusive_lock(self.out.resolve()), explained("write", self.out):
                 there = self.existing()  # the process that held the lock may have made it
                 if there is None:
                     self.check_writable()
                     return make()
-        sweep_lock(self.out)
         return there, False
 
     def publish(self, write: Callable[[Path], Manifest]) -> tuple[Manifest, bool]:
@@ -294,20 +293,6 @@ def exclusive_lock(out: Path) -> Iterator[None]:
             out.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(_lock_of(out), waiting))
         yield
-
-
-def sweep_lock(out: Path) -> None:
-    """Delete the lock file of a process that was killed."""
-
-    def held() -> None:
-        raise BlockingIOError
-
-    path = _lock_of(out.resolve())
-    # A file that is held, or on a read-only disk, stays.
-    with contextlib.suppress(OSError):
-        if path.exists():
-            with locked(path, held):
-                pass
 
 
 def _lock_of(out: Path) -> Path:

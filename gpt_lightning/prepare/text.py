@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
+from gpt_lightning.data.manifest import Manifest, TextOrigin
 from gpt_lightning.data.progress import Progress
-from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
+from gpt_lightning.data.tokenizers import token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained
-from gpt_lightning.prepare.input_file import HEAD_BYTES, RECODE, check_not_json, check_text
+from gpt_lightning.prepare.input_file import HEAD_BYTES, check_not_json, check_text, not_utf8
 from gpt_lightning.prepare.settings import Errors, Settings, split_borders
 from gpt_lightning.prepare.shards import (
     Stream,
@@ -83,12 +83,7 @@ def _decode(path: Path, data: bytes, offset: int, errors: Errors, final: bool) -
             "convert it, for example with iconv -t utf-8, or make a dataset of it with "
             f"`gpt-lightning prepare {path} --errors replace`"
         )
-        if 0 in data:
-            fix = f"it has NUL bytes: if it is UTF-16, {RECODE.format('utf-16le')}"
-        raise UserError(
-            f"{path} is not UTF-8: byte 0x{data[error.start]:02x} at offset "
-            f"{offset + error.start:,}; {fix}"
-        ) from error
+        raise UserError(f"{path} is not UTF-8: {not_utf8(data, error, offset, fix)}") from error
 
 
 def survey_text(path: Path, settings: Settings) -> Survey:
@@ -190,13 +185,6 @@ def _write(
             "to predict: give another text"
         )
     begin_dataset(folder, tokenizer, settings)
-    splits = _write_splits(folder, source, survey, tokenizer, settings)
-    return finish_dataset(folder, tokenizer, settings, origin, settings.of_text(), splits)
-
-
-def _write_splits(
-    folder: Path, source: Path, survey: Survey, tokenizer: Tokenizer, settings: Settings
-) -> dict[str, tuple[Shard, ...]]:
     borders = split_borders(survey.n_characters, settings.val_fraction, settings.test_fraction)
     again, splits, dtype = Survey(), {}, token_dtype(tokenizer.vocab_size)
     chunks = decoded(source, settings.errors, again)
@@ -218,4 +206,4 @@ def _write_splits(
         pass
     if again.sha256 != survey.sha256:
         raise UserError(f"{source}: the file changed while it was read: run prepare again")
-    return splits
+    return finish_dataset(folder, tokenizer, settings, origin, settings.of_text(), splits)

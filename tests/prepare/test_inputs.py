@@ -118,7 +118,7 @@ def test_json_of_many_lines_is_refused_wherever_it_is(
     memory.pipe("/docs/a.json", content)
     path = tmp_path / "a b.json.gz"
     for source, said in {
-        str(path): rf"gzip -dc '{path}' \| jq -c '\.\[\]' >",
+        str(path): rf"unpack it, .* jq -c '\.\[\]' '{path.with_suffix('')}' >",
         str(tmp_path / "a.jsonl"): r"jq -c '\.\[\]' /",
         "memory://docs/a.json": r"download it.* jq -c '\.\[\]' a\.json",
     }.items():
@@ -144,8 +144,8 @@ def test_several_sources_are_a_glob(tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("a text")
     names = [entry.name for entry in find_inputs([str(folder), str(tmp_path / "more.txt")])]
     assert names == ["docs/a.jsonl", "docs/b.jsonl", "docs/c.jsonl", "more.txt"]
-    for wrong in ("-", "tinyshakespeare", "memory://a.txt", "nowhere.jsonl"):
-        with pytest.raises(UserError, match=f"{wrong}.*several sources are files"):
+    for wrong in ("-", "tinyshakespeare", "a.txt", "nowhere.jsonl"):
+        with pytest.raises(UserError, match=f"{wrong}.*no such file"):
             prepare([pattern, wrong], out=str(tmp_path / "none"))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt_lightning.prepare.target import exclusive_lock, sweep_lock
+from gpt_lightning.prepare.target import exclusive_lock
 
 
 def is_held(path: Path) -> bool:
@@ -40,14 +40,3 @@ def test_a_lock_on_a_deleted_file_keeps_nobody_out(
     monkeypatch.setattr(fcntl, "flock", flock)
     with exclusive_lock(tmp_path / "out"):
         assert is_held(path)
-
-
-def test_only_a_dead_processs_lock_is_swept(tmp_path: Path) -> None:
-    path = tmp_path / ".out.lock"
-    sweep_lock(tmp_path / "out")  # none there
-    with exclusive_lock(tmp_path / "out"):
-        sweep_lock(tmp_path / "out")
-        assert path.exists()
-    path.touch()
-    sweep_lock(tmp_path / "out")
-    assert not path.exists()
