@@ -1,10 +1,13 @@
 """Datasets and files of tokens for tests, made without the command line."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from gpt_lightning.data.manifest import Manifest
+from gpt_lightning.data.manifest import Manifest, TextOrigin
+from gpt_lightning.data.shards import write_shard
+from gpt_lightning.data.tokenizers import token_dtype
 from gpt_lightning.prepare.settings import Settings
 from gpt_lightning.prepare.target import Target
 from gpt_lightning.prepare.text import prepare_one_text
@@ -36,3 +39,13 @@ def llmc_bytes(tokens: np.ndarray, **header: int) -> bytes:
     fields[1] = header.get("version", 1)
     fields[2] = header.get("count", len(tokens))
     return fields.tobytes() + tokens.astype(np.uint16).tobytes()
+
+
+def write_dataset(folder: Path, parts: Iterable[np.ndarray], vocab_size: int = 50257) -> Path:
+    """Write a dataset with a shard of each part in its train split; return its folder."""
+    folder.mkdir(exist_ok=True)
+    named = enumerate(parts)
+    shards = tuple(write_shard(folder / f"train-{i:05d}.npy", part) for i, part in named)
+    dtype, source = token_dtype(vocab_size).name, TextOrigin("s", 1, "0")
+    Manifest({"name": "x"}, vocab_size, dtype, source, {}, {"train": shards}).save(folder)
+    return folder

@@ -8,26 +8,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prepared import write_dataset
 
 from gpt_lightning.cli import main
 from gpt_lightning.data import manifest as manifests
 from gpt_lightning.data import shards
 from gpt_lightning.data.dataset import load_manifest
-from gpt_lightning.data.manifest import Manifest, TextOrigin
 from gpt_lightning.data.order import WindowOrder
-from gpt_lightning.data.shards import DatasetWindows, TokenStream, write_shard
+from gpt_lightning.data.shards import DatasetWindows, TokenStream
 from gpt_lightning.errors import UserError
 
 N, TOKENS = 120, 50
 
 
 def write(folder: Path, n: int = N) -> Path:
-    folder.mkdir(exist_ok=True)
-    parts = np.arange(n * TOKENS, dtype=np.uint16).reshape(n, TOKENS)
-    written = tuple(write_shard(folder / f"train-{i:05d}.npy", p) for i, p in enumerate(parts))
-    source = TextOrigin("s", 1, "0")
-    Manifest({"name": "x"}, 50257, "uint16", source, {}, {"train": written}).save(folder)
-    return folder
+    return write_dataset(folder, np.arange(n * TOKENS, dtype=np.uint16).reshape(n, TOKENS))
 
 
 def stream_of(folder: Path) -> TokenStream:

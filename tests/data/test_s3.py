@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
+from prepared import write_dataset
 
 from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.data.formats import file_header
-from gpt_lightning.data.manifest import Manifest, TextOrigin
-from gpt_lightning.data.shards import write_shard
 
 s3fs = pytest.importorskip("s3fs", reason="needs pip install s3fs")
 moto = pytest.importorskip("moto.server", reason="needs pip install 'moto[server]'")
@@ -32,12 +31,7 @@ def bucket(monkeypatch):
 
 
 def test_a_dataset_in_a_bucket(bucket, tmp_path):
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    parts = np.arange(4_000, dtype=np.uint16).reshape(4, 1_000)
-    shards = tuple(write_shard(folder / f"train-{i:05d}.npy", p) for i, p in enumerate(parts))
-    source = TextOrigin("s", 1, "0")
-    Manifest({"name": "gpt2"}, 50257, "uint16", source, {}, {"train": shards}).save(folder)
+    folder = write_dataset(tmp_path / "mine", np.arange(4_000, dtype=np.uint16).reshape(4, 1_000))
     bucket.put(str(folder), "s3://tokens/mine", recursive=True)
     stream = TokenDataset("s3://tokens/mine", tmp_path, 1.0).stream("train", 16)
     assert stream.windows(np.array([990, 3_000]), 20)[:, 0].tolist() == [990, 3_000]

@@ -1,5 +1,4 @@
 import dataclasses
-import itertools
 import json
 import pickle
 import time
@@ -9,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prepared import write_dataset
 
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.formats import file_header
 from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, TextOrigin
-from gpt_lightning.data.shards import TokenStream, write_shard
+from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
 
 LENGTHS = (7, 1, 30, 2, 60)  # windows cross one, two and three borders
@@ -27,15 +27,7 @@ def tokens() -> np.ndarray:
 
 @pytest.fixture
 def dataset(tmp_path: Path, tokens: np.ndarray) -> Path:
-    borders = np.cumsum((0, *LENGTHS))
-    shards = tuple(
-        write_shard(tmp_path / f"train-{i:05d}.npy", tokens[a:b])
-        for i, (a, b) in enumerate(itertools.pairwise(borders))
-    )
-    Manifest({"name": "x"}, VOCAB, "uint16", TextOrigin("s", 1, "0"), {}, {"train": shards}).save(
-        tmp_path
-    )
-    return tmp_path
+    return write_dataset(tmp_path, np.split(tokens, np.cumsum(LENGTHS)[:-1]), VOCAB)
 
 
 def stream_of(folder: Path) -> TokenStream:
@@ -65,11 +57,7 @@ def test_no_windows(dataset: Path) -> None:
 
 
 def test_pickling_carries_no_tokens(tmp_path: Path) -> None:
-    tokens = np.arange(100_000, dtype=np.uint32)
-    shard = write_shard(tmp_path / "train-00000.npy", tokens)
-    source = TextOrigin("s", 1, "0")
-    Manifest({}, 100_277, "uint32", source, {}, {"train": (shard,)}).save(tmp_path)
-    stream = stream_of(tmp_path)
+    stream = stream_of(write_dataset(tmp_path, [np.arange(100_000, dtype=np.uint32)], 100_277))
     stream.windows(np.array([5]), 3)  # maps the shard
     pickled = pickle.dumps(stream)
     assert len(pickled) < 2000
@@ -137,19 +125,16 @@ def test_stranger_among_the_shards(dataset: Path) -> None:
 
 
 def test_truncation_while_reading_is_an_error_and_no_signal(tmp_path: Path) -> None:
-    shard = write_shard(tmp_path / "train-00000.npy", np.zeros(50_000, np.uint16))
-    Manifest({}, 2, "uint16", TextOrigin("s", 1, "0"), {}, {"train": (shard,)}).save(tmp_path)
-    stream = stream_of(tmp_path)
+    stream = stream_of(write_dataset(tmp_path, [np.zeros(50_000, np.uint16)]))
     stream.windows(np.array([0]), 8)
-    with open(tmp_path / shard.file, "r+b") as file:
+    with open(tmp_path / "train-00000.npy", "r+b") as file:
         file.truncate(1000)
     with pytest.raises(UserError, match=r"train-00000\.npy changed while it was read"):
         stream.windows(np.array([40_000]), 8)
 
 
 def test_token_beyond_the_vocabulary(tmp_path: Path) -> None:
-    shard = write_shard(tmp_path / "train-00000.npy", np.array([1, 2, 65], np.uint16))
-    Manifest({}, 65, "uint16", TextOrigin("s", 1, "0"), {}, {"train": (shard,)}).save(tmp_path)
+    write_dataset(tmp_path, [np.array([1, 2, 65], np.uint16)], 65)
     with pytest.raises(UserError, match="token 65"):
         stream_of(tmp_path).windows(np.array([0]), 3)
 

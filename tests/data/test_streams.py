@@ -17,16 +17,15 @@ import fsspec
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from prepared import write_dataset
 from served import Server, serving
 
 from gpt_lightning.data import streaming
 from gpt_lightning.data.dataset import TokenDataset, load_manifest
 from gpt_lightning.data.formats import file_header
 from gpt_lightning.data.loader import TrainLoader
-from gpt_lightning.data.manifest import Manifest, TextOrigin
 from gpt_lightning.data.readers import Place, WindowReader
 from gpt_lightning.data.settings import DataSettings
-from gpt_lightning.data.shards import write_shard
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import file_sha256
 from gpt_lightning.remote import attempts
@@ -49,13 +48,7 @@ def tokens() -> np.ndarray:
 @pytest.fixture
 def ours(tmp_path) -> Path:
     """Dataset with a manifest whose token i is i."""
-    folder = tmp_path / "served"
-    folder.mkdir()
-    parts = enumerate(tokens().reshape(N, TOKENS))
-    shards = tuple(write_shard(folder / f"train-{i:05d}.npy", part) for i, part in parts)
-    source = TextOrigin("s", 1, "0")
-    Manifest({"name": "gpt2"}, 50257, "uint16", source, {}, {"train": shards}).save(folder)
-    return folder
+    return write_dataset(tmp_path / "served", tokens().reshape(N, TOKENS))
 
 
 @pytest.fixture

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prepared import random_tokens, write_dataset
 
 from gpt_lightning.cli import main
 from gpt_lightning.data import progress
 from gpt_lightning.data.inspection import verify
-from gpt_lightning.data.manifest import Manifest, TextOrigin
-from gpt_lightning.data.shards import write_shard
 from gpt_lightning.errors import UserError
 
 VOCAB = 500
@@ -18,14 +17,7 @@ VOCAB = 500
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(0)
-    shards = tuple(
-        write_shard(tmp_path / f"train-{i:05d}.npy", rng.integers(0, VOCAB, n).astype(np.uint16))
-        for i, n in enumerate((3000, 1, 2000))
-    )
-    source = TextOrigin("s", 1, "0")
-    Manifest({"name": "x"}, VOCAB, "uint16", source, {}, {"train": shards}).save(tmp_path)
-    return tmp_path
+    return write_dataset(tmp_path, [random_tokens(n, vocab=VOCAB) for n in (3000, 1, 2000)], VOCAB)
 
 
 def flip(path: Path, at: int, bit: int = 0) -> None:
@@ -82,13 +74,6 @@ def test_all_damage_is_named_at_once(dataset: Path) -> None:
         assert part in found
 
 
-def one_shard(folder: Path, tokens: np.ndarray) -> Path:
-    shards = (write_shard(folder / "train-00000.npy", tokens),)
-    source = TextOrigin("s", 1, "0")
-    Manifest({"name": "x"}, VOCAB, "uint16", source, {}, {"train": shards}).save(folder)
-    return folder
-
-
 @pytest.mark.parametrize("position", [0, 1999])
 def test_a_token_beyond_the_vocabulary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: int
@@ -96,7 +81,7 @@ def test_a_token_beyond_the_vocabulary(
     monkeypatch.setattr("gpt_lightning.data.manifest.PIECE_BYTES", 400)
     tokens = np.zeros(2000, np.uint16)
     tokens[position] = VOCAB
-    found = complaint(one_shard(tmp_path, tokens))
+    found = complaint(write_dataset(tmp_path, [tokens], VOCAB))
     assert f"below the vocabulary of 500, found token 500 at position {position:,}" in found
 
 
@@ -114,7 +99,7 @@ def test_another_programs_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_truncation_while_reading_is_a_line_and_no_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
-    folder = one_shard(tmp_path, np.zeros(50_000, np.uint16))
+    folder = write_dataset(tmp_path, [np.zeros(50_000, np.uint16)], VOCAB)
 
     def add(*_: object) -> None:
         with open(folder / "train-00000.npy", "r+b") as file:
