@@ -26,6 +26,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import write_atomic
 from gpt_lightning.parsing import OneLineParser, underscored
 from gpt_lightning.tables import options
+from gpt_lightning.tables.ledger import Values
 from gpt_lightning.tables.rows import RESULTS, make_row, markdown
 from gpt_lightning.tables.sweep import Bench, Sweep, read_options
 
@@ -113,7 +114,7 @@ def filled(section: Section, args: Any, device: str) -> list[str]:
     return shlex.split(text if "--device" in text else f"--device {device} {text}")
 
 
-def read(section: Section, words: list[str]) -> tuple[Bench, list[options.Values]]:
+def read(section: Section, words: list[str]) -> tuple[Bench, list[Values]]:
     """Return the bench of a section, and its rows."""
     bench: Bench = importlib.import_module(find_benches()[section.bench]).BENCH
     return bench, read_options(bench, words)[1]
