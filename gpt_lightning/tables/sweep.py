@@ -10,7 +10,6 @@ import importlib
 import json
 import math
 import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 
-from gpt_lightning.errors import EXIT_AGAIN, UserError, is_out_of_memory, termination_as_exit
+from gpt_lightning.errors import EXIT_AGAIN, UserError, termination_as_exit
 from gpt_lightning.files import numbered_folder
 from gpt_lightning.hardware.machine import machine_record
 from gpt_lightning.parsing import program, split_fit_options
@@ -28,16 +27,10 @@ from gpt_lightning.tables.ledger import Ledger, find_ledger, identity
 from gpt_lightning.tables.options import Option, configurations, parse
 from gpt_lightning.tables.rows import RESULTS, Console, Row, Values, make_row, write_report
 from gpt_lightning.tables.verdicts import FINE, KEPT, finite, implausible
-from gpt_lightning.tables.worker import isolated, measured
+from gpt_lightning.tables.worker import isolated
 
 ROOT = Path("lightning_logs") / "bench"
 EARLIER = "earlier"  # machine fact of a resumed sweep: machine of the first rows
-# torch.get_float32_matmul_precision() -> words of a report
-PRODUCTS = {
-    "highest": "highest (float32)",
-    "high": "high (TF32 on CUDA)",
-    "medium": "medium (bfloat16)",
-}
 Tables = dict[str, Sequence[Row]]  # name -> rows
 Picture = Callable[[Path, Sequence[Row]], list[str]]  # draws into a folder; returns file names
 
@@ -51,7 +44,7 @@ class Bench:
         title: Heading of the report.
         row: Class of the rows, made by `row_type`.
         measure: MODULE:FUNCTION, which `worker.call` calls with a configuration in a process of
-            its own; or a function, which is called in this process, without a time limit.
+            its own.
         options: Options in the order in which rows vary, slowest first.
         timeout_s: Default time limit of a row.
         takes_fit_options: Accept options of `fit` and put them into configurations as
@@ -71,7 +64,7 @@ class Bench:
     name: str
     title: str
     row: type[Row]
-    measure: str | Callable[..., Values]
+    measure: str
     options: tuple[Option, ...] = ()
     timeout_s: float = 600.0
     takes_fit_options: bool = False
@@ -85,8 +78,7 @@ class Bench:
     @property
     def notes(self) -> tuple[str, ...]:
         """Conventions, units, definitions: paragraphs of the docstring of the bench's file."""
-        address = self.measure if isinstance(self.measure, str) else self.measure.__module__
-        return paragraphs(importlib.import_module(address.partition(":")[0]).__doc__)
+        return paragraphs(importlib.import_module(self.measure.partition(":")[0]).__doc__)
 
 
 def paragraphs(docstring: str | None) -> tuple[str, ...]:
@@ -166,8 +158,6 @@ class Sweep:
         self.ledger = Ledger(folder) if folder else open_ledger(bench.name, configurations, resume)
         self.folder, self._before = self.ledger.folder, self.ledger.by_key()
         machine = machine_of(configurations, argv)
-        if bench.takes_fit_options:
-            machine["precision"] = "float32 products: model.matmul_precision of the configuration"
         self.machine = machine | earlier_machine(self.folder, machine)
         self.rows: list[Row] = []
         self.pictures: list[str] = []  # drawn after the last row: it takes seconds
@@ -204,7 +194,8 @@ class Sweep:
                 self.measure(configuration)
             except TimeUpError:
                 self.left.append(configuration)
-        self.pictures = draw(self.bench, self.folder, self.rows)
+        if self.bench.picture is not None:
+            self.pictures = self.bench.picture(self.folder, self.rows)
         self.report()
         self.print_files()
         failed = any(row.status not in FINE for row in self.rows)
@@ -245,11 +236,8 @@ class Sweep:
         if self.bench.beside is not None:
             published, remarks = self.bench.beside(self.rows)
             tables, notes = tables | published, notes + remarks
-        notes = (*notes, *findings)
-        ran = dict.fromkeys(getattr(row, "matmul_precision", "") for row in self.rows)
-        if words := ", ".join(PRODUCTS[name] for name in ran if name):
-            self.machine["precision"] = f"float32 products: {words}"
-        write_report(self.folder, self.bench.title, self.machine, tables, notes, self.pictures)
+        title, notes = self.bench.title, (*notes, *findings)
+        write_report(self.folder, title, self.machine, tables, notes, self.pictures)
         self.words = self.epilogue()
 
     def print_files(self) -> None:
@@ -277,10 +265,7 @@ def open_ledger(name: str, keys: list[Values], resume: bool) -> Ledger:
 def measure_row(bench: Bench, folder: Path, configuration: Values, timeout_s: float) -> Values:
     """Measure a configuration; impossible numbers are a failure too."""
     arguments = configuration | ({"folder": str(folder)} if bench.files else {})
-    if isinstance(bench.measure, str):
-        found = isolated(bench.measure, arguments, timeout_s)
-    else:
-        found = measured(bench.measure, arguments)
+    found = isolated(bench.measure, arguments, timeout_s)
     wrong = implausible(found) if found["status"] == "ok" else ""
     return finite(found) | {"status": "implausible", "note": wrong} if wrong else found
 
@@ -290,12 +275,7 @@ def machine_of(configurations: list[Values], argv: list[str]) -> dict[str, str]:
     named = dict.fromkeys(row.get("device") for row in configurations)
     devices = [torch.device(name) for name in named if name in ("cpu", "mps", "cuda")]
     records = [machine_record(argv, device) for device in devices] or [machine_record(argv)]
-    together = "; ".join(record["device"] for record in records)
-    precision = torch.get_float32_matmul_precision()
-    return records[0] | {
-        "device": together,
-        "precision": f"float32 products: {precision}, but for rows in tf32",
-    }
+    return records[0] | {"device": "; ".join(record["device"] for record in records)}
 
 
 def earlier_machine(folder: Path, machine: dict[str, str]) -> dict[str, str]:
@@ -309,19 +289,3 @@ def earlier_machine(folder: Path, machine: dict[str, str]) -> dict[str, str]:
     known = [before[EARLIER]] if EARLIER in before else []
     known += [f"rows of {before.get('date')}: {', '.join(other)}"] if other else []
     return {EARLIER: "; ".join(known)} if known else {}
-
-
-# ---- the report ----------------------------------------------------------------------------------
-
-
-def draw(bench: Bench, folder: Path, rows: list[Row]) -> list[str]:
-    """Draw the rows, unless this process itself has no memory left for a picture."""
-    if bench.picture is None:
-        return []
-    try:
-        return bench.picture(folder, rows)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        print(f"warning: no picture: {type(error).__name__} {error}", file=sys.stderr)
-        return []

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpt_lightning.bench.course_model import CourseModel, RMSNorm, RoPE, SwiGLU
+from gpt_lightning.bench.course_model import CourseModel, RMSNorm, RoPE
 from gpt_lightning.bench.models import SHAPES
 from gpt_lightning.model.flops import flops_per_token
 from gpt_lightning.model.gpt import GPTConfig
@@ -57,36 +57,6 @@ def test_a_rotated_product_depends_on_the_distance_alone():
         torch.testing.assert_close(same, same[0].expand_as(same), rtol=0, atol=1e-5)
     assert products.diagonal(0)[0] == pytest.approx(float(q @ k.T), abs=1e-5)
     assert (products.diagonal(1)[0] - products.diagonal(0)[0]).abs() > 1e-2
-
-
-def test_pairs_turn_by_their_own_angle():
-    x = torch.tensor([[1.0, 0.0, 1.0, 0.0]]).expand(3, 4)
-    turned = RoPE(4, 3)(x)
-    for position in range(3):
-        for pair, angle in ((0, position), (2, position * 10_000**-0.5)):
-            assert float(turned[position, pair]) == pytest.approx(math.cos(angle), abs=1e-6)
-            assert float(turned[position, pair + 1]) == pytest.approx(math.sin(angle), abs=1e-6)
-
-
-def test_a_norm_is_the_root_of_the_mean_square():
-    norm = RMSNorm(2)
-    torch.nn.init.constant_(norm.weight, 3.0)
-    assert norm(torch.tensor([[3.0, 4.0]])).tolist()[0] == pytest.approx(
-        [3 * 3 / math.sqrt(12.5 + 1e-5), 3 * 4 / math.sqrt(12.5 + 1e-5)]
-    )
-    assert norm(torch.zeros(1, 2)).abs().max() == 0.0  # epsilon: not nan
-    halves = norm(torch.tensor([[300.0, 400.0]], dtype=torch.float16))  # squares exceed float16
-    assert halves.dtype == torch.float16
-    assert halves.isfinite().all()
-
-
-def test_a_mlp_gates_its_hidden_channels():
-    mlp = SwiGLU(1)
-    for layer, weights in ((mlp.w1, [1, 2, 3, 4]), (mlp.w3, [5, 6, 7, 8]), (mlp.w2, [1, 1, 1, 1])):
-        layer.weight.data = torch.tensor(weights, dtype=torch.float32).view_as(layer.weight)
-    silu = [x / (1 + math.exp(-x)) for x in (1, 2, 3, 4)]
-    expected = sum(gate * x for gate, x in zip(silu, (5, 6, 7, 8), strict=True))
-    assert float(mlp(torch.ones(1, 1)).detach()) == pytest.approx(expected)
 
 
 def by_definition(model: CourseModel, idx: torch.Tensor) -> torch.Tensor:

@@ -133,17 +133,6 @@ def test_the_settings_have_the_same_tokens_and_parse(machine, capsys):
     assert "| 27 |" in (second / "results.md").read_text()
 
 
-def test_a_trial_is_told_the_configuration(machine):
-    asked = machine(limit=1)
-    options = ["--trainer.precision=bf16-mixed", "--model.config.loss_chunk=16", "--limit-gib=2"]
-    assert bench(*options, "--data.block_size=8", "--max-batch=1") == 0
-    (trial,) = asked
-    assert (trial["precision"], trial["context"], trial["limit_gib"]) == ("bf16-mixed", 8, 2.0)
-    assert trial["accumulate"] == 2  # gradients are there while activations are made
-    assert trial["model"]["config"]["loss_chunk"] == 16
-    assert trial["clip"] == [1.0, None]
-
-
 @pytest.mark.parametrize(
     ("tokens", "line"),
     [("1536", "1,536 tokens = 16 sequences x 32 tokens x 3"), ("384", "384 tokens = 12 seq")],
@@ -189,34 +178,6 @@ def test_an_interrupted_search_goes_on(machine):
     assert bench("--resume") == 0
     assert len(asked) == before
     assert len(list(sweep.ROOT.glob("fit-batch/*"))) == 1
-
-
-def test_the_vocabulary_may_be_the_datas(machine, text_file):
-    asked = machine(limit=99)
-    data = ["--data.dataset=null", "--data.text_file=text.txt", "--data.tokenizer=byte"]
-    assert bench("--model.config.vocab_size=null", *data, "--max-batch=1") == 0
-    assert asked[0]["model"]["config"]["vocab_size"] == 256
-
-
-@pytest.mark.parametrize(
-    ("args", "line"),
-    [
-        (["--steps=0"], "steps is 0; it must be at least 1"),
-        (["--max-batch=-1"], "max_batch is -1; it must be at least 1"),
-        (["--data.tokens_per_step=1000"], "set it to 768 or 1152"),
-        (["--model.config.n_head=3"], "n_embd 16 is not divisible by n_head 3"),
-    ],
-)
-def test_mistakes_are_one_line(args, line, machine, capsys):
-    machine(limit=1)
-    assert bench(*args) == 2
-    (error,) = capsys.readouterr().err.strip().splitlines()
-    assert line in error
-
-
-def test_a_configuration_must_be_given(capsys):
-    assert main(["bench", "fit-batch"]) == 2
-    assert "--config FILE" in capsys.readouterr().err
 
 
 # ---- a trial -------------------------------------------------------------------------------------

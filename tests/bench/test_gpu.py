@@ -10,7 +10,6 @@ import torch
 from gpt_lightning.bench import fits, gpu, step
 from gpt_lightning.bench.models import GPU_SIZES
 from gpt_lightning.cli import main
-from gpt_lightning.errors import MemoryExhaustedError
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.model import flops
 from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
@@ -80,72 +79,8 @@ def test_a_row_of_ours_is_fit_with_the_sizes_file(monkeypatch):
     assert row["options"] == " ".join([*TINY, "--model.compile=false"])
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "target"),
-    [
-        ("NVIDIA H200", "124m", 0.50),
-        pytest.param("NVIDIA H200", "350m", 0.54, marks=pytest.mark.slow),
-        pytest.param("NVIDIA H200", "774m", 0.56, marks=pytest.mark.slow),
-        pytest.param("NVIDIA H200", "1558m", 0.58, marks=pytest.mark.slow),
-        ("NVIDIA H100 80GB HBM3", "124m", 0.47),
-        ("NVIDIA H100 80GB HBM3", "350m", None),
-        pytest.param("NVIDIA H100 80GB HBM3", "1558m", 0.55, marks=pytest.mark.slow),
-        ("NVIDIA GH200 480GB", "124m", None),
-    ],
-)
-def test_targets_are_of_a_chip_and_of_ours(name, size, target, monkeypatch):
-    monkeypatch.setattr(gpu, "device_name", lambda device: name)
-    monkeypatch.setattr(fits, "timed_fit", lambda argv: Speed())
-    assert measure("ours", size=size)["target"] == target
-    monkeypatch.setattr(gpu, "train_theirs", lambda *args: {"step_ms": 1.0})
-    assert measure("hf", size=size)["target"] is None
-
-
 class Speed:
     step_ms, stalls, attention = 5.0, 0, "cudnn"
-
-
-@pytest.mark.slow
-def test_ours_gets_a_micro_batch_that_fits_with_the_same_tokens(monkeypatch):
-    asked, peaks, freed = [], [], []
-
-    def timed_fit(argv):
-        parsed = fits.parse_fit(argv[1:] if argv[0] == "fit" else argv)
-        step = fits.step_of(parsed)
-        assert parsed.trainer.limit_val_batches == 0  # also where the batch is another
-        asked.append((step.batch_size, step.accumulate, step.tokens))
-        if step.batch_size > 1:
-            raise MemoryExhaustedError("out of memory in step 1")
-        return Speed()
-
-    monkeypatch.setattr(fits, "timed_fit", timed_fit)
-    monkeypatch.setattr(gpu, "reset_peak_memory", lambda: peaks.append(len(asked)))
-    monkeypatch.setattr(gpu, "free_memory", lambda: freed.append(len(asked)))
-    row = measure("ours", fit_options=[*TINY, "--data.batch_size=4"])
-    assert asked == [(4, 2, 256), (2, 4, 256), (1, 8, 256)]
-    assert peaks == [0, 1, 2]  # the peak is not that of a try that failed
-    assert freed == [1, 2]
-    assert (row["batch"], row["accumulate"], row["attention"]) == (1, 8, "cudnn")
-    assert row["tokens_per_sec"] == pytest.approx(256 / 5.0 * 1e3)
-    asked.clear()
-    row = measure(
-        "ours",
-        fit_options=[
-            *TINY,
-            "--trainer.accumulate_grad_batches=1",
-            "--data.tokens_per_step=192",
-            "--data.batch_size=2",
-        ],
-    )
-    assert asked == [(2, 3, 192), (1, 6, 192)]
-    assert row["tokens_per_sec"] == pytest.approx(192 / 5.0 * 1e3)
-
-    def defect(argv):
-        raise ValueError("not for lack of memory")
-
-    monkeypatch.setattr(fits, "timed_fit", defect)
-    with pytest.raises(ValueError, match="not for lack"):
-        measure("ours")
 
 
 def test_products_of_theirs_are_of_the_configurations_precision(monkeypatch):
@@ -163,20 +98,6 @@ def test_products_of_theirs_are_of_the_configurations_precision(monkeypatch):
     assert seen == ["bf16", "fp32"]
     with pytest.raises(SkippedError, match="bf16-true is a mode of `fit` alone"):
         measure("hf", fit_options=[*TINY, "--trainer.precision=bf16-true"])
-
-
-@pytest.mark.slow
-def test_theirs_makes_the_same_step(monkeypatch):
-    pytest.importorskip("transformers")
-    steps = []
-    update = step.TrainingStep.update
-    monkeypatch.setattr(step.TrainingStep, "update", lambda self: (steps.append(1), update(self)))
-    row = measure("hf", steps=3)
-    assert len(steps) == 4  # with the warm-up
-    assert (row["batch"], row["accumulate"], row["context"]) == (2, 2, 32)
-    assert row["tokens_per_sec"] == pytest.approx(2 * 2 * 32 / row["step_ms"] * 1e3)
-    assert row["target"] is None
-    assert row["graphs"] == 0
 
 
 @pytest.mark.slow
@@ -231,13 +152,6 @@ def test_the_page_lands_beside_the_others(rows_of_nobody, capsys):
     assert "gpt-lightning bench gpu --device cpu" in page
     assert rows == [f"{size} {model}" for size in ("350m", "774m") for model in gpu.MODELS]
     assert "50.0% | 52%" in page
-    assert "float32 products: high (TF32 on CUDA)" in page
-
-
-def test_the_published_records_sizes_come_first(rows_of_nobody):
-    assert bench() == 0
-    assert rows_of_nobody[:6] == [f"{size} {m}" for size in ("124m", "1558m") for m in gpu.MODELS]
-    assert len(rows_of_nobody) == 12
 
 
 def test_a_killed_sweep_leaves_its_page_and_a_later_call_adds_to_it(rows_of_nobody, monkeypatch):
@@ -323,16 +237,6 @@ def test_a_row_longer_than_a_call_has_failed_and_the_others_are_measured(
     assert rows_of_nobody == ["124m hf", "124m hf-compiled"]
     assert "1 of 3 rows left (cpu 124m ours)" in capsys.readouterr().out
     assert main(argv) == 1
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so_in_a_line(capsys):
-    assert main(["bench", "gpu"]) == 2
-    out, err = capsys.readouterr()
-    assert err.startswith("error: bench gpu: no NVIDIA GPU on this machine")
-    assert len(err.splitlines()) == 1
-    assert not out
-    assert not sweep.ROOT.exists()
 
 
 def test_the_sizes_files_are_the_published_models_at_the_same_tokens_a_step():

@@ -1,19 +1,15 @@
 """`gpt-lightning bench matmul`: rates that follow from the times, and the model's own shapes."""
 
-import importlib
-import json
-
 import pytest
 import torch
 
 from gpt_lightning.bench import matmul
 from gpt_lightning.bench.models import SHAPES, make_model
 from gpt_lightning.bench.step import set_products
-from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.model import flops
 from gpt_lightning.tables import sweep
-from gpt_lightning.tables.worker import SkippedError, call, failure
+from gpt_lightning.tables.worker import SkippedError, call
 
 
 @pytest.fixture(autouse=True)
@@ -68,32 +64,3 @@ def test_sizes_of_configs_gpu_have_their_micro_batch_and_vocabulary() -> None:
 def test_tf32_is_of_nvidia() -> None:
     with pytest.raises(SkippedError, match="tf32"):
         set_products("tf32", torch.device("cpu"))
-
-
-def test_a_sweep_and_a_row_that_fails(monkeypatch) -> None:
-    def in_this_process(address, configuration, timeout_s):
-        module, function = address.split(":")
-        try:
-            if configuration["shape"] == "square 8":
-                raise MemoryError("planted")
-            measured = call(getattr(importlib.import_module(module), function), configuration)
-        except Exception as error:
-            return failure(error)
-        return {"status": "ok", "note": "", **measured}
-
-    monkeypatch.setattr(sweep, "isolated", in_this_process)
-    options = "--device cpu --squares 8,16 --batch 1 --context 4 --vocab-size 64 --steps 2"
-    assert main(["bench", "matmul", *options.split(), "--dtypes=fp32,tf32"]) == 0
-    (folder,) = (sweep.ROOT / "matmul").iterdir()
-    rows = json.loads((folder / "results.json").read_text())["rows"]
-    names = ["square 8", "square 16"]
-    names += [f"small {n}" for n in ("qkv", "attention out", "MLP up", "MLP down", "head")]
-    assert [row["shape"] for row in rows] == names * 2
-    status = ["out of memory", *["ok"] * 6, "out of memory", *["skipped"] * 6]
-    assert [row["status"] for row in rows] == status
-    assert (rows[6]["m"], rows[6]["k"], rows[6]["n"]) == (4, 768, 64)
-
-
-def test_no_shape_is_a_line_not_a_table(capsys) -> None:
-    assert main(["bench", "matmul", "--device=cpu", "--squares=none", "--sizes=none"]) == 2
-    assert "no configuration" in capsys.readouterr().err

@@ -3,23 +3,15 @@
 import json
 from types import SimpleNamespace
 
-import lightning as L
 import pytest
 import torch
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
 from gpt_lightning.bench import models, parallel
-from gpt_lightning.bench.fits import TRAINING_ALONE
 from gpt_lightning.bench.memory_meter import MIB
 from gpt_lightning.bench.models import make_model
 from gpt_lightning.cli import main
 from gpt_lightning.tables import sweep
 from gpt_lightning.tables.sweep import read_options
-from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.trainer import Trainer
 
 TINY = "--device cpu --sizes small --warmup 1 --steps 2"
 
@@ -76,76 +68,6 @@ def test_each_work_runs_in_one_process(group):
         assert parts == pytest.approx([1 + buckets, 2, 4], rel=0.05)
         assert found["gradient_mib"] == pytest.approx(weights)
         assert found["communication"] == pytest.approx(1 - found["alone_ms"] / found["time_ms"])
-
-
-class Noted(L.Callback):
-    """Settings of a `fit` at its first step."""
-
-    def on_train_start(self, trainer, pl_module):
-        wrapped = trainer.strategy.model
-        model = wrapped if isinstance(wrapped, DistributedDataParallel) else pl_module.model
-        self.settings = settings_of(model, trainer.optimizers[0])
-
-
-def settings_of(model, optimizer) -> dict:
-    """Settings that change a step's time, memory or result."""
-    if isinstance(optimizer, ZeroRedundancyOptimizer):
-        optimizer = optimizer.optim
-    keys = ("fused", "foreach", "betas", "weight_decay")
-    found = {
-        "groups": [
-            (sorted(p.numel() for p in group["params"]), *(group[key] for key in keys))
-            for group in optimizer.param_groups
-        ],
-        "layers": [
-            type(module).__name__ for module in model.modules() if not list(module.children())
-        ],
-    }
-    if isinstance(model, DistributedDataParallel):
-        names = (
-            *("gradient_as_bucket_view", "static_graph", "find_unused_parameters"),
-            *("bucket_bytes_cap", "broadcast_buffers", "mixed_precision"),
-        )
-        return found | {name: getattr(model, name) for name in names}
-    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    states = [module._get_fsdp_state() for module in sharded]
-    found["policies"] = [
-        (type(m).__name__, s._mp_policy) for m, s in zip(sharded, states, strict=True)
-    ]
-    found["reshards"] = [s._fsdp_param_group._reshard_after_forward for s in states]
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("work", ["ddp", "fsdp2"])
-def test_the_strategies_are_those_of_fit(work, dtype, tmp_path, request):
-    noted = Noted()
-    shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 8, "vocab_size": 10_000}
-    precision = {"fp32": "32-true", "bf16": "bf16-mixed"}[dtype]
-    tokens = torch.zeros(8, dtype=torch.int64)
-    trainer = Trainer(
-        strategy=work,
-        precision=precision,
-        max_steps=1,
-        accelerator="cpu",
-        callbacks=[noted],
-        default_root_dir=tmp_path,
-        **TRAINING_ALONE,
-    )
-    trainer.fit(
-        GPTModule(shape, betas=(0.9, 0.95), weight_decay=0.1, warmup_steps=0, compile=False),
-        train_dataloaders=DataLoader([(tokens, tokens)]),
-    )
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-    request.getfixturevalue("group")
-    mine = {"dtype": dtype, "shape": [2, 2, 32]}
-    model, optimizer = parallel.make_strategy(row(work, **mine), torch.device("cpu"))
-    assert settings_of(model, optimizer) == noted.settings
-    zero = parallel.make_strategy(row("zero1", **mine), torch.device("cpu"))
-    if work == "ddp":
-        assert settings_of(*zero) == noted.settings
 
 
 @pytest.mark.slow

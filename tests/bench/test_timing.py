@@ -139,25 +139,6 @@ def test_a_stall_does_not_count_and_bursts_do():
     assert timing.steady_mean([7.0]) == 7.0
 
 
-def test_the_90th_percentile_is_one_of_the_values():
-    assert stats([float(n) for n in range(1, 12)]).p90 == 10.0  # of 1 to 11
-    assert stats([float(n) for n in range(1, 22)]).p90 == 19.0
-    assert stats([1.0, 2.0]).p90 == 2.0
-
-
-def test_columns_are_named_after_their_phase():
-    one = timing.Stats(median=1, mean=2, std=3, min=4, p90=5, max=6)
-    other = timing.Stats(median=11, mean=12, std=13, min=14, p90=15, max=16)
-    assert timing.columns("forward", one, "std", "mean") == {
-        "forward_ms": 1, "forward_std_ms": 3, "forward_mean_ms": 2,
-    }  # fmt: skip
-    assert timing.phase_columns({"total": one, "forward": other}, "forward") == {
-        "total_ms": 1, "total_mean_ms": 2, "total_std_ms": 3, "total_min_ms": 4,
-        "total_p90_ms": 5, "total_max_ms": 6,
-        "forward_ms": 11, "forward_mean_ms": 12, "forward_std_ms": 13,
-    }  # fmt: skip
-
-
 def test_the_host_waits_before_the_clock_starts_and_before_it_is_read(clock, monkeypatch):
     """Else work of the warm-up, still queued on the device, would count as the first step."""
     events = []
@@ -170,11 +151,3 @@ def test_the_host_waits_before_the_clock_starts_and_before_it_is_read(clock, mon
 
     timing.record(step, CPU, warmup=2, steps=2)
     assert events == ["wait", "step", "wait", "step", "wait", "step", "step", "wait"]
-
-
-def test_a_phase_ends_with_its_context(clock):
-    timer = StepTimer(CPU)
-    timer.begin()
-    with timer.phase("a"):
-        clock[0] += 2.0
-    assert timer.milliseconds() == {"a": [2000.0], "total": [2000.0]}
