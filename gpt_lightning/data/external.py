@@ -29,7 +29,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained
 
 GPT2_VOCAB_SIZE = 50257
-DTYPE = "uint16"  # of all these programs
+DTYPE = "uint16"  # all these programs have it
 SPLITS = ("train", "val", "test")
 
 

@@ -288,7 +288,7 @@ def read_meta(path: Path) -> str:
         if len(content) > META_MAX_BYTES:
             raise pickle.UnpicklingError(f"it has {len(content):,} bytes")
         return _characters(_PlainUnpickler(io.BytesIO(content)).load())
-    except Exception as error:  # by Python's manual a damaged pickle can raise anything
+    except Exception as error:  # a damaged pickle can raise anything (Python's manual)
         raise UserError(
             f"{path}: expected nanoGPT's vocabulary (vocab_size, stoi, itos of sorted, distinct "
             f"characters), found: {' '.join(str(error).split()) or type(error).__name__}; make it "

@@ -213,7 +213,7 @@ class WindowOrder:
     def _dealt(self, epoch: int, n_shards: int) -> tuple[np.ndarray, np.ndarray]:
         """Return shards sorted by their blocks, and the blocks."""
         draws = _generator(self.seed, epoch, BLOCKS)
-        # of each run of `blocks` shards every block gets one
+        # every block gets one shard of each run of `blocks` shards
         runs = draws.random((-(-n_shards // self.blocks), self.blocks)).argsort(axis=1)
         block = runs.ravel()[:n_shards]
         # each lane reads shards of every stretch of the corpus

@@ -3,7 +3,7 @@
 import time
 from typing import Self
 
-LINE_S = 10.0  # between two lines
+LINE_S = 10.0  # seconds between two lines
 
 
 class Progress:

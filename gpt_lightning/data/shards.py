@@ -62,7 +62,7 @@ class TokenStream:
         self._vocab_size = manifest.vocab_size
         self._shards = manifest.splits[split]
         content = json.dumps(vars(manifest), sort_keys=True, default=vars)
-        self.digest = hashlib.sha256(content.encode()).hexdigest()  # of the whole dataset
+        self.digest = hashlib.sha256(content.encode()).hexdigest()  # the whole dataset's
         counts = np.array([shard.tokens for shard in self._shards], dtype=np.int64)
         self._ends = np.cumsum(counts)  # shard i holds the tokens _ends[i] - counts[i] .. _ends[i]
         self._maps_key = object()
@@ -284,7 +284,7 @@ class DatasetWindows:
             "data.order": order.name,
             "data.seed": order.seed,
             "data.block_size": order.block_size,
-            "data.shuffle_windows": None,  # as in checkpoints of 2632cfa, which had groups
+            "data.shuffle_windows": None,  # checkpoints of 2632cfa have the key
             "shuffled blocks": order.blocks,
             "shuffled lanes": order.lanes,
         }

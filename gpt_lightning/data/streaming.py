@@ -68,7 +68,7 @@ class RemoteShards:
         self._sizes = {name: entry["size"] for name, entry in entries.items() if name}
         manifest = external.remote_dataset(self.url, self._sizes, self._heads)
         for shard in manifest.shards():
-            lfs = entries[shard.file].get("lfs") or {}  # of the Hugging Face hub
+            lfs = entries[shard.file].get("lfs") or {}  # the Hugging Face hub has it
             self._published |= {shard.file: lfs["sha256"]} if "sha256" in lfs else {}
             found = (entries[shard.file].get(tag) for tag in TAGS)
             self._tags[shard.file] = [str(tag) for tag in found if tag is not None]
@@ -201,7 +201,7 @@ class RemoteStream(TokenStream):
             needed, fix = total, "set data.order shuffled and data.eval_batches null"
         elif order.name != "shuffled":
             return
-        else:  # at the least, without the next block
+        else:  # the block that is read, without the next one
             here = order.lanes // math.gcd(order.lanes, self.nodes)
             n_shards = math.ceil(math.ceil(len(self._shards) / order.blocks) / order.lanes)
             needed = min(total, (n_shards + (order.lanes > 1)) * here * largest)

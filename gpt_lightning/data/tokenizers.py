@@ -270,7 +270,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.name = f"tokenizer.json-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
         self.fast.no_truncation()
         self.fast.no_padding()
-        self.fast.encode_special_tokens = True  # as text
+        self.fast.encode_special_tokens = True  # they are text
         vocabulary = self.fast.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self._bytes = _bytes_of_tokens(vocabulary, description, where)
@@ -343,7 +343,8 @@ def _check_lossless(tokenizer: HuggingFaceTokenizer, where: str) -> None:
 
     Datasets and checkpoints that were made with such a file stay readable.
     """
-    names = [token["content"] for token in json.loads(tokenizer.content).get("added_tokens", ())]
+    added = json.loads(tokenizer.content).get("added_tokens", ())
+    names = [t["content"] for t in added if t.get("lstrip") or t.get("rstrip")]
     if tokenizer.eot_token is not None:
         names.append(tokenizer.fast.id_to_token(tokenizer.eot_token))
     begin = " " if '"Prepend"' in tokenizer.content else ""  # Llama's begins each text with a space

@@ -9,7 +9,7 @@ from typing import Any
 from gpt_lightning.errors import UserError
 from gpt_lightning.remote.attempts import AGAIN, attempts
 
-READ_BYTES = 2**20  # of a URL at a time
+READ_BYTES = 2**20  # read from a URL at a time
 # Facts that change with a file; no store has all of them.
 TAGS = ("ETag", "etag", "sha256", "blob_id", "md5", "md5Hash", "checksum", "mtime", "created")
 HTTP_TAGS = ("Content-MD5", "Last-Modified")

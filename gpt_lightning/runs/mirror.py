@@ -50,7 +50,7 @@ class Mirror:
     def __init__(self, url: str) -> None:
         self.url, self.checkpoints = url, f"{url}/{CHECKPOINTS}"
         self.failure: str | None = None
-        self._digests: dict[str, str] = {}  # of the uploaded checkpoints, by name
+        self._digests: dict[str, str] = {}  # digests of uploaded checkpoints, by name
 
     # ---- upload --------------------------------------------------------------------------------
 
