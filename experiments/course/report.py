@@ -26,8 +26,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import write_atomic
 from gpt_lightning.parsing import OneLineParser, underscored
 from gpt_lightning.tables import options
-from gpt_lightning.tables.ledger import Values
-from gpt_lightning.tables.rows import RESULTS, make_row, markdown
+from gpt_lightning.tables.rows import RESULTS, Values, make_row, markdown
 from gpt_lightning.tables.sweep import Bench, Sweep, read_options
 
 PROGRAM = "python -m experiments.course"
