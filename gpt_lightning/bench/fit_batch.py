@@ -7,18 +7,13 @@ devices add, such as DDP's buckets of the gradients' size, is not included.
 
 memory: torch.cuda.max_memory_reserved on CUDA, which is what the allocator has taken from the
 device; torch.mps.driver_allocated_memory on MPS; highest resident memory of the trial's own process
-on a CPU. limit: memory limit of a trial on a CPU.
+on a CPU. limit: memory limit of a trial on a CPU, which Linux alone enforces.
 
 The search begins at the configured batch, doubles or halves it, then halves the gap until it is an
 eighth. The settings keep the configuration's tokens per step, so that their batch divides the
 sequences of a step.
 """
 
-import json
-import os
-import sys
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +26,7 @@ from gpt_lightning.bench.step import random_batch
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import memory_gib, peak_memory_gib
 from gpt_lightning.model.gpt import GPTConfig
-from gpt_lightning.tables import options, worker
+from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option
 from gpt_lightning.tables.rows import Row, Values, row_type
 from gpt_lightning.tables.sweep import Bench, Sweep, read_options
@@ -181,21 +176,5 @@ def limit_trial(device: torch.device, gib: float | None) -> float | None:
     if gib is None:
         there = available_bytes()
         gib = SHARE * (memory_gib() if there is None else there / 2**30)
-    if sys.platform == "linux":
-        limit_memory(device, gib)
-    else:  # other systems ignore the limit
-        watch_resident(gib)
+    limit_memory(device, gib)
     return gib
-
-
-def watch_resident(gib: float) -> None:
-    """End this process with an out-of-memory row once its resident memory exceeds a limit."""
-
-    def watch() -> None:
-        while peak_memory_gib(torch.device("cpu")) <= gib:
-            time.sleep(0.01)
-        row = {"status": "out of memory", "note": f"more than {gib:.2f} GiB"}
-        print(worker.MARK + json.dumps(row), flush=True)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -209,14 +209,3 @@ def test_a_wrong_kernel_is_not_measured(own) -> None:
     own(wrong="1.01")
     with pytest.raises(RuntimeError, match="wrong gradient of v"):
         measured("own_kernel:Function.apply", 16)
-
-
-def test_a_long_kernel_is_compared_on_part_of_the_context(own, monkeypatch) -> None:
-    monkeypatch.setattr(attention, "CHECKED_TOKENS", 8)
-    compared = []
-    monkeypatch.setattr(
-        attention, "check_own", lambda kernel, causal, tensors: compared.extend(tensors)
-    )
-    measured("own_kernel:plain", 16)
-    measured("own_kernel:plain", 4)
-    assert [t.shape[2] for t in compared] == [8] * 4 + [4] * 4

@@ -196,19 +196,6 @@ def test_a_trial_trains(monkeypatch, optimizer):
     assert found["tokens_per_sec"] == pytest.approx(rate)
 
 
-def test_on_cuda_memory_is_what_the_allocator_reserved(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 3 * 2**30)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2 * 2**30)
-    monkeypatch.setattr(fit_batch, "limit_trial", lambda device, gib: gib)
-    peak, cuda = fit_batch.peak_memory_gib, torch.device("cuda")
-    assert peak(cuda) == 2
-    monkeypatch.setattr(fit_batch, "peak_memory_gib", lambda _, *a, **k: peak(cuda, *a, **k))
-    config = fits.parse_fit(["--config=run.yaml"])
-    trial = fits.plain_training(config, fits.step_of(config))
-    found = call(fit_batch.measure_batch, trial | ROW | {"batch": 1})
-    assert found["peak_memory_gib"] == 3
-
-
 def in_a_fork(work) -> int:
     """Runs work in a process of its own; returns its exit code."""
     process = multiprocessing.get_context("fork").Process(target=work)
@@ -236,18 +223,6 @@ def test_a_trial_on_a_cpu_ends_at_its_limit():
             os._exit(7 if failure(error)["status"] == "out of memory" else 1)
 
     assert in_a_fork(work) == 7
-
-
-def test_where_the_system_knows_no_limit_the_process_watches_itself(capfd):
-    def work() -> None:
-        from gpt_lightning.hardware.device import peak_memory_gib
-
-        fit_batch.watch_resident(peak_memory_gib(torch.device("cpu")) + 0.1)
-        grow(1)
-
-    assert in_a_fork(work) == 1
-    line = capfd.readouterr().out.strip().splitlines()[-1]
-    assert json.loads(line.removeprefix("RESULT "))["status"] == "out of memory"
 
 
 def test_the_limit_is_a_share_of_what_is_free(monkeypatch):

@@ -216,29 +216,6 @@ def test_a_call_of_some_minutes_ends_with_the_command_that_continues(
     assert len(on_the_page()[1]) == 6
 
 
-def test_a_row_longer_than_a_call_has_failed_and_the_others_are_measured(
-    rows_of_nobody, monkeypatch, capsys
-):
-    clock, measured = [0.0], sweep.isolated
-
-    def isolated(address, row, timeout_s):
-        if row["model"] == "ours":
-            clock[0] += timeout_s
-            return {"status": "timed out", "note": f"after {timeout_s:g} s"}
-        clock[0] += 60.0
-        return measured(address, row, timeout_s)
-
-    monkeypatch.setattr(sweep, "isolated", isolated)
-    monkeypatch.setattr(sweep.time, "monotonic", lambda: clock[0])
-    assert bench("--sizes", "124m", "--minutes", "5") == 75
-    assert "after 300 s" in on_the_page()[0]
-    argv = shlex.split(capsys.readouterr().out.splitlines()[-1])[1:]
-    assert main(argv) == 75  # the failed one was last, and had what time was left
-    assert rows_of_nobody == ["124m hf", "124m hf-compiled"]
-    assert "1 of 3 rows left (cpu 124m ours)" in capsys.readouterr().out
-    assert main(argv) == 1
-
-
 def test_the_sizes_files_are_the_published_models_at_the_same_tokens_a_step():
     overlays = {name for name in config_names() if name.startswith("gpu/gpt2")}
     assert {f"gpu/gpt2_{size}" for size in GPU_SIZES} == overlays

@@ -92,26 +92,6 @@ def test_the_limit_of_memory_is_what_is_asked_for_or_what_is_available(monkeypat
     assert len(limits) == 3
 
 
-def test_the_allocators_levels_are_those_of_each_phase(monkeypatch) -> None:
-    levels = iter([3, 5, 5, 4])  # begin and end of two phases
-    peaks, resets = iter([9, 7]), []
-    cuda = memory_meter.torch.cuda
-    monkeypatch.setattr(cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(cuda, "reset_peak_memory_stats", resets.append)
-    monkeypatch.setattr(cuda, "memory_allocated", lambda device: next(levels))
-    monkeypatch.setattr(cuda, "max_memory_allocated", lambda device: next(peaks))
-
-    def work(phase) -> None:
-        with phase("forward"):
-            pass
-        with phase("backward"):
-            pass
-
-    found = memory_meter.measure_memory(work, torch.device("cuda"))
-    assert found.phases == {"forward": PhaseMemory(3, 9, 5), "backward": PhaseMemory(5, 7, 4)}
-    assert (found.method, len(resets)) == ("allocator", 2)
-
-
 def test_cuda_leaves_a_snapshot_even_if_memory_ends(monkeypatch) -> None:
     level = {"now": 10, "peak": 10}  # of a CUDA allocator that we play
 

@@ -66,20 +66,6 @@ def test_a_row_agrees_with_itself():
     assert (row["ours_attention"], row["attention"]) == ("flash", "sdpa")
 
 
-@pytest.mark.slow
-def test_both_are_compiled(monkeypatch):
-    pytest.importorskip("transformers")
-    compile_module = torch.nn.Module.compile
-    monkeypatch.setattr(  # graphs are counted before a backend sees them
-        torch.nn.Module, "compile", lambda self, **options: compile_module(self, backend="eager")
-    )
-    torch._dynamo.reset()
-    row = call(peers.measure_peers, TINY | {"compile": True, "rounds": 1})
-    torch._dynamo.reset()
-    assert row["ours_graphs"] >= 1
-    assert row["theirs_graphs"] >= 1
-
-
 def test_without_transformers_the_row_is_skipped(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(SkippedError, match="transformers is not installed") as caught:

@@ -8,7 +8,6 @@ import torch
 
 from gpt_lightning.bench import sizes, timing
 from gpt_lightning.bench.published import published_tables, read_published
-from gpt_lightning.cli import main
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.tables import sweep
 from gpt_lightning.tables.worker import call
@@ -121,22 +120,6 @@ def test_the_speed_up_is_over_the_fp32_row_of_the_same_configuration():
     assert sizes.over_fp32(replace(half, total_ms=None), [row]).speedup is None
 
 
-@pytest.mark.slow
-def test_eager_and_compiled_differ_in_what_ran(no_rates, monkeypatch):
-    compile_module = torch.nn.Module.compile
-    # graphs are counted before a backend sees them; the default one calls a C++ compiler
-    monkeypatch.setattr(
-        torch.nn.Module, "compile", lambda self, **options: compile_module(self, backend="eager")
-    )
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    eager = call(sizes.measure_size, TINY)
-    assert (eager["graphs"], eager["attention"]) == (0, "flash")
-    assert call(sizes.measure_size, TINY | {"compile": True})["graphs"] >= 1
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-
-
 def test_a_row_that_is_not_what_its_column_says_fails(monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: None)
     with pytest.raises(RuntimeError, match=r"compile is True, .* made 0 graphs"):
@@ -177,12 +160,6 @@ def test_sizes_of_ones_own(options, found):
     assert {row["size"]: tuple(row["shape"]) for row in rows} == found
 
 
-def test_a_warmup_study_is_a_row_each():
-    options = ["--dtypes", "fp32", "--warmup_study", "0,1,2,5"]
-    _, rows = sweep.read_options(sizes.BENCH, options)
-    assert [row["warmup"] for row in rows] == [0, 1, 2, 5]
-
-
 # ---- published rows ------------------------------------------------------------------------------
 
 
@@ -208,23 +185,3 @@ def test_published_rows_of_our_configurations_stand_beside_ours():
     assert "negative" in negative.note
     assert "outlier" in negative.note
     assert published("small", batch=2) == []
-
-
-@pytest.mark.parametrize(("batches", "rows"), [("4", 8), ("2", 0)])
-def test_the_report_has_published_rows_and_their_notes_where_they_are_of_our_shapes(
-    batches, rows, monkeypatch, capsys
-):
-    monkeypatch.setattr(sweep, "isolated", lambda *args: {"status": "ok", "total_ms": 1.0})
-    options = ["--device", "cpu", "--dtypes", "fp32", "--batches", batches]
-    assert main(["bench", "sizes", *options]) == 0
-    (path,) = sweep.ROOT.glob("sizes/*/results.md")
-    ours, _, theirs = path.read_text().partition("## Published")
-    assert "MacBook" not in capsys.readouterr().out
-    assert "inference: forward under no_grad" in ours
-    assert ("measured on other machines than this one" in ours) == (rows > 0)
-    if not rows:
-        assert theirs == ""
-        return
-    assert "| published for |" in theirs
-    assert "| MacBook Air | cpu | float32 | false | small | 4 | 256 | 5 |" in theirs
-    assert len((path.parent / "published.csv").read_text().splitlines()) == 1 + rows

@@ -109,15 +109,6 @@ def test_gradients_of_fp16_alone_are_scaled(dtype, scaled, enabled):
     assert TrainingStep(Linear(), CPU, dtype, scaled=scaled).scaler.is_enabled() is enabled
 
 
-def test_a_random_batch_has_tokens_of_the_vocabulary():
-    x, y = step.random_batch(3, 500, CPU, vocab_size=7)
-    assert x.shape == y.shape == (3, 500)
-    assert x.dtype == y.dtype == torch.int64
-    assert set(x.unique().tolist()) == set(range(7))
-    assert not torch.equal(x, y)
-    assert int(step.random_batch(4, 4000, CPU)[0].max()) > 9000  # of 10,000
-
-
 # ---- dtypes --------------------------------------------------------------------------------------
 
 

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from gpt_lightning import files
 from gpt_lightning.errors import UserError
 from gpt_lightning.tables import ledger as folders
 from gpt_lightning.tables import sweep, worker
-from gpt_lightning.tables.rows import column, write_report
+from gpt_lightning.tables.rows import column
 from gpt_lightning.tables.sweep import Bench, Sweep
 from gpt_lightning.tables.verdicts import implausible
 
@@ -154,23 +153,6 @@ def test_an_interrupted_row_leaves_no_process_behind(monkeypatch):
         os.kill(started[0].pid, 0)
 
 
-def test_sweeps_of_one_second_have_folders_of_their_own(monkeypatch):
-    class Stopped(sweep.datetime.datetime):
-        @classmethod
-        def now(cls):
-            return cls(2026, 1, 2, 3, 4, 5)
-
-    monkeypatch.setattr(sweep.datetime, "datetime", Stopped)
-    for _ in range(3):
-        assert run_sweep(BENCH, configurations("fine"), []) == 0
-    names = sorted(path.name for path in (sweep.ROOT / "toy").iterdir())
-    assert names == [f"2026-01-02T03-04-05{suffix}" for suffix in ("-0", "-1", "-2")]
-    for name in names:
-        assert len((sweep.ROOT / "toy" / name / "rows.jsonl").read_text().splitlines()) == 1
-    newest = folders.find_ledger(sweep.ROOT / "toy", configurations("fine"))
-    assert newest.folder.name == names[-1]
-
-
 @pytest.mark.parametrize("cut", [1, 30, -1])  # characters that are left of the line; all but one
 def test_a_torn_row_is_measured_again_and_spoils_no_other(cut):
     rows = configurations("fine", "fine", "fine")
@@ -291,21 +273,6 @@ def test_a_sweep_that_goes_on_elsewhere_says_so(monkeypatch):
         facts = json.loads(path.read_text())["machine"]
         told = {} if count < 3 else {"earlier": "rows of today: software torch 1"}
         assert facts == {"date": "today", "software": software} | told
-
-
-def test_a_report_is_the_old_one_or_the_new_one(tmp_path, monkeypatch):
-    write_report(tmp_path, "old", {}, {})
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-
-    def torn(path, *parts):
-        path.write_bytes(parts[0][:1])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(files, "write_durable", torn)
-    with pytest.raises(KeyboardInterrupt):
-        write_report(tmp_path, "new", {}, {})
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-    assert b"old" in before[tmp_path / "results.json"]
 
 
 def test_resume_of_nothing_takes_one_line():
