@@ -44,7 +44,7 @@ def fit(name, ranks, *options):
 def run_ranks(*commands):
     script = Path(__file__).with_name("several_fits.py")
     done = subprocess.run(
-        [sys.executable, script, json.dumps(commands)], capture_output=True, text=True, timeout=100
+        [sys.executable, script, json.dumps(commands)], capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "warning" not in done.stderr.lower(), done.stderr
@@ -164,6 +164,7 @@ def states(one, other):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # a dozen processes
 def test_checkpoints_in_shards(folder, capsys):
     """Each rank writes its own; every strategy, number of ranks and command reads them."""
     shards = ("--trainer.strategy=fsdp2", "--checkpoint.sharded=true")

@@ -37,6 +37,7 @@ def fit(name, rank, hook, batch, *options):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # ten processes
 def test_all_ranks_stop_for_one(text_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("stopping.py").write_text(CALLBACK)
@@ -52,7 +53,7 @@ def test_all_ranks_stop_for_one(text_file, tmp_path, monkeypatch):
     }
     commands = [fit(name, *case) for name, case in cases.items()]
     done = subprocess.run(
-        [sys.executable, script, json.dumps(commands)], capture_output=True, text=True, timeout=100
+        [sys.executable, script, json.dumps(commands)], capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line for line in done.stderr.splitlines() if "stopped after step" in line]
