@@ -2,8 +2,8 @@
 
 Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/. A GPT-2 has four shapes of
 matrices. Launching torch.optim.Muon's 30 kernels for each of GPT-2 124M's 48 matrices takes longer
-than running them. Here each shape is one batch, and the device can skip a step
-without a wait. Weights equal torch.optim.Muon's up to the order of bfloat16's sums.
+than running them. Here each shape is one batch, and the device can skip a step without a wait. The
+arithmetic is torch.optim.Muon's, in its order: on a CPU the weights have equal bytes.
 """
 
 import math
@@ -132,7 +132,6 @@ def update_equal(
     update = exchanged(
         orthogonalize(whole, group["ns_coefficients"], group["ns_steps"]), weights, 0, 1
     )
-    update = update * (-lr * math.sqrt(max(1, rows / columns)))
     decay = torch.full((), 1 - lr * group["weight_decay"], device=new.device)
     if skip is not None:
         new = torch.where(skip, old, new)
@@ -140,7 +139,7 @@ def update_equal(
         decay = decay.masked_fill(skip, 1.0)
     for weight, momentum, moved, average in zip(weights, momenta, update, new, strict=True):
         momentum.copy_(average)
-        local(weight).mul_(decay).add_(moved)
+        local(weight).mul_(decay).add_(moved, alpha=-lr * math.sqrt(max(1, rows / columns)))
 
 
 def exchanged(x: Tensor, weights: list[Tensor], source: int, target: int) -> Tensor:
