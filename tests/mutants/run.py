@@ -38,7 +38,7 @@ from naming import Names
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 13
-CORE = ("model", "training", "runs", "data", "hardware", "reproduce")
+CORE = ("model", "training", "runs", "data", "remote", "hardware", "reproduce")
 NOT_CORE = {"reproduce.command"}  # options and the console
 # files that calculate; the others of bench and tables start processes, and draw
 CALCULATE = {

@@ -133,14 +133,6 @@ def test_a_run_is_copied_and_the_same_files_are_kept(text_file, protocol, asynch
     assert older > newer - 100  # deleted after
 
 
-def test_uploads_are_tried_again(text_file, capsys):
-    Flaky.failing |= {"step-0000004": 3, "metrics.jsonl": 1}
-    Flaky.torn |= {"step-0000006": 2, "config.yaml": 1}
-    assert fit() == 0
-    assert there() == here()
-    assert "checkpoint.folder" not in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("asynchronous", ["false", pytest.param("true", marks=pytest.mark.slow)])
 def test_a_lost_connection_ends_the_run_with_an_error(text_file, capsys, asynchronous):
     Flaky.torn["step-0000004"] = 1000
@@ -274,14 +266,6 @@ def test_another_run_is_refused_with_both_names(text_file, capsys):
     assert theirs in error
     assert ours in error
     assert "choose another --run_name or --checkpoint.folder" in error
-
-
-def test_a_new_run_takes_the_next_number(text_file):
-    assert fit(steps=2) == 0
-    shutil.rmtree("lightning_logs")
-    assert fit(steps=2) == 0
-    assert [path.name for path in RUN.parent.iterdir()] == ["version_1"]
-    assert there("/bucket/runs/run/version_1").keys() == there().keys()
 
 
 def test_two_machines_do_not_take_one_number(tmp_path):
