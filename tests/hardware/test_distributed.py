@@ -58,7 +58,7 @@ if __name__ == "__main__":
     for steps in (2, 4):
         options = [f"--trainer.max_steps={steps}", "--trainer.devices=RANKS", "--resume=auto"]
         done = run_cli(["fit", "--config", "run.yaml", "--trainer.strategy=ddp", *options])
-        Path(f"rank-{os.environ['LOCAL_RANK']}-{done.trainer.global_step}").touch()
+        Path(f"rank-{done.trainer.local_rank}-{done.trainer.global_step}").touch()
 """
 
 
