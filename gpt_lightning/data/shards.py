@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections import OrderedDict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +24,41 @@ from gpt_lightning.data.manifest import (
 )
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, file_sha256, write_durable
+from gpt_lightning.files import explained, file_sha256
 
 
 def write_shard(path: Path, tokens: np.ndarray) -> Shard:
-    """Write tokens, (n,) of uint16 or uint32, as a little-endian .npy file, synced to the disk.
+    """Write tokens, (n,) of uint16 or uint32, as write_stream does."""
+    assert tokens.ndim == 1, tokens.shape
+    assert tokens.dtype in (np.uint16, np.uint32), tokens.dtype
+    return write_stream(path, [tokens], tokens.dtype)
+
+
+def write_stream(
+    path: Path, chunks: Iterable[np.ndarray], dtype: np.dtype[Any], file_format: str = "npy"
+) -> Shard:
+    """Write a stream of tokens as a little-endian file, synced to the disk.
+
+    Args:
+        path: File to write.
+        chunks: Tokens, (n,) each.
+        dtype: Type of the tokens, uint16 or uint32.
+        file_format: npy, nanogpt or llmc.
 
     Raises:
         OSError: The disk is full; a part of the file may be left.
     """
-    assert tokens.ndim == 1, tokens.shape
-    assert tokens.dtype in (np.uint16, np.uint32), tokens.dtype
-    tokens = np.ascontiguousarray(tokens, tokens.dtype.newbyteorder("<"))
-    # Not np.save: it hides the reason of a failed write, and the digest would need a second pass.
-    content = file_header("npy", tokens.dtype.name, len(tokens)) + tokens.tobytes()
-    write_durable(path, content)
-    return Shard(path.name, len(tokens), hashlib.sha256(content).hexdigest())
+    kind, n_tokens = dtype.newbyteorder("<"), 0
+    with open(path, "wb") as file:
+        file.seek(len(file_header(file_format, kind.name, 0)))
+        for tokens in chunks:
+            file.write(np.ascontiguousarray(tokens, kind).view(np.uint8).data)
+            n_tokens += len(tokens)
+        file.seek(0)
+        file.write(file_header(file_format, kind.name, n_tokens))
+        file.flush()
+        os.fsync(file.fileno())
+    return Shard(path.name, n_tokens, file_sha256(path))
 
 
 # ---- reading tokens ----------------------------------------------------------------------------

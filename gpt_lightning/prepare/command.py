@@ -1,9 +1,7 @@
 """`gpt-lightning prepare`: choose the route of a source, and print a summary."""
 
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,10 +11,9 @@ from gpt_lightning.data.manifest import Manifest
 from gpt_lightning.data.texts import CORPORA, corpus_file
 from gpt_lightning.data.tokenizers import tokenizer_name
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, workspace
 from gpt_lightning.parsing import most_similar
 from gpt_lightning.prepare.executors import Execution
-from gpt_lightning.prepare.input_file import Input, is_url
+from gpt_lightning.prepare.input_file import is_url
 from gpt_lightning.prepare.inputs import (
     HUB,
     as_list,
@@ -24,7 +21,7 @@ from gpt_lightning.prepare.inputs import (
     has_documents,
     is_one_text,
     source_name,
-    spool,
+    spooled,
 )
 from gpt_lightning.prepare.pipeline import prepare_documents
 from gpt_lightning.prepare.settings import Settings
@@ -59,8 +56,7 @@ def prepare(
         out: Folder of the dataset, or a URL (s3://BUCKET/NAME); null: <data_dir>/<corpus or file's
             stem>-<tokenizer>.
         data_dir: Folder of corpora and datasets, and of unfinished work for a URL.
-        overwrite: Replace a dataset that was made from another text or with other settings, and
-            discard unfinished work of other settings.
+        overwrite: Replace a dataset that was made from another text or with other settings.
         workers: Number of processes; null: one per core.
         executor: process, or ray for an existing Ray cluster (RAY_ADDRESS).
         shard_index: Number of this job in an array of jobs, from 0. The job makes its share of the
@@ -141,43 +137,25 @@ def _prepare(
             "Parquet, a folder)"
         )
     if once:
-        with _spooled(source, target.out) as entry:
+        with spooled(source, target.out) as entry:
             if entry.kind == "text":
                 return prepare_one_text(Path(entry.path), entry.name, target, settings)
             return prepare_documents([entry], entry.name, target, settings, execution)
     if source in CORPORA:
         return prepare_one_text(corpus_file(source, data_dir), source, target, settings)
-    path = Path(source)
-    if not path.exists():
+    if not Path(source).exists():
         raise UserError(
             f"{source}: no such file, and no corpus of that name; "
             f"give a text file's path or one of {', '.join(most_similar(source, CORPORA))}"
         )
-    return prepare_one_text(path, path.name, target, settings)
-
-
-@contextmanager
-def _spooled(source: str, out: Path) -> Iterator[Input]:
-    """Copy a source that can be read only once to a file beside `out`."""
-    if source == "-" and sys.stdin.isatty():
-        print("reading the text from the terminal; Ctrl-D ends it", flush=True)
-    place = out.resolve().with_name(f"{out.resolve().name}.spool")
-    with explained("write", out), workspace(place) as folder:
-        entry = spool(source, folder)
-        try:
-            yield entry
-        except UserError as error:  # name the source instead of the copy
-            label = "standard input" if source == "-" else source
-            raise UserError(str(error).replace(entry.path, label)) from error
+    return prepare_one_text(Path(source), Path(source).name, target, settings)
 
 
 def _print_summary(folder: str, manifest: Manifest, seconds: float | None) -> None:
     tokens = sum(manifest.tokens(split) for split in manifest.splits)
     n_bytes = manifest.source.bytes
-    rows = {
-        "folder": folder,
-        "tokenizer": f"{manifest.tokenizer['name']}, {manifest.vocab_size:,} tokens",
-    }
+    rows = {"folder": folder}
+    rows["tokenizer"] = f"{manifest.tokenizer['name']}, {manifest.vocab_size:,} tokens"
     for split, shards in manifest.splits.items():
         rows[split] = f"{manifest.tokens(split):,} tokens, shards: {len(shards)}"
     rows["text"] = f"{n_bytes:,} bytes, {n_bytes / tokens:.2f} bytes per token"

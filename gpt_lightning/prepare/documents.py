@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -11,9 +12,9 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.input_file import (
     HEAD_BYTES,
     Input,
-    check_lines,
     check_text,
     damaged,
+    no_lines,
     not_utf8,
 )
 from gpt_lightning.prepare.inputs import explained_input, open_input
@@ -74,11 +75,11 @@ class Documents:
         """
         parse = {"text": self._decoded, "parquet": self._cell, "jsonl": self._text_of}[entry.kind]
         first = not start
-        for content, where in self._contents(entry, start, stop):
+        for content, where in self.contents(entry, start, stop):
             if entry.kind == "jsonl" and not content.strip():
                 continue
-            if entry.kind == "jsonl" and first:
-                check_lines(content, entry)
+            if entry.kind == "jsonl" and first and re.match(rb"\s*(\[|{\s*$)", content):
+                raise no_lines(entry.path, entry.compression)
             first = False
             try:
                 text = parse(content)
@@ -87,12 +88,8 @@ class Documents:
             else:
                 yield Document(text, where)
 
-    def skim(self, entry: Input, start: int, stop: int | None) -> None:
-        """Read a part of a file as `read` does, only for the digest `content`."""
-        for _ in self._contents(entry, start, stop):
-            pass
-
-    def _contents(self, entry: Input, start: int, stop: int | None) -> "Contents":
+    def contents(self, entry: Input, start: int, stop: int | None) -> "Contents":
+        """Yield the bytes of each document of a part of a file, with its place, undecoded."""
         if entry.kind == "text":
             contents = _whole(entry)
         elif entry.kind == "parquet":
@@ -113,10 +110,7 @@ class Documents:
             UserError: The setting errors is not skip.
         """
         if self._errors != "skip":
-            hint = (
-                "" if self._errors == "replace" else ", or omit such documents with --errors skip"
-            )
-            raise UserError(f"{where()}: {reason}; repair it{hint}")
+            raise UserError(f"{where()}: {reason}; repair it, or omit it with --errors skip")
         self.skipped += 1
 
     def _decoded(self, content: bytes) -> str:
@@ -186,8 +180,8 @@ Contents = Iterator[tuple[Any, Callable[[], str]]]
 def _whole(entry: Input) -> Contents:
     with open_input(entry) as file:
         content = file.read()
-        check_text(content[:HEAD_BYTES], entry.label)
-        yield content, functools.partial(str, entry.label)
+        check_text(content[:HEAD_BYTES], entry.path)
+        yield content, functools.partial(str, entry.path)
 
 
 def _rows(entry: Input, start: int, stop: int | None, column: str) -> Contents:
@@ -201,7 +195,7 @@ def _rows(entry: Input, start: int, stop: int | None, column: str) -> Contents:
             for batch in table.iter_batches(BATCH_ROWS, list(groups), [column]):
                 for content in bytes_of(batch.column(0)):
                     row += 1
-                    where = functools.partial("{}, row {:,}".format, entry.label, row)
+                    where = functools.partial("{}, row {:,}".format, entry.path, row)
                     yield content.as_py(), where
         except (pa.ArrowException, OSError) as error:
             raise damaged(entry, "Parquet", error) from error
@@ -214,7 +208,7 @@ def _lines(entry: Input, start: int, stop: int | None) -> Contents:
         number = 0
         while (stop is None or offset < stop) and (line := next(lines, b"")):
             if not offset:
-                check_text(line[:HEAD_BYTES], entry.label)
+                check_text(line[:HEAD_BYTES], entry.path)
             number += 1
             where = functools.partial(_line_at, entry, first, number)
             yield line if offset else line.removeprefix(BOM), where
@@ -248,4 +242,4 @@ def _line_at(entry: Input, offset: int, number: int) -> str:
         while offset > 0 and (chunk := file.read(min(CHUNK_BYTES, offset))):
             number += chunk.count(b"\n")
             offset -= len(chunk)
-    return f"{entry.label}, line {number:,}"
+    return f"{entry.path}, line {number:,}"

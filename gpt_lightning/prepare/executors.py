@@ -56,10 +56,6 @@ class Execution:
                 "every --shard_index"
             )
 
-    def own(self, index: int) -> bool:
-        """Return whether a unit is for this job."""
-        return self.shard_index is None or index % (self.shard_count or 1) == self.shard_index
-
 
 def run_all(
     function: Callable[[T], R], units: Sequence[T], execution: Execution
@@ -72,19 +68,14 @@ def run_all(
     if execution.executor == "ray":
         yield from _ray(function, units)
         return
-    workers = min(execution.workers or n_cores(), len(units))
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    workers = min(execution.workers or cores, len(units))
     if workers <= 1:  # without another process
         for unit in units:
             yield unit, function(unit)
     else:
         yield from _processes(function, units, workers)
-
-
-def n_cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def check_main_guard() -> None:

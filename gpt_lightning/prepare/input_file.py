@@ -61,16 +61,11 @@ class Input:
     stamp: str
     seekable: bool = True
 
-    @property
-    def label(self) -> str:
-        """Name in messages."""
-        return "standard input" if self.name == "stdin" else self.path
-
 
 def kind_of(path: str) -> tuple[Kind, str] | None:
     """Return kind and compression by a file's name; None for files without documents."""
     name = PurePosixPath(without_host(path)).name.lower()
-    compression = next((end for end in COMPRESSIONS if name.endswith(end)), "")
+    compression = next(filter(name.endswith, COMPRESSIONS), "")
     kind = KINDS.get(PurePosixPath(name.removesuffix(compression)).suffix)
     if kind is None or (compression and kind != "jsonl"):
         return None
@@ -135,12 +130,6 @@ def check_not_json(head: bytes, label: str) -> None:
         )
 
 
-def check_lines(line: bytes, entry: Input) -> None:
-    """Raise a UserError if the first line of a JSONL file begins a JSON value of many lines."""
-    if line.lstrip().startswith(b"[") or line.strip() == b"{":
-        raise no_lines(entry.label, entry.compression)
-
-
 def no_lines(label: str, compression: str) -> UserError:
     """Return the error of a .json that is one JSON value, with the command that converts it."""
     path, first = label.removesuffix(compression), "unpack it, and " if compression else ""
@@ -156,5 +145,5 @@ def damaged(entry: Input, expected: str, error: Exception) -> UserError:
     """Return the error of an input that is not a whole file of its kind."""
     reason = " ".join(str(error).split())
     return UserError(
-        f"{entry.label}: expected {expected}, found damage ({reason}); get the file again"
+        f"{entry.path}: expected {expected}, found damage ({reason}); get the file again"
     )

@@ -11,13 +11,13 @@ import os
 import shutil
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, file_sha256
+from gpt_lightning.files import explained, file_sha256, workspace
 from gpt_lightning.prepare.input_file import (
     COMPRESSIONS,
     Input,
@@ -53,8 +53,7 @@ def source_name(source: str | Sequence[str]) -> str:
     while any(character in path.name for character in "*?["):  # a glob is called as its folder
         path = path.parent
     name = path.name or Path(source).resolve().name
-    compression = next((end for end in COMPRESSIONS if name.endswith(end)), "")
-    return name.removesuffix(compression)
+    return name.removesuffix(next(filter(name.endswith, COMPRESSIONS), ""))
 
 
 def as_list(source: str | Sequence[str]) -> list[str]:
@@ -69,13 +68,10 @@ def is_remote(source: str) -> bool:
 
 def has_documents(source: str) -> bool:
     """Return whether find_inputs takes a SOURCE that is neither a corpus nor standard input."""
-    if is_remote(source):
-        return True
-    if Path(source).is_dir():
+    if is_remote(source) or Path(source).is_dir():
         return True
     if Path(source).exists():
-        found = kind_of(source)
-        return found is not None and found[0] != "text"
+        return (kind_of(source) or ("text", ""))[0] != "text"
     return any(character in source for character in "*?[")
 
 
@@ -140,16 +136,12 @@ def _local(sources: Sequence[str], skipped: list[str]) -> list[Input]:
     common = os.path.commonpath(map(os.path.abspath, bases)) if bases else ""
     inputs: dict[str, Input] = {}
     for path in sorted(paths, key=lambda path: len(path.parts)):  # of links the shortest name
-        name, kind = (
-            Path(os.path.relpath(os.path.abspath(path), common)).as_posix(),
-            kind_of(str(path)),
-        )
+        name = Path(os.path.relpath(os.path.abspath(path), common)).as_posix()
+        kind, stat, real = kind_of(str(path)), path.stat(), str(path.resolve())
         if kind is None or not _is_lines(path):
             skipped.append(f"{name} (neither JSONL nor Parquet nor .txt)")
             continue
-        stat, real = path.stat(), str(path.resolve())
-        stamp = str(stat.st_mtime_ns)
-        inputs.setdefault(real, Input(real, name, *kind, stat.st_size, stamp))
+        inputs.setdefault(real, Input(real, name, *kind, stat.st_size, str(stat.st_mtime_ns)))
     return list(inputs.values())
 
 
@@ -205,7 +197,7 @@ def _walk(root: Path, skipped: list[str]) -> list[Path]:
     while tops:
         top = tops.pop(0)
         with explained("read", top, "check its permissions"):
-            for place, folders, names in os.walk(top, onerror=_raise):
+            for place, folders, names in os.walk(top, onerror=_raise_lost):
                 folder, stat = Path(place), os.stat(place)
                 if (stat.st_dev, stat.st_ino) in seen:
                     skipped.append(f"{folder} (a link to a folder that is read already)")
@@ -219,10 +211,6 @@ def _walk(root: Path, skipped: list[str]) -> list[Path]:
                 broken = [path for path in visible if not path.exists()]
                 skipped += [f"{path} (a link that leads nowhere)" for path in broken]
     return files
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def _is_lines(path: Path) -> bool:
@@ -324,11 +312,6 @@ def _hub(source: str) -> list[Input]:
     if own := [path for path in listed if path.startswith(f"{config}/{split}/")]:
         return [remote_input(f"{address}/{path}", "parquet", "") for path in own]
     # The hub converts only the beginning of a large dataset, as partial-SPLIT.
-    if any(path.startswith(f"{config}/partial-{split}/") for path in listed):
-        raise UserError(
-            f"{source}: the hub's Parquet files hold only the beginning of {split}: give the "
-            f"dataset's own files instead, such as 'hf://datasets/{name}/**/*.parquet'"
-        )
     known = sorted({":".join(path.split("/")[:2]) for path in listed if path.count("/") == 2})
     raise UserError(
         f"{source}: no split {split!r} in the configuration {config!r}: give hf:{name}: and one of "
@@ -365,12 +348,12 @@ def check_unchanged(entry: Input) -> None:
             stat = Path(entry.path).stat()
             size, stamp = stat.st_size, str(stat.st_mtime_ns)
     if (size, stamp) != (entry.size, entry.stamp):
-        raise UserError(f"{entry.label} changed while it was read: run the same command again")
+        raise UserError(f"{entry.path} changed while it was read: run the same command again")
 
 
 def explained_input(entry: Input) -> contextlib.AbstractContextManager[None]:
     """Turn an error of reading an input into a UserError of one line."""
-    return explained("read", entry.label, "check the path and its permissions")
+    return explained("read", entry.path, "check the path and its permissions")
 
 
 # ---- sources that can be read only once ----------------------------------------------------------
@@ -378,28 +361,38 @@ def explained_input(entry: Input) -> contextlib.AbstractContextManager[None]:
 
 def is_one_text(source: str) -> bool:
     """Return whether a URL is that of one text."""
-    found = kind_of(source)
-    plain = not any(character in source for character in "*[")
-    return is_url(source) and plain and found is not None and found[0] == "text"
+    is_glob = any(character in source for character in "*[")
+    return is_url(source) and not is_glob and kind_of(source) == ("text", "")
 
 
-def spool(source: str, folder: Path) -> Input:
-    """Copy standard input, or a text behind a URL, to a file; distinguish JSONL from one text.
+@contextlib.contextmanager
+def spooled(source: str, out: Path) -> Iterator[Input]:
+    """Copy standard input, or a text behind a URL, beside `out`; distinguish JSONL from one text.
 
     Args:
         source: - or a URL.
-        folder: Folder of the copy.
+        out: Folder of the dataset.
 
     Raises:
-        UserError: The URL cannot be read.
-        OSError: The disk is full.
+        UserError: The URL cannot be read, or the disk is full.
     """
-    path = folder / "text"
-    entry = None if source == "-" else remote_input(source, "text", "", first=True)
-    stdin = contextlib.nullcontext(sys.stdin.buffer)
-    with open(path, "wb") as file, open_input(entry) if entry else stdin as stream:
-        shutil.copyfileobj(stream, file, 2**20)
-    if entry:
-        check_unchanged(entry)
-    kind: Kind = "jsonl" if source == "-" and begins_with_object(path) else "text"
-    return Input(str(path), source_name(source), kind, "", path.stat().st_size, file_sha256(path))
+    label, stdin, entry = source, contextlib.nullcontext(sys.stdin.buffer), None
+    if source == "-":
+        label = "standard input"
+        if sys.stdin.isatty():
+            print("reading the text from the terminal; Ctrl-D ends it", flush=True)
+    else:
+        entry = remote_input(source, "text", "", first=True)
+    place = out.resolve().with_name(f"{out.resolve().name}.spool")
+    with explained("write", out), workspace(place) as folder:
+        path = folder / "text"
+        with open(path, "wb") as file, open_input(entry) if entry else stdin as stream:
+            shutil.copyfileobj(stream, file, 2**20)
+        if entry:
+            check_unchanged(entry)
+        kind: Kind = "jsonl" if source == "-" and begins_with_object(path) else "text"
+        facts = path.stat().st_size, file_sha256(path)
+        try:
+            yield Input(str(path), source_name(source), kind, "", *facts)
+        except UserError as error:  # name the source instead of the copy
+            raise UserError(str(error).replace(str(path), label)) from error

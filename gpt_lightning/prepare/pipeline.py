@@ -58,7 +58,7 @@ def prepare_documents(
     target = replace(target, sizes=fingerprint(inputs, times=False), contents=contents)
     if execution.shard_index is not None and target.existing() is None:
         units = plan_units(inputs, settings.text_field)
-        _make_units(job, [unit for unit in units if execution.own(unit.index)], execution)
+        _make_units(job, units[execution.shard_index :: execution.shard_count], execution)
         missing = _missing(job, units, execution) or "none, add --merge true"
         print(f"this job is done; parts are missing of shard_index {missing}", flush=True)
         return None, True
@@ -109,12 +109,11 @@ def _make_units(job: Job, units: Sequence[Unit], execution: Execution) -> dict[U
     A unit is finished if its record has the present sizes and stamps of its inputs. If only these
     differ, run_unit compares the contents.
     """
-    found = {unit: job.record(unit) for unit in units}
-    done = {
-        unit: record
-        for unit, record in found.items()
-        if record and record.stamp == unit.stamp and record.fits(job.settings)
-    }
+    done: dict[Unit, Record] = {}
+    for unit in units:
+        record = job.record(unit)
+        if record and record.stamp == unit.stamp and record.fits(job.settings):
+            done[unit] = record
     todo = [unit for unit in units if unit not in done]
     if done and todo:
         print(f"continuing: {len(done)} of {len(units)} parts are complete", flush=True)
@@ -122,7 +121,7 @@ def _make_units(job: Job, units: Sequence[Unit], execution: Execution) -> dict[U
     with Progress(n_bytes, sum(unit.size for unit in done)) as progress:
         for unit, record in run_all(partial(run_unit, job), todo, execution):
             done[unit] = record
-            progress.add(unit.size, record.tokens)
+            progress.add(unit.size, sum(n_tokens for _, n_tokens, _ in record.pieces))
     return {unit: done[unit] for unit in units}
 
 
@@ -144,13 +143,9 @@ def _make(
             f"{job.folder} lacks parts of shard_index {missing} of {execution.shard_count or '?'}: "
             "run these jobs, then merge again"
         )
-    if target.overwrite and job.folder.parent.exists():
-        for other in set(job.folder.parent.iterdir()) - {job.folder}:
-            shutil.rmtree(other)
     records = _make_units(job, units, execution)
     folder, records = _begin_shards(job, records, execution)
-    dtype = token_dtype(tokenizer.vocab_size)
-    assembly = Assembly(folder, job.pieces(records), dtype, settings)
+    assembly = Assembly(folder, job.pieces(records), token_dtype(tokenizer.vocab_size), settings)
     for split in assembly.splits:
         n_tokens, n_documents = assembly.totals(split)
         check_size(name, split, n_tokens, f"{n_documents} documents")
@@ -198,16 +193,16 @@ def _begin_shards(
 
 def _write_shards(assembly: Assembly, execution: Execution) -> dict[str, tuple[Shard, ...]]:
     """Return the shards of each split, after writing those that are missing."""
-    if scattered := assembly.unscattered():
+    if assembly.settings.shuffle is not None:
         print("shuffling the documents on the disk", flush=True)
-        for _ in run_all(assembly.scatter, scattered, execution):
-            pass
+        indices = range(len(assembly.pieces))
+        unscattered = [i for i in indices if not assembly.scattered(i)[0].exists()]
+        list(run_all(assembly.scatter, unscattered, execution))
     tasks, size = assembly.tasks(), assembly.dtype.itemsize
     shards = {task: shard for task in tasks if (shard := assembly.finished(task))}
     todo = [task for task in tasks if task not in shards]
     readers = Counter(block for task in todo for block, _ in assembly.blocks(task))
-    done_bytes = size * sum(shard.tokens for shard in shards.values())
-    with Progress(size * assembly.n_tokens, done_bytes) as progress:
+    with Progress(size * sum(task.last - task.first for task in todo), 0) as progress:
         for task, shard in run_all(assembly.write_shard, todo, execution):
             shards[task] = shard
             progress.add(size * shard.tokens, shard.tokens)

@@ -115,26 +115,24 @@ def column_sizes(file: BinaryIO, entry: Input, text_field: str) -> list[int]:
     schema = table.schema_arrow
     if text_field not in schema.names:
         raise UserError(
-            f"{entry.label}: expected a column {text_field!r}, found "
+            f"{entry.path}: expected a column {text_field!r}, found "
             f"{', '.join(map(repr, schema.names[:8]))}; name one with --text_field"
         )
-    if not _holds_strings(schema.field(text_field).type):
+    import pyarrow.types as types
+
+    kind = schema.field(text_field).type
+    value = kind.value_type if types.is_dictionary(kind) else kind
+    if not any(
+        test(value) for test in (types.is_string, types.is_large_string, types.is_string_view)
+    ):
         raise UserError(
-            f"{entry.label}: expected strings in the column {text_field!r}, found "
-            f"{schema.field(text_field).type}; name another with --text_field"
+            f"{entry.path}: expected strings in the column {text_field!r}, found {kind}; name "
+            "another with --text_field"
         )
     metadata = table.metadata
     paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     column, groups = paths.index(text_field), range(metadata.num_row_groups)
     return [metadata.row_group(i).column(column).total_uncompressed_size for i in groups]
-
-
-def _holds_strings(kind: Any) -> bool:
-    import pyarrow.types as types
-
-    value = kind.value_type if types.is_dictionary(kind) else kind
-    tests = (types.is_string, types.is_large_string, types.is_string_view)
-    return any(test(value) for test in tests)
 
 
 def bytes_of(column: Any) -> Any:

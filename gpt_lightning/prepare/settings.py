@@ -98,10 +98,6 @@ class Settings:
             del found["shuffle"]
         return found
 
-    def of_units(self) -> dict[str, Any]:
-        """Return the settings that decide the files of a unit; its record has `errors`."""
-        return {"tokenizer": self.tokenizer_name, "text_field": self.text_field}
-
 
 def exact(fraction: float) -> Fraction:
     """Return the decimal as it was written, so that no rounding moves a border."""

@@ -11,8 +11,7 @@ gathered from all pieces, sorted in memory, and written into its shards.
 import dataclasses
 import hashlib
 import json
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +19,11 @@ import numpy as np
 
 from gpt_lightning.data.formats import capacity, file_header, file_name, write_extras
 from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
-from gpt_lightning.data.order import splitmix64
+from gpt_lightning.data.order import shuffle_keys
+from gpt_lightning.data.shards import write_stream
 from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, file_sha256, replacement, write_atomic
+from gpt_lightning.files import explained, replacement, write_atomic
 from gpt_lightning.prepare.settings import MIN_TOKENS, SPLITS, Settings, exact, split_borders
 from gpt_lightning.prepare.units import Piece, checksums
 
@@ -41,40 +41,21 @@ class Stream:
     """
 
     def __init__(self, chunks: Iterator[Any]) -> None:
-        self._chunks, self._rest = chunks, None
+        self._chunks: Iterator[Any] = chunks
+        self._rest: Any = ""
 
     def more(self) -> bool:
         """Return whether something is left."""
-        while self._rest is None or not len(self._rest):
+        while self._rest is not None and not len(self._rest):
             self._rest = next(self._chunks, None)
-            if self._rest is None:
-                return False
-        return True
+        return self._rest is not None
 
     def take(self, n: int) -> Iterator[Any]:
         """Yield the next n characters or tokens in chunks; fewer at the end."""
         while n and self.more():
-            assert self._rest is not None
             head, self._rest = self._rest[:n], self._rest[n:]
             n -= len(head)
             yield head
-
-
-def write_file(
-    path: Path, name: str, file_format: str, dtype: np.dtype[Any], chunks: Iterable[np.ndarray]
-) -> Shard:
-    """Write a stream of tokens into one file, and return it as the shard of a name."""
-    kind, n_tokens = dtype.newbyteorder("<"), 0
-    with open(path, "wb") as file:
-        file.seek(len(file_header(file_format, kind.name, 0)))
-        for tokens in chunks:
-            file.write(np.ascontiguousarray(tokens, kind).view(np.uint8).data)
-            n_tokens += len(tokens)
-        file.seek(0)
-        file.write(file_header(file_format, kind.name, n_tokens))
-        file.flush()
-        os.fsync(file.fileno())
-    return Shard(name, n_tokens, file_sha256(path))
 
 
 def write_split(
@@ -88,9 +69,8 @@ def write_split(
     """
     size, shards = capacity(settings.format, settings.shard_tokens), list[Shard]()
     while tokens.more():
-        name = file_name(settings.format, split, len(shards))
-        chunks = tokens.take(size)
-        shards.append(write_file(folder / name, name, settings.format, dtype, chunks))
+        path = folder / file_name(settings.format, split, len(shards))
+        shards.append(write_stream(path, tokens.take(size), dtype, settings.format))
     return tuple(shards)
 
 
@@ -251,8 +231,9 @@ class Assembly:
         """
         path = self.folder / "new" / task.file
         with explained("write", self.folder), replacement(path) as temporary:
-            chunks, file_format = self._chunks(task), self.settings.format
-            shard = write_file(temporary, task.file, file_format, self.dtype, chunks)
+            chunks = self._chunks(task)
+            written = write_stream(temporary, chunks, self.dtype, self.settings.format)
+        shard = dataclasses.replace(written, file=task.file)
         write_atomic(self._record(task), json.dumps(dataclasses.asdict(shard)).encode())
         return shard
 
@@ -281,7 +262,7 @@ class Assembly:
         Raises:
             UserError: The piece is damaged, or the disk is full.
         """
-        piece, (rows_path, tokens_path) = self.pieces[index], self._scattered(index)
+        piece, (rows_path, tokens_path) = self.pieces[index], self.scattered(index)
         table, keys = piece.table(), self._keys(index)
         rows = np.empty(len(table), SCATTERED)
         rows["bucket"] = self._split_numbers(index, table) * self.n_blocks + self._buckets(keys)
@@ -292,7 +273,7 @@ class Assembly:
         write_atomic(rows_path, rows[order].tobytes())  # last: it makes the scattering finished
         piece.file.unlink(missing_ok=True)
 
-    def _scattered(self, index: int) -> tuple[Path, Path]:
+    def scattered(self, index: int) -> tuple[Path, Path]:
         """Return the files of a scattered piece: its rows and its tokens."""
         return self.folder / f"{index:06d}.documents", self.folder / f"{index:06d}.tokens"
 
@@ -300,7 +281,7 @@ class Assembly:
         """Return the documents of a bucket in the shuffle's order, (tokens,)."""
         number, tables, found = split * self.n_blocks + bucket, [], []
         for index in range(len(self.pieces)):
-            rows_path, tokens_path = self._scattered(index)
+            rows_path, tokens_path = self.scattered(index)
             rows = np.fromfile(rows_path, SCATTERED)
             low, high = np.searchsorted(rows["bucket"], [number, number + 1])
             before, own = int(rows["tokens"][:low].sum()), rows[low:high]
@@ -314,13 +295,6 @@ class Assembly:
         table = np.concatenate(tables)
         return reordered(np.concatenate(found), table["tokens"], np.argsort(table["key"]))
 
-    def unscattered(self) -> list[int]:
-        """Return the pieces that the shuffle has not scattered yet; none without a shuffle."""
-        if self.settings.shuffle is None:
-            return []
-        indices = range(len(self.pieces))
-        return [index for index in indices if not self._scattered(index)[0].exists()]
-
 
 def reordered(tokens: np.ndarray, lengths: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Return consecutive documents in another order, (n,).
@@ -330,26 +304,11 @@ def reordered(tokens: np.ndarray, lengths: np.ndarray, order: np.ndarray) -> np.
         lengths: Tokens of each document, (documents,).
         order: Numbers of the documents in their new order, (documents,).
     """
-
-    def pieces() -> Iterator[np.ndarray]:
-        ends = np.cumsum(lengths)
-        for some in np.array_split(order, 1 + len(order) // COPIED):
-            last, first = ends[some], (ends - lengths)[some]
-            places = zip(first.tolist(), last.tolist(), strict=True)
-            yield np.concatenate([tokens[:0], *(tokens[begin:end] for begin, end in places)])
-
-    return np.concatenate(list(pieces()))
-
-
-def shuffle_keys(seed: int, first: int, count: int) -> np.ndarray:
-    """Return the sort keys of documents first .. first + count - 1 in a shuffled dataset, uint64.
-
-    They are splitmix64's sequence: all keys of a seed are distinct.
-    """
-    golden = np.uint64(0x9E3779B97F4A7C15)
-    z = np.arange(first + 1, first + count + 1, dtype=np.uint64)
-    z = (z + splitmix64(np.array([seed], np.uint64) + golden)) * golden
-    return splitmix64(z)
+    ends, found = np.cumsum(lengths), [tokens[:0]]
+    for some in np.array_split(order, 1 + len(order) // COPIED):
+        places = zip((ends - lengths)[some].tolist(), ends[some].tolist(), strict=True)
+        found.append(np.concatenate([tokens[:0], *(tokens[begin:end] for begin, end in places)]))
+    return np.concatenate(found)
 
 
 def split_of(digests: np.ndarray, val_fraction: float, test_fraction: float) -> np.ndarray:

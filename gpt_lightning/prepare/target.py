@@ -66,9 +66,8 @@ class Target:
             differences = ["damage"]
         else:
             inputs = self._inputs()
-            source, kind = manifest.source.sha256, manifest.format
-            found = {"SHA-256 of the text": source, "format": kind, **manifest.settings}
-            found["inputs"] = inputs.get("inputs")  # None differs from every fingerprint
+            found = {"SHA-256 of the text": manifest.source.sha256, "format": manifest.format}
+            found |= manifest.settings | {"inputs": inputs.get("inputs", "")}
             differences = [
                 OTHER_INPUTS if key == "inputs" else f"{key} {found.get(key)}, not {value}"
                 for key, value in self.wanted.items()
@@ -158,8 +157,7 @@ class Target:
         return dict.fromkeys(path.name for path in self.out.iterdir()) if self.out.exists() else {}
 
     def _check_unfinished(self, entries: dict[str, Any]) -> None:
-        found = min(entries)
-        raise UserError(f"{self.name} holds {found} but no {MANIFEST}: choose another --out")
+        raise UserError(f"{self.name} holds {min(entries)} but no {MANIFEST}: choose another --out")
 
     def _manifest(self, entries: dict[str, Any]) -> Manifest:
         return load_manifest(self.out)
@@ -214,13 +212,13 @@ class RemoteTarget(Target):
             delete(f"{self.address}/{MANIFEST}")  # the shards of that dataset are replaced
             write_atomic(self._begun, digest.encode())
             there = {}
-        todo = [
-            name
-            for name, path in files.items()
-            if name != MANIFEST and there.get(name, {}).get("size") != path.stat().st_size
-        ]
+
+        def put(name: str) -> None:
+            if there.get(name, {}).get("size") != files[name].stat().st_size:
+                upload(files[name], f"{self.address}/{name}")
+
         with ThreadPoolExecutor(UPLOADS) as pool:
-            list(pool.map(lambda name: upload(files[name], f"{self.address}/{name}"), todo))
+            list(pool.map(put, files.keys() - {MANIFEST}))
         upload(files[MANIFEST], f"{self.address}/{MANIFEST}")
         for name in self._entries():
             if name not in files and SHARD_FILE.fullmatch(name):

@@ -206,11 +206,6 @@ class Record:
     replaced: int
     pieces: list[list[int]]
 
-    @property
-    def tokens(self) -> int:
-        """Number of tokens."""
-        return sum(tokens for _, tokens, _ in self.pieces)
-
     def fits(self, settings: Settings) -> bool:
         """Return whether these settings treat damaged documents as the unit's did."""
         return self.errors in (CLEAN, settings.errors)
@@ -231,7 +226,8 @@ class Job:
     @classmethod
     def below(cls, root: Path, settings: Settings) -> "Job":
         """Return the job whose files are in a folder of all work."""
-        return cls(root / digest([WORK_VERSION, settings.of_units()], 12), settings)
+        facts = WORK_VERSION, settings.tokenizer_name, settings.text_field
+        return cls(root / digest(facts, 12), settings)
 
     def record_path(self, unit: Unit) -> Path:
         """Return the path of a unit's record."""
@@ -280,7 +276,8 @@ def read_content(settings: Settings, unit: Unit) -> str:
     """
     reader = Documents(settings.text_field, settings.errors)
     for entry in unit.files:
-        reader.skim(entry, unit.start, unit.stop)
+        for _ in reader.contents(entry, unit.start, unit.stop):
+            pass
     return reader.content
 
 
@@ -307,8 +304,7 @@ def run_unit(job: Job, unit: Unit) -> Record:
         write_atomic(path.with_suffix(".tokens"), tokens.tobytes())
         pieces.append([len(table), len(tokens), zlib.crc32(table.tobytes())])
     errors = settings.errors if reader.skipped or reader.replaced else CLEAN
-    damage = errors, reader.skipped, reader.replaced
-    record = Record(unit.stamp, reader.content, *damage, pieces)
+    record = Record(unit.stamp, reader.content, errors, reader.skipped, reader.replaced, pieces)
     write_atomic(job.record_path(unit), json.dumps(dataclasses.asdict(record)).encode())
     return record
 

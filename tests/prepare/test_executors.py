@@ -50,12 +50,6 @@ def test_a_script_without_a_main_guard_ends(tmp_path: Path) -> None:
     assert 'put the call below `if __name__ == "__main__":`' in done.stderr
 
 
-def test_jobs_of_an_array_share_the_units_out() -> None:
-    jobs = [Execution(shard_index=index, shard_count=3) for index in range(3)]
-    assert [sum(job.own(unit) for job in jobs) for unit in range(20)] == [1] * 20
-    assert all(Execution().own(unit) for unit in range(5))
-
-
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(

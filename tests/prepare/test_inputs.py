@@ -668,7 +668,7 @@ def test_a_dataset_of_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.Monk
     prepare("hf:org/name:en:test", out=str(tmp_path / "en"), val_fraction=0.0, workers=1)
     assert load_manifest(tmp_path / "en").settings["documents"] == 5
     for source, said in {
-        "hf:org/name:large": "hold only the beginning of train: give the dataset's own files",
+        "hf:org/name:large": "no split 'train' .* one of .*large:partial-train",
         "hf:org/name:default:dev": "no split 'dev' .*: give hf:org/name: and one of default:train",
         "hf:": "expected hf:OWNER/NAME",
         "hf:a:b:c:d": "expected hf:OWNER/NAME",

@@ -315,16 +315,16 @@ except UserError as error:
 """
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 KILLED = {
-    "before the first shard": f"shards.write_file = lambda *args: {KILL}",
+    "before the first shard": f"shards.write_stream = lambda *args: {KILL}",
     "between two shards": f"""
-real, names = shards.write_file, []
-def write_file(path, *args):
+real, names = shards.write_stream, []
+def write_stream(path, *args):
     names.append(path)
     if len(names) == 3:
         {KILL}
     return real(path, *args)
-shards.write_file = write_file""",
-    "inside a shard": f"shards.os.fsync = lambda descriptor: {KILL}",
+shards.write_stream = write_stream""",
+    "inside a shard": f"os.fsync = lambda descriptor: {KILL}",
     "before the manifest's rename": f"files.os.replace = lambda a, b: {KILL}",
     "before the folder's rename": f"files.os.rename = lambda a, b: {KILL}",
 }
