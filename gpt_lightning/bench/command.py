@@ -65,6 +65,8 @@ def run(argv: list[str]) -> int:
         print(usage())
         return 0
     name, benches = argv[1], find_benches()
+    if name == "compare":  # a word of earlier versions
+        raise UserError("bench compare has gone: compare the rows.csv of both folders of results")
     if name not in benches:
         raise UserError(
             f"no bench {name!r}{nearest(name, benches)}; gpt-lightning bench --help lists them"

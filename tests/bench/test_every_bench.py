@@ -172,6 +172,7 @@ peers | --sizes huge | --sizes is 'huge'
 peers | --rounds 0 | rounds is 0; it must be at least 1
 profile | --modes trainig | --modes is 'trainig': 'trainig' is none of inference
 profile | --budget --modes inference | unknown key 'modes'
+compare | a b | bench compare has gone: compare the rows.csv
 sizes | --sizes smal | --sizes is 'smal'
 sizes | --steps few | steps is 'few'; expected int
 sizes | --warmup -1 | --warmup is '-1': -1 is below 0
