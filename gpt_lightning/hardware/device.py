@@ -15,8 +15,8 @@ Timestamp = Any  # seconds on a CPU, an event of the stream on other devices
 # mallopt's parameters (malloc.h)
 M_TRIM_THRESHOLD = -1  # free bytes at the end of the heap from which on it shrinks
 M_MMAP_MAX = -4  # number of blocks that may be mapped, and unmapped, one by one
-STATUS = "/proc/self/status"  # on Linux
-KEPT_SHARE = 0.85  # of the machine's memory that a process may have between two steps
+STATUS = "/proc/self/status"  # file of Linux
+KEPT_SHARE = 0.85  # share of the machine's memory that a process may keep between two steps
 
 
 def synchronize(device: torch.device) -> None:
@@ -143,7 +143,8 @@ def peak_memory_gib(device: torch.device, reserved: bool = False) -> float:
         return torch.mps.driver_allocated_memory() / 2**30
     # ru_maxrss on Linux begins at the resident memory of the parent process
     with contextlib.suppress(FileNotFoundError), open(STATUS, "rb", 0) as status:
-        return int(status.read().partition(b"VmHWM:")[2].split(None, 1)[0]) / 2**20  # of KiB
+        # the line counts KiB
+        return int(status.read().partition(b"VmHWM:")[2].split(None, 1)[0]) / 2**20
     import resource  # Windows has none
 
     unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere

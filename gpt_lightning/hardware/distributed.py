@@ -107,7 +107,7 @@ class LoopbackEnvironment(envs.LightningEnvironment):
     name, and wait for a name that does not resolve, which is common on macOS.
     """
 
-    # of the process: as the process group, it outlives a run, and a second run uses it again
+    # outlives a run, as the process group does: a second run in this process uses it again
     _store: ClassVar[TCPStore | None] = None
 
     @property
@@ -162,7 +162,7 @@ def environment(num_nodes: int, plugins: list[Any]) -> list[envs.ClusterEnvironm
     return [] if num_nodes > 1 or managed or chosen else [LoopbackEnvironment()]
 
 
-class RankLauncher(ScriptLauncher or object):  # type: ignore[misc]  # of any class
+class RankLauncher(ScriptLauncher or object):  # type: ignore[misc]  # any base
     """Lightning's launcher of ranks on this machine, which ends all of them if one fails.
 
     Lightning's observer kills rank 0 without a message. Here rank 0 prints the reason and ends with
@@ -315,7 +315,7 @@ class DelayedMax:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._cuda = device.type == "cuda"
-        # on the host; the device copies into it asynchronously
+        # the host's copy, into which the device copies asynchronously
         self._host = torch.zeros((), dtype=torch.int64, pin_memory=self._cuda)
         self._written: Any = None  # event after that copy
 

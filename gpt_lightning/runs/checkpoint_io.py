@@ -99,7 +99,7 @@ class Saver:
             self._copy = host_copy.HostCopy()
         self.is_prepared = not asynchronous
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="saver")
-        self.work: Future[Any] | None = None  # in the thread, or ended with an error
+        self.work: Future[Any] | None = None  # running in the thread, or ended with an error
 
     def save(self, checkpoint: dict[str, Any], path: Path) -> None:
         """Wait for the previous save, and save.
@@ -166,7 +166,7 @@ class HashingFile(io.FileIO):
     def __init__(self, path: Path) -> None:
         super().__init__(path, "w")
         self._open.add(self)
-        self.digest = hashlib.sha256()  # of all bytes so far
+        self.digest = hashlib.sha256()  # covers all bytes so far
 
     def write(self, content: Any) -> int:
         """Write all bytes; one call of the system takes at most 2 GiB."""
@@ -222,7 +222,7 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
             "them"
         ) from error
     finally:
-        if "shards" in checkpoint:  # of the file before, or of this save, which has failed
+        if "shards" in checkpoint:  # those of the file before, or of a failed save
             sweep_shards(path.parent)
 
 

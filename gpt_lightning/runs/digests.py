@@ -16,7 +16,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, file_sha256, replacement, write_durable
 
 SIDECAR = ".sha256"
-SHARDS = "shards"  # beside checkpoints; a folder for each sharded one
+SHARDS = "shards"  # folder beside checkpoints, with a folder for each sharded one
 FIX = "check its permissions, or take another checkpoint"
 
 

@@ -21,7 +21,7 @@ from gpt_lightning.runs.digests import SIDECAR
 
 NAME = re.compile(r"step-(\d+)(?:-loss-(\d+\.\d+))?\.ckpt")  # RunCheckpoint's files
 ASIDE = ".old"  # suffix of checkpoints that were set aside
-SPARE_BYTES = 2**20  # of the disk, in addition to a checkpoint
+SPARE_BYTES = 2**20  # free bytes that the disk keeps beside a new checkpoint
 
 
 class RunPaths:

@@ -211,7 +211,7 @@ def tokens_at(steps: list[int], rows: list[Row]) -> list[float]:
 
     After the last count, each step has the mean number of tokens.
     """
-    import numpy as np  # for curves alone
+    import numpy as np  # only curves need it
 
     counts = {0: 0.0} | {row["step"]: row["perf/tokens"] for row in rows if row.get("perf/tokens")}
     at, last = np.array(steps, dtype=float), max(counts)

@@ -269,7 +269,7 @@ class RunEvents(TensorBoardLogger):
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
         from torch.utils.tensorboard.summary import hparams  # imports TensorBoard
 
-        self.hparams.update(params)  # for hparams.yaml
+        self.hparams.update(params)  # hparams.yaml has them
         # a bool would be shown as a number
         scalars = {k: v if type(v) in (int, float) else str(v) for k, v in params.items()}
         experiment, start, _ = hparams(scalars, dict.fromkeys(_TABLES["metrics"], 0.0))

@@ -200,7 +200,7 @@ def read_shards(
             load(tensors, storage_reader=reader, no_dist=alone)
     except (Exception, CheckpointException) as error:  # any content may raise any error
         causes = [cause for cause, _ in getattr(error, "failures", {}).values()] or [error]
-        for cause in causes:  # by rank
+        for cause in causes:  # one for each rank
             if isinstance(cause, Exception) and (is_lost_peer(cause) or is_out_of_memory(cause)):
                 raise cause from None
         raise UserError(
@@ -219,7 +219,7 @@ def mapped(function: Callable[[str, Any], Any], value: Any, name: str = "") -> A
         name: Name of the tree itself.
     """
     if isinstance(value, dict):
-        copied = copy.copy(value)  # of the same class
+        copied = copy.copy(value)  # keeps its class
         for key, item in value.items():
             copied[key] = mapped(function, item, f"{name}{key}.")
         return copied

@@ -18,7 +18,7 @@ from gpt_lightning.model.pretrained.weights import SHAPE_KEYS, Pretrained, Weigh
 from gpt_lightning.runs.checkpoint import Checkpoint, read_content
 from gpt_lightning.runs.folders import NAME, RunPaths, find_checkpoint
 
-GPT2_VOCABULARIES = (50257, 50304)  # of the published files; padded to a multiple of 64
+GPT2_VOCABULARIES = (50257, 50304)  # published files, and padded to a multiple of 64
 
 
 def read_source(
@@ -69,7 +69,7 @@ def network_of_run(checkpoint: Path) -> Network | None:
 
     None if there is none, if another machine has written it, and in a copy of a run.
     """
-    from gpt_lightning.runs.mirror import BEGUN  # for these models alone
+    from gpt_lightning.runs.mirror import BEGUN  # only these models need it
 
     run = RunPaths.of_checkpoint(checkpoint)
     if run is None or not run.config.is_file() or (run.run / BEGUN).exists():
@@ -189,6 +189,6 @@ def initial_weights(source: str, config: GPTConfig, network: Network | None = No
     """
     if network is not None:
         return read_source(source, network).weights
-    if source in SIZES:  # before a download of gigabytes
+    if source in SIZES:  # fails before a download of gigabytes
         check_shape(source, config, {key: getattr(SIZES[source], key) for key in SHAPE_KEYS})
     return read_source(source, gpt_for="model.init_from").state_dict(config)
