@@ -9,17 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 aten = torch.ops.aten
-PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
-# With dropout they draw random numbers: without them the masks after them would be other ones.
-FUSED_ATTENTION = (
-    aten._scaled_dot_product_flash_attention,
-    aten._scaled_dot_product_flash_attention_for_cpu,
-    aten._scaled_dot_product_efficient_attention,
-    aten._scaled_dot_product_cudnn_attention,
-)
+PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 
 
 def recomputed(block: nn.Module, x: Tensor, keep_results: bool, dropout: bool) -> Tensor:
@@ -41,11 +38,20 @@ def recomputed(block: nn.Module, x: Tensor, keep_results: bool, dropout: bool) -
 
 
 def keep_products() -> tuple[Any, Any]:
-    """Return the contexts of `torch.utils.checkpoint.checkpoint` for a block with dropout."""
-    return create_selective_checkpoint_contexts([op.default for op in PRODUCTS])
+    """Return the contexts of `torch.utils.checkpoint.checkpoint` for a block with dropout.
+
+    Fused attention draws random numbers there: without it the masks after it would be other ones.
+    """
+    return create_selective_checkpoint_contexts(list(PRODUCTS))
 
 
 def keep_products_and_attention() -> tuple[Any, Any]:
     """Return the contexts for a block without dropout."""
-    operations = [op.default for op in PRODUCTS + FUSED_ATTENTION]
-    return create_selective_checkpoint_contexts(operations)
+    return create_selective_checkpoint_contexts(is_kept)
+
+
+def is_kept(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Return the policy for an operation of a block without dropout."""
+    if op in PRODUCTS or "scaled_dot_product" in str(op):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
