@@ -41,8 +41,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpt_lightning.bench import memory_meter, models, timing
-from gpt_lightning.bench.course_model import RoPE
 from gpt_lightning.bench.memory_meter import MIB, PhaseContext
+from gpt_lightning.bench.models import RoPE
 from gpt_lightning.bench.step import (
     checked_graphs,
     compiled_graphs,

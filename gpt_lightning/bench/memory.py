@@ -30,8 +30,8 @@ import torch
 from torch import Tensor, nn
 
 from gpt_lightning.bench import memory_meter, models
-from gpt_lightning.bench.course_model import CourseModel
 from gpt_lightning.bench.memory_meter import MIB, Memory, PhaseContext
+from gpt_lightning.bench.models import CourseModel
 from gpt_lightning.bench.step import TrainingStep, kernel_of, prepare, random_batch
 from gpt_lightning.hardware.device import peak_memory_gib
 from gpt_lightning.hardware.precision import autocast

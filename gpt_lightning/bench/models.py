@@ -1,14 +1,27 @@
-"""Models that benches measure: sizes.yaml, the options that choose them, and how they are made."""
+"""Models that benches measure: sizes.yaml, the options that choose them, and the course's model.
+
+The systems course's language model stands beside GPT-2. A decoder with RMSNorm, rotary position
+embeddings (RoPE), SwiGLU, no biases and a head with its own matrix: the model of the published
+reports in `reference/end_to_end.csv`. Shapes: B sequences, T tokens, C = n_embd channels, nh =
+n_head heads of hs = C / nh channels, F = 4 C hidden channels of the MLP, V = vocab_size. The
+published medium size has F = 4098, a slip; here it is 4096.
+
+Sources: Zhang and Sennrich 2019 (RMSNorm), https://arxiv.org/abs/1910.07467; Su et al. 2021 (RoPE),
+https://arxiv.org/abs/2104.09864; Shazeer 2020 (SwiGLU), https://arxiv.org/abs/2002.05202.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 import yaml
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from gpt_lightning.bench.course_model import CourseModel
 from gpt_lightning.errors import UserError
+from gpt_lightning.model.attention import naive_attention
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.tables.options import (
     Option,
@@ -24,7 +37,9 @@ TABLE = yaml.safe_load(Path(__file__).with_name("sizes.yaml").read_text(encoding
 SHAPES: dict[str, list[int]] = TABLE["shapes"]  # layers, heads, width
 COURSE_SIZES: list[str] = TABLE["course"]
 GPU_SIZES: list[str] = TABLE["gpu"]
-MODELS = ("gpt2", "course")  # the course's model is course_model.py
+MODELS = ("gpt2", "course")
+EPS = 1e-5
+THETA = 10_000.0
 HEAD_WIDTH = 64  # GPT-2's
 VOCABULARY = 10_000  # the systems course's
 
@@ -37,13 +52,13 @@ def make_config(shape: list[int], context: int, vocab_size: int = VOCABULARY) ->
     return GPTConfig(n_layer, n_head, n_embd, block_size=context, vocab_size=vocab_size)
 
 
-def make_model(model: str, shape: list[int], context: int) -> GPT | CourseModel:
+def make_model(model: str, shape: list[int], context: int) -> "GPT | CourseModel":
     """Make one of MODELS, of (layers, heads, width)."""
     config = make_config(shape, context)
     return GPT(config) if model == "gpt2" else CourseModel(config)
 
 
-def checkpoint_groups(model: GPT | CourseModel, blocks: int) -> None:
+def checkpoint_groups(model: "GPT | CourseModel", blocks: int) -> None:
     """Keep only the input of each group of so many blocks, and recompute the group."""
     transformer = model.transformer
     h = list(transformer.h)
@@ -116,3 +131,157 @@ SIZES = (
     optional("n_head", f"Number of heads of the custom size; null: d_model / {HEAD_WIDTH}."),
     optional("d_model", "Width of the custom size."),
 )
+
+
+# ---- the course's model --------------------------------------------------------------------------
+
+
+class RMSNorm(nn.Module):
+    """Divide each position by its root mean square, in float32: (..., C) -> (..., C)."""
+
+    def __init__(self, C: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(C))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.float()
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + EPS)
+        return (self.weight * y).to(x.dtype)
+
+
+class RoPE(nn.Module):
+    """Rotate channel pairs (2 i, 2 i + 1) of position t by t THETA^(-2 i / hs).
+
+    The product of a rotated query and a rotated key depends on the distance of their positions
+    alone. Maps (..., T, hs) to (..., T, hs); under autocast the output is float32, as the course's.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, hs: int, block_size: int) -> None:
+        super().__init__()
+        angles = torch.outer(torch.arange(block_size), THETA ** (-torch.arange(0, hs, 2) / hs))
+        self.register_buffer("cos", angles.cos(), persistent=False)  # (block_size, hs / 2)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        T = x.size(-2)
+        cos, sin = self.cos[:T], self.sin[:T]  # (T, hs / 2)
+        even, odd = x[..., 0::2], x[..., 1::2]  # (..., T, hs / 2)
+        rotated = torch.stack((cos * even - sin * odd, sin * even + cos * odd), dim=-1)
+        return rotated.flatten(-2)  # (..., T, hs)
+
+
+class CourseAttention(nn.Module):
+    """Causal multi-head self-attention with RoPE, written out: (B, T, C) -> (B, T, C)."""
+
+    def __init__(self, config: GPTConfig, rope: RoPE) -> None:
+        super().__init__()
+        C = config.n_embd
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            nn.Linear(C, C, bias=False) for _ in range(4)
+        )
+        self.n_head, self.rope = config.n_head, rope
+        self.attention = naive_attention
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, C = x.shape
+        q, k, v = (
+            proj(x).view(B, T, self.n_head, -1).transpose(1, 2)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )  # 3 x (B, nh, T, hs)
+        y = self.attention(self.rope(q), self.rope(k), v, 0.0)  # (B, nh, T, hs)
+        return self.out_proj(y.transpose(1, 2).reshape(B, T, C))
+
+
+class SwiGLU(nn.Module):
+    """MLP whose hidden channels are gated: (B, T, C) -> (B, T, C)."""
+
+    def __init__(self, C: int) -> None:
+        super().__init__()
+        self.w1, self.w3 = nn.Linear(C, 4 * C, bias=False), nn.Linear(C, 4 * C, bias=False)
+        self.w2 = nn.Linear(4 * C, C, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gated = F.silu(self.w1(x)) * self.w3(x)  # (B, T, F)
+        return self.w2(gated)
+
+
+class CourseBlock(nn.Module):
+    """Attention and SwiGLU, each reading a normalized residual stream (B, T, C), adding to it."""
+
+    def __init__(self, config: GPTConfig, rope: RoPE) -> None:
+        super().__init__()
+        self.ln_1, self.attn = RMSNorm(config.n_embd), CourseAttention(config, rope)
+        self.ln_2, self.mlp = RMSNorm(config.n_embd), SwiGLU(config.n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        x = x + self.mlp(self.ln_2(x))
+        return x
+
+
+class CourseTransformer(nn.Module):
+    """The model without its head: tokens (B, T) -> final residual stream (B, T, C)."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        rope = RoPE(config.n_embd // config.n_head, config.block_size)
+        assert config.vocab_size is not None
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.h = nn.ModuleList([CourseBlock(config, rope) for _ in range(config.n_layer)])
+        self.ln_f = RMSNorm(config.n_embd)
+        self.checkpointing = False
+
+    def forward(self, idx: Tensor) -> Tensor:
+        x = self.wte(idx)  # (B, T, C)
+        for block in self.h:
+            if self.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, x, use_reentrant=False)
+            else:
+                x = block(x)
+        return self.ln_f(x)
+
+
+class CourseModel(nn.Module):
+    """The systems course's language model, with the submodules that benches expect of a GPT.
+
+    Args:
+        config: Shape of the model, with an even number of channels in each head; other settings of
+            a GPT have no effect.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.transformer = CourseTransformer(config)
+        self.lm_head = nn.Linear(config.n_embd, self.transformer.wte.num_embeddings, bias=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                std = (2 / (module.in_features + module.out_features)) ** 0.5
+                nn.init.trunc_normal_(module.weight, std=std, a=-3 * std, b=3 * std)
+            elif isinstance(module, nn.Embedding):
+                nn.init.trunc_normal_(module.weight, std=1.0, a=-3.0, b=3.0)
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Return the logits (B, T, V), or their mean cross-entropy in nats against the targets.
+
+        Args:
+            idx: Tokens, int64 (B, T), T at most block_size.
+            targets: Next token of each position, int64 (B, T).
+        """
+        logits: Tensor = self.lm_head(self.transformer(idx))  # (B, T, V)
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.float().view(-1, logits.size(-1)), targets.reshape(-1))
+
+    def num_params(self, embeddings: bool = True) -> int:
+        """Return the number of parameters.
+
+        Args:
+            embeddings: Count the token embedding, which is only looked up. Without it the count is
+                the N of `flops.flops_per_token`.
+        """
+        n = sum(p.numel() for p in self.parameters())
+        return n if embeddings else n - self.transformer.wte.weight.numel()

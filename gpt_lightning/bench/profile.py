@@ -45,7 +45,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from gpt_lightning.bench import course_model, models, timing
+from gpt_lightning.bench import models, timing
 from gpt_lightning.bench.averages import Averages, Profiled
 from gpt_lightning.bench.step import (
     PhaseContext,
@@ -69,10 +69,10 @@ MODULES: dict[type[nn.Module], str] = {
     CausalSelfAttention: "attention",
     MLP: "MLP",
     nn.LayerNorm: "layer norm",
-    course_model.CourseAttention: "attention",
-    course_model.RoPE: "RoPE",
-    course_model.SwiGLU: "MLP",
-    course_model.RMSNorm: "RMS norm",
+    models.CourseAttention: "attention",
+    models.RoPE: "RoPE",
+    models.SwiGLU: "MLP",
+    models.RMSNorm: "RMS norm",
 }
 PARTS = ("score product", "scale and mask", "softmax", "value product")  # inside an attention
 PHASES = ("data", "forward", "backward", "optimizer")
@@ -201,7 +201,7 @@ class Step:
 
     def __init__(
         self,
-        model: GPT | course_model.CourseModel,
+        model: GPT | models.CourseModel,
         device: torch.device,
         dtype: str,
         batch: int,
@@ -251,7 +251,7 @@ class Step:
 def set_attention(model: nn.Module, attention: AttentionFn) -> None:
     """Replace the attention of every layer."""
     for module in model.modules():
-        if isinstance(module, CausalSelfAttention | course_model.CourseAttention):
+        if isinstance(module, CausalSelfAttention | models.CourseAttention):
             module.attention = attention
 
 

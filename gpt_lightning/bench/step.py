@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gpt_lightning.bench import timing
-from gpt_lightning.bench.course_model import CourseModel
-from gpt_lightning.bench.models import VOCABULARY
+from gpt_lightning.bench.models import VOCABULARY, CourseModel
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.hardware.device import keep_freed_memory
 from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak

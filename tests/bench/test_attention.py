@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gpt_lightning.bench import attention, memory_meter
-from gpt_lightning.bench.course_model import RoPE
 from gpt_lightning.bench.memory_meter import MIB
+from gpt_lightning.bench.models import RoPE
 from gpt_lightning.cli import main
 from gpt_lightning.tables import sweep
 from gpt_lightning.tables.worker import SkippedError, call, failure

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpt_lightning.bench.course_model import CourseModel, RMSNorm, RoPE
-from gpt_lightning.bench.models import SHAPES
+from gpt_lightning.bench.models import SHAPES, CourseModel, RMSNorm, RoPE
 from gpt_lightning.model.flops import flops_per_token
 from gpt_lightning.model.gpt import GPTConfig
 
