@@ -291,6 +291,9 @@ def test_a_copy_with_wrong_tokens_is_forgotten_by_the_command_of_the_error(tmp_p
         with pytest.raises(UserError, match=re.escape(f"{server.url} holds token 65535")) as caught:
             read_epoch(server, tmp_path)
         shard.write_bytes(right)
+        while [t for t in threading.enumerate() if "_fetch_all" in t.name and fetched(server)]:
+            server.requests.clear()  # threads that fetch ahead still write there
+            time.sleep(0.3)
         subprocess.run(re.findall("`(rm .*)`", str(caught.value))[0], shell=True, check=True)
         assert len(read_epoch(server, tmp_path))
 
