@@ -67,11 +67,6 @@ def test_auto_needs_pythons_headers(device, monkeypatch, tmp_path):
     assert should_compile(device, "bf16-mixed")[0]
 
 
-def test_the_reason_names_float32_only_where_bfloat16_would_be_compiled():
-    assert should_compile("cpu", "32-true") == (False, "auto: off for cpu in float32")
-    assert should_compile("mps", "32-true") == (False, "auto: off for mps")
-
-
 @pytest.mark.parametrize(
     ("triton", "CC", "there", "reason"),
     [

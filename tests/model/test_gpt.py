@@ -30,10 +30,6 @@ def test_published_sizes_have_their_exact_parameter_counts():
     }
 
 
-def test_defaults_are_gpt2_124m():
-    assert GPTConfig() == SIZES["gpt2"]
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "naive"])
 @pytest.mark.parametrize(("activation", "theirs"), [("gelu_tanh", "gelu_new"), ("gelu", "gelu")])
 def test_logits_equal_hugging_faces(attention, activation, theirs):
