@@ -124,42 +124,6 @@ def test_byte_ranges_share_the_lines_out(tmp_path: Path) -> None:
         assert found == texts, width
 
 
-def test_a_range_within_a_long_line_reads_no_further(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(lines(["x" * 400_000, "y"]))
-    monkeypatch.setattr("gpt_lightning.prepare.documents.CHUNK_BYTES", 1000)
-    (entry,) = find_inputs(str(path))
-    asked = 0
-    real = open
-
-    def counted(*args: object, **kwargs: object) -> object:
-        file = real(*args, **kwargs)  # type: ignore[call-overload]
-
-        class Counted:
-            def __getattr__(self, name: str) -> object:
-                return getattr(file, name)
-
-            def __enter__(self) -> "Counted":
-                return self
-
-            def __exit__(self, *error: object) -> None:
-                file.close()
-
-            def readline(self, *size: int) -> bytes:
-                nonlocal asked
-                line: bytes = file.readline(*size)
-                asked += len(line)
-                return line
-
-        return Counted()
-
-    monkeypatch.setattr("gpt_lightning.prepare.inputs.open", counted, raising=False)
-    assert list(Documents("text", "strict").read(entry, 100_000, 110_000)) == []
-    assert 10_000 <= asked <= 11_000
-
-
 def test_row_groups_share_the_rows_out(tmp_path: Path) -> None:
     parquet(tmp_path / "a.parquet", TEXTS)
     (entry,) = find_inputs(str(tmp_path / "a.parquet"))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from gpt_lightning.data.progress import Progress
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.executors import Execution, run_all
 
@@ -56,18 +55,6 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         UserError, match=r"needs the package ray: pip install 'gpt-lightning\[ray\]'"
     ):
         list(run_all(square, [1], Execution(executor="ray")))
-
-
-def test_lines_where_no_terminal_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = iter([0.0, 1.0, 12.0, 12.0, 12.0])
-    monkeypatch.setattr("gpt_lightning.data.progress.time.monotonic", lambda: next(clock))
-    with Progress(100_000_000, 20_000_000) as progress:
-        progress.add(10_000_000, 1000)  # after 1 s: too early for a line
-        progress.add(26_000_000, 2000)
-    # What an earlier run did is not counted as speed.
-    assert capsys.readouterr().out == "56 of 100 MB (56%), 3.0 MB/s, 3,000 tokens\n"
 
 
 RAY = """

@@ -26,7 +26,6 @@ from gpt_lightning.prepare.inputs import (
     find_inputs,
     fingerprint,
     has_documents,
-    source_name,
 )
 from gpt_lightning.remote.reading import RemoteFile
 
@@ -183,15 +182,6 @@ def test_a_glob_descends_as_a_shells_words(
     assert [entry.name for entry in find_inputs(f"{folder}/**/*")] == names
 
 
-def test_links_to_their_own_folder_end(tmp_path: Path) -> None:
-    """glob.glob reads such a folder 3 ** 40 times."""
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "a.jsonl").write_text(LINES)
-    for name in "abc":
-        (tmp_path / name).symlink_to(".")
-    assert len(find_inputs(f"{tmp_path}/**/*.jsonl")) == 1
-
-
 @pytest.mark.parametrize("rest", ["", "/*.jsonl", "/**/*.jsonl", "/a.jsonl"])
 def test_brackets_in_a_name(tmp_path: Path, rest: str) -> None:
     source = tmp_path / "news [2024]"
@@ -331,11 +321,6 @@ def test_names_of_datasets(source: str, name: str) -> None:
     assert dataset_folder(source, "gpt2", "data") == Path("data") / f"{name}-gpt2"
 
 
-def test_a_folder_keeps_its_whole_name(folder: Path) -> None:
-    assert source_name(f"{folder}/") == "docs.v1"
-    assert dataset_folder(str(folder), "gpt2", "data") == Path("data/docs.v1-gpt2")
-
-
 def test_a_folder_of_texts(tmp_path: Path) -> None:
     source = tmp_path / "docs"
     source.mkdir()
@@ -407,17 +392,6 @@ def test_a_file_behind_a_url(memory: MemoryFileSystem, tmp_path: Path) -> None:
     assert load_manifest(tmp_path / "novel-char").tokens("train") > 100
 
 
-@pytest.mark.parametrize("source", ["memory://docs", "memory://docs/*"])
-def test_files_at_an_address_that_are_left_out(
-    memory: MemoryFileSystem, capsys: pytest.CaptureFixture[str], source: str
-) -> None:
-    for name in ("a.jsonl", "notes.md", "sub/b.jsonl"):
-        memory.pipe(f"/docs/{name}", LINES.encode())
-    names = [entry.name.rpartition("docs/")[2] for entry in find_inputs(source)]
-    assert names == ["a.jsonl", "sub/b.jsonl"]
-    assert "notes.md (neither JSONL nor Parquet nor .txt)" in capsys.readouterr().out
-
-
 def files_at(memory: MemoryFileSystem, path: str) -> dict[str, bytes]:
     return {name.rpartition("/")[2]: memory.cat_file(name) for name in memory.find(path)}
 
@@ -474,14 +448,6 @@ def test_an_address_that_cannot_be_written_is_found_before_the_work(
     monkeypatch.setattr("gpt_lightning.prepare.pipeline.run_unit", None)
     with pytest.raises(UserError, match=r"cannot write memory://b/mine/.probe"):
         prepare(str(source), out="memory://b/mine", workers=1, data_dir=str(tmp_path / "data"))
-
-
-def test_a_folder_as_address(memory: MemoryFileSystem, tmp_path: Path) -> None:
-    source = tmp_path / "docs.jsonl"
-    source.write_text(LINES)
-    out, data = f"file://{tmp_path}/new/mine", str(tmp_path / "data")
-    prepare(str(source), out=out, workers=1, val_fraction=0.0, data_dir=data)
-    assert all_tokens(tmp_path / "new" / "mine") == naive(LINES)
 
 
 def test_an_upload_that_fails_is_continued(

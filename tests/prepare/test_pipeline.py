@@ -26,7 +26,7 @@ from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare import pipeline, shards, units
-from gpt_lightning.prepare.command import dataset_folder, prepare, prepare_source
+from gpt_lightning.prepare.command import prepare
 from gpt_lightning.prepare.documents import Documents
 from gpt_lightning.prepare.inputs import find_inputs
 from gpt_lightning.prepare.shards import Assembly
@@ -204,30 +204,6 @@ def test_the_same_whatever_files_they_come_in(
         manifests.append((manifest.splits, manifest.source.sha256, manifest.settings))
         shutil.rmtree(tmp_path / "out")
     assert all(manifest == manifests[0] for manifest in manifests)
-
-
-@pytest.mark.parametrize("file_format", ["npy", "llmc", "nanogpt"])
-def test_every_format_has_the_same_tokens(
-    source: Path, texts: list[str], tmp_path: Path, file_format: str
-) -> None:
-    out = tmp_path / "out"
-    prepare(str(source), out=str(out), format=file_format, workers=1)  # type: ignore[arg-type]
-    manifest = load_manifest(out)
-    assert manifest.format == file_format
-    raw = b"".join((out / shard.file).read_bytes() for shard in manifest.splits["train"])
-    skip = {"npy": 128, "llmc": 1024, "nanogpt": 0}[file_format]
-    assert np.frombuffer(raw[skip:], "<u2").tolist() == tokens(out, "train")
-    hashed = [hashlib.sha256(text.encode()).digest()[:8] for text in texts]
-    own = [int.from_bytes(digest, "little") >= int(0.1 * 2**64) for digest in hashed]
-    assert tokens(out, "train") == naive(list(itertools.compress(texts, own)))
-
-
-@pytest.mark.slow
-def test_for_the_datamodule(source: Path, tmp_path: Path) -> None:
-    manifest = prepare_source(str(source), "gpt2", tmp_path, 0.2)
-    folder = dataset_folder(str(source), "gpt2", tmp_path, 0.2)
-    assert folder == tmp_path / "docs-gpt2-val0.2"
-    assert load_manifest(folder) == manifest
 
 
 @pytest.mark.parametrize(
