@@ -16,7 +16,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-STEP: list[Callable[[Any, Any, Any], Any]] = []  # called with module, batch and loss
+STEP: list[Callable[..., Any]] = []  # called with module, batch, loss and micro-batch
+
+
+def in_step(function: Callable[..., Any]) -> Callable[..., None]:
+    """Accident in a training step: its function returns the loss, or None to leave it."""
+
+    def add(*arguments: Any) -> None:
+        STEP.append(lambda *call: function(*call, *arguments))
+
+    return add
 
 
 def die() -> None:
@@ -102,94 +111,63 @@ def slow_sync(seconds: float) -> None:
 # ---- in a training step --------------------------------------------------------------------------
 
 
-def trace(path: str) -> None:
+@in_step
+def trace(module: Any, batch: Any, loss: Any, micro: int, path: str):
     """A line for each micro-batch: rank, session, step, number, digests of its rows, loss."""
-    last = [-1, 0]
-
-    def note(module: Any, batch: Any, loss: Any) -> Any:
-        step = module.trainer.global_step
-        last[:] = [step, last[1] + 1 if last[0] == step else 0]
-        digests = [hashlib.sha256(row.numpy().tobytes()).hexdigest()[:16] for row in batch[0].cpu()]
-        line = [module.global_rank, os.getpid(), *last, digests, float(loss.detach()).hex()]
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(descriptor, json.dumps(line).encode() + b"\n")
-        os.close(descriptor)
-        return loss
-
-    STEP.append(note)
+    digests = [hashlib.sha256(row.numpy().tobytes()).hexdigest()[:16] for row in batch[0].cpu()]
+    at = [module.global_rank, os.getpid(), module.trainer.global_step, micro]
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, json.dumps([*at, digests, float(loss.detach()).hex()]).encode() + b"\n")
+    os.close(descriptor)
 
 
-def bad_gradient(value: str, step: int, rank: int) -> None:
+@in_step
+def bad_gradient(module: Any, batch: Any, loss: Any, micro: int, value: str, step: int, rank: int):
     """Make the gradient of an optimizer step (1 is the first) nan or inf on one rank."""
-
-    def spoil(module: Any, batch: Any, loss: Any) -> Any:
-        here = module.trainer.global_step == step - 1 and module.global_rank == rank
-        return loss * float(value) if here else loss
-
-    STEP.append(spoil)
+    if module.trainer.global_step == step - 1 and module.global_rank == rank:
+        return loss * float(value)
 
 
-def user_error(step: int, rank: int) -> None:
+@in_step
+def user_error(module: Any, batch: Any, loss: Any, micro: int, step: int, rank: int):
     """Raise a UserError in an optimizer step (1 is the first) on one rank."""
+    if module.trainer.global_step == step - 1 and module.global_rank == rank:
+        from gpt_lightning.errors import UserError
 
-    def fail(module: Any, batch: Any, loss: Any) -> Any:
-        if module.trainer.global_step == step - 1 and module.global_rank == rank:
-            from gpt_lightning.errors import UserError
-
-            raise UserError(f"an error of rank {rank}")
-        return loss
-
-    STEP.append(fail)
+        raise UserError(f"an error of rank {rank}")
 
 
-def signal_at(number: int, step: int, micro: int) -> None:
+@in_step
+def signal_at(module: Any, batch: Any, loss: Any, micro: int, number: int, step: int, at: int):
     """A signal to this process within a micro-batch (0 is the first) of an optimizer step."""
-    seen: list[int] = []
-
-    def send(module: Any, batch: Any, loss: Any) -> Any:
-        if module.trainer.global_step == step - 1:
-            seen.append(1)
-            if len(seen) == micro + 1:
-                os.kill(os.getpid(), number)
-        return loss
-
-    STEP.append(send)
+    if (module.trainer.global_step, micro) == (step - 1, at):
+        os.kill(os.getpid(), number)
 
 
-def stop_at(step: int, micro: int) -> None:
+@in_step
+def stop_at(module: Any, batch: Any, loss: Any, micro: int, step: int, at: int):
     """trainer.should_stop within a micro-batch (0 is the first) of an optimizer step."""
-    seen: list[int] = []
-
-    def stop(module: Any, batch: Any, loss: Any) -> Any:
-        if module.trainer.global_step == step - 1:
-            seen.append(1)
-            module.trainer.should_stop |= len(seen) == micro + 1
-        return loss
-
-    STEP.append(stop)
+    module.trainer.should_stop |= (module.trainer.global_step, micro) == (step - 1, at)
 
 
-def slow(seconds: float) -> None:
+@in_step
+def slow(module: Any, batch: Any, loss: Any, micro: int, seconds: float):
     """Make each micro-batch take some seconds more."""
-
-    def wait(module: Any, batch: Any, loss: Any) -> Any:
-        time.sleep(seconds)
-        return loss
-
-    STEP.append(wait)
+    time.sleep(seconds)
 
 
-def bad_moment(step: int) -> None:
+@in_step
+def spike(module: Any, batch: Any, loss: Any, micro: int, step: int, factor: float):
+    """Multiply the loss of an optimizer step."""
+    return loss * (factor if module.trainer.global_step == step - 1 else 1.0)
+
+
+@in_step
+def bad_moment(module: Any, batch: Any, loss: Any, micro: int, step: int):
     """A NaN in the optimizer's state alone, before the update of a step."""
-    import torch
-
-    def spoil(module: Any, batch: Any, loss: Any) -> Any:
-        if module.trainer.global_step == step - 1:
-            for state in module.trainer.optimizers[0].state.values():
-                state["exp_avg"].view(-1)[0] = torch.nan
-        return loss
-
-    STEP.append(spoil)
+    if module.trainer.global_step == step - 1:
+        for state in module.trainer.optimizers[0].state.values():
+            state["exp_avg"].view(-1)[0] = float("nan")
 
 
 def gradients(path: str) -> None:
@@ -211,12 +189,14 @@ def gradients(path: str) -> None:
 def patch_training_step() -> None:
     from gpt_lightning.training.module import GPTModule
 
-    real = GPTModule.training_step
+    real, last = GPTModule.training_step, [-1, 0]
 
     def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
-        loss = real(self, batch, batch_idx)
+        loss, step = real(self, batch, batch_idx), self.trainer.global_step
+        last[:] = [step, last[1] + 1 if last[0] == step else 0]
         for change in STEP:
-            loss = change(self, batch, loss)
+            changed = change(self, batch, loss, last[1])
+            loss = loss if changed is None else changed
         return loss
 
     GPTModule.training_step = training_step  # type: ignore[method-assign]
@@ -238,15 +218,6 @@ def nan_validation(step: int) -> None:
             spoil.remove()
 
     GPTModule.validation_step = validation_step  # type: ignore[method-assign]
-
-
-def spike(step: int, factor: float) -> None:
-    """Multiply the loss of an optimizer step."""
-
-    def grow(module: Any, batch: Any, loss: Any) -> Any:
-        return loss * (factor if module.trainer.global_step == step - 1 else 1.0)
-
-    STEP.append(grow)
 
 
 def lying_folder(times: int) -> None:
@@ -290,30 +261,11 @@ def no_locks() -> None:
     fcntl.flock = flock
 
 
-ACCIDENTS: dict[str, Callable[..., None]] = {
-    "kill_in_save": kill_in_save,
-    "trace": trace,
-    "bad_gradient": bad_gradient,
-    "signal_at": signal_at,
-    "stop_at": stop_at,
-    "nan_validation": nan_validation,
-    "spike": spike,
-    "lying_folder": lying_folder,
-    "slow": slow,
-    "slow_sync": slow_sync,
-    "bad_moment": bad_moment,
-    "user_error": user_error,
-    "gradients": gradients,
-    "clock": clock,
-    "no_locks": no_locks,
-}
-
-
 def main() -> int:
     faults = json.loads(os.environ.get("FAULTS", "{}"))
     many = faults.pop("many", None)
     for name, arguments in faults.items():
-        ACCIDENTS[name](*(arguments if isinstance(arguments, list) else [arguments]))
+        globals()[name](*(arguments if isinstance(arguments, list) else [arguments]))
     if STEP:
         patch_training_step()
     from gpt_lightning.cli import main as command

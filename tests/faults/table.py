@@ -59,7 +59,6 @@ CASES: dict[str, tuple[str, str]] = {
     "R50": ("saves, samples, validations of any frequency", "in no rate; phases add up"),
     "R51": ("asynchronous save under kills", "exact"),
     "R52": ("remote folder: slow, failing, torn", "retried, verified, no copy lost"),
-    "R53": ("resume of a file of an older schema", "exact"),
     "R54": ("1,200 shards, 1,024 descriptors", "trains; EMFILE is no damage"),
     "R55": ("loss spike with the guard on", "the step is skipped, counted, printed"),
     "R56": ("resume with every logger", "exact; each point once"),

@@ -1,4 +1,4 @@
-"""Changes in and around a run's folder between two sessions: R35, R36, R38, R43 to R47, R53, R56,
+"""Changes in and around a run's folder between two sessions: R35, R36, R38, R43 to R47, R56,
 R57, R62, R63."""
 
 import json
@@ -9,13 +9,10 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
-from exact import checkpoints, load, must_equal, newest, rows, step_of
+from exact import checkpoints, must_equal, newest, rows, step_of
 from folders import STEPS, contents, copied, leftovers, run_folder
 from harness import SilentWrong, fit, gpt, refusals, start_fit
-
-from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
 
 pytestmark = pytest.mark.faults
 RESUME = ("--resume", "auto")
@@ -191,32 +188,6 @@ def test_a_checkpoint_of_another_run(every, stopped, case):
     assert re.search(r"step 10\b", ended.out), ended.out[:1500]
     case.saw(f"by name: {line.removeprefix('error: ')}; auto passed over it")
     must_equal(run_folder(every), run_folder(stopped))
-
-
-@pytest.mark.case("R53")
-@pytest.mark.parametrize("schema", [1, 2])
-def test_a_file_of_an_older_schema(every, stopped, case, schema):
-    for path in checkpoints(run_folder(stopped)):
-        state = load(path)
-        facts = state["gpt_lightning"]
-        for key in ("run_id", "metrics_rows", "micro_batches", "spike_guard"):
-            facts.pop(key, None)
-        facts["schema"] = 2
-        if schema == 1:
-            del facts["schema"]
-            (loader,) = state["loops"]["fit_loop"]["state_dict"]["combined_loader"]
-            loader |= {"order": facts.pop("data_identity"), "shards": facts.pop("shards")}
-            old = {"data_position": "position", "environment": "machine", "run_identity": "run"}
-            state["gpt_lightning"] = {old.get(key, key): value for key, value in facts.items()}
-        write_durable_checkpoint(state, path)
-    (run_folder(stopped) / "run.json").unlink()
-    ended = fit(stopped, *RESUME).ok()
-    assert re.search(r"step 10\b", ended.out), ended.out[:1500]
-    case.saw(f"schema {schema}: exact")
-    found, expected = (load(newest(run_folder(folder))) for folder in (stopped, every))
-    for name, tensor in expected["state_dict"].items():
-        assert torch.equal(tensor, found["state_dict"][name]), name
-    assert rows(run_folder(stopped)) == rows(run_folder(every))
 
 
 @pytest.mark.case("R63")
