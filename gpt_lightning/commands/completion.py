@@ -119,10 +119,10 @@ def add_argument(
         words = " ".join(config_names())
         both = f'compgen -W "{words}" -- "$1"; compgen -f -- "$1"'
         action.complete = {  # type: ignore[attr-defined]  # shtab reads it
-            "bash": "_gpt_lightning_config_files",
+            "bash": "gpt_lightning_config_files",
             "zsh": f"{{_alternative 'names:configuration:({words})' 'files:file:_files'}}",
             "fish": f"{words} (__fish_complete_path (commandline -ct))",
-            "preamble": {"bash": f"_gpt_lightning_config_files() {{ {both}; }}"},
+            "preamble": {"bash": f"gpt_lightning_config_files() {{ {both}; }}"},
         }
     elif not values:
         action.complete = shtab.FILE  # type: ignore[attr-defined]
