@@ -1,18 +1,36 @@
-"""The floor plan, measured: what a step enters, what a fit imports, how long functions are."""
+"""The floor plan, measured: size, folders, imports, private names of others, files of a step.
+
+Every bound is what is reached. Bounds are lowered only: a commit that raises one says in
+CHANGELOG.md what it gave up.
+"""
 
 import ast
 import subprocess
 import sys
 from pathlib import Path
 
+import house
 import lightning as L
 import pytest
+import yaml
+from house import PACKAGE
 
-import gpt_lightning
 from gpt_lightning.cli import main
 from gpt_lightning.training import fit
 
-PACKAGE = Path(gpt_lightning.__file__).parent
+ROOT = Path(__file__).parents[1]
+PRIVATE_NAMES = Path(__file__).with_name("private_names.yaml")
+PACKAGE_LINES = 16_000
+PACKAGE_FILES = 165
+TOKENS_PER_LINE = 9.7
+CPP_LINES = 300
+FOLDERS = 16
+ARROWS = 60
+MOST_PRIVATE_NAMES = 40
+# Code lines of each folder of the package; "" has the files beside them.
+ROOMS: dict[str, int] = {}
+# Code lines of Python outside of it.
+OTHERS = {"tests": 25_000, "experiments": 1_300, "benchmarks": 1_168, "docs": 84, "examples": 64}
 TINY = (
     "--model.config.n_layer=2",
     "--model.config.n_head=2",
@@ -80,6 +98,54 @@ def test_a_fit_on_ready_shards_imports_few_files(shards):
     # events have own files, the events name the commit (hardware.machine), models have variants,
     # and checkpointing has policies
     assert len(imported) <= 57, "\n".join(sorted(imported))
+
+
+def test_the_package_stays_within_its_size():
+    rooms = house.lines_by_room()
+    above = {room: n for room, n in rooms.items() if n > ROOMS[room]}
+    assert not above, f"{above}: take the lines from another place, and say it in CHANGELOG.md"
+    assert sum(rooms.values()) <= PACKAGE_LINES
+    assert len(house.sources()) <= PACKAGE_FILES
+    tokens = sum(house.code_size(path)[1] for path in house.sources())
+    assert tokens <= TOKENS_PER_LINE * sum(rooms.values()), "lines are joined"
+    cpp = sum(len(path.read_text().splitlines()) for path in house.PACKAGE.rglob("*.cpp"))
+    assert cpp <= CPP_LINES
+
+
+def test_the_other_folders_stay_within_their_size():
+    above = {
+        folder: n
+        for folder, most in OTHERS.items()
+        if (n := sum(house.lines_by_room(ROOT / folder).values())) > most
+    }
+    assert not above
+
+
+def test_few_folders_and_arrows():
+    assert len(house.folders()) <= FOLDERS, house.folders()
+    arrows = house.arrows()
+    assert len(arrows) <= ARROWS, "\n".join(f"{a} -> {b}" for a, b in sorted(arrows))
+
+
+def test_private_names_of_other_libraries_stand_in_the_table():
+    used = {name: sorted(files) for name, files in house.private_names().items()}
+    table = yaml.safe_load(PRIVATE_NAMES.read_text(encoding="utf-8"))
+    assert used == {name: sorted(row["files"]) for name, row in table.items()}
+    assert all(row["reason"] and row["without"] for row in table.values())
+    assert len(used) <= len(table) <= MOST_PRIVATE_NAMES
+
+
+def test_few_changes_of_a_process_have_no_way_back():
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    section = page.split("## Changes of the process that stay", 1)[1].split("\n## ", 1)[0]
+    rows = [line.split("|")[1].strip(" `") for line in section.splitlines() if line[:3] == "| `"]
+    assert 0 < len(rows) <= 5
+    # each row's name is used in one file of the package, and no other such call stands anywhere
+    text = {path: path.read_text(encoding="utf-8") for path in house.sources()}
+    for name in rows:
+        assert len([path for path, code in text.items() if name in code]) == 1, name
+    for name in ("mallopt", "GOMP_SPINCOUNT", "register_at_fork", "set_start_method", "atexit."):
+        assert name in rows or not any(name in code for code in text.values()), name
 
 
 def test_no_function_is_longer_than_a_screen():
