@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from gpt_lightning.bench import models, timing
 from gpt_lightning.bench.step import Training, kernel_of, prepare, random_batch
 from gpt_lightning.model.gpt import GPT
-from gpt_lightning.model.pretrained.huggingface import to_huggingface
-from gpt_lightning.model.pretrained.weights import SIZE_KEYS
+from gpt_lightning.model.huggingface import to_huggingface
+from gpt_lightning.model.weights import SIZE_KEYS
 from gpt_lightning.tables import options
 from gpt_lightning.tables.rows import Row, Values, row_type
 from gpt_lightning.tables.sweep import Bench

@@ -8,7 +8,7 @@ from gpt_lightning.errors import UserError
 
 if TYPE_CHECKING:
     from gpt_lightning.model.gpt import GPTConfig
-    from gpt_lightning.model.pretrained.weights import Pretrained
+    from gpt_lightning.model.weights import Pretrained
 
 
 def export(source: str, to: str | None = None) -> None:
@@ -28,8 +28,8 @@ def export(source: str, to: str | None = None) -> None:
 
     from gpt_lightning.data.huggingface_tokenizer import tokenizer_files
     from gpt_lightning.files import explained, move_into_place, workspace
-    from gpt_lightning.model.pretrained import huggingface
-    from gpt_lightning.model.pretrained.weights import user_errors
+    from gpt_lightning.model import huggingface
+    from gpt_lightning.model.weights import user_errors
     from gpt_lightning.runs.sources import read_source, tokenizer_of
 
     found = read_source(source, gpt_for="export")

@@ -105,7 +105,7 @@ def not_utf8(content: bytes, error: UnicodeDecodeError, offset: int, fix: str) -
         content: Bytes that were decoded.
         error: Error of the decoding.
         offset: Bytes of the file before them.
-        fix: What to do, unless they look like UTF-16.
+        fix: Advice of the message, unless the bytes look like UTF-16.
     """
     if 0 in content:
         fix = f"it has NUL bytes: if it is UTF-16, {RECODE.format('utf-16le')}"

@@ -11,10 +11,10 @@ from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.data.formats import read_meta
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
+from gpt_lightning.model import huggingface, nanogpt
 from gpt_lightning.model.gpt import SIZES, GPTConfig
 from gpt_lightning.model.network import Network, missing_network
-from gpt_lightning.model.pretrained import huggingface, nanogpt
-from gpt_lightning.model.pretrained.weights import SHAPE_KEYS, Pretrained, Weights, check_shape
+from gpt_lightning.model.weights import SHAPE_KEYS, Pretrained, Weights, check_shape
 from gpt_lightning.runs.checkpoint import Checkpoint, read_content
 from gpt_lightning.runs.folders import NAME, RunPaths, find_checkpoint
 

@@ -19,7 +19,6 @@ from gpt_lightning.model.fast.compilation import (
 )
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.network import Network, build, has_our_forward
-from gpt_lightning.model.pretrained.weights import user_errors
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training.datamodule import TokenDataModule, token_data
 from gpt_lightning.training.steps import is_sharded
@@ -112,7 +111,9 @@ def build_model(
         check_memory(config)
     model = build(network, config)
     if init_from is not None:
-        from gpt_lightning.runs.sources import initial_weights  # not for random weights
+        # Random weights need neither.
+        from gpt_lightning.model.weights import user_errors
+        from gpt_lightning.runs.sources import initial_weights
 
         with user_errors(f"model.init_from {init_from} does not fit {type(model).__name__}"):
             model.load_state_dict(initial_weights(init_from, config, network))

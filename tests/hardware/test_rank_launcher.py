@@ -32,6 +32,7 @@ def launcher(monkeypatch):
     """A launcher whose second rank is a process that a test chooses."""
     monkeypatch.setenv("LOCAL_RANK", "0")  # the launcher sets it
     monkeypatch.setattr(distributed, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(sys, "argv", [__file__])  # a worker of the tests is `python -c`
     launcher = RankLauncher(LoopbackEnvironment(), 2, 1)
     launcher.command = SLEEP
 

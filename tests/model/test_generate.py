@@ -161,7 +161,7 @@ def test_python_has_the_bounds_of_the_command(model, how):
 
 def test_greedy_text_is_that_of_transformers():
     transformers = pytest.importorskip("transformers")
-    from gpt_lightning.model.pretrained.huggingface import to_huggingface
+    from gpt_lightning.model.huggingface import to_huggingface
 
     torch.manual_seed(1)
     ours = GPT(GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=48, vocab_size=99))

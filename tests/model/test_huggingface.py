@@ -8,7 +8,7 @@ import torch
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, SIZES, GPTConfig
-from gpt_lightning.model.pretrained.huggingface import to_huggingface
+from gpt_lightning.model.huggingface import to_huggingface
 from gpt_lightning.runs.checkpoint import RunRecord
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.runs.sources import initial_weights

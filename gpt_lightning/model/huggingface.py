@@ -17,7 +17,7 @@ import torch
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import SIZES, GPTConfig
-from gpt_lightning.model.pretrained.weights import HEAD, WTE, Pretrained, Weights, user_errors
+from gpt_lightning.model.weights import HEAD, WTE, Pretrained, Weights, user_errors
 
 PREFIX = "transformer."
 CONV1D = re.compile(r"\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight$")

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from gpt_lightning.model.pretrained.weights import Pretrained, user_errors
+from gpt_lightning.model.weights import Pretrained, user_errors
 
 COMPILED = "_orig_mod."  # prefix of the names in a compiled model
 
