@@ -147,7 +147,7 @@ def exit_code(argv: list[str], run: Callable[[list[str]], int]) -> int:
     except (SystemExit, KeyboardInterrupt) as end:
         if type(end).__name__ == "SIGTERMException":  # Lightning's, without a code
             return 128 + signal.SIGTERM
-        # after Ctrl-C Lightning cleans up and calls exit(1)
+        # Lightning cleans up after Ctrl-C and calls exit(1)
         if isinstance(end, SystemExit) and not isinstance(end.__context__, KeyboardInterrupt):
             if isinstance(end.code, str):  # sys.exit("reason") of a callback
                 print(f"error: {end.code}", file=sys.stderr)

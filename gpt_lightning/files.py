@@ -123,7 +123,7 @@ def lives(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # of another user
+        return True  # it is another user's
     return True
 
 

@@ -31,7 +31,7 @@ class LastingStream:
     def write(self, text: str) -> int:
         try:
             self._stream.write(text)
-        except UnicodeEncodeError as error:  # of a terminal, or a file, in ASCII
+        except UnicodeEncodeError as error:  # the terminal or file may have ASCII alone
             plain = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
             self.write(plain)
         except OSError as error:
@@ -48,7 +48,7 @@ class LastingStream:
         descriptor = os.open(os.devnull, os.O_WRONLY)
         with contextlib.suppress(OSError, AttributeError, ValueError):  # a notebook's has none
             if self._stream.fileno() in (1, 2):
-                # for text in the buffer, and for child processes
+                # text in the buffer and child processes write there
                 os.dup2(descriptor, self._stream.fileno())
         self._stream = os.fdopen(descriptor, "w")
         if self._prints_only and isinstance(error, BrokenPipeError):

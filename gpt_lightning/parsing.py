@@ -53,7 +53,7 @@ class OneLineParser(ArgumentParser):
         super().__init__(*args, **kwargs, allow_abbrev=False)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        from gpt_lightning.hints import explain  # for wrong arguments alone
+        from gpt_lightning.hints import explain  # wrong arguments alone need it
 
         options, positionals = known_keys(self)
         prog = self.prog.replace("[options] ", "")
@@ -64,7 +64,7 @@ class OneLineParser(ArgumentParser):
     def validate(self, cfg: Namespace, *args: Any, **kwargs: Any) -> None:
         """Check all values; jsonargparse alone accepts null, nan and infinity for any number."""
         super().validate(cfg, *args, **kwargs)
-        if getattr(self, "_inner_parser", False):  # of a class that a key names
+        if getattr(self, "_inner_parser", False):  # a class that a key names has its own parser
             return
         actions = {action.dest: action for action in actions_of(self)}
         for group in self.groups or ():
@@ -78,7 +78,7 @@ class OneLineParser(ArgumentParser):
 
     def _check_value_key(self, action: Any, value: Any, key: str, *args: Any, **kwargs: Any) -> Any:
         checked = super()._check_value_key(action, value, key, *args, **kwargs)
-        if isinstance(value, float) and isinstance(checked, int):  # as on the command line
+        if isinstance(value, float) and isinstance(checked, int):  # the command line does the same
             raise TypeError(f"Parser key \"{key}\": Expected a <class 'int'>. Got value: {value}")
         return checked
 
@@ -365,7 +365,7 @@ def check_config_file(path: Path, keys: Sequence[str] = ()) -> None:
             f"{error.start}; save it as UTF-8 text"
         ) from error
     except yaml.MarkedYAMLError as error:
-        from gpt_lightning.hints import explain_yaml  # for wrong files alone
+        from gpt_lightning.hints import explain_yaml  # wrong files alone need it
 
         raise UserError(f"{where}{explain_yaml(error, text)}") from error
     except yaml.YAMLError as error:

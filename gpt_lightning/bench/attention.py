@@ -60,7 +60,7 @@ from gpt_lightning.tables.worker import SkippedError
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-CHECKED_TOKENS = 1024  # of the comparison of a user's kernel with the definition
+CHECKED_TOKENS = 1024  # tokens that compare a user's kernel with the definition
 # kernel -> backend, and a part of the name of its node in the autograd graph
 FUSED = {"sdpa-math": (SDPBackend.MATH, "Softmax")}
 FUSED |= {f"sdpa-{kernel}": backend for kernel, backend in FUSED_IN_TRAINING.items()}

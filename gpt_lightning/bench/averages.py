@@ -133,7 +133,7 @@ class Averages:
             for average in self._all:
                 if average.key == name and on_host(average):
                     found[name] = self._work(average, time)
-        for average in self._all:  # on a GPU also the time from its first to its last kernel
+        for average in self._all:  # a GPU has the time from the first to the last kernel, too
             if average.key in found and not on_host(average):
                 found[average.key].span_ms = average.device_time_total / 1e3 / self.steps
         return found

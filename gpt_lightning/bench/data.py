@@ -36,7 +36,7 @@ from gpt_lightning.tables.sweep import Bench
 
 VOCAB_SIZE = 50_257  # GPT-2's: two bytes per token on the disk
 ORDERS = ("sequential", "shuffled", "random", "mixture")
-WEIGHTS = (0.7, 0.3)  # of the mixture's two datasets
+WEIGHTS = (0.7, 0.3)  # weights of the mixture's datasets
 SEED = 1337
 
 
@@ -149,7 +149,7 @@ def floor_ms(folder: Path, tokens: int, repeats: int) -> list[float]:
     """Return milliseconds of two copies of each `tokens` tokens of a dataset, front to back."""
     shard = np.load(folder / "train_00000.npy", mmap_mode="r")
     timer = timing.StepTimer(torch.device("cpu"))
-    kept: tuple[Any, Any] | None = None  # as training keeps a batch while the next one is read
+    kept: tuple[Any, Any] | None = None  # training keeps a batch while the next one is read
     for index in range(repeats):
         start = index * tokens % (len(shard) - tokens)
         timer.begin()

@@ -40,7 +40,7 @@ from gpt_lightning.tables.sweep import Bench, Sweep, earlier_machine
 from gpt_lightning.training.steps import StepShape
 
 MODELS = ("ours", "hf", "hf-compiled")
-TOKENS = 32_000_000  # of the dataset: 61 steps of 524,288 without the pause between two epochs
+TOKENS = 32_000_000  # 61 steps of 524,288 tokens in one epoch
 
 
 def read_device(args: Any) -> list[Values]:

@@ -20,9 +20,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 MIB = 2**20
-SAMPLE_S = 0.001  # between two samples
+SAMPLE_S = 0.001  # seconds between two samples
 PHASE = "phase: "  # prefix of our ranges in a profile, which also has ranges of torch
-MAX_ENTRIES = 1_000_000  # in the history of CUDA; a step of the 2.7B model has about 10,000
+MAX_ENTRIES = 1_000_000  # CUDA's history; a step of the 2.7B model has about 10,000
 
 PhaseContext = Callable[[str], AbstractContextManager[Any]]
 Work = Callable[[PhaseContext], None]  # runs `with phase("forward"): ...`, each name once

@@ -152,7 +152,7 @@ class Loop:
     def __init__(self, name: str, module: GPTModule, batch: Batch, dtype: str) -> None:
         self.name, self.module, self.batch, self.dtype = name, module, batch, dtype
         self.device = batch[0].device
-        self.loss: float | None = None  # after the last block
+        self.loss: float | None = None  # loss of the last block
         self._initial = {key: value.clone() for key, value in module.state_dict().items()}
 
     def block(self, warmup: int, steps: int) -> list[float]:
@@ -191,7 +191,7 @@ class Loop:
                 precision=precision,
                 max_steps=len(batches),
                 callbacks=fit_callbacks() if with_callbacks else [],
-                log_every_n_steps=10,  # as `fit`
+                log_every_n_steps=10,  # the default of `fit`
                 default_root_dir=folder,
                 **fits.TRAINING_ALONE | {"enable_progress_bar": with_callbacks} | loggers,
             )

@@ -276,7 +276,7 @@ def held_mib(
     if isinstance(model, DistributedDataParallel):  # views of its buckets, which exist without them
         gradients = [*parameters]
     while isinstance(optimizer, ZeroRedundancyOptimizer):
-        optimizer = optimizer.optim  # of this process's share
+        optimizer = optimizer.optim  # the optimizer of this process's share
     states = optimizer.state.values() if optimizer is not None else ()
     moments = [value for state in states for value in state.values()]
     return nbytes([*parameters, *gradients, *moments]) / MIB

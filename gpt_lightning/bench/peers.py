@@ -56,7 +56,7 @@ def measure_peers(row: Row) -> Values:
     """Train both models in turns."""
     device = prepare(row)
     model = GPT(models.make_config(row.shape, row.context))
-    peer = make_peer(model)  # before compilation renames anything
+    peer = make_peer(model)  # compilation renames parameters
     batch = random_batch(row.batch, row.context, device)
     both = {}
     for name, module in (("ours", model), ("theirs", peer)):

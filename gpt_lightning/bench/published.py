@@ -24,7 +24,7 @@ FILE = "end_to_end.csv"
 TABLE = "published"
 NAMES = {"S": "small", "M": "medium", "L": "large", "XL": "xl", "2p7": "2.7B"}
 DEFAULT_WARMUP = 5
-WARMUPS = {"No Warm-up": 0, "1 step warm up": 1}  # of the sections that have another
+WARMUPS = {"No Warm-up": 0, "1 step warm up": 1}  # sections with another number
 
 
 # times are means over 10 steps

@@ -20,7 +20,7 @@ from gpt_lightning.model.gpt import GPT
 from gpt_lightning.tables.worker import SkippedError
 from gpt_lightning.training import optim
 
-MAX_NORM = 1.0  # of gradients, as in all files of configs/
+MAX_NORM = 1.0  # norm of the gradients in all files of configs/
 Norm = Literal["clip", "check", "none"]
 PhaseContext = Callable[[str], AbstractContextManager[Any]]  # surrounds a named phase of a step
 
@@ -187,7 +187,7 @@ class Training:
         self.micro_batches = micro_batches
         self.times: dict[str, list[float]] = {}  # phase -> milliseconds of each measured step
         self.first: dict[str, float] = {}  # phase -> milliseconds of the very first step
-        self.loss, self.graphs = 0.0, 0  # of the first step
+        self.loss, self.graphs = 0.0, 0  # the first step's
 
     def block(self, warmup: int, steps: int) -> list[float]:
         """Return the milliseconds of each of `steps` steps, after `warmup` others.

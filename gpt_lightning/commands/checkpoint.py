@@ -118,7 +118,7 @@ def inspect(files: list[Path]) -> None:
 def describe(checkpoint: "Checkpoint") -> dict[str, str]:
     """Return the content of a checkpoint as text, by name."""
     record, config = checkpoint.record, checkpoint.record.config
-    tied = ["lm_head.weight"] if config.tie_weights else []  # with wte.weight, which counts once
+    tied = ["lm_head.weight"] if config.tie_weights else []  # wte.weight counts once
     n_params = sum(t.numel() for name, t in checkpoint.weights.items() if name not in tied)
     return {
         "step": f"{checkpoint.step:,}",

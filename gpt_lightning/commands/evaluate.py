@@ -46,7 +46,7 @@ def evaluate(
         network: Network of one's own with these weights (also --model.network), such as
             my_package.MyGPT; null: that of the run's config.yaml.
     """
-    import torch  # after the arguments: --help must not wait for it
+    import torch  # --help must not wait for it
 
     from gpt_lightning.evaluate.report import report
     from gpt_lightning.evaluate.scoring import Scorer
@@ -67,7 +67,7 @@ def evaluate(
     products = torch.bfloat16 if dtype == "bf16" else None
     scorer = Scorer(model, tokenizer, batch_size, products, compile)
     todo = [Task(name, scorer, data, limit, text or "", split, stride) for name in names]
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1:  # under torchrun
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:  # torchrun sets it
         torch.distributed.init_process_group("gloo")
     file = None if out is None else Path(out)
     report(todo, f"{found.source}, {dtype} on {place.type}", model.config, file)

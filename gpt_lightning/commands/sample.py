@@ -67,14 +67,14 @@ def sample(
     given = read_prompts(prompt, prompts)
     if "" in (stop or ()):
         raise UserError("--stop is empty: give the text before which a text ends, or leave it out")
-    if out is not None and Path(out).exists():  # before the model is read
+    if out is not None and Path(out).exists():  # checked before the model is read
         raise UserError(f"--out {out} exists: give the name of a new file")
     n_tokens = len(given) * num_samples * max_new_tokens
     if ckpt_path == "last":
         path = str(find_checkpoint(Path(path), last=True))
     decoder, tokenizer = load(path, device, dtype, n_tokens, network)
 
-    from gpt_lightning.model.generate import generate  # after the checks, as it imports torch
+    from gpt_lightning.model.generate import generate  # it imports torch, which takes seconds
 
     texts = [
         Text(tokenizer, stop or (), place, text, (seed + i * SEED_STEP) % 2**32)

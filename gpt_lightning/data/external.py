@@ -186,7 +186,7 @@ def _manifest(
         tokenizer, vocab_size = {"name": "char", "characters": characters}, len(characters)
     ordered = {split: _in_order(where, names, split) for split in SPLITS}
     splits = {split: tuple(shards[n] for n in files) for split, files in ordered.items() if files}
-    # without the folder's name: a moved dataset is still the one a checkpoint was trained on
+    # The folder's name is left out: a moved dataset is still the checkpoint's.
     n_bytes = sum(header.n_bytes + 2 * shard.tokens for shard in shards.values())
     source = TextOrigin(prefix or file_format, n_bytes, "")
     return Manifest(tokenizer, vocab_size, DTYPE, source, {}, splits, file_format)

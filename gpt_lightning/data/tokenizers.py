@@ -37,8 +37,8 @@ PROBE = (
     "The Caf\u00e9 \u00c5ngstr\u00f6m isn't 3,141  two\u00a0spaces \n\n\n\tTab\r\n  \t end \n"
     "\U0001f600\u200d\U0001f680 \u4e2d\u6587\u3002\u3000\ud55c \u0939\u093f \x00 [UNK] ##a  "
 )
-# bytes that GPT-2's vocabulary writes as the character of the same number; the others are numbered
-# from 256 on
+# bytes that GPT-2's vocabulary writes as the character of the same number; the others have the
+# numbers 256 and up
 PRINTABLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
 OTHERS = sorted({*range(256)} - PRINTABLE)
 LETTERS = {byte: chr(byte) for byte in PRINTABLE} | {b: chr(256 + n) for n, b in enumerate(OTHERS)}

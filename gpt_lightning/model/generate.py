@@ -139,7 +139,7 @@ def draw(probs: Tensor, generator: Generators) -> Tensor:
         uniform = torch.cat([torch.rand(1, 1, generator=own, **how) for _, own in rows])
     else:
         uniform = torch.rand(len(probs), 1, generator=generator, **how)  # (B, 1), in [0, 1)
-    # in (0, total]: an index found has a probability above 0, and there is one
+    # the threshold is in (0, total]: the index exists and has a probability above 0
     return torch.searchsorted(sums, (1.0 - uniform) * sums[:, -1:])
 
 

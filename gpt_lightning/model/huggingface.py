@@ -93,7 +93,7 @@ def downloaded(name: str) -> Path:
         for file in ("config.json", FILES[0]):
             found = try_to_load_from_cache(repository, file)
             if not isinstance(found, str):
-                # without the download's long retries
+                # this skips the download's long retries
                 get_hf_file_metadata(hf_hub_url(repository, file))
                 found = hf_hub_download(repository, file)
             paths.append(Path(found))

@@ -71,7 +71,7 @@ def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk_toke
         for rows in chunks(len(x), chunk_tokens):
             log_probs = log_probabilities(x[rows], w)  # (n, V)
             total = total + summed_loss(log_probs, targets[rows])
-            del log_probs  # before the next chunk allocates its own
+            del log_probs  # the next chunk allocates its own
     return total / (targets != IGNORE_INDEX).sum()
 
 

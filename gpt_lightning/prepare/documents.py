@@ -24,7 +24,7 @@ from gpt_lightning.prepare.settings import Errors
 BOM = b"\xef\xbb\xbf"
 REPLACEMENT = "\ufffd"
 CHUNK_BYTES = 2**20
-BATCH_ROWS = 64  # of Parquet, held at a time
+BATCH_ROWS = 64  # rows of Parquet in memory at a time
 
 
 class BadDocument(Exception):

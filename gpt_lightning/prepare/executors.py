@@ -71,7 +71,7 @@ def run_all(
     has_affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     workers = min(execution.workers or cores, len(units))
-    if workers <= 1:  # without another process
+    if workers <= 1:  # this process suffices
         for unit in units:
             yield unit, function(unit)
     else:

@@ -36,7 +36,7 @@ MAGICS = {
     b"BZh91AY": ("bzip2", "unpack it"),
     b"\xfd7zXZ\x00": ("xz", "unpack it"),
 }
-HEAD_BYTES = 4096  # of a text that are examined
+HEAD_BYTES = 4096  # bytes of a text that are examined
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from gpt_lightning.prepare.input_file import (
 HUB = "hf:"
 HUB_REVISION = "refs/convert/parquet"
 AGAIN = "run the same command again: it continues from the completed parts"
-NO_STAMP = "none "  # of a file whose store has no facts that change with it
+NO_STAMP = "none "  # stamp of a file whose store has no facts about it
 
 
 def source_name(source: str | Sequence[str]) -> str:
@@ -135,7 +135,9 @@ def _local(sources: Sequence[str], skipped: list[str]) -> list[Input]:
         bases.append(base)
     common = os.path.commonpath(map(os.path.abspath, bases)) if bases else ""
     inputs: dict[str, Input] = {}
-    for path in sorted(paths, key=lambda path: len(path.parts)):  # of links the shortest name
+    for path in sorted(
+        paths, key=lambda path: len(path.parts)
+    ):  # the shortest of several links wins
         name = Path(os.path.relpath(os.path.abspath(path), common)).as_posix()
         kind, stat, real = kind_of(str(path)), path.stat(), str(path.resolve())
         if kind is None or not _is_lines(path):
@@ -250,7 +252,7 @@ def remote_input(
     from gpt_lightning.remote.reading import facts  # needs fsspec
 
     found = facts(url, fresh, first, AGAIN)
-    stamp = found.tag or f"{NO_STAMP}{uuid.uuid4()}"  # without a tag each run compares contents
+    stamp = found.tag or f"{NO_STAMP}{uuid.uuid4()}"  # each run then compares contents
     return Input(url, url, kind, compression, found.size, stamp, found.ranges)
 
 
@@ -273,7 +275,7 @@ def _urls(source: str, system: Any, path: str) -> list[str]:
     if any(character in path for character in "*["):  # a ? begins a URL's query
         found = system.glob(path, detail=True, **strict)
         paths = [name for name in found if found[name]["type"] != "directory"]
-        if "**" not in path:  # as a shell passes them
+        if "**" not in path:  # a shell passes them so
             folders = sorted(set(found) - set(paths))
             paths += [name for folder in folders for name in system.find(folder, **strict)]
     elif kind_of(source):

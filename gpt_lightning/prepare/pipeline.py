@@ -151,7 +151,7 @@ def _make(
         check_size(name, split, n_tokens, f"{n_documents} documents")
     if not (folder / "new").exists():
         begin_dataset(folder / "new", tokenizer, settings)
-    for left in (folder / "new").glob(".*.tmp.*"):  # by a killed process
+    for left in (folder / "new").glob(".*.tmp.*"):  # a killed process left them
         left.unlink()
     splits = _write_shards(assembly, execution)
     contents = digest([(unit.key, record.content) for unit, record in records.items()], 64)

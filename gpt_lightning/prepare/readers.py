@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 2**16  # decompressed at a time
 LINE_BYTES = 2**20  # held at a time to find lines
-WINDOW_BYTES = 2**31  # of `zstd --long=31`, as dumps of Reddit have it; zstd's own limit is 2**27
+WINDOW_BYTES = 2**31  # `zstd --long=31`, as in dumps of Reddit; zstd's own limit is 2**27
 
 
 # ---- compressed files: a file that was cut off raises an error -----------------------------------

@@ -94,7 +94,7 @@ class Settings:
         found = dataclasses.asdict(self) | {"split_by": self.split_by or "hash"}
         found["tokenizer"] = self.tokenizer_name
         del found["format"]
-        if self.shuffle is None:  # as in manifests from before there was a shuffle
+        if self.shuffle is None:  # manifests of unshuffled datasets have no such key
             del found["shuffle"]
         return found
 

@@ -34,7 +34,7 @@ UNIT_BYTES = 2**24
 UNIT_FILES = 4096
 PIECE_TOKENS = 2**22
 PIECE_DOCUMENTS = 2**16
-WORK_VERSION = 3  # of the files of a unit
+WORK_VERSION = 3  # version of a unit's files
 CLEAN = "clean"
 # row of a piece's table: tokens with the end-of-text token, bytes of the text in UTF-8, CRC-32 of
 # the tokens, SHA-256 of the text

@@ -163,7 +163,7 @@ def cuda_rules(dtype: torch.dtype) -> Iterator[None]:
     torch.autocast("cuda") disables itself on a machine without a GPU; the switch below it does
     not, and the casts are in every build of torch. Autograd is not: it needs the device.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode  # without it these rows alone fail
+    from torch._subclasses.fake_tensor import FakeTensorMode  # these rows alone need it
 
     before = torch.get_autocast_dtype("cuda")
     torch.set_autocast_dtype("cuda", dtype)

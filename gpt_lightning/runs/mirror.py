@@ -124,7 +124,7 @@ class Mirror:
                 upload(line, f"{self.checkpoints}/{name}{SIDECAR}")
                 self._digests[name] = digest
         for name in self._digests.keys() - keep:
-            for file in (f"{name}{SIDECAR}", name):  # without its digest, nobody reads the second
+            for file in (f"{name}{SIDECAR}", name):  # nobody reads the second without the first
                 delete(f"{self.checkpoints}/{file}")
             del self._digests[name]
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 TIMES_AND_RATES = ("_ms", "_s", "_per_sec")  # above 0
-MEMORY = ("_mib", "_gib")  # at least 0
+MEMORY = ("_mib", "_gib")  # columns of at least 0
 SIGNED = ("difference_ms",)  # noise can make the difference of two times negative
 FINE = ("ok", "out of memory", "skipped")  # statuses that are no failure
 KEPT = ("ok", "out of memory")  # statuses of rows that a resumed sweep does not measure again

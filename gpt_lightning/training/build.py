@@ -200,8 +200,8 @@ def flops_per_token(model: GPT, config: GPTConfig, block_size: int) -> int:
     total = flops.flops_per_token(n_params, config.n_layer, C, block_size)
     if all(parameter.requires_grad for parameter in model.parameters()):
         return total
-    # a frozen weight's gradient is one of the three products; no gradient passes the blocks
-    # before the first trained parameter
+    # a frozen weight's gradient is one of the three products; blocks below the first trained
+    # parameter have no gradient at all
     modules = model.transformer.modules()
     embedding = [m.weight for m in modules if isinstance(m, nn.Embedding)]  # wte is the first
     looked_up = embedding[config.tie_weights :]

@@ -16,7 +16,7 @@ from torch import Tensor
 from gpt_lightning.model.fast.compiled_code import kept_code
 
 SOURCE = Path(__file__).with_name("causal_attention.cpp")
-MULTIPLE = 32  # of T and hs
+MULTIPLE = 32  # T and hs are multiples of it
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

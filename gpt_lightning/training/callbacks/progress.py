@@ -134,7 +134,7 @@ class StepProgress(ProgressBar):
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         if self._bar is not None:
-            # over the terminal's ^C
+            # overwrite the terminal's ^C
             self._bar.fp.write("\r" + " " * (shutil.get_terminal_size().columns - 1))
             self._draw(self._bar)
             self._bar.close()

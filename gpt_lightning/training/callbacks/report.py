@@ -27,7 +27,7 @@ class RunReport(L.Callback):
     """Print a banner at the start and a summary at the end, and log the hyperparameters."""
 
     def __init__(self) -> None:
-        self.trained = False  # in this session
+        self.trained = False  # this session has trained
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)

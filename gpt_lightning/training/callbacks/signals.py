@@ -107,7 +107,7 @@ class StopSignals(steps.StepCallback):
         checkpoint = steps.find_callback(trainer, RunCheckpoint)
         if checkpoint is not None:
             checkpoint.finish(trainer)
-        trainer.strategy.barrier()  # until rank 0 has read the file back
+        trainer.strategy.barrier()  # waits while rank 0 reads the file back
         if not trainer.is_global_zero:
             raise SystemExit(0)  # another code would make the launcher kill rank 0
         text = f"{signal.Signals(stop).name}: stopped after step {trainer.global_step}"

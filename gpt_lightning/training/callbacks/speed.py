@@ -64,15 +64,15 @@ class SpeedMonitor(StepCallback):
         self.clock = PhaseClock("start-up")
         self.peak: Peak | None = None
         self.peak_line = ""
-        self.tokens = 0  # of all ranks and all sessions of the run
+        self.tokens = 0  # all ranks and sessions of the run
         self._timeline: Timeline | None = None
         self._begin_session()
 
     def _begin_session(self) -> None:
         self._training = ""  # the phase that training counts as; empty before the first batch
         self._begin: Timestamp | None = None  # start of the current interval of training
-        self._intervals: list[Interval] = []  # of the current step, between other phases
-        self._step_tokens = 0  # of the current step
+        self._intervals: list[Interval] = []  # parts of the current step
+        self._step_tokens = 0  # the current step's
         self._step = 0
         self._waited = (0.0, 0)  # seconds waited for data, and steps, at the last log
         self._measured_steps = 0
@@ -96,7 +96,7 @@ class SpeedMonitor(StepCallback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step = trainer.global_step
         self._waited = (0.0, self._step)
-        self._switch(trainer, "start-up")  # after a sanity check
+        self._switch(trainer, "start-up")  # a sanity check has ended
         logger = steps.run_logger(trainer)
         if logger is not None and trainer.is_global_zero:
             self._timeline = Timeline(logger.folder)
@@ -189,7 +189,7 @@ class SpeedMonitor(StepCallback):
         self._step_tokens += batch[0].numel() * trainer.world_size
         step = trainer.global_step
         if step == self._step:
-            return  # in the middle of an accumulation
+            return  # the step goes on
         self._step = step
         self._end_step(trainer)
         if at_log_step(trainer, step):
@@ -230,7 +230,7 @@ class SpeedMonitor(StepCallback):
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if is_fitting(trainer):
-            self._log_tokens(pl_module)  # beside the validation loss
+            self._log_tokens(pl_module)  # the validation loss has its tokens too
 
     def _drain_window(self) -> list[tuple[float, int]]:
         """Return seconds and tokens of the steps since the last log, which are synchronized."""
