@@ -135,9 +135,8 @@ def _local(sources: Sequence[str], skipped: list[str]) -> list[Input]:
         bases.append(base)
     common = os.path.commonpath(map(os.path.abspath, bases)) if bases else ""
     inputs: dict[str, Input] = {}
-    for path in sorted(
-        paths, key=lambda path: len(path.parts)
-    ):  # the shortest of several links wins
+    # The shortest of several links wins.
+    for path in sorted(paths, key=lambda path: len(path.parts)):
         name = Path(os.path.relpath(os.path.abspath(path), common)).as_posix()
         kind, stat, real = kind_of(str(path)), path.stat(), str(path.resolve())
         if kind is None or not _is_lines(path):

@@ -97,9 +97,8 @@ def within(found: float, figure: dict[str, str]) -> tuple[str, str, str]:
 
 def loss_of(figure: dict[str, str]) -> tuple[str, str, str]:
     """Return the mean loss of a model on all tokens of data/openwebtext, split `val`."""
-    TokenDataset(
-        "openwebtext", Path("data"), cache_limit_gb=20.0
-    )  # raises before a download of gigabytes
+    # This raises an error before a download of gigabytes.
+    TokenDataset("openwebtext", Path("data"), cache_limit_gb=20.0)
     model, tokenizer = load_model(figure["where"])
     kind = device_kind()
     dtype = torch.bfloat16 if fastest_precision(kind)[0] == "bf16-mixed" else None
