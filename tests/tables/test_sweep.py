@@ -36,7 +36,7 @@ def measure(kind, value):
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "memory":
-        bytearray(8 * 2**30)
+        bytearray(2**40)
     if kind == "hang":
         time.sleep(60)
     if kind == "child":  # as a compiler or a loader: it has our pipes
