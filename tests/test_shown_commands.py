@@ -65,6 +65,10 @@ def world(tmp_path_factory):
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     for name, text in re.findall(r"with this `([\w.]+)`:\n\n```yaml\n(.*?)```", page, re.DOTALL):
         (folder / name).write_text(text)
+    page = (ROOT / "docs" / "tutorials" / "own_network.md").read_text(encoding="utf-8")
+    own = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert own is not None
+    (folder / "my_gpt.py").write_text(own[1])
     return folder
 
 

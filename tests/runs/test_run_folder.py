@@ -60,7 +60,7 @@ def test_the_runs_own_configuration_runs_validates_and_resumes_after_a_resume(ca
              if "train/loss" in row]  # fmt: skip
     assert again == [row["train/loss"] for row in rows()[:8] if "train/loss" in row]
     # the command of `doctor --resume`, as it starts it
-    _, _, _, *command = fit_command(config[1], 4, Path("doctor"), [])
+    _, _, _, *command = fit_command(config, 4, Path("doctor"))
     for session in range(2):
         assert main([*command, "--run_name=killed", "--resume=auto"]) == 0, session
     assert logged_steps(Path("doctor/lightning_logs/killed/version_0")) == [1, 2, 3, 4]

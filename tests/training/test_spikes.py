@@ -60,7 +60,7 @@ def run(*args: str, name: str = "run", planted: Planted | None = None):
 
 
 def rows(name: str = "run") -> list[dict]:
-    return metrics_rows(Path("lightning_logs") / name / "version_0" / "metrics.jsonl")
+    return metrics_rows(Path("lightning_logs") / name / "version_0")
 
 
 @pytest.mark.parametrize(
