@@ -32,7 +32,7 @@ from pathlib import Path
 
 import torch
 
-from gpt_lightning.hardware.machine import machine_record
+from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.hardware.peaks import measure_peak
 from gpt_lightning.model.flops import flops_per_token
 

@@ -16,7 +16,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-from gpt_lightning.hardware.machine import machine_record
+from gpt_lightning.hardware.device import machine_record
 
 PAGE = Path(__file__).with_name("prepare.md")
 PLAIN = """

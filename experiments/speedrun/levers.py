@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from experiments.speedrun.model import ROWS, RotaryAttention, SpeedrunGPT, SpeedrunTransformer
 from gpt_lightning.data.texts import corpus_file
-from gpt_lightning.hardware.machine import machine_record
+from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.model.fast.compilation import compile_in_place
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.training.optimizers.muon import orthogonalize, stacked_step

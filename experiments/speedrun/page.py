@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from experiments.speedrun.tracks import Result, SeedRow
 from gpt_lightning.files import explained, write_atomic
-from gpt_lightning.hardware.machine import machine_record
+from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.reproduce.published import find_curve, read_curve
 from gpt_lightning.tables.pictures import DPI, LOSSES_COLUMNS, LOSSES_WIDTH_IN
 from gpt_lightning.tables.rows import column, console_columns, markdown

@@ -30,8 +30,12 @@ from gpt_lightning.bench.models import GPU_SIZES
 from gpt_lightning.bench.peers import make_peer
 from gpt_lightning.bench.step import Training, compiled_graphs, random_batch, rates
 from gpt_lightning.errors import UserError, is_out_of_memory
-from gpt_lightning.hardware.device import free_memory, peak_memory_gib, reset_peak_memory
-from gpt_lightning.hardware.peaks import device_name
+from gpt_lightning.hardware.device import (
+    device_name,
+    free_memory,
+    peak_memory_gib,
+    reset_peak_memory,
+)
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option, devices, listed

@@ -15,8 +15,8 @@ import torch
 import yaml
 
 from gpt_lightning.bench import fits
-from gpt_lightning.hardware.device import device_kind
-from gpt_lightning.hardware.peaks import Peak, device_name, lookup, measured_peak
+from gpt_lightning.hardware.device import device_kind, device_name
+from gpt_lightning.hardware.peaks import Peak, lookup, measured_peak
 from gpt_lightning.tables import options
 from gpt_lightning.tables.pictures import plot_bars
 from gpt_lightning.tables.rows import Row, Values, column, row_type

@@ -20,7 +20,8 @@ from jsonargparse.typing import PositiveInt
 from gpt_lightning.bench import models, timing
 from gpt_lightning.bench.models import COURSE_SIZES, GPU_SIZES
 from gpt_lightning.bench.step import set_products
-from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
+from gpt_lightning.hardware.device import device_name
+from gpt_lightning.hardware.peaks import lookup, measured_peak
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option, listed
 from gpt_lightning.tables.rows import Row, Values, column, row_type

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from gpt_lightning.bench import timing
 from gpt_lightning.bench.models import VOCABULARY, CourseModel
 from gpt_lightning.data.loader import Batch
-from gpt_lightning.hardware.device import keep_freed_memory
-from gpt_lightning.hardware.peaks import device_name, lookup, measured_peak
+from gpt_lightning.hardware.device import device_name, keep_freed_memory
+from gpt_lightning.hardware.peaks import lookup, measured_peak
 from gpt_lightning.hardware.precision import DTYPES, autocast, cuda_has_bf16
 from gpt_lightning.model import flops
 from gpt_lightning.model.fast.compilation import attention_kernel, compile_in_place

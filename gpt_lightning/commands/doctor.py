@@ -21,7 +21,7 @@ import yaml
 from packaging.utils import canonicalize_name as plain
 
 from gpt_lightning.errors import UserError, reason_of
-from gpt_lightning.hardware import device, machine, peaks, precision
+from gpt_lightning.hardware import device, peaks, precision
 from gpt_lightning.model import gpt
 from gpt_lightning.model.fast import compilation
 from gpt_lightning.parsing import CONFIGS
@@ -90,7 +90,7 @@ def private(text: str) -> str:
 
 def versions() -> Iterator[Line]:
     """Yield versions, processor, memory and best device."""
-    for name, fact in machine.machine_record(["doctor"]).items():
+    for name, fact in device.machine_record(["doctor"]).items():
         yield "ok", name, fact
 
 
@@ -139,7 +139,7 @@ def locks() -> Iterator[Line]:
 
 def network() -> Iterator[Line]:
     """Yield the answers of what a run may download from."""
-    found = "ok" if peaks.output_of(sys.executable, *TABLE["pip"].split()) else "note"
+    found = "ok" if device.output_of(sys.executable, *TABLE["pip"].split()) else "note"
     yield found, "network", TABLE["pip_index"][found]
     urlopen(TABLE["hub"], timeout=TABLE["hub_timeout_s"]).close()
     yield "ok", "network", f"{TABLE['hub']} answers"
@@ -150,7 +150,7 @@ def network() -> Iterator[Line]:
 
 def gpus() -> Iterator[Line]:
     """Yield the drivers and clocks of NVIDIA's GPUs."""
-    header, *rows = peaks.output_of(*TABLE["nvidia_smi"].split()).splitlines() or [""]
+    header, *rows = device.output_of(*TABLE["nvidia_smi"].split()).splitlines() or [""]
     yield from (("ok", "GPU", f"{header}: {row}") for row in rows)
     if rows and not torch.cuda.is_available():
         raise UserError(f"torch {torch.__version__} does not see the GPU")

@@ -1,15 +1,24 @@
-"""Operations that kinds of devices spell differently: wait, seed, time, keep and free memory."""
+"""Devices: what each kind spells differently, their memory and names, and a machine's record."""
 
 import contextlib
 import ctypes
+import datetime
+import functools
 import gc
 import os
+import platform
+import re
+import shlex
+import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from gpt_lightning import __version__
 
 Timestamp = Any  # seconds on a CPU, an event of the stream on other devices
 # mallopt's parameters (malloc.h)
@@ -149,3 +158,90 @@ def peak_memory_gib(device: torch.device, reserved: bool = False) -> float:
 
     unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+# ---- names and the machine ----------------------------------------------------------------------
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a device, for people and for `lookup`.
+
+    Returns:
+        CUDA: the driver's name, "NVIDIA H200". ROCm: the same with the compute units, "AMD
+        Instinct MI300X, 304 CUs", because a partition of such a chip has the name of the whole.
+        MPS: "Apple M2 Max, 38 GPU cores". CPU: the model and the threads that torch uses, "AMD
+        EPYC, 8 threads", because the rate grows with them.
+    """
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        if torch.version.hip is None:
+            return name
+        return f"{name}, {torch.cuda.get_device_properties(device).multi_processor_count} CUs"
+    if device.type == "mps":
+        return _apple_gpu_name()
+    return f"{_cpu_model()}, {torch.get_num_threads()} threads"
+
+
+def output_of(*command: str) -> str:
+    """Return the text that a program prints; empty if it fails or takes longer than 10 s."""
+    try:
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+@functools.cache  # system_profiler takes up to seconds
+def _apple_gpu_name() -> str:
+    chip = output_of("sysctl", "-n", "machdep.cpu.brand_string") or "Apple"  # "Apple M2 Max"
+    displays = output_of("system_profiler", "SPDisplaysDataType", "-json")
+    cores = re.search(r'"sppci_cores" *: *"(\d+)"', displays)  # absent in a virtual machine
+    return f"{chip}, {cores[1]} GPU cores" if cores else chip
+
+
+def _cpu_model() -> str:
+    if platform.system() == "Darwin":
+        return output_of("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)  # absent on ARM
+    return model[1].strip() if model else platform.processor() or platform.machine()
+
+
+def machine_record(argv: list[str], device: torch.device | None = None) -> dict[str, str]:
+    """Return the facts for the head of a report, name -> fact.
+
+    Args:
+        argv: Arguments of the command, without the name of the program.
+        device: Device that was measured; None: the machine's best.
+    """
+    device = device or torch.device(device_kind())
+    facts = {
+        "command": shlex.join(["gpt-lightning", *argv]),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "device": device_name(device),
+        "CPU": f"{device_name(torch.device('cpu'))} of {os.cpu_count()}",
+        "memory": f"{memory_gib():.1f} GiB",
+        "software": f"gpt_lightning {version()}, torch {torch.__version__}, "
+        f"lightning {metadata.version('lightning')}, Python {platform.python_version()}, "
+        f"{platform.system()} {platform.release()}",
+    }
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory / 2**30
+        facts["device"] += f", {memory:.0f} GiB, CUDA {torch.version.cuda}, driver {_driver()}"
+    return facts
+
+
+def version() -> str:
+    """Return the package's version, with the commit if it runs from a checkout."""
+    folder = Path(__file__).resolve().parents[1]
+    if not (folder.parent / ".git").exists():
+        return __version__
+    # empty without git, and in a checkout of another user
+    commit = output_of("git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*")
+    return f"{__version__} ({commit})" if commit else __version__
+
+
+def _driver() -> str:
+    versions = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return (versions or "unknown").splitlines()[0]

@@ -139,12 +139,9 @@ def product_dtype(precision: str, matmul_precision: str, device: torch.device) -
         device: Device of the products. high and medium mean TF32 on CUDA, medium means bfloat16 on
             a CPU.
     """
-    if precision.startswith("bf16"):
-        return "bf16"
-    if precision.startswith("16"):
-        return "fp16"
-    if precision.startswith("64"):
-        return "fp64"
+    named = {"bf16": "bf16", "16": "fp16", "64": "fp64"}.get(precision.partition("-")[0])
+    if named is not None:
+        return named
     if device.type == "cpu" and matmul_precision == "medium":
         return "bf16"
     return "tf32" if device.type == "cuda" and matmul_precision != "highest" else "fp32"

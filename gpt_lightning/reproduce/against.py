@@ -11,7 +11,7 @@ from typing import Any
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import numbered_folder
-from gpt_lightning.hardware.machine import machine_record
+from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.reproduce.cases import Curve
 from gpt_lightning.reproduce.published import Points, as_run, find_curve, interpolate, read_curve
 from gpt_lightning.runs.checkpoint import load_checkpoint

@@ -17,8 +17,7 @@ from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.evaluate.scoring import Scorer
 from gpt_lightning.evaluate.tasks import Task
 from gpt_lightning.files import numbered_folder
-from gpt_lightning.hardware.device import device_kind, free_memory
-from gpt_lightning.hardware.machine import machine_record
+from gpt_lightning.hardware.device import device_kind, free_memory, machine_record
 from gpt_lightning.hardware.precision import fastest_precision
 from gpt_lightning.reproduce.autocast_dtypes import CUDA_RULES, measure_dtypes
 from gpt_lightning.reproduce.cases import REPORTS

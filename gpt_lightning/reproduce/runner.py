@@ -9,8 +9,12 @@ import torch
 from tqdm import tqdm
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.device import free_memory, peak_memory_gib, reset_peak_memory
-from gpt_lightning.hardware.machine import machine_record
+from gpt_lightning.hardware.device import (
+    free_memory,
+    machine_record,
+    peak_memory_gib,
+    reset_peak_memory,
+)
 from gpt_lightning.reproduce.cases import Case, Options, Rung, Settings
 from gpt_lightning.reproduce.published import (
     Published,

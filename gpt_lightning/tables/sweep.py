@@ -21,7 +21,7 @@ import torch
 
 from gpt_lightning.errors import EXIT_AGAIN, UserError, termination_as_exit
 from gpt_lightning.files import numbered_folder
-from gpt_lightning.hardware.machine import machine_record
+from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.parsing import program, split_fit_options
 from gpt_lightning.tables.ledger import Ledger, find_ledger, identity
 from gpt_lightning.tables.options import Option, configurations, parse

@@ -25,7 +25,7 @@ from gpt_lightning.errors import (
     is_out_of_memory,
 )
 from gpt_lightning.hardware import distributed as ranks
-from gpt_lightning.hardware.machine import version
+from gpt_lightning.hardware.device import version
 from gpt_lightning.hardware.precision import resolve_precision
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO

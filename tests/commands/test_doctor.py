@@ -20,7 +20,7 @@ import torch
 from gpt_lightning import files
 from gpt_lightning.cli import main
 from gpt_lightning.commands import doctor
-from gpt_lightning.hardware import peaks
+from gpt_lightning.hardware import device, peaks
 from gpt_lightning.model.fast import compilation
 
 
@@ -215,7 +215,7 @@ def test_offline_is_a_note_with_what_works(answer, monkeypatch):
         assert 0 < timeout <= 5
         raise urllib.error.URLError("no name")
 
-    monkeypatch.setattr(peaks, "output_of", lambda *command: answer)
+    monkeypatch.setattr(device, "output_of", lambda *command: answer)
     monkeypatch.setattr(doctor, "urlopen", urlopen)
     first, second = doctor.lines_of("network")["lines"]
     assert first[0] == ("ok" if answer else "note")
@@ -235,7 +235,7 @@ def test_offline_is_a_note_with_what_works(answer, monkeypatch):
 
 
 def test_gpus_that_torch_does_not_see_are_a_note(monkeypatch):
-    monkeypatch.setattr(peaks, "output_of", lambda *command: "name, driver\nH100, 550\nH100, 550")
+    monkeypatch.setattr(device, "output_of", lambda *command: "name, driver\nH100, 550\nH100, 550")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     lines = doctor.lines_of("gpus")["lines"]
     assert lines[:2] == [("ok", "GPU", "name, driver: H100, 550")] * 2
@@ -243,7 +243,7 @@ def test_gpus_that_torch_does_not_see_are_a_note(monkeypatch):
     assert "does not see the GPU; install a PyTorch for CUDA" in lines[2][2]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert len(doctor.lines_of("gpus")["lines"]) == 2
-    monkeypatch.setattr(peaks, "output_of", lambda *command: "")  # there is no nvidia-smi
+    monkeypatch.setattr(device, "output_of", lambda *command: "")  # there is no nvidia-smi
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert doctor.lines_of("gpus")["lines"] == []
 

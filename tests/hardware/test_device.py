@@ -1,6 +1,7 @@
-"""A process keeps the memory that it has freed."""
+"""Devices: their memory, what each kind spells differently, their names, and a machine's record."""
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from gpt_lightning import __version__
 from gpt_lightning.hardware import device as devices
 from gpt_lightning.hardware.device import keep_freed_memory
+from gpt_lightning.hardware.peaks import resolve_peak
 
 
 def printed(code: str, *args: str) -> list[str]:
@@ -140,14 +143,11 @@ def test_memory_is_kept_if_glibc_accepts_both_settings(accepted, monkeypatch):
     monkeypatch.setattr(devices, "_libc", lambda name: mallopt if name == "mallopt" else None)
     assert keep_freed_memory() is (accepted == (1, 1))
     assert asked.items() <= {-4: 0, -1: -1}.items()  # map no block; never shrink
-    monkeypatch.setattr(devices, "_libc", lambda name: None)  # another C library
-    assert keep_freed_memory() is False
-    devices.hand_back_freed_memory()
-
-
-def test_all_freed_memory_is_handed_back(monkeypatch):
     kept = []
-    monkeypatch.setattr(devices, "_libc", lambda name: kept.append if name == "malloc_trim" else 0)
+    monkeypatch.setattr(
+        devices, "_libc", lambda name: kept.append if name == "malloc_trim" else None
+    )
+    assert keep_freed_memory() is False  # another C library
     devices.hand_back_freed_memory()
     assert kept == [0]  # bytes to keep
 
@@ -183,3 +183,77 @@ def test_the_peak_elsewhere_is_the_systems(platform, unit, monkeypatch, tmp_path
     usage = SimpleNamespace(ru_maxrss=2**30 // unit)
     monkeypatch.setattr(resource, "getrusage", lambda who: usage)
     assert devices.peak_memory_gib(torch.device("cpu")) == 1.0
+
+
+# ---- names and the machine's record --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("displays", "name"),
+    [
+        ('{"SPDisplaysDataType": [{"sppci_cores": "38"}]}', "Apple M2 Max, 38 GPU cores"),
+        ('{"SPDisplaysDataType": [{}]}', "Apple M2 Max"),  # as in a virtual machine
+        ("system_profiler: unable to read the displays", "Apple M2 Max"),
+        (None, "Apple"),  # the tools hang
+    ],
+)
+def test_a_macs_gpu_is_named_by_the_systems_tools(displays, name, monkeypatch):
+    def run(command, **_):
+        if displays is None:
+            raise subprocess.TimeoutExpired(command, 10)
+        text = "Apple M2 Max\n" if command[0] == "sysctl" else displays
+        return subprocess.CompletedProcess(command, 0, stdout=text)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    devices._apple_gpu_name.cache_clear()
+    assert devices.device_name(torch.device("mps")) == name
+    devices._apple_gpu_name.cache_clear()
+
+
+def test_the_name_of_an_amd_chip_has_its_compute_units(monkeypatch):
+    units = SimpleNamespace(multi_processor_count=304)
+    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "AMD Instinct MI300X")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: units)
+    peak, line = resolve_peak("auto", torch.device("cuda"), "bf16")
+    assert peak is not None
+    assert "1307 TFLOP/s: MI300X bf16 (dense)" in line
+    units.multi_processor_count = 38
+    peak, line = resolve_peak("auto", torch.device("cuda"), "bf16")
+    assert peak is None
+    assert line.startswith("no MFU: no published peak for 'AMD Instinct MI300X, 38 CUs' in bf16")
+
+
+def test_a_record_says_what_people_ask_for():
+    record = devices.machine_record(["bench", "ladder", "--rungs", "a b"], torch.device("cpu"))
+    assert record["command"] == "gpt-lightning bench ladder --rungs 'a b'"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", record["date"])
+    assert torch.__version__ in record["software"]
+    assert f"{devices.memory_gib():.1f} GiB" == record["memory"]
+
+
+def test_the_commit_is_that_of_the_repository_with_the_package(tmp_path, monkeypatch):
+    (tmp_path / ".git").mkdir()
+    file = tmp_path / "gpt_lightning" / "hardware" / "device.py"
+    monkeypatch.setattr(devices, "__file__", str(file))
+    asked = []
+    monkeypatch.setattr(devices, "output_of", lambda *words: asked.append(words) or "abc1234")
+    assert devices.version() == f"{__version__} (abc1234)"
+    assert asked[0][:3] == ("git", "-C", str(tmp_path / "gpt_lightning"))
+    monkeypatch.setattr(devices, "output_of", lambda *words: "")  # no git
+    assert devices.version() == __version__
+    (tmp_path / ".git").rmdir()
+    monkeypatch.setattr(devices, "output_of", lambda *words: "of a repository around it")
+    assert devices.version() == __version__
+
+
+def test_a_gpu_is_named_with_its_memory_and_driver(monkeypatch):
+    properties = SimpleNamespace(total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(devices, "device_name", lambda device: f"chip {device.type}")
+    monkeypatch.setattr(devices, "output_of", lambda *words: "550.54\n550.54")
+    record = devices.machine_record([], torch.device("cuda"))
+    assert record["device"] == f"chip cuda, 80 GiB, CUDA {torch.version.cuda}, driver 550.54"
+    assert record["CPU"] == f"chip cpu of {os.cpu_count()}"
+    monkeypatch.setattr(devices, "output_of", lambda *words: "")
+    assert devices.machine_record([], torch.device("cuda"))["device"].endswith("driver unknown")

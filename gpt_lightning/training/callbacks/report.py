@@ -11,7 +11,7 @@ import lightning as L
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from gpt_lightning.hardware.peaks import device_name
+from gpt_lightning.hardware.device import device_name
 from gpt_lightning.parsing import program
 from gpt_lightning.runs.logger import PAGE, RunEvents
 from gpt_lightning.training import steps

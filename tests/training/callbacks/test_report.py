@@ -11,7 +11,7 @@ import torch
 from tiny_fit import TINY_FIT
 
 from gpt_lightning.cli import main
-from gpt_lightning.hardware.peaks import device_name
+from gpt_lightning.hardware.device import device_name
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.parsing import program
 from gpt_lightning.training.callbacks import report
