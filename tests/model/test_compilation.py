@@ -243,12 +243,13 @@ def test_a_folder_that_cannot_hold_programs_is_pytorchs(caches, monkeypatch):
 def test_the_settings_hold_for_a_graph_of_ours_alone(monkeypatch):
     """Also for its backward graph, which PyTorch would compile later."""
     from torch._functorch import config
+    from torch._inductor.config import cpp
 
     names = [*compilation.RECOMPUTE_IN_BACKWARD, "force_non_lazy_backward_lowering"]
     seen = []
 
-    def inductor(graph, inputs, config_patches):
-        seen.append(([getattr(config, name) for name in names], config_patches))
+    def inductor(graph, inputs):
+        seen.append(([getattr(config, name) for name in names], cpp.vec_isa_ok))
         return graph.forward
 
     monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: inductor)
@@ -259,9 +260,9 @@ def test_the_settings_hold_for_a_graph_of_ours_alone(monkeypatch):
         backend = compilation.compiler_of.__wrapped__(device)
         torch.compile(lambda x: x.sin(), backend=backend)(torch.ones(3))
         torch.compiler.reset()
-    trust = compilation.TRUST_VECTOR_INSTRUCTIONS
-    assert seen == [([False] * 3 + [True], trust), ([*before[:3], True], trust)]
+    assert seen == [([False] * 3 + [True], True), ([*before[:3], True], True)]
     assert [getattr(config, name) for name in names] == before
+    assert cpp.vec_isa_ok is None
 
 
 def test_another_pytorch_compiles_without_the_settings(monkeypatch):

@@ -16,7 +16,7 @@ from torch import nn
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.attention import FUSED, NoKernelError, find_kernel, naive_is_faster
-from gpt_lightning.model.fast.compiled_code import kept_code
+from gpt_lightning.model.fast.compiled_code import kept_code, trusted_instructions
 from gpt_lightning.model.gpt import GPT, Block
 from gpt_lightning.model.loss import autocast_dtype
 
@@ -177,9 +177,6 @@ RECOMPUTE_IN_BACKWARD = {
     "ban_recompute_long_fusible_chains": False,
     "ban_recompute_materialized_backward": False,
 }
-# Inductor tests its vector instructions by programs, which take 5 s before its first loop. They
-# also test how PyTorch was built, which get_cpu_capability() reports.
-TRUST_VECTOR_INSTRUCTIONS = {"cpp.vec_isa_ok": True}
 
 
 @functools.cache
@@ -190,7 +187,6 @@ def compiler_of(device: str) -> str | Callable[..., Any]:
     """
     try:
         from torch._functorch import config
-        from torch._inductor import config as inductor_config
 
         inductor: Any = torch._dynamo.lookup_backend("inductor")
         recompute = RECOMPUTE_IN_BACKWARD if device == "cpu" else {}
@@ -198,15 +194,11 @@ def compiler_of(device: str) -> str | Callable[..., Any]:
         settings = recompute | {"force_non_lazy_backward_lowering": True}
         for name in settings:
             getattr(config, name)
-        trusted = torch.backends.cpu.get_cpu_capability() == "AVX512"
-        options = (
-            TRUST_VECTOR_INSTRUCTIONS if inductor_config.cpp.vec_isa_ok is None and trusted else {}
-        )
     except (ImportError, AttributeError):
         return "inductor"
 
     def compile_graph(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        with kept_code(), config.patch(settings):
-            return inductor(graph, inputs, config_patches=options)
+        with kept_code(), trusted_instructions(), config.patch(settings):
+            return inductor(graph, inputs)
 
     return compile_graph

@@ -1,4 +1,4 @@
-"""Folder of compiled code, which survives a restart."""
+"""Settings under which code of ours is compiled, and its folder, which survives a restart."""
 
 import contextlib
 import hashlib
@@ -9,6 +9,23 @@ from pathlib import Path
 
 import platformdirs
 import torch
+
+
+@contextlib.contextmanager
+def trusted_instructions() -> Iterator[None]:
+    """Let Inductor take AVX-512 without its test programs, which take 5 s before its first loop.
+
+    They also test how PyTorch was built, which get_cpu_capability() reports. Another PyTorch may
+    lack the setting; then its programs run.
+    """
+    from torch._inductor import config  # takes a second
+
+    known = getattr(config.cpp, "vec_isa_ok", True) is not None
+    if known or torch.backends.cpu.get_cpu_capability() != "AVX512":
+        yield
+        return
+    with config.patch({"cpp.vec_isa_ok": True}):
+        yield
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt_lightning.model.fast.compiled_code import kept_code
+from gpt_lightning.model.fast.compiled_code import kept_code, trusted_instructions
 
 SOURCE = Path(__file__).with_name("causal_attention.cpp")
 MULTIPLE = 32  # T and hs are multiples of it
@@ -128,7 +128,7 @@ def library() -> tuple[Any, str]:
     try:
         from torch._inductor.codecache import CppCodeCache  # takes a second
 
-        with kept_code():
+        with kept_code(), trusted_instructions():
             return CppCodeCache.load(SOURCE.read_text(), "cpu"), ""
     except Exception as error:  # another PyTorch, or another compiler
         lines = [line.strip() for line in str(error).splitlines() if "error:" in line.lower()]
