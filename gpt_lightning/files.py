@@ -1,6 +1,7 @@
 """Files and folders that appear complete or not at all, and locks."""
 
 import contextlib
+import csv
 import errno
 import functools
 import glob
@@ -183,8 +184,12 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def reference_text(name: str) -> str:
-    """Return a file of published numbers, which must be the one that this version was made with.
+def reference_rows(name: str, first: str | None = None) -> list[dict[str, str]]:
+    """Return the rows of a file of published numbers, which no one may have changed.
+
+    Args:
+        name: File in reference/.
+        first: Value of the first column of the rows; None: all rows.
 
     Raises:
         UserError: The file has been changed; its SHA-256 is in no table's description.
@@ -197,7 +202,8 @@ def reference_text(name: str) -> str:
             f"{path} has been changed: its SHA-256 is in none of the YAML files beside it; install "
             "gpt-lightning again"
         )
-    return content.decode()
+    rows = csv.DictReader(content.decode().splitlines())
+    return [row for row in rows if first in (None, next(iter(row.values())))]
 
 
 # ---- locks -------------------------------------------------------------------------------------

@@ -15,22 +15,15 @@ from gpt_lightning import bench
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import nearest
 
-# benches that compare with a published table
-REPRODUCTIONS = {
-    "accumulation": "gpt_lightning.reproduce.float16_sums",
-    "dtypes": "gpt_lightning.reproduce.autocast_dtypes",
-}
-
 
 def find_benches() -> dict[str, str]:
     """Return name -> module of all benches, without importing any."""
     modules = [f"{__package__}.{found.name}" for found in pkgutil.iter_modules(bench.__path__)]
-    here = {
+    return {
         module.rpartition(".")[2].replace("_", "-"): module
         for module in modules
         if "\nBENCH = " in source(module)
     }
-    return dict(sorted((here | REPRODUCTIONS).items()))
 
 
 def source(module: str) -> str:

@@ -12,11 +12,10 @@ steps, outliers included; there is no optimizer. total is forward and backward; 
 context over total. Where the report has no number of warm-up steps, it was the program's default.
 """
 
-import csv
 from collections.abc import Sequence
 from typing import Any
 
-from gpt_lightning.files import reference_text
+from gpt_lightning.files import reference_rows
 from gpt_lightning.tables.rows import Row, column, row_type
 from gpt_lightning.tables.sweep import paragraphs
 
@@ -48,7 +47,7 @@ def published_tables(rows: Sequence[Row]) -> tuple[dict[str, Sequence[Row]], tup
 
 def read_published() -> list[Row]:
     """Read all rows of the report, in its order."""
-    return [published_row(line) for line in csv.DictReader(reference_text(FILE).splitlines())]
+    return [published_row(line) for line in reference_rows(FILE)]
 
 
 def published_row(line: dict[str, str]) -> Row:

@@ -1,6 +1,6 @@
 """Published tables as data: rungs, settings, tolerances, curves and reports of reference/*.yaml."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from gpt_lightning.parsing import nearest
 
 Device = Literal["any", "cpu", "mps", "gpu"]
 Settings = dict[str, Any]
+Bounds = Sequence[Sequence[float]]  # of a step and a difference
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,9 @@ class Rung:
             not compared.
         drift: (step, largest difference from that step on) where rounding errors have grown beyond
             the tolerance. A difference between the two bounds is `drift`, not a failure.
-        published: Name of the published losses; None: `name`.
-        published_times: Name of the published step times; None: that of the losses; empty: no times
-            were published.
+        published: Name of the published losses; in a file by default `name`.
+        published_times: Name of the published step times, in a file by default that of the losses;
+            empty: no times were published.
         settings: Options of `fit` beside the configurations.
         theirs: Settings of the published run, with its device if no other will do.
         device: Device that the rung needs.
@@ -38,18 +39,18 @@ class Rung:
         not_on: Device on which the setting of this rung has another meaning.
         memory_gib: Memory in GiB that a machine needs to run it on a CPU; 0: little.
         time: Duration, as text.
-        below: (step, bound): the loss at that step must be below the bound.
+        below: (step, bound): the loss at that step must be below the bound; empty: no such bound.
         note: Note in the table.
     """
 
     name: str
-    tolerance: tuple[tuple[int, float], ...]
-    configs: tuple[str, ...] = ()
-    iterations: tuple[tuple[int, float], ...] = ()
-    drift: tuple[tuple[int, float], ...] = ()
-    published: str | None = None
-    published_times: str | None = None
-    settings: tuple[str, ...] = ()
+    tolerance: Bounds
+    configs: Sequence[str] = ()
+    iterations: Bounds = ()
+    drift: Bounds = ()
+    published: str = ""
+    published_times: str = ""
+    settings: Sequence[str] = ()
     theirs: Settings = field(default_factory=dict)
     device: Device = "any"
     losses_anywhere: bool = False
@@ -57,7 +58,7 @@ class Rung:
     not_on: Device | None = None
     memory_gib: float = 0.0
     time: str = "seconds"
-    below: tuple[int, float] | None = None
+    below: Sequence[float] = ()
     note: str = ""
 
     def tolerance_at(self, step: int, split: str = "val") -> float:
@@ -113,33 +114,22 @@ class Case:
     alternatives: bool = False
 
 
-@dataclass(frozen=True)
-class Options:
-    """Changes that the command line makes to every rung.
+def fit_arguments(case: Case, rung: Rung, changes: Iterable[str] = ()) -> list[str]:
+    """Return the arguments of `fit` for a rung.
 
-    Attributes:
-        steps: Optimizer steps; None: those of the rung's configuration.
-        accelerator: Accelerator of the Trainer; None: that of the rung's configuration.
-        fit: Options of `fit`; they override everything else.
+    Args:
+        case: Case of the rung.
+        rung: The rung.
+        changes: Options of `fit` that override everything else.
     """
-
-    steps: int | None = None
-    accelerator: str | None = None
-    fit: tuple[str, ...] = ()
-
-    def arguments(self, case: Case, rung: Rung) -> list[str]:
-        """Return the arguments of `fit` for a rung."""
-        quiet = ["--samples.max_new_tokens=0"]
-        if case.kind == "steps":  # each step prints a line, and nobody resumes these runs
-            quiet += [
-                "--trainer.log_every_n_steps=1",
-                "--trainer.enable_progress_bar=false",
-                "--trainer.enable_checkpointing=false",
-            ]
-        configs = [f"--config={name}" for name in rung.configs]
-        steps = [] if self.steps is None else [f"--trainer.max_steps={self.steps}"]
-        accelerator = [f"--trainer.accelerator={self.accelerator}"] if self.accelerator else []
-        return [*configs, *quiet, *rung.settings, *steps, *accelerator, *self.fit]
+    quiet = ["--samples.max_new_tokens=0"]
+    if case.kind == "steps":  # each step prints a line, and nobody resumes these runs
+        quiet += [
+            "--trainer.log_every_n_steps=1",
+            "--trainer.enable_progress_bar=false",
+            "--trainer.enable_checkpointing=false",
+        ]
+    return [*(f"--config={name}" for name in rung.configs), *quiet, *rung.settings, *changes]
 
 
 @dataclass(frozen=True)
@@ -170,20 +160,18 @@ def make_case(name: str, table: dict[str, Any]) -> Case:
     rungs' names, each an overlay of all before it, and `settings`, options of all its rungs.
     """
     rungs: list[Rung] = []
-    overlays: tuple[str, ...] = ()
+    overlays: list[str] = []
     for values in table["rungs"]:
-        rung = Rung(**{key: with_tuples(value) for key, value in values.items()})
-        if "stacked" in table and not rung.configs:
-            overlays = (*overlays, f"{table['stacked']}/{rung.name}")
-        anywhere = rung.device == "any" or rung.losses_anywhere
-        rungs.append(
-            replace(
-                rung,
-                configs=rung.configs or overlays,
-                settings=(*table.get("settings", ()), *rung.settings),
-                theirs=rung.theirs if anywhere else {**rung.theirs, "accelerator": rung.device},
-            )
+        published = values.get("published", values["name"])
+        if "configs" not in values:
+            overlays = [*overlays, f"{table['stacked']}/{values['name']}"]
+        defaults = {"configs": overlays, "published": published, "published_times": published}
+        rung = Rung(**defaults | values)
+        needed = (
+            {} if rung.device == "any" or rung.losses_anywhere else {"accelerator": rung.device}
         )
+        settings = [*table.get("settings", ()), *rung.settings]
+        rungs.append(replace(rung, settings=settings, theirs=rung.theirs | needed))
     fields = {key: table[key] for key in Case.__dataclass_fields__ if key in table}
     return Case(name, **{**fields, "rungs": tuple(rungs)})
 
@@ -198,11 +186,6 @@ def pick(name: str, known: Iterable[str], problem: str) -> str:
     if name not in known:
         raise UserError(f"{problem} {name!r}{nearest(name, known)}; there are {', '.join(known)}")
     return name
-
-
-def with_tuples(value: Any) -> Any:
-    """Return a value of YAML with tuples in place of lists."""
-    return tuple(map(with_tuples, value)) if isinstance(value, list) else value
 
 
 TABLES: dict[str, dict[str, Any]] = {

@@ -12,17 +12,16 @@ from typing import Any
 
 import torch
 
+from gpt_lightning.bench.accumulation import PUBLISHED, measure_sum
 from gpt_lightning.bench.command import run as run_bench
+from gpt_lightning.bench.dtypes import CUDA_RULES, measure_dtypes
 from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.evaluate.scoring import Scorer
 from gpt_lightning.evaluate.tasks import Task
-from gpt_lightning.files import numbered_folder
+from gpt_lightning.files import numbered_folder, reference_rows
 from gpt_lightning.hardware.device import device_kind, free_memory, machine_record
 from gpt_lightning.hardware.precision import fastest_precision
-from gpt_lightning.reproduce.autocast_dtypes import CUDA_RULES, measure_dtypes
 from gpt_lightning.reproduce.cases import REPORTS
-from gpt_lightning.reproduce.float16_sums import PUBLISHED, measure_sum
-from gpt_lightning.reproduce.published import read_rows
 from gpt_lightning.runs.sources import load_model
 from gpt_lightning.tables import sweep
 from gpt_lightning.tables.rows import RESULTS, Console, column, row_type, write_report
@@ -40,7 +39,7 @@ def run_report(name: str, root: Path, argv: list[str]) -> int:
     console, rows = Console(FigureRow), []
     title, source = REPORTS[name]
     print(f"{title}\n{console.header()}")
-    for figure in read_rows("figures.csv", name):
+    for figure in reference_rows("figures.csv", name):
         ours, verdict, note = MEASURES[figure["measure"]](figure)
         rows.append(FigureRow(figure["figure"], figure["published"], ours, verdict, note))
         print(console.line(rows[-1]), flush=True)

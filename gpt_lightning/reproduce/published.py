@@ -1,6 +1,5 @@
 """Published numbers of rungs and curves, from reference/*.csv."""
 
-import csv
 import math
 import statistics
 from collections.abc import Sequence
@@ -9,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gpt_lightning.files import reference_text
+from gpt_lightning.files import reference_rows
 from gpt_lightning.hardware.peaks import lookup
 from gpt_lightning.hardware.precision import product_dtype
 from gpt_lightning.model import flops
 from gpt_lightning.reproduce.cases import CURVES, Case, Curve, Rung, Settings, pick
 
+Losses = dict[tuple[int, str], float]  # (step, split) -> nats
 # split -> (tokens, loss in nats), tokens ascending
 Points = dict[str, Sequence[tuple[float, float]]]
 
@@ -30,92 +30,91 @@ class Published:
         step_ms: Median of the step times without the first; None: no times were published.
         tokens_per_sec: Median of the same steps.
         first_step_ms: Time of the first step, which includes compilation.
-        early_ms: Mean of the printed steps 10 to 50, the figure of the Shakespeare runs' author.
-        process_s: Wall, user and system seconds of the process; empty: not published.
-        batches: Batches of each split in an evaluation; None for losses of steps.
     """
 
-    losses: dict[tuple[int, str], float]
-    step_ms: float | None
-    tokens_per_sec: float | None
+    losses: Losses
+    step_ms: float | None = None
+    tokens_per_sec: float | None = None
     first_step_ms: float | None = None
-    batches: int | None = None
-    early_ms: float | None = None
-    process_s: tuple[float, ...] = ()
 
 
 def read_published(case: Case, rung: Rung) -> Published:
     """Return the published numbers of a rung."""
-    losses_of = rung.name if rung.published is None else rung.published
-    times_of = losses_of if rung.published_times is None else rung.published_times
-    columns = {"batch": "loss"}
-    if case.kind == "evaluations":
-        columns = {"train": "train_loss", "val": "val_loss"}
-    losses = {
-        (int(row["step"]), split): float(row[column])
-        for row in read_rows(case.reference, losses_of)
-        for split, column in columns.items()
-    }
-    assert losses, f"no rows {losses_of!r} in {case.reference}"
-    if rung.iterations and case.times:
-        rows = read_rows(case.times, losses_of)
-        losses |= {(int(row["iter"]), "batch"): float(row["train_loss"]) for row in rows}
-    times = read_rows(case.times or case.reference, times_of)
-    early = [float(row["dt_ms"]) for row in times if 10 <= int(row.get("iter", 0)) <= 50]
-    process = read_rows("shakespeare_char_times.csv", times_of)
+    times = reference_rows(case.times or case.reference, rung.published_times)
     step_ms = [float(row["dt_ms"]) for row in times if row["dt_ms"]]
     rates = [float(row["tokens_per_sec"]) for row in times if row.get("tokens_per_sec")]
     return Published(
-        losses,
+        read_losses(rung.published, case.reference, case.times if rung.iterations else None),
         statistics.median(step_ms[1:]) if step_ms[1:] else None,
         statistics.median(rates[1:]) if rates[1:] else None,
         step_ms[0] if step_ms else None,
-        case.eval_batches,
-        statistics.fmean(early) if early else None,
-        tuple(float(text) for row in process for text in list(row.values())[1:]),
     )
 
 
-def read_rows(file_name: str, name: str) -> list[dict[str, str]]:
-    """Return the rows whose first column is `name`, in their order."""
-    lines = csv.DictReader(reference_text(file_name).splitlines())
-    return [row for row in lines if next(iter(row.values())) == name]
+def read_losses(name: str, evaluations: str, iterations: str | None) -> Losses:
+    """Return the losses of a published run.
+
+    Args:
+        name: Name in the first column of the files.
+        evaluations: File with `step` and losses.
+        iterations: File with `iter` and losses of training steps, if there is one.
+    """
+    columns = {"loss": "batch", "train_loss": "train", "val_loss": "val"}
+    sources = [(evaluations, "step", columns), (iterations, "iter", {"train_loss": "batch"})]
+    return {
+        (int(row[step]), split): float(row[column])
+        for file, step, splits in sources
+        for row in (reference_rows(file, name) if file else ())
+        for column, split in splits.items()
+        if row.get(column)
+    }
 
 
 # ---- speed ---------------------------------------------------------------------------------------
 
 
-def published_speed(rung: Rung, published: Published) -> tuple[float | None, float | None, str]:
-    """Return tokens/s and MFU of the published run, and a note on the peak of the MFU."""
-    theirs = rung.theirs
-    rate = published.tokens_per_sec
+def published_speed(rung: Rung, published: Published) -> tuple[dict[str, float | None], str]:
+    """Return the speed of the published run by column, and a note on the peak of its MFU."""
+    theirs, rate = rung.theirs, published.tokens_per_sec
     if rate is None and published.step_ms is not None:
         rate = math.prod(theirs["batch"]) / published.step_ms * 1e3
+    speed = {
+        "first_step_ms": published.first_step_ms,
+        "step_ms": published.step_ms,
+        "tokens_per_sec": rate,
+    }
     if rate is None:
-        return None, None, ""
+        return speed, ""
     arithmetic = theirs["precision"], theirs["matmul_precision"]
     dtype = product_dtype(*arithmetic, torch.device("cuda"))  # no Mac in the tables has TF32 set
     peak = lookup(theirs.get("chip", ""), dtype)
     if peak is None:
-        return rate, None, "their MFU: chip's peak not known"
+        return speed, "their MFU: chip's peak not known"
     T, C = theirs["batch"][1], theirs["n_embd"]
     tables = theirs["block_size"] + (0 if theirs["tie_weights"] else theirs["vocab_size"])
     work = flops.flops_per_token(theirs["parameters"] - tables * C, theirs["n_layer"], C, T)
     note = f"their MFU relative to {peak.flops / 1e12:.4g} TFLOP/s: {peak.label}"
-    return rate, flops.mfu(rate, work, peak.flops), note
+    return speed | {"mfu": flops.mfu(rate, work, peak.flops)}, note
 
 
-def float32_rung(case: Case, rung: Rung) -> list[Rung]:
-    """Return the first rung in float32 with the device and the batch of a rung in less; or none."""
+def speed_bases(case: Case, rung: Rung) -> dict[str, Rung]:
+    """Return the rungs that speed-ups of a rung are over, by column.
+
+    speedup: the rung before it in the published table, which has no rungs without published times.
+    fp32_speedup: the first rung in float32 with its device and its batch, if it is in less itself.
+    """
+    if case.alternatives:
+        return {}
+    names = [other.name for other in case.rungs]  # `rung` may be changed for a CPU
+    bases, own = {}, (rung.device, rung.theirs["batch"])
+    for other in case.rungs:
+        if other.published_times and names.index(other.name) < names.index(rung.name):
+            bases["speedup"] = other
+        if is_float32(other.theirs) and (other.device, other.theirs["batch"]) == own:
+            bases.setdefault("fp32_speedup", other)
     if is_float32(rung.theirs):
-        return []
-    same = [
-        other
-        for other in case.rungs
-        if (other.device, other.theirs["batch"]) == (rung.device, rung.theirs["batch"])
-        and is_float32(other.theirs)
-    ]
-    return same[:1]
+        bases.pop("fp32_speedup", None)
+    return bases
 
 
 def is_float32(theirs: Settings) -> bool:
@@ -137,18 +136,14 @@ def find_curve(name: str) -> Curve:
 
 def read_curve(curve: Curve) -> Points:
     """Return the losses of a published curve; splits without any are empty."""
-    sources = {
-        "val": (curve.evaluations, "step", "val_loss"),
-        "train": (curve.evaluations, "step", "train_loss"),
-        "batch": (curve.iterations, "iter", "train_loss"),
-    }
+    losses = read_losses(curve.name, curve.evaluations, curve.iterations).items()
     return {
         split: [
-            (int(row[step]) * float(curve.tokens_per_step), float(row[loss]))
-            for row in (read_rows(file, curve.name) if file else ())
-            if row.get(loss)
+            (float(step * curve.tokens_per_step), loss)
+            for (step, of), loss in losses
+            if of == split
         ]
-        for split, (file, step, loss) in sources.items()
+        for split in ("val", "train", "batch")
     }
 
 

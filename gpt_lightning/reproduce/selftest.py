@@ -17,7 +17,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import device_kind, free_memory
 from gpt_lightning.parsing import resolve_configs
 from gpt_lightning.reproduce import settings
-from gpt_lightning.reproduce.cases import Case, Options, Rung, Settings
+from gpt_lightning.reproduce.cases import Case, Rung, Settings, fit_arguments
 from gpt_lightning.tables.rows import Console, Row, column, row_type
 from gpt_lightning.tables.verdicts import Verdict
 from gpt_lightning.training import fit as training
@@ -37,8 +37,8 @@ BreakRow = row_type(
 )
 
 
-def run_selftest(cases: list[Case], rungs: list[str] | None) -> int:
-    """Break the rungs of some cases, of these names if any are given, and print a row for each.
+def run_selftest(rungs: list[tuple[Case, Rung]]) -> int:
+    """Break the settings of rungs, and print a row for each.
 
     Returns:
         0: Every break was seen, and nothing else was. 1: One was not.
@@ -46,60 +46,44 @@ def run_selftest(cases: list[Case], rungs: list[str] | None) -> int:
     parser, console = training.training_parser(), Console(BreakRow)
     print(console.header())
     counts: Counter[str] = Counter()
-
-    def values(case: Case, rung: Rung) -> Settings:
-        options = resolve_configs(Options().arguments(case, rung))
-        return vars(parser.parse_args(["fit", *options]).fit.as_flat())
-
-    for case in cases:
-        for before, rung in zip((None, *case.rungs), case.rungs, strict=False):
-            if rungs is not None and rung.name not in rungs:
-                continue
-            ours, earlier = values(case, rung), {} if before is None else values(case, before)
-            keys = {key for key in ours if ours[key] != earlier.get(key)}
-            if before is None:
-                keys = own_keys(parser, rung)
-            for row in broken_rows(case, rung, ours, earlier, keys):
-                print(console.line(row), flush=True)
-                counts[row.verdict] += 1
+    for case, rung in rungs:
+        for row in broken_rows(case, rung, parser):
+            print(console.line(row), flush=True)
+            counts[row.verdict] += 1
     print(f"\n{', '.join(f'{n} {verdict}' for verdict, n in counts.items())}")
     return 1 if Verdict.FAILED in counts else 0
 
 
-def broken_rows(
-    case: Case, rung: Rung, values: Settings, before: Settings, keys: set[str]
-) -> Iterator[Row]:
+def broken_rows(case: Case, rung: Rung, parser: ArgumentParser) -> Iterator[Row]:
     """Yield a row for the rung as it is, and one for each setting of it that is broken.
 
-    Args:
-        case: Published table.
-        rung: Rung of it.
-        values: Values of all keys of `fit` in this rung.
-        before: Those in the rung before; empty for the first rung.
-        keys: Keys to break.
+    These are the keys in which a rung differs from the rung before it, and all keys that the first
+    rung's configurations set.
     """
+
+    def values(rung: Rung, defaults: bool = True) -> Settings:
+        own = resolve_configs([*(f"--config={name}" for name in rung.configs), *rung.settings])
+        return {**vars(parser.parse_args(["fit", *own], defaults=defaults).fit.as_flat())}
+
     seen = wrong_settings(case, rung, [])
     unbroken = Verdict.FAILED if seen else Verdict.OK
     yield BreakRow(case.name, rung.name, "", "", "", unbroken, ", ".join(seen))
-    for key in sorted(keys - {"config"}):
-        start = (case.name, rung.name, key, option_text(values[key]))
+    before = case.rungs[: case.rungs.index(rung)][-1:]
+    ours, earlier = values(rung), values(before[0]) if before else {}
+    keys = [key for key in (ours if before else values(rung, defaults=False)) if key != "config"]
+    for key in sorted(key for key in keys if not before or ours[key] != earlier.get(key)):
+        start = (case.name, rung.name, key, option_text(ours[key]))
         reason = why_whole(key, rung.theirs)
         if reason:
             yield BreakRow(*start, "", Verdict.SKIPPED, reason)
             continue
-        wrong = wrong_value(key, values[key], before)
+        wrong = wrong_value(key, ours[key], earlier)
         try:
             seen = wrong_settings(case, rung, [f"--{key}={wrong}"])
         except UserError as error:
             seen = [str(error)]
         verdict = "red" if seen else Verdict.FAILED
         yield BreakRow(*start, wrong, verdict, ", ".join(seen) or "nothing")
-
-
-def own_keys(parser: ArgumentParser, rung: Rung) -> set[str]:
-    """Return the keys that a rung's configurations and options set."""
-    options = resolve_configs([*(f"--config={name}" for name in rung.configs), *rung.settings])
-    return set(vars(parser.parse_args(["fit", *options], defaults=False).fit.as_flat()))
 
 
 def why_whole(key: str, theirs: Settings) -> str:
@@ -137,14 +121,15 @@ def wrong_settings(case: Case, rung: Rung, changes: list[str]) -> list[str]:
     ours: Settings = {}
     probe = RunProbe(lambda module: ours.update(settings.read_settings(module)), stop=True)
     away = rung.device in ("gpu", "mps") and rung.device != device_kind().replace("cuda", "gpu")
-    arguments = Options(accelerator="cpu" if away else None).arguments(case, rung)
+    here = ["--trainer.enable_checkpointing=false"]
+    here += ["--trainer.accelerator=cpu"] if away else []
     with tempfile.TemporaryDirectory() as folder:
         if "--data.corpus=null" in changes:
             (Path(folder) / "text.txt").write_text(TEXT)
             changes = [*changes, f"--data.text_file={folder}/text.txt", f"--data.data_dir={folder}"]
-        run = ["fit", *arguments, "--trainer.enable_checkpointing=false", *changes]
+        arguments = fit_arguments(case, rung, [*here, *changes])
         try:
-            training.run_cli(run, callbacks=[probe], folder=Path(folder) / "run")
+            training.run_cli(["fit", *arguments], callbacks=[probe], folder=Path(folder) / "run")
         except ProbedError:
             ours |= settings.batch_settings(probe.batches)
         finally:

@@ -19,22 +19,32 @@ from gpt_lightning.data.loader import Batch
 from gpt_lightning.model.fast.compilation import is_compiled
 from gpt_lightning.model.gpt import GPT, Block
 from gpt_lightning.reproduce.cases import Rung, Settings
-from gpt_lightning.reproduce.verdicts import SettingRow
-from gpt_lightning.tables.rows import Row
+from gpt_lightning.tables.rows import Row, row_type
 from gpt_lightning.tables.verdicts import Verdict
-from gpt_lightning.training.datamodule import token_data
+from gpt_lightning.training.datamodule import TokenDataModule, token_data
 from gpt_lightning.training.module import GPTModule
 
 RATE_STEPS = (0, 100, 1000, 2000, 5000)  # optimizer steps whose learning rates are compared
+# ends of the names of parameters whose initial values are alike, see `initial_weights`
+INITIAL = (
+    ("wte.weight",),
+    ("wpe.weight",),
+    ("c_attn.weight", "c_fc.weight"),
+    ("c_proj.weight",),
+    ("attn.bias", "c_fc.bias", "proj.bias"),
+)
+# setting of the published run, and the one that was read from ours
+SettingRow = row_type("rung setting theirs ours verdict")
 
 
 def compare_settings(rung: Rung, ours: Settings) -> list[Row]:
     """Return a row for each setting of the published run that was read from ours."""
-    theirs = rung.theirs.items()
-    both = ((name, text(value), text(ours[name])) for name, value in theirs if name in ours)
+    read = (
+        (name, text(value), text(ours[name])) for name, value in rung.theirs.items() if name in ours
+    )
     return [
-        SettingRow(rung.name, *names, Verdict.OK if names[1] == names[2] else Verdict.FAILED)
-        for names in both
+        SettingRow(rung.name, name, a, b, Verdict.OK if a == b else Verdict.FAILED)
+        for name, a, b in read
     ]
 
 
@@ -50,16 +60,18 @@ def text(value: Any) -> str:
 
 def read_settings(module: GPTModule) -> Settings:
     """Return the settings of a run before its first step; a resumed run has no initial weights."""
-    trainer = module.trainer
-    settings = model_settings(module.model) | update_settings(module) | data_settings(module)
-    if trainer.ckpt_path is None:
-        settings |= initial_weights(module.model)
-    return settings | {
-        "accelerator": trainer.strategy.root_device.type.replace("cuda", "gpu"),
-        "ranks": trainer.world_size,
-        "precision": str(trainer.precision),
-        "matmul_precision": torch.get_float32_matmul_precision(),
-    }
+    trainer, model = module.trainer, module.model
+    settings = model_settings(model) | update_settings(module) | data_settings(module)
+    return (
+        settings
+        | ({} if trainer.ckpt_path else initial_weights(model))
+        | {
+            "accelerator": trainer.strategy.root_device.type.replace("cuda", "gpu"),
+            "ranks": trainer.world_size,
+            "precision": str(trainer.precision),
+            "matmul_precision": torch.get_float32_matmul_precision(),
+        }
+    )
 
 
 def one(values: Iterable[Any]) -> Any:
@@ -98,16 +110,12 @@ def initial_weights(model: GPT) -> Settings:
 
     init_std: token embedding, position embedding, matrices, residual projections, biases.
     """
-    named = dict(model.named_parameters())
     groups: list[list[torch.Tensor]] = [
-        [model.transformer.wte.weight],
-        [model.transformer.wpe.weight],
-        [w for name, w in named.items() if name.endswith(("c_attn.weight", "c_fc.weight"))],
-        [w for name, w in named.items() if name.endswith("c_proj.weight")],
-        [w for name, w in named.items() if name.endswith(("attn.bias", "c_fc.bias", "proj.bias"))],
+        [w.detach().cpu() for name, w in model.named_parameters() if name.endswith(ends)]
+        for ends in INITIAL
     ]
-    flat = [torch.cat([w.detach().cpu().flatten() for w in g]) if g else None for g in groups]
-    stds = [0.0 if weights is None else float(weights.double().std()) for weights in flat]
+    flat = [torch.cat([w.double().flatten() for w in group]) if group else None for group in groups]
+    stds = [0.0 if weights is None else weights.std().item() for weights in flat]
     return {"init_std": stds, "init_weight": groups[3][-1][0, 0].item()}
 
 
@@ -137,10 +145,9 @@ def update_settings(module: GPTModule) -> Settings:
 
 def data_settings(module: GPTModule) -> Settings:
     """Return the tokens, the shape of a batch, the seed, and the evaluations if there are any."""
-    trainer, data = module.trainer, token_data(module.trainer)
-    assert data is not None
+    trainer, data = module.trainer, cast(TokenDataModule, token_data(module.trainer))
     reader = data.reader
-    settings = {
+    settings: Settings = {
         "tokenizer": data.manifest.tokenizer["name"],
         "train_tokens": data.training_tokens(),
         "batch": [reader.batch_size, reader.block_size],
@@ -155,17 +162,13 @@ def data_settings(module: GPTModule) -> Settings:
 
 def batch_settings(batches: list[Batch]) -> Settings:
     """Return the CRC-32 of the first batch, and the order of two; nothing of what was not read."""
-    if not batches:
-        return {}
-    x, y = batches[0]
-    first = {"first_batch": zlib.crc32(torch.stack([x, y]).numpy().tobytes())}
-    if len(batches) < 2:
-        return first
-    next_x, _ = batches[1]
-    following = torch.cat([x[1:, 0], next_x[:1, 0]])  # first tokens of the rows after the first
-    order = "random"
-    if torch.equal(x, next_x):
-        order = "repeat"
-    elif torch.equal(following, y[:, -1]):
-        order = "sequential"
-    return {"order": order, **first}
+    settings: Settings = {}
+    for x, y in batches[:1]:
+        settings["first_batch"] = zlib.crc32(torch.stack([x, y]).numpy().tobytes())
+        for next_x, _ in batches[1:2]:
+            following = torch.cat([x[1:, 0], next_x[:1, 0]])  # first tokens of rows after the first
+            follows = torch.equal(following, y[:, -1])
+            settings["order"] = "sequential" if follows else "random"
+            if torch.equal(x, next_x):
+                settings["order"] = "repeat"
+    return settings

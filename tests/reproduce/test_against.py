@@ -127,26 +127,15 @@ def test_a_run_of_another_tokenizer_is_an_error(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("rows", "curve", "line"),
     [
-        (None, "shakespeare-mps", "error: run has no metrics.jsonl: give a run folder"),
-        ([], "shakespeare-mp", "error: no curve 'shakespeare-mp': did you mean"),
-        ([{"step": 1, "val/loss": 2.0}], "llm.c", "error: run has no perf/tokens"),
-        (
-            [{"step": 1, "val/loss": 2.0, "perf/tokens": 5.0}],
-            "llm.c",
-            "error: run has no loss within the tokens of llm.c, 524,288 (its first step) to "
-            "10,250,878,976: train longer",
-        ),
+        (None, "shakespeare-mps", "run has no metrics.jsonl"),
+        ([], "shakespeare-mp", "no curve 'shakespeare-mp'"),
+        ([{"step": 1, "val/loss": 2.0}], "llm.c", "run has no perf/tokens"),
+        ([{"step": 1, "val/loss": 2.0, "perf/tokens": 5.0}], "llm.c", "the tokens of llm.c"),
     ],
 )
 def test_mistakes_take_one_line(rows, curve, line, tmp_path, capsys):
     if rows is not None:
         write_run(tmp_path / "run", rows)
     assert main(["reproduce", "--against", "run", curve]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith(line)
+    assert line in capsys.readouterr().err.splitlines()[-1]
     assert not command.ROOT.exists()
-
-
-@pytest.mark.parametrize("more", [["shakespeare-char"], ["--steps", "1"], ["--model.compile=true"]])
-def test_the_comparison_takes_nothing_else(more, capsys):
-    assert main(["reproduce", "--against", "run", "llm.c", *more]) == 2
-    assert "--against trains nothing: give `reproduce --against RUN" in capsys.readouterr().err

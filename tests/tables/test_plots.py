@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.figure import Figure
 
-from gpt_lightning.reproduce.verdicts import LossRow
+from gpt_lightning.reproduce.runner import LossRow
 from gpt_lightning.tables.pictures import plot_losses, plot_runs
 
 

@@ -1,8 +1,6 @@
 """RunRecorder: each loss and step time of a run, as it comes. RunProbe: its objects and batches."""
 
 import itertools
-import os
-import statistics
 import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass
@@ -61,9 +59,6 @@ class RunTimings:
         mfu: Model FLOPs utilization, a fraction; None without a known peak.
         peak_flops: Peak FLOP/s that MFU is a fraction of.
         stalls: Number of steps of over ten times the median.
-        early_ms: Mean of the steps 10 to 50, counted from the session's first.
-        drift: Median of the last tenth of the steps over that of the first, less 1.
-        cpu_s: User and system CPU seconds of this process.
         attention: Attention kernel that ran.
     """
 
@@ -76,9 +71,6 @@ class RunTimings:
     mfu: float | None = None
     peak_flops: float | None = None
     stalls: int = 0
-    early_ms: float | None = None
-    drift: float | None = None
-    cpu_s: tuple[float, float] = (0.0, 0.0)
     attention: str = ""
 
 
@@ -109,7 +101,6 @@ class RunRecorder(L.Callback):
 
     def on_fit_start(self, *args: Any) -> None:
         self.begin()
-        self._cpu = os.times()
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if self.each_step and self._tokens == 0:
@@ -156,14 +147,6 @@ class RunRecorder(L.Callback):
         )
         self.speed.stalls = len(stalls)
         self.speed.attention = pl_module.attention_kernel
-        now, tenth = os.times(), len(steps) // 10
-        self.speed.cpu_s = now.user - self._cpu.user, now.system - self._cpu.system
-        warmup = 1 if self.each_step else monitor.warmup_steps
-        if len(steps) > 50 - warmup:
-            early = [seconds for seconds, _ in steps[max(0, 10 - warmup) : 51 - warmup]]
-            self.speed.early_ms = statistics.fmean(early) * 1e3
-        if tenth >= 5:
-            self.speed.drift = median_s(steps[-tenth:]) / median_s(steps[:tenth]) - 1
         if self._steps:
             self.speed.first_step_ms = self._steps[0][0] * 1e3
         if steps:

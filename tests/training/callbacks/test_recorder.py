@@ -115,31 +115,3 @@ def test_the_losses_of_some_steps_are_those_of_each(text_file, monkeypatch, accu
     assert some == [(0, losses[0], None), (3, losses[3], None)]
     assert float(module.last_loss) == losses[5]
     assert GPTModule(CONFIG).last_loss is None
-
-
-def test_step_times_that_drift_and_the_steps_10_to_50(text_file, monkeypatch):
-    def seconds(step: int) -> float:  # each step 1 ms slower than the one before
-        return 0.1 + step * 0.001
-
-    monkeypatch.setattr(SpeedMonitor, "steps", lambda self: ([(seconds(i), 1) for i in at], []))
-    times = iter([(1.0, 2.0), (4.0, 2.5)])
-
-    def cpu_times() -> SimpleNamespace:
-        user, system = next(times)
-        return SimpleNamespace(user=user, system=system)
-
-    monkeypatch.setattr(recorder.os, "times", cpu_times)
-    at = range(1, 101)  # after one step of warm-up
-    _, timings, _, _ = run(text_file, monkeypatch, each_step=False, max_steps=1)
-    assert timings.early_ms == pytest.approx(130)  # steps 10 to 50
-    assert timings.drift == pytest.approx(seconds(96) / seconds(6) - 1, rel=0.01)
-    assert timings.cpu_s == (3.0, 0.5)
-    times = iter([(0.0, 0.0)] * 2)
-    at = range(1, 50)  # step 50 is missing, and a tenth is four steps
-    _, timings, _, _ = run(text_file, monkeypatch, each_step=False, max_steps=1)
-    assert (timings.early_ms, timings.drift) == (None, None)
-    times = iter([(0.0, 0.0)] * 2)
-    at = range(1, 51)
-    _, timings, _, _ = run(text_file, monkeypatch, each_step=False, max_steps=1)
-    assert timings.early_ms == pytest.approx(130)
-    assert timings.drift is not None

@@ -2,8 +2,8 @@
 
 import pytest
 
+from gpt_lightning.bench import accumulation
 from gpt_lightning.cli import main
-from gpt_lightning.reproduce import float16_sums as accumulation
 from gpt_lightning.tables import sweep
 
 

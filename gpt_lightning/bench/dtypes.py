@@ -1,0 +1,169 @@
+"""Dtype of every parameter, output, loss and gradient under autocast, against a published table.
+
+toy: Linear(20, 10) - ReLU - LayerNorm - Linear, without biases. gpt: our GPT with two layers of
+width 32. The published table is CUDA's fp16 table of the toy model, so that only this row can
+differ from it. It is from a report on profiles and mixed precision whose origin was not found.
+
+cuda-rules: rules of CUDA's autocast, read through the dispatcher with tensors that have a shape and
+no data, for the forward only; no GPU is needed. Autocast on a CPU has other rules: layer norm is
+not among the operations that it lifts to float32.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpt_lightning.files import reference_rows
+from gpt_lightning.model.gpt import GPT, Block, GPTConfig
+from gpt_lightning.tables import options
+from gpt_lightning.tables.rows import column, row_type
+from gpt_lightning.tables.sweep import Bench
+
+AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
+MODELS = ("toy", "gpt")
+# device name for the rules of CUDA's autocast, read from the dispatcher without a GPU
+CUDA_RULES = "cuda-rules"
+# the toy model on CUDA under fp16 autocast
+PUBLISHED = {
+    row["field"]: row["published"]
+    for row in reference_rows("figures.csv", "profile-report")
+    if row["measure"] == "dtype"
+}
+KINDS: dict[type[nn.Module], str] = {
+    nn.Embedding: "embedding",
+    nn.Linear: "linear",
+    nn.ReLU: "activation",
+    nn.GELU: "activation",
+    nn.LayerNorm: "layer_norm",
+    Block: "residual",
+}
+
+
+def place(name: str) -> str:
+    """Convert the name of a device; CUDA_RULES is one."""
+    if name == CUDA_RULES:
+        return name
+    return options.devices(SimpleNamespace(device=name))[0]
+
+
+BENCH = Bench(
+    name="dtypes",
+    title="dtypes under autocast",
+    row=row_type(
+        "device autocast model parameters embedding linear activation layer_norm residual logits "
+        "loss gradients published status -note",
+        loss=column("loss", width=8),
+        published=column("against the published"),
+    ),
+    measure="gpt_lightning.bench.dtypes:measure_dtypes",
+    options=(
+        options.axis(
+            "device",
+            "device",
+            f"auto,{CUDA_RULES}",
+            place,
+            f"Any of cpu, mps, cuda, auto and {CUDA_RULES}, separated by commas.",
+        ),
+        options.words("autocast", "autocast", AUTOCAST),
+        options.words("models", "model", MODELS),
+    ),
+    timeout_s=120.0,
+    tables={"tensors": row_type("device autocast model kind tensor dtype")},
+)
+
+
+def measure_dtypes(device: str, autocast: str, model: str) -> dict[str, Any]:
+    """Run a step and record the dtype of every tensor."""
+    tensors = [
+        {"kind": kind, "tensor": name, "dtype": str(tensor.dtype).removeprefix("torch.")}
+        for (kind, name), tensor in observe(model, AUTOCAST[autocast], device).items()
+    ]
+    row: dict[str, Any] = {}
+    for each in tensors:
+        found = row.setdefault(each["kind"], each["dtype"])
+        if each["dtype"] not in found.split(" + "):
+            row[each["kind"]] += f" + {each['dtype']}"
+    published = PUBLISHED if (autocast, model) == ("fp16", "toy") else {}
+    other = [f"{k} was {theirs}" for k, theirs in published.items() if row.get(k, theirs) != theirs]
+    row["published"] = "; ".join(other) or ("the same" if published else "")
+    on_cuda = device in ("cuda", CUDA_RULES)  # the published table's device
+    return row | {"status": "mismatch" if on_cuda and other else "ok", "tensors": tensors}
+
+
+def toy() -> nn.Module:
+    """Return the toy model of the systems course, (B, 20) to (B, 5)."""
+    layers = {
+        "fc1": nn.Linear(20, 10, bias=False),
+        "relu": nn.ReLU(),
+        "ln": nn.LayerNorm(10),
+        "fc2": nn.Linear(10, 5, bias=False),
+    }
+    return nn.Sequential(OrderedDict(layers))
+
+
+def observe(name: str, dtype: torch.dtype, device: str) -> dict[tuple[str, str], Tensor]:
+    """Run a step of a model under autocast.
+
+    Args:
+        name: Name of the model, toy or gpt.
+        dtype: Dtype of autocast.
+        device: Device, cpu, mps, cuda or CUDA_RULES.
+
+    Returns:
+        Parameters, outputs of modules, logits, loss and gradients, in this order, by kind and name.
+    """
+    model = toy() if name == "toy" else GPT(GPTConfig(2, 2, 32, 16, 64))
+    seen: dict[tuple[str, str], Tensor] = {
+        ("parameters", path): tensor for path, tensor in model.named_parameters()
+    }
+
+    def see(path: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        kind = (kind for layer, kind in KINDS.items() if isinstance(module, layer))
+        seen[next(kind, "other output"), path] = output
+
+    for path, module in model.named_modules():
+        if path:
+            module.register_forward_hook(partial(see, path))
+    rules = device == CUDA_RULES
+    where = "cuda" if rules else device
+    with cuda_rules(dtype) if rules else torch.autocast(device, dtype):
+        model = model.requires_grad_(False).to_empty(device=where) if rules else model.to(where)
+        if isinstance(model, GPT):  # it computes its loss itself
+            x = y = torch.randint(5, (2, 16), device=where)
+            logits, loss = model(x), model(x, y)
+        else:
+            x, y = torch.randn(4, 20, device=where), torch.randint(5, (4,), device=where)
+            logits = model(x)
+            loss = nn.functional.cross_entropy(logits, y)
+    seen |= {("logits", "logits"): logits, ("loss", "loss"): loss}
+    if not rules:
+        loss.backward()
+        gradients = ((path, p.grad) for path, p in model.named_parameters())
+        seen |= {("gradients", path): grad for path, grad in gradients if grad is not None}
+    return seen
+
+
+@contextmanager
+def cuda_rules(dtype: torch.dtype) -> Iterator[None]:
+    """Enable CUDA's autocast for tensors that have CUDA's dispatch keys and no data.
+
+    torch.autocast("cuda") disables itself on a machine without a GPU; the switch below it does
+    not, and the casts are in every build of torch. Autograd is not: it needs the device.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # these rows alone need it
+
+    before = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_dtype("cuda", dtype)
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", before)
