@@ -62,7 +62,7 @@ def verify(files: list[Path]) -> None:
     Raises:
         UserError: names every damaged file.
     """
-    from gpt_lightning.runs.digests import check_digest
+    from gpt_lightning.runs.folders import check_digest
 
     damaged = []
     for file in files:
@@ -87,14 +87,14 @@ def convert(path: Path, out: str | None, sharded: bool) -> None:
     Raises:
         UserError: The checkpoint cannot be read, is not ours, or `out` cannot be written.
     """
-    from gpt_lightning.runs.checkpoint import Checkpoint, load_content
+    from gpt_lightning.runs.checkpoint import read_checkpoint
     from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 
     if out is None or not out.endswith(".ckpt") or Path(out).exists():
         reason = "is missing" if out is None else f"{out} exists, or does not end with .ckpt"
         raise UserError(f"--out {reason}: give a new file, such as --out copy.ckpt")
     target = Path(out)
-    Checkpoint.of(load_content(path), path)  # raises for other programs' files
+    read_checkpoint(path, check=False)  # raises for other programs' files
     content = DurableCheckpointIO().load_checkpoint(path)
     with explained("write to", target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)

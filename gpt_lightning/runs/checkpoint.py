@@ -29,7 +29,9 @@ of Settings.
 """
 
 import dataclasses
-import struct
+import functools
+import re
+import sys
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,29 +39,20 @@ from typing import Any
 
 import lightning as L
 import torch
+import yaml
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning import __version__
 from gpt_lightning.errors import UserError, reason_of
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.removed import without_removed
-from gpt_lightning.runs.digests import check_digest, check_regular, warn_without_digest
-from gpt_lightning.runs.folders import run_id
+from gpt_lightning.runs.folders import check_digest, check_regular, sidecar
 from gpt_lightning.runs.settings import Settings
 
 SCHEMA = 4
-PLACE = "in the folder of its config.json, and give that folder"
-HEAD_BYTES = 64
-
-
-def is_of_another_run(path: Path, run: Path) -> bool:
-    """Return whether another run has saved a checkpoint; False for a damaged file."""
-    try:
-        return load_checkpoint(path).record.run_id != run_id(run)
-    except UserError:
-        return False
-
-
-# ---- content -------------------------------------------------------------------------------------
+HEAD_BYTES = 64  # read of a file to guess its kind
+# kinds of files that are not ours: by the beginning of the file, by keys of its content, weights
+FOREIGN: Any = yaml.safe_load(Path(__file__).with_name("foreign.yaml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,139 +186,110 @@ class Checkpoint:
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
         except Exception as error:  # any content may raise any error
-            raise not_ours(path, error, raw) from error
+            raise not_ours(path, kind_of(raw), error) from error
 
 
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
+def read_checkpoint(path: Path, check: bool = True) -> Checkpoint:
     """Read tensors, numbers and words; nothing in the file is run or imported.
 
-    Without a digest beside the file, a warning is printed.
+    Args:
+        path: File of the checkpoint.
+        check: Argument of `read_content`.
 
     Raises:
         UserError: the file is missing, damaged, would run code, or is not one of ours.
     """
-    return Checkpoint.of(read_content(path), path)
+    return Checkpoint.of(read_content(path, check=check), path)
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint without checking its digest.
+def read_content(
+    path: Path, map_location: Any = "cpu", mmap: bool = True, check: bool = True
+) -> Any:
+    """Return the content of a file.
 
-    Raises:
-        UserError: the file is missing, would run code, or is not one of ours.
-    """
-    return Checkpoint.of(load_content(path), path)
-
-
-def read_content(path: Path, map_location: Any = "cpu", mmap: bool = True) -> Any:
-    """Return the content of a file that matches its digest, or has none.
-
-    Without one, a warning is printed if it is a checkpoint of ours.
+    The environment cannot change that nothing in the file is run.
 
     Args:
         path: File that torch.save has written.
         map_location: Argument of torch.load.
         mmap: True to map the tensors from the file; False to read them.
+        check: True to compare the file with its digest. Without one, a warning is printed if it is
+            a checkpoint of ours.
 
     Raises:
-        UserError: the file is missing, damaged, or would run code.
+        UserError: the file is missing, damaged, or would run code. Or its records are compressed:
+            torch.load would read compressed bytes as numbers.
     """
-    has_digest = check_digest(path, required=False)
-    content = load_content(path, map_location, mmap)
+    check_regular(path)
+    has_digest = not check or check_digest(path, required=False)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            stored = all(r.compress_type == zipfile.ZIP_STORED for r in archive.infolist())
+    except Exception as error:  # any content may raise any error
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+        kinds = FOREIGN["files"].items()
+        kind = next(kind for begin, kind in kinds if re.match(begin.encode(), head, re.DOTALL))
+        raise not_ours(path, kind) from error
+    if not stored:
+        raise not_ours(path, "its records are compressed; take the file as it was saved")
+    try:
+        content = torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
+    except Exception as error:  # torch.load raises many kinds of errors
+        raise not_ours(path, None, error) from error
     if not has_digest and isinstance(content, dict) and "gpt_lightning" in content:
         warn_without_digest(path.resolve())
     return content
 
 
-def load_content(path: Path, map_location: Any = "cpu", mmap: bool = True) -> Any:
-    """Return the content of a file as `read_content`, without checking its digest.
-
-    The environment cannot change that nothing in the file is run.
-    """
-    check_archive(path)
-    try:
-        return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
-    except Exception as error:  # torch.load raises many kinds of errors
-        raise not_ours(path, error) from error
+# ---- errors --------------------------------------------------------------------------------------
 
 
-def check_archive(path: Path) -> None:
-    """Check that a file is an archive whose records torch can map.
-
-    Raises:
-        UserError: The file is no archive, or its records are compressed: torch.load would read
-            compressed bytes as numbers.
-    """
-    check_regular(path)
-    problem = None
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
-                problem = "its records are compressed; take the file as it was saved"
-    except Exception:  # any content may raise any error
-        problem = describe_file(path)
-    if problem is not None:
-        raise UserError(f"{path} is not a checkpoint of gpt-lightning fit: {problem}")
-
-
-# ---- files of other programs ---------------------------------------------------------------------
-
-
-def not_ours(path: Path, error: Exception, content: Any = None) -> UserError:
+def not_ours(path: Path, kind: str | None, error: Exception | None = None) -> UserError:
     """Return the error for a file that is damaged or not a checkpoint of ours.
 
     Args:
         path: File that was read.
-        error: Reason.
-        content: Content, if it was loaded.
+        kind: Likely kind of the file, and the fix; None if it is unknown.
+        error: Reason without a known kind.
     """
-    known = None if content is None else describe_content(content)
-    if known is not None:
-        return UserError(f"{path} is not a checkpoint of gpt-lightning fit: {known}")
-    return UserError(
-        f"{path} is not a checkpoint of gpt-lightning fit, or is damaged ({reason_of(error)})"
-    )
+    reason = f": {kind}" if kind or error is None else f", or is damaged ({reason_of(error)})"
+    return UserError(f"{path} is not a checkpoint of gpt-lightning fit{reason}")
 
 
-def describe_file(path: Path) -> str:
-    """Return the likely kind of a file that torch.save has not written, and the fix."""
-    with path.open("rb") as file:
-        head = file.read(HEAD_BYTES)
-    if not head:
-        return "it is empty, so its copy was interrupted; copy it again, or take another checkpoint"
-    if head.startswith(b"PK"):
-        return "its end is missing or damaged; copy it again, or take another checkpoint"
-    if is_safetensors(head, path.stat().st_size):
-        return f"it is a safetensors file: name it model.safetensors, {PLACE}"
-    if head.startswith(b"GGUF"):
-        return "it is llama.cpp's GGUF; give the weights that it was converted from"
-    if head.startswith(b"\x80"):
-        return f"it is a pickle: if it is an old pytorch_model.bin, name it so, {PLACE}"
-    try:
-        head.decode("utf-8")
-    except UnicodeDecodeError:
-        return "it is no file of torch.save"
-    return "it is a text file; give a file of checkpoints/, or a run folder"
+@functools.cache
+@rank_zero_only
+def warn_without_digest(path: Path) -> None:
+    """Print, once for each file and on rank 0, that damage to the file cannot be detected."""
+    name = sidecar(path).name
+    print(f"warning: {path} has no digest in {name}: damage would go unnoticed", file=sys.stderr)
 
 
-def is_safetensors(head: bytes, n_bytes: int) -> bool:
-    """Return whether a file begins with the length of a JSON header, and the header."""
-    if len(head) < 9 or head[8:9] != b"{":
-        return False
-    (length,) = struct.unpack("<Q", head[:8])
-    return bool(length <= n_bytes - 8)
-
-
-def describe_content(content: Any) -> str | None:
+def kind_of(content: Any) -> str | None:
     """Return the likely content of another program's torch.save, and the fix; None if unknown."""
     if not isinstance(content, dict):
         return f"it holds an object of type {type(content).__name__}"
-    if {"model", "model_args"} <= content.keys():
-        return "it is a checkpoint of nanoGPT's train.py: give it as --model.init_from"
-    if "state_dict" in content and "gpt_lightning" not in content:
-        return "it is a checkpoint of another Lightning program"
+    kinds = [k for keys, k in FOREIGN["contents"].items() if {*keys.split()} <= content.keys()]
     if content and all(isinstance(value, torch.Tensor) for value in content.values()):
-        return f"it holds weights alone: name it pytorch_model.bin, {PLACE}"
-    return None
+        kinds.append(FOREIGN["weights"])
+    return kinds[0] if kinds and "gpt_lightning" not in content else None
+
+
+def cannot_write(path: Path, error: BaseException) -> UserError:
+    """Return the error for a checkpoint, or its shards, that cannot be written.
+
+    Args:
+        path: File or folder.
+        error: Error of this rank; or one with the errors of all ranks as `failures`.
+    """
+    cause = next(iter(getattr(error, "failures", {}).values()), [error])[0]
+    # torch raises a RuntimeError while it handles the OSError of our file
+    cause = cause.__context__ if isinstance(cause.__context__, OSError) else cause
+    reason = " ".join(str(getattr(cause, "strerror", None) or cause).split())
+    return UserError(
+        f"cannot write {path}: {reason[:200]}; the checkpoints before it are untouched: free "
+        "some space or choose another folder with --trainer.default_root_dir"
+    )

@@ -25,12 +25,11 @@ from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import replacement
-from gpt_lightning.runs import digests
-from gpt_lightning.runs.checkpoint import is_of_another_run, read_content
-from gpt_lightning.runs.folders import ASIDE, saved_checkpoints
+from gpt_lightning.runs import folders
+from gpt_lightning.runs.checkpoint import cannot_write, read_checkpoint, read_content
 
 if TYPE_CHECKING:
-    from gpt_lightning.runs.host_copy import HostCopy
+    from gpt_lightning.runs.shards import HostCopy
 
 
 class DurableCheckpointIO(CheckpointIO):
@@ -67,7 +66,7 @@ class DurableCheckpointIO(CheckpointIO):
         return loaded
 
     def remove_checkpoint(self, path: Any) -> None:
-        for file in (Path(path), digests.sidecar(Path(path))):
+        for file in (Path(path), folders.sidecar(Path(path))):
             file.unlink(missing_ok=True)
         sweep_shards(Path(path).parent)
 
@@ -94,9 +93,9 @@ class Saver:
         self._written, self._check = written, check
         self._copy: HostCopy | None = None
         if asynchronous:
-            from gpt_lightning.runs import host_copy  # most runs do not need it
+            from gpt_lightning.runs import shards  # most runs do not need it
 
-            self._copy = host_copy.HostCopy()
+            self._copy = shards.HostCopy()
         self.is_prepared = not asynchronous
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="saver")
         self.work: Future[Any] | None = None  # running in the thread, or ended with an error
@@ -116,7 +115,7 @@ class Saver:
             self._write(checkpoint, path)
         else:
             self.is_prepared = True
-            self.work = self._thread.submit(self._write_copy, self._copy(checkpoint), path)
+            self.work = self._thread.submit(self._write, self._copy(checkpoint), path)
 
     def prepare(self, checkpoint: dict[str, Any]) -> None:
         """Begin to reserve the memory of the copy, so that the first save does not wait for it.
@@ -144,13 +143,11 @@ class Saver:
             done, self.work = self.work, None
             done.result()
 
-    def _write_copy(self, checkpoint: dict[str, Any], path: Path) -> None:
-        self._check(checkpoint, path)
-        self._write(checkpoint, path)
-
     def _write(self, checkpoint: dict[str, Any], path: Path) -> None:
+        if self._copy is not None:
+            self._check(checkpoint, path)
         write_durable_checkpoint(checkpoint, path)
-        digests.check_digest(path)
+        folders.check_digest(path)
         self._written(path)
 
 
@@ -204,15 +201,9 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
             # reads what precedes the tensors; raises for what no resume could read
             torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
             shards = checkpoint.get("shards", {}).get("files")
-            digests.write_sidecar(path, file.digest.hexdigest(), shards)
+            folders.write_sidecar(path, file.digest.hexdigest(), shards)
     except (OSError, RuntimeError) as error:
-        # torch raises a RuntimeError while it handles the OSError of our file
-        cause = error.__context__ if isinstance(error.__context__, OSError) else error
-        reason = " ".join(str(getattr(cause, "strerror", None) or cause).split())
-        raise UserError(
-            f"cannot write {path}: {reason[:200]}; the checkpoints before it are untouched: free "
-            "some space or choose another folder with --trainer.default_root_dir"
-        ) from error
+        raise cannot_write(path, error) from error
     except UnpicklingError as error:
         kind = re.search(r"GLOBAL ([\w.]+)", str(error))
         raise UserError(
@@ -228,7 +219,7 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
 
 def sweep_shards(folder: Path) -> None:
     """Delete the shards in a folder of checkpoints that no file there names."""
-    if (folder / digests.SHARDS).is_dir():
+    if (folder / folders.SHARDS).is_dir():
         from gpt_lightning.runs import shards  # most runs do not need it
 
         shards.sweep(folder)
@@ -239,7 +230,7 @@ def sweep_shards(folder: Path) -> None:
 
 def non_finite(step: int, folder: Path | None) -> UserError:
     """Return the error for a state that is not saved in a folder of checkpoints."""
-    older = [] if folder is None else saved_checkpoints(folder)
+    older = [] if folder is None else folders.saved_checkpoints(folder)
     again = f"continue from step {older[0].step} with --resume auto" if older else "begin again"
     return UserError(
         f"the weights or the optimizer's state are not finite after step {step}, which is not "
@@ -254,22 +245,28 @@ def set_aside(folder: Path, step: int) -> None:
     of them. They are deleted when the run has saved the same or a later step, or when the next
     resume sets other checkpoints aside.
     """
-    later = [saved for saved in saved_checkpoints(folder) if saved.step > step]
+    later = [saved for saved in folders.saved_checkpoints(folder) if saved.step > step]
     if later:
         drop_aside(folder)
     for saved in later:
-        path = saved.path.with_name(saved.path.name + ASIDE)
+        path = saved.path.with_name(saved.path.name + folders.ASIDE)
         print(f"set aside   {path.name}: its step is after step {step}", file=sys.stderr)
         saved.path.replace(path)
         with contextlib.suppress(FileNotFoundError):  # a file without a digest
-            digests.sidecar(saved.path).replace(digests.sidecar(path))
+            folders.sidecar(saved.path).replace(folders.sidecar(path))
 
 
 def drop_aside(folder: Path, passed: float = math.inf) -> None:
     """Delete the run's checkpoints that were set aside, up to the step that it has passed."""
-    for saved in saved_checkpoints(folder, ASIDE):
-        if saved.step <= passed and not is_of_another_run(saved.path, folder.parent):
-            DurableCheckpointIO().remove_checkpoint(saved.path)
+    for saved in folders.saved_checkpoints(folder, folders.ASIDE):
+        if saved.step > passed:
+            continue
+        with contextlib.suppress(UserError):  # it is damaged
+            if read_checkpoint(saved.path, check=False).record.run_id != folders.run_id(
+                folder.parent
+            ):
+                continue
+        DurableCheckpointIO().remove_checkpoint(saved.path)
 
 
 def use_durable_io(trainer: L.Trainer) -> None:

@@ -1,4 +1,8 @@
-"""Run folders: names of their files, identity, lock, timeline, disk space, and checkpoints."""
+"""Run folders: names of their files, identity, lock, disk space, checkpoints, and their digests.
+
+The SHA-256 of a checkpoint is in a second file, `NAME.sha256`. The lines of a sharded checkpoint's
+files (shards.py) follow its own line.
+"""
 
 import contextlib
 import json
@@ -6,21 +10,22 @@ import math
 import os
 import re
 import shutil
-import signal
-import time
+import stat
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from gpt_lightning import files
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, lives, locked, numbered_folders, write_atomic
+from gpt_lightning.files import explained
 from gpt_lightning.parsing import program
-from gpt_lightning.runs.digests import SIDECAR
 
 NAME = re.compile(r"step-(\d+)(?:-loss-(\d+\.\d+))?\.ckpt")  # RunCheckpoint's files
 ASIDE = ".old"  # suffix of checkpoints that were set aside
+SIDECAR = ".sha256"
+SHARDS = "shards"  # folder beside checkpoints, with a folder for each sharded one
+FIX = "check its permissions, or take another checkpoint"
 SPARE_BYTES = 2**20  # free bytes that the disk keeps beside a new checkpoint
 
 
@@ -124,17 +129,13 @@ def find_checkpoint(path: Path, last: bool = False) -> Path:
     """
     if path.exists() and not path.is_dir():
         return path
-    if not path.exists():
-        raise UserError(
-            f"{path} does not exist: give a checkpoint or a run folder, "
-            "such as lightning_logs/NAME/version_0"
-        )
     for run in run_folders(path):
         if saved := RunPaths(run).saved():
             return (saved[0] if last else best_of(saved)).path
+    problem = "has no checkpoints/*.ckpt" if path.exists() else "does not exist"
     raise UserError(
-        f"{path} has no checkpoints/*.ckpt: give a checkpoint, or train one with "
-        f"`{program()} fit --config quickstart`"
+        f"{path} {problem}: give a checkpoint or a run folder, such as lightning_logs/NAME, or "
+        f"train one with `{program()} fit --config quickstart`"
     )
 
 
@@ -168,80 +169,17 @@ def claim_folder(runs: Path, kind: str, claim: Callable[[Path], bool] | None = N
     Raises:
         OSError: It cannot be made.
     """
-    for folder in numbered_folders(runs, f"{kind}_"):
+    folders, free = files.numbered_folders(runs, f"{kind}_"), False
+    while not free:
+        folder = next(folders)
         run_id = {"run_id": uuid.uuid4().hex}
-        write_atomic(RunPaths(folder).identity, json.dumps(run_id).encode() + b"\n")
-        free = False
+        files.write_atomic(RunPaths(folder).identity, json.dumps(run_id).encode() + b"\n")
         try:
             free = claim is None or claim(folder)
         finally:
             if not free:
                 shutil.rmtree(folder)
-        if free:
-            return folder
-    raise AssertionError("unreachable")
-
-
-class Timeline:
-    """Events of a session in the run's `timeline.jsonl`, one JSON object a line.
-
-    Each has `time` (seconds since the epoch), `event` and `step`. Events: `begin` with `steps`, the
-    steps of the whole run, or 0; `phase` with `name` and `seconds`, at the end of each time that is
-    no training, and for a stall; `end` with `state`, `reason`, and `seconds` by phase. The
-    run's lock is held while the session lives, so that one without an end is known to run or to be
-    killed.
-
-    Args:
-        folder: Run folder.
-
-    Raises:
-        UserError: Another process is training there.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._lock = contextlib.ExitStack()
-        self._lock.enter_context(lock_folder(folder))
-        self._file = RunPaths(folder).timeline.open("ab+")
-        # a full disk may have cut the last line
-        self._file.seek(0)
-        self._file.truncate(self._file.read().rfind(b"\n") + 1)
-
-    def write(self, event: str, step: int, **facts: Any) -> None:
-        """Append an event of this moment.
-
-        Raises:
-            UserError: The file cannot be written.
-        """
-        row = {"time": round(time.time(), 3), "event": event, "step": step, **facts}
-        with explained("write", self._file.name):
-            self._file.write(json.dumps(row).encode() + b"\n")
-            self._file.flush()
-
-    def end(
-        self, step: int, reason: BaseException | str | None, seconds: Mapping[str, float]
-    ) -> None:
-        """Append the end of the session, and close and unlock the file.
-
-        Args:
-            step: Optimizer steps done.
-            reason: Exception, or name of the setting, that has stopped the run; None: it is
-                finished.
-            seconds: Wall seconds of the session by phase.
-
-        Raises:
-            UserError: The file cannot be written.
-        """
-        state = "finished" if reason is None else "stopped"
-        if isinstance(reason, KeyboardInterrupt):
-            reason = "SIGINT"
-        elif isinstance(reason, SystemExit):  # StopSignals adds 128 to the number of the signal
-            names = {str(128 + number): number.name for number in signal.Signals}
-            reason = names.get(str(reason.code), "SystemExit")
-        elif isinstance(reason, BaseException):
-            state, reason = "failed", " ".join(f"{type(reason).__name__}: {reason}".split())
-        self.write("end", step, state=state, reason=reason or "", seconds=seconds)
-        self._file.close()
-        self._lock.close()
+    return folder
 
 
 # ---- before the first step ---------------------------------------------------------------------
@@ -251,7 +189,7 @@ def sweep(folder: Path) -> None:
     """Delete temporary files of dead processes, and digests without a file."""
     for path in folder.glob(".*.tmp.*"):
         pid = path.name.rpartition(".")[2]
-        if pid.isdigit() and not lives(int(pid)):
+        if pid.isdigit() and not files.lives(int(pid)):
             path.unlink(missing_ok=True)
     for path in folder.glob(f"*{SIDECAR}"):
         if not path.with_name(path.name.removesuffix(SIDECAR)).exists():
@@ -297,4 +235,119 @@ def lock_folder(folder: Path) -> contextlib.AbstractContextManager[None]:
             "another --run_name"
         )
 
-    return locked(RunPaths(folder).lock, raise_locked)
+    return files.locked(RunPaths(folder).lock, raise_locked)
+
+
+# ---- digests -------------------------------------------------------------------------------------
+
+
+def write_sidecar(path: Path, digest: str, shards: Mapping[str, str] | None = None) -> None:
+    """Write the digests of a new file, of its shards, and of the file that it replaces.
+
+    Args:
+        path: File that is about to get its name.
+        digest: SHA-256 of the new file.
+        shards: SHA-256 of each file of its shards, by the path from the checkpoint's folder.
+
+    Raises:
+        OSError: The digests cannot be written.
+    """
+    known = [(digest, dict(shards or {}))]
+    if path.exists():
+        with contextlib.suppress(UserError):  # the list is damaged
+            known += read_sidecar(path)[:1]
+    listed = [{path.name: whole} | parts for whole, parts in known]
+    lines = [f"{sha256}  {name}\n" for each in listed for name, sha256 in each.items()]
+    with files.replacement(sidecar(path)) as temporary:
+        files.write_durable(temporary, "".join(lines).encode())
+
+
+def sidecar(path: Path) -> Path:
+    """Return the path of a file's digest."""
+    return path.with_name(path.name + SIDECAR)
+
+
+def read_sidecar(path: Path) -> list[tuple[str, dict[str, str]]]:
+    """Return the digests that a file may have, the newest first, each with those of its shards.
+
+    The list is empty if there is no sidecar.
+
+    Raises:
+        UserError: The list cannot be read, is empty, or contains something else.
+    """
+    found: list[tuple[str, dict[str, str]]] = []
+    try:
+        for line in sidecar(path).read_text(encoding="utf-8").splitlines() or [""]:
+            digest, _, name = line.partition(" ")
+            if not re.fullmatch("[0-9a-f]{64}", digest):
+                raise ValueError(line)
+            if part := re.fullmatch(rf" ({SHARDS}/[^/]+/[^/]+)", name):
+                found[-1][1][part[1]] = digest
+            else:
+                found.append((digest, {}))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, IndexError) as error:
+        raise UserError(
+            f"{sidecar(path)} is empty, damaged or unreadable, so {path.name} cannot be checked: "
+            "copy both files again, or take another checkpoint"
+        ) from error
+    return found
+
+
+def check_digest(path: Path, required: bool = True) -> bool:
+    """Check that a file and its shards are, byte for byte, what was written.
+
+    Args:
+        path: File, with its digest in another file beside it.
+        required: False accepts a file whose digest is missing.
+
+    Returns:
+        False if the digest is missing.
+
+    Raises:
+        UserError: A file differs from its digest, a file cannot be read, or the digest is missing
+            or damaged.
+    """
+    check_regular(path)
+    known = read_sidecar(path)
+    if not known and not required:
+        return False
+    if not known:
+        raise UserError(
+            f"{path} has no digest in {sidecar(path).name}, so it cannot be checked: "
+            "copy that file too, or take another checkpoint"
+        )
+    whole = checked_sha256(path, *(digest for digest, _ in known))
+    for name, digest in next(shards for digest, shards in known if digest == whole).items():
+        checked_sha256(path.resolve().parent / name, digest)
+    return True
+
+
+def checked_sha256(path: Path, *expected: str) -> str:
+    """Return the SHA-256 of a file.
+
+    Raises:
+        UserError: The file cannot be read, or its digest is none of `expected`.
+    """
+    with explained("read", path, FIX):
+        found = files.file_sha256(path)
+    if found not in expected:
+        raise UserError(
+            f"{path} is damaged: expected SHA-256 {expected[0]}, found {found}; "
+            "use an older checkpoint, as --resume auto does"
+        )
+    return found
+
+
+def check_regular(path: Path) -> None:
+    """Check that a path is a regular file: reading a pipe or a device may never end.
+
+    Raises:
+        UserError: The path does not exist, or is a folder, a pipe or a device.
+    """
+    with explained("read", path, FIX):
+        mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if path.is_dir() else "a pipe" if path.is_fifo() else "a device"
+        raise UserError(f"{path} is {kind}, not a checkpoint: give a file, or a run folder")

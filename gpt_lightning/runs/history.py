@@ -1,11 +1,16 @@
-"""Figures and curves of runs, from the files in their folders; no checkpoint is read, nor torch."""
+"""Timeline of a run, and figures and curves of runs from the files in their folders.
+
+Neither a checkpoint nor torch is read.
+"""
 
 import contextlib
 import json
 import os
 import re
+import signal
 import statistics
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from itertools import pairwise
 from math import nan
@@ -15,9 +20,8 @@ from typing import Any
 import yaml
 
 from gpt_lightning.errors import UserError, reason_of
-from gpt_lightning.files import is_held
-from gpt_lightning.runs import folders
-from gpt_lightning.runs.folders import RunPaths
+from gpt_lightning.files import explained, is_held
+from gpt_lightning.runs.folders import RunPaths, lock_folder, run_folders
 
 Row = dict[str, Any]
 COLUMNS: dict[str, dict[str, str]] = yaml.safe_load(
@@ -25,6 +29,71 @@ COLUMNS: dict[str, dict[str, str]] = yaml.safe_load(
 )
 NAMES = RunPaths(Path())
 TAKE: dict[str, Any] = {"min": min, "median": statistics.median, "last": lambda values: values[-1]}
+
+
+# ---- written by a run ---------------------------------------------------------------------------
+
+
+class Timeline:
+    """Events of a session in the run's `timeline.jsonl`, one JSON object a line.
+
+    Each has `time` (seconds since the epoch), `event` and `step`. Events: `begin` with `steps`, the
+    steps of the whole run, or 0; `phase` with `name` and `seconds`, at the end of each time that is
+    no training, and for a stall; `end` with `state`, `reason`, and `seconds` by phase. The
+    run's lock is held while the session lives, so that one without an end is known to run or to be
+    killed.
+
+    Args:
+        folder: Run folder.
+
+    Raises:
+        UserError: Another process is training there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._lock = contextlib.ExitStack()
+        self._lock.enter_context(lock_folder(folder))
+        self._file = RunPaths(folder).timeline.open("ab+")
+        # a full disk may have cut the last line
+        self._file.seek(0)
+        self._file.truncate(self._file.read().rfind(b"\n") + 1)
+
+    def write(self, event: str, step: int, **facts: Any) -> None:
+        """Append an event of this moment.
+
+        Raises:
+            UserError: The file cannot be written.
+        """
+        row = {"time": round(time.time(), 3), "event": event, "step": step, **facts}
+        with explained("write", self._file.name):
+            self._file.write(json.dumps(row).encode() + b"\n")
+            self._file.flush()
+
+    def end(
+        self, step: int, reason: BaseException | str | None, seconds: Mapping[str, float]
+    ) -> None:
+        """Append the end of the session, and close and unlock the file.
+
+        Args:
+            step: Optimizer steps done.
+            reason: Exception, or name of the setting, that has stopped the run; None: it is
+                finished.
+            seconds: Wall seconds of the session by phase.
+
+        Raises:
+            UserError: The file cannot be written.
+        """
+        state = "finished" if reason is None else "stopped"
+        if isinstance(reason, KeyboardInterrupt):
+            reason = "SIGINT"
+        elif isinstance(reason, SystemExit):  # StopSignals adds 128 to the number of the signal
+            names = {str(128 + number): number.name for number in signal.Signals}
+            reason = names.get(str(reason.code), "SystemExit")
+        elif isinstance(reason, BaseException):
+            state, reason = "failed", " ".join(f"{type(reason).__name__}: {reason}".split())
+        self.write("end", step, state=state, reason=reason or "", seconds=seconds)
+        self._file.close()
+        self._lock.close()
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -51,7 +120,7 @@ def find_run(address: str) -> Path:
     Raises:
         UserError: There is no run with logged metrics.
     """
-    for run in folders.run_folders(Path(address)):
+    for run in run_folders(Path(address)):
         if RunPaths(run).metrics.is_file():
             return run
     raise UserError(
@@ -225,7 +294,7 @@ def wall_clock(rows: list[Row], events: list[Row]) -> Callable[[float], float]:
     marks = sorted((row["time"], row.get("event") == "begin") for row in (*rows, *events))
     # time at which a session begins, and seconds to take away from its times
     sessions = [(marks[0][0], marks[0][0])] if marks else []
-    for (last, _), (time, begins) in pairwise(marks):
+    for (last, _), (now, begins) in pairwise(marks):
         if begins:
-            sessions.append((time, sessions[-1][1] + time - last))
-    return lambda time: time - max(away for begin, away in sessions if begin <= time)
+            sessions.append((now, sessions[-1][1] + now - last))
+    return lambda now: now - max(away for begin, away in sessions if begin <= now)

@@ -26,7 +26,7 @@ HPARAMS = TensorBoardLogger.NAME_HPARAMS_FILE
 _TABLES: Any = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 CHARTS: dict[str, dict[str, Any]] = _TABLES["charts"]
 DESCRIPTIONS: dict[str, str] = _TABLES["descriptions"]
-FLUSH_S = 1.0  # shortest time between two flushes: each waits for the writer's thread
+FLUSH_S = 1  # seconds between two flushes of the writer's own thread
 # curves over tokens; their group precedes the others, so TIME SERIES shows the losses first
 OVER_TOKENS = {"train/loss": "loss_by_tokens/train", "val/loss": "loss_by_tokens/val"}
 # address of the charts in a browser, without smoothing, which would hide where a curve ends
@@ -116,7 +116,10 @@ class RunLogger(Logger):
     def _drop_later_rows(self, path: Path) -> None:
         if self.resume_step is None:
             return
-        self.rows = drop_rows_after(path, self.resume_step, self.resume_rows)
+        if path.exists():
+            kept = rows_until(path, self.resume_step, self.resume_rows)
+            write_atomic(path, b"".join(kept))
+            self.rows = len(kept)
         if self.rows < (self.resume_rows or 0):
             print(
                 f"warning: {path} has {self.rows} rows up to step {self.resume_step}, and had "
@@ -178,12 +181,12 @@ class RunEvents(TensorBoardLogger):
             default_hp_metric=False,
             # drop points of a killed session; --load_fast=false needs such a mark in every file
             purge_step=0 if step is None else step + 1,
+            flush_secs=FLUSH_S,
         )
         self._run, self._begun = run, False
         self._resumed = None if step is None else (step, run.resume_rows)
         self._found = set() if step is None else set(run.folder.glob(EVENTS))
-        self._described: set[str] = set()
-        self._flushed_s = -math.inf
+        self._texts = dict(DESCRIPTIONS)  # of curves without a point
         run.on_sync = self.flush
 
     @property
@@ -204,15 +207,9 @@ class RunEvents(TensorBoardLogger):
                     # a resume makes TensorBoard drop all points with an x above its step
                     for line in rows_until(RunPaths(self._run.folder).metrics, *self._resumed):
                         self._write_over_tokens(json.loads(line))
-            described = {}
-            for tag, value in metrics.items():
-                if tag not in DESCRIPTIONS:
-                    super().log_metrics({tag: value}, step)
-                # a validation has the count of its step for loss_by_tokens alone
-                elif tag != "perf/tokens" or "val/loss" not in metrics:
-                    described[tag] = value
-            if described:
-                self._write(described, step)
+            # a validation has the count of its step for loss_by_tokens alone
+            left_out = {"perf/tokens"} if "val/loss" in metrics else set()
+            self._write({tag: metrics[tag] for tag in metrics if tag not in left_out}, step)
             self._write_over_tokens(metrics)
 
     def _write(self, points: dict[str, float], x: int | None, time_s: float | None = None) -> None:
@@ -226,9 +223,8 @@ class RunEvents(TensorBoardLogger):
         summary = Summary()
         for tag, y in points.items():
             point = summary.value.add(tag=tag, simple_value=float(y))
-            if tag not in self._described:
-                self._described.add(tag)
-                point.metadata.CopyFrom(create_summary_metadata(tag, DESCRIPTIONS[tag]))
+            if text := self._texts.pop(tag, ""):
+                point.metadata.CopyFrom(create_summary_metadata(tag, text))
                 point.metadata.data_class = DATA_CLASS_SCALAR
         self.experiment.file_writer.add_summary(summary, x, time_s)
 
@@ -240,14 +236,11 @@ class RunEvents(TensorBoardLogger):
                 self._write({over_tokens: y}, int(tokens), row.get("time"))
 
     def save(self) -> None:
-        """Flush the events, once a second; RunLogger.sync flushes all of them."""
-        if time.monotonic() - self._flushed_s >= FLUSH_S:
-            self.flush()
+        """Write nothing: the writer's thread flushes the events, and RunLogger.sync all of them."""
 
     @rank_zero_only
     def flush(self) -> None:
         """Write all events so far to the file."""
-        self._flushed_s = time.monotonic()
         super().save()
 
     @rank_zero_only
@@ -322,33 +315,21 @@ def continue_logger(logger: Logger, resume_step: int | None) -> None:
             logger.experiment.file_writer.add_event(Event(step=resume_step + 1, **facts))
 
 
-def drop_rows_after(path: Path, step: int, rows: int | None = None) -> int:
-    """Rewrite a metrics file without the rows of later steps and without an incomplete last line.
+def rows_until(path: Path, step: int, rows: int | None = None) -> list[bytes]:
+    """Return the lines of a metrics file that a resume keeps, byte for byte.
 
     Args:
-        path: File with a JSON object a line; a missing file stays missing.
-        step: Last step whose rows are kept, byte for byte.
-        rows: Largest number of rows to keep: those that were there when the step was saved.
-
-    Returns:
-        The number of rows that are kept.
+        path: File with a JSON object a line. Rows of later steps, and an incomplete last line, are
+            left out.
+        step: Last step whose rows are kept.
+        rows: Largest number of rows: those that were there when the step was saved.
     """
-    if not path.exists():
-        return 0
-    kept = rows_until(path, step, rows)
-    write_atomic(path, b"".join(kept))
-    return len(kept)
 
+    def is_kept(line: bytes) -> bool:
+        try:
+            return line.endswith(b"\n") and (json.loads(line)["step"] or 0) <= step
+        except (ValueError, KeyError, TypeError):
+            return False
 
-def rows_until(path: Path, step: int, rows: int | None = None) -> list[bytes]:
-    """Return the lines of a metrics file that drop_rows_after keeps; its arguments are the same."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    return [line for line in lines if is_row(line, step)][:rows]
-
-
-def is_row(line: bytes, step: int) -> bool:
-    """Return whether a line is a complete row of a step up to `step`."""
-    try:
-        return line.endswith(b"\n") and (json.loads(line)["step"] or 0) <= step
-    except (ValueError, KeyError, TypeError):
-        return False
+    return list(filter(is_kept, lines))[:rows]

@@ -28,8 +28,7 @@ from gpt_lightning.remote.files import (
     upload,
 )
 from gpt_lightning.runs import folders
-from gpt_lightning.runs.digests import SIDECAR, check_digest, read_sidecar, sidecar, write_sidecar
-from gpt_lightning.runs.folders import RunPaths, Saved, run_id, saved_checkpoints, sort_saved
+from gpt_lightning.runs.folders import SIDECAR, RunPaths, Saved, saved_checkpoints, sort_saved
 
 NAMES = RunPaths(Path())
 CHECKPOINTS, RUN_FILE = NAMES.checkpoints.name, NAMES.identity.name
@@ -97,12 +96,11 @@ class Mirror:
             run: Run folder.
             kept: Function that returns the names to keep of some checkpoints.
         """
+        self.failure = None
         try:
             self._sync(run, kept)
         except (UserError, OSError) as error:
             self.failure = str(error)
-        else:
-            self.failure = None
 
     def _sync(self, run: Path, kept: Callable[[list[Saved]], set[str]]) -> None:
         for name in RUN_FILES:
@@ -111,7 +109,7 @@ class Mirror:
         here = {saved.path.name: saved.path for saved in saved_checkpoints(run / CHECKPOINTS)}
         keep = kept(sort_saved(map(Path, here | self._digests)))
         for name, path in here.items():  # the newest first
-            digest, shards = (*read_sidecar(path), ("", {}))[0]
+            digest, shards = (*folders.read_sidecar(path), ("", {}))[0]
             if name in keep and shards:
                 raise UserError(
                     f"{path} is in shards, which are not copied: write it to one file with "
@@ -154,8 +152,8 @@ class Mirror:
         """
         with explained("write", path):
             fetch_file(f"{self.checkpoints}/{name}", path, digest)
-            sidecar(path).unlink(missing_ok=True)
-            write_sidecar(path, digest)
+            folders.sidecar(path).unlink(missing_ok=True)
+            folders.write_sidecar(path, digest)
 
     def check_run(self, run: Path) -> None:
         """Raise a UserError if the copy is of another run than a run folder."""
@@ -163,10 +161,11 @@ class Mirror:
             theirs = json.loads(read(f"{self.url}/{RUN_FILE}"))["run_id"]
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.url}/{RUN_FILE} is damaged: restore it") from error
-        if theirs != run_id(run):
+        ours = folders.run_id(run)
+        if theirs != ours:
             raise UserError(
-                f"{run} is run {run_id(run)}, and {self.url} is a copy of run {theirs}: choose "
-                "another --run_name or --checkpoint.folder"
+                f"{run} is run {ours}, and {self.url} is a copy of run {theirs}: choose another "
+                "--run_name or --checkpoint.folder"
             )
 
 
@@ -296,7 +295,7 @@ def fetch_checkpoint(url: str) -> Path:
 def is_whole(path: Path) -> bool:
     """Return whether a checkpoint exists and matches its digest."""
     try:
-        check_digest(path)
+        folders.check_digest(path)
     except UserError:
         return False
     return True

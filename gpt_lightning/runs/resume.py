@@ -14,31 +14,14 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.errors import UserError
-from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, load_checkpoint
-from gpt_lightning.runs.digests import check_digest
-from gpt_lightning.runs.folders import RunPaths, find_checkpoint, run_folders, run_id
+from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, read_checkpoint
+from gpt_lightning.runs.folders import RunPaths, check_digest, run_folders, run_id
 
 # fields of GPTConfig that decide which tensors there are, or what they mean
 SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "tie_weights")
 # fields of Settings that decide which tensors the optimizer has a state for, or what LoRA's mean
 LORA = ("lora_rank", "lora_alpha", "lora_targets")
 OPTIMIZED = ("optimizer", "decay", "freeze", "learning_rate_factors", *LORA)
-
-
-def find_model(address: str) -> Path:
-    """Return the checkpoint of the best model behind a path or URL.
-
-    Args:
-        address: Argument of find_checkpoint or, for a URL, of fetch_checkpoint.
-
-    Raises:
-        UserError: There is none.
-    """
-    if not is_remote(address):
-        return find_checkpoint(Path(address))
-    from gpt_lightning.runs.mirror import fetch_checkpoint  # most runs do not need it
-
-    return fetch_checkpoint(address)
 
 
 def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
@@ -131,7 +114,7 @@ def check_run(path: Path, run: Path) -> None:
     Raises:
         UserError: Another run has saved the checkpoint, or it is not one of ours.
     """
-    theirs, ours = load_checkpoint(path).record.run_id, run_id(run)
+    theirs, ours = read_checkpoint(path, check=False).record.run_id, run_id(run)
     if theirs != ours:
         raise UserError(
             f"{path} is a checkpoint of run {theirs}, and {run} is run {ours}: begin a new run "
@@ -191,19 +174,8 @@ def check_tokens(theirs: dict[str, Any] | None, ours: dict[str, Any] | None, add
 
 def check_model(theirs: RunRecord, ours: RunRecord, fitting: bool) -> None:
     """Raise if the weights or the optimizer's state would not fit."""
-    differ = [
-        f"model.network is {named(b.network)}, the checkpoint's {named(a.network)}"
-        for a, b in [(theirs, ours)]
-        if a.network != b.network
-    ] + [
-        f"{prefix}{key} is {getattr(b, key)}, the checkpoint's {getattr(a, key)}"
-        for prefix, a, b, keys in (
-            ("model.config.", theirs.config, ours.config, SHAPE),
-            ("model.", theirs.settings, ours.settings, OPTIMIZED),
-        )
-        for key in keys
-        if getattr(a, key) != getattr(b, key)
-    ]
+    a, b = fixed(theirs), fixed(ours)
+    differ = [f"{key} is {b[key]}, the checkpoint's {a[key]}" for key in a if a[key] != b[key]]
     if differ:
         cannot = "resume from" if fitting else "evaluate"
         raise UserError(
@@ -212,28 +184,30 @@ def check_model(theirs: RunRecord, ours: RunRecord, fitting: bool) -> None:
         )
 
 
-def named(network: dict[str, Any] | None) -> str:
-    """Return a network of one's own in an error message; null for GPT."""
-    return "null" if network is None else f"{network['class_path']} {network['init_args'] or ''}"
+def fixed(record: RunRecord) -> dict[str, Any]:
+    """Return the settings that decide which weights and optimizer states there are, by key."""
+    network = record.network and f"{record.network['class_path']} {record.network['init_args']}"
+    return (
+        {"model.network": network or "null"}
+        | {f"model.config.{key}": getattr(record.config, key) for key in SHAPE}
+        | {f"model.{key}": getattr(record.settings, key) for key in OPTIMIZED}
+    )
 
 
 def check_order(theirs: RunRecord, ours: RunRecord) -> None:
     """Raise if the seed or the coming batches differ; what one of the two lacks is not compared."""
+    records, first = (theirs, ours), ("data.order", "seed_everything")  # others follow from these
     a, b = (
-        {"seed_everything": record.run_identity.get("seed_everything")} | record.data_identity
-        for record in (theirs, ours)
+        ({"seed_everything": r.run_identity.get("seed_everything")} if theirs.run_identity else {})
+        | (r.data_identity if all(r.data_identity for r in records) else {})
+        for r in records
     )
-    shared = {"seed_everything"} if "seed_everything" in theirs.run_identity else set()
-    if theirs.data_identity and ours.data_identity:
-        shared |= theirs.data_identity.keys() | ours.data_identity.keys()
-    first = ("data.order", "seed_everything")  # other settings follow from these
-    for key in sorted(shared, key=lambda key: (key not in first, key)):
+    for key in sorted({*a, *b}, key=lambda key: (key not in first, key)):
         if a.get(key) != b.get(key):
-            what = "another dataset" if key == "dataset" else f"{key} {a.get(key)}"
-            this = "" if key == "dataset" else f", this run has {b.get(key)}"
+            what = f"{key} {a.get(key)}, this run has {b.get(key)}"
             raise UserError(
-                f"the checkpoint has {what}{this}: resume with what it was trained on, or allow "
-                "the change with --data.allow_changes true"
+                f"the checkpoint has {'another dataset' if key == 'dataset' else what}: resume "
+                "with what it was trained on, or allow the change with --data.allow_changes true"
             )
 
 

@@ -12,6 +12,8 @@ more than a full checkpoint's, `shards`:
 | tied | by the name of a tensor, the name under which its memory is saved |
 
 The name of a tensor is its path in the dict, such as `state_dict.model.transformer.wte.weight`.
+
+HostCopy, for checkpoints that are written in a thread, is on PyTorch's distributed checkpoint too.
 """
 
 import copy
@@ -34,6 +36,7 @@ from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
 )
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
@@ -41,9 +44,8 @@ from torch.distributed.tensor import DTensor
 from gpt_lightning.errors import UserError, is_out_of_memory
 from gpt_lightning.files import file_sha256, sync_folder
 from gpt_lightning.hardware.distributed import is_lost_peer
-from gpt_lightning.runs.checkpoint import load_content
-from gpt_lightning.runs.digests import SHARDS, SIDECAR, sidecar
-from gpt_lightning.runs.folders import ASIDE
+from gpt_lightning.runs.checkpoint import cannot_write, read_content
+from gpt_lightning.runs.folders import ASIDE, SHARDS, SIDECAR, sidecar
 
 
 def check_package() -> None:
@@ -98,13 +100,15 @@ def write_shards(
     rest: dict[str, Any] = mapped(take, checkpoint)
     alone = not dist.is_initialized()
     rank = 0 if alone else dist.get_rank()
-    folder = path.parent / SHARDS / same_on_ranks(f"{path.stem}-{secrets.token_hex(4)}")
+    folder = path.parent / SHARDS / of_all_ranks(f"{path.stem}-{secrets.token_hex(4)}")[0]
     try:
         with warnings.catch_warnings(action="ignore"):  # one process is meant
             writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
             save(tensors, storage_writer=writer, no_dist=alone)
+        names_of = f"{SHARDS}/{folder.name}/"
         own_files = folder.glob(f"shard-{rank + 1:05d}-*")
-        files = gathered({f"{SHARDS}/{folder.name}/{f.name}": file_sha256(f) for f in own_files})
+        gathered = of_all_ranks({names_of + file.name: file_sha256(file) for file in own_files})
+        files = {name: digest for each in gathered for name, digest in each.items()}
         for parent in (folder, folder.parent, path.parent) if rank == 0 else ():
             sync_folder(parent)
         for name in files if rank == 0 else ():
@@ -122,33 +126,13 @@ def write_shards(
     return rest | {"shards": {"folder": folder.name, "files": files, "tied": tied}}
 
 
-def same_on_ranks(value: str) -> str:
-    """Return rank 0's value on all ranks."""
+def of_all_ranks(value: Any) -> list[Any]:
+    """Return the values of all ranks."""
     values = [value]
     if dist.is_initialized():
-        dist.broadcast_object_list(values)
-    return values[0]
-
-
-def gathered(values: dict[str, str]) -> dict[str, str]:
-    """Return the items of all ranks."""
-    everyone = [values]
-    if dist.is_initialized():
-        everyone = [{} for _ in range(dist.get_world_size())]
-        dist.all_gather_object(everyone, values)
-    return {name: value for each in everyone for name, value in each.items()}
-
-
-def cannot_write(folder: Path, error: BaseException) -> UserError:
-    """Return the error for shards that could not be written, with the first rank's reason."""
-    cause = error
-    if isinstance(error, CheckpointException):
-        cause = next(iter(error.failures.values()))[0]
-    reason = " ".join(str(getattr(cause, "strerror", None) or cause).split())
-    return UserError(
-        f"cannot write {folder}: {reason[:200]}; the checkpoints before it are untouched: free "
-        "some space, or choose another folder"
-    )
+        values = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value)
+    return values
 
 
 def whole(placeholder: Tensor) -> Tensor:
@@ -240,7 +224,7 @@ def sweep(folder: Path) -> None:
     used = set()
     for path in filter(Path.is_file, folder.iterdir() if present else ()):
         try:
-            content = load_content(path) if path.suffix != SIDECAR else None
+            content = read_content(path, check=False) if path.suffix != SIDECAR else None
         except (UserError, OSError) as error:
             # a file of the user's is no checkpoint
             if path.suffix in (".ckpt", ASIDE) or sidecar(path).exists():
@@ -266,3 +250,57 @@ def is_shard_folder(path: Path) -> bool:
     return bool(ours) and all(
         re.fullmatch(r"shard-\d{5}-.+\.safetensors", file.name) for file in path.iterdir()
     )
+
+
+# ---- copies in memory ----------------------------------------------------------------------------
+
+
+class HostCopy:
+    """Copy a checkpoint's dict to the host's memory, which the next copy reuses.
+
+    Lightning's AsyncCheckpointIO clones each tensor by itself (tied weights are written twice), on
+    its device, into new memory, queues any number of saves, and raises an error at the save after
+    the next.
+
+    torch.save writes the same bytes for the copy: a storage that tensors share is copied once, as a
+    whole, and strides and offsets are kept. Tensors of a device become tensors of the CPU, and
+    parameters become tensors.
+    """
+
+    def __init__(self) -> None:
+        on_cuda = torch.cuda.is_available()
+        options = StagingOptions(
+            use_pinned_memory=on_cuda,
+            use_shared_memory=False,  # a file descriptor for each tensor
+            use_async_staging=False,
+            use_non_blocking_copy=on_cuda,
+        )
+        self._stager = DefaultStager(options)
+
+    def __call__(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """Return the copy, which is valid until the next call.
+
+        Raises:
+            UserError: The dict has a tensor that is no plain view of memory.
+        """
+        mapped(check_plain, checkpoint)
+        try:
+            copied: Any = self._stager.stage(checkpoint)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise UserError(
+                "no memory for a copy of the checkpoint: set --checkpoint.asynchronous false"
+            ) from error
+        return dict(copied)
+
+
+def check_plain(name: str, value: Any) -> None:
+    """Raise a UserError for a tensor that is more than a view of memory."""
+    if isinstance(value, torch.Tensor) and (
+        value.layout != torch.strided or value.is_conj() or value.is_neg() or value.is_quantized
+    ):
+        raise UserError(
+            f"{name} of the checkpoint is no plain tensor, which --checkpoint.asynchronous true "
+            "does not copy: set it to false"
+        )

@@ -38,7 +38,7 @@ def read_source(
     Raises:
         UserError: The source is not found, damaged, would run code, or is not a GPT-2.
     """
-    path = Path(source) if str(source) in SIZES else find_file(source)
+    path = Path(source) if str(source) in SIZES else find_model(source)
     if str(source) in SIZES or path.is_dir() or path.suffix in (".safetensors", ".bin"):
         return with_tokenizer(huggingface.read(str(path)), [])
     content = read_content(path)
@@ -79,8 +79,12 @@ def network_of_run(checkpoint: Path) -> Network | None:
     return found if found is not None and found.machine == platform.node() else None
 
 
-def find_file(source: str | Path) -> Path:
-    """Return the file, or the folder in Hugging Face's format, of a source that is no size's name.
+def find_model(source: str | Path) -> Path:
+    """Return the checkpoint of the best model behind a path or URL.
+
+    Args:
+        source: Argument of find_checkpoint or, for a URL, of fetch_checkpoint; or a folder in
+            Hugging Face's format, which is returned.
 
     Raises:
         UserError: There is none.
@@ -90,14 +94,7 @@ def find_file(source: str | Path) -> Path:
 
         return fetch_checkpoint(str(source))
     path = Path(source)
-    if not path.exists():
-        raise UserError(
-            f"{path} does not exist: give a checkpoint or a run folder, such as "
-            f"lightning_logs/NAME/version_0, a folder of Hugging Face, or one of {', '.join(SIZES)}"
-        )
-    if path.is_dir() and huggingface.is_folder(path):
-        return path
-    return find_checkpoint(path)
+    return path if huggingface.is_folder(path) else find_checkpoint(path)
 
 
 def with_tokenizer(found: Pretrained, meta_files: list[Path]) -> Pretrained:

@@ -179,7 +179,7 @@ class GPTCLI(LightningCLI):
         if config.resume != "never":
             self._resume(config)
         if self.ckpt_path is None and config.ckpt_path is not None:
-            from gpt_lightning.runs.resume import find_model  # not for runs from random weights
+            from gpt_lightning.runs.sources import find_model  # not for runs from random weights
 
             self.ckpt_path = find_model(config.ckpt_path)
             config.ckpt_path = str(self.ckpt_path)

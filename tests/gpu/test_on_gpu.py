@@ -72,7 +72,7 @@ def test_the_kernels_of_a_profile_add_up(cuda):
 
 
 def test_a_checkpoint_is_copied_to_pinned_memory(cuda):
-    from gpt_lightning.runs.host_copy import HostCopy
+    from gpt_lightning.runs.shards import HostCopy
 
     weight = torch.randn(1000, 100, device=cuda)
     copy, expected = HostCopy(), weight.cpu()

@@ -116,7 +116,9 @@ def test_a_run_of_another_tokenizer_is_an_error(tmp_path, monkeypatch, capsys):
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / "step-0000250.ckpt").touch()
     record = SimpleNamespace(tokenizer={"name": "gpt2"})
-    monkeypatch.setattr(against, "load_checkpoint", lambda path: SimpleNamespace(record=record))
+    monkeypatch.setattr(
+        against, "read_checkpoint", lambda *path, check: SimpleNamespace(record=record)
+    )
     assert main(["reproduce", "--against", "run", "shakespeare-mps"]) == 2
     assert "run counts tokens of gpt2, the curve tokens of char" in capsys.readouterr().err
     record.tokenizer = {"name": "char", "characters": "ab"}

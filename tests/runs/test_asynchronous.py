@@ -15,9 +15,8 @@ from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
 from gpt_lightning.runs import checkpoint_io
 from gpt_lightning.runs.checkpoint_io import HashingFile, Saver
-from gpt_lightning.runs.digests import check_digest
-from gpt_lightning.runs.folders import saved_checkpoints
-from gpt_lightning.runs.host_copy import HostCopy
+from gpt_lightning.runs.folders import check_digest, saved_checkpoints
+from gpt_lightning.runs.shards import HostCopy
 
 
 def example(seed: int = 0) -> dict:

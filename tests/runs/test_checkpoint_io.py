@@ -13,8 +13,15 @@ import torch
 from gpt_lightning.errors import UserError
 from gpt_lightning.runs import folders
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO, write_durable_checkpoint
-from gpt_lightning.runs.digests import check_digest, read_sidecar, sidecar
-from gpt_lightning.runs.folders import SPARE_BYTES, check_writable, lock_folder, sweep
+from gpt_lightning.runs.folders import (
+    SPARE_BYTES,
+    check_digest,
+    check_writable,
+    lock_folder,
+    read_sidecar,
+    sidecar,
+    sweep,
+)
 
 CONTENT = {"state_dict": {"w": torch.arange(1000.0)}, "global_step": 3}
 DEAD = 2**22 + 1  # above the largest process id

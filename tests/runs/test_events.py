@@ -15,6 +15,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.summary.writer import event_file_writer
 from tensorboard.util import tensor_util
+from torch.utils.tensorboard import SummaryWriter
 
 from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.runs.logger import CHARTS, DESCRIPTIONS, OVER_TOKENS, RunEvents, RunLogger
@@ -131,22 +132,22 @@ def test_hyperparameters_that_matter_are_the_first_columns(runs):
     assert values["b"].string_value == "None"
 
 
-def test_events_are_flushed_once_a_second_and_before_a_checkpoint(runs, monkeypatch):
-    now, flushed = [100.0], []
-    monkeypatch.setattr("gpt_lightning.runs.logger.time.monotonic", lambda: now[0])
-    run = RunLogger(runs)
+def test_events_are_flushed_every_second_and_before_a_checkpoint(runs, monkeypatch):
+    run, options = RunLogger(runs), {}
+    real = SummaryWriter.__init__
+    monkeypatch.setattr(
+        SummaryWriter, "__init__", lambda *args, **kw: options.update(kw) or real(*args, **kw)
+    )
     events = RunEvents(run)
-    monkeypatch.setattr(events.experiment, "flush", lambda: flushed.append(now[0]))
-    for now[0] in (100.0, 100.9, 101.0, 101.5):
-        events.save()
-    assert flushed == [100.0, 101.0]
+    events.log_metrics({"train/loss": 1.0}, 1)
+    assert options["flush_secs"] == 1
     run.sync()
-    assert flushed == [100.0, 101.0, 101.5]
+    assert points(run.folder, "train/loss") == [(1, 1.0)]
 
 
 def test_the_values_of_a_step_are_one_event(runs):
     folder = session(runs, 1, 2)
     (file,) = folder.glob("events.*")
     counts = [len(event.summary.value) for event in EventFileLoader(str(file)).Load()]
-    # after the charts: other, both others, their loss over tokens; val/loss, and over tokens
-    assert [n for n in counts if n][1:] == [1, 2, 1, 1, 1] * 2
+    # after the charts: all of train/loss, its loss over tokens; val/loss, and over tokens
+    assert [n for n in counts if n][1:] == [3, 1, 1, 1] * 2

@@ -15,9 +15,9 @@ from tiny_fit import TINY_RUN
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
 from gpt_lightning.runs import mirror
-from gpt_lightning.runs.folders import Timeline
 from gpt_lightning.runs.history import (
     COLUMNS,
+    Timeline,
     find_run,
     find_runs,
     read_curves,

@@ -17,7 +17,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.remote import attempts
 from gpt_lightning.runs.folders import claim_folder, saved_checkpoints
 from gpt_lightning.runs.mirror import Mirror, check_folder, mirror_of
-from gpt_lightning.runs.resume import find_model
+from gpt_lightning.runs.sources import find_model
 
 pytestmark = pytest.mark.slow  # CI runs them
 RUN = Path("lightning_logs/run/version_0")

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
+from gpt_lightning import files
 from gpt_lightning.errors import UserError, is_out_of_memory
 from gpt_lightning.hardware.distributed import is_lost_peer
-from gpt_lightning.runs import digests, shards
+from gpt_lightning.runs import shards
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO, sweep_shards
-from gpt_lightning.runs.digests import check_digest, sidecar
+from gpt_lightning.runs.folders import check_digest, sidecar
 
 pytest.importorskip("safetensors")
 
@@ -77,7 +78,7 @@ def test_a_save_that_fails_after_its_shards_deletes_them(tmp_path, monkeypatch, 
     if where == "save":
         monkeypatch.setattr(torch, "save", full)
     else:
-        monkeypatch.setattr(digests, "write_durable", full)
+        monkeypatch.setattr(files, "write_durable", full)
     for name in ("a.ckpt", "b.ckpt"):
         with pytest.raises(UserError, match=r"cannot write .*No space left on device"):
             written(tmp_path, name)
@@ -85,7 +86,7 @@ def test_a_save_that_fails_after_its_shards_deletes_them(tmp_path, monkeypatch, 
     check_digest(before)
 
 
-@pytest.mark.parametrize("name", ["file_sha256", "sync_folder", "gathered"])
+@pytest.mark.parametrize("name", ["file_sha256", "sync_folder"])
 def test_shards_that_cannot_be_read_back_are_deleted(tmp_path, monkeypatch, name):
     monkeypatch.setattr(shards, name, full)
     with pytest.raises(UserError, match=r"cannot write .*No space left on device"):

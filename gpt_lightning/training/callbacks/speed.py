@@ -24,7 +24,7 @@ from gpt_lightning.hardware.peaks import Peak, resolve_peak
 from gpt_lightning.hardware.precision import product_dtype
 from gpt_lightning.model import flops
 from gpt_lightning.parsing import checked
-from gpt_lightning.runs.folders import Timeline
+from gpt_lightning.runs.history import Timeline
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks.progress import total_steps
 from gpt_lightning.training.callbacks.watchdog import Watchdog

@@ -14,7 +14,7 @@ from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
 from gpt_lightning.runs import folders
 from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
-from gpt_lightning.runs.digests import check_digest
+from gpt_lightning.runs.folders import check_digest
 from gpt_lightning.training.callbacks import checkpoint
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.optim import all_finite
