@@ -21,7 +21,7 @@ in the forward, as its model does.
 
 held: memory at the end of the forward minus memory before it, in a step that is not timed. peak:
 highest memory in that step, with q, k and v. Memory comes from the allocator on CUDA, from the
-profiler's record of tensors on a CPU, and from samples on MPS.
+profiler's record of tensors on a CPU, and from Metal's driver on MPS.
 """
 
 import importlib
@@ -30,11 +30,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,17 +41,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gpt_lightning.bench import memory_meter, models, timing
 from gpt_lightning.bench.memory_meter import MIB, PhaseContext
 from gpt_lightning.bench.models import RoPE
-from gpt_lightning.bench.step import (
-    checked_graphs,
-    compiled_graphs,
-    compiler_count,
-    set_products,
-)
-from gpt_lightning.errors import UserError
+from gpt_lightning.bench.step import checked_graphs, compiled_graphs, compiler_count, set_products
 from gpt_lightning.model.attention import FUSED as FUSED_IN_TRAINING
 from gpt_lightning.model.attention import NoKernelError, graph_nodes, naive_attention
 from gpt_lightning.tables import options
-from gpt_lightning.tables.options import listed
 from gpt_lightning.tables.rows import Row, Values, column, row_type
 from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.tables.worker import SkippedError
@@ -105,15 +96,6 @@ def known_or_own(text: str) -> str:
     return text
 
 
-def read_models(args: Any) -> list[Values]:
-    """Return the models of --model; RoPE needs pairs of channels."""
-    found = listed(args, "model", options.one_of(models.MODELS))
-    odd = [d for d in listed(args, "d", options.at_least(1)) if d % 2]
-    if "course" in found and odd:
-        raise UserError(f"--d {odd[0]} is odd, and RoPE rotates pairs of channels: give even --d")
-    return [{"model": model} for model in found]
-
-
 BENCH = Bench(
     name="attention",
     title="Attention alone: definition, compiled, fused",
@@ -132,7 +114,7 @@ BENCH = Bench(
         options.switches("causal", "true", "Mask the future"),
         options.numbers("d", "d", "16,32,64,128", "Head widths"),
         options.contexts("256,1024,4096,8192,16384"),
-        replace(models.MODEL, read=read_models),
+        models.MODEL,
         options.axis(
             "kernels",
             "kernel",
@@ -152,7 +134,13 @@ BENCH = Bench(
 
 
 def measure_attention(row: Row) -> Values:
-    """Time forward and backward of one kernel and measure the memory held in between."""
+    """Time forward and backward of one kernel and measure the memory held in between.
+
+    Raises:
+        SkippedError: The device has no such kernel or products, or RoPE has no pairs to rotate.
+    """
+    if row.model == "course" and row.d % 2:
+        raise SkippedError(f"d {row.d} is odd, and RoPE rotates pairs of channels")
     device = torch.device(row.device)
     dtype = set_products(row.dtype, device)
     memory_meter.limit_memory(device, row.memory_gib)
@@ -174,10 +162,10 @@ def measure_attention(row: Row) -> Values:
         lambda timer: run_step(attention, tensors, timer.phase), device, row.warmup, row.steps
     )
     tensors.clear()  # the memory of a step is measured with its own tensors alone
-    memory = memory_meter.measure_memory(
+    method, phases = memory_meter.measure_memory(
         lambda phase: run_step(attention, [make() for _ in range(4)], phase), device
     )
-    forward, backward = memory.phases["forward"], memory.phases["backward"]
+    forward, backward = phases["forward"], phases["backward"]
     gflop = 4e-9 * row.batch * row.heads * row.context**2 * row.d / (2 if row.causal else 1)
     # a user's kernel may have compiled itself
     own = compiled_graphs() > graphs if ":" in row.kernel else row.kernel == "compiled"
@@ -188,7 +176,7 @@ def measure_attention(row: Row) -> Values:
         **timing.phase_columns(times, "forward", "backward"),
         "held_mib": (forward.end - forward.begin) / MIB,
         "peak_mib": max(forward.peak, backward.peak) / MIB,
-        "memory_method": memory.method,
+        "memory_method": method,
         "graphs": checked_graphs(own, graphs),
         # attentions for which the compiler calls scaled_dot_product_attention
         "replaced": compiler_count("inductor", "fuse_attention"),

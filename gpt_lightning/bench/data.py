@@ -14,7 +14,7 @@ Several workers can beat it.
 mixture: two datasets of equal size, shuffled, with weights 0.7 and 0.3.
 """
 
-from collections.abc import Iterator
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench import timing
 from gpt_lightning.data.dataset import load_manifest, random_dataset
-from gpt_lightning.data.loader import Batch, TrainLoader
+from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.data.mixture import Mixture, WindowSource
-from gpt_lightning.data.order import OrderName, WindowOrder
+from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.data.shards import DatasetWindows, TokenStream
 from gpt_lightning.errors import UserError
 from gpt_lightning.tables import options
@@ -78,14 +78,19 @@ BENCH = Bench(
 def measure_data(row: Row) -> Values:
     """Take batches as training does, as fast as they come."""
     device = torch.device(row.device)
-    folder = Path(row.data_dir)
-    source = make_source(row.order, row.block_size, row.n_tokens, folder)
-    pinned = device.type == "cuda"
+    folders = [
+        random_dataset(Path(row.data_dir) / f"bench-{row.n_tokens}-{i}", VOCAB_SIZE, row.n_tokens)
+        for i in range(len(WEIGHTS) if row.order == "mixture" else 1)
+    ]
     # read_tokens 0: a batch that is read together with others has no time of its own
     loader = TrainLoader(
-        source, row.batch_size, num_workers=row.workers, pin_memory=pinned, read_tokens=0
+        make_source(row, folders),
+        row.batch_size,
+        num_workers=row.workers,
+        pin_memory=device.type == "cuda",
+        read_tokens=0,
     )
-    endless = forever(loader)
+    endless = itertools.chain.from_iterable(itertools.repeat(loader))
 
     def take(timer: timing.StepTimer) -> None:
         x, y = next(endless)
@@ -96,8 +101,7 @@ def measure_data(row: Row) -> Values:
 
     times, first = timing.record(take, device, row.warmup, row.batches)
     tokens = row.batch_size * row.block_size
-    copies = floor_ms(dataset(0, row.n_tokens, folder), tokens, row.batches)
-    floor = timing.steady_mean(copies)
+    floor = timing.steady_mean(floor_ms(folders[0], tokens, row.batches))
     tokens_per_sec = tokens / timing.steady_mean(times["total"]) * 1e3
     written = 8 * (row.block_size + 1) / row.block_size + 16  # int64: window of T + 1, x and y
     return {
@@ -113,49 +117,29 @@ def measure_data(row: Row) -> Values:
     }
 
 
-def make_source(order: Any, block_size: int, n_tokens: int, data_dir: Path) -> WindowSource:
-    """Return one random dataset in an order, or the mixture of two."""
-    if order != "mixture":
-        return corpus(0, order, block_size, n_tokens, data_dir)
-    corpora = {
-        str(index): corpus(index, "shuffled", block_size, n_tokens, data_dir)
-        for index in range(len(WEIGHTS))
-    }
-    return Mixture(corpora, dict(zip(corpora, WEIGHTS, strict=True)), SEED)
-
-
-def dataset(index: int, n_tokens: int, data_dir: Path) -> Path:
-    """Return the folder of the index-th random dataset of a length; write it once."""
-    return random_dataset(data_dir / f"bench-{n_tokens}-{index}", VOCAB_SIZE, n_tokens)
-
-
-def corpus(
-    index: int, order: OrderName, block_size: int, n_tokens: int, data_dir: Path
-) -> DatasetWindows:
-    """Return the index-th random dataset in an order."""
-    folder = dataset(index, n_tokens, data_dir)
-    stream = TokenStream(folder, load_manifest(folder), "train")
-    windows = WindowOrder(order, len(stream), block_size, SEED, stream.shard_tokens)
-    return DatasetWindows(stream, windows)
-
-
-def forever(loader: TrainLoader) -> Iterator[Batch]:
-    """Yield batches epoch after epoch."""
-    while True:
-        yield from loader
+def make_source(row: Row, folders: list[Path]) -> WindowSource:
+    """Return one dataset in the order of a row, or the mixture of several."""
+    order: Any = "shuffled" if row.order == "mixture" else row.order
+    sources = {}
+    for index, folder in enumerate(folders):
+        stream = TokenStream(folder, load_manifest(folder), "train")
+        windows = WindowOrder(order, len(stream), row.block_size, SEED, stream.shard_tokens)
+        sources[str(index)] = DatasetWindows(stream, windows)
+    if row.order != "mixture":
+        return sources["0"]
+    return Mixture(sources, dict(zip(sources, WEIGHTS, strict=True)), SEED)
 
 
 def floor_ms(folder: Path, tokens: int, repeats: int) -> list[float]:
     """Return milliseconds of two copies of each `tokens` tokens of a dataset, front to back."""
     shard = np.load(folder / "train_00000.npy", mmap_mode="r")
-    timer = timing.StepTimer(torch.device("cpu"))
-    kept: tuple[Any, Any] | None = None  # training keeps a batch while the next one is read
-    for index in range(repeats):
-        start = index * tokens % (len(shard) - tokens)
-        timer.begin()
-        x = shard[start : start + tokens].astype(np.int64)
-        y = shard[start + 1 : start + 1 + tokens].astype(np.int64)
-        timer.end("copies")
-        kept = (x, y)
-    assert kept is not None, "no batch"
-    return timer.milliseconds()["copies"]
+    starts = itertools.count(0, tokens)
+    kept: list[Any] = []  # training keeps a batch while the next one is read
+
+    def copy(timer: timing.StepTimer) -> None:
+        start = next(starts) % (len(shard) - tokens)
+        kept[:] = [shard[i : i + tokens].astype(np.int64) for i in (start, start + 1)]
+        timer.end("copy")
+
+    times, _ = timing.record(copy, torch.device("cpu"), 0, repeats)
+    return times["total"]

@@ -21,10 +21,10 @@ import torch
 from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench import fits, timing
-from gpt_lightning.bench.memory_meter import available_bytes, limit_memory
+from gpt_lightning.bench.memory_meter import limit_memory
 from gpt_lightning.bench.step import random_batch
 from gpt_lightning.errors import UserError
-from gpt_lightning.hardware.device import memory_gib, peak_memory_gib
+from gpt_lightning.hardware.device import peak_memory_gib
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option
@@ -153,7 +153,7 @@ def findings(
 def measure_batch(row: Row) -> Values:
     """Train some optimizer steps of a micro-batch on random tokens."""
     device = torch.device(row.device)
-    limit = limit_trial(device, row.limit_gib)
+    limit = limit_memory(device, row.limit_gib, SHARE)
     torch.manual_seed(0)
     data = random_batch(row.batch, row.context, device, row.model["config"]["vocab_size"])
     # the first step compiles; the last is not measured, because no request for a batch ends it
@@ -167,14 +167,3 @@ def measure_batch(row: Row) -> Values:
         "micro_batch_ms": milliseconds,
         "tokens_per_sec": row.batch * row.context / milliseconds * 1e3,
     }
-
-
-def limit_trial(device: torch.device, gib: float | None) -> float | None:
-    """Limit the memory of a trial on a CPU; return the limit in GiB, None on other devices."""
-    if device.type != "cpu":
-        return None
-    if gib is None:
-        there = available_bytes()
-        gib = SHARE * (memory_gib() if there is None else there / 2**30)
-    limit_memory(device, gib)
-    return gib

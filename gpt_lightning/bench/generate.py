@@ -8,24 +8,21 @@ same weights in the row's dtype.
 One process runs blocks of cached, other, cached, ... at temperature 0.8 and top-k 200. Times are ms
 a token of a sequence. ratio: other over cached, median over the rounds. prepare: time to cast the
 weights and lay them out, once; neither this nor transformers' cast is in the other times. read:
-time to read as many bytes as the weights have in the row's dtype. load: load average at the end.
+time to read as many bytes as the weights have in the row's dtype.
 
 dtype: dtype of the products of cached. agreement: share of the greedy tokens at the timed lengths
 that naive would have taken too. Weights are random.
 """
 
-import os
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench import models, timing
 from gpt_lightning.bench.peers import make_peer
-from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.model.fast.decoder import Decoder
 from gpt_lightning.model.generate import generate, sample_token
@@ -46,19 +43,12 @@ def read_sizes(args: Any) -> list[Values]:
     ]
 
 
-def read_every(args: Any) -> list[Values]:
-    """Return --every, which must not exceed --tokens."""
-    if args.every > args.tokens:
-        raise UserError(f"--every {args.every} is more than --tokens {args.tokens}")
-    return [{"every": args.every}]
-
-
 BENCH = Bench(
     name="generate",
     title="Sampling against the naive loop and transformers",
     row=row_type(
         "device dtype size batch prompt tokens against other_ms cached_ms cached_tokens_per_sec "
-        "ratio ratio_std ratio_min ratio_max prepare_ms read_ms load:.1f agreement:.1% status -note"
+        "ratio ratio_std ratio_min ratio_max prepare_ms read_ms agreement:.1% status -note"
     ),
     measure="gpt_lightning.bench.generate:measure_generate",
     options=(
@@ -69,7 +59,7 @@ BENCH = Bench(
         options.dtypes("fp32,bf16", ("fp32", "bf16")),
         options.words("against", "against", ("naive", "transformers"), "naive"),
         options.shared("tokens", 256, "New tokens."),
-        Option("every", 16, "Stride of the naive loop's lengths.", read_every, PositiveInt),
+        options.shared("every", 16, "Stride of the naive loop's lengths."),
         options.shared("rounds", 5, "Blocks of each way."),
     ),
 )
@@ -88,7 +78,8 @@ def measure_generate(row: Row) -> Values:
     decoder = Decoder(model, products)
     prepare_ms = (time.perf_counter() - began) * 1e3
     # the middle of each stretch of `every` lengths, because the time grows with the length
-    lengths = range(prompt + row.every // 2, prompt + tokens, row.every)
+    every = min(row.every, tokens)
+    lengths = range(prompt + every // 2, prompt + tokens, every)
     text = generate(decoder, start, tokens, temperature=0.0)
 
     @torch.no_grad()
@@ -102,22 +93,22 @@ def measure_generate(row: Row) -> Values:
         synchronize(device)
         return (time.perf_counter() - began) * 1e3 / sequence_tokens
 
-    def block(sample: Callable[..., Any]) -> timing.Block:
-        return lambda: [timed(lambda: sample(start), row.batch * tokens)]
-
     def naive_token(length: int) -> torch.Tensor:
         return sample_token(naive_logits(length), 0.8, 200, generator)
 
     def naive() -> list[float]:
         return [timed(partial(naive_token, length), row.batch) for length in lengths]
 
-    cached = partial(generate, decoder, generator=generator, **sampling)
-    other = naive
+    def whole(sample: Callable[..., Any]) -> list[float]:
+        return [timed(lambda: sample(start), row.batch * tokens)]
+
+    cached = partial(whole, partial(generate, decoder, generator=generator, **sampling))
+    other: timing.Block = naive
     if row.against == "transformers":
-        other = block(transformers_generate(model, products, sampling))
+        other = partial(whole, transformers_generate(model, products, sampling))
     naive()  # fills memory pools and triggers late imports
     same = [torch.equal(naive_logits(n).argmax(-1), text[:, n]) for n in lengths]
-    found = timing.compare({"cached": block(cached), "other": other}, row.rounds)
+    found = timing.compare({"cached": cached, "other": other}, row.rounds)
     bytes_read = sum(p.numel() for p in model.parameters()) * (2 if products else 4)
     weights = torch.ones(bytes_read // 4, device=device)
     return {
@@ -125,7 +116,6 @@ def measure_generate(row: Row) -> Values:
         "cached_tokens_per_sec": 1e3 / found["cached_ms"],
         "prepare_ms": prepare_ms,
         "read_ms": min(timed(weights.sum, 1) for _ in range(5)),
-        "load": os.getloadavg()[0],
         "agreement": sum(same) / len(same),
     }
 

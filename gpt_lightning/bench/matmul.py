@@ -118,29 +118,17 @@ def measure_matmul(row: Row) -> Values:
     trial, _ = timing.measure(lambda timer: products(timer, 1), device, 1, 3)
     calls = max(1, math.ceil(ROUND_MS / max(trial["forward"].min, 1e-3)))
     times, _ = timing.measure(lambda timer: products(timer, calls), device, row.warmup, row.steps)
+    peak = measured_peak(device, row.dtype).flops / 1e12
+    published = lookup(device_name(device), row.dtype)
     found = {
-        name: value / calls
-        for phase in ("forward", "backward")
-        for name, value in timing.columns(phase, times[phase], "std", "min").items()
-    }
-    precision = torch.get_float32_matmul_precision()
-    rates = compare_with_peaks(found, 2 * m * k * n, device, row.dtype)
-    return {"calls": calls, "matmul_precision": precision, **found, **rates}
-
-
-def compare_with_peaks(
-    found: dict[str, float], flops: int, device: torch.device, dtype: str
-) -> dict[str, float | None]:
-    """Return the rates of the medians, and their shares of the peaks that SpeedMonitor uses."""
-    published = lookup(device_name(device), dtype)
-    peak = measured_peak(device, dtype).flops / 1e12
-    forward = flops / found["forward_ms"] / 1e9  # 1e3 ms/s over 1e12 for tera
-    backward = 2 * flops / found["backward_ms"] / 1e9
-    return {
-        "forward_tflops_per_sec": forward,
-        "backward_tflops_per_sec": backward,
+        "calls": calls,
+        "matmul_precision": torch.get_float32_matmul_precision(),
         "measured_peak_tflops_per_sec": peak,
         "published_peak_tflops_per_sec": published.flops / 1e12 if published else None,
-        "forward_of_measured": forward / peak,
-        "backward_of_measured": backward / peak,
     }
+    for phase, flops in (("forward", 2 * m * k * n), ("backward", 4 * m * k * n)):
+        durations = timing.columns(phase, times[phase], "std", "min")
+        found |= {name: value / calls for name, value in durations.items()}
+        rate = flops / found[f"{phase}_ms"] / 1e9  # 1e3 ms/s over 1e12 for tera
+        found |= {f"{phase}_tflops_per_sec": rate, f"{phase}_of_measured": rate / peak}
+    return found

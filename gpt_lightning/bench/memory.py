@@ -6,11 +6,12 @@ the end of the forward minus start. largest: largest single allocation. inferenc
 no_grad. checkpointing: the backward recomputes the blocks (model.config.checkpointing).
 
 memory by: allocator (torch.cuda.max_memory_allocated), profiler (all tensors on a CPU, without the
-workspaces of libraries) or samples (MPS). resident: highest resident memory of the process on a
-CPU, with torch itself and the profiler's records.
+workspaces of libraries) or driver (torch.mps.driver_allocated_memory, with the blocks that PyTorch
+keeps). resident: highest resident memory of the process on a CPU, with torch itself and the
+profiler's records.
 
-residual: B T d 4 / 2^20 MiB, one activation of the residual stream in float32. measured: output of
-the first block. held/residual: held in units of residual.
+residual: B T d 4 / 2^20 MiB, one activation of the residual stream in float32. held/residual: held
+in units of residual.
 
 blocks: blocks per checkpoint (--groups), whose inputs alone are kept; 0 without checkpointing.
 
@@ -20,7 +21,7 @@ module that was running; for the first block and for all that is outside of the 
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -30,12 +31,10 @@ import torch
 from torch import Tensor, nn
 
 from gpt_lightning.bench import memory_meter, models
-from gpt_lightning.bench.memory_meter import MIB, Memory, PhaseContext
-from gpt_lightning.bench.models import CourseModel
+from gpt_lightning.bench.memory_meter import MIB, PhaseContext, PhaseMemory
 from gpt_lightning.bench.step import TrainingStep, kernel_of, prepare, random_batch
 from gpt_lightning.hardware.device import peak_memory_gib
 from gpt_lightning.hardware.precision import autocast
-from gpt_lightning.model.gpt import GPT
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option, listed
 from gpt_lightning.tables.rows import Row, Values, column, row_type
@@ -43,36 +42,31 @@ from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.tables.worker import SkippedError
 
 MODES = ("inference", "training")
-OUTSIDE = "outside of the blocks"
+FIRST, OUTSIDE = "block 0", "outside of the blocks"
 Saved = tuple[str, str, str, str, int]  # where, module, shape, dtype, bytes
+TITLES = {"context": "context (tokens)", "blocks": "blocks per checkpoint"}
 
 
 def picture(folder: Path, rows: Sequence[Row]) -> list[str]:
-    """Draw the peak over context and over blocks per checkpoint; return the names."""
-    drawn: list[str] = []
-    grouped = [row for row in rows if row.checkpointing]
-    groups = {"peak.png": (rows, "context", "blocks"), "groups.png": (grouped, "blocks", "context")}
-    for name, (shown, x, other) in groups.items():
-        if len({getattr(row, x) for row in shown if row.status == "ok"}) > 1:
-            draw_peaks(folder / name, shown, x, other)
-            drawn.insert(0, name)
-    return drawn
-
-
-def draw_peaks(path: Path, rows: Sequence[Row], x: str, other: str) -> None:
-    """Draw the peak over a field of the rows; lines differ in `other` and in the configuration."""
+    """Draw the peak over context, or over blocks per checkpoint where all contexts are equal."""
     from gpt_lightning.tables.pictures import plot_rows  # not in a row's process
 
-    names = {"context": "context (tokens)", "blocks": "blocks per checkpoint"}
+    x, other = "context", "blocks"
+    if len({row.context for row in rows}) == 1:
+        x, other, rows = other, x, [row for row in rows if row.checkpointing]
+    if len({getattr(row, x) for row in rows if row.status == "ok"}) < 2:
+        return []
 
     def place(row: Row) -> tuple[str, str, str]:
         label = f"{row.device} {row.dtype} {row.mode}, batch {row.batch}"
         if value := getattr(row, other):
-            label += f", {names[other]}: {value}"
+            label += f", {TITLES[other]}: {value}"
         return f"{row.model} {row.size}", label, "-"
 
     quantities = {"peak_mib": "peak (MiB)"}
-    plot_rows(path, "Peak memory of a step", rows, (x, names[x]), quantities, place)
+    path = folder / "peak.png"
+    plot_rows(path, "Peak memory of a step", rows, (x, TITLES[x]), quantities, place)
+    return [path.name]
 
 
 def read_modes(args: Any) -> list[Values]:
@@ -96,7 +90,7 @@ BENCH = Bench(
     row=row_type(
         "device dtype model size mode checkpointing blocks batch context method start_mib "
         "forward_peak_mib held_mib backward_peak_mib optimizer_peak_mib peak_mib largest_mib "
-        "residual_mib:,.3f -residual_measured_mib:,.3f held_residuals:,.1f resident_gib -attention "
+        "residual_mib:,.3f held_residuals:,.1f resident_gib -attention "
         "-files status -note",
         method=column("memory by"),
     ),
@@ -137,75 +131,49 @@ def measure_row(row: Row) -> Values:
     device = prepare(row)
     memory_meter.limit_memory(device, row.memory_gib)
     Path(row.folder).mkdir(parents=True, exist_ok=True)
-    snapshot = Path(row.folder) / f"{name_of(row)}.pickle" if device.type == "cuda" else None
-    outputs: list[int] = []  # bytes of the first block's output, call by call
-    saved: list[Values] = []
-    kernels: list[str] = []
+    setting = (row.model, row.size, row.device, row.dtype, row.mode, row.blocks, row.batch)
+    name = f"{'-'.join(map(str, setting))}-{row.context}.pickle".replace("/", "x")
+    snapshot = Path(row.folder) / name if device.type == "cuda" else None
     residual = row.batch * row.context * row.shape[2] * 4
+    found: Values = {}
 
     def work(phase: PhaseContext) -> None:
         with phase("setup"):
             model = models.make_model(row.model, row.shape, row.context).to(device)
-            model.transformer.h[0].register_forward_hook(
-                lambda *call: outputs.append(call[2].nbytes)
-            )
-            kernels.append(kernel_of(model, device, row.dtype, row.context))
+            found["attention"] = kernel_of(model, device, row.dtype, row.context)
             if row.checkpointing:
                 models.checkpoint_groups(model, row.blocks)
             elif row.mode == "training":
                 with autocast(row.dtype, device):
                     batch = random_batch(row.batch, row.context, device)
-                    saved.extend(by_module(model, batch, residual))
+                    found["saved"] = by_module(model, batch, residual)
                 del batch
-            step = make_step(model, row)
+            x, y = random_batch(row.batch, row.context, device)
+            train = TrainingStep(model, device, row.dtype)
+            step = partial(train, x, y) if row.mode == "training" else partial(train.infer, x)
             for _ in range(row.warmup):
                 step(nullcontext)
         step(phase)
 
-    memory = memory_meter.measure_memory(work, device, snapshot)
-    found = columns(memory, residual, outputs[-1]) | {"attention": kernels[0], "saved": saved}
+    found["method"], phases = memory_meter.measure_memory(work, device, snapshot)
+    del phases["setup"]
     if device.type == "cpu":
         found["resident_gib"] = peak_memory_gib(device)
-    return found | {"files": snapshot.name if snapshot and snapshot.exists() else ""}
+    files = {"files": snapshot.name if snapshot and snapshot.exists() else ""}
+    return {"saved": [], **found, **columns(phases, residual), **files}
 
 
-def name_of(row: Row) -> str:
-    """Return a file name that no other configuration has."""
-    mode = row.mode + f"-checkpointing{row.blocks}" * row.checkpointing
-    size = row.size.replace("/", "x")
-    return f"{row.model}-{size}-{row.device}-{row.dtype}-{mode}-b{row.batch}-t{row.context}"
-
-
-def make_step(model: GPT | CourseModel, row: Row) -> Callable[[PhaseContext], object]:
-    """Return a step of inference or training that calls its phases."""
-    device = model.lm_head.weight.device
-    x, y = random_batch(row.batch, row.context, device)
-    if row.mode == "inference":
-        model.eval()
-
-        def infer(phase: PhaseContext) -> None:
-            with phase("forward"), torch.no_grad(), autocast(row.dtype, device):
-                logits = model(x)
-            del logits  # held until the phase has ended
-
-        return infer
-    return partial(TrainingStep(model, device, row.dtype), x, y)
-
-
-def columns(memory: Memory, residual: int, output: int) -> Values:
+def columns(phases: dict[str, PhaseMemory], residual: int) -> Values:
     """Convert bytes to the measured columns."""
-    phases = {name: phase for name, phase in memory.phases.items() if name != "setup"}
     forward = phases["forward"]
     largest = [phase.largest for phase in phases.values() if phase.largest is not None]
     return {
-        "method": memory.method,
         "start_mib": forward.begin / MIB,
         **{f"{name}_peak_mib": phase.peak / MIB for name, phase in phases.items()},
         "held_mib": (forward.end - forward.begin) / MIB,
         "peak_mib": max(phase.peak for phase in phases.values()) / MIB,
         "largest_mib": max(largest) / MIB if largest else None,
         "residual_mib": residual / MIB,
-        "residual_measured_mib": output / MIB,
         "held_residuals": (forward.end - forward.begin) / residual,
     }
 
@@ -224,26 +192,23 @@ def by_module(model: nn.Module, inputs: Sequence[Tensor], residual: int) -> list
         inputs: Arguments of the model.
         residual: Bytes of one activation of the residual stream in float32.
     """
-    counts: Counter[Saved] = Counter(saved_tensors(model, inputs))
-    rows, sums = [], dict.fromkeys(dict.fromkeys(where for where, *_ in counts), 0)
-    for (where, module, shape, dtype, n_bytes), tensors in sorted(counts.items(), key=first_block):
-        size = {"mib": tensors * n_bytes / MIB, "residuals": tensors * n_bytes / residual}
-        kind = {"module": module, "shape": shape, "saved_dtype": dtype, "tensors": tensors}
-        rows.append({"where": where, **kind, **size})
-        sums[where] += tensors * n_bytes
-    for where, n_bytes in sums.items():
+    counts = Counter(saved_tensors(model, inputs))
+
+    def row(where: str, module: str, n_bytes: int, **kind: Any) -> Values:
         size = {"mib": n_bytes / MIB, "residuals": n_bytes / residual}
-        rows.append({"where": where, "module": "in all", "shape": "", "saved_dtype": "", **size})
-    return rows
+        return {"where": where, "module": module, **kind, **size}
 
-
-def first_block(item: tuple[Saved, int]) -> bool:
-    """Sort key: the first block's tensors before the others."""
-    return item[0][0] == OUTSIDE
+    rows, wholes = [], []
+    for place in (FIRST, OUTSIDE):
+        found = [(*kind, n) for kind, n in counts.items() if kind[0] == place]
+        for where, module, shape, dtype, each, n in found:
+            rows.append(row(where, module, n * each, shape=shape, saved_dtype=dtype, tensors=n))
+        wholes.append(row(place, "in all", sum(each * n for *_, each, n in found)))
+    return rows + wholes
 
 
 def saved_tensors(model: nn.Module, inputs: Sequence[Tensor]) -> list[Saved]:
-    """Run a forward pass; return what is saved in the first block and outside of the blocks."""
+    """Run a forward pass; return what is saved in each block and outside of the blocks."""
     running = [""]  # names of the modules around the operation
     own = (*model.parameters(), *model.buffers())
     seen = {tensor.untyped_storage().data_ptr() for tensor in own}
@@ -259,8 +224,7 @@ def saved_tensors(model: nn.Module, inputs: Sequence[Tensor]) -> list[Saved]:
                 where, module = f"block {name[1]}", name[2] or "residual sum"
             shape = " x ".join(map(str, tensor.shape))
             dtype = str(tensor.dtype).removeprefix("torch.")
-            if where in (OUTSIDE, "block 0"):
-                found.append((where, module, shape, dtype, storage.nbytes()))
+            found.append((where, module, shape, dtype, storage.nbytes()))
         return tensor.detach()  # a saved output would keep its own node alive, in a cycle
 
     hooks = []

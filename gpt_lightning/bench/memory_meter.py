@@ -2,32 +2,30 @@
 
 CUDA: peaks of the allocator, and a snapshot for https://pytorch.org/memory_viz if it is wanted.
 CPU: the profiler's record of each allocation and each free, without the workspaces of libraries.
-MPS: samples.
+MPS: peaks of what Metal's driver has allocated, with the blocks that PyTorch keeps.
 """
 
-import bisect
 import itertools
 import resource
-import threading
-import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-MIB = 2**20
-SAMPLE_S = 0.001  # seconds between two samples
+from gpt_lightning.hardware.device import memory_gib, synchronize
+
+MIB, GIB = 2**20, 2**30
 PHASE = "phase: "  # prefix of our ranges in a profile, which also has ranges of torch
 MAX_ENTRIES = 1_000_000  # CUDA's history; a step of the 2.7B model has about 10,000
 
 PhaseContext = Callable[[str], AbstractContextManager[Any]]
 Work = Callable[[PhaseContext], None]  # runs `with phase("forward"): ...`, each name once
-Timeline = list[tuple[float, int]]  # (time, bytes from this time on)
-Spans = dict[str, tuple[float, float]]  # phase -> first and last time
 
 
 @dataclass(frozen=True)
@@ -40,114 +38,101 @@ class PhaseMemory:
     largest: int | None = None
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Memory of a piece of work.
-
-    Attributes:
-        method: Name of the measurement: allocator, profiler or samples.
-        phases: Memory of each phase, in order.
-    """
-
-    method: str
-    phases: dict[str, PhaseMemory]
-
-
-def measure_memory(work: Work, device: torch.device, snapshot: Path | None = None) -> Memory:
-    """Run the work once and return its memory by phase.
+def measure_memory(
+    work: Work, device: torch.device, snapshot: Path | None = None
+) -> tuple[str, dict[str, PhaseMemory]]:
+    """Run the work once and measure its memory by phase.
 
     Args:
         work: The work. On a CPU it must also make its inputs: earlier allocations are not seen.
         device: Device of its tensors.
         snapshot: A .pickle for https://pytorch.org/memory_viz, on CUDA only; it is also written if
             the work runs out of memory.
+
+    Returns:
+        The method, allocator, profiler or driver, and the memory of each phase in order.
     """
-    if device.type == "cuda":
-        with history(snapshot):
-            return Memory("allocator", allocator_phases(work, device))
-    if device.type == "mps":
-        return Memory("samples", sampled_phases(work, torch.mps.current_allocated_memory))
-    return Memory("profiler", profiled_phases(work))
+    if device.type == "cpu":
+        return "profiler", profiled_phases(work)
+    with history(snapshot):
+        phases = allocated_phases(work, device)
+    return "allocator" if device.type == "cuda" else "driver", phases
 
 
-def limit_memory(device: torch.device, gib: float | None) -> None:
+def limit_memory(device: torch.device, gib: float | None, share: float = 1.0) -> float | None:
     """Limit the memory of this process, so that Linux does not kill a process of its choice.
 
     Args:
         device: Device of the work; only a CPU has a limit, and only Linux enforces it.
-        gib: Limit in GiB; None: the available memory of the machine.
+        gib: Limit in GiB; None: a share of the available memory.
+        share: The share.
+
+    Returns:
+        The limit in GiB; None on other devices.
     """
     if device.type != "cpu":
-        return
-    bytes_ = available_bytes() if gib is None else int(gib * 2**30)
-    if bytes_ is not None:
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = bytes_ if hard == resource.RLIM_INFINITY else min(bytes_, hard)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+        return None
+    gib = share * available_gib() if gib is None else gib
+    limit, (_, hard) = int(gib * GIB), resource.getrlimit(resource.RLIMIT_DATA)
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    return gib
 
 
-def available_bytes() -> int | None:
-    """Return the memory that Linux can allocate without swapping; None on other systems."""
+def available_gib() -> float:
+    """Return the memory that Linux can allocate without swapping; elsewhere the machine's."""
     path = Path("/proc/meminfo")
     lines = path.read_text().splitlines() if path.exists() else []
-    found = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    return found[0] * 1024 if found else None
+    found = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return next(found, memory_gib() * GIB) / GIB
 
 
 def profiled_phases(work: Work) -> dict[str, PhaseMemory]:
     """Measure by the profiler's events of allocations and frees on a CPU."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    profiler: Any = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with profiler:
         work(lambda phase: record_function(PHASE + phase))
     # `profiler.events()` has no event of a single allocation, only sums for each op
-    assert profiler.profiler is not None
-    result = profiler.profiler.kineto_results
-    assert result is not None
-    changes: Timeline = []
-    spans: Spans = {}
-    for event in sorted(result.events(), key=lambda event: event.start_ns()):
+    changes, spans = [], {}
+    for event in profiler.profiler.kineto_results.events():
         name, start_ns = event.name(), event.start_ns()
         if name == "[memory]" and event.device_type().name == "CPU":
             changes.append((start_ns, event.nbytes()))
         elif name.startswith(PHASE):
             spans[name.removeprefix(PHASE)] = (start_ns, start_ns + event.duration_ns())
     changes.sort()  # a free before an allocation of the same nanosecond
-    levels = itertools.accumulate(change for _, change in changes)
-    timeline = [(t, level) for (t, _), level in zip(changes, levels, strict=True)]
-    return phases_of(timeline, spans, single=True)
-
-
-def phases_of(timeline: Timeline, spans: Spans, single: bool = False) -> dict[str, PhaseMemory]:
-    """Return the memory of each phase, read from a timeline.
-
-    Args:
-        timeline: Levels of memory in their order.
-        spans: First and last time of each phase.
-        single: True if every step of the timeline is one allocation or free.
-    """
-    times = [t for t, _ in timeline]
-    levels = [0, *(level for _, level in timeline)]  # levels[i]: after i changes
-    found = {}
-    for name, (first, last) in spans.items():
-        begin, end = bisect.bisect_right(times, first), bisect.bisect_right(times, last)
+    times = [t for t, _ in changes]
+    levels = [0, *itertools.accumulate(change for _, change in changes)]  # after i changes
+    phases = {}
+    for name, (first, last) in sorted(spans.items(), key=lambda span: span[1]):
+        begin, end = bisect_right(times, first), bisect_right(times, last)
         inside = levels[begin : end + 1]
-        largest = max([0, *(b - a for a, b in itertools.pairwise(inside))]) if single else None
-        found[name] = PhaseMemory(inside[0], max(inside), inside[-1], largest)
-    return found
+        largest = max([0, *(change for _, change in changes[begin:end])])
+        phases[name] = PhaseMemory(inside[0], max(inside), inside[-1], largest)
+    return phases
 
 
-def allocator_phases(work: Work, device: torch.device) -> dict[str, PhaseMemory]:
-    """Measure by the peaks that the allocator of CUDA keeps."""
+def allocated_phases(work: Work, device: torch.device) -> dict[str, PhaseMemory]:
+    """Measure by the peaks that CUDA's allocator or Metal's driver keeps."""
     phases: dict[str, PhaseMemory] = {}
+    module = torch.get_device_module(device)
+    level, peak = (
+        (partial(module.memory_allocated, device), partial(module.max_memory_allocated, device))
+        if device.type == "cuda"
+        else (module.current_allocated_memory, module.driver_allocated_memory)
+    )
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        begin = torch.cuda.memory_allocated(device)
+        synchronize(device)
+        if device.type == "cuda":
+            module.reset_peak_memory_stats(device)
+        else:
+            module.empty_cache()
+        begin = level()
         yield
-        torch.cuda.synchronize(device)
-        peak, end = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
-        phases[name] = PhaseMemory(begin, peak, end)
+        synchronize(device)
+        phases[name] = PhaseMemory(begin, peak(), level())
 
     work(phase)
     return phases
@@ -166,37 +151,3 @@ def history(snapshot: Path | None) -> Iterator[None]:
     finally:
         torch.cuda.memory._dump_snapshot(str(snapshot))
         record(enabled=None)
-
-
-def sampled_phases(work: Work, read: Callable[[], int]) -> dict[str, PhaseMemory]:
-    """Measure by a thread that reads the level every millisecond; a true peak may be higher."""
-    timeline: Timeline = []
-    spans: Spans = {}
-    done = threading.Event()
-
-    def sample() -> float:
-        now = time.perf_counter()
-        timeline.append((now, read()))
-        return now
-
-    def run() -> None:
-        while not done.wait(SAMPLE_S):
-            sample()
-
-    @contextmanager
-    def phase(name: str) -> Iterator[None]:
-        torch.mps.synchronize()
-        first = sample()
-        yield
-        torch.mps.synchronize()
-        spans[name] = (first, sample())
-
-    sampler = threading.Thread(target=run, daemon=True)
-    sampler.start()
-    try:
-        work(phase)
-    finally:
-        done.set()
-        sampler.join()
-    timeline.sort()
-    return phases_of(timeline, spans)

@@ -132,8 +132,7 @@ def measure_parallel(row: Row) -> Values:
         raise SkippedError(f"this machine has {torch.cuda.device_count()} GPUs")
     if row.device == "mps":
         raise SkippedError("PyTorch connects no processes on MPS")
-    if row.memory_gib is None and (free := memory_meter.available_bytes()) is not None:
-        row.memory_gib = free / 2**30
+    row.memory_gib = row.memory_gib or memory_meter.available_gib()
     with tempfile.TemporaryDirectory() as folder:
         try:
             spawn(run_rank, (folder, row), row.processes)
@@ -164,8 +163,7 @@ def measure_rank(rank: int, folder: str, row: Row) -> Values:
     else:
         torch.cuda.set_device(rank)
     device = torch.device(f"cuda:{rank}" if row.device == "cuda" else row.device)
-    share = None if row.memory_gib is None else row.memory_gib / row.processes
-    memory_meter.limit_memory(device, share)
+    memory_meter.limit_memory(device, row.memory_gib / row.processes)
     prepare(row)
     backend = "gloo" if row.device == "cpu" else "nccl"
     store = f"file://{folder}/store"

@@ -1,13 +1,14 @@
 """Time of a step kernel by kernel: named ranges, shares by kind, and a trace for Perfetto.
 
-inference: forward under no_grad. training: forward and backward. full-step: data, forward,
-backward, optimizer (AdamW). Attention is written out, so that its parts have kernels of their own.
-All numbers are the averages of torch.profiler for one step.
+inference: forward under no_grad. training: forward and backward. full-step: data (random tokens,
+copied to the device), forward, backward, optimizer (AdamW). Attention is written out, so that its
+parts have kernels of their own. All numbers are the averages of torch.profiler for one step.
 
-timer: median step without profiler and ranges. span: step with the profiler, from its begin until
-the device is idle. kernels: sum of their durations; on a CPU of ops, each without the ops that it
-calls. busy: kernels over span. A range on a GPU spans from its first kernel to its last one; the
-kernels of the backward are those of the step outside of the other ranges.
+timer: median step without profiler. span: step with the profiler, from its begin until the device
+is idle. kernels: sum of their durations; on a CPU of ops, each without the ops that it calls. busy:
+kernels over span. A range on a GPU spans from its first kernel to its last one; the kernels of the
+backward are those of the step outside of the other ranges. Ranges in a model have the names of its
+modules.
 
 products: matrix products; their calls are counted with and without those of the attention (scores
 and values). softmax: also that of the loss. reductions: layer norms, sums, the loss. other:
@@ -15,7 +16,7 @@ lookups, copies between devices, allocation, views and their dispatch. The op th
 decides its kind (kinds.yaml).
 
 attention: FLOPs are 2 for a multiply-add and 5 for an element of the softmax (maximum, difference,
-exponential, sum, quotient); those of scaling and masking are not counted. RoPE: 3 FLOPs a channel
+exponential, sum, quotient); those of scaling and masking are not counted. rope: 3 FLOPs a channel
 of q and k. Times are those of the ranges in the forward.
 
 Published for 4 layers, d_model 512, context 256, batch 4 in fp32 on an A100: matrix products take
@@ -33,31 +34,24 @@ The traces open in chrome://tracing and in https://ui.perfetto.dev.
 
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from dataclasses import replace
+import re
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+import yaml
 from torch import Tensor, nn
-from torch.profiler import record_function
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from gpt_lightning.bench import models, timing
-from gpt_lightning.bench.averages import Averages, Profiled
-from gpt_lightning.bench.step import (
-    PhaseContext,
-    TrainingStep,
-    compiled_graphs,
-    prepare,
-    random_batch,
-    rates,
-)
-from gpt_lightning.hardware.precision import autocast
-from gpt_lightning.model.attention import AttentionFn, naive_attention
-from gpt_lightning.model.gpt import GPT, MLP, CausalSelfAttention
+from gpt_lightning.bench.step import TrainingStep, compiled_graphs, prepare, random_batch, rates
+from gpt_lightning.data.loader import Batch
+from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option
 from gpt_lightning.tables.rows import Row, Values, column, row_type
@@ -65,22 +59,22 @@ from gpt_lightning.tables.sweep import Bench, run_bench
 from gpt_lightning.tables.worker import SkippedError
 
 MODES = ("inference", "training", "full-step")
-MODULES: dict[type[nn.Module], str] = {
-    CausalSelfAttention: "attention",
-    MLP: "MLP",
-    nn.LayerNorm: "layer norm",
-    models.CourseAttention: "attention",
-    models.RoPE: "RoPE",
-    models.SwiGLU: "MLP",
-    models.RMSNorm: "RMS norm",
-}
+MODULES = ("ln_1", "attn", "rope", "ln_2", "mlp", "ln_f")  # parts of either model, by name
 PARTS = ("score product", "scale and mask", "softmax", "value product")  # inside an attention
 PHASES = ("data", "forward", "backward", "optimizer")
-RANGES = (*(f"step / {phase}" for phase in PHASES), *dict.fromkeys(MODULES.values()), *PARTS)
+RANGES = (*(f"step / {phase}" for phase in PHASES), *MODULES, *PARTS)
+STEP = "ProfilerStep"  # beginning of the name that the profiler gives a step
+TABLE = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
 TIMES = "timer_ms span_ms kernels_ms busy:.1%"
 KERNEL = "kind kernel calls:,.1f ms:,.3f share"
 
 SETTING = "device dtype model size batch context mode "
+OPTIONS = (
+    options.steps(3),
+    options.warmup(2),
+    options.shared("top", 20, "Kernels in the table of a row."),
+    Option("budget", False, "Profile the step of `fit` by part; --budget --help.", type=bool),
+)
 BENCH = Bench(
     name="profile",
     title="Where the time of a step goes",
@@ -98,10 +92,7 @@ BENCH = Bench(
         options.batches(),
         options.dtypes("fp32"),
         options.words("modes", "mode", MODES),
-        options.steps(3),
-        options.warmup(2),
-        options.shared("top", 20, "Kernels in the table of a row."),
-        Option("budget", False, "Profile the step of `fit` by part; --budget --help.", type=bool),
+        *OPTIONS,
     ),
     files=True,
     tables={
@@ -119,12 +110,9 @@ BUDGET = Bench(
     row=row_type(f"device size dtype graphs {TIMES} mfu -step -trace status -note"),
     measure="gpt_lightning.bench.profile:measure_fit",
     options=(
-        replace(BENCH.options[-1], help="Profile the step of `fit` by part."),
         options.DEVICE,
         options.words("sizes", "size", models.GPU_SIZES, "124m"),
-        options.steps(2),
-        options.warmup(2),
-        options.shared("top", 20, "Kernels in the table of a row."),
+        *OPTIONS,
     ),
     takes_fit_options=True,
     files=True,
@@ -140,180 +128,209 @@ def run(argv: list[str]) -> int:
     return run_bench(BUDGET if "--budget" in argv else BENCH, argv)
 
 
-# ---- a model alone -------------------------------------------------------------------------------
+# ---- averages of torch.profiler ------------------------------------------------------------------
 
 
-def measure_profile(row: Row) -> Values:
-    """Time a step, then profile it.
+@dataclass(frozen=True)
+class Work:
+    """Op, kernel or range in one step.
 
-    Raises:
-        SkippedError: torch.profiler does not support the device.
+    Attributes:
+        name: Name of the op, kernel or range.
+        calls: Calls in a step.
+        ms: Milliseconds of its own; of a range those of all kernels in it.
+        span_ms: Milliseconds from its begin to its end.
     """
-    check_device(row.device)
-    device = prepare(row)
-    model = models.make_model(row.model, row.shape, row.context).to(device)
-    step = Step(model, device, row.dtype, row.batch, row.mode)
 
-    def timed(timer: timing.StepTimer) -> None:
-        step()
-        timer.end("step")
+    name: str
+    calls: float
+    ms: float
+    span_ms: float
 
-    times, _ = timing.measure(timed, device, row.warmup, row.steps)
-    step.add_ranges()
-    setting = (row.device, row.dtype, row.model, row.size, f"{row.batch}x{row.context}", row.mode)
-    path = Path(row.folder) / f"trace-{'-'.join(setting).replace('/', '-')}.json.gz"
-    with Profiled(device, row.steps, path) as profiled:
-        for _ in range(1 + row.steps):
-            step()
-            profiled.step()
-    averages = profiled.averages()
-    products = [op for op in averages.ops if op.kind == "products"]
-    outside = [op for op in products if not op.name.endswith("bmm")]  # linear layers have 2D ones
-    return {
-        "trace": path.name,
-        **averages.times(times["total"].median),
-        "kernel_calls": sum(kernel.calls for kernel in averages.kernels),
-        "products_calls": sum(op.calls for op in products),
-        "products_outside_calls": sum(op.calls for op in outside),
-        **averages.shares(),
-        "ranges": ranges_table(averages),
-        "attention": attention_table(averages, row),
-        "kernels": kernels_table(averages, row.top),
-    }
+    def kind(self, table: str) -> str:
+        """Return the first kind of a table in kinds.yaml of which a pattern matches; or other."""
+        name, kinds = self.name.lower(), TABLE[table].items()
+        return next((kind for kind, words in kinds if re.search("|".join(words), name)), "other")
 
 
-def check_device(kind: str) -> None:
-    """Raise SkippedError for a device that torch.profiler does not support."""
-    if kind == "mps":
-        raise SkippedError("torch.profiler sees no kernels of MPS")
-
-
-class Step:
-    """Step of a model with attention written out, on random tokens.
+class Averages:
+    """Work of one step, from the averages of torch.profiler over some steps.
 
     Args:
-        model: Model on the device.
-        device: Device of the model.
-        dtype: Dtype of the forward pass, one of DTYPES.
-        batch: Sequences per batch.
-        mode: Mode, one of MODES.
+        averages: FunctionEventAvg of each name.
+        steps: Profiled steps.
+        on_gpu: True if the device is a GPU, False if it is a CPU.
     """
 
-    def __init__(
-        self,
-        model: GPT | models.CourseModel,
-        device: torch.device,
-        dtype: str,
-        batch: int,
-        mode: str,
-    ) -> None:
-        self.model, self.device, self.dtype, self.mode = model, device, dtype, mode
-        self.tokens = torch.randint(models.VOCABULARY, (1_000_000,))
-        adamw, updates = torch.optim.AdamW(model.parameters(), lr=1e-4), mode == "full-step"
-        self.train = TrainingStep(
-            model, device, dtype, adamw, norm="none", scaled=False, updates=updates
-        )
-        self.shape = (batch, model.config.block_size)
-        self.range: Callable[[str], Any] = nullcontext  # contexts that are decorators too
-        self.x, self.y = self.data()
-        set_attention(model, naive_attention)
+    def __init__(self, averages: Sequence[Any], steps: int, on_gpu: bool) -> None:
+        def work(average: Any, time: str, span: str = "cpu_time_total") -> Work:
+            times = (getattr(average, name) / 1e3 / steps for name in (time, span))
+            return Work(average.key, average.count / steps, *times)
 
-    def data(self) -> tuple[Tensor, Tensor]:
-        """Return random windows of the tokens on the device: x and y, (B, T) each."""
-        B, T = self.shape
-        starts = torch.randint(len(self.tokens) - T, (B, 1))
-        windows = self.tokens[starts + torch.arange(T + 1)]  # (B, T + 1)
-        return windows[:, :-1].to(self.device), windows[:, 1:].to(self.device)
-
-    def __call__(self) -> None:
-        if self.mode == "inference":
-            with self.phase("forward"), torch.no_grad(), autocast(self.dtype, self.device):
-                self.model(self.x)
-            return
-        if self.mode == "full-step":
-            with self.phase("data"):
-                self.x, self.y = self.data()
-        self.train(self.x, self.y, self.phase)
-
-    def phase(self, name: str) -> Any:
-        """Surround a phase of the step."""
-        return self.range(f"step / {name}")
-
-    def add_ranges(self) -> None:
-        """Name the parts of every later step."""
-        self.range = record_function
-        set_attention(self.model, attention_in_parts(self.range))
-        for module in self.model.modules():
-            if type(module) in MODULES:
-                module.forward = self.range(MODULES[type(module)])(module.forward)
+        unit = "device_time_total" if on_gpu else "cpu_time_total"
+        host = [a for a in averages if a.device_type.name == "CPU"]
+        device = [a for a in averages if a.device_type.name != "CPU"]
+        self.span_ms = sum(a.cpu_time_total for a in host if a.key.startswith(STEP)) / steps / 1e3
+        self.ops = [work(a, f"self_{unit}") for a in host if "::" in a.key]
+        self.kernels = self.ops
+        if on_gpu:
+            kernels = (a for a in device if not (a.is_user_annotation or a.key.startswith(STEP)))
+            self.kernels = [work(a, f"self_{unit}") for a in kernels]
+        self.kernels_ms = sum(kernel.ms for kernel in self.kernels)
+        self.ranges = {a.key: work(a, unit) for a in host}
+        for a in device:  # the time from the first to the last kernel
+            if a.key in self.ranges:
+                span_ms = a.device_time_total / 1e3 / steps
+                self.ranges[a.key] = replace(self.ranges[a.key], span_ms=span_ms)
 
 
-def set_attention(model: nn.Module, attention: AttentionFn) -> None:
-    """Replace the attention of every layer."""
-    for module in model.modules():
-        if isinstance(module, CausalSelfAttention | models.CourseAttention):
-            module.attention = attention
-
-
-def attention_in_parts(range_: PhaseContext) -> AttentionFn:
-    """Return `naive_attention`, op for op, with its three parts in ranges."""
-    product_, mask_, softmax_, values_ = PARTS
-
-    def attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
-        T, S = q.size(-2), k.size(-2)
-        with range_(product_):
-            scores = q @ k.transpose(-2, -1)  # (B, nh, T, S)
-        with range_(mask_):
-            scores = scores / math.sqrt(q.size(-1))
-            future = torch.ones(T, S, dtype=torch.bool, device=q.device).triu(S - T + 1)
-            scores = scores.masked_fill(future, -math.inf)
-        with range_(softmax_):
-            weights = scores.softmax(dim=-1)
-        with range_(values_):
-            return F.dropout(weights, dropout_p) @ v
-
-    return attention
-
-
-# ---- the step of `fit` ---------------------------------------------------------------------------
+def by_kind(works: Iterable[Work], table: str) -> dict[str, tuple[float, float]]:
+    """Return calls and milliseconds of each kind of a table in kinds.yaml."""
+    found = dict.fromkeys([*TABLE[table], "other"], (0.0, 0.0))
+    for work in works:
+        calls, ms = found[kind := work.kind(table)]
+        found[kind] = calls + work.calls, ms + work.ms
+    return found
 
 
 class ProfiledBatches(timing.TimedBatches):
     """Batches of steps without profiler, of steps with it, and of one that ends the last of them.
 
     Args:
-        row: Device, numbers of steps.
+        row: Device, numbers of steps, folder of the trace.
         batch: Tokens and targets, int64 (B, T) each, on the device.
+        name: Words in the name of the trace.
         k: Micro-batches per step.
-        path: File of the trace.
+
+    Raises:
+        SkippedError: torch.profiler does not support the device.
+        RuntimeError: The profiler recorded no kernel.
     """
 
     averages: Averages
 
-    def __init__(self, row: Row, batch: tuple[Tensor, Tensor], k: int, path: Path) -> None:
+    def __init__(self, row: Row, batch: Batch, name: str, k: int = 1) -> None:
+        if row.device == "mps":
+            raise SkippedError("torch.profiler sees no kernels of MPS")
         super().__init__(batch, k * (row.warmup + row.steps + 1))
-        self.k, self.steps, self.path = k, row.steps, path
+        self.row, self.k = row, k
+        self.path = Path(row.folder) / f"trace-{name.replace('/', '-')}.json.gz"
 
     def __len__(self) -> int:
-        return self.n + self.k * (self.steps + 2)
+        return self.n + self.k * (self.row.steps + 2)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[Batch]:
         yield from super().__iter__()
-        with Profiled(self.batch[0].device, self.steps, self.path) as profiled:
-            for _ in range(1 + self.steps):
+        device, steps = self.batch[0].device, self.row.steps
+        gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
+        once = schedule(wait=0, warmup=1, active=steps, repeat=1)
+        with profile(activities=[ProfilerActivity.CPU, *gpu], schedule=once) as profiler:
+            for _ in range(1 + steps):
                 yield from repeat(self.batch, self.k)
-                profiled.step()
-        self.averages = profiled.averages()
+                synchronize(device)
+                profiler.step()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(self.path))
+        self.averages = Averages(profiler.key_averages(), steps, bool(gpu))
+        if not self.averages.kernels:
+            raise RuntimeError("torch.profiler recorded no kernel; may this user profile the GPU?")
         yield from repeat(self.batch, self.k)
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of the times and of the trace."""
+        found, k, warmup = self.averages, self.k, self.row.warmup
+        times = self.milliseconds()[k * warmup : k * (warmup + self.row.steps)]
+        return {
+            "timer_ms": statistics.median(sum(times[i : i + k]) for i in range(0, len(times), k)),
+            "span_ms": found.span_ms,
+            "kernels_ms": found.kernels_ms,
+            "busy": found.kernels_ms / found.span_ms,
+            "trace": self.path.name,
+        }
+
+
+# ---- a model alone -------------------------------------------------------------------------------
+
+
+def measure_profile(row: Row) -> Values:
+    """Time steps of a model with attention written out, on random tokens, then profile as many."""
+    device = prepare(row)
+    setting = (row.device, row.dtype, row.model, row.size, f"{row.batch}x{row.context}", row.mode)
+    batches = ProfiledBatches(row, random_batch(row.batch, row.context, device), "-".join(setting))
+    model = models.make_model(row.model, row.shape, row.context).to(device)
+    add_ranges(model)
+    step = make_step(model, device, row)
+    for batch in batches:
+        step(*batch)
+    averages = batches.averages
+    products = [op for op in averages.ops if op.kind("kinds") == "products"]
+    outside = [op for op in products if not op.name.endswith("bmm")]  # linear layers have 2D ones
+    kinds = by_kind(averages.ops, "kinds")
+    whole = sum(ms for _, ms in kinds.values())
+    return {
+        **batches.columns(),
+        "kernel_calls": sum(kernel.calls for kernel in averages.kernels),
+        "products_calls": sum(op.calls for op in products),
+        "products_outside_calls": sum(op.calls for op in outside),
+        **{kind: ms / whole for kind, (_, ms) in kinds.items()},
+        "ranges": ranges_table(averages),
+        "attention": attention_table(averages, row),
+        "kernels": kernels_table(averages, row.top, "kinds"),
+    }
+
+
+def make_step(model: nn.Module, device: torch.device, row: Row) -> Callable[..., object]:
+    """Return a step of the row's mode on tokens and targets, int64 (B, T) each."""
+    adamw = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    updates = row.mode == "full-step"
+    train = TrainingStep(model, device, row.dtype, adamw, "none", scaled=False, updates=updates)
+
+    def phase(name: str) -> Any:
+        return record_function(f"step / {name}")
+
+    def step(x: Tensor, y: Tensor) -> None:
+        if row.mode == "inference":
+            train.infer(x, phase)
+            return
+        if row.mode == "full-step":
+            with phase("data"):
+                made = random_batch(row.batch, row.context, torch.device("cpu"))
+                x, y = (tokens.to(device) for tokens in made)
+        train(x, y, phase)
+
+    return step
+
+
+def add_ranges(model: nn.Module) -> None:
+    """Name the parts of a model's forward, and write its attention out."""
+    for name, module in model.named_modules():
+        if (part := name.rpartition(".")[2]) in MODULES:
+            module.forward = record_function(part)(module.forward)
+        if part == "attn":
+            module.attention = attention_in_parts
+
+
+def attention_in_parts(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
+    """Return `naive_attention`, op for op, with its parts in ranges."""
+    product_, mask_, softmax_, values_ = PARTS
+    T, S = q.size(-2), k.size(-2)
+    with record_function(product_):
+        scores = q @ k.transpose(-2, -1)  # (B, nh, T, S)
+    with record_function(mask_):
+        scores = scores / math.sqrt(q.size(-1))
+        future = torch.ones(T, S, dtype=torch.bool, device=q.device).triu(S - T + 1)
+        scores = scores.masked_fill(future, -math.inf)
+    with record_function(softmax_):
+        weights = scores.softmax(dim=-1)
+    with record_function(values_):
+        return F.dropout(weights, dropout_p) @ v
+
+
+# ---- the step of `fit` ---------------------------------------------------------------------------
 
 
 def measure_fit(row: Row) -> Values:
-    """Time steps of `fit`, then profile as many.
-
-    Raises:
-        SkippedError: torch.profiler does not support the device.
-    """
-    check_device(row.device)
+    """Time steps of `fit`, then profile as many."""
     # names of the loops that torch.compile writes for a CPU; read when the compiler is imported
     os.environ["TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"] = "1"
     from gpt_lightning.bench import fits  # imports Lightning, which takes seconds
@@ -322,26 +339,22 @@ def measure_fit(row: Row) -> Values:
     machine = [f"--trainer.accelerator={row.device}", "--trainer.devices=1"]
     config = fits.parse_fit([*fits.size_options(row.size), *row.fit_options, *machine])
     shape, dtype = fits.step_of(config), fits.dtype_of(config, device)
-    training, k = fits.plain_training(config, shape), shape.accumulate
+    training = fits.plain_training(config, shape)
     vocab_size = training["model"]["config"]["vocab_size"]
     batch = random_batch(shape.batch_size, shape.block_size, device, vocab_size)
-    path = Path(row.folder) / f"trace-{row.device}-{row.size}.json.gz"
-    batches = ProfiledBatches(row, batch, k, path)
+    batches = ProfiledBatches(row, batch, f"{row.device}-{row.size}", shape.accumulate)
     graphs = compiled_graphs()
     model = fits.train(batches, **training).model
-    averages = batches.averages
-    milliseconds = batches.milliseconds()[k * row.warmup : k * (row.warmup + row.steps)]
-    times = averages.times(sum(milliseconds) / row.steps)
+    times = batches.columns()
     rate = shape.tokens / times["timer_ms"] * 1e3
     return {
         **times,
         "dtype": dtype,
         "graphs": compiled_graphs() - graphs,
         "step": str(shape),
-        "trace": path.name,
         "mfu": rates(model, device, dtype, rate, shape.block_size)["mfu"],
-        "parts": parts_table(averages),
-        "kernels": kernels_table(averages, row.top, "part"),
+        "parts": parts_table(batches.averages),
+        "kernels": kernels_table(batches.averages, row.top, "parts"),
     }
 
 
@@ -350,32 +363,27 @@ def measure_fit(row: Row) -> Values:
 
 def parts_table(averages: Averages) -> list[Values]:
     """Return a row for each part, for idle and for the whole step; the shares add up to 1."""
-    parts = {part: [k for k in averages.kernels if k.part == part] for part in averages.parts()}
-    times = {part: sum(kernel.ms for kernel in inner) for part, inner in parts.items()}
-    times |= {"idle": averages.span_ms - sum(times.values()), "step": averages.span_ms}
+    times = by_kind(averages.kernels, "parts")
+    times["idle"] = (0.0, averages.span_ms - averages.kernels_ms)
+    times["step"] = (0.0, averages.span_ms)
     return [
-        {
-            "part": part,
-            "calls": sum(kernel.calls for kernel in parts.get(part, ())),
-            "ms": ms,
-            "share": ms / averages.span_ms,
-        }
-        for part, ms in times.items()
+        {"part": part, "calls": calls, "ms": ms, "share": ms / averages.span_ms}
+        for part, (calls, ms) in times.items()
     ]
 
 
 def ranges_table(averages: Averages) -> list[Values]:
     """Return a row for the step and for each range, in the order of the step."""
-    found = averages.ranges(RANGES)
-    whole, backward = averages.kernels_ms, found.get("step / backward")
-    if backward is not None:  # its kernels are launched from a thread of their own
-        others = (found[name].ms for name in RANGES[: len(PHASES)] if name in found)
-        backward.ms += whole - sum(others)
-    step = {"range": "step", "calls": 1.0, "span_ms": averages.span_ms, "kernels_ms": whole}
-    rows = [step | {"share": 1.0}]
-    for name, inner in found.items():
-        times = {"span_ms": inner.span_ms, "kernels_ms": inner.ms, "share": inner.ms / whole}
-        rows.append({"range": name, "calls": inner.calls, **times})
+    whole = averages.kernels_ms
+    found = [Work("step", 1.0, whole, averages.span_ms)]
+    found += [averages.ranges[name] for name in RANGES if name in averages.ranges]
+    # the kernels of the backward are launched from a thread of their own
+    others = sum(w.ms for w in found if w.name in RANGES[: len(PHASES)])
+    rows = []
+    for work in found:
+        ms = work.ms + (whole - others) * (work.name == "step / backward")
+        times = {"span_ms": work.span_ms, "kernels_ms": ms, "share": ms / whole}
+        rows.append({"range": work.name, "calls": work.calls, **times})
     return rows
 
 
@@ -388,7 +396,7 @@ def attention_flops(row: Row) -> dict[str, int]:
     """
     n_layer, n_head, C = row.shape
     tokens, square = row.batch * row.context, row.batch * row.context**2
-    rope = {"RoPE": n_layer * 6 * tokens * C} if row.model == "course" else {}
+    rope = {"rope": n_layer * 6 * tokens * C} if row.model == "course" else {}
     return {
         "projections": n_layer * 8 * tokens * C**2,
         **rope,
@@ -401,10 +409,10 @@ def attention_flops(row: Row) -> dict[str, int]:
 
 def attention_table(averages: Averages, row: Row) -> list[Values]:
     """Return a row for each part of the attention: its share of time and of FLOPs."""
-    flops = attention_flops(row)
-    times = {name: found.ms for name, found in averages.ranges(("attention", *flops)).items()}
-    whole = times.pop("attention")
-    times = {"projections": whole - sum(times.values()), **times}
+    flops, ranges = attention_flops(row), averages.ranges
+    whole = ranges["attn"].ms
+    times = {part: ranges[part].ms for part in flops if part in ranges}
+    times["projections"] = whole - sum(times.values())
     return [
         {
             "part": part,
@@ -418,16 +426,16 @@ def attention_table(averages: Averages, row: Row) -> list[Values]:
     ]
 
 
-def kernels_table(averages: Averages, top: int, kind: str = "kind") -> list[Values]:
+def kernels_table(averages: Averages, top: int, table: str) -> list[Values]:
     """Return a row for each kernel, longest time first; the last row sums up the rest.
 
     Args:
         averages: Averages of a step.
         top: Rows before the last.
-        kind: Attribute of the work in the column `kind`: kind or part.
+        table: Table of kinds.yaml for the column `kind`.
     """
     ordered = sorted(averages.kernels, key=lambda kernel: -kernel.ms)
-    rows = [(getattr(k, kind), k.name, k.calls, k.ms) for k in ordered[:top]]
+    rows = [(k.kind(table), k.name, k.calls, k.ms) for k in ordered[:top]]
     if rest := ordered[top:]:
         sums = sum(k.calls for k in rest), sum(k.ms for k in rest)
         rows.append(("", f"{len(rest)} more", *sums))

@@ -63,7 +63,7 @@ def kernel_of(model: nn.Module, device: torch.device, dtype: str, context: int) 
     if not isinstance(model, GPT):
         return ""
     with autocast(dtype, device):
-        return attention_kernel(model, device, context, model.config.dropout)
+        return attention_kernel(model, device, context, model.config.dropout)[0]
 
 
 def random_batch(
@@ -133,6 +133,12 @@ class TrainingStep:
         with phase("optimizer"):
             self.update()
         return loss.detach()
+
+    def infer(self, x: Tensor, phase: PhaseContext = nullcontext) -> None:
+        """Compute the logits of tokens x, int64 (B, T), under no_grad, and free them."""
+        with phase("forward"), torch.no_grad(), autocast(self.dtype, self.device):
+            logits = self.model(x)
+        del logits  # held until the phase has ended
 
     def update(self) -> None:
         """Check and clip gradients, update the weights, and free the gradients.

@@ -30,7 +30,7 @@ def in_this_process(address: str, configuration: dict, timeout_s: float) -> dict
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(memory_meter, "limit_memory", lambda device, gib: None)  # not of pytest
+    monkeypatch.setattr(memory_meter, "limit_memory", lambda *args: None)  # not of pytest
     monkeypatch.setattr(sweep, "isolated", in_this_process)
 
 
@@ -41,9 +41,10 @@ def measured(
     dtype: str = "fp32",
     model: str = "gpt2",
     heads: int = 1,
+    d: int = D,
 ) -> dict:
     row = {"device": "cpu", "dtype": dtype, "model": model, "kernel": kernel, "causal": causal}
-    row |= {"batch": BATCH, "d": D, "context": context, "warmup": 1, "heads": heads}
+    row |= {"batch": BATCH, "d": d, "context": context, "warmup": 1, "heads": heads}
     return call(attention.measure_attention, row | {"steps": 3, "memory_gib": None})
 
 
@@ -95,6 +96,8 @@ def test_what_the_device_lacks_is_skipped_with_a_reason() -> None:
         measured("sdpa-cudnn", 16)
     with pytest.raises(SkippedError, match="tf32"):
         measured("naive", 16, dtype="tf32")
+    with pytest.raises(SkippedError, match="d 5 is odd"):
+        measured("naive", 16, model="course", d=5)
 
 
 def test_another_kernel_than_asked_for_is_not_measured() -> None:

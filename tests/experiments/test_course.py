@@ -28,7 +28,7 @@ def calls(tmp_path, monkeypatch):
     """Rows are measured in this process, pictures are stubs; returns the measured rows."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(memory_meter, "limit_memory", lambda device, gib: None)
+    monkeypatch.setattr(memory_meter, "limit_memory", lambda *args: None)
     monkeypatch.setattr(subject, "rates", lambda *args: {"tokens_per_sec": 1.0, "mfu": 0.5})
     monkeypatch.setattr(pictures, "plot_panels", lambda path, *what: path.write_bytes(PNG))
     found: list[dict] = []

@@ -52,7 +52,7 @@ def test_the_allocator_sees_every_byte(cuda):
             torch.ones(MIB // 2, device=cuda)  # 2 MiB
         del kept
 
-    first, second = measure_memory(work, cuda).phases.values()
+    first, second = measure_memory(work, cuda)[1].values()
     assert (first.peak - first.begin, first.end - first.begin) == (5 * MIB, MIB)
     assert (second.peak - second.begin, second.end - second.begin) == (2 * MIB, 0)
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpt_lightning.bench import fit_batch, ladder, sizes, step
+from gpt_lightning.bench import ladder, memory_meter, sizes, step
 from gpt_lightning.cli import main
 from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.errors import UserError
@@ -154,13 +154,14 @@ def test_sizes_are_measured_on_a_mac(mac, in_process, monkeypatch):
     assert [row["speedup"] for row in rows[:3]] == [1.0] * 3  # all events are 2 ms apart
 
 
-def test_memory_is_sampled_on_a_mac(mac, in_process):
+def test_memory_of_a_mac_is_its_drivers(mac, in_process):
     (row,) = rows_of("memory")
-    assert (row["method"], row["peak_mib"], row["resident_gib"]) == ("samples", 1024.0, None)
+    assert (row["method"], row["start_mib"], row["peak_mib"]) == ("driver", 1024.0, 3072.0)
+    assert row["resident_gib"] is None
 
 
 def test_the_largest_batch_of_a_mac_has_no_limit(mac, in_process, monkeypatch):
-    monkeypatch.setattr(fit_batch, "limit_memory", lambda *args: pytest.fail("a CPU's"))
+    monkeypatch.setattr(memory_meter.resource, "setrlimit", lambda *args: pytest.fail("a CPU's"))
     Path("run.yaml").write_text(
         "model: {config: {n_layer: 1, n_head: 1, n_embd: 8, block_size: 16, vocab_size: 9}}\n"
         "data: {dataset: nowhere, batch_size: 1}\n"

@@ -42,7 +42,7 @@ CORE = ("model", "training", "runs", "data", "remote", "hardware", "reproduce")
 NOT_CORE = {"reproduce.command"}  # options and the console
 # files that calculate; the others of bench and tables start processes, and draw
 CALCULATE = {
-    *("bench.averages", "bench.memory_meter", "bench.step", "bench.timing"),
+    *("bench.memory_meter", "bench.profile", "bench.step", "bench.timing"),
     *("tables.ledger", "tables.verdicts"),
 }
 # imported by the server, none of them the package

@@ -1,6 +1,5 @@
-"""Averages of a profiled step: sums that agree with totals, on a CPU and as a GPU reports them."""
+"""`bench profile`: sums that agree with totals, on a CPU and as a GPU reports them."""
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -8,19 +7,32 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpt_lightning.bench import models, profile
-from gpt_lightning.bench.averages import KINDS, Averages
+from gpt_lightning.bench.profile import Averages, by_kind
 from gpt_lightning.model.attention import naive_attention
+from gpt_lightning.model.gpt import GPT
 from gpt_lightning.tables.worker import call
 
-SETTING = {"device": "cpu", "dtype": "fp32", "model": "gpt2", "size": "2/2/32", "steps": 2}
-SETTING |= {"shape": [2, 2, 32], "batch": 2, "context": 16, "warmup": 1, "top": 5}
+SETTING = {"device": "cpu", "dtype": "fp32", "model": "gpt2", "size": "4/2/32", "steps": 2}
+SETTING |= {"shape": [4, 2, 32], "batch": 2, "context": 16, "warmup": 1, "top": 5}
+LAYERS = 4
 
 
-@pytest.mark.parametrize("mode", profile.MODES)
-def test_the_parts_of_a_step_add_up(mode, tmp_path):
-    row = call(profile.measure_profile, SETTING | {"mode": mode, "folder": str(tmp_path)})
+@pytest.mark.parametrize(
+    ("model", "mode", "calls"),
+    [
+        ("gpt2", "inference", (25, 17)),
+        ("course", "inference", (37, 29)),
+        ("gpt2", "training", (75, 51)),  # the backward has two for each of the forward's
+        ("gpt2", "full-step", (75, 51)),
+    ],
+)
+def test_the_parts_of_a_step_add_up(model, mode, calls, tmp_path):
+    setting = SETTING | {"model": model, "mode": mode, "folder": str(tmp_path)}
+    row = call(profile.measure_profile, setting)
+    assert (row["products_calls"], row["products_outside_calls"]) == calls
     assert row["kernels_ms"] == pytest.approx(row["busy"] * row["span_ms"])
-    assert sum(row[kind] for kind in KINDS) == pytest.approx(1.0)
+    kinds = [*profile.TABLE["kinds"], "other"]
+    assert sum(row[kind] for kind in kinds) == pytest.approx(1.0)
     assert sum(part["share"] for part in row["kernels"]) == pytest.approx(1.0)
     assert sum(part["ms"] for part in row["kernels"]) == pytest.approx(row["kernels_ms"])
     assert sum(part["calls"] for part in row["kernels"]) == pytest.approx(row["kernel_calls"])
@@ -32,23 +44,9 @@ def test_the_parts_of_a_step_add_up(mode, tmp_path):
     expected = {"training": trained, "full-step": ["data", *trained]}
     phases = {"step / forward", *(f"step / {name}" for name in expected.get(mode, ()))}
     assert phases == {name for name in ranges if name.startswith("step / ")}
-    for part in profile.PARTS:
-        assert ranges[part]["calls"] == 2  # layers
+    for part in (*profile.PARTS, "attn", "mlp"):
+        assert ranges[part]["calls"] == LAYERS
     assert (tmp_path / row["trace"]).stat().st_size > 1000
-
-
-@pytest.mark.parametrize(
-    ("model", "mode", "calls"),
-    [
-        ("gpt2", "inference", (25, 17)),
-        ("course", "inference", (37, 29)),
-        ("gpt2", "training", (75, 51)),  # the backward has two for each of the forward's
-    ],
-)
-def test_products_of_four_layers_are_counted(model, mode, calls, tmp_path):
-    setting = SETTING | {"model": model, "shape": [4, 2, 32], "mode": mode}
-    row = call(profile.measure_profile, setting | {"folder": str(tmp_path)})
-    assert (row["products_calls"], row["products_outside_calls"]) == calls
 
 
 def average(name, host=True, annotation=False, count=2, own=0.0, total=0.0, span=0.0):
@@ -81,13 +79,13 @@ def test_a_gpus_kernels_count_once_and_the_backward_has_the_rest():
         steps=2,
         on_gpu=True,
     )
-    assert found.times(5.0) == {"timer_ms": 5.0, "span_ms": 20.0, "kernels_ms": 10.0, "busy": 0.5}
+    assert (found.span_ms, found.kernels_ms) == (20.0, 10.0)
     assert [(kernel.name, kernel.calls, kernel.ms) for kernel in found.kernels] == [
         ("ampere_sgemm", 3.0, 8.0),
         ("void reduce_kernel", 1.0, 2.0),
     ]
-    assert found.shares()["products"] == 1.0  # by the ops that launched them
-    assert [kernel.kind for kernel in found.kernels] == ["products", "reductions"]
+    assert by_kind(found.ops, "kinds")["products"] == (4.0, 10.0)  # by the ops that launched them
+    assert [kernel.kind("kinds") for kernel in found.kernels] == ["products", "reductions"]
     rows = {row["range"]: row for row in profile.ranges_table(found)}
     assert (rows["step / forward"]["kernels_ms"], rows["step / forward"]["span_ms"]) == (3.0, 4.0)
     assert rows["step / backward"]["kernels_ms"] == 7.0
@@ -99,20 +97,17 @@ def test_a_gpus_kernels_count_once_and_the_backward_has_the_rest():
 def test_attention_in_parts_is_naive_attention():
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 2, 8, 4)
-    named = []
-    in_parts = profile.attention_in_parts(lambda name: named.append(name) or nullcontext(name))
-    assert torch.equal(in_parts(q, k, v, 0.0), naive_attention(q, k, v, 0.0))
-    assert named == list(profile.PARTS)
+    assert torch.equal(profile.attention_in_parts(q, k, v, 0.0), naive_attention(q, k, v, 0.0))
 
 
 def test_flops_of_the_attention_are_those_that_torch_counts():
-    model = models.make_model("gpt2", SETTING["shape"], SETTING["context"])
-    profile.set_attention(model, naive_attention)  # torch does not count the fused one of CPUs
+    model = GPT(models.make_config(SETTING["shape"], SETTING["context"]))
+    profile.add_ranges(model)  # torch does not count the fused attention of CPUs
     with FlopCounterMode(display=False) as counter:
         model(torch.randint(100, (2, 16)))
-    layers = [counter.get_flop_counts()[f"GPT.transformer.h.{i}.attn"] for i in range(2)]
+    layers = [counter.get_flop_counts()[f"GPT.transformer.h.{i}.attn"] for i in range(LAYERS)]
     ours = profile.attention_flops(SimpleNamespace(**SETTING))
-    assert ours.pop("softmax") == 2 * 2 * 2 * 16**2 * 5
+    assert ours.pop("softmax") == LAYERS * 2 * 2 * 16**2 * 5
     assert sum(ours.values()) == sum(sum(layer.values()) for layer in layers)
 
 
