@@ -251,7 +251,8 @@ def run_function(name: str, function: Callable[..., int | None], args: list[str]
 
     from gpt_lightning.parsing import OneLineParser, resolve_configs, typed_arguments
 
-    args = [arg.replace("--model.network", "--network") for arg in args]  # its name in `fit`
+    # the option's names in `fit`
+    args = [re.sub(r"^--model\.network(\.class_path)?\b", "--network", arg) for arg in args]
     args = resolve_configs(typed_arguments(function, args))
     prog = f"gpt-lightning {name}"
     return auto_cli(function, args=args, parser_class=OneLineParser, prog=prog) or 0

@@ -299,6 +299,8 @@ def config_file(name: str) -> Path:
 def resolve_configs(args: list[str], keys: Sequence[str] = ()) -> list[str]:
     """Return arguments with the path of each configuration in place of its name.
 
+    `--model.network.class_path X` becomes `--model.network X`.
+
     Args:
         args: Arguments of a command.
         keys: Keys that the command knows, such as model.learning_rate.
@@ -306,7 +308,7 @@ def resolve_configs(args: list[str], keys: Sequence[str] = ()) -> list[str]:
     Raises:
         UserError: A configuration is missing, is no mapping in YAML, or sets a key twice.
     """
-    resolved = list(args)
+    resolved = [re.sub(r"^--model\.network\.class_path\b", "--model.network", a) for a in args]
     for i in config_positions(args):
         path = config_file(args[i].removeprefix("--config="))
         check_config_file(path, keys)

@@ -76,8 +76,9 @@ def generate(
         tokens = idx.new_empty(len(idx), end)
         tokens[:, :T] = idx
         for n in range(T, end):  # tokens so far
-            first = n - 1 if T < n <= block_size else max(0, n - block_size)
-            start = first if n <= block_size else 0
+            remembered = model.remembers and T < n <= block_size
+            first = n - 1 if remembered else max(0, n - block_size)
+            start = first if remembered else 0
             logits = model(tokens[:, first:n], start, caches)[:, :vocab_size].float()  # (B, V)
             drawn = sample_token(logits, temperature, top_k, generator, top_p)  # (B, 1)
             tokens[:, n : n + 1] = drawn

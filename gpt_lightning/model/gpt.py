@@ -42,7 +42,7 @@ class GPTConfig:
             in nanoGPT.
         loss_chunk: Number of positions whose logits are in memory at a time; null: all B x T.
         residual: Dtype of the residual stream in mixed precision. bfloat16 halves its bytes, and
-            rounds every sum (residual.py).
+            rounds every sum (transforms.py).
         checkpointing: Keep only the inputs of the blocks and recompute the rest in the backward
             pass: a third more work, a fraction of the memory, the same gradients. products: keep
             the results of products and attention, too, which take nearly all of the work.
@@ -161,7 +161,7 @@ class Transformer(nn.Module):
         assert config.vocab_size is not None
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # tokens
         self.wpe = nn.Embedding(config.block_size, config.n_embd)  # positions
-        self.cast: nn.Module = nn.Identity()  # residual.py has another one
+        self.cast: nn.Module = nn.Identity()  # transforms.py has another one
         self.drop = nn.Dropout(config.dropout)
         self.h = nn.ModuleList([Block(config) for _ in range(config.n_layer)])
         self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
@@ -209,9 +209,9 @@ class GPT(nn.Module):
         if config.tie_weights:
             self.transformer.wte.weight = self.lm_head.weight
         if config.residual == "bfloat16":
-            from gpt_lightning.model.residual import install  # for these models alone
+            from gpt_lightning.model.transforms import install_residual  # for these alone
 
-            install(self.transformer)
+            install_residual(self.transformer)
         # 2 n_layer branches add to the residual stream: scaling each of their projections by
         # 1/sqrt(2 n_layer) keeps its variance.
         residual_std = 0.02 * (2 * config.n_layer) ** -0.5

@@ -17,7 +17,7 @@ import torch
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import SIZES, GPTConfig
-from gpt_lightning.model.weights import HEAD, WTE, Pretrained, Weights, user_errors
+from gpt_lightning.model.weights import HEAD, SIZE_KEYS, WTE, Pretrained, Weights, user_errors
 
 PREFIX = "transformer."
 CONV1D = re.compile(r"\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight$")
@@ -74,8 +74,11 @@ def read(source: str) -> Pretrained:
     # transformers has no GPT-2 without biases: they are zero, unless it has trained them since
     if ours.get("bias") is False and not any(named[name].any() for name in biases):
         named = {name: named[name] for name in named.keys() - biases}
+    recorded = {"n_head": settings.get("n_head"), "dropout": settings.get("resid_pdrop")}
+    recorded["activation"] = ACTIVATIONS[settings.get("activation_function", "gelu_new")]
+    recorded = {key: value for key, value in recorded.items() if value is not None}
     facts = ours.get("tokenizer"), ours.get("figures", {})
-    return Pretrained(source, transposed(named), recorded(settings), *facts)
+    return Pretrained(source, transposed(named), recorded, *facts)
 
 
 def downloaded(name: str) -> Path:
@@ -166,13 +169,6 @@ def read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
-def recorded(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of GPTConfig that config.json records and the tensors do not."""
-    found = {"n_head": settings.get("n_head"), "dropout": settings.get("resid_pdrop")}
-    found["activation"] = ACTIVATIONS[settings.get("activation_function", "gelu_new")]
-    return {key: value for key, value in found.items() if value is not None}
-
-
 def has_gpt2_tokens(folder: Path) -> bool:
     """Return whether a folder's vocabulary has GPT-2's ids, or the folder has no vocabulary."""
     for file in (folder / "tokenizer.json", folder / "vocab.json"):
@@ -234,9 +230,7 @@ def settings_of(
         "vocab_size": vocab_size,
         "n_positions": config.block_size,
         "n_ctx": config.block_size,
-        "n_embd": config.n_embd,
-        "n_layer": config.n_layer,
-        "n_head": config.n_head,
+        **{key: getattr(config, key) for key in SIZE_KEYS},
         "activation_function": names[config.activation],
         **dropout,
         "layer_norm_epsilon": 1e-5,

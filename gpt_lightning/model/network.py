@@ -11,6 +11,7 @@ import platform
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpt_lightning.errors import UserError, reason_of
+from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, GPTConfig
 
 EXPECTED = "expected a class of yours, such as my_package.MyGPT, or {class_path, init_args}"
@@ -103,7 +104,7 @@ class Network:
             kind = getattr(importlib.import_module(module), name)
         except Exception as error:  # any code may raise any error
             raise UserError(
-                f"model.network {self.class_path} cannot be imported ({reason_of(error)}): name a "
+                f"model.network {self.class_path} cannot be imported ({cause(error)}): name a "
                 "class of an installed package, or of a file beside the configuration or in the "
                 "current folder"
             ) from error
@@ -130,12 +131,35 @@ class Network:
             model = kind(config, **self.init_args)
         except TypeError as error:
             raise UserError(
-                f"model.network {self.class_path}: {reason_of(error)}; it is called with a "
-                "GPTConfig, and with model.network.init_args as keywords"
+                f"model.network {self.class_path} cannot be built ({cause(error)}); it is called "
+                "with a GPTConfig, and with model.network.init_args as keywords"
             ) from error
         if not hasattr(model, "config"):
             model.config = config  # type: ignore[assignment]
+        model.register_forward_hook(partial(check_output, self.class_path), with_kwargs=True)
         return model
+
+
+def cause(error: Exception) -> str:
+    """Return the class and the message of an error in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def check_output(name: str, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    """Check what a network's forward returns: logits (B, T, V), or the loss with targets.
+
+    Raises:
+        UserError: It is something else, such as the tuple of nanoGPT.
+    """
+    targets = kwargs.get("targets", args[1] if len(args) > 1 else None)
+    if isinstance(output, torch.Tensor) and output.dim() == (3 if targets is None else 0):
+        return
+    shape = f" {tuple(output.shape)}" if isinstance(output, torch.Tensor) else ""
+    raise UserError(
+        f"model.network {name} returns a {type(output).__name__.lower()}{shape} "
+        f"{'without' if targets is None else 'with'} targets; expected a tensor: logits (B, T, V) "
+        "without targets, their mean loss with targets"
+    )
 
 
 def build(network: Network | None, config: GPTConfig) -> Any:
@@ -180,6 +204,8 @@ def count_flops(model: nn.Module, config: GPTConfig, context: int) -> tuple[floa
     try:
         with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
             torch.func.functional_call(model, shapes, (idx, idx)).backward()
+    except UserError:
+        raise
     except Exception:  # a network that reads its numbers, or has tensors that are no buffers
         return 6.0 * sum(p.numel() for p in model.parameters()), "6 per parameter, not counted"
     return counter.get_total_flops() / context, "counted by PyTorch's FlopCounterMode"

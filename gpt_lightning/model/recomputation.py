@@ -5,6 +5,7 @@ memory. Layer norms, activations, casts and dropout are computed again from them
 al. 2022, "Reducing Activation Recomputation in Large Transformer Models").
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,30 +29,18 @@ def recomputed(block: nn.Module, x: Tensor, keep_results: bool, dropout: bool) -
         keep_results: True keeps the results of products and, without dropout, of fused attention.
         dropout: True if the block has dropout.
     """
-    if not keep_results:
-        y: Tensor = checkpoint(block, x, use_reentrant=False)
-    elif dropout:
-        y = checkpoint(block, x, use_reentrant=False, context_fn=keep_products)
-    else:
-        y = checkpoint(block, x, use_reentrant=False, context_fn=keep_products_and_attention)
+    contexts = partial(create_selective_checkpoint_contexts, partial(policy, dropout))
+    how: dict[str, Any] = {"context_fn": contexts} if keep_results else {}
+    y: Tensor = checkpoint(block, x, use_reentrant=False, **how)
     return y
 
 
-def keep_products() -> tuple[Any, Any]:
-    """Return the contexts of `torch.utils.checkpoint.checkpoint` for a block with dropout.
+def policy(dropout: bool, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Return whether the result of an operation is kept.
 
-    Fused attention draws random numbers there: without it the masks after it would be other ones.
+    Fused attention with dropout draws random numbers: without it the masks after it would be other
+    ones.
     """
-    return create_selective_checkpoint_contexts(list(PRODUCTS))
-
-
-def keep_products_and_attention() -> tuple[Any, Any]:
-    """Return the contexts for a block without dropout."""
-    return create_selective_checkpoint_contexts(is_kept)
-
-
-def is_kept(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Return the policy for an operation of a block without dropout."""
-    if op in PRODUCTS or "scaled_dot_product" in str(op):
-        return CheckpointPolicy.MUST_SAVE
-    return CheckpointPolicy.PREFER_RECOMPUTE
+    attention = not dropout and "scaled_dot_product" in str(op)
+    keep = op in PRODUCTS or attention
+    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ Weights = dict[str, torch.Tensor]
 WTE, WPE, HEAD = "transformer.wte.weight", "transformer.wpe.weight", "lm_head.weight"
 SIZE_KEYS = ("n_layer", "n_head", "n_embd")  # what a file in configs/model/ sets
 SHAPE_KEYS = (*SIZE_KEYS, "vocab_size", "bias", "block_size", "tie_weights")
+COMPILED = "_orig_mod."  # prefix of the names in a compiled model
 
 
 @dataclass(frozen=True)
@@ -185,3 +187,46 @@ def user_errors(problem: str) -> Iterator[None]:
         raise UserError(f"{error.name} is missing: pip install 'gpt-lightning[hf]'") from error
     except Exception as error:
         raise UserError(f"{problem} ({reason_of(error)})") from error
+
+
+# ---- checkpoints of nanoGPT's train.py: https://github.com/karpathy/nanoGPT ----------------------
+
+
+def is_nanogpt(content: Any) -> bool:
+    """Return whether the content of a file of torch.save is nanoGPT's."""
+    return isinstance(content, dict) and content.keys() >= {"model", "model_args"}
+
+
+def read_nanogpt(path: Path, content: dict[str, Any]) -> Pretrained:
+    """Return the model of a checkpoint, without its tokenizer, which is no part of the file.
+
+    Args:
+        path: The file, for error messages.
+        content: Its content.
+
+    Raises:
+        UserError: The content is damaged.
+    """
+    with user_errors(f"{path} is no checkpoint of nanoGPT, or is damaged"):
+        weights = {
+            name.removeprefix(COMPILED): tensor
+            for name, tensor in content["model"].items()
+            if not name.endswith(".attn.bias")  # causal masks, without flash attention
+        }
+        arguments = {"dropout": 0.0} | content["model_args"]
+        recorded = {"activation": "gelu", "tie_weights": True}
+        recorded |= {key: arguments[key] for key in ("n_head", "dropout")}
+        figures = {"step": int(content["iter_num"]), "val_loss": float(content["best_val_loss"])}
+    return Pretrained(str(path), weights, recorded, None, figures)
+
+
+def nanogpt_meta_files(path: Path, content: dict[str, Any]) -> list[Path]:
+    """Return where the characters of a checkpoint's dataset may be.
+
+    Args:
+        path: ckpt.pt, in nanoGPT's folder out-*.
+        content: Its content.
+    """
+    dataset = str((content.get("config") or {}).get("dataset", ""))
+    folders = (path.parent, path.absolute().parent.parent / "data" / Path(dataset).name)
+    return [folder / "meta.pkl" for folder in folders]

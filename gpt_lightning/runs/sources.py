@@ -11,10 +11,18 @@ from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.data.formats import read_meta
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
-from gpt_lightning.model import huggingface, nanogpt
+from gpt_lightning.model import huggingface
 from gpt_lightning.model.gpt import SIZES, GPTConfig
 from gpt_lightning.model.network import Network, missing_network
-from gpt_lightning.model.weights import SHAPE_KEYS, Pretrained, Weights, check_shape
+from gpt_lightning.model.weights import (
+    SHAPE_KEYS,
+    Pretrained,
+    Weights,
+    check_shape,
+    is_nanogpt,
+    nanogpt_meta_files,
+    read_nanogpt,
+)
 from gpt_lightning.runs.checkpoint import Checkpoint, read_content
 from gpt_lightning.runs.folders import NAME, RunPaths, find_checkpoint
 
@@ -42,8 +50,8 @@ def read_source(
     if str(source) in SIZES or path.is_dir() or path.suffix in (".safetensors", ".bin"):
         return with_tokenizer(huggingface.read(str(path)), [])
     content = read_content(path)
-    if nanogpt.is_checkpoint(content):
-        return with_tokenizer(nanogpt.read(path, content), nanogpt.meta_files(path, content))
+    if is_nanogpt(content):
+        return with_tokenizer(read_nanogpt(path, content), nanogpt_meta_files(path, content))
     if isinstance(content, dict) and "shards" in content:
         from gpt_lightning.runs.shards import read_shards  # most models are in one file
 

@@ -15,7 +15,6 @@ from gpt_lightning.model.attention import NoKernelError
 from gpt_lightning.model.fast.compilation import (
     attention_kernel,
     check_cuda_graphs,
-    own_kernel_error,
 )
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.network import Network, build, has_our_forward
@@ -182,9 +181,9 @@ def find_kernel(
     T = config.block_size if data is None else data.block_size
     try:
         with trainer.precision_plugin.forward_context():
-            error = own_kernel_error(model, device, T)
-            note = f"PyTorch's own, the kernel for this CPU cannot be built: {error}"
-            return attention_kernel(model, device, T, dropout), {"kernel": note} if error else {}
+            kernel, error = attention_kernel(model, device, T, dropout)
+        note = f"PyTorch's own, the kernel for this CPU cannot be built: {error}"
+        return kernel, {"kernel": note} if error else {}
     except NoKernelError as error:
         raise UserError(
             f"model.config.attention {config.attention} on {device.type} in "

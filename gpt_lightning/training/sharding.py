@@ -21,8 +21,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor, empty
 from torch.optim import Optimizer
 
 from gpt_lightning.model.gpt import GPT
-from gpt_lightning.model.residual import ResidualLayerNorm
-from gpt_lightning.model.transforms import by_class, transform
+from gpt_lightning.model.transforms import ResidualLayerNorm, by_class, transform
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.runs.shards import write_shards
 

@@ -33,7 +33,6 @@ from gpt_lightning.model.fast.cpu_kernels import (
     hashed_dropout,
     hashed_numbers,
     install,
-    normal_distribution,
     sigmoid_gelu,
 )
 from gpt_lightning.model.gpt import GPT, GPTConfig
@@ -102,27 +101,13 @@ def test_install_leaves_parameters_and_eager_results_alone():
     assert torch.equal(plain.eval()(idx), ours.eval()(idx))
 
 
-def test_parameters_keep_their_names():
-    model = GPT(CONFIG)
-    compile_in_place(model, "cpu")
-    assert isinstance(model.lm_head, PaddedHead)
-    assert list(dict(model.named_parameters())) == list(dict(GPT(CONFIG).named_parameters()))
-
-
-def test_only_cpus_get_them():
-    model = GPT(CONFIG)
-    compile_in_place(model, "cuda")
-    assert type(model.lm_head) is nn.Linear
-    assert type(model.transformer.drop) is nn.Dropout
-
-
-@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu"])
 @pytest.mark.parametrize(
-    ("bf16", "vocab_size", "rtol", "atol"),
+    ("activation", "bf16", "vocab_size", "rtol", "atol"),
     # naive and fused attention round differently
     [
-        (False, 11, 1e-4, 1e-6),
-        pytest.param(True, 6500, 2**-5, 2e-3, marks=pytest.mark.slow),  # padded to 6,528
+        ("gelu_tanh", False, 11, 1e-4, 1e-6),
+        ("gelu", False, 11, 1e-4, 1e-6),
+        ("gelu", True, 6500, 2**-5, 2e-3),  # padded to 6,528
     ],
 )
 def test_compiled_it_is_the_same_model(
@@ -145,8 +130,14 @@ def test_compiled_it_is_the_same_model(
         torch.testing.assert_close(p.grad, q.grad, rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("scope", ["model", "block"])
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("backend", "scope"),
+    [
+        ("aot_eager", "model"),
+        ("aot_eager", "block"),
+        pytest.param("inductor", "model", marks=pytest.mark.slow),
+    ],
+)
 def test_with_hashed_dropout_the_gradient_is_the_derivative(backend, scope, monkeypatch):
     """Compare with finite differences: a backward with other masks would be far off."""
     torch.compiler.reset()
@@ -192,7 +183,7 @@ def dropped(number: int, p: float) -> torch.Tensor:
     return hashed_dropout(torch.ones(SHAPE), p, seeds(number)) == 0.0
 
 
-@pytest.mark.parametrize("p", [0.01, 0.1, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("p", [0.01, 0.2, 0.9])
 def test_the_rate_is_the_probability(p):
     sigma = math.sqrt(p * (1 - p) / N)
     for number in range(5):
@@ -285,14 +276,6 @@ def test_bfloat16_is_rounded_once(approximate):
     torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=5e-7)
     (slope,) = torch.autograd.grad(found.sum(), x)
     assert slope.dtype == torch.bfloat16
-
-
-def test_the_normal_distribution():
-    below, density = normal_distribution(X)
-    x = X.double()
-    assert (below - 0.5 * (1 + torch.erf(x / math.sqrt(2)))).abs().max() < 3e-7
-    expected = torch.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-    torch.testing.assert_close(density.double(), expected, rtol=1e-5, atol=1e-30)
 
 
 @pytest.mark.parametrize(("dtype", "ours"), [(torch.bfloat16, True), (torch.float64, False)])

@@ -16,17 +16,6 @@ def model():
     return GPT(GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=8, vocab_size=50, dropout=0.5))
 
 
-def test_the_cache_changes_nothing(model):
-    """Greedy text within and past the context equals recomputing everything at each step."""
-    prompt = torch.tensor([[1, 2, 3], [4, 5, 6]])
-    expected = prompt
-    model.eval()
-    for _ in range(12):
-        logits = model(expected[:, -8:])[:, -1]
-        expected = torch.cat((expected, logits.argmax(-1, keepdim=True)), dim=1)
-    assert torch.equal(generate(model, prompt, 12, temperature=0.0), expected)
-
-
 @pytest.mark.parametrize("kernel", ["auto", *FUSED])
 def test_text_needs_no_kernel_of_the_training(model, kernel, monkeypatch):
     """Its queries are in float32, which flash and cuDNN's kernel do not take on CUDA."""
@@ -200,18 +189,14 @@ def test_the_ends_of_the_random_numbers_draw_tokens_that_have_a_probability(
     assert sample_token(logits, 1.0, None).item() == expected
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_an_error(value, temperature):
+@pytest.mark.parametrize(
+    ("value", "temperature"), [(float("nan"), 0.0), (float("inf"), 1.0), (2.0, 1e-40)]
+)
+def test_logits_that_are_not_finite_are_an_error(value, temperature):
     logits = torch.zeros(2, 9)
     logits[1, 4] = value
     with pytest.raises(UserError, match="the logits over the temperature are not finite"):
         sample_token(logits, temperature, 5)
-
-
-def test_a_temperature_that_overflows_is_an_error():
-    with pytest.raises(UserError, match="raise the temperature"):
-        sample_token(torch.tensor([[1.0, 2.0]]), 1e-40, None)
 
 
 # ---- cost --------------------------------------------------------------------------------------
@@ -257,12 +242,6 @@ def test_a_token_costs_one_position_of_the_body_and_of_the_head(model, packed_fr
     # the prompt, then one token each until 8 fill the context; the last slides
     assert positions["body"][::2] == [3, 1, 1, 1, 1, 1, 8]  # of two layers
     assert positions["head"] == [1] * 7
-
-
-def test_bfloat16_samples_are_the_float32_ones_mostly(model):
-    prompt = torch.arange(50)[:, None]
-    full, half = (generate(model, prompt, 1, 0.0, dtype=d)[:, 1] for d in (None, torch.bfloat16))
-    assert (full == half).float().mean() > 0.8
 
 
 def test_autocast_casts_no_weight_while_sampling(model):

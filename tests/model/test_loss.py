@@ -10,8 +10,6 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt_lightning.data import loader
-from gpt_lightning.errors import UserError
-from gpt_lightning.model.generate import generate
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.loss import IGNORE_INDEX, chunked_cross_entropy, log_probabilities
 
@@ -41,7 +39,7 @@ def with_gradients(function, x, weight, targets, chunk_tokens, bf16=False):
     return loss.detach(), *torch.autograd.grad(64.0 * loss, (x, weight))
 
 
-@pytest.mark.parametrize("chunk_tokens", [1, 7, 16, B * T - 1, B * T, 1000])
+@pytest.mark.parametrize("chunk_tokens", [1, 7, B * T, 1000])
 def test_chunks_give_the_plain_loss_and_gradients(chunk_tokens):
     ours = with_gradients(chunked_cross_entropy, *operands(), chunk_tokens)
     theirs = with_gradients(plain, *operands(), chunk_tokens)
@@ -213,10 +211,15 @@ def test_narrow_models_are_padded_in_chunks_as_well(monkeypatch):
         torch.testing.assert_close(gradients[name], gradient, atol=1e-6, rtol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-@pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("policy", [True, "products"])
-@pytest.mark.parametrize("attention", ["sdpa", "naive"])
+@pytest.mark.parametrize(
+    ("attention", "policy", "dropout", "bf16"),
+    [
+        ("sdpa", True, 0.2, True),
+        ("sdpa", "products", 0.0, True),
+        ("sdpa", "products", 0.2, False),
+        ("naive", "products", 0.2, True),
+    ],
+)
 def test_checkpointing_changes_no_gradient(dropout, bf16, policy, attention):
     config = dataclasses.replace(TINY, dropout=dropout, attention=attention)
     loss, gradients = trained(config, bf16)
@@ -253,44 +256,9 @@ def test_kept_products_are_computed_once(attention):
     assert none["native_layer_norm"] < kept["native_layer_norm"] == whole["native_layer_norm"]
 
 
-def test_checkpointing_keeps_less():
-    def kept(config: GPTConfig) -> int:
-        sizes: dict[int, int] = {}
-        model, (x, y) = GPT(config), torch.randint(V, (2, B, T))
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            model(x, y)
-        return sum(sizes.values())
-
-    config = dataclasses.replace(TINY, n_layer=4)
-    saved = kept(config) - kept(dataclasses.replace(config, checkpointing=True))
-    # a block keeps two norms, q, k, v, attention's output and the MLP's 4 C twice: over 10 C
-    assert saved > 4 * 10 * B * T * C * 4
-
-
-def test_a_model_with_checkpointing_generates():
-    torch.manual_seed(0)
-    model = GPT(dataclasses.replace(TINY, checkpointing=True))
-    idx = torch.randint(V, (1, 5))
-    expected = idx
-    for _ in range(3):
-        expected = torch.cat((expected, model(expected)[:, -1:].argmax(-1)), dim=1)
-    assert torch.equal(generate(model, idx, 3, temperature=0.0), expected)
-
-
-def test_a_chunk_has_at_least_one_position():
-    with pytest.raises(UserError, match="loss_chunk is 0; it must be at least 1"):
-        dataclasses.replace(TINY, loss_chunk=0)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpointing", [False, True, "products"])
-def test_the_model_compiles_whole(checkpointing):
-    config = dataclasses.replace(TINY, loss_chunk=20, checkpointing=checkpointing)
+def test_the_model_compiles_whole():
+    config = dataclasses.replace(TINY, n_layer=1, loss_chunk=20, checkpointing="products")
     x, y = torch.randint(V, (2, B, T))
     torch.manual_seed(0)
     model = GPT(config)

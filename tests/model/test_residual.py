@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.model.residual import ResidualLayerNorm
+from gpt_lightning.model.transforms import ResidualLayerNorm
 
 WIDE = GPTConfig(n_layer=3, n_head=4, n_embd=128, block_size=64, vocab_size=512)
 NARROW = dataclasses.replace(WIDE, residual="bfloat16")

@@ -35,6 +35,10 @@ class MyGPT(nn.Module):
         logits = self.out(x + self.mlp(x.cumsum(1)))
         return logits if targets is None else cross_entropy(logits.mT, targets)
 
+class Pair(MyGPT):
+    def forward(self, idx, targets=None):
+        return super().forward(idx), super().forward(idx, targets)
+
 class NotOne:
     pass
 """
@@ -86,21 +90,12 @@ def test_a_run_of_ones_own_network_and_all_that_reads_it(module, capsys):
     assert config["model"]["network"]["folder"] == str(Path("code").absolute())
     del sys.modules[module]  # the folder is found again
     for command in (
-        [
-            "sample",
-            "lightning_logs/own",
-            "--max_new_tokens",
-            "4",
-            "--prompt",
-            "a",
-            "--device",
-            "cpu",
-        ],
-        ["validate", "lightning_logs/own"],
-        ["resume", "lightning_logs/own", "--trainer.max_steps", "6"],
-        ["eval", "lightning_logs/own", "--tasks", "perplexity", "--text", "text.txt"],
+        "sample lightning_logs/own --max_new_tokens 4 --prompt a --device cpu",
+        "validate lightning_logs/own",
+        "resume lightning_logs/own --trainer.max_steps 6",
+        "eval lightning_logs/own --tasks perplexity --text text.txt",
     ):
-        assert main(command) == 0, capsys.readouterr().err
+        assert main(command.split()) == 0, capsys.readouterr().err
         capsys.readouterr()
     lone = lone_checkpoint()
     assert main(["sample", lone, "--model.network", f"{module}.MyGPT"]) == 2  # in another folder
@@ -193,10 +188,14 @@ REFUSED = {
     "model.pad_head": "--model.pad_head=true",
     "model.optimizer": "--model.optimizer=muon",
     "trainer.strategy": "--trainer.devices=1",  # and the strategy
-    "MissingClass": "--model.network=MODULE.MissingClass",
-    "NotOne": "--model.network=MODULE.NotOne",
-    "no_module": "--model.network=no_module.MyGPT",
-    "MyGPT": '--model.network={"class_path": "MODULE.MyGPT", "init_args": {"depth": 1}}',
+    "no attribute 'MissingClass'": "--model.network=MODULE.MissingClass",
+    "NotOne is no nn.Module": "--model.network.class_path=MODULE.NotOne",
+    "No module named 'no_module'": "--model.network=no_module.MyGPT",
+    "ValueError: a cause of two lines": "--model.network=failing.MyGPT",
+    "unexpected keyword argument 'depth'": (
+        '--model.network={"class_path": "MODULE.MyGPT", "init_args": {"depth": 1}}'
+    ),
+    "Pair returns a tuple with targets; expected a tensor": "--model.network=MODULE.Pair",
     "model.network is": "--model.network=5",
     "model.network": '--model.network={"init_args": {}}',
 }
@@ -205,9 +204,35 @@ REFUSED = {
 @pytest.mark.parametrize("key", REFUSED)
 def test_what_it_cannot_have_is_refused_by_name(module, key, capsys, monkeypatch):
     monkeypatch.setattr(build, "is_sharded", lambda trainer: key == "trainer.strategy")
+    Path("failing.py").write_text("raise ValueError('a cause\\nof two lines')")
     assert fit(REFUSED[key].replace("MODULE", module)) == 2
-    assert key in capsys.readouterr().err.splitlines()[-1]
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: model.")
+    assert key in error
     assert not Path("lightning_logs").exists()
+
+
+def test_a_class_path_typed_with_a_dot_is_the_network(module, capsys):
+    assert fit("--model.network.class_path", f"{module}.MyGPT", "--trainer.max_steps=2") == 0
+    assert f"network {module}.MyGPT" in capsys.readouterr().out
+    path = ["--model.network.class_path", f"{module}.MyGPT"]
+    sample = ["sample", lone_checkpoint(), *path, "--max_new_tokens=2", "--device=cpu"]
+    assert main(sample) == 0
+
+
+@pytest.mark.parametrize("targets", [True, False])
+def test_a_network_that_returns_another_form_is_named_where_it_is_called(targets):
+    class Flat(GPT):
+        flops_per_token = float
+
+        def forward(self, idx, targets=None):
+            logits = super().forward(idx)
+            return logits.flatten(0, 1) if targets is None else (logits, None)
+
+    module, idx = GPTModule(GPTConfig(1, 1, 8, 8, 16), network=Flat), torch.zeros(1, 4).long()
+    module.configure_model()
+    with pytest.raises(UserError, match=r"model\.network .*Flat returns a .*; expected a tensor"):
+        module(idx, idx) if targets else generate(module.model, idx, 1)
 
 
 def test_lora_trains_its_linear_layers(module):

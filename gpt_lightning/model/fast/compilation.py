@@ -96,7 +96,7 @@ def is_compiled(model: nn.Module) -> bool:
     return model in COMPILED
 
 
-def attention_kernel(model: GPT, device: torch.device, T: int, dropout_p: float) -> str:
+def attention_kernel(model: GPT, device: torch.device, T: int, dropout_p: float) -> tuple[str, str]:
     """Return the attention kernel that runs on a device, in autocast's dtype or the default one.
 
     Args:
@@ -107,42 +107,30 @@ def attention_kernel(model: GPT, device: torch.device, T: int, dropout_p: float)
 
     Returns:
         avx512 (cpu_attention.py), naive, flash, cudnn or efficient; math for PyTorch's
-        products without a kernel.
+        products without a kernel. Where avx512 would run and cannot be built, also the reason.
 
     Raises:
         NoKernelError: PyTorch has no such kernel here; the message has its reasons.
     """
-    config = model.config
-    if own_kernel_error(model, device, T) == "":
-        return "avx512"
-    if is_auto_on_cpu(model, device) and naive_is_faster(T, dropout_p):
-        return "naive"
+    config, error = model.config, ""
+    hs = config.n_embd // config.n_head
+    if config.attention == "auto" and device.type == "cpu" and is_compiled(model):
+        from gpt_lightning.model.fast import cpu_attention  # for these models alone
+
+        if cpu_attention.fits(T, hs, autocast_dtype(model.lm_head.weight)):
+            error = cpu_attention.build_error()
+            if not error:
+                return "avx512", ""
+        if naive_is_faster(T, dropout_p):
+            return "naive", error
     if config.attention == "naive":
-        return "naive"
+        return "naive", ""
     attention = cast(Block, model.transformer.h[0]).attn.attention
     like = torch.empty(0, device=device)  # Lightning casts weights to the default dtype later
-    found = find_kernel(attention, like, config.n_embd // config.n_head, dropout_p)
+    found = find_kernel(attention, like, hs, dropout_p)
     if config.attention in FUSED and config.attention != found:  # MPS may ignore the restriction
         raise NoKernelError(f"PyTorch takes its {found} kernel instead.")
-    return found
-
-
-def own_kernel_error(model: GPT, device: torch.device, T: int) -> str | None:
-    """Return why the kernel of cpu_attention.py could not be built, or an empty string.
-
-    None if it is not for this model, device or dtype. The arguments are those above.
-    """
-    if not is_auto_on_cpu(model, device):
-        return None
-    from gpt_lightning.model.fast import cpu_attention  # for these models alone
-
-    hs, dtype = model.config.n_embd // model.config.n_head, autocast_dtype(model.lm_head.weight)
-    return cpu_attention.build_error() if cpu_attention.fits(T, hs, dtype) else None
-
-
-def is_auto_on_cpu(model: GPT, device: torch.device) -> bool:
-    """Return whether a compiled model has `cpu_kernels.auto_attention`."""
-    return model.config.attention == "auto" and device.type == "cpu" and is_compiled(model)
+    return found, error
 
 
 def check_cuda_graphs() -> None:

@@ -34,6 +34,8 @@ class Decoder:
             keeps the plain layout, without a second copy of the weights in memory.
     """
 
+    remembers = True  # a call with one token computes it after those before
+
     def __init__(self, model: GPT, dtype: torch.dtype | None = None, pack: bool = True) -> None:
         weight, body = model.lm_head.weight, model.transformer
         self.config, self.dtype, self.device = model.config, dtype or weight.dtype, weight.device
@@ -56,8 +58,8 @@ class Decoder:
 
         They are filled in place, where appending would copy all keys and values at each token.
         """
-        nh, like = self.config.n_head, self.wte.weight
-        return [like.new_empty(2, B, nh, size, self.config.n_embd // nh) for _ in self.blocks]
+        shape = (2, B, self.config.n_head, size, self.config.n_embd // self.config.n_head)
+        return [self.wte.weight.new_empty(shape) for _ in self.blocks]
 
     def __call__(self, idx: Tensor, start: int, caches: Sequence[Tensor]) -> Tensor:
         """Return the logits after the last of the tokens, (B, V).
@@ -83,34 +85,30 @@ class Decoder:
 class RecomputingDecoder(Decoder):
     """Decoder without a cache of keys and values: it computes all positions for each token.
 
-    It decodes any network with a `config` that returns the logits of tokens; the caches hold these.
+    It decodes any network with a `config` that returns the logits of tokens.
 
     Args:
         model: The network.
         dtype: dtype of the linear layers' products; None: the weights' own.
     """
 
+    remembers = False
+
     def __init__(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
         weight = next(model.parameters())
         self.model, self.config, self.device = model, cast(GPTConfig, model.config), weight.device
-        self.dtype = dtype or weight.dtype
+        self.dtype, self.blocks = dtype or weight.dtype, []
         self.casts = self.dtype != weight.dtype
 
-    def new_caches(self, B: int, size: int) -> list[Tensor]:
-        """Return a buffer for `size` tokens of each sequence, int64 (B, size)."""
-        return [torch.empty(B, size, dtype=torch.int64, device=self.device)]
-
     def __call__(self, idx: Tensor, start: int, caches: Sequence[Tensor]) -> Tensor:
-        """Return the logits after the last of the tokens, (B, V); as Decoder."""
-        tokens, end = caches[0], start + idx.size(1)
-        tokens[:, start:end] = idx
+        """Return the logits after the last of all tokens of a sequence, (B, V); as Decoder."""
         training = [module for module in self.model.modules() if module.training]
         self.model.eval()
         with (
             torch.compiler.set_stance("force_eager"),
             torch.autocast(self.device.type, self.dtype if self.casts else None, self.casts),
         ):
-            logits: Tensor = self.model(tokens[:, :end])  # (B, T, V)
+            logits: Tensor = self.model(idx)  # (B, T, V)
         for module in training:
             module.training = True
         return logits[:, -1]
