@@ -31,7 +31,8 @@ from gpt_lightning.tables.pictures import plot_losses
 from gpt_lightning.tables.rows import Console, Row, column, row_type, write_report
 from gpt_lightning.tables.verdicts import Verdict
 from gpt_lightning.training import fit as training
-from gpt_lightning.training.callbacks.recorder import Observation, RunProbe, RunRecorder, RunTimings
+from gpt_lightning.training.callbacks.recorder import Observation, RunRecorder, RunTimings
+from gpt_lightning.training.module import GPTModule
 
 PICTURE = "losses.png"
 TABLES = ("rungs", "losses", "settings", "phases")  # attributes of CaseRun
@@ -99,11 +100,12 @@ class CaseRun:
         intro = "; ".join(filter(None, (f"{rung.name}: {' + '.join(rung.configs)}", rung.note)))
         rows: list[Row] = []
 
-        def begin() -> None:
+        def begin(module: GPTModule) -> None:
             tqdm.write("\n".join([*self._head, f"\n{intro}", console.header()]))
             self._head.clear()
             for observation in seen:
                 show(observation)
+            self._check(rung, read_settings(module))
 
         def show(seen: Observation) -> None:
             theirs = published.losses.get((seen.step, seen.split))
@@ -122,13 +124,12 @@ class CaseRun:
 
         steps = {step for step, split in published.losses if split == "batch"}
         recorder = RunRecorder(show, self.each_step, steps, begin)
-        probe = RunProbe(lambda module: self._check(rung, read_settings(module)))
         resume = [f"--resume={checkpoint}"] if checkpoint else []
         arguments = fit_arguments(self.case, rung, [*self.changes, *resume])
         reset_peak_memory()
         try:
             training.run_cli(
-                ["fit", *arguments], callbacks=[recorder, probe], folder=self.folder / rung.name
+                ["fit", *arguments], callbacks=[recorder], folder=self.folder / rung.name
             )
         except UserError as error:  # non-finite gradients, a full disk
             if not rows:
@@ -139,7 +140,7 @@ class CaseRun:
             self.rungs.append(RungRow(rung.name, Verdict.ERROR, note=text))
         else:
             if not step:
-                self._check(rung, batch_settings(probe.batches))
+                self._check(rung, batch_settings(recorder.batches))
             if any(row.split == "val" for row in rows):
                 add(best_row(self.case, rung, published.losses, rows))
             assert recorder.speed is not None

@@ -7,6 +7,8 @@ any size take seconds on any machine.
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ from gpt_lightning.reproduce.cases import Case, Rung, Settings, fit_arguments
 from gpt_lightning.tables.rows import Console, Row, column, row_type
 from gpt_lightning.tables.verdicts import Verdict
 from gpt_lightning.training import fit as training
-from gpt_lightning.training.callbacks.recorder import ProbedError, RunProbe
+from gpt_lightning.training.callbacks.recorder import RunRecorder
+from gpt_lightning.training.datamodule import token_data
+from gpt_lightning.training.module import GPTModule
 
 TEXT = "".join(f"a text of another author, line {i}\n" for i in range(20_000))
 BREAKS = yaml.safe_load(Path(__file__).with_name("breaks.yaml").read_text(encoding="utf-8"))
@@ -110,6 +114,10 @@ def option_text(value: Any) -> str:
     return "null" if value is None else str(value).lower()
 
 
+class ReadError(Exception):
+    """End of a run that was started for its settings alone."""
+
+
 def wrong_settings(case: Case, rung: Rung, changes: list[str]) -> list[str]:
     """Build a run with changes, and return the settings in which it differs from the published one.
 
@@ -119,7 +127,15 @@ def wrong_settings(case: Case, rung: Rung, changes: list[str]) -> list[str]:
         UserError: The changes cannot be run.
     """
     ours: Settings = {}
-    probe = RunProbe(lambda module: ours.update(settings.read_settings(module)), stop=True)
+
+    def read(module: GPTModule) -> None:
+        data = token_data(module.trainer)
+        assert data is not None
+        batches = list(islice(data.reader.train_loader, 2))
+        ours.update(settings.read_settings(module) | settings.batch_settings(batches))
+        raise ReadError
+
+    recorder = RunRecorder(lambda seen: None, each_step=False, begin=read)
     away = rung.device in ("gpu", "mps") and rung.device != device_kind().replace("cuda", "gpu")
     here = ["--trainer.enable_checkpointing=false"]
     here += ["--trainer.accelerator=cpu"] if away else []
@@ -128,12 +144,9 @@ def wrong_settings(case: Case, rung: Rung, changes: list[str]) -> list[str]:
             (Path(folder) / "text.txt").write_text(TEXT)
             changes = [*changes, f"--data.text_file={folder}/text.txt", f"--data.data_dir={folder}"]
         arguments = fit_arguments(case, rung, [*here, *changes])
-        try:
-            training.run_cli(["fit", *arguments], callbacks=[probe], folder=Path(folder) / "run")
-        except ProbedError:
-            ours |= settings.batch_settings(probe.batches)
-        finally:
-            free_memory()
+        with suppress(ReadError):
+            training.run_cli(["fit", *arguments], callbacks=[recorder], folder=Path(folder) / "run")
+    free_memory()
     rows = settings.compare_settings(rung, ours)
     left_out = "accelerator" if away and "--trainer.accelerator=cpu" not in changes else ""
     wrong = [row.setting for row in rows if row.verdict == Verdict.FAILED]

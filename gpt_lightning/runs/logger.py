@@ -77,7 +77,7 @@ class RunLogger(Logger):
     def folder(self) -> Path:
         """Folder of the run; a new one is made at the first use.
 
-        Rank 0 makes it, and share_run_folder() sets it on the other ranks.
+        Rank 0 makes it, and RunCheckpoint sets it on the other ranks.
         """
         if self._folder is None:
             assert is_rank_zero(), "the other ranks receive the folder from rank 0"

@@ -9,6 +9,7 @@ checkpoint therefore holds exactly the run after `step` steps.
 import contextlib
 import math
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 
 @checked("checkpoint")
+@dataclass(eq=False)
 class RunCheckpoint(steps.StepCallback):
     """Save after each validation, at the end, every N steps, and before StopSignals ends a run.
 
@@ -50,32 +52,26 @@ class RunCheckpoint(steps.StepCallback):
         enabled: True saves checkpoints; False saves none.
     """
 
-    def __init__(
-        self,
-        every_n_steps: PositiveInt | None = None,
-        keep_last: PositiveInt = 2,
-        keep_best: NonNegativeInt = 1,
-        keep_every_n_steps: PositiveInt | None = None,
-        asynchronous: bool = False,
-        folder: str | None = None,
-        sharded: bool = False,
-        enabled: bool = True,
-    ) -> None:
-        self.every_n_steps, self.keep_last = every_n_steps, keep_last
-        self.keep_best, self.keep_every_n_steps = keep_best, keep_every_n_steps
-        self.asynchronous, self.folder, self.enabled = asynchronous, folder, enabled
-        self.sharded = sharded
-        if sharded and (asynchronous or folder is not None):
+    every_n_steps: PositiveInt | None = None
+    keep_last: PositiveInt = 2
+    keep_best: NonNegativeInt = 1
+    keep_every_n_steps: PositiveInt | None = None
+    asynchronous: bool = False
+    folder: str | None = None
+    sharded: bool = False
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
+        if self.sharded and (self.asynchronous or self.folder is not None):
             raise UserError(
                 "checkpoint.sharded has no copy, neither in memory nor at another place: leave out "
                 "checkpoint.asynchronous and checkpoint.folder, or set checkpoint.sharded to false"
             )
         self.best_loss = math.inf  # lowest validation loss of the run
-        self.best_since_step: int | None = None  # 0, or the resume from a file without a best loss
         self._loss: float | None = None  # validation loss at the current step
         self._due = False
         self._saved_step = -1
-        self._saver = Saver(asynchronous, self._saved, self._check_copy)
+        self._saver = Saver(self.asynchronous, self._saved, self._check_copy)
         self._mirror: Mirror | None = None
         self._lock = contextlib.ExitStack()
 
@@ -85,7 +81,9 @@ class RunCheckpoint(steps.StepCallback):
         data = token_data(trainer)
         if stage == "fit" and data is not None and self._writes(trainer):
             data.tokenizer.spec()  # checkpoints have it; raises before there is a run folder
-        share_run_folder(trainer)
+        if (logger := steps.run_logger(trainer)) is not None and trainer.world_size > 1:
+            made: Any = logger.folder if trainer.is_global_zero else None
+            logger.folder = trainer.strategy.broadcast(made)  # rank 0 has made it
         if stage == "fit" and self.enabled:
             checkpoint_io.use_durable_io(trainer)
         if self.sharded and stage == "fit":
@@ -126,8 +124,6 @@ class RunCheckpoint(steps.StepCallback):
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             # an interval that was a fraction of an epoch is a number of micro-batches by now
             steps.check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_batch)
-        if self.best_since_step is None:
-            self.best_since_step = trainer.global_step
         self._saved_step = trainer.global_step  # the state that a run starts from is on disk
         first = trainer.strategy.broadcast(trainer.global_step)
         if first != trainer.global_step:  # disks of two machines
@@ -189,11 +185,10 @@ class RunCheckpoint(steps.StepCallback):
         self.finish(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_loss": self.best_loss, "best_since_step": self.best_since_step}
+        return {"best_loss": self.best_loss}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best_loss = state_dict["best_loss"]
-        self.best_since_step = state_dict["best_since_step"]
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
         """Complete a save that an exception has interrupted, and unlock the folder."""
@@ -313,11 +308,3 @@ class RunCheckpoint(steps.StepCallback):
         if self.keep_every_n_steps is not None:
             kept |= {f.path.name for f in saved if f.step % self.keep_every_n_steps == 0}
         return kept
-
-
-def share_run_folder(trainer: L.Trainer) -> None:
-    """Send the run folder, which rank 0 has made, to the other ranks."""
-    logger = steps.run_logger(trainer)
-    if logger is not None and trainer.world_size > 1:
-        folder: Any = logger.folder if trainer.is_global_zero else None
-        logger.folder = trainer.strategy.broadcast(folder)

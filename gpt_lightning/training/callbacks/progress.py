@@ -1,10 +1,9 @@
 """StepProgress: a progress bar by optimizer step, and plain lines without a terminal."""
 
+import io
 import math
-import shutil
 import sys
 import time
-from itertools import accumulate
 from typing import Any
 
 import lightning as L
@@ -16,10 +15,13 @@ from gpt_lightning.parsing import checked
 from gpt_lightning.training.steps import at_log_step, evaluation_batches, is_fitting
 
 QUIET_S = 30.0  # interval of the lines that a long evaluation prints
-BAR = ("train/loss", "perf/tokens_per_sec", "perf/mfu", "perf/step_ms")
 LINE_S = 60.0  # longest time between two lines of training
-DRAW_S = 0.1  # shortest time between two drawings of the bar
-CTRL_C = 3  # columns that the bar leaves for the terminal's ^C
+METRICS = {
+    "train/loss": "loss {:.4f}",
+    "perf/step_ms": "{:.1f} ms/step",
+    "perf/tokens_per_sec": "{:,.0f} tokens/s",
+    "perf/mfu": "MFU {:.1%}",
+}
 
 
 @checked("progress")
@@ -39,15 +41,12 @@ class StepProgress(ProgressBar):
         super().__init__()
         self.plain_every_n_steps: int | None = plain_every_n_steps
         self.enabled = True
-        self._bar: tqdm[Any] | None = None
-        self._total = 0
-        self._step = 0
-        self._start: tuple[int, float] | None = None  # first step of the session, and its end
+        self._bar: tqdm[Any] | None = None  # counts and estimates without a terminal too
+        self._total = self._first = self._step = 0
+        self._metrics = ""  # of the last log step or line
         self._evaluation = 0.0  # start of the current evaluation
         self._evaluated = 0  # its batches so far
         self._printed = 0.0  # time of the last line
-        self._drawn = -math.inf  # time of the bar's last drawing
-        self._known: dict[str, str] = {}  # metrics of the last log step
 
     def disable(self) -> None:
         self.enabled = False
@@ -60,56 +59,45 @@ class StepProgress(ProgressBar):
         tqdm.write(" ".join(str(a) for a in args), file=sys.stdout)
         sys.stdout.flush()
 
-    # ---- training ------------------------------------------------------------------------------
-
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._step = trainer.global_step
-        self._start, self._printed = None, time.monotonic()
+        self._first = self._step = trainer.global_step
         self._total = total_steps(trainer)
-        if not self.enabled:
-            return
-        if sys.stdout.isatty():
-            self._bar = tqdm(
-                total=self._total or None,
-                initial=self._step,
-                file=sys.stdout,
-                dynamic_ncols=True,
-                bar_format="{desc}",
-            )
-            self._draw(self._bar)  # the first step may take long
+        self._printed, terminal = time.monotonic(), sys.stdout.isatty()
         if self.plain_every_n_steps is None:
             log_every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
             self.plain_every_n_steps = line_interval(self._total, log_every)
+        if self.enabled:
+            self._bar = tqdm(
+                desc=f"{self._position()} | ",
+                total=self._total or None,
+                initial=self._step,
+                file=sys.stdout if terminal else io.StringIO(),
+                dynamic_ncols=terminal,
+                mininterval=0.1 if terminal else math.inf,
+                smoothing=0,  # the mean rate, which includes validations
+                bar_format="{desc}{remaining} left" + " {bar}" * terminal,
+            )
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        step = trainer.global_step
-        if step == self._step or not self.enabled:
+        step, bar, now = trainer.global_step, self._bar, time.monotonic()
+        if step == self._step or bar is None:
             return
+        if self._step == self._first:  # the first step compiles: its time does not count
+            bar.initial = step
+            bar.unpause()
         self._step = step
-        now = time.monotonic()
-        if self._start is None:  # the first step compiles: its time does not count
-            self._start = (self._step, now)
-        if self._bar is not None:
-            self._bar.n = self._step
-            if at_log_step(trainer, self._step):  # the device is synchronized
-                self._known = format_metrics(trainer.callback_metrics)
-            if now - self._drawn >= DRAW_S or self._step == self._total:
-                self._drawn = now
-                self._draw(self._bar)
-        elif now - self._printed >= LINE_S or self._step % (self.plain_every_n_steps or 1) == 0:
+        line = not bar.dynamic_ncols and (
+            now - self._printed >= LINE_S or step % (self.plain_every_n_steps or 1) == 0
+        )
+        if line or at_log_step(trainer, step):  # the device is synchronized
+            known = trainer.callback_metrics
+            parts = (text.format(float(known[k])) for k, text in METRICS.items() if k in known)
+            self._metrics = "".join(f"{part} | " for part in [", ".join(parts)] if part)
+        bar.set_description_str(f"{self._position()} | {self._metrics}", refresh=False)
+        bar.update(step - bar.n)
+        if line:
             self._printed = now
-            metrics = ", ".join(format_metrics(trainer.callback_metrics).values())
-            self.print(" | ".join(filter(None, (self._position(), metrics, self._time_left()))))
-
-    def _draw(self, bar: "tqdm[Any]") -> None:
-        """Draw the bar: what matters most first, and blocks in the rest of the line."""
-        loss, rate, mfu, step_ms = (self._known.get(key, "") for key in BAR)
-        parts = [self._position(), loss, rate, self._time_left(), mfu, step_ms]
-        width = shutil.get_terminal_size().columns - CTRL_C
-        text = fitted([part for part in parts if part], width)
-        blocks = width - len(text) - 1
-        bar.bar_format = f"{{desc}} {{bar:{blocks}}}" if blocks >= 5 else "{desc}"
-        bar.set_description_str(text)
+            self.print(bar)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._evaluation = self._printed = time.monotonic()
@@ -134,9 +122,6 @@ class StepProgress(ProgressBar):
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         if self._bar is not None:
-            # overwrite the terminal's ^C
-            self._bar.fp.write("\r" + " " * (shutil.get_terminal_size().columns - 1))
-            self._draw(self._bar)
             self._bar.close()
             self._bar = None
 
@@ -145,15 +130,6 @@ class StepProgress(ProgressBar):
     def _position(self) -> str:
         total = f"/{self._total}" if self._total else ""
         return f"step {self._step:>{len(str(self._total))}}{total}"
-
-    def _time_left(self) -> str:
-        if not self._total:
-            return ""
-        if self._start is None or self._start[0] == self._step:
-            return "time left unknown"
-        first, began = self._start
-        seconds = (time.monotonic() - began) / (self._step - first) * (self._total - self._step)
-        return f"{tqdm.format_interval(round(seconds))} left"
 
 
 def total_steps(trainer: L.Trainer) -> int:
@@ -179,27 +155,6 @@ def line_interval(total: int, log_every: int) -> int:
     if not 0 < log_every <= (total or log_every):
         return twentieth
     return log_every * max(1, twentieth // log_every)
-
-
-def format_metrics(metrics: dict[str, Any]) -> dict[str, str]:
-    """Return loss, rates and MFU as text by name, without the metrics that are not logged yet."""
-    formats = {
-        "train/loss": "loss {:.4f}",
-        "perf/step_ms": "{:.1f} ms/step",
-        "perf/tokens_per_sec": "{:,.0f} tokens/s",
-        "perf/mfu": "MFU {:.1%}",
-    }
-    return {k: text.format(float(metrics[k])) for k, text in formats.items() if k in metrics}
-
-
-def fitted(parts: list[str], width: int) -> str:
-    """Return the first parts that fit into a width, the first four in a shorter form if needed."""
-    separator = " | "
-    if len(separator.join(parts[:4])) > width:
-        separator = " "
-        parts = [part.replace("tokens/s", "tok/s").removeprefix("step ") for part in parts]
-    lines = accumulate(parts, lambda line, part: line + separator + part)
-    return max((line for line in lines if len(line) <= width), key=len, default=parts[0])
 
 
 def evaluation_line(metrics: dict[str, Any], split: str) -> str:

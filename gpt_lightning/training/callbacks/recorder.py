@@ -1,6 +1,5 @@
-"""RunRecorder: each loss and step time of a run, as it comes. RunProbe: its objects and batches."""
+"""RunRecorder: each loss and step time of a run, as it comes, and its first batches."""
 
-import itertools
 import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass
@@ -13,11 +12,11 @@ from gpt_lightning.data.loader import Batch
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.training.callbacks.speed import (
     SpeedMonitor,
+    Steps,
     median_s,
     tokens_per_sec,
     without_stalls,
 )
-from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import at_step_boundary, evaluation_batches, find_callback
 
@@ -52,26 +51,26 @@ class RunTimings:
     Attributes:
         device: Device of the run.
         max_steps: Optimizer steps that were configured.
+        attention: Attention kernel that ran.
         seconds: Wall time by phase.
+        stalls: Number of steps of over ten times the median.
         first_step_ms: Time of the first step, with compilation.
         step_ms: Median of the other steps, without stalls.
         tokens_per_sec: Rate of the other steps, without stalls.
         mfu: Model FLOPs utilization, a fraction; None without a known peak.
         peak_flops: Peak FLOP/s that MFU is a fraction of.
-        stalls: Number of steps of over ten times the median.
-        attention: Attention kernel that ran.
     """
 
     device: torch.device
     max_steps: int
+    attention: str
     seconds: dict[str, float]
-    first_step_ms: float | None = None
-    step_ms: float | None = None
-    tokens_per_sec: float | None = None
-    mfu: float | None = None
-    peak_flops: float | None = None
-    stalls: int = 0
-    attention: str = ""
+    stalls: int
+    first_step_ms: float | None
+    step_ms: float | None
+    tokens_per_sec: float | None
+    mfu: float | None
+    peak_flops: float | None
 
 
 class RunRecorder(L.Callback):
@@ -83,7 +82,12 @@ class RunRecorder(L.Callback):
             device to the end of the update, as the published ladders did. False: SpeedMonitor's
             times, which need no synchronization.
         steps: Optimizer steps whose losses are shown if each_step is False; 0 is the first.
-        begin: Function that is called before the first number, when all settings are checked.
+        begin: Function that is called with the module before the first number, when model,
+            optimizer and data exist.
+
+    Attributes:
+        batches: First two micro-batches of this process, on the CPU.
+        speed: Timings of a run that has ended.
     """
 
     def __init__(
@@ -91,18 +95,25 @@ class RunRecorder(L.Callback):
         show: Callable[[Observation], None],
         each_step: bool,
         steps: Container[int] = (),
-        begin: Callable[[], None] = lambda: None,
+        begin: Callable[[GPTModule], None] = lambda module: None,
     ) -> None:
         self.show, self.each_step, self.steps, self.begin = show, each_step, steps, begin
         self.speed: RunTimings | None = None
-        self._steps: list[tuple[float, int]] = []  # seconds and tokens
+        self.batches: list[Batch] = []
+        self._steps: Steps = []
         self._begin = 0.0
         self._tokens = 0
 
-    def on_fit_start(self, *args: Any) -> None:
-        self.begin()
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, GPTModule)
+        self.begin(pl_module)
 
-    def on_train_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        if len(self.batches) < 2:
+            x, y = batch
+            self.batches.append((x.cpu(), y.cpu()))
         if self.each_step and self._tokens == 0:
             synchronize(trainer.strategy.root_device)
             self._begin = time.perf_counter()
@@ -140,54 +151,19 @@ class RunRecorder(L.Callback):
         assert isinstance(pl_module, GPTModule)
         monitor = find_callback(trainer, SpeedMonitor)
         assert monitor is not None
-        self.speed = RunTimings(trainer.strategy.root_device, trainer.max_steps, monitor.seconds())
         timed = self._steps[1:]
         steps, stalls = (
             without_stalls(timed, median_s(timed)) if self.each_step else monitor.steps()
         )
-        self.speed.stalls = len(stalls)
-        self.speed.attention = pl_module.attention_kernel
-        if self._steps:
-            self.speed.first_step_ms = self._steps[0][0] * 1e3
-        if steps:
-            self.speed.step_ms = median_s(steps) * 1e3
-            self.speed.tokens_per_sec = tokens_per_sec(steps)
-            if monitor.peak is not None:
-                self.speed.peak_flops = monitor.peak.flops
-                self.speed.mfu = monitor.mfu(steps, trainer, pl_module)
-
-
-class ProbedError(Exception):
-    """End of a run that was started for its objects alone."""
-
-
-class RunProbe(L.Callback):
-    """Call a function before the first step, and keep the first two micro-batches.
-
-    Args:
-        look: Function that is called with the module when model, optimizer and data exist.
-        stop: True to raise ProbedError then; the batches are read before.
-
-    Attributes:
-        batches: First two micro-batches of this process, on the CPU.
-    """
-
-    def __init__(self, look: Callable[[GPTModule], None], stop: bool = False) -> None:
-        self.look, self.stop = look, stop
-        self.batches: list[Batch] = []
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, GPTModule)
-        self.look(pl_module)
-        if self.stop:
-            data = token_data(trainer)
-            assert data is not None
-            self.batches = list(itertools.islice(data.reader.train_loader, 2))
-            raise ProbedError
-
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
-    ) -> None:
-        if len(self.batches) < 2:
-            x, y = batch
-            self.batches.append((x.cpu(), y.cpu()))
+        self.speed = RunTimings(
+            device=trainer.strategy.root_device,
+            max_steps=trainer.max_steps,
+            attention=pl_module.attention_kernel,
+            seconds=monitor.seconds(),
+            stalls=len(stalls),
+            first_step_ms=self._steps[0][0] * 1e3 if self._steps else None,
+            step_ms=median_s(steps) * 1e3 if steps else None,
+            tokens_per_sec=tokens_per_sec(steps) if steps else None,
+            mfu=monitor.mfu(steps, trainer, pl_module),
+            peak_flops=None if monitor.peak is None else monitor.peak.flops,
+        )

@@ -11,7 +11,7 @@ import lightning as L
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from gpt_lightning.hardware.device import device_name
+from gpt_lightning.hardware.device import device_name, missing_names
 from gpt_lightning.parsing import program
 from gpt_lightning.runs.logger import PAGE, RunEvents
 from gpt_lightning.training import steps
@@ -44,43 +44,39 @@ class RunReport(L.Callback):
         compiled, why = module.compiles
         k, W = trainer.accumulate_grad_batches, trainer.world_size
         products = torch.get_float32_matmul_precision()
-        shape = f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} wide, "
-        shape += f"vocabulary {config.vocab_size:,}"
+        shape = f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} wide"
         if module.network is not None:
-            shape = f"network {module.network.class_path}, vocabulary {config.vocab_size:,}"
+            shape = f"network {module.network.class_path}"
         waits = "; the first step takes as long as compiling does" if compiled else ""
         facts = {
             "device": f"{device_name(trainer.strategy.root_device)} x {W}",
             "precision": f"{trainer.precision}, float32 products: {products}",
             "compile": f"{'on' if compiled else 'off'} ({why}){waits}",
             "attention": f"{config.attention}: {module.attention_kernel}",
-            "model": f"{shape}: {sum(p.numel() for p in module.model.parameters()):,} parameters",
+            "model": f"{shape}, vocabulary {config.vocab_size:,}: "
+            f"{sum(p.numel() for p in module.model.parameters()):,} parameters",
             "optimizer": f"{settings.optimizer}, learning rate {settings.learning_rate:g} "
             f"({settings.schedule})",
             "data": f"{data.address}: {data.training_tokens():,} training tokens, "
             f"{data.settings.order} order; 1 epoch = {len(data.reader.train_loader):,} batches",
-            "step": str(StepShape(data.settings.batch_size, data.block_size, k, W)),
+            "step": str(StepShape(data.batch_size, data.block_size, k, W)),
             "run folder": str(run_folder(trainer) or "none"),
         }
-        facts |= module.notes
         speed = find_callback(trainer, SpeedMonitor)
-        if speed is not None:
-            facts["peak"] = speed.peak_line
-        return [f"{name:<11} {fact}" for name, fact in facts.items()]
+        facts |= module.notes | {"peak": "" if speed is None else speed.peak_line}
+        facts["missing"] = "; ".join(missing_names(loaded=True))
+        return [f"{name:<11} {fact}" for name, fact in facts.items() if fact]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
+        self.trained = True
         notes = {
             "schedule": unfinished_schedule(trainer, pl_module),
             "validation": none_due(trainer),
-            "shapes": odd_shapes(pl_module.config.n_embd, pl_module.config.vocab_size or 0),
         }
         for name, note in notes.items():
             if note and trainer.is_global_zero:
                 print(f"{name:<11} {note}", flush=True)
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        self.trained = True
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
@@ -100,16 +96,15 @@ class RunReport(L.Callback):
 
     def _summary(self, trainer: L.Trainer, module: GPTModule) -> list[str]:
         metrics, steps = trainer.callback_metrics, f"{trainer.global_step:,}"
-        known = [key for key in ("train/loss", "val/loss") if key in metrics]
-        losses = [f"{key} {float(metrics[key]):.4f}" for key in known]
-        if "val/loss" in known:
-            losses[-1] += evaluated_part(metrics, "val")
+        losses = [
+            f"{key} {float(metrics[key]):.4f}{evaluated_part(metrics, key.partition('/')[0])}"
+            for key in ("train/loss", "val/loss")
+            if key in metrics
+        ]
         checkpoint = find_callback(trainer, RunCheckpoint)
         speed = find_callback(trainer, SpeedMonitor)
         if checkpoint is not None and checkpoint.best_loss < math.inf:
-            since = checkpoint.best_since_step
-            since_text = f" since step {since:,}" if since else ""
-            losses.append(f"best val/loss {checkpoint.best_loss:.4f}{since_text}")
+            losses.append(f"best val/loss {checkpoint.best_loss:.4f}")
         lines = ["", f"loss        {', '.join(losses)} after {steps} steps"]
         if speed is not None:
             lines += speed_lines(speed, trainer, module)
@@ -127,18 +122,15 @@ class RunReport(L.Callback):
 
 def speed_lines(monitor: SpeedMonitor, trainer: L.Trainer, module: GPTModule) -> list[str]:
     """Return a line with the run's speed and a line with the wall seconds by phase."""
-    seconds = monitor.seconds()
+    seconds, (steps, stalls) = monitor.seconds(), monitor.steps()
     parts = ", ".join(f"{phase} {s:.1f}" for phase, s in seconds.items())
     lines = [f"time        {sum(seconds.values()):.1f} s: {parts}"]
-    steps, stalls = monitor.steps()
     if steps:
-        median_ms = median_s(steps) * 1e3
-        speed = f"{tokens_per_sec(steps):,.0f} tokens/s, median step {median_ms:.1f} ms"
+        speed = f"{tokens_per_sec(steps):,.0f} tokens/s, median step {median_s(steps) * 1e3:.1f} ms"
         if monitor.peak is not None:
             speed += f", MFU {monitor.mfu(steps, trainer, module):.1%} of {monitor.peak.label}"
         if stalls:
-            longest = max(s for s, _ in stalls)
-            speed += f"; {len(stalls)} stalls left out, the longest of {longest:.1f} s"
+            speed += f"; {len(stalls)} stalls left out, the longest of {max(stalls)[0]:.1f} s"
         lines.insert(0, f"speed       {speed}")
     return lines
 
@@ -150,26 +142,10 @@ def unfinished_schedule(trainer: L.Trainer, module: GPTModule) -> str:
     end = max(settings.warmup_steps, decay_steps)
     if settings.schedule == "constant" or not 0 < total < end:
         return ""
+    where = f"before the {settings.schedule} decay's end at {end:,}"
     if total <= settings.warmup_steps:
-        return f"the run ends at step {total:,}, in the warm-up of {settings.warmup_steps:,} steps"
-    return f"the run ends at step {total:,}, before the {settings.schedule} decay's end at {end:,}"
-
-
-def odd_shapes(n_embd: int, vocab_size: int) -> str:
-    """Return a hint about sizes that slow matrix products on GPUs, or an empty string.
-
-    Args:
-        n_embd: Width C.
-        vocab_size: Vocabulary V. A small one is not named: its padding would cost more than it
-            gains.
-    """
-    up = -(-vocab_size // 64) * 64
-    hints = []
-    if vocab_size < up <= 1.05 * vocab_size:
-        hints.append(f"vocabulary {vocab_size:,} (next: model.config.vocab_size {up})")
-    if n_embd % 64:
-        hints.append(f"width {n_embd}")
-    return f"no multiple of 64, slower on GPUs: {', '.join(hints)}" if hints else ""
+        where = f"in the warm-up of {settings.warmup_steps:,} steps"
+    return f"the run ends at step {total:,}, {where}"
 
 
 def none_due(trainer: L.Trainer) -> str:
@@ -179,18 +155,16 @@ def none_due(trainer: L.Trainer) -> str:
     if not sum(trainer.num_val_batches):
         return "none: the data have no validation split"
     every, in_epoch = trainer.check_val_every_n_epoch, trainer.val_check_batch
-    if in_epoch is None:  # a time
-        return ""
     epoch = trainer.num_training_batches
-    first = in_epoch if every is None else (every - 1) * epoch + min(in_epoch, epoch)
+    first = in_epoch or 0  # no number: it is a time
+    if every is not None and in_epoch is not None:
+        first = (every - 1) * epoch + min(in_epoch, epoch)
     micro_batches = total_steps(trainer) * trainer.accumulate_grad_batches
     if not 0 < micro_batches < first:
         return ""
     fix = f"; --trainer.val_check_interval {micro_batches} validates at its end"
-    return (
-        f"none: the first is due after {first:,} micro-batches, the run has {micro_batches:,}"
-        + (fix if (every or 1) == 1 else "")
-    )
+    text = f"none: the first is due after {first:,} micro-batches, the run has {micro_batches:,}"
+    return text + fix * ((every or 1) == 1)
 
 
 def run_hyperparameters(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]:
@@ -203,7 +177,7 @@ def run_hyperparameters(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]
         **hyperparameters,
         "precision": str(trainer.precision),
         "attention_kernel": module.attention_kernel,
-        "batch_size": data.settings.batch_size,
+        "batch_size": data.batch_size,
         "accumulate": trainer.accumulate_grad_batches,
         "ranks": trainer.world_size,
         "gradient_clip_val": trainer.gradient_clip_val or 0.0,

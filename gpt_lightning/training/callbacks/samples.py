@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
@@ -22,6 +23,7 @@ from gpt_lightning.training.steps import find_callback, is_fitting, is_sharded
 
 
 @checked("samples")
+@dataclass(eq=False)
 class SampleText(L.Callback):
     """Write generated text to the console and TensorBoard after each validation.
 
@@ -34,16 +36,11 @@ class SampleText(L.Callback):
             the samples.
     """
 
-    def __init__(
-        self,
-        max_new_tokens: NonNegativeInt = 200,
-        prompt: str = "",
-        temperature: NonNegativeFloat = 0.8,
-        top_k: PositiveInt | None = 200,
-        seed: Seed = 1337,
-    ) -> None:
-        self.max_new_tokens, self.prompt = max_new_tokens, prompt
-        self.temperature, self.top_k, self.seed = temperature, top_k, seed
+    max_new_tokens: NonNegativeInt = 200
+    prompt: str = ""
+    temperature: NonNegativeFloat = 0.8
+    top_k: PositiveInt | None = 200
+    seed: Seed = 1337
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._active(trainer):

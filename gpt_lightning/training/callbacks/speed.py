@@ -33,6 +33,7 @@ from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import StepCallback, at_log_step, find_callback, is_fitting
 
 Interval = tuple[Timestamp, Timestamp]  # begin and end
+Steps = list[tuple[float, int]]  # seconds and tokens of steps
 
 
 @checked("speed")
@@ -78,7 +79,7 @@ class SpeedMonitor(StepCallback):
         self._measured_steps = 0
         # steps after warm-up: intervals and tokens until they are logged, then seconds and tokens
         self._window: list[tuple[list[Interval], int]] = []
-        self._measured: list[tuple[float, int]] = []
+        self._measured: Steps = []
 
     # ---- phases --------------------------------------------------------------------------------
 
@@ -96,7 +97,7 @@ class SpeedMonitor(StepCallback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step = trainer.global_step
         self._waited = (0.0, self._step)
-        self._switch(trainer, "start-up")  # a sanity check has ended
+        self._enter(trainer, "start-up")  # a sanity check has ended
         logger = steps.run_logger(trainer)
         if logger is not None and trainer.is_global_zero:
             self._timeline = Timeline(logger.folder)
@@ -128,15 +129,14 @@ class SpeedMonitor(StepCallback):
         module = trainer.lightning_module
         assert isinstance(module, GPTModule)
         compiling = module.evaluates_compiled and "validation" not in self.clock.seconds()
-        self._stop_step(trainer.strategy.root_device)
-        self.clock.switch("compile and warm-up" if compiling else "validation")
+        self._enter(trainer, "compile and warm-up" if compiling else "validation")
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.before_validation(trainer)  # a sanity check, or one in the middle of a step
 
     def on_validation_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if self.clock.current != "validation":  # the first batch has compiled the evaluation
-            self._switch(trainer, "validation")
+            self._enter(trainer, "validation")
 
     def between_batches(self, trainer: L.Trainer) -> None:
         """Continue the step's time after a validation, before its data are read."""
@@ -144,37 +144,33 @@ class SpeedMonitor(StepCallback):
             self._continue_step(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._stop_step(trainer.strategy.root_device)
-        self.clock.switch("wrap-up")
+        self._enter(trainer, "wrap-up")
         if self._training:  # what followed the last step is in none
             self.clock.move(total_s(self._intervals), self._training, "wrap-up")
         self._drain_window()
 
-    def _stop_step(self, device: torch.device) -> None:
+    def _enter(self, trainer: L.Trainer, phase: str) -> None:
+        """Begin a phase when the device has done its work; a step that goes on is interrupted."""
         if self._begin is not None:
-            self._intervals.append((self._begin, record_event(device)))
+            self._intervals.append((self._begin, record_event(trainer.strategy.root_device)))
             self._begin = None
-        synchronize(device)
+        synchronize(trainer.strategy.root_device)
+        self.clock.switch(phase)
 
     def _continue_step(self, trainer: L.Trainer) -> None:
         if self._begin is None:
-            self._switch(trainer, self._training)
+            self._enter(trainer, self._training)
             self._begin = record_event(trainer.strategy.root_device)
-
-    def _switch(self, trainer: L.Trainer, phase: str) -> None:
-        synchronize(trainer.strategy.root_device)
-        self.clock.switch(phase)
 
     @contextmanager
     def phase(self, trainer: L.Trainer, name: str) -> Iterator[None]:
         """Interrupt the current phase, and the current step, by the phase `name`."""
-        device, in_step = trainer.strategy.root_device, self._begin is not None
-        self._stop_step(device)
-        with self.clock.phase(name):
-            yield
-            synchronize(device)
+        outer, in_step = self.clock.current, self._begin is not None
+        self._enter(trainer, name)
+        yield
+        self._enter(trainer, outer)
         if in_step:
-            self._begin = record_event(device)
+            self._begin = record_event(trainer.strategy.root_device)
 
     # ---- steps ---------------------------------------------------------------------------------
 
@@ -203,7 +199,7 @@ class SpeedMonitor(StepCallback):
             self._window.append(([*self._intervals, (self._begin, end)], self._step_tokens))
         elif self._measured_steps == self.warmup_steps:
             self._training = "train"
-            self._switch(trainer, "train")
+            self._enter(trainer, "train")
             end = record_event(trainer.strategy.root_device)  # a step begins inside its phase
         self.tokens += self._step_tokens
         self._step_tokens = 0
@@ -221,8 +217,8 @@ class SpeedMonitor(StepCallback):
             return  # still warming up
         module.log("perf/step_ms", median_s(window) * 1e3)
         module.log("perf/tokens_per_sec", tokens_per_sec(window))
-        if self.peak is not None:
-            module.log("perf/mfu", self.mfu(window, trainer, module))
+        if (mfu := self.mfu(window, trainer, module)) is not None:
+            module.log("perf/mfu", mfu)
 
     def _log_tokens(self, module: L.LightningModule) -> None:
         # Lightning would make it a float32, which counts to 2^24
@@ -232,7 +228,7 @@ class SpeedMonitor(StepCallback):
         if is_fitting(trainer):
             self._log_tokens(pl_module)  # the validation loss has its tokens too
 
-    def _drain_window(self) -> list[tuple[float, int]]:
+    def _drain_window(self) -> Steps:
         """Return seconds and tokens of the steps since the last log, which are synchronized."""
         window = [(total_s(intervals), tokens) for intervals, tokens in self._window]
         self._measured += window
@@ -250,17 +246,17 @@ class SpeedMonitor(StepCallback):
         for address, share in data.reader.shares().items():
             module.log(f"data/share/{address}", share)
 
-    def mfu(self, steps: list[tuple[float, int]], trainer: L.Trainer, module: GPTModule) -> float:
-        """Return the MFU of (seconds, tokens) pairs, a fraction of the known peak."""
-        assert self.peak is not None
-        return flops.mfu(
-            tokens_per_sec(steps), module.flops_per_token, self.peak.flops, trainer.world_size
-        )
+    def mfu(self, steps: Steps, trainer: L.Trainer, module: GPTModule) -> float | None:
+        """Return the MFU of steps, a fraction of the peak; None without a step or a known peak."""
+        if self.peak is None or not steps:
+            return None
+        rate = tokens_per_sec(steps)
+        return flops.mfu(rate, module.flops_per_token, self.peak.flops, trainer.world_size)
 
     # ---- results -------------------------------------------------------------------------------
 
-    def steps(self) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
-        """Return seconds and tokens of the steps after warm-up, stalls apart."""
+    def steps(self) -> tuple[Steps, Steps]:
+        """Return the steps after warm-up, and the stalls."""
         return without_stalls(self._measured, median_s(self._measured))
 
     def seconds(self) -> dict[str, float]:
@@ -306,16 +302,6 @@ class PhaseClock:
             self._began = now
         self._since, self.current = now, phase
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Interrupt the current phase by another, and continue it afterwards."""
-        outer = self.current
-        self.switch(name)
-        try:
-            yield
-        finally:
-            self.switch(outer)
-
     def move(self, seconds: float, source: str, target: str) -> None:
         """Count seconds of one phase as another."""
         self._seconds[source] -= seconds
@@ -345,20 +331,18 @@ def total_s(intervals: list[Interval]) -> float:
     return sum(elapsed_s(begin, end) for begin, end in intervals)
 
 
-def median_s(steps: list[tuple[float, int]]) -> float:
-    """Return the median seconds of (seconds, tokens) pairs; infinite if there are none."""
+def median_s(steps: Steps) -> float:
+    """Return the median seconds of steps; infinite if there are none."""
     return statistics.median([seconds for seconds, _ in steps] or [math.inf])
 
 
-def without_stalls(
-    steps: list[tuple[float, int]], median_s: float
-) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
-    """Split (seconds, tokens) pairs into steps and stalls, of over ten times the median."""
+def without_stalls(steps: Steps, median_s: float) -> tuple[Steps, Steps]:
+    """Split steps into those and stalls, of over ten times the median."""
     longest_s = 10 * median_s
     stalls = [step for step in steps if step[0] > longest_s]
     return [step for step in steps if step[0] <= longest_s], stalls
 
 
-def tokens_per_sec(steps: list[tuple[float, int]]) -> float:
-    """Return tokens over seconds of (seconds, tokens) pairs: a mean over time, not of rates."""
+def tokens_per_sec(steps: Steps) -> float:
+    """Return tokens over seconds of steps: a mean over time, not of rates."""
     return sum(tokens for _, tokens in steps) / sum(seconds for seconds, _ in steps)
