@@ -53,7 +53,7 @@ COMMANDS = {
     "data": Command("print a dataset, or check its bytes: data verify DIR", prints=True),
     "sample": Command("generate text with a trained model", prints=True),
     "eval": Command("score a model: HellaSwag, LAMBADA, WikiText", "commands.evaluate:evaluate"),
-    "import": Command("write a GPT-2 as a checkpoint", "commands.import_model:import_model"),
+    "import": Command("write a GPT-2 as a checkpoint", "commands.export:import_model"),
     "export": Command("write a model for Hugging Face: export RUN --to DIR"),
     "reproduce": Command("repeat published results: reproduce --list", "reproduce.command:run"),
     "bench": Command("measure this machine: bench --help", "bench.command:run"),

@@ -32,6 +32,19 @@ def explained(action: str, path: Path | str, fix: str = CHECK_DISK) -> Iterator[
         raise UserError(f"cannot {action} {path}: {error.strerror or error}; {fix}") from error
 
 
+def new_path(option: str, name: str | None, suffix: str = "") -> Path:
+    """Return the path of an option that names a new file or folder.
+
+    Raises:
+        UserError: The option is missing, its path exists, or ends in another suffix.
+    """
+    if name is None or not name.endswith(suffix) or os.path.lexists(name):
+        wrong = "is missing" if name is None else f"{name} exists or has another suffix"
+        kind = f"a new file such as new{suffix}" if suffix else "the name of a new file or folder"
+        raise UserError(f"{option} {wrong}: give {kind}")
+    return Path(name)
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a file that at every moment is absent, the old one, or complete.
 

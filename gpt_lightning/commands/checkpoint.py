@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained
+from gpt_lightning.files import explained, new_path
 
 if TYPE_CHECKING:
     from gpt_lightning.runs.checkpoint import Checkpoint
@@ -90,10 +90,7 @@ def convert(path: Path, out: str | None, sharded: bool) -> None:
     from gpt_lightning.runs.checkpoint import read_checkpoint
     from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 
-    if out is None or not out.endswith(".ckpt") or Path(out).exists():
-        reason = "is missing" if out is None else f"{out} exists, or does not end with .ckpt"
-        raise UserError(f"--out {reason}: give a new file, such as --out copy.ckpt")
-    target = Path(out)
+    target = new_path("--out", out, ".ckpt")
     read_checkpoint(path, check=False)  # raises for other programs' files
     content = DurableCheckpointIO().load_checkpoint(path)
     with explained("write to", target.parent):

@@ -24,6 +24,7 @@ WORDS = {
     "trainer.profiler": "simple advanced pytorch",
     "trainer.strategy": "auto ddp fsdp2",
 }
+FILES = "gpt_lightning_config_files"  # function of the script for bash
 
 
 def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
@@ -42,42 +43,64 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
 
 
 def program_parser() -> argparse.ArgumentParser:
-    """Return a plain parser with the commands, options, values and benches of the program."""
-    from jsonargparse import capture_parser
+    """Return the parsers of all commands, with what completes the value of each argument."""
+    from jsonargparse import ArgumentParser, capture_parser
 
     from gpt_lightning.bench.command import find_benches, help_line
     from gpt_lightning.cli import COMMANDS, TRAINING, dispatch
     from gpt_lightning.training.fit import training_parser
 
-    root = argparse.ArgumentParser(prog="gpt-lightning")
-    commands = root.add_subparsers()
-    actions = actions_of(training_parser())
-    training = next(a.choices for a in actions if isinstance(a.choices, dict))
+    # two parsers of `fit`, the second for `resume RUN`
+    training, again = (
+        next(a.choices for a in actions_of(training_parser()) if a.choices) for _ in range(2)
+    )
+    training["resume"] = again["fit"]
+    root = ArgumentParser(prog="gpt-lightning")
+    commands = root.add_subcommands()
     for name, (text, address, _) in COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text)
         if address == TRAINING:
-            copy_arguments(training.get(name) or training["fit"], command)
+            command = training[name]
             if name != "fit":
-                add_argument(command, ["run"], "Run folder.")
-        elif name == "bench":
-            benches = command.add_subparsers()
-            for bench, module in find_benches().items():
-                line = help_line(module).replace("%", "%%")
-                known = capture_parser(dispatch, [name, bench, "--help"])
-                copy_arguments(known, benches.add_parser(bench, help=line, description=line))
+                command.add_argument("run", help="Run folder.")
+        elif name != "bench":
+            command = capture_parser(dispatch, [name, "--help"])
         else:
-            copy_arguments(capture_parser(dispatch, [name, "--help"]), command)
+            command = ArgumentParser()
+        commands.add_subcommand(name, complete_values(command), help=text)
+        if name == "bench":
+            benches = command.add_subcommands()
+            for bench, module in find_benches().items():
+                known = capture_parser(dispatch, [name, bench, "--help"])
+                line = help_line(module).replace("%", "%%")
+                benches.add_subcommand(bench, complete_values(known), help=line)
     return root
 
 
-def copy_arguments(source: argparse.ArgumentParser, target: argparse.ArgumentParser) -> None:
-    """Give a plain parser the arguments of a parser of jsonargparse."""
-    for action in actions_of(source):
-        names = [name for name in action.option_strings if not name.endswith((".help", "+"))]
-        shown = names or not action.option_strings
-        if shown and action.dest not in ("help", "print_config"):
-            text = " ".join((action.help or "").replace("%%", "%").split())
-            add_argument(target, names or [action.dest], text, action)
+def complete_values(parser: Any) -> Any:
+    """Let the arguments of a parser complete to the words of their type; without words to paths."""
+    import shtab
+
+    from gpt_lightning.parsing import config_names
+
+    for action in actions_of(parser):
+        text = " ".join((action.help or "").replace("%%", "%").split())
+        action.help = re.split(r"(?<=\w)[.:;] ", text)[0].replace("%", "%%")
+        if action.dest.endswith(("help", "print_config")):
+            action.help = argparse.SUPPRESS
+        elif "--config" in action.option_strings and text != "Path to a configuration file.":
+            words = " ".join(config_names())
+            bash = f'{FILES}() {{ compgen -W "{words}" -- "$1"; compgen -f -- "$1"; }}'
+            action.complete = {
+                "bash": FILES,
+                "zsh": f"{{_alternative 'names:configuration:({words})' 'files:file:_files'}}",
+                "fish": f"{words} (__fish_complete_path (commandline -ct))",
+                "preamble": {"bash": bash},
+            }
+        elif action.nargs != 0:
+            action.choices = values_of(action, text) or None
+            if action.choices is None:
+                action.complete = shtab.FILE
+    return parser
 
 
 def values_of(action: argparse.Action, text: str) -> list[str]:
@@ -91,38 +114,3 @@ def values_of(action: argparse.Action, text: str) -> list[str]:
         return found[1].split(",")
     listed = re.match(r"(?:One|Any) of ((?:(?:, | and )?(?!separated|or )[\w./-]*\w)+)", text)
     return re.split(", | and ", listed[1]) if listed else [*map(str, action.choices or ())]
-
-
-def add_argument(
-    parser: argparse.ArgumentParser, names: list[str], text: str, like: Any = None
-) -> None:
-    """Add an argument that completes to words; without words to paths.
-
-    Args:
-        parser: Parser to add it to.
-        names: Option strings, or the name of a positional argument.
-        text: Help.
-        like: Argument of jsonargparse with the same values; None: one path.
-    """
-    import shtab
-
-    from gpt_lightning.parsing import config_names
-
-    about = re.split(r"(?<=\w)[.:;] ", text)[0].replace("%", "%%")
-    if like is not None and like.nargs == 0:
-        parser.add_argument(*names, action="store_true", help=about)
-        return
-    values = values_of(like, text) if like is not None else []
-    nargs = like.nargs if like is not None else None
-    action = parser.add_argument(*names, help=about, nargs=nargs, choices=values or None)
-    if "--config" in names and text != "Path to a configuration file.":
-        words = " ".join(config_names())
-        both = f'compgen -W "{words}" -- "$1"; compgen -f -- "$1"'
-        action.complete = {  # type: ignore[attr-defined]  # shtab reads it
-            "bash": "gpt_lightning_config_files",
-            "zsh": f"{{_alternative 'names:configuration:({words})' 'files:file:_files'}}",
-            "fish": f"{words} (__fish_complete_path (commandline -ct))",
-            "preamble": {"bash": f"gpt_lightning_config_files() {{ {both}; }}"},
-        }
-    elif not values:
-        action.complete = shtab.FILE  # type: ignore[attr-defined]

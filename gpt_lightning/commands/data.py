@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 from jsonargparse.typing import NonNegativeInt
 
+from gpt_lightning.commands.runs import print_table
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.inspection import Lengths, document_lengths, plot_lengths, verify
 from gpt_lightning.data.manifest import Manifest
@@ -16,8 +17,7 @@ from gpt_lightning.errors import UserError
 
 ROOT = Path("lightning_logs") / "inspect"
 MAX_SHARD_ROWS = 20
-SPLIT_ROW = "{:<5}  {:>6}  {:>15}  {:>12}  {:>9}  {:>9}  {:>11}"  # lengths are in tokens
-SHARD_ROW = "{:<24}  {:>13}  {}"
+SPLIT_ROW = ["split", "shards", "tokens", "documents", "mean", "median", "longest"]  # in tokens
 
 
 def data(
@@ -50,7 +50,14 @@ def data(
         return verify(path)
     manifest = load_manifest(path)
     chosen = split or next(iter(manifest.splits))
-    check_peek(path, manifest, chosen, offset)
+    if chosen not in manifest.splits:
+        has = ", ".join(manifest.splits)
+        raise UserError(f"--split is {split!r}, and {folder} has {has}: choose one")
+    if not 0 <= offset < (n_tokens := manifest.tokens(chosen)):
+        raise UserError(
+            f"--offset is {offset:,}, and the {chosen} split of {folder} has {n_tokens:,} tokens: "
+            f"choose one from 0 to {n_tokens - 1:,}"
+        )
     print_facts(path, manifest)
     try:
         tokenizer = tokenizer_from_spec(manifest.tokenizer)
@@ -70,20 +77,6 @@ def data(
         print(f"\npicture: {picture}")
 
 
-def check_peek(folder: Path, manifest: Manifest, split: str, offset: int) -> None:
-    """Raise a UserError if the split of the peek is unknown, or the offset is outside of it."""
-    if split not in manifest.splits:
-        raise UserError(
-            f"--split is {split!r}, and {folder} has {', '.join(manifest.splits)}: choose one"
-        )
-    n_tokens = manifest.tokens(split)
-    if not 0 <= offset < n_tokens:
-        raise UserError(
-            f"--offset is {offset:,}, and the {split} split of {folder} has {n_tokens:,} tokens: "
-            f"choose one from 0 to {n_tokens - 1:,}"
-        )
-
-
 def print_facts(folder: Path, manifest: Manifest) -> None:
     """Print the facts of the whole dataset."""
     facts = {
@@ -94,8 +87,7 @@ def print_facts(folder: Path, manifest: Manifest) -> None:
         "source": f"{manifest.source.name}, {manifest.source.bytes:,} bytes",
         "settings": ", ".join(f"{key} {value}" for key, value in manifest.settings.items()),
     }
-    for name, fact in facts.items():
-        print(f"{name:<10} {fact}".rstrip())
+    print("\n".join(f"{name:<10} {fact}".rstrip() for name, fact in facts.items()))
 
 
 def lengths_of(folder: Path, manifest: Manifest, tokenizer: Tokenizer | None) -> dict[str, Lengths]:
@@ -115,19 +107,19 @@ def lengths_of(folder: Path, manifest: Manifest, tokenizer: Tokenizer | None) ->
 
 def print_tables(manifest: Manifest, lengths: dict[str, Lengths]) -> None:
     """Print a row for each split, with its documents if they are known, and for twenty shards."""
-    names = ("split", "shards", "tokens", "documents", "mean", "median", "longest")
-    print(f"\n{SPLIT_ROW.format(*names)}")
+    rows = [SPLIT_ROW]
     for split, shards in manifest.splits.items():
         documents = [""] * 4
         if found := lengths.get(split):
             middle, longest = found.quantile(0.5), found.quantile(1.0)
             documents = [f"{len(found):,}", f"{found.mean():,.1f}", f"{middle:,}", f"{longest:,}"]
-        row = SPLIT_ROW.format(split, f"{len(shards):,}", f"{manifest.tokens(split):,}", *documents)
-        print(row.rstrip())
-    print(f"\n{SHARD_ROW.format('file', 'tokens', 'SHA-256')}")
-    for shard in manifest.shards()[:MAX_SHARD_ROWS]:
-        print(SHARD_ROW.format(shard.file, f"{shard.tokens:,}", shard.sha256 or "none"))
-    if (rest := len(manifest.shards()) - MAX_SHARD_ROWS) > 0:
+        rows.append([split, f"{len(shards):,}", f"{manifest.tokens(split):,}", *documents])
+    print()
+    print_table(rows, [{}, *[{"format": ","}] * 6])
+    files = [(each.file, f"{each.tokens:,}", each.sha256 or "none") for each in manifest.shards()]
+    print()
+    print_table([("file", "tokens", "SHA-256"), *files[:MAX_SHARD_ROWS]], [{}, {"format": ","}, {}])
+    if (rest := len(files) - MAX_SHARD_ROWS) > 0:
         print(f"and {rest:,} more")
 
 

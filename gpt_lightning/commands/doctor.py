@@ -95,7 +95,7 @@ def versions() -> Iterator[Line]:
 
 
 def packages() -> Iterator[Line]:
-    """Yield the packages that extras lack, and those of other versions than the tested ones."""
+    """Yield what extras lack, versions that are not the tested ones, and what packages lack."""
     here = {plain(found.name): found.version for found in metadata.distributions()}
     missing: dict[str, list[str]] = {}
     for requirement in metadata.requires("gpt-lightning") or []:
@@ -108,6 +108,7 @@ def packages() -> Iterator[Line]:
     pairs = [(name, here.get(plain(name), pin).partition("+")[0], pin) for name, pin in pins]
     other = [f"{name} {version} (tested: {pin})" for name, version, pin in pairs if version != pin]
     yield "note" if other else "ok", "versions", ", ".join(other) or "those of constraints.txt"
+    yield from (("note", "private names", line) for line in device.missing_names())
 
 
 def folders() -> Iterator[Line]:

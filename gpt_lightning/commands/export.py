@@ -1,14 +1,26 @@
-"""The command `gpt-lightning export`: write a trained model in Hugging Face's format."""
+"""The commands `gpt-lightning export` and `import`: trained models in other formats and in ours."""
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jsonargparse.typing import PositiveInt
+
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import new_path
+from gpt_lightning.parsing import plain_number
 
 if TYPE_CHECKING:
     from gpt_lightning.model.gpt import GPTConfig
     from gpt_lightning.model.weights import Pretrained
+
+
+FIGURES = {
+    "step": ("optimizer steps", "{:,}"),
+    "tokens": ("tokens of training", "{:,}"),
+    "val_loss": ("validation loss", "{:.4f} nats per token"),
+}
 
 
 def export(source: str, to: str | None = None) -> None:
@@ -20,11 +32,7 @@ def export(source: str, to: str | None = None) -> None:
         source: Checkpoint, run folder, or any other source of `sample`.
         to: Folder to make; it must be named.
     """
-    if to is None:
-        raise UserError("give --to DIR: the folder to make")
-    out = Path(to)
-    if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
-        raise UserError(f"--to {out} exists: give the name of a new folder")
+    out = new_path("--to", to)
 
     from gpt_lightning.data.huggingface_tokenizer import tokenizer_files
     from gpt_lightning.files import explained, move_into_place, workspace
@@ -67,31 +75,61 @@ def model_card(found: "Pretrained", config: "GPTConfig", n_params: int, tokenize
         "context": f"{config.block_size:,} tokens",
         "tokenizer": tokenizer,
     }
-    names = {"step": "optimizer steps", "tokens": "tokens of training"}
-    for key, name in {**names, "val_loss": "validation loss"}.items():
+    for key, (name, text) in FIGURES.items():
         if key in found.figures:
-            value = found.figures[key]
-            rows[name] = f"{value:.4f} nats per token" if key == "val_loss" else f"{value:,}"
+            rows[name] = text.format(found.figures[key])
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    return f"""---
-library_name: transformers
-pipeline_tag: text-generation
-tags:
-- gpt2
----
+    template = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
+    return template.format(table=table)
 
-# GPT-2
 
-| | |
-| --- | --- |
-{table}
+def import_model(
+    source: str,
+    out: str | None = None,
+    block_size: PositiveInt | None = None,
+    vocab_size: PositiveInt | None = None,
+    dropout: float | None = None,
+) -> None:
+    """Write a trained GPT-2 as a checkpoint: to sample from, to evaluate, or for model.init_from.
 
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+    Args:
+        source: gpt2, gpt2-medium, gpt2-large or gpt2-xl; a folder of Hugging Face, or a file
+            .safetensors or .bin; ckpt.pt of nanoGPT; a checkpoint or run folder of `fit`.
+        out: File to write, FILE.ckpt; it must be named.
+        block_size: Context; null: the source's. A smaller one takes its first positions.
+        vocab_size: Rows of the vocabulary; null: the source's. More rows, such as 50304, are the
+            mean of the others.
+        dropout: Dropout for a training; null: the source's.
+    """
+    path = new_path("--out", out, ".ckpt")
 
-model = AutoModelForCausalLM.from_pretrained(".")
-tokenizer = AutoTokenizer.from_pretrained(".")
-```
+    from gpt_lightning.runs.checkpoint import RunRecord
+    from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
+    from gpt_lightning.runs.settings import Settings
+    from gpt_lightning.runs.sources import read_source
 
-Exported by gpt-lightning from a model of its own or of another program's training.
-"""
+    found = read_source(source, gpt_for="import")
+    theirs = found.shape()
+    if block_size is not None and block_size > theirs["block_size"]:
+        raise UserError(
+            f"--block_size {block_size} is above the {theirs['block_size']} positions of {source}: "
+            "lower it, or leave it out"
+        )
+    if vocab_size is not None and vocab_size < theirs["vocab_size"]:
+        raise UserError(
+            f"--vocab_size {vocab_size} is below the {theirs['vocab_size']} rows of {source}: "
+            "raise it, or leave it out"
+        )
+    changes = {"block_size": block_size, "vocab_size": vocab_size, "dropout": dropout}
+    given = {key: plain_number(value) for key, value in changes.items() if value is not None}
+    model = found.model(**given)
+    record = RunRecord(
+        config=model.config, settings=Settings(), tokenizer=found.tokenizer, figures=found.figures
+    )
+    weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    checkpoint = {"state_dict": weights, "global_step": found.figures.get("step", 0)}
+    checkpoint["pytorch-lightning_version"] = version("lightning")
+    record.write(checkpoint)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durable_checkpoint(checkpoint, path)
+    print(f"wrote       {path}: {model.num_params():,} parameters from {found.source}")

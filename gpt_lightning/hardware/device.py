@@ -13,10 +13,13 @@ import subprocess
 import sys
 import time
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
+import yaml
 
 from gpt_lightning import __version__
 
@@ -245,3 +248,26 @@ def version() -> str:
 def _driver() -> str:
     versions = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return (versions or "unknown").splitlines()[0]
+
+
+def missing_names(loaded: bool = False) -> list[str]:
+    """Return a line for each private name that its library lacks here: what happens without it.
+
+    Args:
+        loaded: True to look only into modules that this process has imported.
+    """
+    path = Path(__file__).parents[1] / "private_names.yaml"
+    lines = []
+    for name, row in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+        of, module = row["of"], row["of"].partition(":")[0]
+        if (loaded and module not in sys.modules) or find_spec(module.partition(".")[0]) is None:
+            continue
+        try:
+            owner = resolve_name(of)
+            code = getattr(owner, "__code__", None) or getattr(owner.__init__, "__code__", None)
+            found = hasattr(owner, name) or name in of or (code and name in code.co_names)
+        except (ImportError, AttributeError):
+            found = False
+        if not found:
+            lines.append(f"{name} is missing in {of}: {row['without']}")
+    return lines

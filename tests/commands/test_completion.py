@@ -45,12 +45,19 @@ done
 """
 
 
-@pytest.mark.slow  # makes the parser of every command, 5 s a shell
+@pytest.fixture(scope="module")
+def parser():
+    """The parser of every command, which takes 5 s to make, made once."""
+    return completion.program_parser()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_script_has_every_command_option_and_name(shell, tmp_path, monkeypatch, capfd):
+def test_a_script_has_every_command_option_and_name(shell, parser, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(completion, "program_parser", lambda: parser)
     assert main(["completion", shell]) == 0
     script, errors = capfd.readouterr()
-    assert errors == ""  # none of Lightning's warnings
+    assert errors == ""
     words = [*COMMANDS, *find_benches(), *config_names(), *CASES]
     words += ["model.config.n_layer", "ckpt_path", "dtypes", "split"]
     assert not [word for word in words if word not in script]

@@ -13,6 +13,7 @@ import time
 import types
 import urllib.error
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import torch
@@ -145,10 +146,27 @@ def test_packages_that_are_missing_or_not_tested(monkeypatch, tmp_path):
         ("ok", "extra one", "installed"),
         ("note", "extra two", "pip install q.x r"),
         ("note", "versions", "numpy 2.1 (tested: 2.0)"),
-    ]
+    ]  # and no private name of another library is missing
     installed_again = [*found[:2], types.SimpleNamespace(name="numpy", version="2.0")]
     monkeypatch.setattr(doctor.metadata, "distributions", lambda: installed_again)
     assert list(doctor.packages())[-1] == ("ok", "versions", "those of constraints.txt")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        ("torch._inductor.codecache", "CppCodeCache"),
+        ("torch.cuda.memory", "_dump_snapshot"),
+        ("lightning.pytorch.Trainer", "_active_loop"),
+        ("lightning.pytorch.strategies.DDPStrategy", "__init__"),  # makes _ddp_kwargs
+    ],
+)
+def test_a_private_name_that_is_missing_is_a_note(owner, name, monkeypatch):
+    monkeypatch.delattr(resolve_name(owner), name)
+    found = [text for status, kind, text in doctor.packages() if kind == "private names"]
+    assert any({"__init__": "_ddp_kwargs"}.get(name, name) in line for line in found)
+    monkeypatch.undo()
+    assert device.missing_names() == []
 
 
 def test_the_tested_versions_stand_beside_the_configurations():  # in a wheel, too

@@ -19,7 +19,7 @@ from gpt_lightning.reproduce import published, selftest, settings
 from gpt_lightning.reproduce.cases import CASES, Rung
 from gpt_lightning.tables.verdicts import Verdict
 from gpt_lightning.training import optim
-from gpt_lightning.training.callbacks.recorder import RunProbe
+from gpt_lightning.training.callbacks.recorder import RunRecorder
 from gpt_lightning.training.fit import run_cli, training_parser
 
 LECTURE_LADDER = CASES["lecture-ladder"]
@@ -264,7 +264,11 @@ def test_options_that_change_a_setting_are_seen(options, seen, tinyshakespeare):
 @pytest.mark.slow
 def test_a_resumed_run_has_no_initial_weights(text_file):
     read = []
-    probe = RunProbe(lambda module: read.append(settings.read_settings(module)))
+
+    def begin(module) -> None:
+        read.append(settings.read_settings(module))
+
+    probe = RunRecorder(lambda seen: None, each_step=False, begin=begin)
     for more in (["--trainer.max_steps=1"], ["--trainer.max_steps=2", "--resume=auto"]):
         run_cli(["fit", *TINY_RUN, *more], callbacks=[probe])
     new, resumed = read

@@ -30,10 +30,10 @@ class Work(GPTModule):
         return super().training_step(batch, batch_idx)
 
 
-def run(text_file, monkeypatch, each_step=True, accumulate=1, slow_step=-1, max_steps=6, steps=()):
+def run(text_file, monkeypatch, each_step=True, accumulate=1, slow_step=-1, max_steps=6, **more):
     module, seen = Work(slow_step), []
     monkeypatch.setattr(recorder, "time", SimpleNamespace(perf_counter=lambda: module.now))
-    callback = RunRecorder(seen.append, each_step, steps)
+    callback = RunRecorder(seen.append, each_step, **more)
     trainer = L.Trainer(
         accelerator="cpu",
         max_steps=max_steps,
@@ -115,3 +115,18 @@ def test_the_losses_of_some_steps_are_those_of_each(text_file, monkeypatch, accu
     assert some == [(0, losses[0], None), (3, losses[3], None)]
     assert float(module.last_loss) == losses[5]
     assert GPTModule(CONFIG).last_loss is None
+
+
+def test_it_begins_before_the_first_step_and_keeps_the_first_batches(text_file, monkeypatch):
+    begun = []
+
+    def begin(module):
+        (optimizer,) = module.trainer.optimizers
+        begun.append((module.trainer.global_step, len(optimizer.state)))
+
+    _, _, _, trainer = run(text_file, monkeypatch, each_step=False, begin=begin)
+    assert begun == [(0, 0)]  # AdamW has made no update
+    (callback,) = (c for c in trainer.callbacks if isinstance(c, RunRecorder))
+    assert [x.shape for x, _ in callback.batches] == [(B, T)] * 2
+    for x, y in callback.batches:
+        assert torch.equal(x[:, 1:], y[:, :-1])

@@ -39,6 +39,16 @@ def test_hyperparameters_are_logged_unless_the_trainer_logs_none(wanted, monkeyp
     assert logged == ["all"] * wanted
 
 
+def test_the_banner_has_a_line_for_a_private_name_that_is_missing(monkeypatch, capsys):
+    """Lightning's progress is the same without it."""
+    assert main(["fit", *TINY]) == 0
+    assert "\nmissing" not in capsys.readouterr().out
+    monkeypatch.delattr("torch.cuda.memory._dump_snapshot")
+    assert main(["fit", *TINY]) == 0
+    (line,) = re.findall(r"^missing .*$", capsys.readouterr().out, re.M)
+    assert "_dump_snapshot" in line
+
+
 def test_the_command_to_sample_works_as_it_is_printed(capsys):
     assert main(["fit", *TINY]) == 0
     printed = re.search(r"^sample +(.*)$", capsys.readouterr().out, re.M)[1]
@@ -94,7 +104,6 @@ def test_the_banner_and_the_summary_are_facts_of_the_run(capsys):
         == f"{data.address}: {data.training_tokens():,} training tokens, sequential order; "
         f"1 epoch = {(data.training_tokens() - 1) // 16 // 4 // 3 * 3} batches"
     )
-    assert facts["shapes"] == "no multiple of 64, slower on GPUs: width 8"
     assert facts["step"] == "192 tokens = 4 sequences x 16 tokens x 3 accumulated x 1 ranks"
     assert facts["run folder"] == "lightning_logs/a run/version_0"
     metrics, held_out = trainer.callback_metrics, len(data.reader.stream("val")) - 1

@@ -315,6 +315,15 @@ def test_a_second_session_of_a_process_has_rates_of_its_own(text_file, time):
     assert sum(monitor.seconds().values()) == pytest.approx(time.now - first - 100.0)
 
 
+def test_every_moment_belongs_to_one_phase():
+    time = FakeTime()
+    clock = PhaseClock("start-up", now=time)
+    for phase, seconds in (("start-up", 1), ("train", 2), ("checkpoint", 4), ("train", 16)):
+        clock.switch(phase)
+        time.now += seconds
+    assert clock.seconds() == {"start-up": 1, "train": 18, "checkpoint": 4}
+
+
 def test_a_stall_is_over_ten_times_the_median_and_counts_for_nothing():
     steps = [(0.1, 100)] * 20 + [(1.01, 100), (0.99, 100), (1967.0, 100)]
     kept, stalls = without_stalls(steps, median_s(steps))
