@@ -12,11 +12,10 @@ from gpt_lightning.commands.sample import sample
 from gpt_lightning.prepare.command import prepare
 from gpt_lightning.runs.settings import TaskSettings
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
-from gpt_lightning.training.callbacks.progress import StepProgress
+from gpt_lightning.training.callbacks.report import StepProgress
 from gpt_lightning.training.callbacks.samples import SampleText
-from gpt_lightning.training.callbacks.signals import StopSignals
+from gpt_lightning.training.callbacks.signals import StopSignals, Watchdog
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
-from gpt_lightning.training.callbacks.watchdog import Watchdog
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 

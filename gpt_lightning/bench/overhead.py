@@ -43,7 +43,7 @@ from gpt_lightning.tables.rows import Row, Values, row_type
 from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.training import optim, optimizers
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
-from gpt_lightning.training.callbacks.progress import StepProgress
+from gpt_lightning.training.callbacks.report import StepProgress
 from gpt_lightning.training.callbacks.samples import SampleText
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.module import GPTModule

@@ -2,28 +2,14 @@
 
 import argparse
 import re
+from pathlib import Path
 from typing import Any, Literal
+
+import yaml
 
 from gpt_lightning.parsing import actions_of
 
-# words of options whose type is any text
-WORDS = {
-    "accelerator": "auto cpu gpu mps",
-    "data.corpus": "tinyshakespeare shakespeare-plays shakespeare-plays-all",
-    "data.tokenizer": "char byte gpt2",
-    "device": "auto cpu cuda mps",
-    "evaluation.tasks": "hellaswag lambada wikitext",
-    "model.compile": "auto true false",
-    "model.optimizer": "adamw muon",
-    "speed.peak_flops": "auto measure a100",
-    "state": "running finished stopped failed killed unknown damaged",
-    "tasks": "hellaswag lambada wikitext",
-    "tokenizer": "char byte gpt2",
-    "trainer.accelerator": "auto cpu gpu mps",
-    "trainer.gradient_clip_algorithm": "norm value",
-    "trainer.profiler": "simple advanced pytorch",
-    "trainer.strategy": "auto ddp fsdp2",
-}
+WORDS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 FILES = "gpt_lightning_config_files"  # function of the script for bash
 
 

@@ -221,6 +221,9 @@ class StepCallback(L.Callback):
     def between_batches(self, trainer: L.Trainer) -> None:
         """Act between two micro-batches, when nothing is in flight; see BetweenSteps."""
 
+    def before_phase(self) -> None:
+        """Act before a phase that is no training and may take longer than a batch."""
+
     def before_validation(self, trainer: L.Trainer) -> None:
         """Act before the loader of a validation, which follows a step, starts its workers."""
 
@@ -278,6 +281,18 @@ def stop_reason(trainer: L.Trainer) -> str:
 
 
 # ---- accessors for Trainer attributes that Lightning leaves untyped ----------------------------
+
+
+def total_steps(trainer: L.Trainer) -> int:
+    """Return the optimizer steps of the whole run; 0 if it has no end.
+
+    Trainer.estimated_stepping_batches drops the loader's state on a resume with max_epochs.
+    """
+    ends = [trainer.max_steps] if trainer.max_steps >= 0 else []
+    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+        steps_per_epoch = int(trainer.num_training_batches) // trainer.accumulate_grad_batches
+        ends.append(trainer.max_epochs * steps_per_epoch)
+    return min(ends, default=0)
 
 
 def at_log_step(trainer: L.Trainer, step: int) -> bool:

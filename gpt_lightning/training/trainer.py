@@ -24,7 +24,7 @@ from gpt_lightning.hardware.distributed import NO_COMMAND
 from gpt_lightning.parsing import nearest
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
-from gpt_lightning.training.callbacks.progress import StepProgress
+from gpt_lightning.training.callbacks.report import StepProgress
 
 # a float is a fraction of the batches, an int a number of them
 LIMITS = tuple(f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict"))

@@ -13,7 +13,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
-from gpt_lightning.training.callbacks.progress import StepProgress
+from gpt_lightning.training.callbacks.report import StepProgress
 from gpt_lightning.training.callbacks.samples import SampleText
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.datamodule import TokenDataModule

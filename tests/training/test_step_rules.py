@@ -9,7 +9,7 @@ from lightning.pytorch.loops import _FitLoop
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.training import steps
-from gpt_lightning.training.callbacks.progress import total_steps
+from gpt_lightning.training.steps import total_steps
 
 
 def trainer_of(**changes) -> SimpleNamespace:

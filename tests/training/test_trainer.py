@@ -12,7 +12,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.distributed import RankLauncher
 from gpt_lightning.training import trainer as module
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
-from gpt_lightning.training.callbacks.progress import StepProgress
+from gpt_lightning.training.callbacks.report import StepProgress
 from gpt_lightning.training.trainer import (
     AT_LEAST,
     changed_arguments,

@@ -3,9 +3,9 @@
 # Callbacks of every run: key -> file and class. Arguments of the class are keys KEY.*.
 EVERY_RUN = {
     "speed": "speed:SpeedMonitor",
-    "progress": "progress:StepProgress",
+    "progress": "report:StepProgress",
     "samples": "samples:SampleText",
     "checkpoint": "checkpoint:RunCheckpoint",
     "signals": "signals:StopSignals",
-    "watchdog": "watchdog:Watchdog",
+    "watchdog": "signals:Watchdog",
 }

@@ -1,26 +1,39 @@
-"""RunReport: banner at the start of a run, summary at its end."""
+"""RunReport: banner and summary of a run. StepProgress: a bar by optimizer step, or plain lines."""
 
+import io
 import math
 import shlex
 import shutil
 import sys
 import textwrap
+import time
 from typing import Any
 
 import lightning as L
 import torch
+from jsonargparse.typing import PositiveInt
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
+from tqdm import tqdm
 
 from gpt_lightning.hardware.device import device_name, missing_names
-from gpt_lightning.parsing import program
+from gpt_lightning.parsing import checked, program
 from gpt_lightning.runs.logger import PAGE, RunEvents
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
-from gpt_lightning.training.callbacks.progress import evaluated_part, evaluation_line, total_steps
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, median_s, tokens_per_sec
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import StepShape, find_callback, run_folder, stop_reason
+from gpt_lightning.training.steps import StepShape, find_callback, run_folder, total_steps
+
+QUIET_S = 30.0  # interval of the lines that a long evaluation prints
+LINE_S = 60.0  # longest time between two lines of training
+METRICS = {
+    "train/loss": "loss {:.4f}",
+    "perf/step_ms": "{:.1f} ms/step",
+    "perf/tokens_per_sec": "{:,.0f} tokens/s",
+    "perf/mfu": "MFU {:.1%}",
+}
 
 
 class RunReport(L.Callback):
@@ -34,11 +47,9 @@ class RunReport(L.Callback):
         for logger in trainer.loggers if trainer.enable_autolog_hparams else ():
             logger.log_hyperparams(run_hyperparameters(trainer, pl_module))
         if trainer.is_global_zero:
-            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
-            for line in self._banner(trainer, pl_module):
-                print(textwrap.fill(line, width, subsequent_indent=" " * 12), flush=True)
+            print_facts(self._banner(trainer, pl_module))
 
-    def _banner(self, trainer: L.Trainer, module: GPTModule) -> list[str]:
+    def _banner(self, trainer: L.Trainer, module: GPTModule) -> dict[str, str]:
         config, settings, data = module.config, module.settings, token_data(trainer)
         assert data is not None
         compiled, why = module.compiles
@@ -64,28 +75,24 @@ class RunReport(L.Callback):
         }
         speed = find_callback(trainer, SpeedMonitor)
         facts |= module.notes | {"peak": "" if speed is None else speed.peak_line}
-        facts["missing"] = "; ".join(missing_names(loaded=True))
-        return [f"{name:<11} {fact}" for name, fact in facts.items() if fact]
+        return facts | {"missing": "; ".join(missing_names(loaded=True))}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
         self.trained = True
-        notes = {
-            "schedule": unfinished_schedule(trainer, pl_module),
-            "validation": none_due(trainer),
-        }
-        for name, note in notes.items():
-            if note and trainer.is_global_zero:
-                print(f"{name:<11} {note}", flush=True)
+        if trainer.is_global_zero:
+            schedule, validation = unfinished_schedule(trainer, pl_module), none_due(trainer)
+            print_facts({"schedule": schedule, "validation": validation})
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
         if trainer.is_global_zero and not self.trained:
             ended = f"trainer.max_steps is {trainer.max_steps:,}"
-            reason = f"{stop_reason(trainer)} ends the run" if trainer.should_stop else ended
+            reason = f"{steps.stop_reason(trainer)} ends the run" if trainer.should_stop else ended
             print(f"nothing to do: the run is at step {trainer.global_step:,}, {reason}")
         elif trainer.is_global_zero:
-            print("\n".join(self._summary(trainer, pl_module)), flush=True)
+            print()
+            print_facts(self._summary(trainer, pl_module), wrap=False)  # it has commands
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         split = "test" if trainer.testing else "val"
@@ -94,45 +101,48 @@ class RunReport(L.Callback):
 
     on_test_end = on_validation_end
 
-    def _summary(self, trainer: L.Trainer, module: GPTModule) -> list[str]:
-        metrics, steps = trainer.callback_metrics, f"{trainer.global_step:,}"
+    def _summary(self, trainer: L.Trainer, module: GPTModule) -> dict[str, str]:
+        metrics, checkpoint = trainer.callback_metrics, find_callback(trainer, RunCheckpoint)
         losses = [
             f"{key} {float(metrics[key]):.4f}{evaluated_part(metrics, key.partition('/')[0])}"
             for key in ("train/loss", "val/loss")
             if key in metrics
         ]
-        checkpoint = find_callback(trainer, RunCheckpoint)
-        speed = find_callback(trainer, SpeedMonitor)
         if checkpoint is not None and checkpoint.best_loss < math.inf:
             losses.append(f"best val/loss {checkpoint.best_loss:.4f}")
-        lines = ["", f"loss        {', '.join(losses)} after {steps} steps"]
-        if speed is not None:
-            lines += speed_lines(speed, trainer, module)
+        facts = {"loss": f"{', '.join(losses)} after {trainer.global_step:,} steps"}
+        if (speed := find_callback(trainer, SpeedMonitor)) is not None:
+            facts |= speed_facts(speed, trainer, module)
         folder = run_folder(trainer)
         if checkpoint is not None and checkpoint.enabled and folder is not None:
-            lines.append(f"sample      {program()} sample {shlex.quote(str(folder))}")
+            facts["sample"] = f"{program()} sample {shlex.quote(str(folder))}"
         for events in trainer.loggers:
             if isinstance(events, TensorBoardLogger):
                 logs = shlex.quote(str(events.save_dir))
-                lines.append(f"look        {program('tensorboard')} --logdir {logs}")
+                facts["look"] = f"{program('tensorboard')} --logdir {logs}"
             if isinstance(events, RunEvents):
-                lines.append(f"in browser  {PAGE}")
-        return lines
+                facts["in browser"] = PAGE
+        return facts
 
 
-def speed_lines(monitor: SpeedMonitor, trainer: L.Trainer, module: GPTModule) -> list[str]:
-    """Return a line with the run's speed and a line with the wall seconds by phase."""
+def print_facts(facts: dict[str, str], wrap: bool = True) -> None:
+    """Print a line for each fact that is not empty; `wrap` breaks it at a terminal's width."""
+    width = shutil.get_terminal_size().columns if wrap and sys.stdout.isatty() else 10_000
+    for line in (f"{name:<11} {fact}" for name, fact in facts.items() if fact):
+        print(textwrap.fill(line, width, subsequent_indent=" " * 12), flush=True)
+
+
+def speed_facts(monitor: SpeedMonitor, trainer: L.Trainer, module: GPTModule) -> dict[str, str]:
+    """Return the run's speed, and the wall seconds by phase."""
     seconds, (steps, stalls) = monitor.seconds(), monitor.steps()
-    parts = ", ".join(f"{phase} {s:.1f}" for phase, s in seconds.items())
-    lines = [f"time        {sum(seconds.values()):.1f} s: {parts}"]
+    parts, speed = ", ".join(f"{phase} {s:.1f}" for phase, s in seconds.items()), ""
     if steps:
         speed = f"{tokens_per_sec(steps):,.0f} tokens/s, median step {median_s(steps) * 1e3:.1f} ms"
-        if monitor.peak is not None:
-            speed += f", MFU {monitor.mfu(steps, trainer, module):.1%} of {monitor.peak.label}"
-        if stalls:
-            speed += f"; {len(stalls)} stalls left out, the longest of {max(stalls)[0]:.1f} s"
-        lines.insert(0, f"speed       {speed}")
-    return lines
+    if steps and monitor.peak is not None:
+        speed += f", MFU {monitor.mfu(steps, trainer, module):.1%} of {monitor.peak.label}"
+    if stalls:
+        speed += f"; {len(stalls)} stalls left out, the longest of {max(stalls)[0]:.1f} s"
+    return {"speed": speed, "time": f"{sum(seconds.values()):.1f} s: {parts}"}
 
 
 def unfinished_schedule(trainer: L.Trainer, module: GPTModule) -> str:
@@ -186,3 +196,146 @@ def run_hyperparameters(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]
         "seed": module.run_seed(),
         "device": f"{device_name(trainer.strategy.root_device)} x {trainer.world_size}",
     }
+
+
+# ---- progress ------------------------------------------------------------------------------------
+
+
+@checked("progress")
+class StepProgress(ProgressBar):
+    """Show optimizer steps, loss, tokens/s, MFU and the remaining time.
+
+    Lightning's bars count micro-batches and epochs. On a terminal this is one bar; in a log file or
+    a pipe it is a line every `plain_every_n_steps` steps, and after a minute without one. Both
+    print a line for every validation, and for every half minute of a long one.
+
+    Args:
+        plain_every_n_steps: Steps between two lines; null: twenty lines per run, at log steps if
+            there are any.
+    """
+
+    def __init__(self, plain_every_n_steps: PositiveInt | None = None) -> None:
+        super().__init__()
+        self.plain_every_n_steps: int | None = plain_every_n_steps
+        self.enabled = True
+        self._bar: tqdm[Any] | None = None  # counts and estimates without a terminal too
+        self._total = self._first = self._step = 0
+        self._metrics = ""  # of the last log step or line
+        self._evaluation = 0.0  # start of the current evaluation
+        self._evaluated = 0  # its batches so far
+        self._printed = 0.0  # time of the last line
+
+    def disable(self) -> None:
+        self.enabled = False
+
+    def enable(self) -> None:
+        self.enabled = True
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print a line above the bar."""
+        tqdm.write(" ".join(str(a) for a in args), file=sys.stdout)
+        sys.stdout.flush()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._first = self._step = trainer.global_step
+        self._total = total_steps(trainer)
+        self._printed, terminal = time.monotonic(), sys.stdout.isatty()
+        if self.plain_every_n_steps is None:
+            log_every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+            self.plain_every_n_steps = line_interval(self._total, log_every)
+        if self.enabled:
+            self._bar = tqdm(
+                desc=f"{self._position()} | ",
+                total=self._total or None,
+                initial=self._step,
+                file=sys.stdout if terminal else io.StringIO(),
+                dynamic_ncols=terminal,
+                mininterval=0.1 if terminal else math.inf,
+                smoothing=0,  # the mean rate, which includes validations
+                bar_format="{desc}{remaining} left" + " {bar}" * terminal,
+            )
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        step, bar, now = trainer.global_step, self._bar, time.monotonic()
+        if step == self._step or bar is None:
+            return
+        if self._step == self._first:  # the first step compiles: its time does not count
+            bar.initial = step
+            bar.unpause()
+        self._step = step
+        line = not bar.dynamic_ncols and (
+            now - self._printed >= LINE_S or step % (self.plain_every_n_steps or 1) == 0
+        )
+        if line or steps.at_log_step(trainer, step):  # the device is synchronized
+            known = trainer.callback_metrics
+            parts = (text.format(float(known[k])) for k, text in METRICS.items() if k in known)
+            self._metrics = "".join(f"{part} | " for part in [", ".join(parts)] if part)
+        bar.set_description_str(f"{self._position()} | {self._metrics}", refresh=False)
+        bar.update(step - bar.n)
+        if line:
+            self._printed = now
+            self.print(bar)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._evaluation = self._printed = time.monotonic()
+        self._evaluated = 0
+
+    def on_validation_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        self._evaluated += 1
+        now = time.monotonic()
+        if not self.enabled or now - self._printed < QUIET_S:
+            return
+        self._printed = now
+        total, done = int(sum(steps.evaluation_batches(trainer))), self._evaluated
+        left = tqdm.format_interval(round((now - self._evaluation) / done * (total - done)))
+        self.print(f"{self._position()} | evaluation, batch {done}/{total} | {left} left")
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # a sanity check of the whole split is an evaluation of step 0
+        partial = trainer.sanity_checking and trainer.num_sanity_val_steps != math.inf
+        line = evaluation_line(trainer.callback_metrics, "val")
+        if line and self.enabled and steps.is_fitting(trainer) and not partial:
+            self.print(f"{self._position()} | {line}")
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    on_exception = on_train_end
+
+    def _position(self) -> str:
+        total = f"/{self._total}" if self._total else ""
+        return f"step {self._step:>{len(str(self._total))}}{total}"
+
+
+def line_interval(total: int, log_every: int) -> int:
+    """Return the steps between two lines: about a twentieth of a run, and a multiple of the logs.
+
+    Args:
+        total: Steps of the run; 0 if it has no end.
+        log_every: Steps between two logs; without a log in the run the lines ignore it.
+    """
+    twentieth = max(1, total // 20) if total else 100
+    if not 0 < log_every <= (total or log_every):
+        return twentieth
+    return log_every * max(1, twentieth // log_every)
+
+
+def evaluation_line(metrics: dict[str, Any], split: str) -> str:
+    """Return loss and perplexity of a split (val or test) as text; empty without them."""
+    if f"{split}/loss" not in metrics:
+        return ""
+    loss, perplexity = float(metrics[f"{split}/loss"]), float(metrics[f"{split}/perplexity"])
+    name = {"val": "validation"}.get(split, split)
+    return f"{name} loss {loss:.4f}{evaluated_part(metrics, split)}, perplexity {perplexity:.2f}"
+
+
+def evaluated_part(metrics: dict[str, Any], split: str) -> str:
+    """Return " on N of M tokens" for an evaluation that was not of the whole split, else ""."""
+    tokens, whole = metrics.get(f"{split}/tokens"), metrics.get(f"{split}/split_tokens")
+    if tokens is None:
+        return ""
+    return f" on {int(tokens):,} " + (
+        "random tokens" if whole is None else f"of {int(whole):,} tokens"
+    )

@@ -1,9 +1,12 @@
-"""StopSignals: saves and ends a run on a signal, at the same step on all ranks.
+"""StopSignals: saves and ends a run on a signal. Watchdog: ends all ranks when one of them hangs.
 
-The vote covers trainer.should_stop too, because a callback may set it on one rank only.
+All ranks stop at the same step. Their vote covers trainer.should_stop too, because a callback may
+set it on one rank only.
 """
 
+import faulthandler
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -14,17 +17,20 @@ from typing import Any
 
 import lightning as L
 import torch
+from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
-from gpt_lightning.errors import exit_on_signal
-from gpt_lightning.hardware.distributed import DelayedMax
-from gpt_lightning.parsing import shell_command
+from gpt_lightning.errors import CONTINUE, EXIT_PEER, exit_on_signal
+from gpt_lightning.hardware.distributed import PARENT, DelayedMax, RankLauncher, leave
+from gpt_lightning.parsing import checked, shell_command
 from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.training import optim, steps
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
-from gpt_lightning.training.callbacks.progress import StepProgress
+from gpt_lightning.training.callbacks.report import StepProgress
 
 TWICE_S = 1.0  # terminals and wrappers may deliver one Ctrl-C twice
+STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
+ANSWER_S = 3.0  # time for the other ranks to print their stacks
 
 
 class StopSignals(steps.StepCallback):
@@ -117,8 +123,7 @@ class StopSignals(steps.StepCallback):
             text += f"; to continue:\n{command}" if command else "; --resume auto continues"
         if requeues:
             text += f"; {requeue_job()}"
-        bar = steps.find_callback(trainer, StepProgress)
-        if bar is not None:
+        if (bar := steps.find_callback(trainer, StepProgress)) is not None:
             bar.on_train_end()  # the message gets a line of its own
         print(text, file=sys.stderr)
         raise SystemExit(128 + stop)
@@ -130,9 +135,7 @@ class StopSignals(steps.StepCallback):
             if self._agreement is None:
                 self._agreement = DelayedMax(device)
             return self._agreement(vote)
-        number = torch.tensor(vote, device=device)
-        torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX)
-        return int(number)
+        return int(trainer.strategy.reduce(torch.tensor(vote, device=device), reduce_op="max"))
 
 
 def command_to_continue(trainer: L.Trainer, checkpoint: RunCheckpoint) -> str:
@@ -157,10 +160,107 @@ def requeue_job() -> str:
     job = os.environ["SLURM_JOB_ID"]
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    command = ["scontrol", "requeue", job]
     try:
-        done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
-    except OSError as error:
-        return f"job {job} was not requeued: scontrol: {error.strerror}"
-    if done.returncode:
-        return f"job {job} was not requeued: scontrol: {' '.join(done.stderr.split())}"
+        subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = error.strerror if isinstance(error, OSError) else " ".join(error.stderr.split())
+        return f"job {job} was not requeued: scontrol: {reason}"
     return f"job {job} is requeued"
+
+
+@checked("watchdog")
+class Watchdog(steps.StepCallback):
+    """End all ranks if one of them hangs. Each rank prints the stacks of its threads first.
+
+    A rank that waits for a hung rank is inside a collective of C++, where Python handles no signal.
+    Therefore a thread watches the main thread. Runs of one rank are not watched.
+
+    Args:
+        limit_s: Longest time in seconds between two batches, validations or saves. After this time
+            the run ends with exit code 75; null: no limit.
+        grace_s: Longest time of a batch in seconds after a stop signal such as SIGTERM. After this
+            time the run ends without saving. The least value is twice the longest batch so far.
+    """
+
+    def __init__(
+        self, limit_s: PositiveFloat | None = 1800.0, grace_s: PositiveFloat = 20.0
+    ) -> None:
+        self.limit_s, self.grace_s = limit_s, grace_s
+        self._beat_s = 0.0  # time of the last sign of progress
+        self._in_batch = False  # True if this was the start or end of a batch
+        self._longest_s = 0.0  # longest time between two of those
+        self._pipe: tuple[int, int] | None = None  # numbers of signals, from handler to thread
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        if trainer.world_size == 1 or self._pipe is not None or not main:
+            return
+        self.beat()
+        self._pipe = os.pipe()
+        os.set_blocking(self._pipe[1], False)
+        # Python's handler in C writes to the pipe even while the main thread waits
+        self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, args=(trainer, self._pipe[0]), daemon=True).start()
+
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
+        """End the thread."""
+        if self._pipe is not None:
+            signal.set_wakeup_fd(self._wakeup_before)
+            os.close(self._pipe[1])
+            self._pipe = None
+
+    on_exception = teardown
+
+    # ---- the main thread -------------------------------------------------------------------------
+
+    def beat(self, *args: Any, in_batch: bool = False, **kwargs: Any) -> None:
+        """Record progress of this rank."""
+        now = time.monotonic()
+        if self._in_batch and in_batch:
+            self._longest_s = max(self._longest_s, now - self._beat_s)
+        self._beat_s, self._in_batch = now, in_batch
+
+    def _beat_in_batch(self, *args: Any, **kwargs: Any) -> None:
+        self.beat(in_batch=True)
+
+    on_train_batch_start = on_train_batch_end = _beat_in_batch
+    on_validation_batch_start = on_validation_batch_end = _beat_in_batch
+    on_test_batch_start = on_predict_batch_start = _beat_in_batch
+    # rank 0 may be busy with samples or files now, for longer than a batch
+    on_validation_start = on_validation_epoch_end = on_validation_end = beat
+    on_train_start = on_train_end = on_save_checkpoint = before_phase = beat
+
+    # ---- the thread ------------------------------------------------------------------------------
+
+    def _watch(self, trainer: L.Trainer, signals: int) -> None:
+        stop, since = 0, 0.0
+        while True:
+            if select.select([signals], [], [], 0.5)[0]:
+                received = os.read(signals, 64)
+                if not received:  # teardown
+                    os.close(signals)
+                    return
+                stops = STOP_SIGNALS & {*received}  # loader workers cause other signals
+                if stops and not stop:
+                    stop, since = max(stops), time.monotonic()
+            now, grace_s = time.monotonic(), max(self.grace_s, 2 * self._longest_s)
+            if stop and self._in_batch and now - max(since, self._beat_s) > grace_s:
+                reason = f"no batch has ended for {grace_s:.0f} s (watchdog.grace_s)"
+                self._end(trainer, f"{signal.Signals(stop).name}, but {reason}", 128 + stop)
+            if self.limit_s is not None and now - self._beat_s > self.limit_s:
+                reason = f"no progress for {self.limit_s:g} s (watchdog.limit_s)"
+                self._end(trainer, reason, EXIT_PEER)
+
+    def _end(self, trainer: L.Trainer, reason: str, code: int) -> None:
+        rank, launcher = trainer.global_rank, trainer.strategy.launcher
+        print(f"rank {rank}: {reason}; its threads:", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback(2)
+        if isinstance(launcher, RankLauncher):
+            launcher.end(ANSWER_S)
+        elif PARENT in os.environ:
+            time.sleep(2 * ANSWER_S)  # rank 0 kills this process meanwhile, unless it is stopped
+            os.kill(int(os.environ[PARENT]), signal.SIGKILL)
+        if rank == 0:
+            leave(f"{reason} (above: the stacks of each rank that still runs); {CONTINUE}", code)
+        os._exit(code)

@@ -26,8 +26,6 @@ from gpt_lightning.model import flops
 from gpt_lightning.parsing import checked
 from gpt_lightning.runs.history import Timeline
 from gpt_lightning.training import steps
-from gpt_lightning.training.callbacks.progress import total_steps
-from gpt_lightning.training.callbacks.watchdog import Watchdog
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import StepCallback, at_log_step, find_callback, is_fitting
@@ -98,10 +96,9 @@ class SpeedMonitor(StepCallback):
         self._step = trainer.global_step
         self._waited = (0.0, self._step)
         self._enter(trainer, "start-up")  # a sanity check has ended
-        logger = steps.run_logger(trainer)
-        if logger is not None and trainer.is_global_zero:
+        if (logger := steps.run_logger(trainer)) is not None and trainer.is_global_zero:
             self._timeline = Timeline(logger.folder)
-            self._timeline.write("begin", self._step, steps=total_steps(trainer))
+            self._timeline.write("begin", self._step, steps=steps.total_steps(trainer))
             self.clock.on_end = self._note_phase
 
     def _note_phase(self, name: str, seconds: float) -> None:
@@ -315,13 +312,10 @@ class PhaseClock:
 
 @contextmanager
 def phase(trainer: L.Trainer, name: str) -> Iterator[None]:
-    """Count the time inside as the phase `name`, if the run has a SpeedMonitor.
-
-    Watchdog allows it to be longer than a batch.
-    """
-    monitor, watchdog = find_callback(trainer, SpeedMonitor), find_callback(trainer, Watchdog)
-    if watchdog is not None:
-        watchdog.beat()
+    """Count the time inside as the phase `name`, if the run has a SpeedMonitor."""
+    for callback in steps.step_callbacks(trainer):
+        callback.before_phase()
+    monitor = find_callback(trainer, SpeedMonitor)
     with monitor.phase(trainer, name) if monitor else nullcontext():
         yield
 

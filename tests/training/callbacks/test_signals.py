@@ -23,7 +23,7 @@ from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.folders import find_checkpoint
 from gpt_lightning.training.callbacks import signals
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
-from gpt_lightning.training.callbacks.progress import StepProgress
+from gpt_lightning.training.callbacks.report import StepProgress
 from gpt_lightning.training.fit import run_cli
 
 

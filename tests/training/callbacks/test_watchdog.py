@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from gpt_lightning.hardware.distributed import PARENT
-from gpt_lightning.training.callbacks import watchdog as watchdog_module
-from gpt_lightning.training.callbacks.watchdog import ANSWER_S, Watchdog
+from gpt_lightning.training.callbacks import signals as watchdog_module
+from gpt_lightning.training.callbacks.signals import ANSWER_S, Watchdog
 
 
 class Noted(Watchdog):
