@@ -322,7 +322,7 @@ def test_help_takes_a_command(word, capsys):
     assert "usage: gpt-lightning configs" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["prepare", "sample", "completion", "configs"])
+@pytest.mark.parametrize("command", ["prepare", "sample", "completion", "data"])
 def test_help_of_plain_functions_imports_nothing_heavy(command):
     code = (
         "import sys; from gpt_lightning.cli import main; main(sys.argv[1:]);"

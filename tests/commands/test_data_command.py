@@ -1,6 +1,4 @@
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -130,16 +128,3 @@ def test_many_shards_are_cut_short(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_terminal_does_not_obey_a_dataset() -> None:
     assert visible("a\n\tb \u00e9 \x1b[2J\x07\x9b") == "a\n\tb \u00e9 \\x1b[2J\\x07\\x9b"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["data inspect"])
-def test_help_imports_nothing_heavy(command: str) -> None:
-    code = (
-        "import sys; from gpt_lightning.cli import main; main(sys.argv[1:]);"
-        "assert not {'torch', 'lightning', 'tiktoken', 'matplotlib'} & set(sys.modules), 'heavy'"
-    )
-    words = [*command.split(), "--help"]
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert f"gpt-lightning {command.split()[0]}" in done.stdout

@@ -101,8 +101,6 @@ def test_every_check_of_the_table_is_a_function():
         assert callable(getattr(doctor, name)), name
         assert settings["status"] in ("note", "FAIL")
         assert settings["fix"]
-    isolated = {name for name, row in doctor.TABLE["checks"].items() if "limit_s" in row}
-    assert isolated == {"network", "compiler", "devices"}
 
 
 def test_home_and_passwords_are_not_printed(monkeypatch):
@@ -176,8 +174,8 @@ def test_the_tested_versions_stand_beside_the_configurations():  # in a wheel, t
 @pytest.mark.parametrize(
     ("writable", "free_gb", "expected"),
     [
-        (True, 12.3, ["ok", "ok", "ok", "ok"]),
-        (True, 1.9, ["note", "note", "note", "note"]),
+        (True, 12.3, ["ok"] * 4),
+        (True, 1.9, ["note"] * 4),
         (False, 12.3, ["FAIL", "FAIL", "note", "note"]),
     ],
 )

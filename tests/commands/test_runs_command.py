@@ -1,13 +1,7 @@
 """`gpt-lightning runs` and `plot`: what they print and draw."""
 
 import json
-import os
-import pty
-import struct
-import subprocess
 import sys
-import termios
-from fcntl import ioctl
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -96,15 +90,12 @@ def test_a_name_may_have_brackets(logs, capsys):
     ("columns", "last"),
     [(20, "val/loss"), (50, "val/loss"), (60, "tokens/s"), (80, "started"), (200, "MB")],
 )
-def test_a_narrow_terminal_has_the_first_columns(logs, columns, last):
+def test_a_narrow_terminal_has_the_first_columns(logs, columns, last, monkeypatch, capsys):
     end = {"event": "end", "time": 1e6, "step": 3, "state": "failed", "reason": "no memory " * 30}
     (logs / "new/version_1/timeline.jsonl").write_text(json.dumps(end) + "\n")
-    outer, inner = pty.openpty()
-    ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    environment = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
-    command = [sys.executable, "-m", "gpt_lightning", "runs", "--name=new"]
-    subprocess.run(command, stdout=inner, stdin=inner, check=True, env=environment)
-    lines = os.read(outer, 10000).decode().splitlines()
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    lines = printed(capsys, "--name=new").splitlines()
     assert len(lines) == 3
     assert lines[0].split()[-1] == last
     assert max(map(len, lines)) <= max(columns, 48)  # five columns at least

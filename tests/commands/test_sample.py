@@ -1,9 +1,7 @@
 """The command `sample` on a tiny random model of bytes: texts, seeds, batches, output, mistakes."""
 
 import json
-import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -248,62 +246,6 @@ def test_an_ended_run_has_lost_no_text_that_was_done(model, monkeypatch):
     assert interrupt.out == found  # the line was there before the file was closed
     assert json.loads(found) in expected
     assert json.loads(found)["seed"] == (1337 + 2 * SEED_STEP) % 2**32
-
-
-@pytest.mark.slow
-def test_a_killed_process_leaves_whole_lines(tmp_path):
-    """SIGKILL at a random moment; each line that is there is the line of an undisturbed run."""
-    code = f"""
-import sys, torch
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from gpt_lightning.cli import main
-from gpt_lightning.data.tokenizers import ByteTokenizer
-from gpt_lightning.model.gpt import GPT, GPTConfig
-import gpt_lightning.runs.sources as sources
-from types import SimpleNamespace
-torch.manual_seed(0)
-model = GPT(GPTConfig(2, 2, 32, block_size=32, vocab_size=300)).eval()
-sources.read_source = lambda *given: SimpleNamespace(source="a.ckpt", model=lambda: model)
-sources.tokenizer_of = lambda found: ByteTokenizer()
-sys.exit(main(["sample", "a.ckpt", *sys.argv[1:]]))
-"""
-    options = [*SMALL, "--max_new_tokens", "30", "--batch_size", "4", "--num_samples"]
-    out = tmp_path / "killed.jsonl"
-    process = subprocess.Popen([sys.executable, "-c", code, *options, "100000", "--out", out])
-    while not out.exists() or out.stat().st_size < 4_000:
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
-    whole = tmp_path / "whole.jsonl"
-    found = out.read_bytes().split(b"\n")
-    subprocess.run(
-        [sys.executable, "-c", code, *options, str(len(found) // 4 * 4 + 4), "--out", whole],
-        check=True,
-    )
-    assert found.pop() == b""
-    assert found == whole.read_bytes().split(b"\n")[: len(found)]
-
-
-class Broken(Output):
-    """A pipe whose reader goes away after the first lines."""
-
-    def write(self, text):
-        if len(self.events) > 4:
-            raise BrokenPipeError(32, "Broken pipe")
-        super().write(text)
-
-
-def test_a_closed_pipe_ends_the_command_and_not_a_file(model, monkeypatch, capsys):
-    expected = lines("--num_samples", "9")
-    monkeypatch.setattr(sys, "stdout", Broken())
-    assert main(["sample", "a.ckpt", *SMALL, "--num_samples", "9"]) == 0
-    assert capsys.readouterr().err == ""
-    broken = Broken()
-    broken.events = [""] * 5
-    monkeypatch.setattr(sys, "stdout", broken)
-    assert lines("--num_samples", "9") == expected
-    assert "standard output is lost" in capsys.readouterr().err
 
 
 # ---- mistakes ------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -11,11 +10,9 @@ from tiny_fit import TINY_RUN
 
 from gpt_lightning import GPTConfig, GPTModule, TokenDataModule
 from gpt_lightning.cli import main
-from gpt_lightning.errors import UserError
 from gpt_lightning.runs import folders
 from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
 from gpt_lightning.runs.folders import check_digest
-from gpt_lightning.training.callbacks import checkpoint
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.optim import all_finite
 
@@ -55,17 +52,6 @@ def test_a_run_that_saves_nothing_leaves_the_files_of_later_steps():
     (earlier,) = (RUN / "checkpoints").glob("step-0000002*.ckpt")
     assert fit(3, f"--resume={earlier}", "--checkpoint.enabled=false") == 0
     assert saved() == ["0000002", "0000004"]
-
-
-def test_a_failed_write_in_the_background_ends_the_run_at_the_next_step(monkeypatch):
-    def fails() -> None:
-        raise UserError("cannot write")
-
-    monkeypatch.setattr(checkpoint.steps, "at_step_boundary", lambda trainer: True)
-    callback = RunCheckpoint(asynchronous=True)
-    callback._saver = SimpleNamespace(work="in the background", check=fails)
-    with pytest.raises(UserError, match="cannot write"):
-        callback.between_batches(SimpleNamespace())
 
 
 # ---- finite numbers ------------------------------------------------------------------------------

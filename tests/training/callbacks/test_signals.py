@@ -213,8 +213,7 @@ def test_an_element_of_an_array_is_requeued_alone(slurm, workdir, monkeypatch):
 
 
 @pytest.mark.slow
-def test_other_signals_and_a_switch_requeue_nothing(slurm, workdir):
-    assert fit_until(Sender(signal.SIGTERM)) == 143
+def test_a_switch_requeues_nothing(slurm, workdir):
     assert fit_until(Sender(signal.SIGUSR1), "--signals.requeue=false") == 138
     assert not (workdir / "called").exists()
 

@@ -289,13 +289,6 @@ def test_a_run_that_a_callback_stops_is_not_finished():
     assert ends[0][2].keys() == {"start-up"}
 
 
-def test_the_token_count_survives_a_checkpoint():
-    monitor, other = SpeedMonitor(), SpeedMonitor()
-    monitor.tokens = 12345
-    other.load_state_dict(monitor.state_dict())
-    assert other.tokens == 12345
-
-
 def test_the_logged_token_count_is_exact_beyond_float32(text_file, time):
     monitor = SpeedMonitor(peak_flops="auto")
     monitor.load_state_dict({"tokens": 3 * 16_777_217})
