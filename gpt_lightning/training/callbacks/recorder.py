@@ -51,26 +51,26 @@ class RunTimings:
     Attributes:
         device: Device of the run.
         max_steps: Optimizer steps that were configured.
-        attention: Attention kernel that ran.
         seconds: Wall time by phase.
-        stalls: Number of steps of over ten times the median.
         first_step_ms: Time of the first step, with compilation.
         step_ms: Median of the other steps, without stalls.
         tokens_per_sec: Rate of the other steps, without stalls.
         mfu: Model FLOPs utilization, a fraction; None without a known peak.
         peak_flops: Peak FLOP/s that MFU is a fraction of.
+        stalls: Number of steps of over ten times the median.
+        attention: Attention kernel that ran.
     """
 
     device: torch.device
     max_steps: int
-    attention: str
     seconds: dict[str, float]
-    stalls: int
-    first_step_ms: float | None
-    step_ms: float | None
-    tokens_per_sec: float | None
-    mfu: float | None
-    peak_flops: float | None
+    first_step_ms: float | None = None
+    step_ms: float | None = None
+    tokens_per_sec: float | None = None
+    mfu: float | None = None
+    peak_flops: float | None = None
+    stalls: int = 0
+    attention: str = ""
 
 
 class RunRecorder(L.Callback):
