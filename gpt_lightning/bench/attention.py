@@ -30,7 +30,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -45,7 +44,7 @@ from gpt_lightning.bench.step import checked_graphs, compiled_graphs, compiler_c
 from gpt_lightning.model.attention import FUSED as FUSED_IN_TRAINING
 from gpt_lightning.model.attention import NoKernelError, graph_nodes, naive_attention
 from gpt_lightning.tables import options
-from gpt_lightning.tables.rows import Row, Values, column, row_type
+from gpt_lightning.tables.rows import Row, Values, row_type
 from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.tables.worker import SkippedError
 
@@ -65,23 +64,19 @@ QUANTITIES = {
 
 
 def picture(folder: Path, rows: Sequence[Row]) -> list[str]:
-    """Draw time and memory over sequence length, one picture for each device and dtype."""
+    """Draw time and memory over sequence length, in a column for each device, dtype and width."""
     from gpt_lightning.tables.pictures import plot_rows  # not in a row's process
 
-    names = []
-    for device, dtype in dict.fromkeys((row.device, row.dtype) for row in rows):
-        chosen = [row for row in rows if (row.device, row.dtype) == (device, dtype)]
-        names.append(f"attention-{device}-{dtype}.png")
-        title = f"Attention, {device}, {dtype} (dashed: not causal; lines end where memory does)"
-        x = ("context", "sequence length (tokens)")
-        plot_rows(folder / names[-1], title, chosen, x, QUANTITIES, place)
-    return names
+    title = "Attention (dashed: not causal; lines end where memory does)"
+    x = ("context", "sequence length (tokens)")
+    plot_rows(folder / "attention.png", title, rows, x, QUANTITIES, place)
+    return ["attention.png"]
 
 
 def place(row: Row) -> tuple[str, str, str]:
     """Return the column of panels, the label and the style of a row."""
     label = row.kernel + " with RoPE" * (row.model == "course")
-    return f"d = {row.d}", label, "-" if row.causal else "--"
+    return f"{row.device} {row.dtype}, d = {row.d}", label, "-" if row.causal else "--"
 
 
 def known_or_own(text: str) -> str:
@@ -103,9 +98,8 @@ BENCH = Bench(
         "device dtype model kernel causal batch d:d context warmup heads forward_ms:,.3f "
         "-forward_mean_ms -forward_std_ms backward_ms:,.3f -backward_mean_ms -backward_std_ms "
         "total_ms:,.3f -total_mean_ms total_std_ms:,.3f -total_min_ms -total_p90_ms -total_max_ms "
-        "forward_tflops_per_sec backward_tflops_per_sec held_mib peak_mib memory_method "
+        "forward_tflops_per_sec backward_tflops_per_sec held_mib peak_mib memory_by "
         "first_step_s graphs replaced:d -matmul_precision status -note",
-        memory_method=column("memory by"),
     ),
     measure="gpt_lightning.bench.attention:measure_attention",
     options=(
@@ -176,7 +170,7 @@ def measure_attention(row: Row) -> Values:
         **timing.phase_columns(times, "forward", "backward"),
         "held_mib": (forward.end - forward.begin) / MIB,
         "peak_mib": max(forward.peak, backward.peak) / MIB,
-        "memory_method": method,
+        "memory_by": method,
         "graphs": checked_graphs(own, graphs),
         # attentions for which the compiler calls scaled_dot_product_attention
         "replaced": compiler_count("inductor", "fuse_attention"),
@@ -197,50 +191,28 @@ def run_step(attention: Attention, tensors: Sequence[torch.Tensor], phase: Phase
 
 
 def make_attention(kernel: str, causal: bool, rope: RoPE | None = None) -> Attention:
-    """Return a function of q, k and v, (B, nh, T, d) each; with `rope` it rotates q and k first."""
-    if ":" in kernel:
-        inner = own_attention(kernel, causal)
-    elif kernel in FUSED:
-        inner = fused_attention(kernel, causal)
-    else:
-        inner = partial(naive_attention, dropout_p=0.0) if causal else unmasked_attention
+    """Return a function of q, k and v, (B, nh, T, d) each; with `rope` it rotates q and k first.
 
-    def rotated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        assert rope is not None
-        return inner(rope(q).type_as(q), rope(k).type_as(k), v)
+    MODULE:FUNCTION of the user is called with (B nh, T, d).
+    """
+    module, colon, name = kernel.partition(":")
+    own = operator.attrgetter(name)(importlib.import_module(module)) if colon else None
 
-    attention = inner if rope is None else rotated
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if rope is not None:
+            q, k = rope(q).type_as(q), rope(k).type_as(k)
+        if kernel in FUSED:
+            with sdpa_kernel(FUSED[kernel][0]):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        if own is not None:
+            out: torch.Tensor = own(*(t.flatten(0, 1) for t in (q, k, v)), causal)
+            return out.unflatten(0, q.shape[:2])
+        if causal:
+            return naive_attention(q, k, v, 0.0)
+        scores = (q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5  # (B, nh, T, T)
+        return scores.softmax(dim=-1) @ v
+
     return torch.compile(attention, dynamic=False) if kernel == "compiled" else attention
-
-
-def unmasked_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Compute attention by definition, without a mask."""
-    scores = (q @ k.transpose(-2, -1)) * q.size(-1) ** -0.5  # (B, nh, T, T)
-    out: torch.Tensor = scores.softmax(dim=-1) @ v
-    return out
-
-
-def fused_attention(kernel: str, causal: bool) -> Attention:
-    """Return F.scaled_dot_product_attention restricted to the backend of a kernel."""
-    backend, _ = FUSED[kernel]
-
-    def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-    return fused
-
-
-def own_attention(kernel: str, causal: bool) -> Attention:
-    """Return MODULE:FUNCTION of the user, of (B nh, T, d), as a function of (B, nh, T, d)."""
-    module, _, name = kernel.partition(":")
-    function = operator.attrgetter(name)(importlib.import_module(module))
-
-    def own(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = function(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), causal)
-        return out.unflatten(0, q.shape[:2])
-
-    return own
 
 
 def check_own(attention: Attention, causal: bool, tensors: Sequence[torch.Tensor]) -> None:

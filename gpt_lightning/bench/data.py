@@ -28,27 +28,15 @@ from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.data.mixture import Mixture, WindowSource
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.data.shards import DatasetWindows, TokenStream
-from gpt_lightning.errors import UserError
 from gpt_lightning.tables import options
-from gpt_lightning.tables.options import Option, listed
 from gpt_lightning.tables.rows import Row, Values, row_type
 from gpt_lightning.tables.sweep import Bench
+from gpt_lightning.tables.worker import SkippedError
 
 VOCAB_SIZE = 50_257  # GPT-2's: two bytes per token on the disk
 ORDERS = ("sequential", "shuffled", "random", "mixture")
 WEIGHTS = (0.7, 0.3)  # weights of the mixture's datasets
 SEED = 1337
-
-
-def read_n_tokens(args: Any) -> list[Values]:
-    """Return --n_tokens, which must exceed the largest batch."""
-    block_sizes, batch_sizes = (
-        listed(args, name, options.at_least(1)) for name in ("block_sizes", "batch_sizes")
-    )
-    largest = max(block_sizes) * max(batch_sizes)
-    if largest + 1 >= args.n_tokens:
-        raise UserError(f"--n-tokens is {args.n_tokens}; the largest batch takes {largest + 2:,}")
-    return [{"n_tokens": args.n_tokens}]
 
 
 BENCH = Bench(
@@ -67,7 +55,7 @@ BENCH = Bench(
         options.numbers("block_sizes", "block_size", "1024", "Tokens per sequence"),
         options.numbers("batch_sizes", "batch_size", "8,32", "Sequences per batch"),
         options.numbers("workers", "workers", "0,1", "Loader processes", least=0),
-        Option("n_tokens", 50_000_000, "Tokens of each dataset.", read_n_tokens, int),
+        options.shared("n_tokens", 50_000_000, "Tokens of each dataset."),
         options.shared("batches", 300, "Measured batches of a row."),
         options.warmup(20, PositiveInt),
         options.shared("data_dir", "data", "Folder of the random datasets.", str),
@@ -76,8 +64,14 @@ BENCH = Bench(
 
 
 def measure_data(row: Row) -> Values:
-    """Take batches as training does, as fast as they come."""
-    device = torch.device(row.device)
+    """Take batches as training does, as fast as they come.
+
+    Raises:
+        SkippedError: A batch is longer than the dataset.
+    """
+    device, tokens = torch.device(row.device), row.batch_size * row.block_size
+    if tokens + 1 >= row.n_tokens:
+        raise SkippedError(f"--n_tokens is {row.n_tokens}; a batch takes {tokens + 2:,}")
     folders = [
         random_dataset(Path(row.data_dir) / f"bench-{row.n_tokens}-{i}", VOCAB_SIZE, row.n_tokens)
         for i in range(len(WEIGHTS) if row.order == "mixture" else 1)
@@ -100,7 +94,6 @@ def measure_data(row: Row) -> Values:
             timer.end("copy")
 
     times, first = timing.record(take, device, row.warmup, row.batches)
-    tokens = row.batch_size * row.block_size
     floor = timing.steady_mean(floor_ms(folders[0], tokens, row.batches))
     tokens_per_sec = tokens / timing.steady_mean(times["total"]) * 1e3
     written = 8 * (row.block_size + 1) / row.block_size + 16  # int64: window of T + 1, x and y

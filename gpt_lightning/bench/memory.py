@@ -10,8 +10,8 @@ workspaces of libraries) or driver (torch.mps.driver_allocated_memory, with the 
 keeps). resident: highest resident memory of the process on a CPU, with torch itself and the
 profiler's records.
 
-residual: B T d 4 / 2^20 MiB, one activation of the residual stream in float32. held/residual: held
-in units of residual.
+residual: B T d 4 / 2^20 MiB, one activation of the residual stream in float32. held residuals, and
+residuals of a saved tensor: its memory in units of residual.
 
 blocks: blocks per checkpoint (--groups), whose inputs alone are kept; 0 without checkpointing.
 
@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.module_tracker import ModuleTracker
 
 from gpt_lightning.bench import memory_meter, models
 from gpt_lightning.bench.memory_meter import MIB, PhaseContext, PhaseMemory
@@ -37,7 +38,7 @@ from gpt_lightning.hardware.device import peak_memory_gib
 from gpt_lightning.hardware.precision import autocast
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option, listed
-from gpt_lightning.tables.rows import Row, Values, column, row_type
+from gpt_lightning.tables.rows import Row, Values, row_type
 from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.tables.worker import SkippedError
 
@@ -88,11 +89,10 @@ BENCH = Bench(
     name="memory",
     title="Memory of language models by phase",
     row=row_type(
-        "device dtype model size mode checkpointing blocks batch context method start_mib "
+        "device dtype model size mode checkpointing blocks batch context memory_by start_mib "
         "forward_peak_mib held_mib backward_peak_mib optimizer_peak_mib peak_mib largest_mib "
         "residual_mib:,.3f held_residuals:,.1f resident_gib -attention "
         "-files status -note",
-        method=column("memory by"),
     ),
     measure="gpt_lightning.bench.memory:measure_row",
     options=(
@@ -111,10 +111,8 @@ BENCH = Bench(
     files=True,
     tables={
         "saved": row_type(
-            "device dtype model size batch context where module shape saved_dtype tensors:d "
+            "device dtype model size batch context where module shape saved_in tensors:d "
             "mib:,.3f residuals:,.2f",
-            saved_dtype=column("saved in"),
-            residuals=column("MiB/residual", ",.2f"),
         )
     },
 )
@@ -155,7 +153,7 @@ def measure_row(row: Row) -> Values:
                 step(nullcontext)
         step(phase)
 
-    found["method"], phases = memory_meter.measure_memory(work, device, snapshot)
+    found["memory_by"], phases = memory_meter.measure_memory(work, device, snapshot)
     del phases["setup"]
     if device.type == "cpu":
         found["resident_gib"] = peak_memory_gib(device)
@@ -202,24 +200,25 @@ def by_module(model: nn.Module, inputs: Sequence[Tensor], residual: int) -> list
     for place in (FIRST, OUTSIDE):
         found = [(*kind, n) for kind, n in counts.items() if kind[0] == place]
         for where, module, shape, dtype, each, n in found:
-            rows.append(row(where, module, n * each, shape=shape, saved_dtype=dtype, tensors=n))
+            rows.append(row(where, module, n * each, shape=shape, saved_in=dtype, tensors=n))
         wholes.append(row(place, "in all", sum(each * n for *_, each, n in found)))
     return rows + wholes
 
 
 def saved_tensors(model: nn.Module, inputs: Sequence[Tensor]) -> list[Saved]:
     """Run a forward pass; return what is saved in each block and outside of the blocks."""
-    running = [""]  # names of the modules around the operation
     own = (*model.parameters(), *model.buffers())
     seen = {tensor.untyped_storage().data_ptr() for tensor in own}
     found: list[Saved] = []
+    modules = ModuleTracker()  # names of the modules around an operation
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()  # alive until the backward, so that its address is too
         if storage.data_ptr() not in seen:
             seen.add(storage.data_ptr())
-            name = re.fullmatch(r"transformer\.h\.(\d+)\.?(.*)", running[-1])
-            where, module = OUTSIDE, running[-1].rpartition(".")[2] or "loss"
+            running = max(modules.parents - {"Global"}, key=len).partition(".")[2]
+            name = re.fullmatch(r"transformer\.h\.(\d+)\.?(.*)", running)
+            where, module = OUTSIDE, running.rpartition(".")[2] or "loss"
             if name is not None:
                 where, module = f"block {name[1]}", name[2] or "residual sum"
             shape = " x ".join(map(str, tensor.shape))
@@ -227,15 +226,6 @@ def saved_tensors(model: nn.Module, inputs: Sequence[Tensor]) -> list[Saved]:
             found.append((where, module, shape, dtype, storage.nbytes()))
         return tensor.detach()  # a saved output would keep its own node alive, in a cycle
 
-    hooks = []
-    for name, module in model.named_modules():
-        hooks.append(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
-        hooks.append(module.register_forward_hook(lambda *_: running.pop() and None))
-    try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            loss = model(*inputs)
-        del loss
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with modules, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(*inputs)
     return found

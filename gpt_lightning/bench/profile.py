@@ -10,10 +10,10 @@ kernels over span. A range on a GPU spans from its first kernel to its last one;
 backward are those of the step outside of the other ranges. Ranges in a model have the names of its
 modules.
 
-products: matrix products; their calls are counted with and without those of the attention (scores
-and values). softmax: also that of the loss. reductions: layer norms, sums, the loss. other:
-lookups, copies between devices, allocation, views and their dispatch. The op that launched a kernel
-decides its kind (kinds.yaml).
+products: matrix products. products outside: those without the attention's (scores and values).
+softmax: also that of the loss. reductions: layer norms, sums, the loss. other: lookups, copies
+between devices, allocation, views and their dispatch. The op that launched a kernel decides its
+kind (kinds.yaml).
 
 attention: FLOPs are 2 for a multiply-add and 5 for an element of the softmax (maximum, difference,
 exponential, sum, quotient); those of scaling and masking are not counted. rope: 3 FLOPs a channel
@@ -54,7 +54,7 @@ from gpt_lightning.data.loader import Batch
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option
-from gpt_lightning.tables.rows import Row, Values, column, row_type
+from gpt_lightning.tables.rows import Row, Values, row_type
 from gpt_lightning.tables.sweep import Bench, run_bench
 from gpt_lightning.tables.worker import SkippedError
 
@@ -81,8 +81,6 @@ BENCH = Bench(
     row=row_type(
         f"{SETTING} {TIMES} -kernel_calls:,.0f products_calls:,.0f products_outside_calls:,.0f "
         "products:.1% softmax:.1% elementwise:.1% reductions:.1% other:.1% -trace status -note",
-        products_calls=column("products' calls", ",.0f"),
-        products_outside_calls=column("without attention's", ",.0f"),
     ),
     measure="gpt_lightning.bench.profile:measure_profile",
     options=(
@@ -98,8 +96,7 @@ BENCH = Bench(
     tables={
         "ranges": row_type(f"{SETTING} range calls:,.0f span_ms:,.3f kernels_ms:,.3f share"),
         "attention": row_type(
-            f"{SETTING} part kernels_ms:,.3f time_share gflop:,.4f flop_share gflop_per_s:,.1f",
-            gflop_per_s=column("GFLOP/s", ",.1f"),
+            f"{SETTING} part kernels_ms:,.3f time_share gflop:,.4f flop_share gflop_per_s:,.1f"
         ),
         "kernels": row_type(SETTING + KERNEL),
     },

@@ -196,10 +196,7 @@ def count_flops(model: nn.Module, config: GPTConfig, context: int) -> tuple[floa
         flops = cast(Any, model).flops_per_token(context)
         return float(flops), "flops_per_token of the network"
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-    shapes = {
-        name: torch.empty_like(t, device="meta").requires_grad_(t.requires_grad)
-        for name, t in tensors.items()
-    }
+    shapes = {n: t.detach().to("meta").requires_grad_(t.requires_grad) for n, t in tensors.items()}
     idx = torch.zeros(1, context, dtype=torch.int64, device="meta")
     try:
         with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:

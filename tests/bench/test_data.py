@@ -3,7 +3,7 @@
 import pytest
 
 from gpt_lightning.bench import data
-from gpt_lightning.tables.worker import call
+from gpt_lightning.tables.worker import SkippedError, call
 
 SMALL = {"device": "cpu", "block_size": 32, "batch_size": 4, "n_tokens": 5_000, "workers": 0}
 
@@ -49,6 +49,8 @@ def test_a_slow_source_is_seen(tmp_path, monkeypatch):
         DatasetWindows, "read", lambda self, *args: time.sleep(0.005) or read(self, *args)
     )
     assert measured(tmp_path, order="sequential")["tokens_per_sec"] < 4 * 32 / 0.005
+    with pytest.raises(SkippedError, match="n_tokens is 129; a batch takes 130"):
+        measured(tmp_path, order="sequential", n_tokens=129)
 
 
 def test_the_mixture_has_its_weights(tmp_path, monkeypatch):

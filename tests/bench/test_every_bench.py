@@ -149,7 +149,6 @@ WRONG = """
 attention | --kernel own_kernel | --kernels is 'own_kernel': 'own_kernel' is none of
 attention | --kernel nowhere:f | --kernels is 'nowhere:f': there is no module 'nowhere'
 attention | --kernel own_kernel: | --kernels is 'own_kernel:': 'own_kernel:' is not
-data | --n-tokens 8 | --n-tokens is 8; the largest batch takes
 data | --orders best | --orders is 'best'
 generate | --against loop | --against is 'loop': 'loop' is none of naive, transformers
 gpu | --device cpu --sizes 125m | --sizes is '125m'

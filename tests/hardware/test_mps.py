@@ -156,7 +156,7 @@ def test_sizes_are_measured_on_a_mac(mac, in_process, monkeypatch):
 
 def test_memory_of_a_mac_is_its_drivers(mac, in_process):
     (row,) = rows_of("memory")
-    assert (row["method"], row["start_mib"], row["peak_mib"]) == ("driver", 1024.0, 3072.0)
+    assert (row["memory_by"], row["start_mib"], row["peak_mib"]) == ("driver", 1024.0, 3072.0)
     assert row["resident_gib"] is None
 
 

@@ -145,7 +145,7 @@ def test_with_hashed_dropout_the_gradient_is_the_derivative(backend, scope, monk
     compiler = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: compiler(f, backend=backend))
     torch.manual_seed(0)
-    model = GPT(dataclasses.replace(CONFIG, dropout=0.5))
+    model = GPT(dataclasses.replace(CONFIG, n_layer=1, dropout=0.5))
     compile_in_place(model, "cpu", scope)
     idx = torch.randint(11, (3, 8))
 
@@ -218,15 +218,6 @@ def test_the_hash_is_the_one_that_its_source_states(seeds):
     assert found.view(-1).tolist() == [triple32(index, *seeds) for index in range(200)]
 
 
-def test_eager_dropout_is_pytorchs():
-    x = torch.rand(8, 8)
-    torch.manual_seed(0)
-    ours = dropout(x, 0.2)
-    torch.manual_seed(0)
-    assert torch.equal(ours, F.dropout(x, 0.2))
-    assert torch.equal(HashedDropout(0.2).eval()(x), x)
-
-
 def test_compiled_it_is_hashed_and_its_gradient_has_its_mask(recompute_in_backward):
 
     @torch.compile(backend="aot_eager")
@@ -265,17 +256,6 @@ def test_the_function_and_its_derivative(approximate):
     (found_slope,) = torch.autograd.grad(found.sum(), x)
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=5e-7)
     torch.testing.assert_close(found_slope.double(), slope, rtol=1e-6, atol=3e-6)
-
-
-@pytest.mark.parametrize("approximate", FORMS)
-def test_bfloat16_is_rounded_once(approximate):
-    x = X.bfloat16().requires_grad_()
-    found = FORMS[approximate](x)
-    assert found.dtype == torch.bfloat16
-    expected = F.gelu(x.detach().double(), approximate=approximate)
-    torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=5e-7)
-    (slope,) = torch.autograd.grad(found.sum(), x)
-    assert slope.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(("dtype", "ours"), [(torch.bfloat16, True), (torch.float64, False)])

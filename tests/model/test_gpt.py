@@ -30,33 +30,6 @@ def test_published_sizes_have_their_exact_parameter_counts():
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "naive"])
-@pytest.mark.parametrize(("activation", "theirs"), [("gelu_tanh", "gelu_new"), ("gelu", "gelu")])
-def test_logits_equal_hugging_faces(attention, activation, theirs):
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    their_model = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            n_layer=2,
-            n_head=2,
-            n_embd=32,
-            n_positions=16,
-            vocab_size=101,
-            activation_function=theirs,
-        )
-    ).eval()
-    model = GPT(dataclasses.replace(TINY, attention=attention, activation=activation)).eval()
-    # their projections are Conv1D, which stores (in, out)
-    conv = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
-    model.load_state_dict(
-        {k: v.t() if k.endswith(conv) else v for k, v in their_model.state_dict().items()}
-    )
-    idx = tokens(3, 16)
-    with torch.no_grad():
-        # float32 with sums in another order: 32 terms of size 1 differ by a few 1e-7
-        torch.testing.assert_close(model(idx), their_model(idx).logits, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "naive"])
 def test_no_logit_depends_on_a_later_token(attention):
     torch.manual_seed(0)
     model = GPT(dataclasses.replace(TINY, attention=attention, tie_weights=False)).eval()

@@ -8,7 +8,6 @@ import csv
 from importlib import resources
 
 import lightning as L
-import pytest
 
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.training.datamodule import TokenDataModule
@@ -29,16 +28,15 @@ def published(rung: str) -> list[float]:
         return [float(row["loss"]) for row in csv.DictReader(file) if row["rung"] == rung]
 
 
-def run_rung(data_dir, steps=50, **changes) -> list[float]:
-    L.seed_everything(changes.pop("seed", 1337))
-    config = {"n_layer": 6, "n_head": 6, "n_embd": 6, **changes.pop("config", {})}
+def run_rung(data_dir) -> list[float]:
+    L.seed_everything(1337)
     module = GPTModule(
-        GPTConfig(**config),
+        GPTConfig(n_layer=6, n_head=6, n_embd=6),
         schedule="constant",
         weight_decay=0.01,
         decay="all",
         betas=(0.9, 0.999),
-        **{"learning_rate": 9.0e-2, **changes},
+        learning_rate=9.0e-2,
     )
     data = TokenDataModule(
         corpus="tinyshakespeare",
@@ -51,7 +49,7 @@ def run_rung(data_dir, steps=50, **changes) -> list[float]:
     losses = Losses()
     trainer = L.Trainer(
         accelerator="cpu",
-        max_steps=steps,
+        max_steps=50,
         logger=False,
         log_every_n_steps=1,
         enable_checkpointing=False,
@@ -64,20 +62,7 @@ def run_rung(data_dir, steps=50, **changes) -> list[float]:
     return losses.losses
 
 
-def worst(ours: list[float], theirs: list[float]) -> float:
-    return max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
-
-
 def test_fifty_losses_are_the_published_ones(tinyshakespeare, tmp_path):
+    both = zip(run_rung(tmp_path), published("gpt2-init"), strict=True)
     # the original ran in float32 on another device; 1.5e-5 was measured
-    assert worst(run_rung(tmp_path), published("gpt2-init")) < 1e-4
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"seed": 1338}, {"learning_rate": 9.09e-2}, {"config": {"init": "default"}}],
-    ids=["another seed", "learning rate 1% off", "another initialization"],
-)
-def test_a_wrong_setting_misses_them(wrong, tinyshakespeare, tmp_path):
-    losses = run_rung(tmp_path, steps=3, **wrong)
-    assert worst(losses, published("gpt2-init")[:3]) > 1e-3
+    assert max(abs(ours - theirs) for ours, theirs in both) < 1e-4

@@ -108,43 +108,24 @@ def test_a_weight_or_activations_alone_can_be_trained():
 def test_evaluation_gives_the_same_loss_and_computes_no_gradient(mode):
     x, weight, targets = operands()
     expected = chunked_cross_entropy(x, weight, targets, 7)
-    with mode(), Sizes() as sizes:
+    with mode(), Products() as counted:
         found = chunked_cross_entropy(x, weight, targets, 7)
     assert found == expected
     assert not found.requires_grad
-    assert sizes.products == -(-B * T // 7)  # one a chunk, the logits
+    assert counted.products == -(-B * T // 7)  # one a chunk, the logits
 
 
-class Sizes(TorchDispatchMode):
-    """Record the size of the largest tensor of any operation, and the number of products."""
+class Products(TorchDispatchMode):
+    """Record the number of products."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.largest, self.products = 0, 0
+        self.products = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
-        for tensor in found if isinstance(found, tuple | list) else (found,):
-            if isinstance(tensor, torch.Tensor):
-                self.largest = max(self.largest, tensor.untyped_storage().nbytes())
         # in inference mode F.linear is not taken apart
         self.products += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.linear)
-        return found
-
-
-@pytest.mark.parametrize("bf16", [False, True])
-def test_the_logits_are_never_held_whole(bf16):
-    """Nothing is as large as the weight's gradient or a chunk's logits, forward or backward."""
-    x, weight, targets = operands()
-    whole, n = B * T * V * 4, 7
-    with Sizes() as sizes, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        plain(x, weight, targets).backward()
-    assert sizes.largest >= whole  # the test can see them
-    x.grad = weight.grad = None
-    with Sizes() as sizes, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        chunked_cross_entropy(x, weight, targets, n).backward()
-    assert sizes.largest == max(V * C, n * V, B * T * C) * 4
-    assert sizes.largest < whole
+        return func(*args, **(kwargs or {}))
 
 
 def test_memory_does_not_grow_with_the_batch_but_for_activations():
@@ -256,7 +237,6 @@ def test_kept_products_are_computed_once(attention):
     assert none["native_layer_norm"] < kept["native_layer_norm"] == whole["native_layer_norm"]
 
 
-@pytest.mark.slow
 def test_the_model_compiles_whole():
     config = dataclasses.replace(TINY, n_layer=1, loss_chunk=20, checkpointing="products")
     x, y = torch.randint(V, (2, B, T))
@@ -267,7 +247,7 @@ def test_the_model_compiles_whole():
     gradient = model.lm_head.weight.grad.clone()
     model.zero_grad()
     torch.compiler.reset()  # other lengths compiled before would make this one symbolic
-    compiled = torch.compile(model, fullgraph=True)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     loss = compiled(x, y)
     loss.backward()
     torch.testing.assert_close(loss, expected)

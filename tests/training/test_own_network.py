@@ -1,7 +1,6 @@
 """Networks of one's own: found, trained, continued, evaluated, sampled; what they cannot have."""
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -293,17 +292,16 @@ def test_it_needs_no_module_of_a_file():
     assert Network.of(Doubled).record()["class_path"] == f"{__name__}.Doubled"
 
 
-def test_the_tutorials_variant_trains(tmp_path):
+def test_the_tutorials_variant_trains(tmp_path, monkeypatch):
     page = Path(__file__).parents[2] / "docs" / "tutorials" / "own_network.md"
     blocks = page.read_text().split("```")
     code = next(b.removeprefix("python\n") for b in blocks if b.startswith("python\n"))
     assert len(code.strip().splitlines()) <= 30
-    (tmp_path / "my_gpt.py").write_text(code)
-    (tmp_path / "text.txt").write_text("a text of letters that are learned, " * 400)
+    monkeypatch.chdir(tmp_path)
+    Path("my_gpt.py").write_text(code)
+    Path("text.txt").write_text("a text of letters that are learned, " * 400)
     small = "--data.corpus null --data.text_file text.txt --trainer.max_steps 2"
     small += " --trainer.accelerator cpu --model.compile false --trainer.val_check_interval 2"
-    command = f"-m gpt_lightning fit --config quickstart --model.network my_gpt.MyGPT {small}"
-    done = subprocess.run(
-        [sys.executable, *command.split()], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    command = f"fit --config quickstart --model.network my_gpt.MyGPT {small}"
+    assert main(command.split()) == 0
+    assert sys.modules.pop("my_gpt").MyGPT
