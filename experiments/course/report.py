@@ -20,7 +20,7 @@ import yaml
 from markdown import markdown as to_html
 
 from experiments.course import answers
-from gpt_lightning.bench import models, published
+from gpt_lightning.bench import models, sizes
 from gpt_lightning.bench.command import find_benches
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import write_atomic
@@ -98,7 +98,7 @@ def run(argv: list[str]) -> int:
             words = filled(section, args, device)
             bench, rows = read(section, words)
             own, where = ["bench", section.bench, *words], folder / section.name
-            failed |= bool(Sweep(bench, rows, own, False, args.timeout_s, where).run())
+            failed |= bool(Sweep(bench, rows, own, args, where).run())
     write(folder, [folder, *map(Path, args.machines)], args.quick)
     print(f"\n{folder}: report.md, report.html")
     return int(failed)
@@ -157,7 +157,7 @@ def described(section: Section, path: Path, folder: Path) -> Iterator[str]:
     facts = [machine[name] for name in ("device", "CPU", "memory", "software", "date")]
     yield "; ".join(dict.fromkeys(facts)) + f"\n\n```\n{machine['command']}\n```"
     bench, _ = read(section, [])
-    types = {**bench.tables, "rows": bench.row, published.TABLE: published.PublishedRow}
+    types = {**bench.tables, "rows": bench.row, "published": sizes.PublishedRow}
     for name in ("rows", *section.tables):
         if rows := [make_row(types[name], row) for row in data.get(name, [])]:
             title = "" if name == "rows" else f"### {name.capitalize()}\n\n"

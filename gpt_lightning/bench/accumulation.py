@@ -37,8 +37,6 @@ def read_sums(args: Any) -> list[Values]:
 
 
 BENCH = Bench(
-    name="accumulation",
-    title=f"{ADDEND} added {TIMES:,} times",
     row=row_type(
         "device accumulator addend upcast sum:.4f published:.4f error status -note",
         upcast=column("addend cast before"),

@@ -32,6 +32,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.nn.functional as F
@@ -92,8 +93,6 @@ def known_or_own(text: str) -> str:
 
 
 BENCH = Bench(
-    name="attention",
-    title="Attention alone: definition, compiled, fused",
     row=row_type(
         "device dtype model kernel causal batch d:d context warmup heads forward_ms:,.3f "
         "-forward_mean_ms -forward_std_ms backward_ms:,.3f -backward_mean_ms -backward_std_ms "
@@ -152,7 +151,7 @@ def measure_attention(row: Row) -> Values:
         check_own(make_attention(row.kernel, row.causal), row.causal, tensors)
     check_kernel(row.kernel, attention, make)
     tensors = [make() for _ in range(4)]
-    times, first = timing.measure(
+    times, first = timing.record(
         lambda timer: run_step(attention, tensors, timer.phase), device, row.warmup, row.steps
     )
     tensors.clear()  # the memory of a step is measured with its own tensors alone
@@ -164,8 +163,8 @@ def measure_attention(row: Row) -> Values:
     # a user's kernel may have compiled itself
     own = compiled_graphs() > graphs if ":" in row.kernel else row.kernel == "compiled"
     return {
-        "forward_tflops_per_sec": gflop / times["forward"].median,  # GFLOP/ms
-        "backward_tflops_per_sec": 2.5 * gflop / times["backward"].median,
+        "forward_tflops_per_sec": gflop / median(times["forward"]),  # GFLOP/ms
+        "backward_tflops_per_sec": 2.5 * gflop / median(times["backward"]),
         "first_step_s": first["total"] / 1e3,
         **timing.phase_columns(times, "forward", "backward"),
         "held_mib": (forward.end - forward.begin) / MIB,

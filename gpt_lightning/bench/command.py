@@ -19,11 +19,8 @@ from gpt_lightning.parsing import nearest
 def find_benches() -> dict[str, str]:
     """Return name -> module of all benches, without importing any."""
     modules = [f"{__package__}.{found.name}" for found in pkgutil.iter_modules(bench.__path__)]
-    return {
-        module.rpartition(".")[2].replace("_", "-"): module
-        for module in modules
-        if "\nBENCH = " in source(module)
-    }
+    benches = [module for module in modules if "\nBENCH = " in source(module)]
+    return {module.rpartition(".")[2].replace("_", "-"): module for module in benches}
 
 
 def source(module: str) -> str:
@@ -58,8 +55,6 @@ def run(argv: list[str]) -> int:
         print(usage())
         return 0
     name, benches = argv[1], find_benches()
-    if name == "compare":  # a word of earlier versions
-        raise UserError("bench compare has gone: compare the rows.csv of both folders of results")
     if name not in benches:
         raise UserError(
             f"no bench {name!r}{nearest(name, benches)}; gpt-lightning bench --help lists them"

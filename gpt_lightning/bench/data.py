@@ -16,6 +16,7 @@ mixture: two datasets of equal size, shuffled, with weights 0.7 and 0.3.
 
 import itertools
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,6 @@ SEED = 1337
 
 
 BENCH = Bench(
-    name="data",
-    title="The loader: tokens/s by order, block size, batch and workers",
     row=row_type(
         "device order block_size:d batch_size:d workers n_tokens:,d first_batch_ms batch_ms:,.3f "
         "-batch_std_ms batch_p90_ms:,.3f -batch_max_ms copy_ms:,.3f tokens_per_sec "
@@ -99,8 +98,8 @@ def measure_data(row: Row) -> Values:
     written = 8 * (row.block_size + 1) / row.block_size + 16  # int64: window of T + 1, x and y
     return {
         "first_batch_ms": first["total"],
-        **timing.columns("batch", timing.stats(times["batch"]), "std", "p90", "max"),
-        "copy_ms": timing.stats(times["copy"]).median if "copy" in times else None,
+        **timing.columns("batch", times["batch"], "std", "p90", "max"),
+        "copy_ms": median(times["copy"]) if "copy" in times else None,
         "tokens_per_sec": tokens_per_sec,
         "bytes_written_per_token": written,
         "written_gb_per_sec": tokens_per_sec * written / 1e9,

@@ -53,8 +53,6 @@ def place(name: str) -> str:
 
 
 BENCH = Bench(
-    name="dtypes",
-    title="dtypes under autocast",
     row=row_type(
         "device autocast model parameters embedding linear activation layer_norm residual logits "
         "loss gradients published status -note",

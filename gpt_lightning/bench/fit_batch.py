@@ -30,15 +30,13 @@ from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option
 from gpt_lightning.tables.rows import Row, Values, row_type
 from gpt_lightning.tables.sweep import Bench, Sweep, read_options
-from gpt_lightning.training.memory_advice import memory_options
+from gpt_lightning.training.memory_advice import memory_options, options_for
 from gpt_lightning.training.steps import StepShape, largest_divisor
 
 SHARE = 0.8  # default limit of a trial: share of the machine's available memory
 
 
 BENCH = Bench(
-    name="fit-batch",
-    title="The largest micro-batch that fits",
     row=row_type(
         "device precision batch context accumulate peak_memory_gib -limit_gib micro_batch_ms "
         "tokens_per_sec status -note"
@@ -74,9 +72,10 @@ def run(argv: list[str]) -> int:
     step = fits.step_of(config)
     trial = fits.plain_training(config, step) | {"accumulate": min(2, step.accumulate)}
     trial |= {"context": step.block_size, "steps": args.steps, "limit_gib": args.limit_gib}
+    trial |= {"device": trial["trainer"]["accelerator"], "precision": trial["trainer"]["precision"]}
     most = args.max_batch or step.sequences
     first = min(step.batch_size, most)
-    sweep = Sweep(BENCH, [trial | {"batch": first}], argv, args.resume, args.timeout_s)
+    sweep = Sweep(BENCH, [trial | {"batch": first}], argv, args)
 
     def enough(batch: int) -> bool:
         row = sweep.measure(trial | {"batch": batch})
@@ -142,7 +141,7 @@ def findings(
     return [
         f"largest     {largest} sequences x {step.block_size} tokens per micro-batch fit{refusal}",
         f"fastest     {fastest.batch} sequences: {fastest.tokens_per_sec:,.0f} tokens/s",
-        f"settings    {' '.join(fits.batch_options(config, step, batch))}",
+        f"settings    {' '.join(options_for(step, batch, config.data, config.trainer))}",
         f"step        {step.with_batch_size(batch)}",
     ]
 
@@ -152,13 +151,13 @@ def findings(
 
 def measure_batch(row: Row) -> Values:
     """Train some optimizer steps of a micro-batch on random tokens."""
-    device = torch.device(row.device)
+    device = torch.device(row.trainer["accelerator"])
     limit = limit_memory(device, row.limit_gib, SHARE)
     torch.manual_seed(0)
     data = random_batch(row.batch, row.context, device, row.model["config"]["vocab_size"])
     # the first step compiles; the last is not measured, because no request for a batch ends it
     batches = timing.TimedBatches(data, (row.steps + 2) * row.accumulate)
-    fits.train(batches, row.device, row.precision, row.model, row.clip, row.accumulate)
+    fits.train(batches, row.model, row.trainer, row.accumulate)
     measured = batches.milliseconds()[row.accumulate : (row.steps + 1) * row.accumulate]
     milliseconds = sum(measured) / len(measured)
     return {

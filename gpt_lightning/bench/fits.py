@@ -6,16 +6,17 @@ from typing import Any
 
 import torch
 
+from gpt_lightning.bench.step import compiled_graphs
 from gpt_lightning.data.dataset import random_dataset
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import device_kind
 from gpt_lightning.hardware.precision import product_dtype, resolve_precision
 from gpt_lightning.parsing import resolve_configs
+from gpt_lightning.tables.rows import Values
 from gpt_lightning.tables.worker import SkippedError
 from gpt_lightning.training import fit as training
-from gpt_lightning.training.callbacks.recorder import RunRecorder, RunTimings
+from gpt_lightning.training.callbacks.recorder import RunRecorder
 from gpt_lightning.training.datamodule import TokenDataModule
-from gpt_lightning.training.memory_advice import options_for
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.process import quiet_lightning
 from gpt_lightning.training.steps import StepShape, accumulation
@@ -64,17 +65,6 @@ def step_of(config: Any) -> StepShape:
     return StepShape(data.batch_size, T, k, ranks)
 
 
-def batch_options(config: Any, step: StepShape, batch: int) -> list[str]:
-    """Return the options of `fit` that split its step into other micro-batches.
-
-    Args:
-        config: Parsed configuration of `fit`.
-        step: Its step.
-        batch: Sequences of a micro-batch, a divisor of those of the step.
-    """
-    return options_for(step, batch, config.data, config.trainer)
-
-
 def plain_training(config: Any, step: StepShape) -> dict[str, Any]:
     """Return the arguments of `train` that a configuration sets, as plain values.
 
@@ -89,40 +79,29 @@ def plain_training(config: Any, step: StepShape) -> dict[str, Any]:
     # memory and time depend neither on weights nor on rates, and a run is shorter than a warm-up
     model |= {"init_from": None, "warmup_steps": 0}
     GPTModule(**model)  # raises here, not in a row
-    return {
-        "device": device_kind(str(config.trainer.accelerator)),
-        "precision": str(config.trainer.precision or "32-true"),
-        "model": model | {"betas": list(model["betas"])},
-        "clip": [config.trainer.gradient_clip_val, config.trainer.gradient_clip_algorithm],
-        "accumulate": step.accumulate,
-    }
+    names = ("precision", "gradient_clip_val", "gradient_clip_algorithm")
+    trainer = {name: config.trainer[name] for name in names}
+    trainer["precision"] = str(trainer["precision"] or "32-true")
+    trainer["accelerator"] = device_kind(str(config.trainer.accelerator))
+    model["betas"] = list(model["betas"])
+    return {"model": model, "trainer": trainer, "accumulate": step.accumulate}
 
 
 def train(
-    batches: Any, device: str, precision: Any, model: dict[str, Any], clip: Any, accumulate: int
+    batches: Any, model: GPTModule | dict[str, Any], trainer: dict[str, Any], accumulate: int = 1
 ) -> GPTModule:
     """Train on batches, a whole number of steps, with Trainer and GPTModule alone.
 
     Args:
         batches: Batches on the device, with a length.
-        device: Accelerator of the Trainer.
-        precision: Precision of the Trainer.
-        model: Arguments of GPTModule.
-        clip: Value and algorithm of gradient clipping.
+        model: Module, or the arguments of one.
+        trainer: Arguments of the Trainer.
         accumulate: Micro-batches per step.
     """
     quiet_lightning()
-    trainer = Trainer(
-        accelerator=device,
-        precision=precision,
-        max_steps=len(batches) // accumulate,
-        accumulate_grad_batches=accumulate,
-        gradient_clip_val=clip[0],
-        gradient_clip_algorithm=clip[1],
-        **TRAINING_ALONE,
-    )
-    module = GPTModule(**model)
-    trainer.fit(module, train_dataloaders=batches)
+    module = GPTModule(**model) if isinstance(model, dict) else model
+    steps = {"max_steps": len(batches) // accumulate, "accumulate_grad_batches": accumulate}
+    Trainer(**TRAINING_ALONE | steps | trainer).fit(module, train_dataloaders=batches)
     return module
 
 
@@ -166,19 +145,24 @@ def random_token_options(
         "--trainer.limit_val_batches=0",
         "--trainer.enable_checkpointing=false",
         "--samples.max_new_tokens=0",
+        "--progress.plain_every_n_steps=1000000",  # no lines where there is no bar
         f"--speed.warmup_steps={warmup}",
     ]
 
 
-def timed_fit(options: list[str]) -> RunTimings:
-    """Run `fit` in a temporary folder and return its timings, which are SpeedMonitor's."""
-    recorder = RunRecorder(lambda seen: None, each_step=False)
+def timed_fit(options: list[str]) -> Values:
+    """Run `fit` in a temporary folder; return SpeedMonitor's times, and facts of the run."""
+    recorder, graphs = RunRecorder(lambda seen: None, each_step=False), compiled_graphs()
     with tempfile.TemporaryDirectory() as folder:
         training.run_cli(["fit", *options], callbacks=[recorder], folder=Path(folder))
-    assert recorder.speed is not None
-    return recorder.speed
-
-
-def stall_note(speed: RunTimings) -> str:
-    """Return the note of a row that left stalls out."""
-    return f"{speed.stalls} stalls left out" if speed.stalls else ""
+    speed = recorder.speed
+    assert speed is not None
+    return {
+        "step_ms": speed.step_ms,
+        "tokens_per_sec": speed.tokens_per_sec,
+        "mfu": speed.mfu,
+        "warmup_s": speed.seconds.get("compile and warm-up"),
+        "graphs": compiled_graphs() - graphs,
+        "attention": speed.attention,
+        "note": f"{speed.stalls} stalls left out" if speed.stalls else "",
+    }

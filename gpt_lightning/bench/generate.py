@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from gpt_lightning.bench import models, timing
-from gpt_lightning.bench.peers import make_peer
+from gpt_lightning.bench.peers import Peer
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.model.fast.decoder import Decoder
 from gpt_lightning.model.generate import generate, sample_token
@@ -44,8 +44,6 @@ def read_sizes(args: Any) -> list[Values]:
 
 
 BENCH = Bench(
-    name="generate",
-    title="Sampling against the naive loop and transformers",
     row=row_type(
         "device dtype size batch prompt tokens against other_ms cached_ms cached_tokens_per_sec "
         "ratio ratio_std ratio_min ratio_max prepare_ms read_ms agreement:.1% status -note"
@@ -124,7 +122,7 @@ def transformers_generate(
     model: GPT, dtype: torch.dtype | None, sampling: dict[str, Any]
 ) -> Callable[[torch.Tensor], Any]:
     """Return transformers' generate with our weights in a dtype; None: float32."""
-    theirs = make_peer(model).model.to(model.lm_head.weight.device, dtype or torch.float32).eval()
+    theirs = Peer(model).model.to(model.lm_head.weight.device, dtype or torch.float32).eval()
     theirs.generation_config.eos_token_id = None  # no token ends its text
 
     def sample(idx: torch.Tensor) -> Any:

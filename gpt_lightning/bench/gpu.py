@@ -18,8 +18,10 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -27,9 +29,9 @@ from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench import fits, models
 from gpt_lightning.bench.models import GPU_SIZES
-from gpt_lightning.bench.peers import make_peer
-from gpt_lightning.bench.step import Training, compiled_graphs, random_batch, rates
-from gpt_lightning.errors import UserError, is_out_of_memory
+from gpt_lightning.bench.peers import Peer
+from gpt_lightning.bench.step import Training, random_batch, rates
+from gpt_lightning.errors import is_out_of_memory
 from gpt_lightning.hardware.device import (
     device_name,
     free_memory,
@@ -38,35 +40,14 @@ from gpt_lightning.hardware.device import (
 )
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.tables import options
-from gpt_lightning.tables.options import Option, devices, listed
+from gpt_lightning.tables.options import Option
 from gpt_lightning.tables.rows import RESULTS, Row, Values, make_row, row_type, write_report
 from gpt_lightning.tables.sweep import Bench, Sweep, earlier_machine
+from gpt_lightning.training.memory_advice import options_for
 from gpt_lightning.training.steps import StepShape
 
 MODELS = ("ours", "hf", "hf-compiled")
 TOKENS = 32_000_000  # 61 steps of 524,288 tokens in one epoch
-
-
-def read_device(args: Any) -> list[Values]:
-    """Return the first device of --device.
-
-    Raises:
-        UserError: This machine has no NVIDIA GPU.
-    """
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            "bench gpu: no NVIDIA GPU on this machine; use bench sizes and bench peers, which "
-            "measure any device"
-        )
-    return [{"device": devices(args)[0]}]
-
-
-def read_models(args: Any) -> list[Values]:
-    """Return the models with their steps."""
-    return [
-        {"model": model, "steps": args.steps if model == "ours" else args.peer_steps}
-        for model in listed(args, "models", options.one_of(MODELS))
-    ]
 
 
 def publish(args: Any, sweep: Sweep) -> str:
@@ -88,24 +69,22 @@ def publish(args: Any, sweep: Sweep) -> str:
     order = [(size, model) for size in GPU_SIZES for model in MODELS]
     table = [rows[place] for place in order if place in rows]
     machine = sweep.machine | earlier_machine(folder, sweep.machine)
-    write_report(folder, sweep.bench.title, machine, {"rows": table}, sweep.bench.notes)
+    title, *notes = BENCH.about
+    write_report(folder, title, machine, {"rows": table}, notes)
     return str(shutil.copy(folder / "results.md", page))
 
 
 BENCH = Bench(
-    name="gpu",
-    title="GPT-2 in four sizes on one GPU",
     row=row_type(
         "size model batch accumulate context parameters:,d steps step_ms tokens_per_sec mfu "
         "target:.0% peak_memory_gib graphs -matmul_precision -attention -options -date status -note"
     ),
     measure="gpt_lightning.bench.gpu:measure_size",
     options=(
-        Option("device", "cuda", "cuda; another device tries the command out.", read_device),
+        replace(options.DEVICE, default="cuda", help="cuda; another device tries the command out."),
         options.words("sizes", "size", GPU_SIZES),
-        Option("models", ",".join(MODELS), f"Any of {', '.join(MODELS)}.", read_models),
-        Option("steps", 12, "Measured steps of ours.", type=PositiveInt),
-        Option("peer_steps", 5, "Measured steps of theirs.", type=PositiveInt),
+        options.words("models", "model", MODELS),
+        options.steps(10),
         options.warmup(3, PositiveInt),
         options.optional(
             "minutes",
@@ -116,63 +95,57 @@ BENCH = Bench(
     ),
     timeout_s=3600.0,
     takes_fit_options=True,
-    epilogue=publish,
+    publish=publish,
 )
 
 
 def measure_size(row: Row) -> Values:
-    """Train one size of one model."""
-    where = torch.device(row.device)
+    """Train one size of one model, with half the micro-batch until it fits into memory."""
+    device = torch.device(row.device)
     arguments = [*fits.size_options(row.size), *row.fit_options]
     arguments += [f"--trainer.accelerator={row.device}", "--trainer.devices=1"]
     parsed = fits.parse_fit(arguments)
-    config, dtype = GPTConfig(**parsed.model.config.as_dict()), fits.dtype_of(parsed, where)
+    config, dtype = GPTConfig(**parsed.model.config.as_dict()), fits.dtype_of(parsed, device)
     torch.set_float32_matmul_precision(parsed.model.matmul_precision)
     if row.model == "ours":
         train = partial(train_ours, row, arguments, parsed)
     else:
         train = partial(train_theirs, row, config, dtype)
-    measured, step = halve_until_it_fits(train, fits.step_of(parsed))
+    step = fits.step_of(parsed)
+    while (measured := unless_out_of_memory(train, step)) is None:
+        free_memory()
+        step = step.with_batch_size(step.batch_size // 2)
     with torch.device("meta"):
         shape = GPT(config)
     rate = step.tokens / measured["step_ms"] * 1e3
-    targets = models.TABLE["targets"].get(device_name(where), {}) if row.model == "ours" else {}
+    targets = models.TABLE["targets"].get(device_name(device), {}) if row.model == "ours" else {}
     return {
         "batch": step.batch_size,
         "accumulate": step.accumulate,
         "context": step.block_size,
         "target": targets.get(row.size),
-        "peak_memory_gib": peak_memory_gib(where),
+        "peak_memory_gib": peak_memory_gib(device),
         "parameters": shape.num_params(),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "options": " ".join(row.fit_options),
         "date": datetime.date.today().isoformat(),
         **measured,
-        **rates(shape, where, dtype, rate, step.block_size),
+        **rates(shape, device, dtype, rate, step.block_size),
     }
 
 
-def halve_until_it_fits(
-    train: Callable[[StepShape], Values], step: StepShape
-) -> tuple[Values, StepShape]:
-    """Train, with half the micro-batch and twice the accumulation where memory runs out.
+def unless_out_of_memory(train: Callable[[StepShape], Values], step: StepShape) -> Values | None:
+    """Return what a training measures; None if memory ran out and the micro-batch can be halved.
 
-    Args:
-        train: Function that trains steps of a shape and returns what it measured.
-        step: Shape to begin with; its tokens do not change.
-
-    Returns:
-        The measurement, and the shape that fitted.
+    The caller frees the memory: here the error holds the activations.
     """
-    while True:
-        reset_peak_memory()
-        try:
-            return train(step), step
-        except Exception as error:
-            if not is_out_of_memory(error) or step.batch_size % 2:
-                raise
-        free_memory()  # outside the handler: the error holds the activations
-        step = step.with_batch_size(step.batch_size // 2)
+    reset_peak_memory()
+    try:
+        return train(step)
+    except Exception as error:
+        if not is_out_of_memory(error) or step.batch_size % 2:
+            raise
+        return None
 
 
 def train_ours(row: Row, arguments: list[str], config: Any, step: StepShape) -> Values:
@@ -183,22 +156,12 @@ def train_ours(row: Row, arguments: list[str], config: Any, step: StepShape) -> 
         arguments: Options of `fit`.
         config: Configuration that they make.
         step: Shape of a step.
-
-    Returns:
-        Median milliseconds of a step, stalls, number of graphs, and attention kernel.
     """
-    micro_batch = fits.batch_options(config, fits.step_of(config), step.batch_size)
+    settings = options_for(fits.step_of(config), step.batch_size, config.data, config.trainer)
     vocab_size = config.model.config.vocab_size
     tokens = fits.random_token_options("gpu", vocab_size, row.steps, row.warmup, TOKENS)
-    argv = [*arguments, *" ".join(micro_batch).split(), *tokens]
-    graphs = compiled_graphs()
-    speed = fits.timed_fit([*argv, "--trainer.logger=false", "--model.warmup_steps=0"])
-    return {
-        "step_ms": speed.step_ms,
-        "note": fits.stall_note(speed),
-        "graphs": compiled_graphs() - graphs,
-        "attention": speed.attention,
-    }
+    argv = [*arguments, *" ".join(settings).split(), *tokens]
+    return fits.timed_fit([*argv, "--trainer.logger=false", "--model.warmup_steps=0"])
 
 
 def train_theirs(row: Row, config: GPTConfig, dtype: str, step: StepShape) -> Values:
@@ -209,15 +172,12 @@ def train_theirs(row: Row, config: GPTConfig, dtype: str, step: StepShape) -> Va
         config: Configuration of our model.
         dtype: Dtype of the products.
         step: Shape of a step.
-
-    Returns:
-        Median milliseconds of a step, and number of graphs.
     """
     torch.manual_seed(0)
-    device = torch.device(row.device)
     assert config.vocab_size is not None  # else GPT raises
+    device = torch.device(row.device)
     batch = random_batch(step.batch_size, step.block_size, device, config.vocab_size)
-    peer, compiled = make_peer(GPT(config)).to(device), row.model == "hf-compiled"
-    training = Training(peer, device, batch, dtype, compiled, step.accumulate)
-    training.block(row.warmup, row.steps)
-    return {"step_ms": training.median("total"), "graphs": training.graphs}
+    compiled = row.model == "hf-compiled"
+    training = Training(Peer(GPT(config)), batch, dtype, compiled, step.accumulate)
+    step_ms = median(training.block(row.warmup, row.steps))
+    return {"step_ms": step_ms, "graphs": training.graphs}

@@ -10,6 +10,7 @@ row measured, on a CPU the faster one of bf16 and float32.
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -18,12 +19,11 @@ from gpt_lightning.bench import fits
 from gpt_lightning.hardware.device import device_kind, device_name
 from gpt_lightning.hardware.peaks import Peak, lookup, measured_peak
 from gpt_lightning.tables import options
-from gpt_lightning.tables.pictures import plot_bars
+from gpt_lightning.tables.options import Option
 from gpt_lightning.tables.rows import Row, Values, column, row_type
-from gpt_lightning.tables.sweep import Bench, Sweep, read_options
+from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.tables.worker import SkippedError
 
-PICTURE = "ladder.png"
 WARMUP_STEPS = 3
 TABLE = yaml.safe_load(Path(__file__).with_name("ladder.yaml").read_text(encoding="utf-8"))
 RUNGS = {rung["name"]: rung for rung in TABLE["rungs"]}
@@ -44,19 +44,17 @@ def beside_others(row: Row, before: Sequence[Row]) -> Row:
     )
 
 
-def picture(folder: Path, rows: Sequence[Row]) -> list[str]:
-    """Draw tokens/s and MFU of the rungs."""
-    panels: dict[str, Sequence[float | None]] = {
-        "tokens/s": [row.tokens_per_sec for row in rows],
-        "MFU (%)": [None if row.mfu is None else 100 * row.mfu for row in rows],
-    }
-    plot_bars(folder / PICTURE, "bench ladder", [row.rung for row in rows], panels)
-    return [PICTURE]
+def read_config(args: Any) -> list[Values]:
+    """Return --config, and the device that it and the options of `fit` choose.
+
+    Raises:
+        UserError: A setting of `fit` is wrong.
+    """
+    device, _ = arguments_of("fp32", args.config, args.steps, args.fit_options)
+    return [{"config": args.config, "device": device}]
 
 
 BENCH = Bench(
-    name="ladder",
-    title="bench ladder",
     row=row_type(
         "device rung step_ms tokens_per_sec mfu -peak_tflops_per_sec speedup speedup_in_all "
         "warmup_s -attention status -note",
@@ -65,26 +63,15 @@ BENCH = Bench(
     ),
     measure="gpt_lightning.bench.ladder:measure_rung",
     options=(
-        options.shared("config", None, "Configuration of `fit`; null: GPT-2 124M.", str | None),
         options.words("rungs", "rung", RUNGS),
         options.steps(10),
+        Option(
+            "config", None, "Configuration of `fit`; null: GPT-2 124M.", read_config, str | None
+        ),
     ),
     takes_fit_options=True,
-    picture=picture,
     relate=beside_others,
 )
-
-
-def run(argv: list[str]) -> int:
-    """Run `bench ladder ...`, whose options of `fit` are parsed before the first rung.
-
-    Returns:
-        0: Every rung that this device has was measured; 1: one failed.
-    """
-    args, rows = read_options(BENCH, argv[2:])
-    device, _ = arguments_of(**rows[0])
-    rows = [row | {"device": device} for row in rows]
-    return Sweep(BENCH, rows, argv, args.resume, args.timeout_s).run()
 
 
 def arguments_of(
@@ -120,19 +107,9 @@ def measure_rung(row: Row) -> Values:
     if row.device not in RUNGS[row.rung].get("devices", [row.device]):
         raise SkippedError(f"no effect on {row.device}")
     _, arguments = arguments_of(row.rung, row.config, row.steps, row.fit_options)
-    peak = best_peak(torch.device(row.device))
-    # no lines where there is no bar
-    arguments += [f"--speed.peak_flops={peak.flops}", "--progress.plain_every_n_steps=1000000"]
-    speed = fits.timed_fit(arguments)
-    return {
-        "step_ms": speed.step_ms,
-        "tokens_per_sec": speed.tokens_per_sec,
-        "mfu": speed.mfu,
-        "peak_tflops_per_sec": peak.flops / 1e12,
-        "warmup_s": speed.seconds.get("compile and warm-up"),
-        "attention": speed.attention,
-        "note": fits.stall_note(speed),
-    }
+    peak = best_peak(torch.device(row.device)).flops
+    found = fits.timed_fit([*arguments, f"--speed.peak_flops={peak}"])
+    return found | {"peak_tflops_per_sec": peak / 1e12}
 
 
 def best_peak(device: torch.device) -> Peak:

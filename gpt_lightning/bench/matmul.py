@@ -68,8 +68,6 @@ def model_shapes(
 
 
 BENCH = Bench(
-    name="matmul",
-    title="Matrix products: squares and the model's own shapes",
     row=row_type(
         "device dtype shape m:d k:d n:d calls:d forward_ms:,.3f -forward_std_ms -forward_min_ms "
         "backward_ms:,.3f -backward_std_ms -backward_min_ms forward_tflops_per_sec:,.3f "
@@ -114,9 +112,9 @@ def measure_matmul(row: Row) -> Values:
             torch.autograd.grad(out, (x, weight), gradient, retain_graph=True)
         timer.end("backward")
 
-    trial, _ = timing.measure(lambda timer: products(timer, 1), device, 1, 3)
-    calls = max(1, math.ceil(ROUND_MS / max(trial["forward"].min, 1e-3)))
-    times, _ = timing.measure(lambda timer: products(timer, calls), device, row.warmup, row.steps)
+    trial, _ = timing.record(lambda timer: products(timer, 1), device, 1, 3)
+    calls = max(1, math.ceil(ROUND_MS / max(min(trial["forward"]), 1e-3)))
+    times, _ = timing.record(lambda timer: products(timer, calls), device, row.warmup, row.steps)
     peak = measured_peak(device, row.dtype).flops / 1e12
     published = lookup(device_name(device), row.dtype)
     found = {

@@ -23,7 +23,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from torch.utils.module_tracker import ModuleTracker
 
 from gpt_lightning.bench import memory_meter, models
 from gpt_lightning.bench.memory_meter import MIB, PhaseContext, PhaseMemory
-from gpt_lightning.bench.step import TrainingStep, kernel_of, prepare, random_batch
+from gpt_lightning.bench.step import Training, kernel_of, prepare, random_batch
 from gpt_lightning.hardware.device import peak_memory_gib
 from gpt_lightning.hardware.precision import autocast
 from gpt_lightning.tables import options
@@ -86,8 +85,6 @@ def read_modes(args: Any) -> list[Values]:
 
 
 BENCH = Bench(
-    name="memory",
-    title="Memory of language models by phase",
     row=row_type(
         "device dtype model size mode checkpointing blocks batch context memory_by start_mib "
         "forward_peak_mib held_mib backward_peak_mib optimizer_peak_mib peak_mib largest_mib "
@@ -146,9 +143,8 @@ def measure_row(row: Row) -> Values:
                     batch = random_batch(row.batch, row.context, device)
                     found["saved"] = by_module(model, batch, residual)
                 del batch
-            x, y = random_batch(row.batch, row.context, device)
-            train = TrainingStep(model, device, row.dtype)
-            step = partial(train, x, y) if row.mode == "training" else partial(train.infer, x)
+            train = Training(model, random_batch(row.batch, row.context, device), row.dtype)
+            step = train if row.mode == "training" else train.infer
             for _ in range(row.warmup):
                 step(nullcontext)
         step(phase)

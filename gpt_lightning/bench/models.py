@@ -12,7 +12,7 @@ https://arxiv.org/abs/2104.09864; Shazeer 2020 (SwiGLU), https://arxiv.org/abs/2
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,14 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.attention import naive_attention
 from gpt_lightning.model.gpt import GPT, GPTConfig
-from gpt_lightning.tables.options import (
-    Option,
-    at_least,
-    listed,
-    one_of,
-    optional,
-    words,
-)
+from gpt_lightning.tables.options import Option, at_least, listed, one_of, optional, words
 from gpt_lightning.tables.rows import Values
 
 TABLE = yaml.safe_load(Path(__file__).with_name("sizes.yaml").read_text(encoding="utf-8"))
@@ -49,7 +42,7 @@ MODEL = words("model", "model", MODELS, "gpt2")
 def make_config(shape: list[int], context: int, vocab_size: int = VOCABULARY) -> GPTConfig:
     """Return the configuration of a model of (layers, heads, width)."""
     n_layer, n_head, n_embd = shape
-    return GPTConfig(n_layer, n_head, n_embd, block_size=context, vocab_size=vocab_size)
+    return GPTConfig(n_layer, n_head, n_embd, context, vocab_size)
 
 
 def make_model(model: str, shape: list[int], context: int) -> "GPT | CourseModel":
@@ -75,49 +68,40 @@ def read_sizes(args: Any, names: Iterable[str] = COURSE_SIZES) -> list[Values]:
     return [{"size": name, "shape": SHAPES[name]} for name in listed(args, "sizes", one_of(names))]
 
 
-def named_sizes(names: Iterable[str], default: str) -> Option:
+def named_sizes(default: str, names: Iterable[str] = ("tiny", *COURSE_SIZES)) -> Option:
     """Declare --sizes, which fills `size` and `shape`."""
     known = list(names)
     about = f"Any of {', '.join(known)}."
     return Option("sizes", default, about, lambda args: read_sizes(args, known))
 
 
-def layers_and_width(text: str) -> tuple[int, int]:
-    """Convert LAYERSxWIDTH."""
-    layers, x, width = text.partition("x")
-    if not x:
+def own_shape(text: str) -> tuple[int, int, int]:
+    """Convert LAYERSxWIDTH, with heads of HEAD_WIDTH, or LAYERSxHEADSxWIDTH."""
+    numbers = [at_least(1)(part) for part in text.split("x")]
+    if len(numbers) not in (2, 3):
         raise ValueError(f"{text!r} is not LAYERSxWIDTH, such as 4x512")
-    return at_least(1)(layers), at_least(1)(width)
+    n_layer, d_model = numbers[0], numbers[-1]
+    n_head = numbers[1] if len(numbers) == 3 else max(1, d_model // HEAD_WIDTH)
+    if d_model % n_head:
+        raise ValueError(f"a width of {d_model} is not divisible by {n_head} heads")
+    return n_layer, n_head, d_model
 
 
 def course_or_own_sizes(args: Any) -> list[Values]:
-    """Return the sizes of --shapes, the one of --n-layer, --n-head and --d-model, or --sizes.
-
-    Missing values of the three default to those of `small`; heads are HEAD_WIDTH wide.
+    """Return the sizes of --shapes, or of --sizes.
 
     Raises:
-        UserError: The width is not a multiple of the heads, or the course's heads have an odd
-            number of channels, which RoPE cannot rotate in pairs.
+        UserError: The course's heads have an odd number of channels, which RoPE cannot rotate in
+            pairs.
     """
-    single = args.n_layer is not None or args.d_model is not None
-    if args.shapes is not None and single:
-        raise UserError("give --shapes, or --n-layer and --d-model, not both")
-    if not (args.shapes or single or args.n_head):
+    if args.shapes is None:
         return read_sizes(args)
-    small_layers, _, small_width = SHAPES["small"]
-    one = (args.n_layer or small_layers, args.d_model or small_width)
     found = []
-    for n_layer, d_model in listed(args, "shapes", layers_and_width) if args.shapes else [one]:
-        n_head = args.n_head or max(1, d_model // HEAD_WIDTH)
-        if d_model % n_head:
-            raise UserError(
-                f"a width of {d_model} is not divisible by {n_head} heads: "
-                "give another --n-head or width"
-            )
+    for n_layer, n_head, d_model in listed(args, "shapes", own_shape):
         if "course" in args.model.split(",") and d_model // n_head % 2:
             raise UserError(
-                f"{n_head} heads of a width of {d_model} have an odd number of channels, and RoPE "
-                "rotates pairs: give another --n-head or width"
+                f"--shapes: {n_head} heads of a width of {d_model} have an odd number of channels, "
+                "and RoPE rotates pairs: give another width"
             )
         found.append({"size": f"{n_layer}/{n_head}/{d_model}", "shape": [n_layer, n_head, d_model]})
     return found
@@ -126,10 +110,7 @@ def course_or_own_sizes(args: Any) -> list[Values]:
 SIZES = (
     MODEL,
     Option("sizes", "small", f"Any of {', '.join(COURSE_SIZES)}.", course_or_own_sizes),
-    optional("shapes", "Custom sizes, LAYERSxWIDTH: 4x512,16x1024.", str),
-    optional("n_layer", "Number of layers of a custom size, instead of --sizes."),
-    optional("n_head", f"Number of heads of the custom size; null: d_model / {HEAD_WIDTH}."),
-    optional("d_model", "Width of the custom size."),
+    optional("shapes", "Custom sizes, LAYERSxWIDTH or LAYERSxHEADSxWIDTH: 4x512,16x1024.", str),
 )
 
 
@@ -222,28 +203,6 @@ class CourseBlock(nn.Module):
         return x
 
 
-class CourseTransformer(nn.Module):
-    """The model without its head: tokens (B, T) -> final residual stream (B, T, C)."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        rope = RoPE(config.n_embd // config.n_head, config.block_size)
-        assert config.vocab_size is not None
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        self.h = nn.ModuleList([CourseBlock(config, rope) for _ in range(config.n_layer)])
-        self.ln_f = RMSNorm(config.n_embd)
-        self.checkpointing = False
-
-    def forward(self, idx: Tensor) -> Tensor:
-        x = self.wte(idx)  # (B, T, C)
-        for block in self.h:
-            if self.checkpointing and torch.is_grad_enabled():
-                x = checkpoint(block, x, use_reentrant=False)
-            else:
-                x = block(x)
-        return self.ln_f(x)
-
-
 class CourseModel(nn.Module):
     """The systems course's language model, with the submodules that benches expect of a GPT.
 
@@ -254,9 +213,15 @@ class CourseModel(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
+        C, V = config.n_embd, config.vocab_size
+        assert V is not None
         self.config = config
-        self.transformer = CourseTransformer(config)
-        self.lm_head = nn.Linear(config.n_embd, self.transformer.wte.num_embeddings, bias=False)
+        rope = RoPE(C // config.n_head, config.block_size)
+        h = nn.ModuleList([CourseBlock(config, rope) for _ in range(config.n_layer)])
+        transformer = {"wte": nn.Embedding(V, C), "h": h, "ln_f": RMSNorm(C)}
+        self.transformer = cast(Any, nn.ModuleDict(transformer))
+        self.transformer.checkpointing = False
+        self.lm_head = nn.Linear(C, V, bias=False)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 std = (2 / (module.in_features + module.out_features)) ** 0.5
@@ -271,7 +236,13 @@ class CourseModel(nn.Module):
             idx: Tokens, int64 (B, T), T at most block_size.
             targets: Next token of each position, int64 (B, T).
         """
-        logits: Tensor = self.lm_head(self.transformer(idx))  # (B, T, V)
+        x = self.transformer.wte(idx)  # (B, T, C)
+        for block in self.transformer.h:
+            if self.transformer.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, x, use_reentrant=False)
+            else:
+                x = block(x)
+        logits: Tensor = self.lm_head(self.transformer.ln_f(x))  # (B, T, V)
         if targets is None:
             return logits
         return F.cross_entropy(logits.float().view(-1, logits.size(-1)), targets.reshape(-1))

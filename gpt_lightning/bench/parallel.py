@@ -17,18 +17,19 @@ buckets, which exist from the start and hold the gradients.
 Processes are connected by gloo on a CPU, and by NCCL on CUDA with one GPU each.
 """
 
-import json
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from jsonargparse.typing import PositiveInt
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
@@ -38,7 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gpt_lightning.bench import memory_meter, models, timing
 from gpt_lightning.bench.memory_meter import MIB
 from gpt_lightning.bench.models import COURSE_SIZES, read_sizes
-from gpt_lightning.bench.step import TrainingStep, fit_optimizer, prepare, random_batch
+from gpt_lightning.bench.step import Training, fit_optimizer, prepare, random_batch
 from gpt_lightning.hardware.precision import autocast
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.tables import options
@@ -48,12 +49,12 @@ from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.tables.worker import SkippedError, failure
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter")
-STRATEGIES = ("ddp", "fsdp2", "zero1")
+WORK = (*COLLECTIVES, "ddp", "fsdp2", "zero1")
 
 
 def read_work(args: Any) -> list[Values]:
     """Return the collectives with their sizes and the strategies with the model's, by processes."""
-    work = listed(args, "work", options.one_of((*COLLECTIVES, *STRATEGIES)))
+    work = listed(args, "work", options.one_of(WORK))
     processes = listed(args, "processes", options.at_least(1))
     sizes = read_sizes(args)
     model = {"batch": args.batch, "context": args.context}
@@ -77,19 +78,17 @@ def picture(folder: Path, rows: Sequence[Row]) -> list[str]:
     shown = [row for row in rows if row.mib is not None]
     if len({row.mib for row in shown}) < 2:
         return []
+    path, x = folder / "collectives.png", ("mib", "size (MiB)")
     quantities = {"time_ms": "time (ms)", "bus_gb_per_sec": "bus (GB/s)"}
-    title = "Collectives by size and processes"
 
     def place(row: Row) -> tuple[str, str, str]:
         return row.work, f"{row.processes} processes", "-"
 
-    plot_rows(folder / "collectives.png", title, shown, ("mib", "size (MiB)"), quantities, place)
-    return ["collectives.png"]
+    plot_rows(path, "Collectives by size and processes", shown, x, quantities, place)
+    return [path.name]
 
 
 BENCH = Bench(
-    name="parallel",
-    title="Collectives and data-parallel training steps",
     row=row_type(
         "device dtype work processes mib:d size -batch -context time_ms -time_std_ms "
         "bus_gb_per_sec alone_ms communication:.1% init_mib before_update_mib after_update_mib "
@@ -100,12 +99,7 @@ BENCH = Bench(
     options=(
         options.DEVICE,
         options.dtypes("fp32", ("fp32", "bf16")),
-        Option(
-            "work",
-            ",".join((*COLLECTIVES, *STRATEGIES)),
-            f"Any of {', '.join((*COLLECTIVES, *STRATEGIES))}.",
-            read_work,
-        ),
+        replace(options.words("work", "work", WORK), read=read_work),
         Option("processes", "1,2,4,6", "Processes, separated by commas; 1 is for ddp alone."),
         Option("mib", "1,10,100,1024", "MiB of the collectives, separated by commas."),
         Option("sizes", "small", f"Any of {', '.join(COURSE_SIZES)}."),
@@ -123,7 +117,7 @@ BENCH = Bench(
 
 
 def measure_parallel(row: Row) -> Values:
-    """Start the processes of a row, and return what the first of them writes.
+    """Start the processes of a row, and return what the first of them found.
 
     Raises:
         SkippedError: There are fewer GPUs than processes.
@@ -133,26 +127,25 @@ def measure_parallel(row: Row) -> Values:
     if row.device == "mps":
         raise SkippedError("PyTorch connects no processes on MPS")
     row.memory_gib = row.memory_gib or memory_meter.available_gib()
+    results = torch.multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            spawn(run_rank, (folder, row), row.processes)
+            spawn(run_rank, (folder, row, results), row.processes)
         except ProcessException:
-            found = sorted(Path(folder).glob("failure*.json"))
-            if not found:
+            if results.empty():
                 raise
-            return dict(json.loads(found[0].read_text()))
-        return dict(json.loads((Path(folder) / "result.json").read_text()))
+    return dict(results.get())
 
 
-def run_rank(rank: int, folder: str, row: Row) -> None:
-    """Measure as one of the processes; the first writes the result, each its own failure."""
+def run_rank(rank: int, folder: str, row: Row, results: Any) -> None:
+    """Measure as one of the processes; the first sends the result, each its own failure."""
     try:
         measured = measure_rank(rank, folder, row)
     except Exception as error:
-        (Path(folder) / f"failure{rank}.json").write_text(json.dumps(failure(error)))
+        results.put(failure(error))
         os._exit(1)  # the others may wait for this one: spawn ends them
     if rank == 0:
-        (Path(folder) / "result.json").write_text(json.dumps(measured))
+        results.put(measured)
 
 
 def measure_rank(rank: int, folder: str, row: Row) -> Values:
@@ -175,6 +168,13 @@ def measure_rank(rank: int, folder: str, row: Row) -> Values:
         dist.destroy_process_group()
 
 
+def largest(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the largest value of any process for each name."""
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, values)
+    return {name: max(each[name] for each in gathered) for name in values}
+
+
 def slowest(work: Callable[[], object], device: torch.device, row: Row) -> Values:
     """Return median and standard deviation of the slowest process's time in each step."""
 
@@ -183,10 +183,8 @@ def slowest(work: Callable[[], object], device: torch.device, row: Row) -> Value
         timer.end("work")
 
     times, _ = timing.record(step, device, row.warmup, row.steps)
-    gathered: list[Any] = [None] * row.processes
-    dist.all_gather_object(gathered, times["total"])
-    found = timing.stats([max(each) for each in zip(*gathered, strict=True)])
-    return {"time_ms": found.median, "time_std_ms": found.std}
+    steps = largest({str(index): ms for index, ms in enumerate(times["work"])})
+    return timing.columns("time", [*steps.values()], "std")
 
 
 def measure_collective(row: Row, device: torch.device) -> Values:
@@ -194,47 +192,34 @@ def measure_collective(row: Row, device: torch.device) -> Values:
     n = row.processes
     part = torch.ones(-(-row.mib * MIB // 4 // n), device=device)  # float32, rounded up
     whole = torch.ones(n * part.numel(), device=device)
-
-    def work() -> None:
-        if row.work == "all-reduce":
-            dist.all_reduce(whole)
-        elif row.work == "all-gather":
-            dist.all_gather_into_tensor(whole, part)
-        else:
-            dist.reduce_scatter_tensor(part, whole)
-
-    found = slowest(work, device, row)
+    work = {
+        "all-reduce": partial(dist.all_reduce, whole),
+        "all-gather": partial(dist.all_gather_into_tensor, whole, part),
+        "reduce-scatter": partial(dist.reduce_scatter_tensor, part, whole),
+    }
+    found = slowest(work[row.work], device, row)
     sent = (n - 1) / n * whole.nbytes * (2 if row.work == "all-reduce" else 1)
     return found | {"bus_gb_per_sec": sent / found["time_ms"] / 1e6}
 
 
 def measure_step(row: Row, device: torch.device) -> Values:
     """Time a training step alone and under its strategy; measure the strategy's memory."""
-    x, y = random_batch(row.batch, row.context, device)
-    gradients, alone = measure_alone(row, device, x, y)
+    batch = random_batch(row.batch, row.context, device)
+    single = make_alone(row, device)
+    gradients = nbytes(single.parameters()) / MIB
+    alone = slowest(Training(single, batch, row.dtype), device, row)["time_ms"]
     model, optimizer = make_strategy(row, device)
-    step = TrainingStep(model, device, row.dtype, optimizer)
     memory = {"init_mib": held_mib(model, None, device)}
     with autocast(row.dtype, device):
-        model(x, y).backward()
+        model(*batch).backward()
     memory["before_update_mib"] = held_mib(model, optimizer, device)
     optimizer.step()
     memory["after_update_mib"] = held_mib(model, optimizer, device)
     optimizer.zero_grad()
-    found = slowest(lambda: step(x, y), device, row)
-    gathered: list[Any] = [None] * row.processes
-    dist.all_gather_object(gathered, memory)
-    most = {name: max(each[name] for each in gathered) for name in memory}
-    share = {"communication": 1 - alone / found["time_ms"]}
-    return found | {"alone_ms": alone, "gradient_mib": gradients} | share | most
-
-
-def measure_alone(row: Row, device: torch.device, x: Tensor, y: Tensor) -> tuple[float, float]:
-    """Return MiB of the gradients, and milliseconds of a step without a strategy."""
-    model = make_alone(row, device)
-    step = TrainingStep(model, device, row.dtype)
-    gradients = sum(p.nbytes for p in model.parameters()) / MIB
-    return gradients, slowest(lambda: step(x, y), device, row)["time_ms"]
+    step = Training(model, batch, row.dtype, optimizer=optimizer)
+    found = slowest(step, device, row)
+    found |= {"alone_ms": alone, "communication": 1 - alone / found["time_ms"]}
+    return found | {"gradient_mib": gradients} | largest(memory)
 
 
 def make_alone(row: Row, device: torch.device) -> GPT:
@@ -244,7 +229,7 @@ def make_alone(row: Row, device: torch.device) -> GPT:
 
 
 def make_strategy(row: Row, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return a model under one of STRATEGIES, and its optimizer, as `fit` sets them."""
+    """Return a model under the strategy of a row, and its optimizer, as `fit` sets them."""
     model = make_alone(row, device)
     if row.work == "fsdp2":
         from gpt_lightning.training.sharding import ShardedStrategy  # Lightning, for this row alone
@@ -269,15 +254,15 @@ def held_mib(
     """Return the memory of this process: of all tensors on CUDA, else of the training state."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device) / MIB
-    parameters = list(model.parameters())
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if isinstance(model, DistributedDataParallel):  # views of its buckets, which exist without them
-        gradients = [*parameters]
+    tensors: list[Any] = list(model.parameters())
+    # DDP's buckets, which have the gradients' size, exist without gradients
+    in_buckets = isinstance(model, DistributedDataParallel)
+    tensors += tensors if in_buckets else [p.grad for p in tensors]
     while isinstance(optimizer, ZeroRedundancyOptimizer):
         optimizer = optimizer.optim  # the optimizer of this process's share
-    states = optimizer.state.values() if optimizer is not None else ()
-    moments = [value for state in states for value in state.values()]
-    return nbytes([*parameters, *gradients, *moments]) / MIB
+    for state in optimizer.state.values() if optimizer is not None else ():
+        tensors += state.values()  # moments
+    return nbytes(tensors) / MIB
 
 
 def nbytes(tensors: Iterable[Any]) -> int:

@@ -2,14 +2,14 @@
 
 Both models have the same weights, batch, loss function and AdamW, and no dropout; theirs keeps no
 cache of keys and values. One process runs blocks of training steps of ours, theirs, ours, ... ms:
-median over the rounds of a block's mean step; for forward and backward the median of all steps.
-ratio: theirs over ours, median over the rounds, with its spread; ours is faster where it is above
-1.
+median over the rounds of a block's mean step. ratio: theirs over ours, median over the rounds, with
+its spread; ours is faster where it is above 1.
 
 loss: loss of the first step, before any update, so that equal losses mean equal models. first step:
 with compilation. graphs: graphs that torch.compile made.
 """
 
+import importlib
 from functools import partial
 from typing import Any
 
@@ -27,11 +27,8 @@ from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.tables.worker import SkippedError
 
 BENCH = Bench(
-    name="peers",
-    title="The same GPT-2 through transformers' GPT2LMHeadModel and ours",
     row=row_type(
-        "device dtype compile size batch context ours_ms theirs_ms -ours_forward_ms "
-        "-theirs_forward_ms -ours_backward_ms -theirs_backward_ms ours_tokens_per_sec "
+        "device dtype compile size batch context ours_ms theirs_ms ours_tokens_per_sec "
         "theirs_tokens_per_sec ratio ratio_std -ratio_min -ratio_max -ours_first_step_s "
         "-theirs_first_step_s ours_graphs:d theirs_graphs:d ours_loss theirs_loss -ours_attention "
         "-attention -transformers status -note"
@@ -39,7 +36,7 @@ BENCH = Bench(
     measure="gpt_lightning.bench.peers:measure_peers",
     options=(
         options.DEVICE,
-        models.named_sizes(["tiny", *models.COURSE_SIZES], "small"),
+        models.named_sizes("small"),
         options.contexts("256"),
         options.batches(),
         options.dtypes("fp32,bf16"),
@@ -56,29 +53,20 @@ def measure_peers(row: Row) -> Values:
     """Train both models in turns."""
     device = prepare(row)
     model = GPT(models.make_config(row.shape, row.context))
-    peer = make_peer(model)  # compilation renames parameters
+    peer = Peer(model)  # compilation renames parameters
     batch = random_batch(row.batch, row.context, device)
     both = {}
     for name, module in (("ours", model), ("theirs", peer)):
-        module.to(device)
-        adamw = torch.optim.AdamW(module.parameters(), lr=1e-4)
-        both[name] = Training(
-            module, device, batch, row.dtype, row.compile, optimizer=adamw, norm="none"
-        )
+        adamw = torch.optim.AdamW(module.to(device).parameters(), lr=1e-4)
+        both[name] = Training(module, batch, row.dtype, row.compile, optimizer=adamw, norm="none")
         both[name].block(warmup=0, steps=1)
-        both[name].times.clear()
     blocks = {name: partial(t.block, row.warmup, row.steps) for name, t in both.items()}
-    found = timing.compare(blocks, row.rounds)
+    found: Values = dict(timing.compare(blocks, row.rounds))
     for name, training in both.items():
-        facts = {
-            "tokens_per_sec": row.batch * row.context / found[f"{name}_ms"] * 1e3,
-            "forward_ms": training.median("forward"),
-            "backward_ms": training.median("backward"),
-            "first_step_s": training.first["total"] / 1e3,
-            "graphs": training.graphs,
-            "loss": training.loss,
-        }
-        found |= {f"{name}_{key}": value for key, value in facts.items()}
+        found[f"{name}_tokens_per_sec"] = row.batch * row.context / found[f"{name}_ms"] * 1e3
+        found[f"{name}_first_step_s"] = training.first["total"] / 1e3
+        found[f"{name}_graphs"] = training.graphs
+        found[f"{name}_loss"] = training.loss
     return {
         **found,
         "ours_attention": kernel_of(model, device, row.dtype, row.context),
@@ -87,48 +75,43 @@ def measure_peers(row: Row) -> Values:
     }
 
 
-def make_peer(model: GPT) -> Any:
-    """Make transformers' GPT-2 with our weights, as a module of tokens and targets to a loss.
+class Peer(torch.nn.Module):
+    """transformers' GPT-2 with our weights, as a module of tokens and targets to a loss.
+
+    Args:
+        model: GPT whose shape and weights it gets.
 
     Raises:
         SkippedError: transformers is not installed.
     """
-    try:
-        import transformers
-    except ModuleNotFoundError as error:
-        raise SkippedError(f"{error.name} is not installed: pip install transformers") from error
 
-    class Peer(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = transformers.GPT2LMHeadModel(peer_config(model, transformers))
-            missing = self.model.load_state_dict(
-                to_huggingface(model.state_dict(), model.config), strict=False
-            )
-            # the file format omits the tied head; every other weight must be present
-            assert set(missing.missing_keys) <= {"lm_head.weight"}, missing
-            assert not missing.unexpected_keys, missing
-            self.attention = str(getattr(self.model.config, "_attn_implementation", ""))
-            self.version = str(transformers.__version__)
+    def __init__(self, model: GPT) -> None:
+        try:
+            transformers: Any = importlib.import_module("transformers")
+        except ModuleNotFoundError as error:
+            missing = f"{error.name} is not installed: pip install transformers"
+            raise SkippedError(missing) from error
 
-        def forward(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            logits = self.model(idx, use_cache=False).logits  # (B, T, V)
-            return F.cross_entropy(logits.float().view(-1, logits.size(-1)), targets.reshape(-1))
+        super().__init__()
+        ours = model.config
+        config = transformers.GPT2Config(
+            **{key: getattr(ours, key) for key in SIZE_KEYS},
+            n_positions=ours.block_size,
+            vocab_size=ours.vocab_size,
+            activation_function="gelu_new",  # transformers' name of the tanh approximation
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+            # the defaults, 50,256, exceed a small vocabulary
+            **dict.fromkeys(("bos_token_id", "eos_token_id"), 0),
+        )
+        self.model = transformers.GPT2LMHeadModel(config)
+        weights = to_huggingface(model.state_dict(), ours)
+        lacking = self.model.load_state_dict(weights, strict=False)
+        # the file format omits the tied head; every other weight must be present
+        assert set(lacking.missing_keys) <= {"lm_head.weight"}, lacking
+        assert not lacking.unexpected_keys, lacking
+        self.attention = str(getattr(self.model.config, "_attn_implementation", ""))
+        self.version = str(transformers.__version__)
 
-    return Peer().train()
-
-
-def peer_config(model: GPT, transformers: Any) -> Any:
-    """Return the GPT2Config of one of our models."""
-    ours = model.config
-    return transformers.GPT2Config(
-        **{key: getattr(ours, key) for key in SIZE_KEYS},
-        n_positions=ours.block_size,
-        vocab_size=ours.vocab_size,
-        activation_function="gelu_new",  # transformers' name of the tanh approximation
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=0,  # the default, 50,256, exceeds a small vocabulary
-        eos_token_id=0,
-    )
+    def forward(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits = self.model(idx, use_cache=False).logits  # (B, T, V)
+        return F.cross_entropy(logits.float().view(-1, logits.size(-1)), targets.reshape(-1))

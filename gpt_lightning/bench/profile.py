@@ -49,7 +49,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from gpt_lightning.bench import models, timing
-from gpt_lightning.bench.step import TrainingStep, compiled_graphs, prepare, random_batch, rates
+from gpt_lightning.bench.step import Training, compiled_graphs, prepare, random_batch, rates
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.tables import options
@@ -76,8 +76,6 @@ OPTIONS = (
     Option("budget", False, "Profile the step of `fit` by part; --budget --help.", type=bool),
 )
 BENCH = Bench(
-    name="profile",
-    title="Where the time of a step goes",
     row=row_type(
         f"{SETTING} {TIMES} -kernel_calls:,.0f products_calls:,.0f products_outside_calls:,.0f "
         "products:.1% softmax:.1% elementwise:.1% reductions:.1% other:.1% -trace status -note",
@@ -102,8 +100,6 @@ BENCH = Bench(
     },
 )
 BUDGET = Bench(
-    name="profile",
-    title="The step of `fit` by part",
     row=row_type(f"device size dtype graphs {TIMES} mfu -step -trace status -note"),
     measure="gpt_lightning.bench.profile:measure_fit",
     options=(
@@ -256,9 +252,9 @@ def measure_profile(row: Row) -> Values:
     batches = ProfiledBatches(row, random_batch(row.batch, row.context, device), "-".join(setting))
     model = models.make_model(row.model, row.shape, row.context).to(device)
     add_ranges(model)
-    step = make_step(model, device, row)
-    for batch in batches:
-        step(*batch)
+    step = make_step(model, batches.batch, row)
+    for _ in batches:
+        step()
     averages = batches.averages
     products = [op for op in averages.ops if op.kind("kinds") == "products"]
     outside = [op for op in products if not op.name.endswith("bmm")]  # linear layers have 2D ones
@@ -276,24 +272,24 @@ def measure_profile(row: Row) -> Values:
     }
 
 
-def make_step(model: nn.Module, device: torch.device, row: Row) -> Callable[..., object]:
+def make_step(model: nn.Module, batch: Batch, row: Row) -> Callable[[], object]:
     """Return a step of the row's mode on tokens and targets, int64 (B, T) each."""
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    updates = row.mode == "full-step"
-    train = TrainingStep(model, device, row.dtype, adamw, "none", scaled=False, updates=updates)
+    own: Values = {"norm": "none", "scaled": False, "updates": row.mode == "full-step"}
+    train = Training(model, batch, row.dtype, optimizer=adamw, **own)
 
     def phase(name: str) -> Any:
         return record_function(f"step / {name}")
 
-    def step(x: Tensor, y: Tensor) -> None:
+    def step() -> None:
         if row.mode == "inference":
-            train.infer(x, phase)
+            train.infer(phase)
             return
         if row.mode == "full-step":
             with phase("data"):
-                made = random_batch(row.batch, row.context, torch.device("cpu"))
-                x, y = (tokens.to(device) for tokens in made)
-        train(x, y, phase)
+                x, y = random_batch(row.batch, row.context, torch.device("cpu"))
+                train.batch = x.to(train.device), y.to(train.device)
+        train(phase)
 
     return step
 

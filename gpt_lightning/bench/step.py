@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from gpt_lightning.tables.worker import SkippedError
 from gpt_lightning.training import optim
 
 MAX_NORM = 1.0  # norm of the gradients in all files of configs/
-Norm = Literal["clip", "check", "none"]
 PhaseContext = Callable[[str], AbstractContextManager[Any]]  # surrounds a named phase of a step
 
 
@@ -81,13 +80,15 @@ def fit_optimizer(model: nn.Module, device: torch.device, dtype: str) -> torch.o
     return optim.make_adamw(groups, 1e-4, (0.9, 0.95), fused)
 
 
-class TrainingStep:
-    """One optimizer step of a model that maps tokens and targets to a loss.
+class Training:
+    """Training of a model that maps tokens and targets to a loss, on one batch again and again.
 
     Args:
-        model: Model on the device.
-        device: Device of the model and its batches.
+        model: Model; it is moved to the batch's device.
+        batch: Tokens and targets, int64 (B, T) each, on the device.
         dtype: Dtype of the forward pass, one of DTYPES.
+        compiled: Compile the model.
+        micro_batches: Forward and backward passes on the batch before an update.
         optimizer: Optimizer; None: the one of `fit_optimizer`.
         norm: clip: clip gradients to MAX_NORM and raise if their norm is not finite, as `fit`
             does. check: raise only. none: neither.
@@ -98,102 +99,68 @@ class TrainingStep:
     def __init__(
         self,
         model: nn.Module,
-        device: torch.device,
+        batch: Batch,
         dtype: str,
+        compiled: bool = False,
+        micro_batches: int = 1,
         optimizer: torch.optim.Optimizer | None = None,
-        norm: Norm = "clip",
+        norm: str = "clip",
         scaled: bool = True,
         updates: bool = True,
     ) -> None:
-        self.model, self.device, self.dtype = model, device, dtype
-        self.optimizer = optimizer or fit_optimizer(model, device, dtype)
+        self.device = batch[0].device
+        self.model, self.batch, self.dtype = model.to(self.device), batch, dtype
+        if compiled:
+            compile_in_place(model, self.device.type)
+        self.compiled, self.micro_batches = compiled, micro_batches
+        self.optimizer = optimizer or fit_optimizer(model, self.device, dtype)
         self.norm, self.updates = norm, updates
-        self.scaler = torch.amp.GradScaler(device.type, enabled=scaled and dtype == "fp16")
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=scaled and dtype == "fp16")
+        self.times: timing.Times = {}  # milliseconds of the last block's steps
+        self.first: dict[str, float] = {}  # phase -> milliseconds of the very first step
+        self.loss, self.graphs = 0.0, 0  # the first step's
 
-    def __call__(
-        self, x: Tensor, y: Tensor, phase: PhaseContext = nullcontext, micro_batches: int = 1
-    ) -> Tensor:
-        """Train on one batch.
+    def __call__(self, phase: PhaseContext = nullcontext) -> Tensor:
+        """Train one step.
 
         Args:
-            x: Tokens, int64 (B, T).
-            y: Targets, int64 (B, T).
             phase: Context of each of the phases forward, backward and optimizer.
-            micro_batches: Forward and backward passes on the batch before the update.
 
         Returns:
             Loss of the last micro-batch, a scalar without a graph.
-        """
-        for _ in range(micro_batches):
-            with phase("forward"), autocast(self.dtype, self.device):
-                loss: Tensor = self.model(x, y)
-            with phase("backward"):
-                part = loss / micro_batches if micro_batches > 1 else loss
-                self.scaler.scale(part).backward()
-        with phase("optimizer"):
-            self.update()
-        return loss.detach()
-
-    def infer(self, x: Tensor, phase: PhaseContext = nullcontext) -> None:
-        """Compute the logits of tokens x, int64 (B, T), under no_grad, and free them."""
-        with phase("forward"), torch.no_grad(), autocast(self.dtype, self.device):
-            logits = self.model(x)
-        del logits  # held until the phase has ended
-
-    def update(self) -> None:
-        """Check and clip gradients, update the weights, and free the gradients.
 
         Raises:
             RuntimeError: The norm of the gradients is not finite; with fp16 the scaler skips such
                 a step instead.
         """
-        if self.updates:
-            if self.norm != "none":
-                self.check_norm()
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        self.optimizer.zero_grad()
+        for _ in range(self.micro_batches):
+            with phase("forward"), autocast(self.dtype, self.device):
+                loss: Tensor = self.model(*self.batch)
+            with phase("backward"):
+                part = loss / self.micro_batches if self.micro_batches > 1 else loss
+                self.scaler.scale(part).backward()
+        with phase("optimizer"):
+            if self.updates:
+                if self.norm != "none":
+                    self._check_norm()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            self.optimizer.zero_grad()
+        return loss.detach()
 
-    def check_norm(self) -> None:
+    def infer(self, phase: PhaseContext = nullcontext) -> None:
+        """Compute the logits of the batch under no_grad, and free them."""
+        with phase("forward"), torch.no_grad(), autocast(self.dtype, self.device):
+            logits = self.model(self.batch[0])
+        del logits  # held until the phase has ended
+
+    def _check_norm(self) -> None:
         """Clip gradients where asked to, and raise if their norm is not finite."""
         self.scaler.unscale_(self.optimizer)
         limit = MAX_NORM if self.norm == "clip" else None
         norm = optim.clip_gradients(self.model.parameters(), limit)
         if not self.scaler.is_enabled() and not norm.isfinite():
             raise RuntimeError(f"the gradient's norm is {norm.item()}")
-
-
-class Training:
-    """Model in training on one batch again and again: its times, first loss and graphs.
-
-    Args:
-        model: Model that maps tokens and targets to the loss, on the device.
-        device: Device of the model.
-        batch: Tokens and targets, int64 (B, T) each, on the device.
-        dtype: Dtype of the forward pass.
-        compiled: Compile the model.
-        micro_batches: Forward and backward passes of a step.
-        **options: Further arguments of TrainingStep.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        device: torch.device,
-        batch: Batch,
-        dtype: str,
-        compiled: bool = False,
-        micro_batches: int = 1,
-        **options: Any,
-    ) -> None:
-        self.batch, self.device, self.compiled = batch, device, compiled
-        if compiled:
-            compile_in_place(model, self.device.type)
-        self.step = TrainingStep(model, self.device, dtype, **options)
-        self.micro_batches = micro_batches
-        self.times: dict[str, list[float]] = {}  # phase -> milliseconds of each measured step
-        self.first: dict[str, float] = {}  # phase -> milliseconds of the very first step
-        self.loss, self.graphs = 0.0, 0  # the first step's
 
     def block(self, warmup: int, steps: int) -> list[float]:
         """Return the milliseconds of each of `steps` steps, after `warmup` others.
@@ -202,21 +169,13 @@ class Training:
             RuntimeError: See `checked_graphs`.
         """
         graphs, losses = compiled_graphs(), []
-
-        def train(timer: timing.StepTimer) -> None:
-            losses.append(self.step(*self.batch, timer.phase, self.micro_batches))
-
-        times, first = timing.record(train, self.device, warmup, steps)
+        self.times, first = timing.record(
+            lambda timer: losses.append(self(timer.phase)), self.device, warmup, steps
+        )
         if not self.first:
             self.first, self.loss = first, float(losses[0])
             self.graphs = checked_graphs(self.compiled, graphs)
-        for phase, values in times.items():
-            self.times.setdefault(phase, []).extend(values)
-        return times["total"]
-
-    def median(self, phase: str) -> float:
-        """Return the median milliseconds of a phase."""
-        return timing.stats(self.times[phase]).median
+        return self.times["total"]
 
 
 # ---- facts of the process ------------------------------------------------------------------------

@@ -11,53 +11,25 @@ cancel in their ratio, and the spread of the ratios shows the noise.
 
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from statistics import fmean, median, stdev
 
 import torch
 
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.hardware.device import Timestamp, elapsed_s, record_event, synchronize
 
+Times = dict[str, list[float]]  # phase -> milliseconds of each step
 PARTS = 10  # consecutive parts of the batches of `steady_mean`
+STATISTICS: dict[str, Callable[[list[float]], float]] = {
+    "mean": fmean,
+    "std": lambda ms: stdev(ms) if len(ms) > 1 else 0.0,  # of a sample
+    "min": min,
+    "p90": lambda ms: sorted(ms)[round(0.9 * (len(ms) - 1))],
+    "max": max,  # shows an outlier
+}
 Block = Callable[[], list[float]]  # returns the milliseconds of each of its steps, at least one
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Statistics of the durations of one phase, in milliseconds.
-
-    Attributes:
-        median: Median.
-        mean: Mean.
-        std: Standard deviation of the sample; 0 for one value.
-        min: Shortest duration.
-        p90: 90th percentile.
-        max: Longest duration: it shows an outlier.
-    """
-
-    median: float
-    mean: float
-    std: float
-    min: float
-    p90: float
-    max: float
-
-
-def stats(milliseconds: list[float]) -> Stats:
-    """Return statistics of at least one duration."""
-    ordered = sorted(milliseconds)
-    median = statistics.median(ordered)
-    return Stats(
-        median=median,
-        mean=statistics.fmean(ordered),
-        std=statistics.stdev(ordered) if len(ordered) > 1 else 0.0,
-        min=ordered[0],
-        p90=ordered[min(len(ordered) - 1, round(0.9 * (len(ordered) - 1)))],
-        max=ordered[-1],
-    )
 
 
 def steady_mean(milliseconds: list[float]) -> float:
@@ -71,18 +43,18 @@ def steady_mean(milliseconds: list[float]) -> float:
     """
     size = math.ceil(len(milliseconds) / PARTS)
     starts = range(0, len(milliseconds), size)
-    return statistics.median(statistics.fmean(milliseconds[i : i + size]) for i in starts)
+    return median(fmean(milliseconds[i : i + size]) for i in starts)
 
 
-def columns(name: str, durations: Stats, *statistics: str) -> dict[str, float]:
-    """Return columns of one phase: the median as NAME_ms, and statistics as NAME_STATISTIC_ms."""
-    others = {f"{name}_{key}_ms": getattr(durations, key) for key in statistics}
-    return {f"{name}_ms": durations.median, **others}
+def columns(name: str, milliseconds: list[float], *statistics: str) -> dict[str, float]:
+    """Return columns of one phase: the median as NAME_ms, and STATISTICS as NAME_STATISTIC_ms."""
+    others = {f"{name}_{key}_ms": STATISTICS[key](milliseconds) for key in statistics}
+    return {f"{name}_ms": median(milliseconds), **others}
 
 
-def phase_columns(times: dict[str, Stats], *phases: str) -> dict[str, float]:
+def phase_columns(times: Times, *phases: str) -> dict[str, float]:
     """Return columns of statistics: median, mean, std of each phase, and all of the total."""
-    found = columns("total", times["total"], "mean", "std", "min", "p90", "max")
+    found = columns("total", times["total"], *STATISTICS)
     for phase in phases:
         found |= columns(phase, times[phase], "mean", "std")
     return found
@@ -113,10 +85,10 @@ class StepTimer:
         yield
         self.end(name)
 
-    def milliseconds(self) -> dict[str, list[float]]:
+    def milliseconds(self) -> Times:
         """Return durations by phase, one for each step, and of the whole step under `total`."""
         synchronize(self.device)
-        found: dict[str, list[float]] = {}
+        found: Times = {}
         for step in self._marks:
             for (_, begin), (phase, end) in itertools.pairwise(step):
                 found.setdefault(phase, []).append(elapsed_s(begin, end) * 1e3)
@@ -124,17 +96,9 @@ class StepTimer:
         return found
 
 
-def measure(
-    step: Callable[[StepTimer], object], device: torch.device, warmup: int, steps: int
-) -> tuple[dict[str, Stats], dict[str, float]]:
-    """Return the statistics of what `record` returns."""
-    times, first = record(step, device, warmup, steps)
-    return {phase: stats(values) for phase, values in times.items()}, first
-
-
 def record(
     step: Callable[[StepTimer], object], device: torch.device, warmup: int, steps: int
-) -> tuple[dict[str, list[float]], dict[str, float]]:
+) -> tuple[Times, dict[str, float]]:
     """Run a step `warmup` times without the clock, then `steps` times with it.
 
     Args:
@@ -204,14 +168,14 @@ def compare(blocks: Mapping[str, Block], rounds: int) -> dict[str, float]:
         deviation of one round is 0.
     """
     (a, run_a), (b, run_b) = blocks.items()
-    means = [(statistics.fmean(run_a()), statistics.fmean(run_b())) for _ in range(rounds)]
+    means = [(fmean(run_a()), fmean(run_b())) for _ in range(rounds)]
     ratios = [b_ms / a_ms for a_ms, b_ms in means]
     return {
-        f"{a}_ms": statistics.median([a_ms for a_ms, _ in means]),
-        f"{b}_ms": statistics.median([b_ms for _, b_ms in means]),
-        "difference_ms": statistics.median([b_ms - a_ms for a_ms, b_ms in means]),
-        "ratio": statistics.median(ratios),
-        "ratio_std": statistics.stdev(ratios) if len(ratios) > 1 else 0.0,
+        f"{a}_ms": median([a_ms for a_ms, _ in means]),
+        f"{b}_ms": median([b_ms for _, b_ms in means]),
+        "difference_ms": median([b_ms - a_ms for a_ms, b_ms in means]),
+        "ratio": median(ratios),
+        "ratio_std": STATISTICS["std"](ratios),
         "ratio_min": min(ratios),
         "ratio_max": max(ratios),
     }

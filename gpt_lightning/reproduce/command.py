@@ -93,7 +93,7 @@ def run_case(case: Case, args: Any, changes: list[str], argv: list[str]) -> int:
     """
     from gpt_lightning.hardware.precision import check_accelerator
     from gpt_lightning.reproduce.runner import CaseRun, find_folder
-    from gpt_lightning.tables.verdicts import Verdict
+    from gpt_lightning.tables.rows import Verdict
 
     if args.accelerator is not None:
         check_accelerator(args.accelerator, "--accelerator")

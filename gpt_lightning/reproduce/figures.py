@@ -24,8 +24,7 @@ from gpt_lightning.hardware.precision import fastest_precision
 from gpt_lightning.reproduce.cases import REPORTS
 from gpt_lightning.runs.sources import load_model
 from gpt_lightning.tables import sweep
-from gpt_lightning.tables.rows import RESULTS, Console, column, row_type, write_report
-from gpt_lightning.tables.verdicts import Verdict
+from gpt_lightning.tables.rows import RESULTS, Console, Verdict, column, row_type, write_report
 
 FigureRow = row_type("figure theirs ours verdict note", figure=column("figure", width=46))
 

@@ -28,8 +28,7 @@ from gpt_lightning.runs.folders import RunPaths, run_folders, sort_saved
 from gpt_lightning.runs.resume import newest_checkpoint
 from gpt_lightning.tables.ledger import Ledger
 from gpt_lightning.tables.pictures import plot_losses
-from gpt_lightning.tables.rows import Console, Row, column, row_type, write_report
-from gpt_lightning.tables.verdicts import Verdict
+from gpt_lightning.tables.rows import Console, Row, Verdict, column, row_type, write_report
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import Observation, RunRecorder, RunTimings
 from gpt_lightning.training.module import GPTModule

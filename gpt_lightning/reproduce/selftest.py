@@ -20,8 +20,7 @@ from gpt_lightning.hardware.device import device_kind, free_memory
 from gpt_lightning.parsing import resolve_configs
 from gpt_lightning.reproduce import settings
 from gpt_lightning.reproduce.cases import Case, Rung, Settings, fit_arguments
-from gpt_lightning.tables.rows import Console, Row, column, row_type
-from gpt_lightning.tables.verdicts import Verdict
+from gpt_lightning.tables.rows import Console, Row, Verdict, column, row_type
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import RunRecorder
 from gpt_lightning.training.datamodule import token_data

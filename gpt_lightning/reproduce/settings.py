@@ -19,8 +19,7 @@ from gpt_lightning.data.loader import Batch
 from gpt_lightning.model.fast.compilation import is_compiled
 from gpt_lightning.model.gpt import GPT, Block
 from gpt_lightning.reproduce.cases import Rung, Settings
-from gpt_lightning.tables.rows import Row, row_type
-from gpt_lightning.tables.verdicts import Verdict
+from gpt_lightning.tables.rows import Row, Verdict, row_type
 from gpt_lightning.training.datamodule import TokenDataModule, token_data
 from gpt_lightning.training.module import GPTModule
 

@@ -4,10 +4,13 @@ A row is appended to `rows.jsonl` in the folder of its results as soon as it is 
 that was killed leaves at most its last line torn; the row of a torn line is measured again.
 """
 
+import datetime
 import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from gpt_lightning.errors import UserError
+from gpt_lightning.files import numbered_folder
 from gpt_lightning.tables.rows import Values
 
 ROWS = "rows.jsonl"
@@ -56,11 +59,18 @@ class Ledger:
         return {identity(key): row for key, row in self.read()}
 
 
-def find_ledger(root: Path, keys: Iterable[Values]) -> Ledger | None:
-    """Return the newest ledger below a folder that has any of some keys; None if there is none."""
+def open_ledger(root: Path, keys: Iterable[Values], resume: bool) -> Ledger:
+    """Return a new ledger below a folder, or the newest one with any of some rows.
+
+    Raises:
+        UserError: No ledger has any of the rows.
+    """
+    if not resume:
+        stamp = datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
+        return Ledger(numbered_folder(root, f"{stamp}-"))
     wanted = {identity(key) for key in keys}
     for path in sorted(root.glob(f"*/{ROWS}"), reverse=True):
         ledger = Ledger(path.parent)
         if wanted & ledger.by_key().keys():
             return ledger
-    return None
+    raise UserError(f"--resume: no sweep of these rows in {root}; start one without --resume")

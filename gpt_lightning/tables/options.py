@@ -4,7 +4,6 @@ An option fills fields of the configurations that a sweep measures. An option wi
 is an axis: each value is another configuration. Errors are one line that names the option.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_t
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import device_kind
 from gpt_lightning.hardware.precision import check_accelerator
-from gpt_lightning.parsing import OneLineParser, nearest, underscored
+from gpt_lightning.parsing import nearest
 from gpt_lightning.tables.rows import Values
 
 Read = Callable[[Any], list[Values]]  # parsed arguments -> one mapping for each value
@@ -49,55 +48,6 @@ class Option:
     read: Read = no_field
     type: Any = None
     alias: str = ""
-
-
-def parse(
-    name: str,
-    description: str,
-    options: Iterable[Option],
-    argv: Sequence[str],
-    timeout_s: float | None = None,
-) -> Any:
-    """Parse the options of a bench.
-
-    Args:
-        name: Name of the bench.
-        description: First line of the help.
-        options: Options of the bench.
-        argv: Arguments after the bench's name.
-        timeout_s: Default of --timeout_s; None: a bench that is no sweep, without --timeout_s and
-            --resume.
-
-    Raises:
-        UserError: An option is unknown, or its value has another type.
-    """
-    parser = OneLineParser(prog=f"gpt-lightning bench {name}", description=description)
-    for option in options:
-        names = [f"--{name}" for name in (option.name, option.alias) if name]
-        if option.type is bool:
-            parser.add_argument(*names, action="store_true", help=option.help)
-        else:
-            parser.add_argument(*names, default=option.default, help=option.help, type=option.type)
-    if timeout_s is not None:
-        parser.add_argument(
-            "--resume", action="store_true", help="Continue the newest sweep of the same rows."
-        )
-        about = "Time limit of each row, in seconds."
-        parser.add_argument("--timeout_s", type=PositiveFinite, default=timeout_s, help=about)
-    return parser.parse_args(underscored(list(argv)))
-
-
-def configurations(options: Iterable[Option], args: Any) -> list[Values]:
-    """Return every combination of the options' values, the last option's varying fastest.
-
-    Raises:
-        UserError: A value cannot be.
-    """
-    read = [option.read(args) for option in options]
-    return [
-        {name: value for fields in combination for name, value in fields.items()}
-        for combination in itertools.product(*read)
-    ]
 
 
 # ---- values --------------------------------------------------------------------------------------
@@ -135,20 +85,18 @@ def one_of(choices: Iterable[str]) -> Callable[[str], str]:
 
 def switch(text: str) -> bool:
     """Convert true or false."""
-    return {"true": True, "false": False}[one_of(("true", "false"))(text)]
+    return one_of(("true", "false"))(text) == "true"
 
 
 def at_least(least: int) -> Callable[[str], int]:
     """Return a converter to whole numbers that are not below a bound."""
 
     def number(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise ValueError(f"{text!r} is no whole number") from None
-        if value < least:
+        if not text.lstrip("-").isdecimal():
+            raise ValueError(f"{text!r} is no whole number")
+        if int(text) < least:
             raise ValueError(f"{text} is below {least}")
-        return value
+        return int(text)
 
     return number
 
@@ -168,23 +116,19 @@ def devices(args: Any) -> list[str]:
 # ---- options that benchmarks share ---------------------------------------------------------------
 
 
-def axis(
-    name: str, field: str, default: str | None, kind: Convert, about: str, alias: str = ""
-) -> Option:
+def axis(name: str, field: str, default: str, kind: Convert, about: str, alias: str = "") -> Option:
     """Declare an option with comma-separated values.
 
     Args:
         name: Name of the option.
         field: Field of a configuration that a value fills.
-        default: Default values; None: the option fills no field.
+        default: Default values.
         kind: Converter of a text to a value.
         about: Help text.
         alias: Second name of the option.
     """
 
     def read(args: Any) -> list[Values]:
-        if getattr(args, name) is None:
-            return no_field(args)
         return [{field: value} for value in listed(args, name, kind)]
 
     return Option(name, default, about, read, alias=alias)
@@ -194,13 +138,12 @@ def words(name: str, field: str, choices: Iterable[str], default: str | None = N
     """Declare an option with comma-separated words, by default all of them."""
     known = ",".join(choices)
     about = f"Any of {known.replace(',', ', ')}."
-    return axis(name, field, known if default is None else default, one_of(choices), about)
+    return axis(name, field, default or known, one_of(choices), about)
 
 
-def numbers(name: str, field: str, default: str | None, about: str, least: int = 1) -> Option:
-    """Declare an option with comma-separated whole numbers; without a default the size has one."""
-    end = "." if default is not None else "; null: the size's."
-    return axis(name, field, default, at_least(least), f"{about}, separated by commas{end}")
+def numbers(name: str, field: str, default: str, about: str, least: int = 1) -> Option:
+    """Declare an option with comma-separated whole numbers."""
+    return axis(name, field, default, at_least(least), f"{about}, separated by commas.")
 
 
 def shared(name: str, default: Any, about: str, type: Any = PositiveInt) -> Option:  # noqa: A002

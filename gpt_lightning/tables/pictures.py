@@ -1,10 +1,9 @@
-"""Pictures of results: losses, runs, bars, and quantities of a sweep over a size."""
+"""Pictures of results: losses, runs, and quantities of a sweep over a size."""
 
-import itertools
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import nan
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 
 from gpt_lightning.tables.rows import Row
 
-WIDTH_IN, DPI = 10.0, 120
+DPI = 120
 PANEL_IN = (4.2, 3.4)  # width and height of a panel of a sweep
 LOSSES_WIDTH_IN = 7.2  # its text stays legible at the width of a README
 LOSSES_COLUMNS = 64  # characters of a title's line
@@ -31,25 +30,23 @@ def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
     """
     figure = Figure(figsize=(LOSSES_WIDTH_IN, 6.4), dpi=DPI, layout="constrained")
     losses, differences = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
-    series = list(dict.fromkeys((row.rung, row.split) for row in rows if row.split != "best"))
+    series: dict[tuple[str, str], list[Any]] = {}
+    for row in rows:
+        if row.split != "best":
+            series.setdefault((row.rung, row.split), []).append(row)
     several = len({rung for rung, _ in series}) > 1
-    ladder = all(split == "batch" for _, split in series)
-    for index, (rung, split) in enumerate(series):
-        points = [row for row in rows if (row.rung, row.split) == (rung, split)]
+    for index, ((rung, split), points) in enumerate(series.items()):
         published = [row for row in points if row.theirs is not None]
-        color = f"C{index % 10}"
-        name = f"{rung} {split}" if several else f"{split} loss"
-        label = rung if ladder else name
+        steps, color = [row.step for row in published], f"C{index % 10}"
+        label = f"{rung} {split}" if several else f"{split} loss"
         losses.plot([r.step for r in points], [r.ours for r in points], color=color, label=label)
-        steps = [r.step for r in published]
         circles: dict[str, Any] = {"ls": "", "marker": "o", "mfc": "none", "mec": color}
         circles["ms"] = 8 if len(published) <= 20 else 4
         losses.plot(steps, [r.theirs for r in published], **circles)
         distance = [max(abs(r.difference), 1e-7) for r in published]  # 0 has no logarithm
         differences.plot(steps, distance, "o-", ms=3, lw=0.8, color=color)
-        differences.step(
-            steps, [r.tolerance or nan for r in published], where="post", color=color, ls="--", lw=1
-        )
+        tolerance = [r.tolerance or nan for r in published]
+        differences.step(steps, tolerance, where="post", color=color, ls="--", lw=1)
     losses.plot([], [], color="0.3", label="line: ours")  # what line and circle stand for
     losses.plot([], [], ls="", marker="o", mfc="none", mec="0.3", label="circle: published")
     losses.set(ylabel="loss (nats per token)", title=textwrap.fill(title, LOSSES_COLUMNS))
@@ -84,19 +81,15 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, dict[str, Any]]) -> None:
             dots = len(points) == 1 or (key == "val" and len(points) <= 40)
             style: dict[str, Any] = {"color": f"C{i % 10}", "ls": "-" if "rate" in run else "--"}
             style |= {"lw": width, "marker": "o" if dots else "", "ms": 4}
-            x = {"step": points[:, 0], "tokens": points[:, 1] / 1e6, "time": points[:, 2] / unit_s}
-            for name in x if key != "rate" else ():
-                axes[name].plot(x[name], points[:, 3], **style)
-            if key == "rate":
-                axes["rate"].plot(x["time"], points[:, 3], **style)
+            step, tokens, time, value = points.T
+            x = {"step": step, "tokens": tokens / 1e6, "time": time / unit_s}
+            for name, values in (x if key != "rate" else {"rate": x["time"]}).items():
+                axes[name].plot(values, value, **style)
         for k, kind in enumerate(kinds):
-            spans = [
-                (b / unit_s, s / unit_s) for name, b, s in run.get("phases", ()) if name == kind
-            ]
-            color = f"C{(len(runs) + k) % 10}"
-            axes["phases"].broken_barh(
-                spans, (-i - 0.4, 0.8), color=color, label=kind if not i else ""
-            )
+            phases = [phase[1:] for phase in run.get("phases", ()) if phase[0] == kind]
+            spans = [(begin / unit_s, length / unit_s) for begin, length in phases]
+            look = {"color": f"C{(len(runs) + k) % 10}", "label": kind if not i else ""}
+            axes["phases"].broken_barh(spans, (-i - 0.4, 0.8), **look)
     for name, title in {"step": "optimizer step", "tokens": "tokens (millions)"}.items():
         axes[name].set(xlabel=title, ylabel="loss (nats per token)")
     axes["time"].set(ylabel="loss (nats per token)")
@@ -117,49 +110,7 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, dict[str, Any]]) -> None:
         figure.savefig(path)
 
 
-def plot_bars(
-    path: Path, title: str, labels: Sequence[str], panels: dict[str, Sequence[float | None]]
-) -> None:
-    """Draw a panel of horizontal bars for each quantity, the first label on top.
-
-    Args:
-        path: A .png file.
-        title: Title of the picture.
-        labels: Names of the bars.
-        panels: Quantities, name with unit -> values; None leaves a row empty.
-    """
-    figure = Figure(figsize=(WIDTH_IN, 1.5 + 0.4 * len(labels)), dpi=DPI, layout="constrained")
-    figure.suptitle(title)
-    for axes, (name, values) in zip(
-        figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels.items(), strict=True
-    ):
-        bars = axes.barh(range(len(labels)), [value or 0.0 for value in values], color="C0")
-        texts = ["" if value is None else f"{value:,.4g}" for value in values]
-        axes.bar_label(bars, texts, padding=3, fontsize=8)
-        axes.set(xlabel=name, yticks=range(len(labels)), yticklabels=labels)
-        axes.margins(x=0.2)
-    axes.invert_yaxis()
-    figure.savefig(path)
-
-
 # ---- sweeps --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Line:
-    """Line of a panel; points without a value are left out.
-
-    Attributes:
-        label: Label in the legend, which is the first panel's.
-        points: Size and value.
-        color: Matplotlib color.
-        style: Matplotlib line style.
-    """
-
-    label: str
-    points: list[tuple[float, float | None]]
-    color: str
-    style: str = "-"
 
 
 def plot_rows(
@@ -172,68 +123,48 @@ def plot_rows(
 ) -> None:
     """Draw fields of the rows of a sweep over another field, in one color for each label.
 
+    Values of 0 and None are left out: the axes are logarithmic.
+
     Args:
         path: PNG file.
         title: Title of the picture.
         rows: Rows of the sweep.
         x: Field of the horizontal axes, and its label.
-        quantities: Fields to draw, with their labels and units.
+        quantities: Fields to draw, a row of panels each, with their labels and units.
         place: Function from a row to the title of its column of panels, and the label and the style
             of its line.
     """
-    labels = list(dict.fromkeys(place(row)[1] for row in rows))
-    panels: dict[tuple[str, str], dict[tuple[str, str], Line]] = {}
-    for (field, quantity), row in itertools.product(quantities.items(), rows):
-        column, label, style = place(row)
-        lines = panels.setdefault((quantity, column), {})
-        line = lines.setdefault((label, style), Line(label, [], f"C{labels.index(label)}", style))
-        line.points.append((getattr(row, x[0]), getattr(row, field)))
-    plot_panels(path, title, x[1], {panel: list(of.values()) for panel, of in panels.items()})
-
-
-def plot_panels(
-    path: Path, title: str, x_name: str, panels: dict[tuple[str, str], Sequence[Line]]
-) -> None:
-    """Draw a grid of panels with logarithmic axes.
-
-    Args:
-        path: PNG file.
-        title: Title of the picture.
-        x_name: Label of the horizontal axes.
-        panels: (quantity with its unit, title of the column) -> lines; a row for each quantity.
-    """
-    quantities = list(dict.fromkeys(quantity for quantity, _ in panels))
-    columns = list(dict.fromkeys(column for _, column in panels))
+    lines: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        lines.setdefault(place(row), []).append(row)
+    columns = list(dict.fromkeys(column for column, _, _ in lines))
+    colors = list(dict.fromkeys(label for _, label, _ in lines))
     size = (PANEL_IN[0] * max(2, len(columns)), PANEL_IN[1] * len(quantities) + 0.5)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     grid = figure.subplots(len(quantities), len(columns), sharex=True, sharey="row", squeeze=False)
     figure.suptitle(title)
-    for (quantity, column), lines in panels.items():
-        axes = grid[quantities.index(quantity)][columns.index(column)]
-        draw_lines(axes, lines)
-        axes.set_ylabel(quantity if column == columns[0] else "")
-        axes.set_title(column if quantity == quantities[0] else "")
-        axes.set_xlabel(x_name if quantity == quantities[-1] else "")
-    for row in grid:
-        number_values(row[0])
+    for panels, (field, quantity) in zip(grid, quantities.items(), strict=True):
+        for axes in panels:
+            axes.set_xscale("log", base=2)  # sizes are powers of two, so their ticks are too
+            axes.set_yscale("log")
+            axes.xaxis.set_major_formatter("{x:.0f}")
+            axes.grid(alpha=0.3)
+        for (column, label, style), drawn in lines.items():
+            shown = sorted((row for row in drawn if getattr(row, field)), key=attrgetter(x[0]))
+            points = [[getattr(row, name) for row in shown] for name in (x[0], field)]
+            # a line without points is not in the legend
+            look = {"color": f"C{colors.index(label)}", "label": label if shown else "_"}
+            panels[columns.index(column)].plot(*points, "o" + style, ms=3, lw=1, **look)
+        panels[0].set_ylabel(quantity)
+        number_values(panels[0])
+    for top, bottom, column in zip(grid[0], grid[-1], columns, strict=True):
+        top.set_title(column)
+        bottom.set_xlabel(x[1])
     handles, labels = grid[0][0].get_legend_handles_labels()
     widest = max(map(len, labels), default=1) + 8  # characters, with the line before them
     fit = max(1, int(size[0] * 15 / widest))  # 15 characters an inch at this size
     figure.legend(handles, labels, fontsize=7, loc="outside lower center", ncols=fit)
     figure.savefig(path)
-
-
-def draw_lines(axes: Any, lines: Sequence[Line]) -> None:
-    """Draw lines into one panel; sizes are powers of two, so their ticks are too."""
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter("{x:.0f}")
-    for line in lines:
-        points = sorted((x, y) for x, y in line.points if y is not None and y > 0)
-        xs, ys = [x for x, _ in points], [y for _, y in points]
-        label = line.label if points else "_"  # a line without points is not in the legend
-        axes.plot(xs, ys, "o" + line.style, ms=3, lw=1, color=line.color, label=label)
-    axes.grid(alpha=0.3)
 
 
 def number_values(axes: Any) -> None:

@@ -8,30 +8,30 @@ import csv
 import dataclasses
 import io
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from gpt_lightning.files import write_atomic
 
 RESULTS = "results.json"
 Values = dict[str, Any]  # field -> plain value
 Row = Any  # an instance of a dataclass whose fields are made by `column`
-# end of a column's name -> format of its values; the first that matches counts, else it is text
-FORMATS = {
-    "tokens_per_sec": ",.0f",
-    "per_sec": ",.2f",
-    "_mib": ",.1f",
-    "_gib": ",.2f",
-    "_ms": ",.2f",
-    "_s": ",.2f",
-    "loss": ".5f",
-    "share": ".1%",
-    "mfu": ".1%",
-} | dict.fromkeys(("ratio", "ratio_std", "ratio_min", "ratio_max"), ".3f")
-COUNTS = "batch context warmup steps graphs heads blocks workers prompt tokens processes accumulate"
-FORMATS |= dict.fromkeys(COUNTS.split(), "d")
-UNITS = {"mib": "MiB", "gib": "GiB", "gb/s": "GB/s", "tflops/s": "TFLOP/s", "mfu": "MFU"}
+UNITS = yaml.safe_load(Path(__file__).with_name("units.yaml").read_text(encoding="utf-8"))
+
+
+class Verdict(StrEnum):
+    """Result of a comparison, or the reason why there is none."""
+
+    OK = "ok"
+    DRIFT = "drift"
+    FAILED = "FAIL"
+    ERROR = "error"
+    SKIPPED = "skipped"
 
 
 def column(
@@ -62,7 +62,7 @@ def row_type(names: str, **columns: Any) -> type[Row]:
     for word in names.split():
         name, _, spec = word.removeprefix("-").partition(":")
         if name not in columns:
-            spec = spec or next((f for end, f in FORMATS.items() if name.endswith(end)), "")
+            spec = spec or by_unit("formats", name, "")
             columns[name] = column(title_of(name), spec, 7, console=not word.startswith("-"))
         fields.append((name, Any, columns[name]))
     return dataclasses.make_dataclass("Row", fields, frozen=True)
@@ -71,7 +71,7 @@ def row_type(names: str, **columns: Any) -> type[Row]:
 def title_of(name: str) -> str:
     """Return the title of a column: its name as words, with the units that people write."""
     words = name.replace("_", " ").replace(" per sec", "/s")
-    return " ".join(UNITS.get(word, word) for word in words.split(" "))
+    return " ".join(UNITS["words"].get(word, word) for word in words.split(" "))
 
 
 def make_row(row_type: type[Row], values: Mapping[str, Any]) -> Row:
@@ -129,6 +129,32 @@ class Console:
         return "  ".join(map(format, texts, self.paddings)).rstrip()
 
 
+def implausible(found: Values) -> str:
+    """Describe the impossible numbers of a row, by the units in their names; empty if none is."""
+    return "; ".join(
+        f"{name} is {value:.6g}"
+        for name, value in found.items()
+        if isinstance(value, float) and not possible(name, value)
+    )
+
+
+def possible(name: str, value: float) -> bool:
+    """Return whether a field can have a value.
+
+    Args:
+        name: Name of the field, with its unit.
+        value: Value. A time of 0 is impossible: clocks are finer than anything timed here. An MFU
+            above 1 has a wrong peak or a wrong time.
+    """
+    least, most = by_unit("bounds", name, (-math.inf, math.inf))
+    return math.isfinite(value) and least <= value <= most
+
+
+def by_unit(table: str, name: str, default: Any) -> Any:
+    """Return the entry of a table of units.yaml for the end of a column's name."""
+    return next((entry for end, entry in UNITS[table].items() if name.endswith(end)), default)
+
+
 def markdown(rows: Sequence[Row], names: Sequence[str] = ()) -> str:
     """Return a Markdown table with numbers aligned to the right; empty if there are no rows.
 
@@ -146,13 +172,10 @@ def markdown(rows: Sequence[Row], names: Sequence[str] = ()) -> str:
 
 def csv_text(rows: Sequence[Row]) -> str:
     """Return rows as CSV: names of the fields, and values in full precision."""
-    if not rows:
-        return ""
     text = io.StringIO()
-    names = [field.name for field in dataclasses.fields(rows[0])]
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(dataclasses.asdict(row) for row in rows)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([vars(row) for row in rows[:1]])
+    writer.writerows(vars(row).values() for row in rows)
     return text.getvalue()
 
 
@@ -177,18 +200,11 @@ def write_report(
     parts = [f"# {title}\n", *(f"{note}\n" for note in notes)]
     parts += ["".join(f"- {name}: {fact}\n" for name, fact in machine.items())]
     parts += [f"![{Path(name).stem}]({name})\n" for name in pictures]
-    parts += [
-        f"## {name.capitalize()}\n\n{markdown(rows)}" for name, rows in tables.items() if rows
-    ]
-    texts = {"results.md": "\n".join(parts)}
-    data = {
-        "title": title,
-        "machine": machine,
-        "notes": list(notes),
-        "pictures": list(pictures),
-        **{name: [dataclasses.asdict(row) for row in rows] for name, rows in tables.items()},
-    }
-    texts[RESULTS] = json.dumps(data, indent=2) + "\n"
+    shown = {name: markdown(rows) for name, rows in tables.items() if rows}
+    parts += [f"## {name.capitalize()}\n\n{table}" for name, table in shown.items()]
+    data: Values = {"title": title, "machine": machine, "notes": notes, "pictures": pictures}
+    data |= {name: [vars(row) for row in rows] for name, rows in tables.items()}
+    texts = {"results.md": "\n".join(parts), RESULTS: json.dumps(data, indent=2) + "\n"}
     texts |= {f"{name}.csv": csv_text(rows) for name, rows in tables.items()}
     for name, text in texts.items():
         write_atomic(folder / name, text.encode())

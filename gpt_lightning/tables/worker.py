@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import inspect
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 from gpt_lightning.errors import is_out_of_memory
-from gpt_lightning.tables.rows import Values
+from gpt_lightning.tables.rows import Values, implausible
 
 MARK = "RESULT "
 
@@ -109,24 +110,21 @@ def failure(error: BaseException) -> Values:
     return {"status": "error", "note": f"{type(error).__name__}: {text[:160]}"}
 
 
-def measured(measure: Callable[..., Values], configuration: Values) -> Values:
-    """Call a measure function in this process; any failure is a row."""
-    try:
-        return {"status": "ok", "note": "", **call(measure, configuration)}
-    except Exception as error:
-        return failure(error)
-
-
-def main(address: str, arguments: str) -> None:
-    """Call MODULE:FUNCTION and print the result."""
+def measured(address: str, configuration: Values) -> Values:
+    """Call MODULE:FUNCTION in this process; a failure and impossible numbers are a status."""
     module, function = address.split(":")
     try:
         measure = getattr(importlib.import_module(module), function)
-        result = measured(measure, json.loads(arguments))
-    except Exception as error:  # a module that cannot be imported is a row, too
-        result = failure(error)
-    print(MARK + json.dumps(result), flush=True)
+        found = {"status": "ok", "note": "", **call(measure, configuration)}
+    except Exception as error:  # also a module that cannot be imported
+        return failure(error)
+    if found["status"] == "ok" and (wrong := implausible(found)):
+        found |= {"status": "implausible", "note": wrong}
+    return {  # JSON has no number that is not finite
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in found.items()
+    }
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    print(MARK + json.dumps(measured(sys.argv[1], json.loads(sys.argv[2]))), flush=True)

@@ -8,7 +8,7 @@ from gpt_lightning.bench import fits, ladder
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.tables import sweep
-from gpt_lightning.tables.worker import call, failure
+from gpt_lightning.tables.worker import measured
 
 TINY = [
     "--model.config.n_layer=1",
@@ -24,14 +24,7 @@ TINY = [
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ladder, "best_peak", lambda device: Peak(1e11, "a peak", "a test"))
-    monkeypatch.setattr(sweep, "isolated", in_this_process)
-
-
-def in_this_process(address, configuration, timeout_s):
-    try:
-        return {"status": "ok", "note": "", **call(ladder.measure_rung, configuration)}
-    except Exception as error:
-        return failure(error)
+    monkeypatch.setattr(sweep, "isolated", lambda address, row, timeout_s: measured(address, row))
 
 
 def results() -> dict:
@@ -39,19 +32,14 @@ def results() -> dict:
     return json.loads(path.read_text())
 
 
-@pytest.mark.slow
 def test_a_rung_has_the_settings_of_all_before_it(monkeypatch):
     seen = []
-    monkeypatch.setattr(ladder, "plot_bars", lambda *args: None)
-    run = fits.training.run_cli
 
-    def pretend(argv, callbacks=None, folder=None):
-        if "--help" in argv:  # the parser alone
-            return run(argv)
-        seen.append(dict(s.removeprefix("--").split("=") for s in argv[1:]))
+    def pretend(argv):
+        seen.append(dict(s.removeprefix("--").split("=") for s in argv))
         raise ValueError("nothing is measured here")
 
-    monkeypatch.setattr(fits.training, "run_cli", pretend)
+    monkeypatch.setattr(fits, "timed_fit", pretend)
     assert main(["bench", "ladder", "--rungs", "fp32,bf16,fused-optimizer", *TINY]) == 1
     fp32, bf16, last = seen
     assert fp32["trainer.precision"] == "32-true"

@@ -176,7 +176,7 @@ def test_a_sweep_draws_the_peaks(monkeypatch) -> None:
         return {"status": "ok", "note": "", **call(memory.measure_row, configuration)}
 
     monkeypatch.setattr(sweep, "isolated", in_this_process)
-    options = "--device cpu --n-layer 1 --n-head 1 --d-model 16 --contexts 8,16 --batches 1"
+    options = "--device cpu --shapes 1x16 --contexts 8,16 --batches 1"
     assert main(["bench", "memory", *options.split(), "--dtypes=fp32"]) == 0
     (folder,) = (sweep.ROOT / "memory").iterdir()
     rows = json.loads((folder / "results.json").read_text())["rows"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gpt_lightning.bench import models, step
-from gpt_lightning.bench.step import MAX_NORM, TrainingStep
+from gpt_lightning.bench.step import MAX_NORM, Training
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.hardware.precision import autocast
 from gpt_lightning.model import flops
@@ -16,6 +16,7 @@ from gpt_lightning.tables.worker import SkippedError
 from gpt_lightning.training import optim
 
 CPU = torch.device("cpu")
+BATCH = torch.full((2, 3), 0.01), torch.zeros(1)
 
 
 class Linear(torch.nn.Module):
@@ -41,8 +42,10 @@ def trained(scale=1.0, micro_batches=1, **kwargs):
         phases.append(name)
         yield
 
-    step = TrainingStep(model, CPU, "fp32", optimizer, **kwargs)
-    loss = step(torch.full((2, 3), 0.01), torch.zeros(1), phase, micro_batches)
+    step = Training(
+        model, BATCH, "fp32", micro_batches=micro_batches, optimizer=optimizer, **kwargs
+    )
+    loss = step(phase)
     assert not loss.requires_grad
     return model, seen, phases, float(loss)
 
@@ -89,7 +92,7 @@ def test_the_optimizer_is_that_of_fit(monkeypatch):
     model = models.make_model("gpt2", [1, 2, 8], 16)
     assert (model.config.n_layer, model.config.n_head, model.config.n_embd) == (1, 2, 8)
     assert (model.config.block_size, model.config.vocab_size) == (16, models.VOCABULARY)
-    optimizer = TrainingStep(model, CPU, "fp32").optimizer
+    optimizer = Training(model, BATCH, "fp32").optimizer
     groups = optim.decay_groups(model.named_parameters(), 0.1, "matrices")
     for ours, expected in zip(optimizer.param_groups, groups, strict=True):
         assert ours["weight_decay"] == expected["weight_decay"]
@@ -106,7 +109,7 @@ def test_the_optimizer_is_that_of_fit(monkeypatch):
     [("fp16", True, True), ("fp16", False, False), ("fp32", True, False), ("bf16", True, False)],
 )
 def test_gradients_of_fp16_alone_are_scaled(dtype, scaled, enabled):
-    assert TrainingStep(Linear(), CPU, dtype, scaled=scaled).scaler.is_enabled() is enabled
+    assert Training(Linear(), BATCH, dtype, scaled=scaled).scaler.is_enabled() is enabled
 
 
 # ---- dtypes --------------------------------------------------------------------------------------
@@ -119,21 +122,25 @@ def matmul_precision():
     torch.set_float32_matmul_precision(before)
 
 
-def test_products_are_in_the_dtype_of_the_row(monkeypatch, matmul_precision):
+@pytest.mark.parametrize(
+    ("device", "dtype", "operands", "products"),
+    [
+        ("cpu", "fp32", torch.float32, "highest"),
+        ("cpu", "bf16", torch.bfloat16, "highest"),
+        ("cuda", "tf32", torch.float32, "high"),
+        ("cuda", "fp16", torch.float16, "highest"),
+        ("cuda", "bf16", torch.bfloat16, "highest"),
+    ],
+)
+def test_products_are_in_the_dtype_of_the_row(
+    device, dtype, operands, products, monkeypatch, matmul_precision
+):
     kept = []
     monkeypatch.setattr(step, "keep_freed_memory", lambda: kept.append(True))
-    assert step.set_products("fp32", CPU) is torch.float32
-    assert torch.get_float32_matmul_precision() == "highest"
-    assert step.set_products("bf16", CPU) is torch.bfloat16
-    assert len(kept) == 2
-    cuda = torch.device("cuda")
-    assert step.set_products("tf32", cuda) is torch.float32
-    assert torch.get_float32_matmul_precision() == "high"
-    assert step.set_products("fp16", cuda) is torch.float16
-    assert torch.get_float32_matmul_precision() == "highest"
-    assert len(kept) == 2  # on a CPU alone
     monkeypatch.setattr(step, "cuda_has_bf16", lambda: True)
-    assert step.set_products("bf16", cuda) is torch.bfloat16
+    assert step.set_products(dtype, torch.device(device)) is operands
+    assert torch.get_float32_matmul_precision() == products
+    assert len(kept) == (device == "cpu")
 
 
 def test_what_a_device_would_compute_otherwise_is_skipped(monkeypatch, matmul_precision):
@@ -148,11 +155,10 @@ def test_what_a_device_would_compute_otherwise_is_skipped(monkeypatch, matmul_pr
     assert step.prepare(SimpleNamespace(device="cpu", dtype="bf16")) == CPU
 
 
-def test_the_forward_pass_is_in_the_dtype_of_the_row():
-    a = torch.ones(2, 2)
-    for dtype, expected in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
-        with autocast(dtype, CPU):
-            assert (a @ a).dtype is expected
+@pytest.mark.parametrize(("dtype", "expected"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
+def test_the_forward_pass_is_in_the_dtype_of_the_row(dtype, expected):
+    with autocast(dtype, CPU):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is expected
 
 
 # ---- facts of the process ------------------------------------------------------------------------

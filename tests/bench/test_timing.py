@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gpt_lightning.bench import timing
-from gpt_lightning.bench.timing import StepTimer, compare, measure, stats
+from gpt_lightning.bench.timing import StepTimer, columns, compare, phase_columns, record
 
 CPU = torch.device("cpu")
 
@@ -31,12 +31,9 @@ def scripted(clock, durations):
 
 def test_phases_are_measured_where_they_happen(clock):
     steps = [{"forward": 1.0, "backward": 2.0, "optimizer": 0.5}] * 4
-    found, _ = measure(scripted(clock, steps), CPU, warmup=1, steps=3)
-    assert found["forward"].median == 1000.0
-    assert found["backward"].median == 2000.0
-    assert found["optimizer"].median == 500.0
-    assert found["total"].median == 3500.0
-    assert {phase.std for phase in found.values()} == {0.0}
+    found, _ = record(scripted(clock, steps), CPU, warmup=1, steps=3)
+    milliseconds = {"forward": 1000.0, "backward": 2000.0, "optimizer": 500.0, "total": 3500.0}
+    assert found == {phase: [ms] * 3 for phase, ms in milliseconds.items()}
 
 
 def test_phases_add_up_to_the_total_of_each_step(clock):
@@ -51,33 +48,27 @@ def test_phases_add_up_to_the_total_of_each_step(clock):
         assert sum(parts[:3]) == pytest.approx(parts[3], rel=1e-12)
 
 
-def test_warm_up_is_not_among_the_steps_and_the_first_step_is_told(clock):
+@pytest.mark.parametrize(("warmup", "expected"), [(2, [1000.0] * 3), (0, [60_000.0, 5000.0])])
+def test_warm_up_is_not_among_the_steps_and_the_first_step_is_told(clock, warmup, expected):
     steps = [{"all": 60.0}, {"all": 5.0}, *[{"all": 1.0}] * 3]  # it compiles, then fills pools
-    found, first = measure(scripted(clock, steps), CPU, warmup=2, steps=3)
+    found, first = record(scripted(clock, steps), CPU, warmup, len(expected))
     assert first["total"] == 60_000.0
-    assert (found["all"].median, found["all"].max) == (1000.0, 1000.0)
-
-
-def test_without_warm_up_the_first_step_is_measured_too(clock):
-    steps = [{"all": 60.0}, {"all": 1.0}, {"all": 1.0}]
-    found, first = measure(scripted(clock, steps), CPU, warmup=0, steps=3)
-    assert first["total"] == 60_000.0
-    assert (found["all"].median, found["all"].max) == (1000.0, 60_000.0)
+    assert found["all"] == expected
 
 
 def test_an_outlier_is_seen_and_does_not_move_the_median():
-    found = stats([10.0] * 9 + [1000.0])
-    assert (found.median, found.min, found.max) == (10.0, 10.0, 1000.0)
-    assert found.mean == pytest.approx(109.0)
-    assert found.std > 100
+    found = phase_columns({"total": [10.0] * 9 + [1000.0], "a": [7.0]}, "a")
+    assert [found[f"total_{name}ms"] for name in ("", "min_", "max_")] == [10.0, 10.0, 1000.0]
+    assert found["total_mean_ms"] == pytest.approx(109.0)
+    assert found["total_std_ms"] > 100
+    assert (found["a_ms"], found["a_mean_ms"], found["a_std_ms"]) == (7.0, 7.0, 0.0)
 
 
 def test_statistics_are_in_order():
-    found = stats([3.0, 1.0, 2.0, 5.0, 4.0])
-    assert found.min <= found.median <= found.p90 <= found.max
-    assert (found.median, found.mean) == (3.0, 3.0)
-    assert found.std == pytest.approx(2.5**0.5)  # of a sample: 10 / (5 - 1)
-    assert stats([7.0]).std == 0.0
+    found = columns("a", [3.0, 1.0, 2.0, 5.0, 4.0], *timing.STATISTICS)
+    assert found["a_min_ms"] <= found["a_ms"] <= found["a_p90_ms"] <= found["a_max_ms"]
+    assert (found["a_ms"], found["a_mean_ms"]) == (3.0, 3.0)
+    assert found["a_std_ms"] == pytest.approx(2.5**0.5)  # of a sample: 10 / (5 - 1)
 
 
 # ---- A B A B -------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def calls(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(memory_meter, "limit_memory", lambda *args: None)
     monkeypatch.setattr(subject, "rates", lambda *args: {"tokens_per_sec": 1.0, "mfu": 0.5})
-    monkeypatch.setattr(pictures, "plot_panels", lambda path, *what: path.write_bytes(PNG))
+    monkeypatch.setattr(pictures, "plot_rows", lambda path, *what: path.write_bytes(PNG))
     found: list[dict] = []
 
     def isolated(address, configuration, timeout_s):

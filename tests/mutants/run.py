@@ -43,7 +43,7 @@ NOT_CORE = {"reproduce.command"}  # options and the console
 # files that calculate; the others of bench and tables start processes, and draw
 CALCULATE = {
     *("bench.memory_meter", "bench.profile", "bench.step", "bench.timing"),
-    *("tables.ledger", "tables.verdicts"),
+    *("tables.ledger", "tables.rows"),
 }
 # imported by the server, none of them the package
 ONCE = (

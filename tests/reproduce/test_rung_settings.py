@@ -17,7 +17,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.reproduce import published, selftest, settings
 from gpt_lightning.reproduce.cases import CASES, Rung
-from gpt_lightning.tables.verdicts import Verdict
+from gpt_lightning.tables.rows import Verdict
 from gpt_lightning.training import optim
 from gpt_lightning.training.callbacks.recorder import RunRecorder
 from gpt_lightning.training.fit import run_cli, training_parser

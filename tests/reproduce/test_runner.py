@@ -19,7 +19,7 @@ from gpt_lightning.reproduce.runner import (
     loss_row,
     missing_losses,
 )
-from gpt_lightning.tables.verdicts import Verdict
+from gpt_lightning.tables.rows import Verdict
 from gpt_lightning.training.callbacks.recorder import Observation, RunTimings
 
 CPU = torch.device("cpu")

@@ -1,10 +1,13 @@
-"""Pictures: their texts are inside them."""
+"""Pictures: their texts are inside them, and their numbers can be read."""
+
+from types import SimpleNamespace
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from gpt_lightning.reproduce.runner import LossRow
-from gpt_lightning.tables.pictures import plot_losses, plot_runs
+from gpt_lightning.tables.pictures import plot_losses, plot_rows, plot_runs
 
 
 def test_a_title_is_as_wide_as_the_picture_at_most(tmp_path, monkeypatch):
@@ -74,3 +77,51 @@ def test_the_wall_time_has_a_unit_of_its_size(tmp_path, monkeypatch, seconds, un
     ]  # fmt: skip
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == [" run", "stall", "validation"]
+
+
+# ---- sweeps --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def drawn_rows(tmp_path, monkeypatch):
+    """Draw lines with these values over 64, 128 and 256; return the drawn figure."""
+    kept = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: kept.append(figure))
+
+    def draw(*values: float) -> Figure:
+        rows = [
+            SimpleNamespace(name=f"line {n}", context=x, a_ms=y, b_mib=None if n == 3 else y)
+            for n in range(4)
+            for x, y in zip((64, 128, 256), values, strict=True)
+        ]
+        quantities = {"a_ms": "a (ms)", "b_mib": "b (MiB)"}
+        x = ("context", "context (tokens)")
+        plot_rows(tmp_path / "a.png", "", rows, x, quantities, lambda r: ("d = 16", r.name, "-"))
+        FigureCanvasAgg(kept[-1]).draw()
+        return kept[-1]
+
+    return draw
+
+
+@pytest.mark.parametrize("values", [(31.0, 35.0, 39.0), (12.0, 20.0, 70.0), (1.0, 200.0, 5000.0)])
+def test_the_values_have_numbers(drawn_rows, values):
+    for axes in drawn_rows(*values).axes:
+        low, high = axes.get_ylim()
+        ticks = axes.yaxis.get_major_ticks() + axes.yaxis.get_minor_ticks()
+        labels = [t.label1.get_text() for t in ticks if low <= t.get_loc() <= high]
+        numbers = [label for label in labels if label]
+        assert 2 <= len(numbers) <= 12
+        assert all(float(label.replace(",", "")) > 0 for label in numbers)  # no powers, no 10^1
+
+
+def test_lines_have_their_points_and_the_legend_covers_no_label(drawn_rows):
+    figure = drawn_rows(1.0, 10.0, 100.0)
+    times, memory = figure.axes
+    assert [list(line.get_ydata()) for line in times.lines] == [[1.0, 10.0, 100.0]] * 4
+    assert [len(line.get_xdata()) for line in memory.lines] == [3, 3, 3, 0]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [f"line {n}" for n in range(4)]
+    box = legend.get_window_extent()
+    for axes in figure.axes:
+        assert not box.overlaps(axes.get_tightbbox())
+    assert [axes.get_xlabel() for axes in figure.axes] == ["", "context (tokens)"]
