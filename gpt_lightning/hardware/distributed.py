@@ -299,36 +299,3 @@ def is_lost_peer(error: Exception) -> bool:
     return (
         isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo" in text)
     ) and any(sign in text for sign in LOST_PEER)
-
-
-class DelayedMax:
-    """Maximum over ranks, delayed by one call so that the host never waits for an idle device.
-
-    Reading the maximum at once would wait for all work that is queued on the device. The maximum
-    of the previous call is complete while the device works on what this step has queued, so that
-    waiting for it leaves the device no gap. All ranks read the same number at the same call.
-
-    Args:
-        device: Device of this rank.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._cuda = device.type == "cuda"
-        # the host's copy, into which the device copies asynchronously
-        self._host = torch.zeros((), dtype=torch.int64, pin_memory=self._cuda)
-        self._written: Any = None  # event after that copy
-
-    def __call__(self, number: int) -> int:
-        """Submit this rank's number; return the maximum of the previous call, at first 0."""
-        if self._written is not None:
-            self._written.synchronize()
-        before = int(self._host)
-        # torch.tensor(number, device=...) would wait for a copy to the device
-        vote = torch.full((), number, dtype=torch.int64, device=self._device)
-        torch.distributed.all_reduce(vote, op=torch.distributed.ReduceOp.MAX)
-        self._host.copy_(vote, non_blocking=True)
-        if self._cuda:
-            self._written = torch.cuda.Event()
-            self._written.record()
-        return before

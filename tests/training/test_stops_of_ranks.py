@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from tiny_fit import TINY_MODEL
 
 from gpt_lightning.training.callbacks.signals import StopSignals
@@ -65,49 +66,25 @@ def test_all_ranks_stop_for_one(text_file, tmp_path, monkeypatch):
         assert f"step-{int(step):07}" in max(path.stem for path in saved)
 
 
-def ranks(monkeypatch, late: bool):
-    """Return a function that lets two ranks vote, and returns what each does at this step."""
+def test_ranks_agree_on_signals_and_requests(monkeypatch):
     pair = []
     for _ in range(2):
         module = SimpleNamespace(stop_requested=False, micro_batches=0)
-        trainer = SimpleNamespace(world_size=2, lightning_module=module)
+        strategy = SimpleNamespace(root_device=torch.device("cpu"))
+        trainer = SimpleNamespace(world_size=2, lightning_module=module, strategy=strategy)
         pair.append((StopSignals(), trainer))
-    before = [0]
 
     def vote(signals=(0, 0), requests=(False, False)):
-        votes = []
-        collect = lambda self, trainer, number: votes.append(number) or 0  # noqa: E731
-        monkeypatch.setattr(StopSignals, "_maximum", collect)
         for (callback, trainer), number, request in zip(pair, signals, requests, strict=True):
             callback._signal |= number
             trainer.lightning_module.stop_requested |= request
-            callback.before_batches(trainer)
-        agreed = before[0] if late else max(votes)
-        before[0] = max(votes)
-        monkeypatch.setattr(StopSignals, "_maximum", lambda *args: agreed)
+        most = max(2 * c._signal + t.lightning_module.stop_requested for c, t in pair)
+        monkeypatch.setattr(torch.distributed, "all_reduce", lambda vote, op: vote.fill_(most))
         for callback, trainer in pair:
             callback.before_batches(trainer)
         return [(c._agreed, t.lightning_module.stop_requested) for c, t in pair]
 
-    return vote
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_ranks_agree_on_signals_and_requests(monkeypatch, late):
-    vote, nothing, stop = ranks(monkeypatch, late), [(0, False)] * 2, [(0, True)] * 2
-    assert vote() == nothing
-    assert vote(requests=(False, True)) == (nothing if late else stop)
-    for _ in range(3):  # trainer.min_steps may make the request wait
-        assert vote() == stop
-    found = vote(signals=(15, 0))
-    if late:
-        found = vote()
-    assert {signal for signal, _ in found} == {15}
-
-
-def test_a_request_does_not_reach_the_next_run(monkeypatch):
-    callback = StopSignals()
-    callback._asked, callback._agreement = True, object()
-    monkeypatch.setattr(callback, "_listen", lambda trainer: None)
-    callback.on_train_start(SimpleNamespace(), SimpleNamespace())
-    assert (callback._asked, callback._agreement) == (False, None)
+    assert vote() == [(0, False)] * 2
+    assert vote(requests=(False, True)) == [(0, True)] * 2
+    assert vote() == [(0, True)] * 2  # trainer.min_steps may make the request wait
+    assert [signal for signal, _ in vote(signals=(15, 0))] == [15, 15]

@@ -21,10 +21,10 @@ from jsonargparse.typing import PositiveFloat
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from gpt_lightning.errors import CONTINUE, EXIT_PEER, exit_on_signal
-from gpt_lightning.hardware.distributed import PARENT, DelayedMax, RankLauncher, leave
+from gpt_lightning.hardware.distributed import PARENT, RankLauncher, leave
 from gpt_lightning.parsing import checked, shell_command
 from gpt_lightning.runs.folders import RunPaths
-from gpt_lightning.training import optim, steps
+from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import StepProgress
 
@@ -50,15 +50,12 @@ class StopSignals(steps.StepCallback):
         self._requeue_signal: int = signal.SIGUSR1
         self._signal = 0
         self._interrupted = 0.0  # time of the first Ctrl-C
-        self._agreement: DelayedMax | None = None
         self._agreed = 0  # signal that any rank has received
-        self._asked = False  # trainer.should_stop was set on this rank
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._listen(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._agreement, self._asked = None, False  # forget an earlier run's
         self._listen(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -71,12 +68,8 @@ class StopSignals(steps.StepCallback):
     def _listen(self, trainer: L.Trainer) -> None:
         """Handle the signals in place of Lightning, which ends a run with exit code 0.
 
-        Lightning has stored the program's own handlers, and restores them at the end. Under ddp it
-        would ask rank 0 for a SIGTERM before each micro-batch and wait twice for the device
-        (PL#21487); with these handlers there is never one.
+        Lightning has stored the program's own handlers, and restores them at the end.
         """
-        if hasattr(loop := trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor"):
-            loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may set handlers
         # a SLURMEnvironment among trainer.plugins may choose the signal that requeues
@@ -101,9 +94,10 @@ class StopSignals(steps.StepCallback):
         """
         if trainer.world_size > 1 and steps.at_step_boundary(trainer):
             module: Any = trainer.lightning_module
-            self._asked |= getattr(module, "stop_requested", False)
-            agreed = self._maximum(trainer, 2 * self._signal + self._asked)
-            self._agreed, module.stop_requested = agreed // 2, bool(agreed % 2)
+            vote = 2 * self._signal + getattr(module, "stop_requested", False)
+            most = torch.tensor(vote, device=trainer.strategy.root_device)
+            torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
+            self._agreed, module.stop_requested = int(most) // 2, bool(int(most) % 2)
 
     def between_batches(self, trainer: L.Trainer) -> None:
         """End the run if a rank has received a signal."""
@@ -127,15 +121,6 @@ class StopSignals(steps.StepCallback):
             bar.on_train_end()  # the message gets a line of its own
         print(text, file=sys.stderr)
         raise SystemExit(128 + stop)
-
-    def _maximum(self, trainer: L.Trainer, vote: int) -> int:
-        """Return the maximum over ranks; on some devices that of the step before."""
-        device = trainer.strategy.root_device
-        if device.type in optim.DEFERRED_ON:  # one step late, so that the host never waits
-            if self._agreement is None:
-                self._agreement = DelayedMax(device)
-            return self._agreement(vote)
-        return int(trainer.strategy.reduce(torch.tensor(vote, device=device), reduce_op="max"))
 
 
 def command_to_continue(trainer: L.Trainer, checkpoint: RunCheckpoint) -> str:
