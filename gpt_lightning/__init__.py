@@ -13,8 +13,8 @@ _MODULES = {
     "GPTConfig": "model.gpt",
     "GPTModule": "training.module",
     "TokenDataModule": "training.datamodule",
-    "FitResult": "training.api",
-    "fit": "training.api",
+    "FitResult": "training.fit",
+    "fit": "training.fit",
     "generate": "model.generate",
     "load_model": "runs.sources",
 }

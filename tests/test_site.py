@@ -53,7 +53,7 @@ def test_the_site_has_every_page_command_and_docstring(copied):
     own = {name for name in COMMANDS if name not in ("validate", "test", "predict", "resume")}
     assert own | {f"bench-{name}" for name in find_benches()} <= set(headings)
     python = (site / "docs/python.html").read_text()
-    for name in ("training.api.fit", "model.gpt.GPTConfig", "runs.settings.Settings"):
+    for name in ("training.fit.fit", "model.gpt.GPTConfig", "runs.settings.Settings"):
         assert f'id="gpt_lightning.{name}"' in python
     assert "Number of positions whose logits are in memory" in python
     found = json.loads((site / "search.json").read_text())

@@ -30,8 +30,12 @@ from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option
 from gpt_lightning.tables.rows import Row, Values, row_type
 from gpt_lightning.tables.sweep import Bench, Sweep, read_options
-from gpt_lightning.training.memory_advice import memory_options, options_for
-from gpt_lightning.training.steps import StepShape, largest_divisor
+from gpt_lightning.training.steps import (
+    StepShape,
+    largest_divisor,
+    memory_options,
+    options_for,
+)
 
 SHARE = 0.8  # default limit of a trial: share of the machine's available memory
 

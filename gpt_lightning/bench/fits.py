@@ -16,9 +16,9 @@ from gpt_lightning.tables.rows import Values
 from gpt_lightning.tables.worker import SkippedError
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import RunRecorder
+from gpt_lightning.training.command import quiet_lightning
 from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.process import quiet_lightning
 from gpt_lightning.training.steps import StepShape, accumulation
 from gpt_lightning.training.trainer import Trainer
 

@@ -43,8 +43,7 @@ from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option
 from gpt_lightning.tables.rows import RESULTS, Row, Values, make_row, row_type, write_report
 from gpt_lightning.tables.sweep import Bench, Sweep, earlier_machine
-from gpt_lightning.training.memory_advice import options_for
-from gpt_lightning.training.steps import StepShape
+from gpt_lightning.training.steps import StepShape, options_for
 
 MODELS = ("ours", "hf", "hf-compiled")
 TOKENS = 32_000_000  # 61 steps of 524,288 tokens in one epoch

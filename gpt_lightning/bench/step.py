@@ -17,6 +17,7 @@ from gpt_lightning.hardware.precision import DTYPES, autocast, cuda_has_bf16
 from gpt_lightning.model import flops
 from gpt_lightning.model.fast.compilation import attention_kernel, compile_in_place
 from gpt_lightning.model.gpt import GPT
+from gpt_lightning.runs.settings import Settings
 from gpt_lightning.tables.worker import SkippedError
 from gpt_lightning.training import optim
 
@@ -75,9 +76,8 @@ def random_batch(
 
 def fit_optimizer(model: nn.Module, device: torch.device, dtype: str) -> torch.optim.AdamW:
     """Make AdamW as `fit` does: decay on matrices, fused where the device has it."""
-    groups = optim.decay_groups(model.named_parameters(), 0.1, "matrices")
     fused = device.type in optim.FUSED_ADAMW_DEVICES and dtype != "fp16"  # GradScaler unscales
-    return optim.make_adamw(groups, 1e-4, (0.9, 0.95), fused)
+    return optim.make_adamw(model.named_parameters(), Settings(learning_rate=1e-4), fused)
 
 
 class Training:

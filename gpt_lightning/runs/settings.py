@@ -141,3 +141,19 @@ class TaskSettings:
     data: str | None = None
     limit: PositiveInt | None = None
     batch_size: PositiveInt = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Arguments of the command line that name the run.
+
+    Args:
+        run_name: Run folder: lightning_logs/RUN_NAME/version_N; null: the configuration's name.
+        resume: Only for fit. never: start a new run. auto: continue the newest run of this name
+            from its newest undamaged checkpoint, or start a new run if there is none. A path:
+            continue this run folder, the newest run of this folder, or this checkpoint in its run
+            folder.
+    """
+
+    run_name: str | None = None
+    resume: str = "never"

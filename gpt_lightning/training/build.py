@@ -5,21 +5,18 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import nn
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import memory_gib
-from gpt_lightning.model import flops
 from gpt_lightning.model.attention import NoKernelError
-from gpt_lightning.model.fast.compilation import (
-    attention_kernel,
-    check_cuda_graphs,
-)
+from gpt_lightning.model.fast.compilation import attention_kernel, check_cuda_graphs
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.model.network import Network, build, has_our_forward
 from gpt_lightning.runs.settings import Settings
-from gpt_lightning.training.datamodule import TokenDataModule, token_data
+from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.steps import is_sharded
 
 WHOLE = (DDPStrategy, SingleDeviceStrategy)  # each rank has the whole model
@@ -47,23 +44,20 @@ def check_decay(settings: Settings, max_steps: int) -> None:
     """Check that the decay of the learning rate has an end, and begins before it."""
     if settings.schedule == "constant":
         return
-    end = max_steps if settings.decay_steps is None else settings.decay_steps
+    own = settings.decay_steps is not None  # a short run ends in its warm-up by default
+    end = settings.decay_steps if settings.decay_steps is not None else max_steps
     if end < 0:
         raise UserError(
             f"the {settings.schedule} decay has no end: set trainer.max_steps or "
             "model.decay_steps, or model.schedule to constant"
         )
-    # A short run ends in its warm-up by default.
-    if settings.decay_steps is not None and end <= settings.warmup_steps:
-        raise UserError(
-            f"model.warmup_steps {settings.warmup_steps} must be below "
-            f"model.decay_steps {end}: lower model.warmup_steps"
-        )
-    if settings.decay_start >= max(1, end):
-        raise UserError(
-            f"model.decay_start {settings.decay_start} must be below the decay's end at "
-            f"step {end}: lower it, or set model.schedule to constant"
-        )
+    keys = ("warmup_steps", "decay_start") if own else ("decay_start",)
+    for key in keys:
+        if (begin := getattr(settings, key)) >= (end if own else max(1, end)):
+            raise UserError(
+                f"model.{key} {begin} must be below the end of the {settings.schedule} decay at "
+                f"step {end}, model.decay_steps or else trainer.max_steps: lower model.{key}"
+            )
 
 
 def check_device(config: GPTConfig, trainer: L.Trainer, device: str, compiled: bool) -> None:
@@ -85,38 +79,33 @@ def check_device(config: GPTConfig, trainer: L.Trainer, device: str, compiled: b
         check_cuda_graphs()
 
 
-def check_memory(config: GPTConfig) -> None:
-    """Check that the weights alone fit into this machine's memory, before they are made.
-
-    Raises:
-        UserError: names the number of parameters and the memory that they take.
-    """
-    n, here_gib = config.n_matrix_params, memory_gib()
-    if n * 4 / 2**30 > here_gib:
-        raise UserError(
-            f"model.config has {n:,} parameters, {n * 4 / 2**30:,.0f} GiB in float32, and this "
-            f"machine has {here_gib:.0f} GiB: lower model.config.n_layer or model.config.n_embd"
-        )
-
-
 # ---- the model ----------------------------------------------------------------------------------
 
 
 def build_model(
     config: GPTConfig, settings: Settings, init_from: str | None, network: Network | None = None
 ) -> Any:
-    """Return a model with random weights or those of init_from, and with what is trained chosen."""
-    if network is None:
-        check_memory(config)
-    model = build(network, config)
-    if init_from is not None:
-        # Random weights need neither.
-        from gpt_lightning.model.weights import user_errors
-        from gpt_lightning.runs.sources import initial_weights
+    """Return a model with random weights or those of init_from, and with what is trained chosen.
 
-        with user_errors(f"model.init_from {init_from} does not fit {type(model).__name__}"):
-            model.load_state_dict(initial_weights(init_from, config, network))
-    choose_trained(model, settings)
+    Raises:
+        UserError: The weights alone are larger than this machine's memory.
+    """
+    n = config.n_matrix_params
+    if network is None and n * 4 / 2**30 > (here_gib := memory_gib()):
+        raise UserError(
+            f"model.config has {n:,} parameters, {n * 4 / 2**30:,.0f} GiB in float32, and this "
+            f"machine has {here_gib:.0f} GiB: lower model.config.n_layer or model.config.n_embd"
+        )
+    with torch.device("cpu"):  # Lightning's device context would let the GPU draw the weights
+        model = build(network, config)
+        if init_from is not None:
+            # Random weights need neither.
+            from gpt_lightning.model.weights import user_errors
+            from gpt_lightning.runs.sources import initial_weights
+
+            with user_errors(f"model.init_from {init_from} does not fit {type(model).__name__}"):
+                model.load_state_dict(initial_weights(init_from, config, network))
+        choose_trained(model, settings)
     return model
 
 
@@ -168,7 +157,7 @@ def choose_trained(model: nn.Module, settings: Settings) -> None:
 
 
 def find_kernel(
-    model: nn.Module, config: GPTConfig, trainer: L.Trainer, dropout: float
+    model: nn.Module, trainer: L.Trainer, T: int, dropout: float
 ) -> tuple[str, dict[str, str]]:
     """Return the attention kernel of this run, and a line for the banner if it is a substitute.
 
@@ -177,8 +166,7 @@ def find_kernel(
     """
     if not isinstance(model, GPT):
         return "the network's own", {}
-    data, device = token_data(trainer), trainer.strategy.root_device
-    T = config.block_size if data is None else data.block_size
+    config, device = model.config, trainer.strategy.root_device
     try:
         with trainer.precision_plugin.forward_context():
             kernel, error = attention_kernel(model, device, T, dropout)
@@ -192,26 +180,21 @@ def find_kernel(
         ) from error
 
 
-def flops_per_token(model: GPT, config: GPTConfig, block_size: int) -> int:
-    """Return the FLOPs of a training token, forward and backward; see flops.py."""
-    C = config.n_embd
-    n_params = model.num_params(embeddings=False)
-    total = flops.flops_per_token(n_params, config.n_layer, C, block_size)
-    if all(parameter.requires_grad for parameter in model.parameters()):
-        return total
-    # a frozen weight's gradient is one of the three products; blocks below the first trained
-    # parameter have no gradient at all
-    modules = model.transformer.modules()
-    embedding = [m.weight for m in modules if isinstance(m, nn.Embedding)]  # wte is the first
-    looked_up = embedding[config.tie_weights :]
-    frozen = [p for p in model.parameters() if not p.requires_grad]
-    total -= 2 * sum(p.numel() for p in frozen if not any(p is table for table in looked_up))
-    if not any(table.requires_grad for table in embedding):
-        for block in model.transformer.h:
-            if any(p.requires_grad for p in block.parameters()):
-                break
-            total -= 2 * sum(p.numel() for p in block.parameters()) + 8 * C * block_size
-        else:
-            if not any(p.requires_grad for p in model.transformer.ln_f.parameters()):
-                total -= 2 * model.lm_head.weight.numel()  # the input's gradient
+def flops_per_token(model: GPT, block_size: int) -> int:
+    """Return the FLOPs of a training token, forward and backward; see flops.py.
+
+    A frozen weight has no gradient, and no gradient flows through blocks below the first trained
+    parameter.
+    """
+    C, tables = model.config.n_embd, model.transformer.modules()
+    flows = any(m.weight.requires_grad for m in tables if isinstance(m, nn.Embedding))
+    total = 0
+    for part in (*model.transformer.h, model.transformer.ln_f, model.lm_head):
+        is_block = part in model.transformer.h
+        n = sum(p.numel() for p in part.parameters())
+        trained = sum(p.numel() for p in part.parameters() if p.requires_grad)
+        attention = 4 * C * block_size * is_block
+        through = flows or (is_block and trained > 0)  # the gradient of its input
+        total += 2 * n + attention + 2 * trained + through * (2 * n + 2 * attention)
+        flows = flows or trained > 0
     return total

@@ -41,7 +41,6 @@ class TokenDataModule(L.LightningDataModule):
         self.settings = DataSettings(**settings)
         self._datasets: dict[str, TokenDataset] = {}  # address -> dataset, opened at first use
         self._reader: Reader | None = None
-        self._start: dict[str, Any] = {}  # position of the first training batch
 
     # ---- the data ------------------------------------------------------------------------------
 
@@ -69,20 +68,16 @@ class TokenDataModule(L.LightningDataModule):
         return block_size_of(self.settings)
 
     @property
-    def batch_size(self) -> int:
-        """Sequences a micro-batch and rank, which Tuner.scale_batch_size sets."""
-        return int(self.settings.batch_size)
-
-    @batch_size.setter
-    def batch_size(self, sequences: int) -> None:
-        self.settings = dataclasses.replace(self.settings, batch_size=sequences)
-        if self._reader is not None:
-            self.setup("fit")
-
-    @property
     def eval_batch_size(self) -> int:
         """Sequences a validation batch and rank."""
         return int(self.settings.eval_batch_size or self.settings.batch_size)
+
+    @property
+    def step_shape(self) -> steps.StepShape:
+        """Sizes of the optimizer step of the Trainer's run."""
+        B, trainer = self.settings.batch_size, self.trainer
+        ranks = trainer.num_devices * trainer.num_nodes
+        return steps.StepShape(B, self.block_size, trainer.accumulate_grad_batches, ranks)
 
     @property
     def vocab_size(self) -> int:
@@ -148,7 +143,6 @@ class TokenDataModule(L.LightningDataModule):
             steps.check_epoch(self.trainer, len(reader.train_loader))  # opens the train split
             if "val" in self.manifest.splits:
                 reader.stream("val")
-            self._start = reader.train_loader.state_dict()
         else:
             reader.stream("test" if stage == "test" else "val")
 
@@ -186,10 +180,6 @@ class TokenDataModule(L.LightningDataModule):
         if positions >= whole:
             return {}
         return {f"{split}/tokens": positions, f"{split}/split_tokens": whole}
-
-    def restart(self) -> None:
-        """Go back to the first training batch."""
-        self.reader.train_loader.load_state_dict(self._start)
 
     # ---- what setup decides --------------------------------------------------------------------
 
@@ -234,8 +224,7 @@ class TokenDataModule(L.LightningDataModule):
                 raise UserError(
                     f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but "
                     f"data.tokens_per_step {tokens} means {accumulate} "
-                    f"({B} sequences x {T} tokens x {ranks} ranks): "
-                    "leave one of the two out"
+                    f"({B} sequences x {T} tokens x {ranks} ranks): leave one of the two out"
                 )
             trainer.accumulate_grad_batches = accumulate
         interval = getattr(trainer, "val_check_interval", timedelta())  # a time is elsewhere
@@ -279,13 +268,13 @@ def block_size_of(settings: DataSettings) -> int:
     return int(settings.block_size)
 
 
-def token_data(trainer: L.Trainer) -> TokenDataModule | None:
-    """Return the run's TokenDataModule; None for data of another class."""
+def token_data(trainer: L.Trainer | None) -> TokenDataModule | None:
+    """Return the run's TokenDataModule; None for data of another class, or without a run."""
     data = getattr(trainer, "datamodule", None)
     return data if isinstance(data, TokenDataModule) and is_read(trainer, data) else None
 
 
-def is_read(trainer: L.Trainer, data: L.LightningDataModule) -> bool:
+def is_read(trainer: L.Trainer | None, data: L.LightningDataModule) -> bool:
     """Return False for the data of an earlier call: Lightning keeps them beside own loaders."""
     loop = getattr(trainer, "_active_loop", None)
     return loop is None or loop._data_source.instance is data

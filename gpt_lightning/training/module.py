@@ -1,6 +1,5 @@
 """LightningModule that trains a GPT: build, step, update, evaluate, save."""
 
-import dataclasses
 import os
 import sys
 import time
@@ -9,7 +8,6 @@ from typing import Any, Self, cast
 import lightning as L
 import torch
 from jsonargparse.typing import register_type
-from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import Optimizer
 
@@ -25,7 +23,7 @@ from gpt_lightning.runs.folders import run_id
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import build, optim, optimizers, steps
 from gpt_lightning.training.datamodule import token_data
-from gpt_lightning.training.evaluation import Evaluation, check_losses
+from gpt_lightning.training.evaluation import Evaluation
 
 # jsonargparse would import the class of a dict with a class_path, while it parses
 register_type(Network, serializer=Network.settings, deserializer=Network.of)
@@ -56,6 +54,8 @@ class GPTModule(L.LightningModule):
         attention_kernel: Kernel that runs: avx512, naive, flash, cudnn, efficient, math.
         notes: Lines of the banner about substitutes for what the settings name.
         micro_batches: Micro-batches done in the current step.
+        last_loss: Mean loss of the last step on this rank; None before the first.
+        seed: Seed of the run, once it is known.
         stop_requested: True if trainer.should_stop was set, and the run has not stopped yet.
     """
 
@@ -82,9 +82,8 @@ class GPTModule(L.LightningModule):
         self.micro_batches = 0
         self.stop_requested = False
         self._loss_sum: torch.Tensor | None = None  # sum over the current step's micro-batches
-        self._last_loss: tuple[torch.Tensor, int] | None = None  # that sum and number, a step ago
-        self._seed = 0  # the run's
-        self._drawn_seed: int | None = None  # seed of a run without seed_everything
+        self.last_loss: torch.Tensor | None = None
+        self.seed: int | None = None
         self._optimizer: Optimizer | None = None  # ours, and the options of its parameter groups
         self._group_options: list[dict[str, Any]] = []
         self._guard = optim.NonFiniteGuard()
@@ -104,19 +103,14 @@ class GPTModule(L.LightningModule):
 
     def configure_model(self) -> None:
         trainer = self.attached_trainer
+        self.config = build.fit_to_data(self.config, token_data(trainer))
         fitting = trainer is not None and steps.is_fitting(trainer)
-        if trainer is not None:
-            self.config = build.fit_to_data(self.config, token_data(trainer))
         if trainer is not None and fitting:
             build.check_decay(self.settings, trainer.max_steps)
             build.check_device(self.config, trainer, self._device_type, self.compiles[0])
             build.check_network(self.network, self.config, self.settings, trainer)
         if not hasattr(self, "model"):
-            # Lightning's device context would let the GPU draw the weights.
-            with torch.device("cpu"):
-                self.model = build.build_model(
-                    self.config, self.settings, self.init_from, self.network
-                )
+            self.model = build.build_model(self.config, self.settings, self.init_from, self.network)
         if trainer is None:
             return  # load_from_checkpoint
         if trainer.precision == "64-true":
@@ -128,7 +122,7 @@ class GPTModule(L.LightningModule):
         if sharded:
             cast(Any, trainer.strategy).shard(self.model, trainer.precision == "bf16-mixed")
         dropout = self.config.dropout if fitting else 0.0
-        found = build.find_kernel(self.model, self.config, trainer, dropout)
+        found = build.find_kernel(self.model, trainer, self.context, dropout)
         self.attention_kernel, self.notes = found
         if self.network is not None:
             self.notes["FLOPs"] = count_flops(self.model, self.config, self.context)[1]
@@ -167,13 +161,12 @@ class GPTModule(L.LightningModule):
         """FLOPs of a training token, forward and backward, at the run's context."""
         if self.network is not None:
             return count_flops(self.model, self.config, self.context)[0]
-        return build.flops_per_token(self.model, self.config, self.context)
+        return build.flops_per_token(self.model, self.context)
 
     @property
     def context(self) -> int:
         """Tokens of a sequence of the data, else those of the model."""
-        trainer = self.attached_trainer
-        data = None if trainer is None else token_data(trainer)
+        data = token_data(self.attached_trainer)
         return self.config.block_size if data is None else data.block_size
 
     # ---- step ----------------------------------------------------------------------------------
@@ -183,14 +176,14 @@ class GPTModule(L.LightningModule):
         return self.model(idx, targets)
 
     def on_train_start(self) -> None:
-        self._loss_sum, self.micro_batches, self._last_loss = None, 0, None
+        self._loss_sum, self.micro_batches, self.last_loss = None, 0, None
         self.stop_requested = False
         if steps.is_sharded(self.trainer):  # the sanity check leaves the embeddings gathered
             cast(Any, self.model).reshard()
         self._guard = optim.NonFiniteGuard()
         if self.settings.skip_spikes is not None:
             self._spikes = optim.SpikeGuard(self.settings.skip_spikes, self._spikes_before)
-        self._seed = self.run_seed()
+        self.run_seed()
         self._generator_state = torch.get_rng_state()
         # A resumed optimizer has the checkpoint's state and the settings of this run. Another
         # author's optimizer, and groups that a callback has added, keep their own.
@@ -199,28 +192,25 @@ class GPTModule(L.LightningModule):
             for group, options in zip(groups, self._group_options, strict=False):
                 group.update(options)
                 optim.place_steps(self.trainer.optimizers[0], group)
-            if steps.find_callback(self.trainer, BaseFinetuning) is not None:
-                for group in groups:  # a resume forgets what it has unfrozen
-                    for parameter in group["params"]:
-                        parameter.requires_grad_(True)
         self.set_learning_rates()
 
     def run_seed(self) -> int:
         """Return the seed of the run: that of seed_everything, else one that is drawn once."""
         if "PL_GLOBAL_SEED" in os.environ:  # TokenDataModule reads it too
-            self._drawn_seed = int(os.environ["PL_GLOBAL_SEED"])
-        if self._drawn_seed is None:
+            self.seed = int(os.environ["PL_GLOBAL_SEED"])
+        if self.seed is None:
             # a copy: the run's own draws stay as they are
             generator = torch.default_generator.clone_state()
             drawn = int(torch.randint(2**32, (), generator=generator))
-            self._drawn_seed = self.trainer.strategy.broadcast(drawn)
-        return self._drawn_seed
+            self.seed = int(self.trainer.strategy.broadcast(drawn))
+        return self.seed
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         # Dropout's seeds are derived, not saved: any step can be computed without those before it,
         # and each rank drops other activations.
         trainer = self.trainer
-        place = (self._seed, trainer.global_step, self.micro_batches, trainer.global_rank)
+        assert self.seed is not None
+        place = (self.seed, trainer.global_step, self.micro_batches, trainer.global_rank)
         seed_device(self.device, optim.mix(*place))
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
@@ -255,23 +245,6 @@ class GPTModule(L.LightningModule):
         decay_steps = self.settings.decay_steps
         return self.trainer.max_steps if decay_steps is None else decay_steps
 
-    @property
-    def learning_rate(self) -> float:
-        """Peak of the learning rate, which Tuner.lr_find sets."""
-        return self.settings.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, peak: float) -> None:
-        old = self.settings
-        assert old.min_learning_rate is not None
-        minimum = old.min_learning_rate * (peak / old.learning_rate)  # the same share of the peak
-        self.settings = dataclasses.replace(old, learning_rate=peak, min_learning_rate=minimum)
-        live = [] if self._optimizer is None else self._optimizer.param_groups
-        for group in (*live, *self._group_options):
-            factor = group.get("factor", 1.0)
-            if group.get("peak_lr") == old.learning_rate * factor:
-                group["peak_lr"] = peak * factor
-
     def configure_optimizers(self) -> OptimizerLRScheduler:
         self._optimizer = optimizer = optimizers.build(self.model, self.settings, self._fused())
         self._group_options = [
@@ -294,17 +267,7 @@ class GPTModule(L.LightningModule):
 
     def learning_rate_at(self, step: int, peak: float) -> float:
         """Return a group's rate at an optimizer step: one schedule, scaled to the group's peak."""
-        settings = self.settings
-        assert settings.min_learning_rate is not None  # Settings fills in the default
-        return optim.learning_rate(
-            step,
-            peak=peak,
-            minimum=settings.min_learning_rate * (peak / settings.learning_rate),
-            warmup_steps=settings.warmup_steps,
-            decay_steps=self._decay_steps,
-            schedule=settings.schedule,
-            decay_start=settings.decay_start,
-        )
+        return optim.learning_rate(step, self.settings, self._decay_steps, peak)
 
     def _schedules(self) -> bool:
         """Return whether the rates are ours: not of another author's optimizer or scheduler."""
@@ -326,24 +289,18 @@ class GPTModule(L.LightningModule):
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         lr = optimizer.param_groups[0]["lr"]
         self.set_learning_rates()  # also with data that have no BetweenSteps
-        loss_sum, number = self._loss_sum, self.micro_batches
-        assert loss_sum is not None
-        self._last_loss = loss_sum, number
+        assert self._loss_sum is not None
+        self.last_loss = self._loss_sum / self.micro_batches
         trainer, step = self.trainer, self.trainer.global_step
         if steps.at_log_step(trainer, step + 1):
             if self._schedules():
                 lr = self.learning_rate_at(step, self.settings.learning_rate)
-            self.log("train/loss", loss_sum / number, sync_dist=True)
+            self.log("train/loss", self.last_loss, sync_dist=True)
             self.log("optim/lr", lr)
             if self._schedules() and self.settings.optimizer == "muon":
                 self.log("optim/lr_muon", optimizer.param_groups[0]["lr"])
             self.log("step", step + 1.0)  # the loggers' x: the first is 1
         self._loss_sum, self.micro_batches = None, 0
-
-    @property
-    def last_loss(self) -> torch.Tensor | None:
-        """Mean loss of the last step on this rank; None before the first."""
-        return None if self._last_loss is None else self._last_loss[0] / self._last_loss[1]
 
     def _log_last_loss(self) -> None:
         """Show callbacks the loss of the last step, which may not have been a log step."""
@@ -439,13 +396,14 @@ class GPTModule(L.LightningModule):
         split, data = "test" if self.trainer.testing else "val", token_data(self.trainer)
         fitting = steps.is_fitting(self.trainer)
         estimates = data is not None and data.settings.eval_batches is not None
-        losses = self._evaluation.losses(split, estimates)
+        strategy, step = self.trainer.strategy, self.trainer.global_step
+        losses = self._evaluation.losses(split, estimates, strategy, step)
         metrics: dict[str, torch.Tensor | float] = dict(losses)
         if f"{split}/loss" in losses:
             metrics[f"{split}/perplexity"] = losses[f"{split}/loss"].exp()
         if fitting:
             # not a tensor of the CPU, which NCCL cannot reduce; Lightning makes one on the device
-            metrics["step"] = float(self.trainer.global_step)
+            metrics["step"] = float(step)
         self.log_dict(metrics, sync_dist=True, add_dataloader_idx=False)
         if data is not None:
             tokens = data.evaluated_part(
@@ -454,7 +412,6 @@ class GPTModule(L.LightningModule):
             # float64, on the CPU: MPS has none; equal on all ranks
             exact = {k: torch.tensor(v, dtype=torch.float64) for k, v in tokens.items()}
             self.log_dict(exact, sync_dist=True, rank_zero_only=True)
-        check_losses(losses, self.trainer.global_step)
         if fitting:
             self._log_last_loss()
 
@@ -493,17 +450,8 @@ class GPTModule(L.LightningModule):
             return
         from gpt_lightning.training import continuation  # not for a new run
 
-        self._seed = self.run_seed()
-        theirs = continuation.loaded(self.trainer, checkpoint)
-        if theirs is None:
-            return
-        if "PL_GLOBAL_SEED" not in os.environ:
-            self._drawn_seed = theirs.record.run_identity.get("seed_everything", self._seed)
-            self._seed = self.run_seed()
-        continuation.compare(self.trainer, theirs, self.record())
-        if steps.is_fitting(self.trainer):
-            continuation.continue_loops(checkpoint["loops"]["fit_loop"])
-            self._spikes_before = theirs.record.spikes
+        theirs = continuation.continue_from(checkpoint, self)
+        self._spikes_before = theirs.spikes if steps.is_fitting(self.trainer) else {}
 
     def record(self) -> RunRecord:
         """Return the description of this run that its checkpoints hold."""
@@ -512,7 +460,7 @@ class GPTModule(L.LightningModule):
             config=self.config,
             settings=self.settings,
             network=None if self.network is None else self.network.record(),
-            run_identity=run_identity(self.trainer, self._seed, self._decay_steps),
+            run_identity=run_identity(self.trainer, self.run_seed(), self._decay_steps),
             environment=environment(self.trainer, self.compiles[0], self.attention_kernel),
             spikes={} if self._spikes is None else self._spikes.state(),
             micro_batches=steps.unfinished_micro_batches(self.trainer),

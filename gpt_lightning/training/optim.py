@@ -1,12 +1,10 @@
 """An update, in torch alone: learning rate, seeds, parameter groups, clipping, two guards."""
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,39 +12,37 @@ from torch.optim import AdamW, Optimizer
 
 from gpt_lightning.data.order import splitmix64
 from gpt_lightning.errors import UserError
+from gpt_lightning.runs.settings import Settings
 
 FUSED_ADAMW_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # torch.optim.AdamW, argument `fused`
-# Devices on which reading a scalar synchronizes; the norm is checked later there.
-DEFERRED_ON = {"cuda", "mps"}
-UNSKIPPED_ON = {"mps"}  # subset without `found_inf` support in the optimizer
+DEFERRED_ON = {"cuda"}  # devices that skip an update themselves; the norm is checked later there
 MASK, GOLDEN = 2**64 - 1, np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's increment
 
 
-def learning_rate(
-    step: int,
-    *,
-    peak: float,
-    minimum: float,
-    warmup_steps: int,
-    decay_steps: int,
-    schedule: Literal["cosine", "linear", "constant"],
-    decay_start: int = 0,
-) -> float:
+def learning_rate(step: int, settings: Settings, decay_steps: int, peak: float) -> float:
     """Return the learning rate of optimizer step `step` (0 is the first).
 
     Warm-up is linear and reaches `peak` one step after its last step. Then, or from `decay_start`
-    on, half a cosine, or a line, falls to `minimum` at `decay_steps` and stays there, or the rate
+    on, half a cosine, or a line, falls to the minimum at `decay_steps` and stays there, or the rate
     is constant. Source: nanoGPT, train.py, get_lr.
+
+    Args:
+        step: Optimizer step.
+        settings: Schedule, its warm-up and start, and the minimum for `settings.learning_rate`.
+        decay_steps: Step at which the decay ends.
+        peak: Peak of a parameter group; the minimum is scaled with it.
     """
-    if step < warmup_steps:
-        return peak * (step + 1) / (warmup_steps + 1)
-    start = max(warmup_steps, decay_start)
-    if schedule == "constant" or warmup_steps <= step < start:
+    assert settings.min_learning_rate is not None  # Settings fills in the default
+    minimum = settings.min_learning_rate * (peak / settings.learning_rate)
+    if step < settings.warmup_steps:
+        return peak * (step + 1) / (settings.warmup_steps + 1)
+    start = max(settings.warmup_steps, settings.decay_start)
+    if settings.schedule == "constant" or step < start:
         return peak
     if step >= decay_steps:
         return minimum
     progress = (step - start) / (decay_steps - start)  # 0 .. 1
-    if schedule == "linear":
+    if settings.schedule == "linear":
         return minimum + (1.0 - progress) * (peak - minimum)
     return minimum + 0.5 * (1.0 + math.cos(math.pi * progress)) * (peak - minimum)
 
@@ -62,53 +58,39 @@ def mix(*numbers: int) -> int:
     return int(state[0]) >> 1
 
 
-def decay_groups(
-    named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
-    weight_decay: float,
-    decay: Literal["matrices", "all"] = "matrices",
-    factors: Mapping[str, float] = MappingProxyType({}),
-) -> list[dict[str, Any]]:
-    """Return parameter groups with and without weight decay, for each factor of the learning rate.
+def make_adamw(
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]], settings: Settings, fused: bool
+) -> AdamW:
+    """Return AdamW (Loshchilov and Hutter 2019) over the parameters that are trained.
+
+    There are groups with and without weight decay, for each factor of the learning rate. Each has
+    its peak of the rate, `peak_lr`, and, unless it is 1, its `factor`.
 
     Args:
         named_parameters: Parameters to optimize; a tied matrix appears once.
-        weight_decay: Weight decay of the first group.
-        decay: matrices: only tensors of two or more dimensions decay (matrix products and
-            embeddings), biases and layer norms do not. all: every tensor decays, as in PyTorch's
-            optimizers without groups.
-        factors: Pattern of names -> factor of the learning rate; the first that matches counts.
-            Groups of other factors than 1 have the key `factor`.
+        settings: Learning rate and its factors by pattern, of which the first that matches counts;
+            averaging coefficients; weight decay of matrices and embeddings, or of all tensors.
+        fused: True if an update is one kernel per dtype and device.
     """
     groups: dict[tuple[float, bool], list[torch.nn.Parameter]] = {}
+    factors = settings.learning_rate_factors or {}
     for name, parameter in named_parameters:
         if parameter.requires_grad:
             factor = next((f for pattern, f in factors.items() if fnmatchcase(name, pattern)), 1.0)
-            decays = decay == "all" or parameter.dim() >= 2
+            decays = settings.decay == "all" or parameter.dim() >= 2
             groups.setdefault((factor, not decays), []).append(parameter)
-    return [
+    options = [
         {
             "params": groups[factor, not_decayed],
-            "weight_decay": 0.0 if not_decayed else weight_decay,
+            "weight_decay": 0.0 if not_decayed else settings.weight_decay,
+            "peak_lr": settings.learning_rate * factor,
         }
         | ({} if factor == 1.0 else {"factor": factor})
         for factor, not_decayed in sorted(groups)
     ]
-
-
-def make_adamw(
-    groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], fused: bool
-) -> AdamW:
-    """Return AdamW (Loshchilov and Hutter 2019) over parameter groups.
-
-    Args:
-        groups: Parameter groups with their weight decay.
-        lr: Peak of the learning rate, which the schedule scales.
-        betas: Averaging coefficients.
-        fused: True if an update is one kernel per dtype and device.
-    """
-    groups = [{**group, "peak_lr": lr * group.get("factor", 1.0)} for group in groups]
     # None, not False: PyTorch's default loops over chunks of tensors, False over single tensors
-    return AdamW(groups, lr=lr, betas=betas, fused=True if fused else None)
+    fuse = True if fused else None
+    return AdamW(options, lr=settings.learning_rate, betas=settings.betas, fused=fuse)
 
 
 def place_steps(optimizer: Optimizer, group: dict[str, Any]) -> None:
@@ -156,22 +138,14 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether every number is finite: a sum per tensor, and one wait per device."""
-    sums: dict[torch.device, list[torch.Tensor]] = {}
-    numbers = [local(tensor.detach()) for tensor in tensors if tensor.is_floating_point()]
-    for tensor in numbers:
-        sums.setdefault(tensor.device, []).append(tensor.sum().float())
-    if all(bool(torch.stack(found).isfinite().all()) for found in sums.values()):
-        return True
-    return all(bool(tensor.isfinite().all()) for tensor in numbers)  # a sum may overflow
-
-
-def is_finite(weights: Iterable[torch.Tensor], states: list[dict[Any, dict[str, Any]]]) -> bool:
+def all_finite(weights: Iterable[torch.Tensor], states: Iterable[Mapping[Any, Any]] = ()) -> bool:
     """Return whether all numbers in weights and in the states of optimizers are finite."""
     values = (value for state in states for held in state.values() for value in held.values())
-    tensors = (value for value in values if isinstance(value, torch.Tensor))
-    return all_finite(itertools.chain(weights, tensors))
+    tensors = (v.detach() for v in (*weights, *values) if isinstance(v, torch.Tensor))
+    numbers = [local(tensor) for tensor in tensors if tensor.is_floating_point()]
+    if bool(torch.nn.utils.get_total_norm(numbers).isfinite()):  # one wait for the device
+        return True
+    return all(bool(tensor.isfinite().all()) for tensor in numbers)  # a norm may overflow
 
 
 class NonFiniteGuard:
@@ -181,7 +155,6 @@ class NonFiniteGuard:
     `found_inf` is 1 (PyTorch's GradScaler uses the same argument), from the first bad step on. The
     number of that step stays on the device until `check` reads it: at the next log step, before a
     checkpoint, or at the end. Before the update of any other optimizer the norm is read at once.
-    On MPS, updates before `check` are not skipped.
     """
 
     def __init__(self) -> None:
@@ -200,48 +173,38 @@ class NonFiniteGuard:
             UserError: the norm is not finite, and could be read at once.
         """
         unwrapped: Any = getattr(optimizer, "optimizer", optimizer)  # Lightning wraps ours
-        skips = can_skip(unwrapped, norm)
-        if not skips and norm.device.type not in UNSKIPPED_ON:
-            if not norm.isfinite():
-                raise not_finite(norm, step)
-            return
         if self._first is None:
             self._first = torch.zeros_like(norm, dtype=torch.int64), torch.zeros_like(norm)
         bad_step, bad_norm = self._first
         new = ~norm.isfinite() & (bad_step == 0)
         self._first = bad_step.masked_fill(new, step), torch.where(new, norm, bad_norm)
-        if skips:
+        if can_skip(unwrapped, norm):
             unwrapped.found_inf = (self._first[0] > 0).float()  # AdamW reads it
+        else:
+            self.check()
 
     def check(self) -> None:
         """Synchronize and raise if there was a bad step.
 
         Raises:
-            UserError: names the first bad step; no update has been made since, but on a device of
-                UNSKIPPED_ON.
+            UserError: names the first bad step; no update has been made since.
         """
         if self._first is None or not self._first[0]:
             return
         (step, norm), self._first = self._first, None  # raised once
-        raise not_finite(norm, int(step))
+        raise UserError(
+            f"gradient norm is {norm.item()} at step {int(step)}: weights were not changed; lower "
+            "model.learning_rate, or resume from an earlier checkpoint with --resume auto"
+        )
 
 
 def can_skip(optimizer: Optimizer, norm: torch.Tensor) -> bool:
     """Return whether the device can decide to skip an update."""
-    if norm.device.type not in DEFERRED_ON - UNSKIPPED_ON:
+    if norm.device.type not in DEFERRED_ON:
         return False
     if isinstance(optimizer, AdamW):
         return all(group["fused"] for group in optimizer.param_groups)
     return getattr(optimizer, "takes_found_inf", False)
-
-
-def not_finite(norm: torch.Tensor, step: int) -> UserError:
-    """Return the error for a non-finite gradient norm."""
-    kept = "changed since" if norm.device.type in UNSKIPPED_ON else "not changed"
-    return UserError(
-        f"gradient norm is {norm.item()} at step {step}: weights were {kept}; "
-        "lower model.learning_rate, or resume from an earlier checkpoint with --resume auto"
-    )
 
 
 # ---- no update of a step that is an outlier -----------------------------------------------------
@@ -279,8 +242,7 @@ class SpikeGuard:
         found = ""
         for name, value in values.items():
             window = self._windows[name]
-            mean = sum(window) / max(1, len(window))
-            sigma = math.sqrt(sum((old - mean) ** 2 for old in window) / max(1, len(window)))
+            mean, sigma = (np.mean(window), np.std(window)) if window else (0.0, 0.0)
             if len(window) >= WINDOW // 2 and value > mean + self.sigmas * sigma:
                 found = found or (
                     f"{name} {value:.4g} is more than {self.sigmas:g} standard deviations "

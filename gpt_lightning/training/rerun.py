@@ -24,9 +24,9 @@ from gpt_lightning.runs.folders import RunPaths, find_checkpoint, run_folders
 
 OR_BOTH = "give --config with the settings, and --ckpt_path with the checkpoint"
 WORDS = ("--ckpt_path=best", "--ckpt_path=last")
-# settings with a path that is relative to the folder in which the run was started
-PATHS = ("data.text_file", "data.data_dir", "checkpoint.folder", "evaluation.data")
-OR_NAMES = ("model.init_from", "data.dataset", "data.mixture")  # such as gpt2, or under data_dir
+# settings with a path, which may be relative to the folder in which the run was started
+DATA = ("data.text_file", "data.data_dir", "data.dataset", "data.mixture", "evaluation.data")
+PATHS = (*DATA, "checkpoint.folder", "model.init_from")
 
 
 def with_run(argv: list[str]) -> list[str]:
@@ -118,16 +118,16 @@ def relocated(run: Path, config: dict[str, Any]) -> list[str]:
         return []
     folder = started.resolve()
 
-    def moved(value: Any, may_be_name: bool) -> Any:
+    def moved(value: Any) -> Any:
         if isinstance(value, dict):
-            return {moved(path, may_be_name): share for path, share in value.items()}
-        named = "://" in value or (may_be_name and not (folder / value).exists())
-        return value if named else str(folder / value)
+            return {moved(path): share for path, share in value.items()}
+        # others are names, such as gpt2 or a folder under data_dir, and URLs
+        return str(folder / value) if (folder / value).exists() else value
 
     options = []
-    for key in (*PATHS, *OR_NAMES):
+    for key in PATHS:
         section, _, name = key.partition(".")
         value = (config.get(section) or {}).get(name)
-        if value and (new := moved(value, key in OR_NAMES)) != value:
+        if value and (new := moved(value)) != value:
             options.append(f"--{key}={new if isinstance(new, str) else json.dumps(new)}")
     return options

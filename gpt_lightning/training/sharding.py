@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
@@ -38,10 +37,8 @@ class ShardedStrategy(ModelParallelStrategy):
     lightning_restore_optimizer = True
 
     def setup_environment(self) -> None:
-        self._data_parallel_size, self._tensor_parallel_size = (
-            self.num_nodes * self.num_processes,
-            1,
-        )
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        self._tensor_parallel_size = 1
         super().setup_environment()
 
     def shard(self, model: GPT, mixed: bool) -> None:
@@ -113,11 +110,8 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         assert self.lightning_module is not None
-        own = self.lightning_module.state_dict()
-        weights = {
-            name: sharded_like(own.get(name), weight)
-            for name, weight in checkpoint["state_dict"].items()
-        }
+        own, theirs = self.lightning_module.state_dict(), checkpoint["state_dict"]
+        weights = {name: sharded_like(own.get(name), weight) for name, weight in theirs.items()}
         self.lightning_module.load_state_dict(weights, strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
@@ -137,8 +131,6 @@ class ShardedStrategy(ModelParallelStrategy):
             shape, dtype = placeholder.shape, placeholder.dtype
             return empty(shape, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
 
-        if type(self.checkpoint_io) is TorchCheckpointIO:  # a Trainer of Lightning's
-            self.checkpoint_io = DurableCheckpointIO()
         if isinstance(self.checkpoint_io, DurableCheckpointIO):
             self.checkpoint_io.allocate = shard_of
         return Strategy.load_checkpoint(self, checkpoint_path, weights_only)

@@ -18,6 +18,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from gpt_lightning.data.loader import Batch, TrainLoader, limited
 from gpt_lightning.errors import UserError
+from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.parsing import program
 from gpt_lightning.runs.logger import RunLogger
 
 if TYPE_CHECKING:
@@ -74,6 +76,12 @@ def largest_divisor(n: int, most: int) -> int:
     return next(d for d in range(min(n, most), 0, -1) if n % d == 0)
 
 
+def nearest_multiples(number: int, unit: int) -> str:
+    """Return the multiples of a unit around a number, as words: "6 or 9"; 0 is not one."""
+    below = number // unit * unit
+    return " or ".join(str(multiple) for multiple in (below, below + unit) if multiple)
+
+
 def accumulation(tokens_per_step: int, batch_size: int, block_size: int, ranks: int) -> int:
     """Return the micro-batches k of a step.
 
@@ -89,14 +97,12 @@ def accumulation(tokens_per_step: int, batch_size: int, block_size: int, ranks: 
     micro_batch = batch_size * block_size * ranks
     if tokens_per_step % micro_batch == 0:
         return tokens_per_step // micro_batch
-    whole = tokens_per_step // micro_batch
-    valid = " or ".join(str(k * micro_batch) for k in (whole, whole + 1) if k)
     sequences, rest = divmod(tokens_per_step, block_size * ranks)
     divisor = "" if rest else f", or data.batch_size to {largest_divisor(sequences, batch_size)}"
     raise UserError(
         f"data.tokens_per_step {tokens_per_step} is not a multiple of the {micro_batch} tokens of "
         f"a micro-batch ({batch_size} sequences x {block_size} tokens x {ranks} ranks): "
-        f"set it to {valid}{divisor}"
+        f"set it to {nearest_multiples(tokens_per_step, micro_batch)}{divisor}"
     )
 
 
@@ -113,18 +119,16 @@ def check_accumulation(accumulate: int, interval: Any) -> None:
     Raises:
         UserError: The interval is no multiple of a step; the message has the nearest multiple.
     """
-    if accumulate < 1:
-        raise UserError(f"trainer.accumulate_grad_batches is {accumulate}; it must be at least 1")
-    if accumulate > 1 and isinstance(interval, str | dict | timedelta):
+    if isinstance(interval, str | dict | timedelta):
         raise UserError(
-            "trainer.val_check_interval is a time, which may end in the middle of a step of "
-            f"{accumulate} micro-batches: set it to a multiple of {accumulate} micro-batches"
+            "trainer.val_check_interval is a time, which may end in the middle of a step: set it "
+            f"to a multiple of {accumulate} micro-batches"
         )
     if isinstance(interval, int) and interval % accumulate:
         raise UserError(
             f"trainer.val_check_interval {interval} counts micro-batches and is not a multiple of "
-            f"trainer.accumulate_grad_batches {accumulate}: "
-            f"set it to {max(1, round(interval / accumulate)) * accumulate}"
+            f"trainer.accumulate_grad_batches {accumulate}: set it to "
+            f"{nearest_multiples(interval, accumulate)}"
         )
 
 
@@ -142,23 +146,94 @@ def check_epoch(trainer: L.Trainer, batches: int) -> None:
         UserError: The epoch is no multiple of a step; the message has the nearest multiples. Or
             it is shorter than trainer.val_check_interval, which counts within epochs.
     """
-    accumulate, limit = trainer.accumulate_grad_batches, trainer.limit_train_batches
-    used = limited(batches, limit)
-    interval = getattr(trainer, "val_check_interval", None)  # a time is elsewhere
-    within = trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches > 0
-    if used % accumulate and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-        key = "overfit" if trainer.overfit_batches else "limit_train"  # type: ignore[attr-defined]
-        below = used // accumulate * accumulate
+    run: Any = trainer
+    used, steps = limited(batches, run.limit_train_batches), run.accumulate_grad_batches
+    if used % steps and not run.fast_dev_run:
+        key = "overfit" if run.overfit_batches else "limit_train"
         raise UserError(
-            f"trainer.{key}_batches {limit} means epochs of {used} micro-batches, and a step has "
-            f"{accumulate}: set it to {f'{below} or ' if below else ''}{below + accumulate}"
+            f"trainer.{key}_batches {run.limit_train_batches} means epochs of {used} micro-batches,"
+            f" and a step has {steps}: set it to {nearest_multiples(used, steps)}"
         )
-    if isinstance(interval, int) and used and interval > used and within:
+    interval = getattr(trainer, "val_check_interval", None)  # a time is elsewhere
+    within = run.check_val_every_n_epoch is not None and run.limit_val_batches > 0
+    if isinstance(interval, int) and within and 0 < used < interval:
         raise UserError(
             f"trainer.val_check_interval {interval} is above the {used} micro-batches of an epoch: "
             f"set --trainer.val_check_interval {used}, or --trainer.check_val_every_n_epoch null, "
             "which counts across epochs"
         )
+
+
+# ---- a step in less memory ----------------------------------------------------------------------
+
+
+def out_of_memory_line(command: str, module: Any, data: Any) -> str:
+    """Return the error message: where memory ran out, and options that need less.
+
+    Args:
+        command: fit, validate, test or predict.
+        module: GPTModule of the run that ended.
+        data: TokenDataModule of the run.
+    """
+    if command != "fit":
+        batch = data.eval_batch_size
+        fix = f"--data.eval_batch_size {batch // 2}" if batch > 1 else "a smaller --data.block_size"
+        return f"out of memory with {batch} sequences per batch: set {fix}"
+    step, trainer = data.step_shape, module.trainer
+    if smaller := step.batch_size // 2:
+        batch = largest_divisor(step.batch_size, smaller)
+        options = options_for(step, batch, data.settings, trainer)
+    else:
+        options = memory_options(module.config, step.block_size, trainer.strategy.root_device.type)
+    if trainer.global_step and options:  # the checkpoint has other micro-batches
+        options += ["--resume auto", *["--data.allow_changes true"] * bool(smaller)]
+    way_out = (
+        f"compute the same {step.tokens:,} tokens per step with {' '.join(options)}"
+        if options
+        else "set a smaller --data.block_size or take a smaller model"
+    )
+    return (
+        f"out of memory in step {trainer.global_step + 1} with {step.batch_size} x "
+        f"{step.block_size} tokens per micro-batch: {way_out}; "
+        f"{program()} bench fit-batch finds the largest batch that fits"
+    )
+
+
+def options_for(old: StepShape, batch_size: int, data: Any, trainer: Any) -> list[str]:
+    """Return the options of `fit` that change the micro-batch and nothing else.
+
+    Args:
+        old: Current step.
+        batch_size: New batch size, a divisor of `old.sequences`.
+        data: Settings of the data; with tokens_per_step the accumulation follows.
+        trainer: Trainer or its settings; val_check_interval counts micro-batches, and
+            limit_val_batches batches, if they are integers.
+    """
+    new, interval = old.with_batch_size(batch_size), getattr(trainer, "val_check_interval", None)
+    limit, evaluated = getattr(trainer, "limit_val_batches", None), data.eval_batch_size
+    found = {"data.batch_size": batch_size}
+    if data.tokens_per_step is None:
+        found["trainer.accumulate_grad_batches"] = new.accumulate
+    old_eval = evaluated or old.batch_size
+    follows = old_eval == old.batch_size
+    new_eval = batch_size if follows else min(old_eval, batch_size)
+    if not follows and new_eval != old_eval:
+        found["data.eval_batch_size"] = new_eval
+    if type(interval) is int and new.accumulate != old.accumulate:
+        found["trainer.val_check_interval"] = interval * new.accumulate // old.accumulate
+    if type(limit) is int and limit and new_eval != old_eval:
+        found["trainer.limit_val_batches"] = -(-limit * old_eval // new_eval)
+    return [f"--{key} {value}" for key, value in found.items()]
+
+
+def memory_options(config: GPTConfig, block_size: int, device: str) -> list[str]:
+    """Return the switches that are off and would save memory on a device: cuda, mps or cpu."""
+    options = []
+    if config.loss_chunk is None:
+        options.append(f"--model.config.loss_chunk {max(1, block_size // 4)}")
+    if not config.checkpointing and not (config.dropout and device == "mps"):
+        options.append("--model.config.checkpointing true")
+    return options
 
 
 # ---- between two steps --------------------------------------------------------------------------
@@ -230,8 +305,8 @@ class StepCallback(L.Callback):
 
 def step_callbacks(trainer: L.Trainer) -> list[StepCallback]:
     """Return the callbacks with hooks between two steps, in order."""
-    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # a connector's
-    return [callback for callback in callbacks if isinstance(callback, StepCallback)]
+    run: Any = trainer
+    return [callback for callback in run.callbacks if isinstance(callback, StepCallback)]
 
 
 def call_between_batches(trainer: L.Trainer) -> bool:
@@ -315,8 +390,8 @@ def unfinished_micro_batches(trainer: L.Trainer) -> int:
 
 def find_callback(trainer: L.Trainer, kind: type[CallbackT]) -> CallbackT | None:
     """Return the run's first callback of a class, or None."""
-    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return next((c for c in callbacks if isinstance(c, kind)), None)
+    run: Any = trainer
+    return next((c for c in run.callbacks if isinstance(c, kind)), None)
 
 
 def evaluation_batches(trainer: L.Trainer) -> list[int | float]:
@@ -341,8 +416,7 @@ def run_logger(trainer: L.Trainer) -> RunLogger | None:
 
 def run_folder(trainer: L.Trainer) -> Path | None:
     """Return the run folder, if any."""
-    logger = run_logger(trainer)
-    return None if logger is None else logger.folder
+    return getattr(run_logger(trainer), "folder", None)
 
 
 def is_fitting(trainer: L.Trainer) -> bool:

@@ -12,6 +12,7 @@ from gpt_lightning.bench.step import MAX_NORM, Training
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.hardware.precision import autocast
 from gpt_lightning.model import flops
+from gpt_lightning.runs.settings import Settings
 from gpt_lightning.tables.worker import SkippedError
 from gpt_lightning.training import optim
 
@@ -93,7 +94,7 @@ def test_the_optimizer_is_that_of_fit(monkeypatch):
     assert (model.config.n_layer, model.config.n_head, model.config.n_embd) == (1, 2, 8)
     assert (model.config.block_size, model.config.vocab_size) == (16, models.VOCABULARY)
     optimizer = Training(model, BATCH, "fp32").optimizer
-    groups = optim.decay_groups(model.named_parameters(), 0.1, "matrices")
+    groups = optim.make_adamw(model.named_parameters(), Settings(), True).param_groups
     for ours, expected in zip(optimizer.param_groups, groups, strict=True):
         assert ours["weight_decay"] == expected["weight_decay"]
         assert len(ours["params"]) == len(expected["params"])

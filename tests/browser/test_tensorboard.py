@@ -130,14 +130,12 @@ def test_the_charts_are_open_in_their_order_and_without_smoothing(server, page):
     assert page.get_by_text("Matches (0)").count() == 0
 
 
-def test_samples_and_settings_are_in_blocks_of_fixed_width(server, page):
+def test_samples_are_in_blocks_of_fixed_width(server, page):
     page.goto(f"{server}#text")
-    page.get_by_text("run/config/text_summary").first.wait_for(timeout=60_000)
     page.get_by_text("samples/text/text_summary").first.wait_for(timeout=60_000)
     keep(page, "text")
     blocks = texts(page, "tf-text-loader pre code, tf-markdown-view pre code")
-    assert any("seed_everything: " in block and " fit --config " in block for block in blocks)
-    assert len(blocks) > 2
+    assert len(blocks) > 1
 
 
 def test_runs_are_compared_by_what_matters(server, page):

@@ -19,8 +19,8 @@ from gpt_lightning.model.loss import autocast_dtype
 from gpt_lightning.tables import options, sweep
 from gpt_lightning.tables.worker import SkippedError, call, failure
 from gpt_lightning.training import module, optim
-from gpt_lightning.training.memory_advice import memory_options
 from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.steps import memory_options
 from tests.emulated_mac import emulated_mac
 from tests.tiny_fit import TINY_RUN
 

@@ -20,7 +20,7 @@ class Names:
         self.modules = {
             _dotted(path.relative_to(root)): path for path in sorted((root / package).rglob("*.py"))
         }
-        stub = root / package / "__init__.pyi"  # `from gpt_lightning import fit` names training.api
+        stub = root / package / "__init__.pyi"  # `from gpt_lightning import fit` names training.fit
         self._exported = {
             f"{package}.{word.rpartition('.')[2]}": word
             for word in (_imports(stub) if stub.is_file() else ())

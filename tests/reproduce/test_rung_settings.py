@@ -17,6 +17,7 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.reproduce import published, selftest, settings
 from gpt_lightning.reproduce.cases import CASES, Rung
+from gpt_lightning.runs.settings import Settings
 from gpt_lightning.tables.rows import Verdict
 from gpt_lightning.training import optim
 from gpt_lightning.training.callbacks.recorder import RunRecorder
@@ -127,13 +128,10 @@ def test_every_rung_has_settings_that_agree_with_each_other():
 def test_published_rates_are_those_of_the_programs():
     for case, decay_steps in (("shakespeare-char", 5000), ("shakespeare-char-small", 2000)):
         for rung in CASES[case].rungs:
+            theirs = Settings(learning_rate=1e-3, warmup_steps=100)
             rates = [
-                optim.learning_rate(
-                    step, peak=1e-3, minimum=1e-4, warmup_steps=100, decay_steps=decay_steps,
-                    schedule="cosine",
-                )
-                for step in settings.RATE_STEPS
-            ]  # fmt: skip
+                optim.learning_rate(step, theirs, decay_steps, 1e-3) for step in settings.RATE_STEPS
+            ]
             assert rung.theirs["learning_rates"] == pytest.approx(rates)
 
 

@@ -5,10 +5,12 @@ import math
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from gpt_lightning.data.loader import IGNORE_INDEX
+from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
-from gpt_lightning.training.evaluation import MeanLoss
+from gpt_lightning.training.evaluation import Evaluation
 from gpt_lightning.training.module import GPTModule
 
 
@@ -35,13 +37,18 @@ def test_the_gradients_are_freed_before_a_validation():
 
 
 def test_a_mean_is_over_tokens_and_padding_has_no_weight():
-    mean = MeanLoss()
-    mean.update(torch.tensor(2.0), torch.tensor(3))
-    mean.update(torch.tensor(6.0), torch.tensor(1))
-    mean.update(torch.tensor(9.0), torch.tensor(0))
-    assert mean.compute() == pytest.approx((3 * 2 + 6) / 4)
-    mean.update(torch.tensor(math.nan), torch.tensor(1))
-    assert mean.compute().isnan()
+    evaluation, strategy = Evaluation(), SingleDeviceStrategy()
+    targets = torch.tensor([0, 1, 2])
+    evaluation.add(torch.tensor(2.0), targets, 0)
+    evaluation.add(torch.tensor(6.0), targets[:1], 0)
+    evaluation.add(torch.tensor(math.nan), torch.full((1,), IGNORE_INDEX), 0)
+    evaluation.add(torch.tensor(5.0), targets, 1)
+    losses = evaluation.losses("val", False, strategy, 3)
+    assert losses == {"val/loss": (3 * 2 + 6) / 4, "val/loss/dataloader_idx_1": 5.0}
+    assert evaluation.losses("val", True, strategy, 3).keys() == {"val/loss", "train/eval_loss"}
+    evaluation.add(torch.tensor(math.nan), targets[:1], 0)
+    with pytest.raises(UserError, match="val loss is nan at step 3: lower"):
+        evaluation.losses("val", False, strategy, 3)
 
 
 def test_predictions_have_a_loss_for_each_target_and_none_for_padding():

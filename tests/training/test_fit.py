@@ -23,11 +23,11 @@ from torch._dynamo.exc import InternalTorchDynamoError
 from gpt_lightning import cli
 from gpt_lightning.errors import MemoryExhaustedError, PeerError, UserError
 from gpt_lightning.runs import mirror
-from gpt_lightning.training import memory_advice
+from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks import EVERY_RUN
-from gpt_lightning.training.fit import GPTCLI, run_cli
+from gpt_lightning.training.command import GPTCLI, LEVELS
+from gpt_lightning.training.fit import run_cli
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.process import LEVELS
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
@@ -45,8 +45,8 @@ def ended(monkeypatch, error: Exception) -> None:
 
 
 def test_a_lack_of_memory_is_one_line_about_the_subcommand(monkeypatch):
-    monkeypatch.setattr(memory_advice, "out_of_memory_line", lambda *args: " ".join(args))
-    with pytest.raises(MemoryExhaustedError, match=r"^validate the trainer the module the data$"):
+    monkeypatch.setattr(steps, "out_of_memory_line", lambda *args: " ".join(args))
+    with pytest.raises(MemoryExhaustedError, match=r"^validate the module the data$"):
         ended(monkeypatch, OUT_OF_MEMORY)
 
 

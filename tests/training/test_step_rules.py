@@ -80,12 +80,9 @@ def test_a_stop_is_due_between_two_steps_if_lightning_would_stop(changes, due):
 @pytest.mark.parametrize(
     ("accumulate", "interval", "line"),
     [
-        (0, None, "accumulate_grad_batches is 0; it must be at least 1"),
-        (-1, None, "accumulate_grad_batches is -1"),
-        (4, 10, r"val_check_interval 10 .*accumulate_grad_batches 4: set it to 8$"),
-        (4, 11, "set it to 12$"),
+        (4, 10, r"val_check_interval 10 .*accumulate_grad_batches 4: set it to 8 or 12$"),
         (4, 1, "set it to 4$"),
-        (4, "00:00:01:00", "is a time, which may end in the middle of a step of 4"),
+        (4, "00:00:01:00", "is a time, which may end in the middle of a step"),
     ],
 )
 def test_a_validation_within_a_step_is_refused_with_the_nearest_multiple(

@@ -11,8 +11,7 @@ from tiny_fit import TINY_RUN
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
 from gpt_lightning.training.datamodule import TokenDataModule
-from gpt_lightning.training.memory_advice import options_for
-from gpt_lightning.training.steps import StepShape, accumulation
+from gpt_lightning.training.steps import StepShape, accumulation, options_for
 
 pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.slow]  # CI runs them
 TINY = [

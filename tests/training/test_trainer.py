@@ -14,10 +14,9 @@ from gpt_lightning.training import trainer as module
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.report import StepProgress
 from gpt_lightning.training.trainer import (
-    AT_LEAST,
+    TABLES,
     changed_arguments,
     check_callbacks,
-    check_duration,
     check_names,
     check_numbers,
 )
@@ -25,10 +24,9 @@ from gpt_lightning.training.trainer import (
 BETWEEN = {"check_val_every_n_epoch": 1}
 
 
-@pytest.mark.parametrize(("key", "least"), AT_LEAST.items())
+@pytest.mark.parametrize(("key", "least"), TABLES["at_least"].items())
 def test_every_number_has_a_least_value(key, least):
-    zero_is_nothing = key in ("max_steps", "max_epochs", "limit_train_batches")
-    if not (least == 0 and (zero_is_nothing or key == "val_check_interval")):
+    if least or key not in TABLES["not_zero"]:
         check_numbers(BETWEEN | {key: least})
     with pytest.raises(UserError, match=f"trainer.{key} is {least - 1}; it must be at least"):
         check_numbers(BETWEEN | {key: least - 1})
@@ -57,11 +55,10 @@ def test_numbers_that_agree(given):
     check_numbers(BETWEEN | given)
 
 
-@pytest.mark.parametrize("value", [{"hours": 0}, {"years": 1}, "0:00:01", "00:01:00:00 "])
-def test_a_duration_is_above_zero_in_known_units(value):
-    check_duration("trainer.max_time", {"hours": 1})
-    with pytest.raises(UserError, match=r"expected a time above zero as DD:HH:MM:SS"):
-        check_duration("trainer.max_time", value)
+@pytest.mark.parametrize("value", [{"years": 1}, "0:00:01", "00:01:00:00 "])
+def test_a_duration_is_in_known_units(value):
+    with pytest.raises(UserError, match=r"trainer\.max_time is .*DD:HH:MM:SS"):
+        check_numbers({"max_time": value})
 
 
 def test_ranks_are_not_copies_of_an_interactive_python(monkeypatch):
@@ -110,7 +107,7 @@ def test_lightning_gets_one_progress_bar_and_one_kind_of_checkpoint():
     assert changed_arguments([ours], {})["enable_checkpointing"] is False
     assert changed_arguments([ours, theirs], {})["enable_checkpointing"] is True
     assert "enable_checkpointing" not in changed_arguments([theirs], {})
-    with pytest.raises(UserError, match="enable_checkpointing is false, and"):
-        changed_arguments([ours, theirs], {"enable_checkpointing": False})
+    off = {"enable_checkpointing": False}  # Lightning raises
+    assert changed_arguments([ours, theirs], off)["enable_checkpointing"] is False
     single = changed_arguments([], {"strategy": "single_device"})
     assert single == {"strategy": "auto", "devices": 1, "callbacks": []}

@@ -24,7 +24,7 @@ from gpt_lightning.runs.folders import RunPaths, Saved, saved_checkpoints
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, phase
 from gpt_lightning.training.datamodule import token_data
-from gpt_lightning.training.optim import is_finite
+from gpt_lightning.training.optim import all_finite
 
 if TYPE_CHECKING:
     from gpt_lightning.runs.mirror import Mirror
@@ -244,7 +244,7 @@ class RunCheckpoint(steps.StepCallback):
     def _check_finite(self, trainer: L.Trainer) -> None:
         """Raise if the last update has made the weights or the optimizer's state non-finite."""
         parameters = trainer.lightning_module.parameters()
-        finite = is_finite(parameters, [optimizer.state for optimizer in trainer.optimizers])
+        finite = all_finite(parameters, [optimizer.state for optimizer in trainer.optimizers])
         if not trainer.strategy.reduce_boolean_decision(finite):
             folder = self.checkpoint_folder(trainer) if self.enabled else None
             raise checkpoint_io.non_finite(trainer.global_step, folder)
@@ -252,7 +252,7 @@ class RunCheckpoint(steps.StepCallback):
     def _check_copy(self, checkpoint: dict[str, Any], path: Path) -> None:
         """Check a copy in the saver's thread; all ranks have the weights of rank 0."""
         states = [optimizer["state"] for optimizer in checkpoint["optimizer_states"]]
-        if not is_finite(checkpoint["state_dict"].values(), states):
+        if not all_finite(checkpoint["state_dict"].values(), states):
             raise checkpoint_io.non_finite(checkpoint["global_step"], path.parent)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -24,7 +24,7 @@ from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
 from gpt_lightning.training.callbacks.speed import SpeedMonitor, median_s, tokens_per_sec
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import StepShape, find_callback, run_folder, total_steps
+from gpt_lightning.training.steps import find_callback, run_folder, total_steps
 
 QUIET_S = 30.0  # interval of the lines that a long evaluation prints
 LINE_S = 60.0  # longest time between two lines of training
@@ -53,14 +53,13 @@ class RunReport(L.Callback):
         config, settings, data = module.config, module.settings, token_data(trainer)
         assert data is not None
         compiled, why = module.compiles
-        k, W = trainer.accumulate_grad_batches, trainer.world_size
         products = torch.get_float32_matmul_precision()
         shape = f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} wide"
         if module.network is not None:
             shape = f"network {module.network.class_path}"
         waits = "; the first step takes as long as compiling does" if compiled else ""
         facts = {
-            "device": f"{device_name(trainer.strategy.root_device)} x {W}",
+            "device": f"{device_name(trainer.strategy.root_device)} x {trainer.world_size}",
             "precision": f"{trainer.precision}, float32 products: {products}",
             "compile": f"{'on' if compiled else 'off'} ({why}){waits}",
             "attention": f"{config.attention}: {module.attention_kernel}",
@@ -70,7 +69,7 @@ class RunReport(L.Callback):
             f"({settings.schedule})",
             "data": f"{data.address}: {data.training_tokens():,} training tokens, "
             f"{data.settings.order} order; 1 epoch = {len(data.reader.train_loader):,} batches",
-            "step": str(StepShape(data.batch_size, data.block_size, k, W)),
+            "step": str(data.step_shape),
             "run folder": str(run_folder(trainer) or "none"),
         }
         speed = find_callback(trainer, SpeedMonitor)
@@ -187,7 +186,7 @@ def run_hyperparameters(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]
         **hyperparameters,
         "precision": str(trainer.precision),
         "attention_kernel": module.attention_kernel,
-        "batch_size": data.batch_size,
+        "batch_size": data.settings.batch_size,
         "accumulate": trainer.accumulate_grad_batches,
         "ranks": trainer.world_size,
         "gradient_clip_val": trainer.gradient_clip_val or 0.0,

@@ -4,11 +4,9 @@ from torch.optim import AdamW
 
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.runs.settings import Settings
-from gpt_lightning.training.optim import decay_groups, make_adamw
+from gpt_lightning.training.optim import make_adamw
 
 
 def build(model: GPT, settings: Settings, fused: bool) -> AdamW:
     """Return AdamW, with weight decay of the tensors that settings.decay names."""
-    factors = settings.learning_rate_factors or {}
-    groups = decay_groups(model.named_parameters(), settings.weight_decay, settings.decay, factors)
-    return make_adamw(groups, settings.learning_rate, settings.betas, fused)
+    return make_adamw(model.named_parameters(), settings, fused)

@@ -17,7 +17,7 @@ from torch.optim import Muon, Optimizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.runs.settings import Settings
-from gpt_lightning.training.optim import decay_groups, local, make_adamw
+from gpt_lightning.training.optim import local, make_adamw
 
 
 def check(settings: Settings) -> None:
@@ -64,8 +64,7 @@ class MuonAdamW(Optimizer):
             weight_decay=settings.weight_decay,
             momentum=settings.muon_momentum,
         )
-        groups = decay_groups(rest, settings.weight_decay)
-        self.adamw = make_adamw(groups, settings.learning_rate, settings.betas, fused)
+        self.adamw = make_adamw(rest, settings, fused)
         self.takes_found_inf = fused
         super().__init__(self.muon.param_groups + self.adamw.param_groups, defaults={})
         self._share()

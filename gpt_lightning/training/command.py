@@ -1,0 +1,319 @@
+"""GPTCLI: LightningCLI over GPTModule and TokenDataModule, for fit, validate, test and predict."""
+
+import logging
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from enum import Enum
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from gpt_lightning import errors, parsing, removed
+from gpt_lightning.errors import UserError
+from gpt_lightning.hardware import distributed as ranks
+from gpt_lightning.hardware.precision import resolve_precision
+from gpt_lightning.runs.checkpoint import read_checkpoint
+from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
+from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
+from gpt_lightning.runs.settings import RunSettings, TaskSettings
+from gpt_lightning.training import steps
+from gpt_lightning.training.callbacks import EVERY_RUN
+from gpt_lightning.training.trainer import as_list
+
+COMPILERS = ("torch._dynamo.", "torch._inductor.")  # modules of errors of torch.compile
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+# loggers whose messages the banner replaces, or that give advice that does not apply -> their level
+LEVELS = {
+    "lightning.pytorch.utilities.rank_zero": logging.WARNING,
+    "lightning.fabric.utilities.seed": logging.WARNING,
+    "lightning.fabric.utilities.distributed": logging.WARNING,
+    # each rank would print that gloo has no all-to-all, which Muon in shards asks for
+    "torch.distributed.tensor._collective_utils": logging.ERROR,
+}
+IGNORED = (
+    "LightningCLI's args parameter",  # main() takes arguments so that tests can call it
+    ".*does not have many workers",  # reading a memory map is not what a step waits for
+    "The dirpath has changed",  # a resumed run has a folder of its own
+    ".*LeafSpec.* is deprecated",  # Lightning's own use of PyTorch
+    "Couldn't infer the batch indices",  # predict reads the split in order
+    "You're using the WeightAveraging callback with a model",  # each rank has the whole model
+    "Total length of `list` across ranks is zero",  # a dataset without a validation split
+    r".*self\.log\('perf/tokens', \.\.\., sync_dist=True\)",  # the number is of all ranks
+)
+
+
+class TrainingParser(parsing.OneLineParser, LightningArgumentParser):
+    """Parser of Lightning with errors of one line, which reads runs of earlier versions."""
+
+    def parse_string(self, cfg_str: str, *args: Any, **kwargs: Any) -> Any:
+        return super().parse_string(removed.edited(cfg_str), *args, **kwargs)
+
+
+class SaveConfig(SaveConfigCallback):
+    """Write config.yaml when the work begins, so that a command with an error leaves no folder."""
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        pass
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        folder = steps.run_folder(trainer)
+        if trainer.is_global_zero and folder is not None:
+            path = folder / self.config_filename
+            self.parser.save(self.config, path, skip_none=False, overwrite=True, multifile=False)
+
+    on_train_start = on_validation_start = on_predict_start = on_test_start
+
+
+class GPTCLI(LightningCLI):
+    """LightningCLI with our classes, the callbacks of every run, and a run folder by name.
+
+    The methods are in the order in which LightningCLI calls them:
+
+    1. add_arguments_to_parser: keys in addition to those of the classes;
+    2. parse_arguments, then _parse_ckpt_path: files and flags become `self.config`;
+    3. before_instantiate_classes: `auto`, `--resume` and `--ckpt_path` are resolved;
+    4. instantiate_trainer, with the logger, plugins and callbacks of the run;
+    5. after_instantiate_classes: module and data exist, nothing has run;
+    6. _run_subcommand: Trainer.fit, validate, test or predict.
+
+    Args:
+        args: Arguments of LightningCLI.
+        folder: Folder of the run; None: a new one, lightning_logs/RUN_NAME/version_N.
+        kwargs: Keyword arguments of LightningCLI.
+    """
+
+    def __init__(self, *args: Any, folder: Path | None = None, **kwargs: Any) -> None:
+        self.run_folder = folder  # given, or the folder of the run that is resumed
+        self.ckpt_path: Path | None = None  # found by --resume, or given
+        self.resume_step: int | None = None  # None: a new run
+        self.resume_rows: int | None = None  # rows of metrics.jsonl at that step
+        self.argv: list[str] = kwargs["args"]
+        super().__init__(*args, **kwargs)
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method there
+        """Return the command that runs, as the parser of each takes 60 ms; all of them for help."""
+        known = super().subcommands()
+        return known if "--help" in self.argv else {self.argv[0]: known[self.argv[0]]}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        for key, name in EVERY_RUN.items():
+            callback = resolve_name(f"gpt_lightning.training.callbacks.{name}")
+            parser.add_lightning_class_args(callback, key)
+        parser.add_class_arguments(TaskSettings, "evaluation")
+        parser.add_class_arguments(RunSettings, as_group=False, instantiate=False)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        removed.check_options(args)
+        args = parsing.resolve_configs(args, parsing.known_keys(parser)[0])
+        super().parse_arguments(parser, args)
+        config = self.config[self.config.subcommand]
+        # config.yaml of a run has the ckpt_path that the run began with; a flag is newer
+        begins = any(arg.partition("=")[0] == "--ckpt_path" for arg in args) and config.ckpt_path
+        if begins and config.resume not in ("auto", "never") and self.config.subcommand == "fit":
+            raise UserError(
+                f"--resume {config.resume} continues a run, and --ckpt_path {begins} begins a new "
+                "one from a checkpoint: leave out one of the two"
+            )
+        seed = config.seed_everything
+        if seed is not True and not 0 <= seed < 2**32:
+            raise UserError(f"seed_everything is {seed}; expected an integer from 0 to 4294967295")
+
+    def _parse_ckpt_path(self) -> None:
+        # In Lightning a checkpoint's hyperparameters override the command line, and classes that
+        # the file names are imported (PL#21455). Here configuration comes from files and flags
+        # alone.
+        pass
+
+    def before_instantiate_classes(self) -> None:
+        config = self.config[str(self.subcommand)]
+        trainer = config.trainer
+        config.run_name = self.run_name()  # config.yaml has it, to run it again
+        self.runs = Path(trainer.default_root_dir or ".") / "lightning_logs"
+        for line in ranks.take_world(trainer, self.argv):
+            rank_zero_only(print)(line)
+        resolve_precision(trainer)
+        if config.model.network is not None:
+            beside = [Path(path).absolute().parent for path in config.config or []]
+            config.model.network = config.model.network.located(beside)
+        for callback in as_list(trainer.callbacks or []):
+            for key, value in callback.get("init_args", {}).items():
+                if isinstance(value, Enum):  # Timer's default, which config.yaml cannot hold
+                    callback.init_args[key] = value.value
+        self.mirrored = self.subcommand == "fit" and config.checkpoint.folder is not None
+        if self.mirrored:
+            from gpt_lightning.runs import mirror  # most runs do not need it
+
+            if trainer.enable_checkpointing is False or not config.checkpoint.enabled:
+                raise UserError(
+                    "checkpoint.folder is for copies of checkpoints, and this run saves none: "
+                    "leave it out, or turn trainer.enable_checkpointing and checkpoint.enabled on"
+                )
+            mirror.check_folder(config.checkpoint.folder, self.runs)
+            if config.resume == "auto":
+                mirror.restore(config.checkpoint.folder, self.runs / config.run_name)
+        if config.resume != "never":
+            self._resume(config)
+        if self.ckpt_path is None and config.ckpt_path is not None:
+            from gpt_lightning.runs.sources import find_model  # not for runs from random weights
+
+            self.ckpt_path = find_model(config.ckpt_path)
+            config.ckpt_path = str(self.ckpt_path)
+            checkpoint = read_checkpoint(self.ckpt_path)  # raises before anything is built
+            if self.subcommand == "fit" and not checkpoint.can_resume:
+                raise UserError(
+                    f"{self.ckpt_path} has no optimizer's state: give it as --model.init_from"
+                )
+        if self.ckpt_path is None and self.subcommand != "fit" and config.model.init_from is None:
+            raise UserError(
+                f"{self.subcommand} has no model: give a run, `{self.subcommand} "
+                "lightning_logs/NAME`, or --ckpt_path with a checkpoint or a run folder"
+            )
+
+    def _resume(self, config: Any) -> None:
+        """Find the run and the checkpoint that `--resume` continues.
+
+        config.yaml names neither of them, so that it can start or continue the run again.
+        """
+        if self.subcommand != "fit":
+            raise UserError(
+                f"--resume is for fit: give {self.subcommand} --resume never, and --ckpt_path with "
+                "a checkpoint or a run folder"
+            )
+        from gpt_lightning.runs import resume  # only a resume needs it
+
+        found, self.run_folder = resume.find(config.resume, self.runs / config.run_name)
+        config.resume = "never"
+        if found is not None:
+            checkpoint = read_checkpoint(found)
+            self.ckpt_path, self.resume_step = found, checkpoint.step
+            self.resume_rows = checkpoint.record.metrics_rows
+        elif self.run_folder is not None:  # killed before its first checkpoint
+            self.resume_step = 0
+
+    def run_name(self) -> str:
+        """Return --run_name, else the name of the first configuration file, else gpt."""
+        config = self.config[str(self.subcommand)]
+        stem = Path(config.config[0]).stem if config.config else "gpt"
+        name: str = config.run_name or stem
+        plain = name.isprintable() and name == name.strip() and name != ".."
+        if name != Path(name).name or not plain:
+            raise UserError(
+                f"--run_name {name!r}: give a folder's name, without /, .., control characters or "
+                "space at its ends"
+            )
+        return name
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        config = self.config_init[str(self.subcommand)]
+        kwargs["logger"] = self._loggers(config)
+        chosen = as_list(config.trainer.plugins or [])
+        environment = ranks.environment(config.trainer.num_nodes, chosen)
+        kwargs["plugins"] = [*chosen, *environment, DurableCheckpointIO()]
+        if config.trainer.enable_checkpointing is False:  # StopSignals still ends the run
+            config.checkpoint.enabled = False
+        trainer = super().instantiate_trainer(**kwargs)
+        if config.evaluation.tasks is not None and self.subcommand == "fit":
+            from gpt_lightning.training.callbacks.samples import EvaluateTasks
+
+            trainer.callbacks.append(EvaluateTasks(config.evaluation))  # type: ignore[attr-defined]
+        ranks.check_group(trainer.world_size)
+        ranks.supervise(trainer.strategy)
+        return trainer
+
+    def _loggers(self, config: Any) -> list[Logger]:
+        """Return TensorBoard's logger or the loggers of trainer.logger, and the run's own."""
+        kind = "version" if self.subcommand == "fit" else str(self.subcommand)
+        runs = self.runs / config.run_name if self.run_folder is None else self.run_folder.parent
+        claim: Callable[[Path], bool] | None = None
+        if self.mirrored and not config.trainer.fast_dev_run:
+            from gpt_lightning.runs.mirror import mirror_of
+
+            claim = lambda new: mirror_of(config.checkpoint.folder, new).claim(new)  # noqa: E731
+        run = RunLogger(runs, kind, self.run_folder, self.resume_step, self.resume_rows, claim)
+        setting = config.trainer.logger
+        if setting is None or isinstance(setting, bool):
+            return [run] if setting is False else [RunEvents(run), run]
+        return [*as_list(setting), run]
+
+    def after_instantiate_classes(self) -> None:
+        for logger in self.trainer.loggers:
+            continue_logger(logger, self.resume_step)
+        config = self.config_init[str(self.subcommand)]
+        config["weights_only"] = True  # loading runs no code
+        config["ckpt_path"] = None if self.ckpt_path is None else str(self.ckpt_path)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        try:
+            super()._run_subcommand(subcommand)
+        except Exception as error:
+            if type(error).__module__.startswith(COMPILERS):
+                lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+                reason = [line for line in lines[2:] if "error:" in line][:1]  # a compiler's own
+                raise UserError(
+                    f"compiling the model failed ({type(error).__name__}: "
+                    f"{' '.join([*lines[:2], *reason])}): set --model.compile false, or repair the "
+                    "compiler that torch.compile uses"
+                ) from error
+            if ranks.is_lost_peer(error):
+                ranks.leave_to_launcher(self.trainer)
+                raise errors.PeerError(
+                    f"the connection to another rank is lost; {errors.CONTINUE}"
+                ) from error
+            if type(error).__module__.startswith("wandb."):  # no account, or no network
+                raise UserError(
+                    f"trainer.logger: {error} Without an account, set WANDB_MODE=offline"
+                ) from error
+            if not errors.is_out_of_memory(error):
+                raise
+            line = steps.out_of_memory_line(subcommand, self.model, self.datamodule)
+            raise errors.MemoryExhaustedError(line) from error
+
+
+# ---- the process --------------------------------------------------------------------------------
+
+
+def quiet_lightning() -> None:
+    """Silence messages that the banner replaces, and advice that does not apply."""
+    for name, level in LEVELS.items():
+        logging.getLogger(name).setLevel(level)
+    for message in IGNORED:
+        warnings.filterwarnings("ignore", message=message)
+
+
+@contextmanager
+def quiet_process() -> Iterator[None]:
+    """Silence what the banner replaces, and put back what a run has changed in this process.
+
+    These are environment variables, signal handlers, the hook for errors in threads, levels of
+    loggers, warning filters, and PyTorch's precision, determinism and benchmark flags.
+    docs/architecture.md lists what has no way back.
+    """
+    variables, handlers = dict(os.environ), {number: signal.getsignal(number) for number in SIGNALS}
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    with warnings.catch_warnings(), ExitStack() as stack:
+        for logger in map(logging.getLogger, LEVELS):
+            stack.callback(logger.setLevel, logger.level)
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        stack.callback(torch.use_deterministic_algorithms, deterministic)
+        for module, name in ((torch.backends.cudnn, "benchmark"), (threading, "excepthook")):
+            stack.callback(setattr, module, name, getattr(module, name))
+        quiet_lightning()
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                if signal.getsignal(number) != handler is not None:  # None: not set by Python
+                    signal.signal(number, handler)
+            if os.environ != variables:
+                os.environ.clear()
+                os.environ.update(variables)
