@@ -20,9 +20,9 @@ def found():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize(
-    ("precision", "products"), [("bf16-mixed", "bfloat16"), ("32-true", "float32")]
+    ("optimizer", "precision", "products"),
+    [("adamw", "bf16-mixed", "bfloat16"), ("muon", "32-true", "float32")],
 )
 def test_a_step_moves_its_batches_and_nothing_else(found, optimizer, precision, products):
     case = found[f"{optimizer} {precision}"]

@@ -48,7 +48,7 @@ def run(*args: str, name: str = "run", stop: int | None = None) -> Batches:
     return batches
 
 
-@pytest.mark.parametrize("order", ["shuffled", *(name for name in ("random", "sequential"))])
+@pytest.mark.parametrize("order", ["shuffled", "sequential"])
 def test_overfitting_repeats_the_first_batches(order):
     plain = run(f"--data.order={order}").trained
     seen = run(f"--data.order={order}", "--trainer.overfit_batches=3")
@@ -68,24 +68,6 @@ def test_a_limited_epoch_is_the_beginning_of_its_order(reload):
     assert run("--trainer.limit_train_batches=0.28", *reload).trained == seen  # 7.56
 
 
-@pytest.mark.parametrize(
-    ("option", "line"),
-    [
-        ("limit_train_batches=7", "epochs of 7 micro-batches, and a step has 4: set it to 4 or 8"),
-        ("limit_train_batches=0.3", "0.3 means epochs of 7 micro-batches"),
-        (
-            "overfit_batches=3",
-            "overfit_batches 3 means epochs of 3 micro-batches, and a step has 4",
-        ),
-    ],
-)
-def test_a_limit_is_a_multiple_of_the_accumulation(option, line, capsys):
-    steps = ("--trainer.accumulate_grad_batches=4", "--trainer.val_check_interval=8")
-    assert main(["fit", *BASE, *steps, f"--trainer.{option}"]) == 2
-    assert line in capsys.readouterr().err
-    assert not Path("lightning_logs").exists()
-
-
 EPOCHS = ("--trainer.max_epochs=3", "--trainer.max_steps=-1", "--model.decay_steps=21")
 
 
@@ -95,14 +77,10 @@ EPOCHS = ("--trainer.max_epochs=3", "--trainer.max_steps=-1", "--model.decay_ste
         (("--trainer.overfit_batches=4",), 10),
         (("--trainer.limit_train_batches=7", RELOAD, *EPOCHS), 10),
         (("--trainer.overfit_batches=4", *EPOCHS), 10),
-        (("--trainer.overfit_batches=4",), 12),
-        (("--trainer.limit_train_batches=7",), 7),
         (("--trainer.limit_train_batches=7", *EPOCHS), 14),
-        ((RELOAD,), 11),
         ((RELOAD, *EPOCHS), 30),
         (("--trainer.limit_train_batches=0.5", "--data.order=nanogpt"), 15),
         (("--trainer.limit_train_batches=7", "--data.order=repeat"), 9),
-        (("--trainer.limit_train_batches=7", "--data.order=sequential"), 9),
     ],
 )
 def test_a_resume_is_the_whole_run(kind, stop):

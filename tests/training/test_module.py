@@ -93,12 +93,7 @@ def test_learning_rate_follows_the_formula_and_is_the_optimizers(text_file):
         TINY, learning_rate=1e-2, min_learning_rate=1e-3, warmup_steps=2, decay_steps=6
     )
     _, trainer, rows = fit(text_file, module, trainer={"max_steps": 8})
-    expected = [
-        learning_rate(
-            step, peak=1e-2, minimum=1e-3, warmup_steps=2, decay_steps=6, schedule="cosine"
-        )
-        for step in range(8)
-    ]
+    expected = [learning_rate(step, module.settings, 6, 1e-2) for step in range(8)]
     assert [row["optim/lr"] for row in rows] == pytest.approx(expected, rel=1e-6)  # logged as f32
     assert {group["lr"] for group in trainer.optimizers[0].param_groups} == {expected[-1]}
 
@@ -274,25 +269,6 @@ def test_a_vocabulary_may_be_padded_but_not_too_small(text_file):
     assert module.config.vocab_size == 128 > trainer.datamodule.vocab_size
     with pytest.raises(UserError, match=r"vocab_size is 5, but .* has \d+ tokens"):
         fit(text_file, GPTModule(dataclasses.replace(TINY, vocab_size=5)))
-
-
-@pytest.mark.parametrize(
-    ("device", "dropout", "switch", "fine"),
-    [
-        ("mps", 0.1, {"checkpointing": True}, False),
-        ("mps", 0.0, {"checkpointing": True}, True),
-        ("mps", 0.1, {}, True),
-        ("cpu", 0.1, {"checkpointing": True}, True),
-    ],
-)
-def test_no_dropout_is_recomputed_on_a_mac(device, dropout, switch, fine, text_file, monkeypatch):
-    monkeypatch.setattr(GPTModule, "_device_type", device)
-    module = GPTModule(dataclasses.replace(TINY, dropout=dropout, **switch))
-    if fine:
-        fit(text_file, module)
-    else:
-        with pytest.raises(UserError, match=r"dropout is 0\.1, .* recompute another:"):
-            fit(text_file, module)
 
 
 @pytest.mark.parametrize("value", [0.0, pytest.param(-1.0, marks=pytest.mark.slow)])

@@ -69,15 +69,6 @@ def test_a_name_without_a_file_is_an_error_with_the_choices():
         GPTModule(TINY, optimizer="adamv")
 
 
-def test_rates_of_another_optimizer_are_its_own(text_file):
-    class Subclass(GPTModule):
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.125, momentum=0.5)
-
-    trainer = fit(text_file, Subclass(TINY, warmup_steps=1))
-    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.125
-
-
 def test_muon_decays_matrices_alone():
     muon.check(Settings(optimizer="muon"))
     with pytest.raises(UserError, match="decay is all, which muon does not support"):
