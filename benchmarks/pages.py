@@ -262,11 +262,10 @@ def write(name: str, page: Page, measured: dict[str, Any]) -> None:
     facts = f"{machine['date']}. " + "; ".join(dict.fromkeys(machine[n] for n in MACHINE))
     parts = [f"# {page.title}", f"```\n{wrapped(commands)}\n```", filled(f"{facts}. {load}")]
     for index, table in enumerate(measured["tables"]):
-        types = {"rows": bench.row, **bench.tables}
         for title in ("rows", *page.tables):
-            rows = [make_row(types[title], row) for row in table[title]]
+            rows = [make_row(bench.tables[title], row) for row in table[title]]
             head = f"{title.capitalize()}:\n\n" if title != "rows" else ""
-            parts.append(head + markdown(rows, console_columns(types[title])).rstrip())
+            parts.append(head + markdown(rows, console_columns(bench.tables[title])).rstrip())
         for picture in table["pictures"][: int(page.picture)]:
             target = f"{name}{index or ''}.png"
             shutil.copyfile(Path(table["folder"]) / picture, HERE / target)

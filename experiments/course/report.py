@@ -20,7 +20,7 @@ import yaml
 from markdown import markdown as to_html
 
 from experiments.course import answers
-from gpt_lightning.bench import models, sizes
+from gpt_lightning.bench import models
 from gpt_lightning.bench.command import find_benches
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import write_atomic
@@ -157,9 +157,8 @@ def described(section: Section, path: Path, folder: Path) -> Iterator[str]:
     facts = [machine[name] for name in ("device", "CPU", "memory", "software", "date")]
     yield "; ".join(dict.fromkeys(facts)) + f"\n\n```\n{machine['command']}\n```"
     bench, _ = read(section, [])
-    types = {**bench.tables, "rows": bench.row, "published": sizes.PublishedRow}
     for name in ("rows", *section.tables):
-        if rows := [make_row(types[name], row) for row in data.get(name, [])]:
+        if rows := [make_row(bench.tables[name], row) for row in data.get(name, [])]:
             title = "" if name == "rows" else f"### {name.capitalize()}\n\n"
             yield title + markdown(rows, section.columns if name == "rows" else ()).rstrip()
     for name in data["pictures"]:

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from gpt_lightning.bench import COLUMNS
 from gpt_lightning.tables.options import DEVICE, devices
-from gpt_lightning.tables.rows import Values, column, row_type
+from gpt_lightning.tables.rows import Values
 from gpt_lightning.tables.sweep import Bench
 
 ADDEND, TIMES = 0.01, 1000
@@ -37,11 +38,7 @@ def read_sums(args: Any) -> list[Values]:
 
 
 BENCH = Bench(
-    row=row_type(
-        "device accumulator addend upcast sum:.4f published:.4f error status -note",
-        upcast=column("addend cast before"),
-        error=column("off 10 by", "+.2e", 10),
-    ),
+    tables=COLUMNS["accumulation"],
     measure="gpt_lightning.bench.accumulation:measure_sum",
     options=(replace(DEVICE, read=read_sums),),
     timeout_s=120.0,

@@ -38,14 +38,14 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpt_lightning.bench import memory_meter, models, timing
+from gpt_lightning.bench import COLUMNS, memory_meter, models, timing
 from gpt_lightning.bench.memory_meter import MIB, PhaseContext
 from gpt_lightning.bench.models import RoPE
 from gpt_lightning.bench.step import checked_graphs, compiled_graphs, compiler_count, set_products
 from gpt_lightning.model.attention import FUSED as FUSED_IN_TRAINING
 from gpt_lightning.model.attention import NoKernelError, graph_nodes, naive_attention
 from gpt_lightning.tables import options
-from gpt_lightning.tables.rows import Row, Values, row_type
+from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.tables.worker import SkippedError
 
@@ -93,13 +93,7 @@ def known_or_own(text: str) -> str:
 
 
 BENCH = Bench(
-    row=row_type(
-        "device dtype model kernel causal batch d:d context warmup heads forward_ms:,.3f "
-        "-forward_mean_ms -forward_std_ms backward_ms:,.3f -backward_mean_ms -backward_std_ms "
-        "total_ms:,.3f -total_mean_ms total_std_ms:,.3f -total_min_ms -total_p90_ms -total_max_ms "
-        "forward_tflops_per_sec backward_tflops_per_sec held_mib peak_mib memory_by "
-        "first_step_s graphs replaced:d -matmul_precision status -note",
-    ),
+    tables=COLUMNS["attention"],
     measure="gpt_lightning.bench.attention:measure_attention",
     options=(
         options.DEVICE,

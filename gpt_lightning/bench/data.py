@@ -23,14 +23,14 @@ import numpy as np
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench import timing
+from gpt_lightning.bench import COLUMNS, timing
 from gpt_lightning.data.dataset import load_manifest, random_dataset
 from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.data.mixture import Mixture, WindowSource
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.data.shards import DatasetWindows, TokenStream
 from gpt_lightning.tables import options
-from gpt_lightning.tables.rows import Row, Values, row_type
+from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.tables.worker import SkippedError
 
@@ -41,12 +41,7 @@ SEED = 1337
 
 
 BENCH = Bench(
-    row=row_type(
-        "device order block_size:d batch_size:d workers n_tokens:,d first_batch_ms batch_ms:,.3f "
-        "-batch_std_ms batch_p90_ms:,.3f -batch_max_ms copy_ms:,.3f tokens_per_sec "
-        "-bytes_written_per_token:.2f written_gb_per_sec -floor_ms:,.3f floor_tokens_per_sec "
-        "floor_share:.2f status -note"
-    ),
+    tables=COLUMNS["data"],
     measure="gpt_lightning.bench.data:measure_data",
     options=(
         options.DEVICE,

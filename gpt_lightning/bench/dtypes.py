@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpt_lightning.bench import COLUMNS
 from gpt_lightning.files import reference_rows
 from gpt_lightning.model.gpt import GPT, Block, GPTConfig
 from gpt_lightning.tables import options
-from gpt_lightning.tables.rows import column, row_type
 from gpt_lightning.tables.sweep import Bench
 
 AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -53,12 +53,7 @@ def place(name: str) -> str:
 
 
 BENCH = Bench(
-    row=row_type(
-        "device autocast model parameters embedding linear activation layer_norm residual logits "
-        "loss gradients published status -note",
-        loss=column("loss", width=8),
-        published=column("against the published"),
-    ),
+    tables=COLUMNS["dtypes"],
     measure="gpt_lightning.bench.dtypes:measure_dtypes",
     options=(
         options.axis(
@@ -72,7 +67,6 @@ BENCH = Bench(
         options.words("models", "model", MODELS),
     ),
     timeout_s=120.0,
-    tables={"tensors": row_type("device autocast model kind tensor dtype")},
 )
 
 

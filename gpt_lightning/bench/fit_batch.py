@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench import fits, timing
+from gpt_lightning.bench import COLUMNS, fits, timing
 from gpt_lightning.bench.memory_meter import limit_memory
 from gpt_lightning.bench.step import random_batch
 from gpt_lightning.errors import UserError
@@ -28,7 +28,7 @@ from gpt_lightning.hardware.device import peak_memory_gib
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option
-from gpt_lightning.tables.rows import Row, Values, row_type
+from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench, Sweep, read_options
 from gpt_lightning.training.steps import (
     StepShape,
@@ -41,10 +41,7 @@ SHARE = 0.8  # default limit of a trial: share of the machine's available memory
 
 
 BENCH = Bench(
-    row=row_type(
-        "device precision batch context accumulate peak_memory_gib -limit_gib micro_batch_ms "
-        "tokens_per_sec status -note"
-    ),
+    tables=COLUMNS["fit-batch"],
     measure="gpt_lightning.bench.fit_batch:measure_batch",
     options=(
         options.optional("config", "Configuration of `fit`.", str),

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from gpt_lightning.bench import models, timing
+from gpt_lightning.bench import COLUMNS, models, timing
 from gpt_lightning.bench.peers import Peer
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.model.fast.decoder import Decoder
@@ -29,7 +29,7 @@ from gpt_lightning.model.generate import generate, sample_token
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option, listed
-from gpt_lightning.tables.rows import Row, Values, row_type
+from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench
 
 MODELS = models.TABLE["generate"]
@@ -44,10 +44,7 @@ def read_sizes(args: Any) -> list[Values]:
 
 
 BENCH = Bench(
-    row=row_type(
-        "device dtype size batch prompt tokens against other_ms cached_ms cached_tokens_per_sec "
-        "ratio ratio_std ratio_min ratio_max prepare_ms read_ms agreement:.1% status -note"
-    ),
+    tables=COLUMNS["generate"],
     measure="gpt_lightning.bench.generate:measure_generate",
     options=(
         options.DEVICE,

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench import fits, models
+from gpt_lightning.bench import COLUMNS, fits, models
 from gpt_lightning.bench.models import GPU_SIZES
 from gpt_lightning.bench.peers import Peer
 from gpt_lightning.bench.step import Training, random_batch, rates
@@ -41,7 +41,7 @@ from gpt_lightning.hardware.device import (
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option
-from gpt_lightning.tables.rows import RESULTS, Row, Values, make_row, row_type, write_report
+from gpt_lightning.tables.rows import RESULTS, Row, Values, make_row, write_report
 from gpt_lightning.tables.sweep import Bench, Sweep, earlier_machine
 from gpt_lightning.training.steps import StepShape, options_for
 
@@ -74,10 +74,7 @@ def publish(args: Any, sweep: Sweep) -> str:
 
 
 BENCH = Bench(
-    row=row_type(
-        "size model batch accumulate context parameters:,d steps step_ms tokens_per_sec mfu "
-        "target:.0% peak_memory_gib graphs -matmul_precision -attention -options -date status -note"
-    ),
+    tables=COLUMNS["gpu"],
     measure="gpt_lightning.bench.gpu:measure_size",
     options=(
         replace(options.DEVICE, default="cuda", help="cuda; another device tries the command out."),

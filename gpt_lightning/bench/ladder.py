@@ -15,12 +15,12 @@ from typing import Any
 import torch
 import yaml
 
-from gpt_lightning.bench import fits
+from gpt_lightning.bench import COLUMNS, fits
 from gpt_lightning.hardware.device import device_kind, device_name
 from gpt_lightning.hardware.peaks import Peak, lookup, measured_peak
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option
-from gpt_lightning.tables.rows import Row, Values, column, row_type
+from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.tables.worker import SkippedError
 
@@ -55,12 +55,7 @@ def read_config(args: Any) -> list[Values]:
 
 
 BENCH = Bench(
-    row=row_type(
-        "device rung step_ms tokens_per_sec mfu -peak_tflops_per_sec speedup speedup_in_all "
-        "warmup_s -attention status -note",
-        speedup=column("speed-up", ".2f"),
-        speedup_in_all=column("in all", ".2f"),
-    ),
+    tables=COLUMNS["ladder"],
     measure="gpt_lightning.bench.ladder:measure_rung",
     options=(
         options.words("rungs", "rung", RUNGS),

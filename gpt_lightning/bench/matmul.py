@@ -17,14 +17,14 @@ import torch
 import torch.nn.functional as F
 from jsonargparse.typing import PositiveInt
 
-from gpt_lightning.bench import models, timing
+from gpt_lightning.bench import COLUMNS, models, timing
 from gpt_lightning.bench.models import COURSE_SIZES, GPU_SIZES
 from gpt_lightning.bench.step import set_products
 from gpt_lightning.hardware.device import device_name
 from gpt_lightning.hardware.peaks import lookup, measured_peak
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option, listed
-from gpt_lightning.tables.rows import Row, Values, row_type
+from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench
 
 ROUND_MS = 2.0  # least duration of a phase, so that launches of kernels hide behind it
@@ -68,13 +68,7 @@ def model_shapes(
 
 
 BENCH = Bench(
-    row=row_type(
-        "device dtype shape m:d k:d n:d calls:d forward_ms:,.3f -forward_std_ms -forward_min_ms "
-        "backward_ms:,.3f -backward_std_ms -backward_min_ms forward_tflops_per_sec:,.3f "
-        "backward_tflops_per_sec:,.3f measured_peak_tflops_per_sec:,.3f "
-        "published_peak_tflops_per_sec:,.1f forward_of_measured:.1% backward_of_measured:.1% "
-        "-matmul_precision status -note",
-    ),
+    tables=COLUMNS["matmul"],
     measure="gpt_lightning.bench.matmul:measure_matmul",
     options=(
         options.DEVICE,

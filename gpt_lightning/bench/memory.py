@@ -30,14 +30,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.module_tracker import ModuleTracker
 
-from gpt_lightning.bench import memory_meter, models
+from gpt_lightning.bench import COLUMNS, memory_meter, models
 from gpt_lightning.bench.memory_meter import MIB, PhaseContext, PhaseMemory
 from gpt_lightning.bench.step import Training, kernel_of, prepare, random_batch
 from gpt_lightning.hardware.device import peak_memory_gib
 from gpt_lightning.hardware.precision import autocast
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option, listed
-from gpt_lightning.tables.rows import Row, Values, row_type
+from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.tables.worker import SkippedError
 
@@ -85,12 +85,7 @@ def read_modes(args: Any) -> list[Values]:
 
 
 BENCH = Bench(
-    row=row_type(
-        "device dtype model size mode checkpointing blocks batch context memory_by start_mib "
-        "forward_peak_mib held_mib backward_peak_mib optimizer_peak_mib peak_mib largest_mib "
-        "residual_mib:,.3f held_residuals:,.1f resident_gib -attention "
-        "-files status -note",
-    ),
+    tables=COLUMNS["memory"],
     measure="gpt_lightning.bench.memory:measure_row",
     options=(
         options.DEVICE,
@@ -105,13 +100,6 @@ BENCH = Bench(
         options.MEMORY_LIMIT,
     ),
     picture=picture,
-    files=True,
-    tables={
-        "saved": row_type(
-            "device dtype model size batch context where module shape saved_in tensors:d "
-            "mib:,.3f residuals:,.2f",
-        )
-    },
 )
 
 

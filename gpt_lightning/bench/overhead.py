@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from gpt_lightning.bench import fits, models, timing
+from gpt_lightning.bench import COLUMNS, fits, models, timing
 from gpt_lightning.bench.step import (
     Training,
     checked_graphs,
@@ -37,7 +37,7 @@ from gpt_lightning.hardware.precision import DTYPES, autocast
 from gpt_lightning.runs.logger import RunEvents, RunLogger
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option, listed
-from gpt_lightning.tables.rows import Row, Values, row_type
+from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.training import optim, optimizers
 from gpt_lightning.training.callbacks.checkpoint import RunCheckpoint
@@ -66,17 +66,13 @@ def train_with_trainer(
     module: GPTModule, batches: timing.TimedBatches, dtype: str, callbacks: bool = False
 ) -> None:
     """Train with Trainer, alone or with the callbacks and loggers of `fit`."""
-
-    class Unsaved(RunCheckpoint):
-        def save(self, trainer: Any) -> None:
-            pass  # gigabytes in each block, and outside of the measured steps
-
     trainer: Values = {"accelerator": batches.batch[0].device.type, "log_every_n_steps": 10}
     trainer["precision"] = DTYPES[dtype].precision
     with tempfile.TemporaryDirectory() as folder:
         if callbacks:
             run = RunLogger(Path(folder) / "runs")
-            own = [SpeedMonitor(), StepProgress(), SampleText(max_new_tokens=0), Unsaved()]
+            own: list[Any] = [SpeedMonitor(), StepProgress(), SampleText(max_new_tokens=0)]
+            own.append(RunCheckpoint(enabled=False))  # gigabytes, outside of the measured steps
             trainer |= {"callbacks": own, "logger": [RunEvents(run), run]}
             trainer |= {"enable_progress_bar": True, "default_root_dir": folder}
         fits.train(batches, module, trainer)
@@ -105,10 +101,7 @@ def read_pairs(args: Any) -> list[Values]:
 
 
 BENCH = Bench(
-    row=row_type(
-        "device dtype compile size batch context a b a_ms:,.3f b_ms:,.3f difference_ms:,.3f ratio "
-        "ratio_std ratio_min ratio_max graphs a_loss b_loss status -note"
-    ),
+    tables=COLUMNS["overhead"],
     measure="gpt_lightning.bench.overhead:measure_overhead",
     options=(
         options.DEVICE,

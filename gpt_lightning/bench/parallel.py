@@ -36,7 +36,7 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import ProcessException, spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from gpt_lightning.bench import memory_meter, models, timing
+from gpt_lightning.bench import COLUMNS, memory_meter, models, timing
 from gpt_lightning.bench.memory_meter import MIB
 from gpt_lightning.bench.models import COURSE_SIZES, read_sizes
 from gpt_lightning.bench.step import Training, fit_optimizer, prepare, random_batch
@@ -44,7 +44,7 @@ from gpt_lightning.hardware.precision import autocast
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option, listed
-from gpt_lightning.tables.rows import Row, Values, column, row_type
+from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.tables.worker import SkippedError, failure
 
@@ -89,12 +89,7 @@ def picture(folder: Path, rows: Sequence[Row]) -> list[str]:
 
 
 BENCH = Bench(
-    row=row_type(
-        "device dtype work processes mib:d size -batch -context time_ms -time_std_ms "
-        "bus_gb_per_sec alone_ms communication:.1% init_mib before_update_mib after_update_mib "
-        "-gradient_mib status -note",
-        mib=column("MiB", "d", 5),
-    ),
+    tables=COLUMNS["parallel"],
     measure="gpt_lightning.bench.parallel:measure_parallel",
     options=(
         options.DEVICE,

@@ -16,23 +16,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gpt_lightning.bench import models, timing
+from gpt_lightning.bench import COLUMNS, models, timing
 from gpt_lightning.bench.step import Training, kernel_of, prepare, random_batch
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.model.huggingface import to_huggingface
 from gpt_lightning.model.weights import SIZE_KEYS
 from gpt_lightning.tables import options
-from gpt_lightning.tables.rows import Row, Values, row_type
+from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.tables.worker import SkippedError
 
 BENCH = Bench(
-    row=row_type(
-        "device dtype compile size batch context ours_ms theirs_ms ours_tokens_per_sec "
-        "theirs_tokens_per_sec ratio ratio_std -ratio_min -ratio_max -ours_first_step_s "
-        "-theirs_first_step_s ours_graphs:d theirs_graphs:d ours_loss theirs_loss -ours_attention "
-        "-attention -transformers status -note"
-    ),
+    tables=COLUMNS["peers"],
     measure="gpt_lightning.bench.peers:measure_peers",
     options=(
         options.DEVICE,

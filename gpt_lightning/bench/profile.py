@@ -48,13 +48,13 @@ import yaml
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from gpt_lightning.bench import models, timing
+from gpt_lightning.bench import COLUMNS, models, timing
 from gpt_lightning.bench.step import Training, compiled_graphs, prepare, random_batch, rates
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option
-from gpt_lightning.tables.rows import Row, Values, row_type
+from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench, run_bench
 from gpt_lightning.tables.worker import SkippedError
 
@@ -65,10 +65,7 @@ PHASES = ("data", "forward", "backward", "optimizer")
 RANGES = (*(f"step / {phase}" for phase in PHASES), *MODULES, *PARTS)
 STEP = "ProfilerStep"  # beginning of the name that the profiler gives a step
 TABLE = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
-TIMES = "timer_ms span_ms kernels_ms busy:.1%"
-KERNEL = "kind kernel calls:,.1f ms:,.3f share"
 
-SETTING = "device dtype model size batch context mode "
 OPTIONS = (
     options.steps(3),
     options.warmup(2),
@@ -76,10 +73,7 @@ OPTIONS = (
     Option("budget", False, "Profile the step of `fit` by part; --budget --help.", type=bool),
 )
 BENCH = Bench(
-    row=row_type(
-        f"{SETTING} {TIMES} -kernel_calls:,.0f products_calls:,.0f products_outside_calls:,.0f "
-        "products:.1% softmax:.1% elementwise:.1% reductions:.1% other:.1% -trace status -note",
-    ),
+    tables=COLUMNS["profile"],
     measure="gpt_lightning.bench.profile:measure_profile",
     options=(
         options.DEVICE,
@@ -90,17 +84,9 @@ BENCH = Bench(
         options.words("modes", "mode", MODES),
         *OPTIONS,
     ),
-    files=True,
-    tables={
-        "ranges": row_type(f"{SETTING} range calls:,.0f span_ms:,.3f kernels_ms:,.3f share"),
-        "attention": row_type(
-            f"{SETTING} part kernels_ms:,.3f time_share gflop:,.4f flop_share gflop_per_s:,.1f"
-        ),
-        "kernels": row_type(SETTING + KERNEL),
-    },
 )
 BUDGET = Bench(
-    row=row_type(f"device size dtype graphs {TIMES} mfu -step -trace status -note"),
+    tables=COLUMNS["budget"],
     measure="gpt_lightning.bench.profile:measure_fit",
     options=(
         options.DEVICE,
@@ -108,11 +94,6 @@ BUDGET = Bench(
         *OPTIONS,
     ),
     takes_fit_options=True,
-    files=True,
-    tables={
-        "parts": row_type("device size part calls:,.1f ms:,.3f share"),
-        "kernels": row_type(f"device size {KERNEL}"),
-    },
 )
 
 
@@ -275,7 +256,7 @@ def measure_profile(row: Row) -> Values:
 def make_step(model: nn.Module, batch: Batch, row: Row) -> Callable[[], object]:
     """Return a step of the row's mode on tokens and targets, int64 (B, T) each."""
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    own: Values = {"norm": "none", "scaled": False, "updates": row.mode == "full-step"}
+    own: Values = {"norm": "none", "updates": row.mode == "full-step"}
     train = Training(model, batch, row.dtype, optimizer=adamw, **own)
 
     def phase(name: str) -> Any:

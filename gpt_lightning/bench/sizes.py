@@ -19,7 +19,7 @@ written out), with 1.3 times the FLOPs of a GPT-2 of the same size.
 published: rows of that course's report with our sizes, batches and contexts, if there are any, by
 https://github.com/elbiczel/cs336g-a2-systems at 769ef21. They were measured on other machines, with
 the course's model, without an optimizer; times are means over 10 steps, outliers included, and
-backward is the difference of two means. The last column has the defects of a row.
+backward is the difference of two means, and total the sum of forward and backward.
 """
 
 from collections.abc import Sequence
@@ -27,24 +27,15 @@ from dataclasses import asdict, replace
 
 import torch
 
-from gpt_lightning.bench import models, timing
+from gpt_lightning.bench import COLUMNS, models, timing
 from gpt_lightning.bench.step import Training, kernel_of, prepare, random_batch, rates
 from gpt_lightning.files import reference_rows
 from gpt_lightning.hardware.device import peak_memory_gib
 from gpt_lightning.tables import options
-from gpt_lightning.tables.rows import Row, Values, column, row_type
+from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench, Tables
 
 CONFIGURED = ("device", "compile", "size", "batch", "context", "model", "optimizer", "warmup")
-PublishedRow = row_type(
-    "machine device dtype compile size batch context warmup forward_ms forward_std_ms backward_ms "
-    "backward_std_ms total_ms total_std_ms tokens_per_sec note",
-    machine=column("published for"),
-    dtype=column("dtype as called"),
-    compile=column("compile as called"),
-    total_ms=column("forward + backward ms", ",.2f"),
-    note=column("what is wrong with it"),
-)
 
 
 def over_fp32(row: Row, before: Sequence[Row]) -> Row:
@@ -52,7 +43,7 @@ def over_fp32(row: Row, before: Sequence[Row]) -> Row:
     mine = {name: getattr(row, name) for name in CONFIGURED} | {"dtype": "fp32"}
     for other in (*before, row):
         if row.total_ms and other.total_ms and mine.items() <= asdict(other).items():
-            return replace(row, speedup=other.total_ms / row.total_ms)
+            return replace(row, over_fp32=other.total_ms / row.total_ms)
     return row
 
 
@@ -65,20 +56,13 @@ def published_tables(rows: Sequence[Row]) -> Tables:
         values |= {name: float(text) for name, text in line.items() if name.endswith("_ms")}
         if (line["size"], values["batch"], values["context"]) in ours:
             rate = values["batch"] * values["context"] / values["total_ms"] * 1e3
-            found.append(PublishedRow(**line | values, tokens_per_sec=rate))
-    return {"published": found} if found else {}
+            row_type = COLUMNS["sizes"]["published"]
+            found.append(row_type(**line | values, tokens_per_sec=rate))
+    return {"published": found}
 
 
 BENCH = Bench(
-    row=row_type(
-        "device dtype compile size batch context model -optimizer warmup first_forward_ms "
-        "forward_ms forward_mean_ms forward_std_ms backward_ms -backward_mean_ms -backward_std_ms "
-        "forward_backward_ms forward_backward_mean_ms forward_backward_std_ms optimizer_ms "
-        "total_ms -total_mean_ms -total_std_ms -total_min_ms -total_p90_ms -total_max_ms "
-        "first_step_ms -graphs tokens_per_sec mfu speedup peak_memory_gib "
-        "-matmul_precision -attention status -note",
-        speedup=column("over fp32", ".2f"),
-    ),
+    tables=COLUMNS["sizes"],
     measure="gpt_lightning.bench.sizes:measure_size",
     options=(
         options.DEVICE,

@@ -92,7 +92,6 @@ class Training:
         optimizer: Optimizer; None: the one of `fit_optimizer`.
         norm: clip: clip gradients to MAX_NORM and raise if their norm is not finite, as `fit`
             does. check: raise only. none: neither.
-        scaled: Scale gradients of fp16.
         updates: Run the optimizer; False: only free the gradients.
     """
 
@@ -105,7 +104,6 @@ class Training:
         micro_batches: int = 1,
         optimizer: torch.optim.Optimizer | None = None,
         norm: str = "clip",
-        scaled: bool = True,
         updates: bool = True,
     ) -> None:
         self.device = batch[0].device
@@ -115,7 +113,7 @@ class Training:
         self.compiled, self.micro_batches = compiled, micro_batches
         self.optimizer = optimizer or fit_optimizer(model, self.device, dtype)
         self.norm, self.updates = norm, updates
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=scaled and dtype == "fp16")
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == "fp16")
         self.times: timing.Times = {}  # milliseconds of the last block's steps
         self.first: dict[str, float] = {}  # phase -> milliseconds of the very first step
         self.loss, self.graphs = 0.0, 0  # the first step's

@@ -34,20 +34,17 @@ class Verdict(StrEnum):
     SKIPPED = "skipped"
 
 
-def column(
-    title: str, spec: str = "", width: int = 0, default: Any = None, console: bool = True
-) -> Any:
+def column(title: str, spec: str = "", width: int = 0, console: bool = True) -> Any:
     """Return a dataclass field that is a column of a table.
 
     Args:
         title: Title of the column.
         spec: Format of its values, such as .4f; None is an empty cell.
         width: Width on the console in characters, at least that of the title.
-        default: Default value of the field.
         console: True if the console shows the column.
     """
     metadata = {"title": title, "spec": spec, "width": width, "console": console}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=None, metadata=metadata)
 
 
 def row_type(names: str, **columns: Any) -> type[Row]:
@@ -60,9 +57,9 @@ def row_type(names: str, **columns: Any) -> type[Row]:
     """
     fields = []
     for word in names.split():
-        name, _, spec = word.removeprefix("-").partition(":")
+        name, colon, spec = word.removeprefix("-").partition(":")
         if name not in columns:
-            spec = spec or by_unit("formats", name, "")
+            spec = spec if colon else by_unit("formats", name, "")
             columns[name] = column(title_of(name), spec, 7, console=not word.startswith("-"))
         fields.append((name, Any, columns[name]))
     return dataclasses.make_dataclass("Row", fields, frozen=True)
@@ -205,6 +202,6 @@ def write_report(
     data: Values = {"title": title, "machine": machine, "notes": notes, "pictures": pictures}
     data |= {name: [vars(row) for row in rows] for name, rows in tables.items()}
     texts = {"results.md": "\n".join(parts), RESULTS: json.dumps(data, indent=2) + "\n"}
-    texts |= {f"{name}.csv": csv_text(rows) for name, rows in tables.items()}
+    texts |= {f"{name}.csv": csv_text(tables[name]) for name in shown}
     for name, text in texts.items():
         write_atomic(folder / name, text.encode())

@@ -12,7 +12,7 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,9 @@ class Bench:
     """A benchmark: its options, its rows, and the function that measures a row.
 
     Attributes:
-        row: Class of the rows, made by `row_type`.
+        tables: Tables of the report, name -> class of its rows, made by `row_type`: `rows`, and
+            others, whose rows a measurement returns as a list of mappings under the table's name;
+            fields of the configuration are added.
         measure: MODULE:FUNCTION, which `worker.call` calls with a configuration in a process of
             its own. Its module names the bench, and the docstring describes it.
         options: Options in the order in which rows vary, slowest first.
@@ -47,9 +49,6 @@ class Bench:
         takes_fit_options: Accept options of `fit` and put them into configurations as
             `fit_options`.
         picture: Function that draws the rows.
-        files: Pass `measure` the report's folder as `folder`, for files of a row.
-        tables: Further tables of the report: name -> row dataclass. A measurement returns their
-            rows as a list of mappings under that name; fields of the configuration are added.
         beside: Function from the rows so far to tables that were not measured here, name -> rows.
         publish: Function from the parsed arguments and the sweep so far to last words, which is
             called after every row.
@@ -57,17 +56,20 @@ class Bench:
             on them, such as a speed-up.
     """
 
-    row: type[Row]
+    tables: dict[str, type[Row]]
     measure: str
     options: tuple[Option, ...] = ()
     timeout_s: float = 600.0
     takes_fit_options: bool = False
     picture: Picture = lambda folder, rows: []
-    files: bool = False
-    tables: dict[str, type[Row]] = field(default_factory=dict)
     beside: Callable[[Sequence[Row]], Tables] = lambda rows: {}
     publish: Callable[[Any, "Sweep"], str] = lambda args, sweep: ""
     relate: Callable[[Row, Sequence[Row]], Row] = lambda row, before: row
+
+    @property
+    def row(self) -> type[Row]:
+        """Class of the rows."""
+        return self.tables["rows"]
 
     @property
     def name(self) -> str:
@@ -165,10 +167,10 @@ class Sweep:
         self.folder, self._before = self.ledger.folder, self.ledger.by_key()
         self.argv, machine = argv, machine_of(configurations, argv)
         self.machine = machine | earlier_machine(self.folder, machine)
-        self.rows: list[Row] = []
+        self.tables: dict[str, list[Row]] = {name: [] for name in bench.tables}
+        self.rows = self.tables["rows"]
         self.pictures: list[str] = []  # drawn after the last row: it takes seconds
         self._measured = False  # a row was measured in this call
-        self._tables: dict[str, list[Row]] = {name: [] for name in bench.tables}
         known = [make_row(bench.row, row) for row in configurations]
         self._console = Console(bench.row, rows=known)
         for name, fact in self.machine.items():
@@ -221,9 +223,9 @@ class Sweep:
             limit_s = min(self.args.timeout_s, end - time.monotonic())
             if limit_s <= 0:
                 return None
-            files = {"folder": str(self.folder)} if self.bench.files else {}
+            own = configuration | {"folder": str(self.folder)}  # for files of a row
             with termination_as_exit():
-                found = isolated(self.bench.measure, configuration | files, limit_s)
+                found = isolated(self.bench.measure, own, limit_s)
             cut = found["status"] == "timed out" and limit_s < self.args.timeout_s
             if cut and self._measured:
                 return None
@@ -234,7 +236,7 @@ class Sweep:
         print(self._console.line(self.rows[-1]), flush=True)
         for name, row_type in self.bench.tables.items():
             parts = found.get(name, [])
-            self._tables[name] += [make_row(row_type, configuration | part) for part in parts]
+            self.tables[name] += [make_row(row_type, configuration | part) for part in parts]
         self.report()
         return self.rows[-1]
 
@@ -244,7 +246,7 @@ class Sweep:
 
     def report(self, findings: Sequence[str] = ()) -> str:
         """Write the report of the rows so far, with findings below the notes; return last words."""
-        tables: Tables = {"rows": self.rows, **self._tables, **self.bench.beside(self.rows)}
+        tables: Tables = {**self.tables, **self.bench.beside(self.rows)}
         title, *notes = [*self.bench.about, *findings]
         write_report(self.folder, title, self.machine, tables, notes, self.pictures)
         return self.bench.publish(self.args, self)

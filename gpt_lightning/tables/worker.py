@@ -51,24 +51,18 @@ def isolated(address: str, configuration: Values, timeout_s: float) -> Values:
     )
     try:
         out, errors = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        end(process)
-        return {"status": "timed out", "note": f"after {timeout_s:g} s"}
-    except BaseException:  # Ctrl-C: no process is left behind
-        end(process)
+    except BaseException as error:  # Ctrl-C, too: no process is left behind
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its children would hold its pipes open
+        process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            return {"status": "timed out", "note": f"after {timeout_s:g} s"}
         raise
     for line in reversed(out.splitlines()):
         if line.startswith(MARK):
             found: Values = json.loads(line.removeprefix(MARK))
             return found
     return crash(process.returncode, errors)
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """Kill a process and its children, which would hold its pipes open."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
 
 
 def crash(returncode: int, errors: str) -> Values:
@@ -88,16 +82,17 @@ def call(measure: Callable[..., Values], configuration: Values) -> Values:
     """Call a measure function with a configuration.
 
     Args:
-        measure: Function of one `row`, whose attributes are the configuration; or of the fields of
-            a configuration by name.
+        measure: Function of one `row`, whose attributes are the configuration and `folder`, that of
+            the report; or of fields of the configuration by name.
         configuration: Fields of a configuration.
 
     Returns:
         Measured fields.
     """
-    if list(inspect.signature(measure).parameters) == ["row"]:
+    names = [*inspect.signature(measure).parameters]
+    if names == ["row"]:
         return measure(SimpleNamespace(**configuration))
-    return measure(**configuration)
+    return measure(**{name: configuration[name] for name in names})
 
 
 def failure(error: BaseException) -> Values:

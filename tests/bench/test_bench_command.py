@@ -23,7 +23,7 @@ from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.tables.rows import row_type
 
 BENCH = Bench(
-    row=row_type("device batch total_ms status -note"),
+    tables={"rows": row_type("device batch total_ms status -note")},
     measure="gpt_lightning.bench.no_op:measure",
     options=(options.DEVICE, options.batches("1,2")),
 )

@@ -26,6 +26,7 @@ TINY = [
     "--model.config.block_size=32",
     "--model.config.vocab_size=100",
 ]
+TOKENS = gpu.TOKENS
 PUBLISHED = {"124m": "gpt2", "350m": "gpt2-medium", "774m": "gpt2-large", "1558m": "gpt2-xl"}
 
 
@@ -34,21 +35,11 @@ def in_a_folder(tmp_path, monkeypatch):
     """Nothing is left in the checkout, and no peak is measured."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(step, "measured_peak", lambda *args: Peak(1e12, "of a test", ""))
-    monkeypatch.setattr(fits, "random_dataset", small_dataset(fits.random_dataset))
+    monkeypatch.setattr(gpu, "TOKENS", 10_000)
     before = torch.get_float32_matmul_precision()
     torch._dynamo.reset()  # a row is a process of its own
     yield
     torch.set_float32_matmul_precision(before)
-
-
-def small_dataset(random_dataset):
-    def small(folder, vocab_size, n_tokens):
-        # the steps of a default row at 524,288 tokens are one epoch
-        options = {option.name: option.default for option in gpu.BENCH.options}
-        assert n_tokens > 524_288 * (options["steps"] + options["warmup"])
-        return random_dataset(folder, vocab_size, n_tokens=10_000)
-
-    return small
 
 
 def measure(model, **settings):
@@ -211,6 +202,8 @@ def test_a_call_of_some_minutes_ends_with_the_command_that_continues(
 
 
 def test_the_sizes_files_are_the_published_models_at_the_same_tokens_a_step():
+    options = {option.name: option.default for option in gpu.BENCH.options}
+    assert 524_288 * (options["steps"] + options["warmup"]) < TOKENS  # one epoch
     overlays = {name for name in config_names() if name.startswith("gpu/gpt2")}
     assert {f"gpu/gpt2_{size}" for size in GPU_SIZES} == overlays
     for size in GPU_SIZES:

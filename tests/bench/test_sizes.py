@@ -97,14 +97,14 @@ def test_without_the_optimizer_no_weight_changes(model, no_rates, monkeypatch):
 
 def test_the_speed_up_is_over_the_fp32_row_of_the_same_configuration():
     row = sizes.BENCH.row("cpu", "fp32", False, "small", 4, 256, "gpt2", True, 2, total_ms=12.0)
-    assert sizes.over_fp32(row, []).speedup == 1.0
+    assert sizes.over_fp32(row, []).over_fp32 == 1.0
     half = replace(row, dtype="bf16", total_ms=3.0)
-    assert sizes.over_fp32(half, [row]).speedup == 4.0
+    assert sizes.over_fp32(half, [row]).over_fp32 == 4.0
     for other in ("device", "compile", "size", "batch", "context", "model", "optimizer", "warmup"):
-        assert sizes.over_fp32(replace(half, **{other: 5}), [row]).speedup is None
-    assert sizes.over_fp32(half, []).speedup is None
-    assert sizes.over_fp32(half, [replace(row, total_ms=None)]).speedup is None
-    assert sizes.over_fp32(replace(half, total_ms=None), [row]).speedup is None
+        assert sizes.over_fp32(replace(half, **{other: 5}), [row]).over_fp32 is None
+    assert sizes.over_fp32(half, []).over_fp32 is None
+    assert sizes.over_fp32(half, [replace(row, total_ms=None)]).over_fp32 is None
+    assert sizes.over_fp32(replace(half, total_ms=None), [row]).over_fp32 is None
 
 
 def test_a_row_that_is_not_what_its_column_says_fails(monkeypatch):
@@ -146,8 +146,10 @@ def test_published_rows_of_our_configurations_stand_beside_ours():
         # the report's three means are of the same ten steps
         assert row.forward_ms + row.backward_ms == pytest.approx(row.total_ms, rel=1e-4)
         assert row.tokens_per_sec == pytest.approx(1024 / row.total_ms * 1e3)
-        assert ("TF32" in row.note) == (row.device == "cuda" and row.dtype == "float32")
+        assert ("TF32" in row.defects) == (
+            row.device == "cuda" and row.dtype_as_called == "float32"
+        )
     (negative,) = (row for row in rows if row.backward_ms < 0)
-    assert "negative" in negative.note
-    assert "outlier" in negative.note
+    assert "negative" in negative.defects
+    assert "outlier" in negative.defects
     assert published("small", batch=2) == []

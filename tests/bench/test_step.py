@@ -105,12 +105,9 @@ def test_the_optimizer_is_that_of_fit(monkeypatch):
     assert not step.fit_optimizer(model, CPU, "fp32").param_groups[0]["fused"]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "scaled", "enabled"),
-    [("fp16", True, True), ("fp16", False, False), ("fp32", True, False), ("bf16", True, False)],
-)
-def test_gradients_of_fp16_alone_are_scaled(dtype, scaled, enabled):
-    assert Training(Linear(), BATCH, dtype, scaled=scaled).scaler.is_enabled() is enabled
+@pytest.mark.parametrize(("dtype", "enabled"), [("fp16", True), ("fp32", False), ("bf16", False)])
+def test_gradients_of_fp16_alone_are_scaled(dtype, enabled):
+    assert Training(Linear(), BATCH, dtype).scaler.is_enabled() is enabled
 
 
 # ---- dtypes --------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ def test_sizes_are_measured_on_a_mac(mac, in_process, monkeypatch):
     assert [row["status"] for row in rows] == ["ok", "ok", "ok", "skipped"]
     assert rows[-1]["note"] == "tf32 is a mode of NVIDIA GPUs, not of mps"
     assert {row["peak_memory_gib"] for row in rows[:3]} == {3.0}
-    assert all(row["speedup"] > 0 for row in rows[:3])
+    assert all(row["over_fp32"] > 0 for row in rows[:3])
 
 
 def test_memory_of_a_mac_is_its_drivers(mac, in_process):

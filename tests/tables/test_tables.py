@@ -12,10 +12,10 @@ from gpt_lightning.tables.rows import Console, column, csv_text, markdown, write
 class Row:
     name: str = column("name", width=6)
     step_ms: float | None = column("step ms", ",.1f", 9)
-    note: str = column("note", default="")
+    note: str = column("note")
 
 
-ROWS = [Row("a", 1234.56), Row("b", None, "none")]
+ROWS = [Row("a", 1234.56, ""), Row("b", None, "none")]
 
 
 def test_console_lines_have_one_width_a_column():
