@@ -48,9 +48,8 @@ def evaluate(
     """
     import torch  # --help must not wait for it
 
-    from gpt_lightning.evaluate.report import report
     from gpt_lightning.evaluate.scoring import Scorer
-    from gpt_lightning.evaluate.tasks import Task, task_names
+    from gpt_lightning.evaluate.tasks import Task, report, task_names
     from gpt_lightning.hardware.device import device_kind
     from gpt_lightning.hardware.precision import check_accelerator
     from gpt_lightning.model.network import Network

@@ -11,7 +11,6 @@ lm_eval/utils.py, get_rolling_token_windows).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
@@ -111,10 +110,10 @@ class Scorer:
         body: Any = model.transformer if self._ours else model
         self._body = torch.compile(body, dynamic=True) if compiled else body
 
-    def after(self, context: np.ndarray, tokens: np.ndarray, stride: int | None = None) -> Request:
+    def after(self, context: np.ndarray, tokens: np.ndarray) -> Request:
         """Return the request that scores tokens, (n,), after those of a context, (m,)."""
         context = context if len(context) else self._start
-        return Request(np.concatenate([context, tokens]), len(context), stride)
+        return Request(np.concatenate([context, tokens]), len(context))
 
     def continuation(self, context: str, text: str) -> Request:
         """Return the request that scores a text after a context, cut as in the harness.
@@ -153,16 +152,20 @@ class Scorer:
     def _score_windows(self, todo: list[Window], hidden: bool) -> list[Scored]:
         done: list[Scored] = []
         batches = chunks(len(todo), self.batch_size)
+        training = [module for module in self.model.modules() if module.training]
+        self.model.eval()
         try:
-            with evaluation_mode(self.model):
-                # disable=None: shown on a terminal
-                for part in tqdm(batches, leave=False, disable=hidden or None):
-                    self.beat()
-                    done += self._score_batch(todo[part])
+            # disable=None: shown on a terminal
+            for part in tqdm(batches, leave=False, disable=hidden or None):
+                self.beat()
+                done += self._score_batch(todo[part])
         except Exception as error:
             if is_out_of_memory(error):
                 raise MemoryExhaustedError("too little memory: lower batch_size") from error
             raise
+        finally:
+            for module in training:
+                module.training = True
         return done
 
     @torch.no_grad()
@@ -192,15 +195,3 @@ class Scorer:
             (i, float(part[0].sum()), n, bool(part[1].all()))
             for (i, _, n), part in zip(batch, parts, strict=True)
         ]
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and later those modules back that were in training mode."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -1,29 +1,260 @@
-"""Tasks by name: find and read their items, score them, and sum up.
+"""Tasks by name: their protocols, items and results, beside the published figures of GPT-2.
 
-tasks.yaml has the file of each task's items, which is found in a folder, or downloaded once and
-checked by its digest, and the published figures.
+A task is a class here with `requests`, the texts that a model scores for an item, and `metrics`, an
+entry of TASKS, and one of tasks.yaml: the file of the items, which is found in a folder, or
+downloaded once and checked by its digest, and published figures. Lambada is the shortest example.
 """
 
+import dataclasses
 import json
-from collections.abc import Iterable
+import math
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import platformdirs
+import torch.distributed as dist
 import yaml
 
+from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.errors import UserError, reason_of
-from gpt_lightning.evaluate.protocols import TASKS, Metric, pages, read_text
-from gpt_lightning.evaluate.scoring import Scorer
-from gpt_lightning.files import explained, file_sha256, locked
+from gpt_lightning.evaluate.scoring import Request, Score, Scorer
+from gpt_lightning.files import explained, file_sha256, locked, write_atomic
+from gpt_lightning.model.gpt import SIZES, GPTConfig
 from gpt_lightning.parsing import nearest
+from gpt_lightning.tables.rows import Console, column, row_type
 
+HARNESS = "lm-evaluation-harness"
+TITLE = re.compile(r"= (?!=).*(?<!=) =")  # title of a page; its sections have = = NAME = =
+Item = dict[str, Any]
 # names, url, sha256 of the items' file, and published figures, by task
 FILES: dict[str, Any] = yaml.safe_load(
     Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
 )
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a task.
+
+    Attributes:
+        protocol: Name of the rules that it was computed by.
+        name: Name of the number under these rules.
+        value: The number; an accuracy is a fraction.
+        stderr: Standard error; None where the protocol has none.
+    """
+
+    protocol: str
+    name: str
+    value: float
+    stderr: float | None = None
+
+
+def accuracy(protocol: str, name: str, hits: Sequence[bool]) -> Metric:
+    """Return the share of hits, and its standard error from the sample's standard deviation."""
+    deviation = statistics.stdev(map(float, hits)) if len(hits) > 1 else None
+    stderr = None if deviation is None else deviation / math.sqrt(len(hits))
+    return Metric(protocol, name, statistics.fmean(hits), stderr)
+
+
+def exp(nats: float) -> float:
+    """Return the perplexity of a mean loss; infinite where a float cannot hold it."""
+    return math.exp(nats) if nats < 700 else math.inf
+
+
+class HellaSwag:
+    """Choose the ending of a text among four, by two protocols in one pass.
+
+    Items: hellaswag_val.jsonl of https://github.com/rowanz/hellaswag (Zellers et al. 2019).
+
+    build-nanogpt (https://github.com/karpathy/build-nanogpt, hellaswag.py): the text is `ctx`, a
+    space and the ending, tokenized apart. acc chooses the ending with the lowest sum of its tokens'
+    losses, acc_norm the one with the lowest mean.
+
+    lm-evaluation-harness (lm_eval/tasks/hellaswag): the text is `activity_label: ctx_a Ctx_b` and
+    the ending, both without the marks in brackets of WikiHow. acc chooses the ending with the
+    highest log-likelihood, acc_norm divides it by the number of the ending's characters.
+    """
+
+    def requests(self, item: Item, scorer: Scorer) -> Iterator[Request]:
+        """Yield the endings by build-nanogpt's protocol, then those by the harness's."""
+        endings, context = item["endings"], scorer.tokenizer.encode(item["ctx"])
+        if not isinstance(endings, list) or int(item["label"]) not in range(len(endings)):
+            raise UserError("expected a list of endings, and the index of one as label")
+        for ending in endings:
+            yield scorer.after(context, scorer.tokenizer.encode(f" {ending}"))
+        query = item["activity_label"] + ": " + item["ctx_a"] + " " + item["ctx_b"].capitalize()
+        for ending in endings:
+            yield scorer.continuation(without_marks(query), f" {without_marks(ending)}")
+
+    def metrics(self, items: list[Item], scores: list[list[Score]]) -> list[Metric]:
+        """Return the accuracies of both protocols."""
+        hits = defaultdict(list)
+        for item, found in zip(items, scores, strict=True):
+            n = len(item["endings"])
+            lengths = [score.n_tokens for score in found[:n]]
+            lengths += [len(without_marks(ending)) for ending in item["endings"]]
+            sums = np.array([score.log_prob for score in found])
+            means = sums / np.maximum(lengths, 1e-9)  # an ending of marks alone is never chosen
+            for name, values in ("acc_norm", means), ("acc", sums):
+                for protocol, part in ("build-nanogpt", values[:n]), (HARNESS, values[n:]):
+                    hits[protocol, name].append(int(part.argmax()) == int(item["label"]))
+        return [accuracy(*key, found) for key, found in hits.items()]
+
+
+def without_marks(text: str) -> str:
+    """Return a text without WikiHow's marks, such as [header]; [title] ends a sentence."""
+    return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+
+
+class Lambada:
+    """Predict the last word of a passage, by the protocol of the lm-evaluation-harness.
+
+    Items: lambada_test.jsonl, OpenAI's version of the test split (Paperno et al. 2016). The task is
+    `lambada_openai` of the harness: the text up to the last space is the context, and the last word
+    with its space is scored. acc is the share of items whose last word is the greedy continuation;
+    perplexity is per word, exp of the mean negative log-likelihood.
+    """
+
+    def requests(self, item: Item, scorer: Scorer) -> Iterator[Request]:
+        """Yield the last word of an item."""
+        context, _, word = item["text"].rpartition(" ")
+        yield scorer.continuation(context, f" {word}")
+
+    def metrics(self, items: list[Item], scores: list[list[Score]]) -> list[Metric]:
+        """Return accuracy and perplexity."""
+        nats = -sum(score.log_prob for (score,) in scores)
+        return [
+            accuracy(HARNESS, "acc", [score.greedy for (score,) in scores]),
+            Metric(HARNESS, "perplexity", exp(nats / len(scores))),
+        ]
+
+
+class WikiText:
+    """Perplexity of Wikipedia's pages, by the protocol of the lm-evaluation-harness.
+
+    Items: the pages of the raw test split of WikiText-2 (Merity et al. 2016). The task is
+    `wikitext` of the harness: the tokenization of the corpus is undone by the rules of
+    tasks.yaml, the page's tokens follow an end-of-text token, each is scored once, and words
+    and bytes are counted in the page as it was before these rules.
+    """
+
+    def requests(self, item: Item, scorer: Scorer) -> Iterator[Request]:
+        """Yield a page, all of which is scored."""
+        page = item["page"]
+        for pattern, replacement in FILES["wikitext"]["rules"]:
+            page = re.sub(pattern, replacement, page)
+        yield scorer.after(np.array([], int), scorer.tokenizer.encode(page))
+
+    def metrics(self, items: list[Item], scores: list[list[Score]]) -> list[Metric]:
+        """Return perplexities by word and byte."""
+        nats = -sum(score.log_prob for (score,) in scores)
+        per_word = nats / sum(len(re.split(r"\s+", item["page"])) for item in items)
+        per_byte = nats / sum(len(item["page"].encode()) for item in items)
+        return [
+            Metric(HARNESS, "word_perplexity", exp(per_word)),
+            Metric(HARNESS, "byte_perplexity", exp(per_byte)),
+            Metric(HARNESS, "bits_per_byte", per_byte / math.log(2)),
+        ]
+
+
+def pages(text: str) -> list[str]:
+    """Return the pages of a file such as wiki.test.raw; each begins with the line of its title."""
+    found: list[list[str]] = [[]]
+    for line in text.split("\n"):
+        if TITLE.fullmatch(line.strip()):
+            found.append([])
+        found[-1].append(line)
+    return [page for page in map("\n".join, found) if page.strip()]
+
+
+class Perplexity:
+    """Perplexity of any text or prepared dataset, each token scored once.
+
+    Windows follow each other without overlap; or a window slides by `stride` tokens, so that each
+    token after the first block_size ones has at least block_size - stride tokens of context. A text
+    follows the tokenizer's start of a text. A dataset's split is a part of a longer text: its first
+    token is context only, as in `gpt-lightning validate`.
+    """
+
+    def requests(self, item: Item, scorer: Scorer) -> Iterator[Request]:
+        """Yield the tokens, all but the first of which are scored."""
+        yield Request(item["tokens"], 1, item["stride"])
+
+    def metrics(self, items: list[Item], scores: list[list[Score]]) -> list[Metric]:
+        """Return loss, perplexity, and bits per byte and character of a text without separators."""
+        (item,), ((score,),) = items, scores
+        rule = "no overlap" if item["stride"] is None else f"stride {item['stride']}"
+        per_token = -score.log_prob / score.n_tokens
+        bits = -score.log_prob / math.log(2)
+        return [
+            Metric(rule, "perplexity", exp(per_token)),
+            Metric(rule, "nats_per_token", per_token),
+            Metric(rule, "bits_per_byte", bits / len(item["text"].encode())),
+            Metric(rule, "bits_per_character", bits / len(item["text"])),
+        ]
+
+
+def read_text(
+    scorer: Scorer, source: str, split: str, stride: int | None, limit: int | None, data: str
+) -> tuple[Item, str]:
+    """Return the item of the task, tokens and their text, and the part that it is of the source.
+
+    Args:
+        scorer: Scorer of the model.
+        source: Text file in UTF-8; or a prepared dataset: its folder, its name in `data`, or a URL.
+        split: Split of a dataset.
+        stride: Tokens that each window but the first one scores; None: block_size.
+        limit: Number of windows; None: all.
+        data: Folder of prepared datasets.
+
+    Raises:
+        UserError: The text is missing, empty, not UTF-8 or outside the tokenizer's vocabulary, the
+            dataset was made with another tokenizer, or the stride is above block_size.
+    """
+    T, tokenizer = scorer.block_size, scorer.tokenizer
+    if (stride or 1) > T:
+        raise UserError(f"--stride {stride} is above the model's block_size: give 1 to {T}")
+    if Path(source).is_file():
+        with explained("read", source, "give the path of a text file"):
+            content = Path(source).read_bytes()
+        try:
+            tokens = scorer.after(np.array([], int), tokenizer.encode(content.decode())).tokens
+        except ValueError as error:  # not UTF-8, or a character outside the vocabulary
+            raise UserError(f"{source} is no text for {tokenizer.name}: {error}") from error
+        n_tokens = len(tokens)
+    else:
+        dataset = TokenDataset(source, Path(data), cache_limit_gb=20.0)
+        if dataset.manifest.tokenizer != (spec := tokenizer.spec()):
+            theirs = dataset.manifest.tokenizer["name"]
+            found = f"was made with {theirs}, the model's tokens are those of {spec['name']}"
+            raise UserError(f"{source} {found} (or another vocabulary of it): give a text file")
+        stream = dataset.stream(split, 1)
+        n_tokens = len(stream)
+    longest = n_tokens if limit is None else min(n_tokens, 1 + T + (limit - 1) * (stride or T))
+    tokens = tokens[:longest] if Path(source).is_file() else stream.windows(np.zeros(1), longest)[0]
+    text = tokenizer.decode(tokens[1:][tokens[1:] != tokenizer.eot_token])
+    if not text:
+        raise UserError(f"{source} is empty: give it some text")
+    part = f"the first {longest - 1:,} of {n_tokens - 1:,} tokens" if longest < n_tokens else ""
+    return {"tokens": tokens, "text": text, "stride": stride}, part
+
+
+TASKS: dict[str, HellaSwag | Lambada | WikiText | Perplexity] = {
+    "hellaswag": HellaSwag(),
+    "lambada": Lambada(),
+    "wikitext": WikiText(),
+    "perplexity": Perplexity(),
+}
+
+
+# ---- a task ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -128,20 +359,17 @@ def find_file(task: str, folder: str | None) -> Path:
     """
     names, url = FILES[task]["names"], FILES[task]["url"]
     cache = Path(platformdirs.user_cache_dir("gpt-lightning")) / "evaluate"
-    place = cache if folder is None else Path(folder)
+    place, address = cache if folder is None else Path(folder), url.rpartition("::")[2]
     for name in names:
         if (place / name).is_file():
             return place / name
-    if folder is not None:
-        raise UserError(
-            f"{task}: {place} has no {' or '.join(names)}: put the file there (from "
-            f"{address(task)}), or leave the folder out to download it"
-        )
-    from gpt_lightning.remote.files import fetch_file  # not for files that are there
-
     path = cache / names[0]
-    print(f"fetching {address(task)} to {path}", flush=True)
     try:
+        if folder is not None:
+            raise UserError("no such file")
+        from gpt_lightning.remote.files import fetch_file  # not for files that are there
+
+        print(f"fetching {address} to {path}", flush=True)
         with explained("write", path):
             cache.mkdir(parents=True, exist_ok=True)
             with locked(cache / f".{path.name}.lock"):
@@ -149,20 +377,14 @@ def find_file(task: str, folder: str | None) -> Path:
                     fetch_file(url, path, FILES[task]["sha256"])
     except UserError as error:
         raise UserError(
-            f"{task} needs {names[0]} ({error.__cause__ or error}): put the file into {cache}, or "
-            "into a folder, and give the folder as --data"
+            f"{task} needs {' or '.join(names)} in {place} ({error.__cause__ or error}): get it "
+            f"from {address}, put it into a folder, and give the folder as --data"
         ) from error
     return path
 
 
-def address(task: str) -> str:
-    """Return the address of a task's file, or of the archive that has it."""
-    url: str = FILES[task]["url"]
-    return url.rpartition("::")[2]
-
-
 def read_items(path: Path) -> list[tuple[str, Any]]:
-    """Return the place and the content of each item: a JSON value, a row, or a page of a text.
+    """Return the place and the content of each item: a JSON value, or a page of a text.
 
     Raises:
         UserError: The file is damaged; the message has the line.
@@ -171,11 +393,6 @@ def read_items(path: Path) -> list[tuple[str, Any]]:
         content = path.read_bytes()
     where, items = "", []
     try:
-        if path.suffix == ".parquet":
-            import pyarrow.parquet as pq
-
-            rows = enumerate(pq.read_table(path).to_pylist(), 1)
-            return [(f"{path}, row {n}", row) for n, row in rows]
         if path.suffix != ".jsonl":
             found = enumerate(pages(content.decode()), 1)
             return [(f"{path}, page {n}", {"page": page}) for n, page in found]
@@ -183,8 +400,59 @@ def read_items(path: Path) -> list[tuple[str, Any]]:
             where = f", line {n}"
             if line.strip():
                 items.append((f"{path}{where}", json.loads(line)))
-    except ImportError as error:
-        raise UserError(f"{path} needs pyarrow: pip install 'gpt-lightning[eval]'") from error
-    except (ValueError, RecursionError, OSError) as error:  # pyarrow's errors are of these kinds
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}{where} is damaged ({reason_of(error)}): get it again") from error
     return items
+
+
+# ---- the report --------------------------------------------------------------------------------
+
+
+# a metric, ours beside the published figures of the four sizes of GPT-2
+Row = row_type(
+    "task protocol metric ours:.4f stderr:.4f gpt2:.4f gpt2_medium:.4f gpt2_large:.4f gpt2_xl:.4f",
+    task=column("task", width=11),
+    protocol=column("protocol", width=21),
+    metric=column("metric", width=18),
+)
+
+
+def rows(result: Result) -> Iterator[Any]:
+    """Yield a row for each metric, then one for each published figure of another protocol."""
+    entries = FILES.get(result.task, {"published": []})["published"]
+    published = {(p["protocol"], p["metric"]): p for p in entries}
+    ours = {(m.protocol, m.name): (m.value, m.stderr) for m in result.metrics}
+    for key in {**ours, **published}:
+        theirs = {size.replace("-", "_"): published.get(key, {}).get(size) for size in SIZES}
+        yield Row(result.task, *key, *ours.get(key, (None, None)), **theirs)
+
+
+def shape_name(config: GPTConfig) -> str:
+    """Return the name of the published GPT-2 with a model's shape, or the shape."""
+    shape = (config.n_layer, config.n_head, config.n_embd)
+    sizes = {(size.n_layer, size.n_head, size.n_embd): name for name, size in SIZES.items()}
+    return sizes.get(shape, "/".join(map(str, shape)))
+
+
+def report(tasks: list[Task], model: str, config: GPTConfig, out: Path | None) -> None:
+    """Score tasks one after the other; print each result, and write all results so far.
+
+    Args:
+        tasks: The tasks.
+        model: Origin and precision of the model.
+        config: Shape of the model.
+        out: JSON file; None: none is written.
+    """
+    shape, results = shape_name(config), {}
+    shows, console = not dist.is_initialized() or dist.get_rank() == 0, Console(Row)
+    if shows:
+        print(f"# {model}, shape {shape}\n{console.header()}", flush=True)
+    for task in tasks:
+        result = task.run()
+        results[task.name] = dataclasses.asdict(result)
+        if shows:
+            notes = (f"{task.name}: {note}" for note in result.notes)
+            print(*map(console.line, rows(result)), *notes, sep="\n", flush=True)
+        if shows and out is not None:
+            facts = {"model": model, "shape": shape, "tasks": results}
+            write_atomic(out, json.dumps(facts).encode())

@@ -1,31 +1,28 @@
 """`gpt-lightning prepare`: choose the route of a source, and print a summary."""
 
+import hashlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
-
-from jsonargparse.typing import NonNegativeInt, PositiveInt
+from typing import Any
 
 from gpt_lightning.data.manifest import Manifest
 from gpt_lightning.data.texts import CORPORA, corpus_file
 from gpt_lightning.data.tokenizers import tokenizer_name
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import most_similar
-from gpt_lightning.prepare.executors import Execution
-from gpt_lightning.prepare.input_file import is_url
 from gpt_lightning.prepare.inputs import (
     HUB,
     as_list,
     find_inputs,
-    has_documents,
     is_one_text,
+    is_url,
     source_name,
     spooled,
 )
 from gpt_lightning.prepare.pipeline import prepare_documents
 from gpt_lightning.prepare.settings import Settings
-from gpt_lightning.prepare.target import RemoteTarget, Target
+from gpt_lightning.prepare.target import Target
 from gpt_lightning.prepare.text import prepare_one_text
 
 
@@ -35,11 +32,6 @@ def prepare(
     out: str | None = None,
     data_dir: str = "data",
     overwrite: bool = False,
-    workers: PositiveInt | None = None,
-    executor: Literal["process", "ray"] = "process",
-    shard_index: NonNegativeInt | None = None,
-    shard_count: PositiveInt | None = None,
-    merge: bool = False,
     **settings: Any,
 ) -> None:
     """Turn text into a dataset: shards of tokens and a manifest.
@@ -57,25 +49,20 @@ def prepare(
             stem>-<tokenizer>.
         data_dir: Folder of corpora and datasets, and of unfinished work for a URL.
         overwrite: Replace a dataset that was made from another text or with other settings.
-        workers: Number of processes; null: one per core.
-        executor: process, or ray for an existing Ray cluster (RAY_ADDRESS).
-        shard_index: Number of this job in an array of jobs, from 0. The job makes its share of the
-            parts.
-        shard_count: Number of jobs in the array.
-        merge: Assemble the parts of all jobs.
         settings: Further settings of the dataset, the fields of prepare.settings.Settings.
     """
     chosen = Settings(tokenizer, **settings)
-    execution = Execution(workers, executor, shard_index, shard_count, merge)
     sources = as_list(source)
     if not sources or not all(found.strip() for found in sources):
         raise UserError("source is empty; give a value, or leave it out")
     folder = Path(out) if out else dataset_folder(sources, tokenizer, data_dir, chosen.val_fraction)
     target = Target(folder, overwrite)
     if out and is_url(out):
-        target = RemoteTarget.of(out, Path(data_dir), overwrite)
+        address, digest = out.rstrip("/"), hashlib.sha256(out.rstrip("/").encode()).hexdigest()[:8]
+        folder = Path(data_dir) / f"{address.rpartition('/')[2]}-{digest}"  # of unfinished work
+        target = Target(folder, overwrite, address)
     begun_s = time.perf_counter()
-    manifest, made = _prepare(sources, Path(data_dir), target, chosen, execution)
+    manifest, made = _prepare(sources, Path(data_dir), target, chosen)
     if manifest is None:
         return
     if not made:
@@ -93,7 +80,7 @@ def prepare_source(
     """
     settings = Settings(tokenizer, val_fraction)
     folder = dataset_folder(source, tokenizer, data_dir, val_fraction)
-    manifest, _ = _prepare([source], Path(data_dir), Target(folder), settings, Execution())
+    manifest, _ = _prepare([source], Path(data_dir), Target(folder), settings)
     assert manifest is not None  # None is for one job of an array
     return manifest
 
@@ -116,38 +103,22 @@ def dataset_folder(
 
 
 def _prepare(
-    sources: Sequence[str],
-    data_dir: Path,
-    target: Target,
-    settings: Settings,
-    execution: Execution,
+    sources: Sequence[str], data_dir: Path, target: Target, settings: Settings
 ) -> tuple[Manifest | None, bool]:
     """Return the dataset of a target, and whether it was made now; None for one job of an array."""
     source = sources[0]
-    once = source == "-" or is_one_text(source)  # it can be read only once
-    documents = source not in CORPORA and not once and has_documents(source)
-    if documents or len(sources) > 1:
-        inputs, name = find_inputs(sources), source_name(sources)
-        return prepare_documents(inputs, name, target, settings, execution)
-    if execution.shard_count is not None or execution.merge or execution.executor != "process":
-        # The splits of one text are borders in the whole text.
-        raise UserError(
-            f"{'standard input' if source == '-' else source} is read as a whole by one process: "
-            "leave out shard_index, shard_count, merge and executor, or give documents (JSONL, "
-            "Parquet, a folder)"
-        )
-    if once:
+    if len(sources) > 1 or not (source in CORPORA or source == "-" or is_one_text(source)):
+        return prepare_documents(find_inputs(sources), source_name(sources), target, settings)
+    if source in CORPORA:
+        return prepare_one_text(corpus_file(source, data_dir), source, target, settings)
+    if source == "-" or is_url(source):  # it can be read only once
         with spooled(source, target.out) as entry:
             if entry.kind == "text":
                 return prepare_one_text(Path(entry.path), entry.name, target, settings)
-            return prepare_documents([entry], entry.name, target, settings, execution)
-    if source in CORPORA:
-        return prepare_one_text(corpus_file(source, data_dir), source, target, settings)
+            return prepare_documents([entry], entry.name, target, settings)
     if not Path(source).exists():
-        raise UserError(
-            f"{source}: no such file, and no corpus of that name; "
-            f"give a text file's path or one of {', '.join(most_similar(source, CORPORA))}"
-        )
+        known = ", ".join(most_similar(source, CORPORA))
+        raise UserError(f"{source}: no such file; give the path of a text, or one of {known}")
     return prepare_one_text(Path(source), Path(source).name, target, settings)
 
 

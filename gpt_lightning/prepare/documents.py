@@ -1,42 +1,41 @@
 """Documents in files: the text of each, and its place for error messages."""
 
 import functools
+import gzip
 import hashlib
+import importlib
+import io
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare.input_file import (
-    HEAD_BYTES,
-    Input,
-    check_text,
-    damaged,
-    no_lines,
-    not_utf8,
-)
-from gpt_lightning.prepare.inputs import explained_input, open_input
-from gpt_lightning.prepare.readers import bytes_of, compressed_lines, open_parquet
+from gpt_lightning.prepare.inputs import BOM, Input, explained_input, no_lines, open_input
 from gpt_lightning.prepare.settings import Errors
 
-BOM = b"\xef\xbb\xbf"
 REPLACEMENT = "\ufffd"
 CHUNK_BYTES = 2**20
 BATCH_ROWS = 64  # rows of Parquet in memory at a time
+WINDOW_BYTES = 2**31  # `zstd --long=31`, as in dumps of Reddit; zstd's own limit is 2**27
+HEAD_BYTES = 4096  # bytes of a text that are examined
+# first bytes of files that no setting turns into text
+MAGICS = {
+    "UTF-32": (b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff"),
+    "UTF-16": (b"\xff\xfe", b"\xfe\xff"),
+    "gzip (.jsonl.gz)": (b"\x1f\x8b",),
+    "zstd (.jsonl.zst)": (b"\x28\xb5\x2f\xfd",),
+    "Parquet (.parquet)": (b"PAR1",),
+    "PDF": (b"%PDF",),
+    "a packed file": (b"PK\x03\x04", b"BZh91AY", b"\xfd7zXZ\x00"),
+}
+RECODE = "convert it, for example with iconv -f utf-16le (or utf-16be) -t utf-8"
+Place = Callable[[], str]  # returns file and line, which takes time
 
 
 class BadDocument(Exception):
     """A document is damaged; the message names what was expected and found."""
-
-
-@dataclass(frozen=True)
-class Document:
-    """Text and a function that returns its place, since finding a line's number takes time."""
-
-    text: str
-    where: Callable[[], str]
 
 
 class Documents:
@@ -62,8 +61,8 @@ class Documents:
         """Digest of all lines, cells and texts that were read, before they were decoded."""
         return self._digest.hexdigest()[:32]
 
-    def read(self, entry: Input, start: int, stop: int | None) -> Iterator[Document]:
-        """Yield the documents of a part of a file, in order.
+    def read(self, entry: Input, start: int, stop: int | None) -> Iterator[tuple[str, Place]]:
+        """Yield the documents of a part of a file, in order, and the place of each.
 
         Args:
             entry: File to read.
@@ -73,37 +72,36 @@ class Documents:
         Raises:
             UserError: The file cannot be read, or a document is damaged and errors is strict.
         """
-        parse = {"text": self._decoded, "parquet": self._cell, "jsonl": self._text_of}[entry.kind]
-        first = not start
+        parse = self._text_of if entry.kind == "jsonl" else self._decoded
+        first = entry.kind == "jsonl" and not start
         for content, where in self.contents(entry, start, stop):
             if entry.kind == "jsonl" and not content.strip():
                 continue
-            if entry.kind == "jsonl" and first and re.match(rb"\s*(\[|{\s*$)", content):
-                raise no_lines(entry.path, entry.compression)
+            if first and re.match(rb"\s*(\[|{\s*$)", content):
+                raise no_lines(entry.path)
             first = False
             try:
                 text = parse(content)
             except BadDocument as error:
                 self.count_damaged(where, str(error))
             else:
-                yield Document(text, where)
+                yield text, where
 
-    def contents(self, entry: Input, start: int, stop: int | None) -> "Contents":
+    def contents(self, entry: Input, start: int, stop: int | None) -> Iterator[tuple[Any, Place]]:
         """Yield the bytes of each document of a part of a file, with its place, undecoded."""
-        if entry.kind == "text":
-            contents = _whole(entry)
-        elif entry.kind == "parquet":
-            contents = _rows(entry, start, stop, self._field)
-        else:
-            contents = _lines(entry, start, stop)
-        with explained_input(entry):
+        with explained_input(entry), open_input(entry) as file:
+            if entry.kind == "parquet":
+                contents = _rows(file, entry, start, stop, self._field)
+            else:
+                read = _whole if entry.kind == "text" else _lines
+                contents = read(file, entry, start, stop)
             for content, where in contents:
                 n_bytes = -1 if content is None else len(content)
                 self._digest.update(n_bytes.to_bytes(8, "little", signed=True))
                 self._digest.update(content or b"")
                 yield content, where
 
-    def count_damaged(self, where: Callable[[], str], reason: str) -> None:
+    def count_damaged(self, where: Place, reason: str) -> None:
         """Count a damaged document, or raise.
 
         Raises:
@@ -113,7 +111,9 @@ class Documents:
             raise UserError(f"{where()}: {reason}; repair it, or omit it with --errors skip")
         self.skipped += 1
 
-    def _decoded(self, content: bytes) -> str:
+    def _decoded(self, content: bytes | None) -> str:
+        if content is None:
+            raise BadDocument(f"expected a string in the column {self._field!r}, found null")
         try:
             return content.decode()
         except UnicodeDecodeError as error:
@@ -125,94 +125,49 @@ class Documents:
         return text
 
     def _text_of(self, line: bytes) -> str:
+        expected = f"expected a JSON object with a string in the field {self._field!r}, found"
         try:
             found = json.loads(self._decoded(line.rstrip(b"\r\n")))
         except (ValueError, RecursionError) as error:
-            reason = getattr(error, "msg", type(error).__name__).removesuffix(" at")
-            column = f" at character {error.pos:,}" if hasattr(error, "pos") else ""
-            raise BadDocument(
-                f"expected a JSON object, found no JSON ({reason}{column})"
-            ) from error
-        if not isinstance(found, dict):
-            raise BadDocument(f"expected a JSON object, found {_called(found)}")
-        if self._field not in found:
-            fields = ", ".join(map(repr, list(found)[:5])) or "none"
-            raise BadDocument(
-                f"expected the field {self._field!r}, found {fields} (--text_field names another)"
-            )
-        return self._checked(found[self._field])
-
-    def _checked(self, found: Any) -> str:
-        if not isinstance(found, str):
-            raise BadDocument(
-                f"expected a string in the field {self._field!r}, found {_called(found)}"
-            )
-        text: str = found
+            reason = getattr(error, "msg", type(error).__name__)
+            raise BadDocument(f"{expected} no JSON ({reason})") from error
+        text = found.get(self._field) if isinstance(found, dict) else None
+        if not isinstance(text, str):
+            raise BadDocument(f"{expected} {json.dumps(found)[:60]} (--text_field names another)")
         try:
             text.encode()
         except UnicodeEncodeError as error:
             if self._errors != "replace":
-                raise BadDocument(
-                    f"character {text[error.start]!r} at position {error.start:,} is half of a "
-                    "surrogate pair and has no UTF-8 form (--errors replace puts U+FFFD there)"
-                ) from error
+                reason = f"character {error.start:,} is half of a surrogate pair"
+                raise BadDocument(f"{reason} (--errors replace puts U+FFFD there)") from error
             before = text.count(REPLACEMENT)
             text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
             self.replaced += text.count(REPLACEMENT) - before
         return text
 
-    def _cell(self, content: bytes | None) -> str:
-        if content is None:
-            raise BadDocument(f"expected a string in the column {self._field!r}, found null")
-        return self._decoded(content)
-
-
-def _called(found: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", type(None): "null"}
-    return names.get(type(found)) or f"{json.dumps(found)[:40]}"
-
 
 # ---- contents of files: of each document, and the function that returns its place ---------------
 
-Contents = Iterator[tuple[Any, Callable[[], str]]]
+Contents = Iterator[tuple[Any, Place]]
 
 
-def _whole(entry: Input) -> Contents:
-    with open_input(entry) as file:
-        content = file.read()
-        check_text(content[:HEAD_BYTES], entry.path)
-        yield content, functools.partial(str, entry.path)
+def _whole(file: BinaryIO, entry: Input, start: int, stop: int | None) -> Contents:
+    content = file.read()
+    check_text(content[:HEAD_BYTES], entry.path)
+    yield content, functools.partial(str, entry.path)
 
 
-def _rows(entry: Input, start: int, stop: int | None, column: str) -> Contents:
-    import pyarrow as pa
-
-    with open_input(entry) as file:
-        table = open_parquet(file, entry)
-        groups = range(start, table.num_row_groups if stop is None else stop)
-        row = sum(table.metadata.row_group(group).num_rows for group in range(start))
-        try:
-            for batch in table.iter_batches(BATCH_ROWS, list(groups), [column]):
-                for content in bytes_of(batch.column(0)):
-                    row += 1
-                    where = functools.partial("{}, row {:,}".format, entry.path, row)
-                    yield content.as_py(), where
-        except (pa.ArrowException, OSError) as error:
-            raise damaged(entry, "Parquet", error) from error
-
-
-def _lines(entry: Input, start: int, stop: int | None) -> Contents:
-    with open_input(entry) as file:
-        offset = first = _first_line(file, start, stop) if start else 0
-        lines = compressed_lines(file, entry) if entry.compression else iter(file.readline, b"")
-        number = 0
-        while (stop is None or offset < stop) and (line := next(lines, b"")):
-            if not offset:
-                check_text(line[:HEAD_BYTES], entry.path)
-            number += 1
-            where = functools.partial(_line_at, entry, first, number)
-            yield line if offset else line.removeprefix(BOM), where
-            offset += len(line)
+def _lines(file: BinaryIO, entry: Input, start: int, stop: int | None) -> Contents:
+    offset = first = _first_line(file, start, stop) if start else 0
+    lines = _compressed_lines(file, entry) if entry.compression else iter(file.readline, b"")
+    number = 0
+    while (stop is None or offset < stop) and (line := next(lines, b"")):
+        if not offset:
+            check_text(line[:HEAD_BYTES], entry.path)
+        number += 1
+        where = functools.partial(_line_at, entry, first, number)
+        yield line if offset else line.removeprefix(BOM), where
+        offset += len(line)
 
 
 def _first_line(file: BinaryIO, start: int, stop: int | None) -> int:
@@ -243,3 +198,124 @@ def _line_at(entry: Input, offset: int, number: int) -> str:
             number += chunk.count(b"\n")
             offset -= len(chunk)
     return f"{entry.path}, line {number:,}"
+
+
+# ---- compressed files: a file that was cut off raises an error -----------------------------------
+
+
+def _compressed_lines(file: BinaryIO, entry: Input) -> Iterator[bytes]:
+    unpacked: Any = gzip.GzipFile(fileobj=file)
+    is_gzip = entry.compression == ".gz"
+    try:
+        yield from io.BufferedReader(unpacked, CHUNK_BYTES) if is_gzip else _zstd_lines(file)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise damaged(entry, f"intact {entry.compression}", error) from error
+
+
+def _zstd_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a .zst file; the package's own reader accepts one that was cut off."""
+    zstandard = _package("zstandard")
+    frame, rest, held = None, b"", b""
+    while chunk := rest or file.read(CHUNK_BYTES // 16):
+        frame = frame or zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES).decompressobj()
+        try:
+            held += frame.decompress(chunk)
+        except zstandard.ZstdError as error:
+            raise EOFError(str(error)) from error
+        *lines, held = held.split(b"\n")
+        yield from (line + b"\n" for line in lines)
+        rest = frame.unused_data if frame.eof else b""
+        frame = None if frame.eof else frame
+    if frame is not None:
+        raise EOFError("the file ends within a frame")
+    yield from filter(None, [held])
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(f"install {name}: pip install 'gpt-lightning[data]'") from error
+
+
+# ---- columns of Parquet files --------------------------------------------------------------------
+
+
+def _parquet(file: BinaryIO, entry: Input) -> Any:
+    """Open a Parquet file and read its footer."""
+    pyarrow, parquet = _package("pyarrow"), _package("pyarrow.parquet")
+    try:
+        return parquet.ParquetFile(file)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise damaged(entry, "Parquet", error) from error
+
+
+def column_sizes(entry: Input, text_field: str) -> list[int]:
+    """Return the bytes of the text in each row group of a Parquet file, decompressed.
+
+    Raises:
+        UserError: The file is not Parquet, or has no such column of strings.
+    """
+    with explained_input(entry), open_input(entry) as file:
+        table = _parquet(file, entry)
+    types = dict(zip(table.schema_arrow.names, table.schema_arrow.types, strict=True))
+    kind: Any = types.get(text_field)
+    value = kind.value_type if str(kind).startswith("dictionary") else kind
+    if str(value) not in ("string", "large_string", "string_view"):
+        found = ", ".join(f"{name!r} of {kind}" for name, kind in list(types.items())[:8])
+        expected = f"expected a column {text_field!r} of strings (--text_field)"
+        raise UserError(f"{entry.path}: {expected}, found {found}")
+    metadata = table.metadata
+    paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+    column, groups = paths.index(text_field), range(metadata.num_row_groups)
+    return [metadata.row_group(i).column(column).total_uncompressed_size for i in groups]
+
+
+def _rows(file: BinaryIO, entry: Input, start: int, stop: int | None, column: str) -> Contents:
+    table, pyarrow = _parquet(file, entry), _package("pyarrow")
+    groups = range(start, table.num_row_groups if stop is None else stop)
+    row = sum(table.metadata.row_group(group).num_rows for group in range(start))
+    try:
+        for batch in table.iter_batches(BATCH_ROWS, list(groups), [column]):
+            # as bytes: pyarrow does not check that strings are UTF-8
+            texts = batch.column(0).cast(pyarrow.large_string()).cast(pyarrow.large_binary())
+            for content in texts:
+                row += 1
+                yield content.as_py(), functools.partial("{}, row {:,}".format, entry.path, row)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise damaged(entry, "Parquet", error) from error
+
+
+# ---- bytes that are no text ----------------------------------------------------------------------
+
+
+def check_text(head: bytes, label: str) -> None:
+    """Raise a UserError if the first bytes of a text or JSONL are those of another format.
+
+    In UTF-16 without a byte order mark, half of the bytes of English are NUL.
+    """
+    for name, magics in MAGICS.items():
+        if head.startswith(magics):
+            fix = "unpack it, convert it to UTF-8, or let its name end as its format does"
+            raise UserError(f"{label} is no text, it begins as {name}: {fix}")
+    if 4 * head.count(0) >= len(head) > 0:
+        raise UserError(f"{label} is no UTF-8, it has many NUL bytes: if it is UTF-16, {RECODE}")
+
+
+def not_utf8(content: bytes, error: UnicodeDecodeError, offset: int, fix: str) -> str:
+    """Return which byte is not UTF-8, and what to do.
+
+    Args:
+        content: Bytes that were decoded.
+        error: Error of the decoding.
+        offset: Bytes of the file before them.
+        fix: Advice of the message, unless the bytes look like UTF-16.
+    """
+    fix = f"it has NUL bytes: if it is UTF-16, {RECODE}" if 0 in content else fix
+    return f"byte 0x{content[error.start]:02x} at offset {offset + error.start:,}; {fix}"
+
+
+def damaged(entry: Input, expected: str, error: Exception) -> UserError:
+    """Return the error of an input that is not a whole file of its kind."""
+    reason = " ".join(str(error).split())
+    return UserError(f"{entry.path}: expected {expected}, found damage ({reason}); get it again")

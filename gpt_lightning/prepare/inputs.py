@@ -1,38 +1,97 @@
-"""Files behind SOURCE: documents, local or behind a URL, or one text that can be read only once."""
+"""Inputs: the files behind SOURCE, on this machine or behind URLs, and how they are opened."""
 
 import contextlib
-import fnmatch
 import glob
 import hashlib
 import io
 import itertools
 import json
 import os
+import re
 import shutil
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
+from urllib.parse import urlsplit
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, file_sha256, workspace
-from gpt_lightning.prepare.input_file import (
-    COMPRESSIONS,
-    Input,
-    Kind,
-    is_object,
-    is_url,
-    kind_of,
-    no_lines,
-    without_host,
-)
 
+Kind = Literal["text", "jsonl", "parquet"]
+KINDS: dict[str, Kind] = {
+    ".txt": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+}
+COMPRESSIONS = (".gz", ".zst")
+BOM = b"\xef\xbb\xbf"
 HUB = "hf:"
 HUB_REVISION = "refs/convert/parquet"
 AGAIN = "run the same command again: it continues from the completed parts"
-NO_STAMP = "none "  # stamp of a file whose store has no facts about it
+READ_BYTES = 2**20  # read from a URL at a time
+
+
+@dataclass(frozen=True)
+class Input:
+    """File of documents.
+
+    Attributes:
+        path: Local path or URL.
+        name: Name in SOURCE, independent of the folder's place.
+        kind: text (one document), jsonl or parquet.
+        compression: .gz, .zst or "" (jsonl only).
+        size: Bytes, None if the store does not return them.
+        stamp: Time of the last change, or a digest; it changes with the content.
+        seekable: True if the file can be read from the middle.
+    """
+
+    path: str
+    name: str
+    kind: Kind
+    compression: str
+    size: int | None
+    stamp: str
+    seekable: bool = True
+
+
+# ---- names -------------------------------------------------------------------------------------
+
+
+def kind_of(path: str) -> tuple[Kind, str] | None:
+    """Return kind and compression by a file's name; None for files without documents."""
+    name = PurePosixPath(without_host(path)).name.lower()
+    compression = next(filter(name.endswith, COMPRESSIONS), "")
+    kind = KINDS.get(PurePosixPath(name.removesuffix(compression)).suffix)
+    return None if kind is None or (compression and kind != "jsonl") else (kind, compression)
+
+
+def is_url(source: str) -> bool:
+    """Return whether fsspec opens the source, not the operating system."""
+    return "://" in source
+
+
+def is_remote(source: str) -> bool:
+    """Return whether a source is behind a URL or in the hub."""
+    return is_url(source) or source.startswith(HUB)
+
+
+def without_host(source: str) -> str:
+    """Return the part of a URL that names a file. Only http has queries; else a ? is a glob's."""
+    if source.startswith(("http://", "https://")):
+        return urlsplit(source).path
+    return source.split("://", 1)[-1]
+
+
+def as_list(source: str | Sequence[str]) -> list[str]:
+    """Return one or several sources as a list."""
+    return [source] if isinstance(source, str) else list(source)
 
 
 def source_name(source: str | Sequence[str]) -> str:
@@ -56,23 +115,13 @@ def source_name(source: str | Sequence[str]) -> str:
     return name.removesuffix(next(filter(name.endswith, COMPRESSIONS), ""))
 
 
-def as_list(source: str | Sequence[str]) -> list[str]:
-    """Return one or several sources as a list."""
-    return [source] if isinstance(source, str) else list(source)
-
-
-def is_remote(source: str) -> bool:
-    """Return whether a source is behind a URL or in the hub."""
-    return is_url(source) or source.startswith(HUB)
-
-
-def has_documents(source: str) -> bool:
-    """Return whether find_inputs takes a SOURCE that is neither a corpus nor standard input."""
-    if is_remote(source) or Path(source).is_dir():
-        return True
+def is_one_text(source: str) -> bool:
+    """Return whether a SOURCE that is no corpus is one text, not documents."""
+    if is_remote(source):
+        return is_url(source) and kind_of(source) == ("text", "") and not set("*[") & set(source)
     if Path(source).exists():
-        return (kind_of(source) or ("text", ""))[0] != "text"
-    return any(character in source for character in "*?[")
+        return not Path(source).is_dir() and kind_of(source) in (None, ("text", ""))
+    return not set("*?[") & set(source)
 
 
 def find_inputs(source: str | Sequence[str]) -> list[Input]:
@@ -92,10 +141,8 @@ def find_inputs(source: str | Sequence[str]) -> list[Input]:
         shown = ", ".join(sorted(skipped)[:3]) + (", ..." if len(skipped) > 3 else "")
         print(f"skipped {len(skipped)}: {shown}", flush=True)
     if not inputs:
-        raise UserError(
-            f"{', '.join(as_list(source)[:3])} holds no documents: expected files that end in "
-            ".jsonl, .jsonl.gz, .jsonl.zst (also .ndjson and .json), .parquet or .txt"
-        )
+        kinds = ".jsonl, .ndjson, .json (also with .gz and .zst), .parquet or .txt"
+        raise UserError(f"{as_list(source)[0]} holds no documents: expected {kinds}")
     once = {entry.path: entry for entry in reversed(inputs)}
     return sorted(once.values(), key=lambda entry: entry.name)
 
@@ -116,113 +163,95 @@ def _local(sources: Sequence[str], skipped: list[str]) -> list[Input]:
     for source in sources:
         root = Path(source)
         if root.is_dir():
-            found, base = _walk(root, skipped), root
+            found, base = _walk(root), root
         elif root.exists():
             found, base = [root], root.parent
             if not _is_lines(root):
-                raise no_lines(source, "")
+                raise no_lines(source)
         else:
             # a bracket of a name, if it is no pattern
-            matches = _matches(source, skipped) or _matches(source.replace("[", "[[]"), skipped)
+            matches = _matches(source) or _matches(source.replace("[", "[[]"))
             if not matches:
-                raise UserError(
-                    f"{source}: no such file, and no file matches; quote a pattern, and prepare a "
-                    "corpus or standard input alone"
-                )
+                fix = "quote a pattern, and prepare a corpus or standard input alone"
+                raise UserError(f"{source}: no such file, and no file matches; {fix}")
             base = Path(os.path.commonpath([os.path.abspath(match.parent) for match in matches]))
-            found = [path for match in matches for path in matches[match]]
-        paths += filter(Path.is_file, found)
+            found = list(itertools.chain(*matches.values()))
+        paths += found
         bases.append(base)
     common = os.path.commonpath(map(os.path.abspath, bases)) if bases else ""
     inputs: dict[str, Input] = {}
     # The shortest of several links wins.
     for path in sorted(paths, key=lambda path: len(path.parts)):
         name = Path(os.path.relpath(os.path.abspath(path), common)).as_posix()
-        kind, stat, real = kind_of(str(path)), path.stat(), str(path.resolve())
-        if kind is None or not _is_lines(path):
-            skipped.append(f"{name} (neither JSONL nor Parquet nor .txt)")
+        kind = kind_of(name)
+        if kind is None or not path.is_file() or not _is_lines(path):  # or a link to nowhere
+            skipped.append(name)
             continue
+        stat, real = path.stat(), str(path.resolve())
         inputs.setdefault(real, Input(real, name, *kind, stat.st_size, str(stat.st_mtime_ns)))
     return list(inputs.values())
 
 
-def _matches(pattern: str, skipped: list[str]) -> dict[Path, list[Path]]:
+def _matches(pattern: str) -> dict[Path, list[Path]]:
     """Return the files and folders that match a glob, each with its files, as a shell passes them.
 
     Args:
         pattern: Glob; ** are any folders, each of which is read once, also below links.
-        skipped: List to which links are added as by `_walk`.
     """
-    parts = Path(pattern).parts
-    if "**" not in parts:
-        found: dict[Path, list[Path]] = {}
-        for path in map(Path, sorted(glob.glob(pattern))):
-            found[path] = _walk(path, skipped) if path.is_dir() else [path]
-            if not path.exists():
-                skipped.append(f"{path} (a link that leads nowhere)")
-        return found
-    depth = parts.index("**")
-    groups: dict[Path, list[Path]] = {}
-    top = str(Path(*parts[:depth]))
-    for root in map(Path, sorted(glob.glob(top))):
-        for path in _walk(root, skipped) if root.is_dir() else []:
-            names = path.relative_to(root).parts
-            for n in range(len(names) + 1):
-                if _fits(names[:n], parts[depth:]):
-                    groups.setdefault(root.joinpath(*names[:n]), []).append(path)
-                    break
-    return groups
+    top, is_recursive, _ = pattern.partition("**")
+    if not is_recursive:
+        found = map(Path, sorted(glob.glob(pattern)))
+        return {path: _walk(path) if path.is_dir() else [path] for path in found}
+    from fsspec.utils import glob_translate
+
+    fits = re.compile(glob_translate(pattern)).fullmatch
+    matches: dict[Path, list[Path]] = {}
+    for path in itertools.chain(*map(_walk, map(Path, sorted(glob.glob(top or "."))))):
+        fitting = (place for place in (*reversed(path.parents), path) if fits(str(place)))
+        if (first := next(fitting, None)) is not None:
+            matches.setdefault(first, []).append(path)
+    return matches
 
 
-def _fits(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Return whether the folders and the file of a path match the parts of a glob."""
-    if not patterns:
-        return not names
-    if patterns[0] == "**" and _fits(names, patterns[1:]):
-        return True
-    rest = patterns if patterns[0] == "**" else patterns[1:]
-    fits = bool(names) and (patterns[0] == "**" or fnmatch.fnmatchcase(names[0], patterns[0]))
-    return fits and _fits(names[1:], rest)
-
-
-def _walk(root: Path, skipped: list[str]) -> list[Path]:
-    """Return the files in a folder, below it and below links to folders, each folder once.
-
-    Args:
-        root: Folder.
-        skipped: List to which links are added that lead nowhere or to a folder that was read.
-    """
+def _walk(root: Path) -> list[Path]:
+    """Return the files in a folder, below it and below links to folders, each folder once."""
     files: list[Path] = []
-    seen: set[tuple[int, int]] = set()
+    seen: set[str] = set()
     tops = [root]
-    while tops:
-        top = tops.pop(0)
+    for top in tops:  # which grows by links
         with explained("read", top, "check its permissions"):
             for place, folders, names in os.walk(top, onerror=_raise_lost):
-                folder, stat = Path(place), os.stat(place)
-                if (stat.st_dev, stat.st_ino) in seen:
-                    skipped.append(f"{folder} (a link to a folder that is read already)")
+                if (real := os.path.realpath(place)) in seen:
                     folders.clear()
                     continue
-                seen.add((stat.st_dev, stat.st_ino))
+                seen.add(real)
+                folder = Path(place)
                 folders[:] = sorted(name for name in folders if not name.startswith("."))
                 tops += [folder / name for name in folders if (folder / name).is_symlink()]
-                visible = [folder / name for name in names if not name.startswith(".")]
-                files += filter(Path.exists, visible)
-                broken = [path for path in visible if not path.exists()]
-                skipped += [f"{path} (a link that leads nowhere)" for path in broken]
+                files += [folder / name for name in names if not name.startswith(".")]
     return files
 
 
-def _is_lines(path: Path) -> bool:
-    """Return whether a file is not one JSON value in a .json of many lines."""
-    return path.suffix.lower() != ".json" or begins_with_object(path)
+def _raise_lost(error: Exception) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+# ---- JSON of one object a line -----------------------------------------------------------------
+
+
+def is_object(line: bytes) -> bool:
+    """Return whether a line is a JSON object."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def begins_with_object(path: Path) -> bool:
     """Return whether one of a file's first two lines is a JSON object, and the first begins one."""
     with open(path, "rb") as file:
-        file.seek(3 if file.read(3) == b"\xef\xbb\xbf" else 0)  # a byte order mark
+        file.seek(len(BOM) if file.read(3) == BOM else 0)
         start = file.tell()
         if not file.read(64).lstrip().startswith(b"{"):  # do not read a long line for nothing
             return False
@@ -230,29 +259,20 @@ def begins_with_object(path: Path) -> bool:
         return any(map(is_object, itertools.islice(filter(bytes.strip, file), 2)))
 
 
+def _is_lines(path: Path) -> bool:
+    """Return whether a file is not one JSON value in a .json of many lines."""
+    return path.suffix.lower() != ".json" or begins_with_object(path)
+
+
+def no_lines(label: str) -> UserError:
+    """Return the error of a file that is one JSON value, with a command that converts an array."""
+    return UserError(
+        f"{label}: expected a JSON object on each line, found other JSON: unpack and convert it, "
+        "for example an array with jq -c '.[]' FILE > documents.jsonl"
+    )
+
+
 # ---- behind a URL --------------------------------------------------------------------------------
-
-
-def remote_input(
-    url: str, kind: Kind, compression: str, fresh: bool = False, first: bool = False
-) -> Input:
-    """Return the input behind a URL.
-
-    Args:
-        url: Address of the file.
-        kind: text, jsonl or parquet.
-        compression: .gz, .zst or "".
-        fresh: True to ask the store, although this process may have listed it before.
-        first: True for the first request to the address.
-
-    Raises:
-        UserError: The file cannot be read.
-    """
-    from gpt_lightning.remote.reading import facts  # needs fsspec
-
-    found = facts(url, fresh, first, AGAIN)
-    stamp = found.tag or f"{NO_STAMP}{uuid.uuid4()}"  # each run then compares contents
-    return Input(url, url, kind, compression, found.size, stamp, found.ranges)
 
 
 def _remote(source: str, skipped: list[str]) -> list[Input]:
@@ -261,10 +281,23 @@ def _remote(source: str, skipped: list[str]) -> list[Input]:
     inputs: list[Input] = []
     for url in attempts(source, partial(_urls, source), "read", first=True, again=AGAIN):
         if kind := kind_of(url):
-            inputs.append(remote_input(url, *kind, first=not inputs and bool(kind_of(source))))
+            inputs.append(remote_input(url, *kind, first=not inputs))
         elif not without_host(url).endswith("/"):  # the links that sort a server's listing
-            skipped.append(f"{url} (neither JSONL nor Parquet nor .txt)")
+            skipped.append(url)
     return inputs
+
+
+def remote_input(url: str, kind: Kind, compression: str, first: bool = False) -> Input:
+    """Return the input behind a URL; `first` as in remote.attempts.
+
+    Raises:
+        UserError: The file cannot be read.
+    """
+    from gpt_lightning.remote.files import facts  # needs fsspec
+
+    size, tag, ranges = facts(url, first=first, again=AGAIN)
+    # without a tag each run compares contents
+    return Input(url, url, kind, compression, size, tag or str(uuid.uuid4()), ranges)
 
 
 def _urls(source: str, system: Any, path: str) -> list[str]:
@@ -277,16 +310,9 @@ def _urls(source: str, system: Any, path: str) -> list[str]:
         if "**" not in path:  # a shell passes them so
             folders = sorted(set(found) - set(paths))
             paths += [name for folder in folders for name in system.find(folder, **strict)]
-    elif kind_of(source):
-        paths = [path]
     else:
-        paths = system.find(path, **strict)
+        paths = [path] if kind_of(source) else system.find(path, **strict)
     return list(dict.fromkeys(system.unstrip_protocol(found) for found in paths))
-
-
-def _raise_lost(error: Exception) -> None:
-    if not isinstance(error, FileNotFoundError):
-        raise error
 
 
 def _hub(source: str) -> list[Input]:
@@ -295,75 +321,72 @@ def _hub(source: str) -> list[Input]:
 
     name, *rest = source.removeprefix(HUB).split(":")
     if name.count("/") != 1 or len(rest) > 2:
-        raise UserError(
-            f"{source}: expected hf:OWNER/NAME, hf:OWNER/NAME:CONFIG or hf:OWNER/NAME:CONFIG:SPLIT"
-        )
+        raise UserError(f"{source}: expected hf:OWNER/NAME, then :CONFIG or :CONFIG:SPLIT")
     config, split = [*rest, *("default", "train")[len(rest) :]]
-
-    address = f"hf://datasets/{name}@{HUB_REVISION}"
     try:
         from huggingface_hub import HfApi
 
         listed = sorted(HfApi().list_repo_files(name, revision=HUB_REVISION, repo_type="dataset"))
     except Exception as error:  # the hub's package tries several times itself
-        raise UserError(
-            f"cannot list {source}: {reason_for(error)}; check the name, the connection, and "
-            "`pip install 'gpt-lightning[hf]'`"
-        ) from error
-    if own := [path for path in listed if path.startswith(f"{config}/{split}/")]:
-        return [remote_input(f"{address}/{path}", "parquet", "") for path in own]
-    # The hub converts only the beginning of a large dataset, as partial-SPLIT.
-    known = sorted({":".join(path.split("/")[:2]) for path in listed if path.count("/") == 2})
-    raise UserError(
-        f"{source}: no split {split!r} in the configuration {config!r}: give hf:{name}: and one of "
-        f"{', '.join(known[:8]) or 'CONFIG:SPLIT'}"
-    )
+        fix = "check the name, the connection, and `pip install 'gpt-lightning[hf]'`"
+        raise UserError(f"cannot list {source}: {reason_for(error)}; {fix}") from error
+    own = [path for path in listed if path.startswith(f"{config}/{split}/")]
+    if not own:
+        # The hub converts only the beginning of a large dataset, as partial-SPLIT.
+        known = sorted({":".join(path.split("/")[:2]) for path in listed if path.count("/") == 2})
+        fix = f"give hf:{name}: and one of {', '.join(known[:8])}"
+        raise UserError(f"{source}: no split {split!r} in the configuration {config!r}: {fix}")
+    address = f"hf://datasets/{name}@{HUB_REVISION}"
+    return [remote_input(f"{address}/{path}", "parquet", "") for path in own]
 
 
 # ---- reading an input ----------------------------------------------------------------------------
 
 
 def open_input(entry: Input) -> BinaryIO:
-    """Open the bytes of an input, seekable if its size is known.
+    """Open the bytes of an input, seekable; of a server without ranges, a temporary copy of them.
 
     Raises:
         UserError: The input is gone, or cannot be read.
     """
-    with explained_input(entry):
-        if not is_url(entry.path):
+    if not is_url(entry.path):
+        with explained_input(entry):
             return open(entry.path, "rb")
-    from gpt_lightning.remote.reading import READ_BYTES, RemoteFile  # needs fsspec
+    from gpt_lightning.remote.attempts import attempts  # need fsspec
+    from gpt_lightning.remote.files import RemoteFile
 
-    seekable = entry.seekable or entry.kind == "parquet"
-    return io.BufferedReader(RemoteFile(entry.path, entry.size, seekable, AGAIN), READ_BYTES)
+    if entry.seekable and entry.size is not None:
+        return io.BufferedReader(RemoteFile(entry.path, entry.size, AGAIN), READ_BYTES)
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+
+    def fetch(system: Any, path: str) -> None:
+        copy.truncate(copy.seek(0))
+        system.get_file(path, copy)
+
+    attempts(entry.path, fetch, "read", again=AGAIN)
+    copy.seek(0)
+    return copy
 
 
 def check_unchanged(entry: Input) -> None:
     """Raise a UserError if an input changed since it was found."""
-    size, stamp = entry.size, entry.stamp
-    with explained_input(entry):
-        if is_url(entry.path):
-            now = remote_input(entry.path, entry.kind, entry.compression, fresh=True)
-            size, stamp = now.size, stamp if stamp.startswith(NO_STAMP) else now.stamp
-        elif stamp.isdigit():
+    now = entry.size, entry.stamp
+    if is_url(entry.path):
+        from gpt_lightning.remote.files import facts  # needs fsspec
+
+        size, tag, _ = facts(entry.path, fresh=True, again=AGAIN)
+        now = size, tag or entry.stamp
+    elif entry.stamp.isdigit():  # no copy of standard input
+        with explained_input(entry):
             stat = Path(entry.path).stat()
-            size, stamp = stat.st_size, str(stat.st_mtime_ns)
-    if (size, stamp) != (entry.size, entry.stamp):
+        now = stat.st_size, str(stat.st_mtime_ns)
+    if now != (entry.size, entry.stamp):
         raise UserError(f"{entry.path} changed while it was read: run the same command again")
 
 
 def explained_input(entry: Input) -> contextlib.AbstractContextManager[None]:
     """Turn an error of reading an input into a UserError of one line."""
     return explained("read", entry.path, "check the path and its permissions")
-
-
-# ---- sources that can be read only once ----------------------------------------------------------
-
-
-def is_one_text(source: str) -> bool:
-    """Return whether a URL is that of one text."""
-    is_glob = any(character in source for character in "*[")
-    return is_url(source) and not is_glob and kind_of(source) == ("text", "")
 
 
 @contextlib.contextmanager
@@ -377,18 +400,16 @@ def spooled(source: str, out: Path) -> Iterator[Input]:
     Raises:
         UserError: The URL cannot be read, or the disk is full.
     """
-    label, stdin, entry = source, contextlib.nullcontext(sys.stdin.buffer), None
-    if source == "-":
-        label = "standard input"
-        if sys.stdin.isatty():
-            print("reading the text from the terminal; Ctrl-D ends it", flush=True)
-    else:
-        entry = remote_input(source, "text", "", first=True)
+    label = "standard input" if source == "-" else source
+    if source == "-" and sys.stdin.isatty():
+        print("reading the text from the terminal; Ctrl-D ends it", flush=True)
+    entry = None if source == "-" else remote_input(source, "text", "", first=True)
+    stream = open_input(entry) if entry else contextlib.nullcontext(sys.stdin.buffer)
     place = out.resolve().with_name(f"{out.resolve().name}.spool")
-    with explained("write", out), workspace(place) as folder:
+    with stream as content, explained("write", out), workspace(place) as folder:
         path = folder / "text"
-        with open(path, "wb") as file, open_input(entry) if entry else stdin as stream:
-            shutil.copyfileobj(stream, file, 2**20)
+        with open(path, "wb") as file:
+            shutil.copyfileobj(content, file, 2**20)
         if entry:
             check_unchanged(entry)
         kind: Kind = "jsonl" if source == "-" and begins_with_object(path) else "text"

@@ -1,13 +1,12 @@
-"""Settings that decide the bytes of a dataset besides its text, and the borders of its splits."""
+"""Settings of a dataset and of the work, and the borders of its splits."""
 
-import dataclasses
 import functools
 import os
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
-from jsonargparse.typing import ClosedUnitInterval, PositiveInt
+from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
 
 from gpt_lightning.data.formats import Format
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, tokenizer_name
@@ -24,7 +23,7 @@ MIN_TOKENS = 2  # one to read and one to predict
 @checked("")
 @dataclass(frozen=True)
 class Settings:
-    """Settings of one dataset.
+    """Settings of one dataset. Those from `workers` on decide no byte of it.
 
     Attributes:
         tokenizer: char, byte, or an encoding of tiktoken.
@@ -39,9 +38,15 @@ class Settings:
             it, replace writes U+FFFD where bytes are not UTF-8.
         format: npy, nanogpt (nanoGPT's train.bin and val.bin) or llmc (llm.c's .bin).
         shuffle: Seed of a random order of all documents in each split; null: their own order.
+        workers: Number of processes; null: one per core.
+        executor: process, or ray for an existing Ray cluster (RAY_ADDRESS).
+        shard_index: Number of this job in an array of jobs, from 0. The job makes its share of the
+            parts.
+        shard_count: Number of jobs in the array.
+        merge: Assemble the parts of all jobs.
 
     Raises:
-        UserError: The fractions leave no training text, or a shard holds no token.
+        UserError: A value is out of bounds, or two contradict each other.
     """
 
     tokenizer: str
@@ -53,15 +58,22 @@ class Settings:
     errors: Errors = "strict"
     format: Format = "npy"
     shuffle: Seed | None = None
+    workers: PositiveInt | None = None
+    executor: Literal["process", "ray"] = "process"
+    shard_index: NonNegativeInt | None = None
+    shard_count: PositiveInt | None = None
+    merge: bool = False
 
     def __post_init__(self) -> None:
         if self.tokenizer.endswith(".json"):  # workers of Ray have another folder
             object.__setattr__(self, "tokenizer", os.path.abspath(self.tokenizer))
         if exact(self.val_fraction) + exact(self.test_fraction) >= 1:
-            raise UserError(
-                f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction} leave "
-                "nothing to train on: their sum must be below 1"
-            )
+            fractions = f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction}"
+            raise UserError(f"{fractions} leave nothing to train on: their sum must be below 1")
+        jobs = 0 if self.merge else self.shard_count or 0
+        if self.shard_index is not None and self.shard_index >= jobs:
+            fix = "give --shard_count, the number of jobs, above it, and --merge without it"
+            raise UserError(f"shard_index is {self.shard_index}: {fix}")
 
     @functools.cached_property
     def tokenizer_name(self) -> str:
@@ -83,20 +95,18 @@ class Settings:
 
     def of_text(self) -> dict[str, Any]:
         """Return the settings in the manifest of one text."""
-        keys = ["tokenizer", "val_fraction", "test_fraction", "shard_tokens"]
-        if self.errors != "strict":  # manifests of the first datasets have no key `errors`
-            keys.append("errors")
-        found = {key: getattr(self, key) for key in keys}
-        return found | {"tokenizer": self.tokenizer_name}
+        # manifests of the first datasets have no key `errors`
+        return self._recorded(*["errors"] * (self.errors != "strict"))
 
     def of_documents(self) -> dict[str, Any]:
         """Return the settings in the manifest of documents."""
-        found = dataclasses.asdict(self) | {"split_by": self.split_by or "hash"}
-        found["tokenizer"] = self.tokenizer_name
-        del found["format"]
-        if self.shuffle is None:  # manifests of unshuffled datasets have no such key
-            del found["shuffle"]
-        return found
+        shuffle = ["shuffle"] * (self.shuffle is not None)  # so have the first ones no `shuffle`
+        found = self._recorded("text_field", "split_by", "errors", *shuffle)
+        return found | {"split_by": self.split_by or "hash"}
+
+    def _recorded(self, *keys: str) -> dict[str, Any]:
+        keys = ("val_fraction", "test_fraction", "shard_tokens", *keys)
+        return {"tokenizer": self.tokenizer_name} | {key: getattr(self, key) for key in keys}
 
 
 def exact(fraction: float) -> Fraction:

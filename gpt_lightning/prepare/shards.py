@@ -10,7 +10,6 @@ gathered from all pieces, sorted in memory, and written into its shards.
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,55 +22,11 @@ from gpt_lightning.data.order import shuffle_keys
 from gpt_lightning.data.shards import write_stream
 from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, replacement, write_atomic
+from gpt_lightning.files import explained, file_sha256, replacement, write_atomic
 from gpt_lightning.prepare.settings import MIN_TOKENS, SPLITS, Settings, exact, split_borders
-from gpt_lightning.prepare.units import Piece, checksums
+from gpt_lightning.prepare.units import Piece
 
 BUCKET_TOKENS = 2**23  # mean of a bucket of shuffled documents, which is sorted in memory
-COPIED = 2**16  # documents that are copied at a time
-# row of a scattered piece: place of the document in the shuffle, and its row in the piece's table
-SCATTERED = np.dtype([("bucket", "<u8"), ("key", "<u8"), ("tokens", "<u8"), ("checksum", "<u4")])
-
-
-class Stream:
-    """Text or tokens in chunks, handed out by their number.
-
-    Args:
-        chunks: Strings, or arrays of one dimension.
-    """
-
-    def __init__(self, chunks: Iterator[Any]) -> None:
-        self._chunks: Iterator[Any] = chunks
-        self._rest: Any = ""
-
-    def more(self) -> bool:
-        """Return whether something is left."""
-        while self._rest is not None and not len(self._rest):
-            self._rest = next(self._chunks, None)
-        return self._rest is not None
-
-    def take(self, n: int) -> Iterator[Any]:
-        """Yield the next n characters or tokens in chunks; fewer at the end."""
-        while n and self.more():
-            head, self._rest = self._rest[:n], self._rest[n:]
-            n -= len(head)
-            yield head
-
-
-def write_split(
-    folder: Path, split: str, dtype: np.dtype[Any], settings: Settings, tokens: Stream
-) -> tuple[Shard, ...]:
-    """Write a stream of tokens into shards of settings.shard_tokens, and return these.
-
-    Raises:
-        OSError: The disk is full.
-        UserError: The format cannot hold such shards.
-    """
-    size, shards = capacity(settings.format, settings.shard_tokens), list[Shard]()
-    while tokens.more():
-        path = folder / file_name(settings.format, split, len(shards))
-        shards.append(write_stream(path, tokens.take(size), dtype, settings.format))
-    return tuple(shards)
 
 
 def begin_dataset(folder: Path, tokenizer: Tokenizer, settings: Settings) -> None:
@@ -85,20 +40,17 @@ def begin_dataset(folder: Path, tokenizer: Tokenizer, settings: Settings) -> Non
     write_extras(settings.format, folder, tokenizer)
 
 
-def finish_dataset(
-    folder: Path,
+def new_manifest(
     tokenizer: Tokenizer,
     settings: Settings,
     origin: TextOrigin,
     recorded: dict[str, Any],
     splits: dict[str, tuple[Shard, ...]],
 ) -> Manifest:
-    """Write the manifest of a dataset whose shards are complete, and return it."""
-    vocab_size, file_format = tokenizer.vocab_size, settings.format
-    dtype = token_dtype(vocab_size).name
-    manifest = Manifest(tokenizer.spec(), vocab_size, dtype, origin, recorded, splits, file_format)
-    manifest.save(folder)
-    return manifest
+    """Return the manifest of a dataset whose shards are complete."""
+    vocab_size = tokenizer.vocab_size
+    facts = tokenizer.spec(), vocab_size, token_dtype(vocab_size).name, origin, recorded, splits
+    return Manifest(*facts, settings.format)
 
 
 def check_size(name: str, split: str, n_tokens: int, content: str) -> None:
@@ -111,10 +63,8 @@ def check_size(name: str, split: str, n_tokens: int, content: str) -> None:
         content: Content of the split, such as "3 documents".
     """
     if n_tokens < MIN_TOKENS:
-        raise UserError(
-            f"{name}: the {split} split has {content}, {n_tokens} tokens, and needs "
-            f"{MIN_TOKENS}: give more text or change val_fraction and test_fraction"
-        )
+        fix = f"it needs {MIN_TOKENS}: give more text or change val_fraction and test_fraction"
+        raise UserError(f"{name}: the {split} split has {content}, {n_tokens} tokens, {fix}")
 
 
 class ShardTask(NamedTuple):
@@ -217,11 +167,10 @@ class Assembly:
 
     def finished(self, task: ShardTask) -> Shard | None:
         """Return a shard that an earlier run has completed, or None."""
-        try:
-            shard = Shard(**json.loads(self._record(task).read_bytes()))
-        except (OSError, ValueError, TypeError):
+        path = self.folder / "new" / task.file
+        if not path.exists():
             return None
-        return shard if (self.folder / "new" / task.file).exists() else None
+        return Shard(task.file, task.last - task.first, file_sha256(path))
 
     def write_shard(self, task: ShardTask) -> Shard:
         """Write a shard, complete or not at all.
@@ -233,17 +182,12 @@ class Assembly:
         with explained("write", self.folder), replacement(path) as temporary:
             chunks = self._chunks(task)
             written = write_stream(temporary, chunks, self.dtype, self.settings.format)
-        shard = dataclasses.replace(written, file=task.file)
-        write_atomic(self._record(task), json.dumps(dataclasses.asdict(shard)).encode())
-        return shard
+        return dataclasses.replace(written, file=task.file)
 
     def _chunks(self, task: ShardTask) -> Iterator[np.ndarray]:
         for block, start in self.blocks(task):
             tokens = self._tokens(task.split, block)
             yield tokens[max(task.first - start, 0) : task.last - start]
-
-    def _record(self, task: ShardTask) -> Path:
-        return self.folder / f"{task.file}.json"
 
     def _tokens(self, split: int, block: int) -> np.ndarray:
         if self.settings.shuffle is not None:
@@ -264,13 +208,12 @@ class Assembly:
         """
         piece, (rows_path, tokens_path) = self.pieces[index], self.scattered(index)
         table, keys = piece.table(), self._keys(index)
-        rows = np.empty(len(table), SCATTERED)
-        rows["bucket"] = self._split_numbers(index, table) * self.n_blocks + self._buckets(keys)
-        rows["key"], rows["tokens"], rows["checksum"] = keys, table["tokens"], table["checksum"]
-        order = np.lexsort((keys, rows["bucket"]))
+        buckets = self._split_numbers(index, table) * self.n_blocks + self._buckets(keys)
+        order = np.lexsort((keys, buckets))
         tokens = reordered(piece.read(table, self.dtype), table["tokens"], order)
+        rows = np.array([buckets, keys, table["tokens"]], np.uint64)[:, order]
         write_atomic(tokens_path, tokens.tobytes())
-        write_atomic(rows_path, rows[order].tobytes())  # last: it makes the scattering finished
+        write_atomic(rows_path, rows.tobytes())  # last: it makes the scattering finished
         piece.file.unlink(missing_ok=True)
 
     def scattered(self, index: int) -> tuple[Path, Path]:
@@ -279,21 +222,17 @@ class Assembly:
 
     def _gathered(self, split: int, bucket: int) -> np.ndarray:
         """Return the documents of a bucket in the shuffle's order, (tokens,)."""
-        number, tables, found = split * self.n_blocks + bucket, [], []
+        number, rows, tokens = split * self.n_blocks + bucket, [], []
         for index in range(len(self.pieces)):
             rows_path, tokens_path = self.scattered(index)
-            rows = np.fromfile(rows_path, SCATTERED)
-            low, high = np.searchsorted(rows["bucket"], [number, number + 1])
-            before, own = int(rows["tokens"][:low].sum()), rows[low:high]
-            count, offset = int(own["tokens"].sum()), before * self.dtype.itemsize
-            tokens = np.fromfile(tokens_path, self.dtype, count, offset=offset)
-            if len(tokens) < count or (checksums(tokens, own) != own["checksum"]).any():
-                rows_path.unlink()
-                raise self.pieces[index].damaged()
-            tables.append(own)
-            found.append(tokens)
-        table = np.concatenate(tables)
-        return reordered(np.concatenate(found), table["tokens"], np.argsort(table["key"]))
+            buckets, keys, lengths = np.fromfile(rows_path, np.uint64).reshape(3, -1)
+            low, high = np.searchsorted(buckets, [number, number + 1])
+            before, count = int(lengths[:low].sum()), int(lengths[low:high].sum())
+            offset = before * self.dtype.itemsize
+            rows.append(np.array([keys[low:high], lengths[low:high]]))
+            tokens.append(np.fromfile(tokens_path, self.dtype, count, offset=offset))
+        keys, lengths = np.concatenate(rows, 1)
+        return reordered(np.concatenate(tokens), lengths, np.argsort(keys))
 
 
 def reordered(tokens: np.ndarray, lengths: np.ndarray, order: np.ndarray) -> np.ndarray:
@@ -304,11 +243,10 @@ def reordered(tokens: np.ndarray, lengths: np.ndarray, order: np.ndarray) -> np.
         lengths: Tokens of each document, (documents,).
         order: Numbers of the documents in their new order, (documents,).
     """
-    ends, found = np.cumsum(lengths), [tokens[:0]]
-    for some in np.array_split(order, 1 + len(order) // COPIED):
-        places = zip((ends - lengths)[some].tolist(), ends[some].tolist(), strict=True)
-        found.append(np.concatenate([tokens[:0], *(tokens[begin:end] for begin, end in places)]))
-    return np.concatenate(found)
+    lengths = lengths.astype(np.int64)
+    starts, own = np.cumsum(lengths) - lengths, lengths[order]
+    shifts = starts[order] - (np.cumsum(own) - own)  # from its new place to its old one
+    return tokens[np.repeat(shifts, own) + np.arange(len(tokens))]
 
 
 def split_of(digests: np.ndarray, val_fraction: float, test_fraction: float) -> np.ndarray:

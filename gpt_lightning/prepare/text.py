@@ -2,32 +2,29 @@
 
 import codecs
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from gpt_lightning.data.manifest import Manifest, TextOrigin
+from gpt_lightning.data.formats import capacity, file_name
+from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
 from gpt_lightning.data.progress import Progress
+from gpt_lightning.data.shards import write_stream
 from gpt_lightning.data.tokenizers import token_dtype
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained
-from gpt_lightning.prepare.input_file import HEAD_BYTES, check_not_json, check_text, not_utf8
+from gpt_lightning.files import explained, workspace
+from gpt_lightning.prepare.documents import HEAD_BYTES, REPLACEMENT, check_text, not_utf8
+from gpt_lightning.prepare.inputs import BOM, is_object
 from gpt_lightning.prepare.settings import Errors, Settings, split_borders
-from gpt_lightning.prepare.shards import (
-    Stream,
-    begin_dataset,
-    check_size,
-    finish_dataset,
-    write_split,
-)
+from gpt_lightning.prepare.shards import begin_dataset, check_size, new_manifest
 from gpt_lightning.prepare.target import Target
 
 CHUNK_BYTES = 2**22
 PIECE_CHARACTERS = 2**24  # a text of up to 16 Mi characters is tokenized as a whole
-REPLACEMENT = "\ufffd"
 
 
 @dataclass
@@ -65,7 +62,12 @@ def decoded(path: Path, errors: Errors, survey: Survey) -> Iterator[str]:
                 check_text(chunk[:HEAD_BYTES], str(path))
             digest.update(chunk)
             final, data = not chunk, rest + chunk
-            text, used = _decode(path, data, survey.n_bytes - len(rest), errors, final)
+            try:
+                text, used = codecs.utf_8_decode(data, errors, final)
+            except UnicodeDecodeError as error:
+                fix = "convert it, for example with iconv -t utf-8, or add --errors replace"
+                found = not_utf8(data, error, survey.n_bytes - len(rest), fix)
+                raise UserError(f"{path} is not UTF-8: {found}") from error
             survey.replaced += text.count(REPLACEMENT) - data[:used].count(REPLACEMENT.encode())
             survey.n_bytes += len(chunk)
             survey.n_characters += len(text)
@@ -75,34 +77,21 @@ def decoded(path: Path, errors: Errors, survey: Survey) -> Iterator[str]:
     survey.sha256 = digest.hexdigest()
 
 
-def _decode(path: Path, data: bytes, offset: int, errors: Errors, final: bool) -> tuple[str, int]:
-    try:
-        return codecs.utf_8_decode(data, "replace" if errors == "replace" else "strict", final)
-    except UnicodeDecodeError as error:
-        fix = (
-            "convert it, for example with iconv -t utf-8, or make a dataset of it with "
-            f"`gpt-lightning prepare {path} --errors replace`"
-        )
-        raise UserError(f"{path} is not UTF-8: {not_utf8(data, error, offset, fix)}") from error
+def _check_not_json(path: Path) -> None:
+    """Raise a UserError if the first lines of a text are those of JSONL or of an array."""
+    with path.open("rb") as file:
+        lines = file.read(CHUNK_BYTES).removeprefix(BOM).split(b"\n", 2)[:2]
+    if re.match(rb"\s*\[\s*{", b"".join(lines)) or any(map(is_object, lines)):
+        fix = "let its name end in .jsonl (jq -c '.[]' converts an array), or in .txt if it is text"
+        raise UserError(f"{path} is no text, it begins as JSON: {fix}")
 
 
 def survey_text(path: Path, settings: Settings) -> Survey:
     """Read a text once, in chunks.
 
     Raises:
-        UserError: The file cannot be read, is not UTF-8, is empty or blank, or the settings are for
-            documents.
+        UserError: The file cannot be read, is not UTF-8, or is empty or blank.
     """
-    wrong = {
-        "split_by hash": settings.split_by == "hash",
-        "errors skip": settings.errors == "skip",
-        "shuffle": settings.shuffle is not None,
-    }
-    for setting in (name for name, given in wrong.items() if given):
-        raise UserError(
-            f"{path} is one text, and {setting} is for documents: leave it out, or give JSONL, "
-            "Parquet or a folder of texts"
-        )
     survey = Survey()
     for text in decoded(path, settings.errors, survey):
         if settings.tokenizer == "char":
@@ -129,6 +118,31 @@ def pieces(chunks: Iterator[str], limit: int = PIECE_CHARACTERS) -> Iterator[str
             piece = ""  # free up to 64 MB for the next one
     if held:
         yield held
+
+
+class Stream:
+    """Text or tokens in chunks, handed out by their number.
+
+    Args:
+        chunks: Strings, or arrays of one dimension.
+    """
+
+    def __init__(self, chunks: Iterator[Any]) -> None:
+        self._chunks: Iterator[Any] = chunks
+        self._rest: Any = ""
+
+    def more(self) -> bool:
+        """Return whether something is left."""
+        while self._rest is not None and not len(self._rest):
+            self._rest = next(self._chunks, None)
+        return self._rest is not None
+
+    def take(self, n: int) -> Iterator[Any]:
+        """Yield the next n characters or tokens in chunks; fewer at the end."""
+        while n and self.more():
+            head, self._rest = self._rest[:n], self._rest[n:]
+            n -= len(head)
+            yield head
 
 
 # ---- from text to shards -------------------------------------------------------------------------
@@ -161,15 +175,29 @@ def prepare_one_text(
         UserError: The text or the settings make no dataset, the folder holds something else, or
             the disk is full.
     """
+    for_documents = {
+        "split_by": settings.split_by == "hash",
+        "errors skip": settings.errors == "skip",
+        "shuffle": settings.shuffle is not None,
+        "shard_count": settings.shard_count is not None,
+        "merge": settings.merge,
+        "executor": settings.executor != "process",
+    }
+    for setting in (name for name, given in for_documents.items() if given):
+        fix = "leave it out, or give JSONL, Parquet or a folder of texts"
+        raise UserError(f"{source} is one text, and {setting} is for documents: {fix}")
     survey = survey_text(source, settings)
     if not name.lower().endswith(".txt"):
-        with source.open("rb") as file:
-            check_not_json(file.read(CHUNK_BYTES), str(source))
+        _check_not_json(source)
     origin = TextOrigin(name, survey.n_bytes, survey.sha256)
     target.wanted.update({"SHA-256 of the text": survey.sha256, "format": settings.format})
     target.wanted.update(settings.of_text())
-    write = partial(_write, source, survey, origin, settings)
-    manifest, made = target.make_once(partial(target.publish, write))
+
+    def make() -> tuple[Manifest, bool]:
+        with workspace(target.out.resolve()) as folder:
+            return target.deliver(folder, _write(source, survey, origin, settings, folder / "new"))
+
+    manifest, made = target.make_once(make)
     if made and survey.replaced:
         print(f"{source}: {survey.replaced:,} times bytes that are not UTF-8 became U+FFFD")
     return manifest, made
@@ -180,13 +208,11 @@ def _write(
 ) -> Manifest:
     tokenizer = settings.build_tokenizer("".join(survey.characters))
     if tokenizer.vocab_size < 2:
-        raise UserError(
-            f"{source} is made of one character, {survey.characters.pop()!r}, which leaves nothing "
-            "to predict: give another text"
-        )
+        raise UserError(f"{source} is made of one character, nothing to predict: give another text")
     begin_dataset(folder, tokenizer, settings)
     borders = split_borders(survey.n_characters, settings.val_fraction, settings.test_fraction)
     again, splits, dtype = Survey(), {}, token_dtype(tokenizer.vocab_size)
+    size = capacity(settings.format, settings.shard_tokens)
     chunks = decoded(source, settings.errors, again)
     text = Stream(chunks)
 
@@ -198,12 +224,15 @@ def _write(
                 progress.reach(again.n_bytes, len(found))
 
     for split, (first, last) in borders.items():
-        shards = write_split(folder, split, dtype, settings, Stream(tokens(last - first)))
+        stream, shards = Stream(tokens(last - first)), list[Shard]()
+        while stream.more():
+            path = folder / file_name(settings.format, split, len(shards))
+            shards.append(write_stream(path, stream.take(size), dtype, settings.format))
         n_tokens = sum(shard.tokens for shard in shards)
         check_size(str(source), split, n_tokens, f"{last - first} characters")
-        splits[split] = shards
+        splits[split] = tuple(shards)
     for _ in chunks:  # the last, empty chunk completes the digest
         pass
     if again.sha256 != survey.sha256:
         raise UserError(f"{source}: the file changed while it was read: run prepare again")
-    return finish_dataset(folder, tokenizer, settings, origin, settings.of_text(), splits)
+    return new_manifest(tokenizer, settings, origin, settings.of_text(), splits)

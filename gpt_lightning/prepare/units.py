@@ -13,6 +13,7 @@ import functools
 import hashlib
 import itertools
 import json
+import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,21 +25,18 @@ import numpy as np
 from gpt_lightning.data.tokenizers import Tokenizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import write_atomic
-from gpt_lightning.prepare.documents import Documents
-from gpt_lightning.prepare.input_file import Input
-from gpt_lightning.prepare.inputs import check_unchanged, explained_input, open_input
-from gpt_lightning.prepare.readers import column_sizes
+from gpt_lightning.prepare.documents import Documents, column_sizes
+from gpt_lightning.prepare.inputs import Input, check_unchanged
 from gpt_lightning.prepare.settings import Settings
 
 UNIT_BYTES = 2**24
 UNIT_FILES = 4096
 PIECE_TOKENS = 2**22
 PIECE_DOCUMENTS = 2**16
-WORK_VERSION = 3  # version of a unit's files
+WORK_VERSION = 4  # version of a unit's files
 CLEAN = "clean"
-# row of a piece's table: tokens with the end-of-text token, bytes of the text in UTF-8, CRC-32 of
-# the tokens, SHA-256 of the text
-ROW = np.dtype([("tokens", "<u8"), ("bytes", "<u8"), ("checksum", "<u4"), ("sha256", "S32")])
+# row of a piece's table: tokens with the end-of-text token, bytes and SHA-256 of the text in UTF-8
+ROW = np.dtype([("tokens", "<u8"), ("bytes", "<u8"), ("sha256", "S32")])
 
 
 @dataclass(frozen=True)
@@ -105,9 +103,8 @@ def _ranges(
 ) -> Iterator[tuple[int, int | None, int]]:
     """Yield the first and last + 1 byte or row group of each unit of a file, and its bytes."""
     if entry.kind == "parquet":
-        with explained_input(entry), open_input(entry) as file:
-            sizes = column_sizes(file, entry, text_field)
-        yield from _grouped(sizes, unit_bytes)
+        limit = unit_bytes if entry.seekable else sys.maxsize  # each unit would copy the file
+        yield from _grouped(column_sizes(entry, text_field), limit)
     elif entry.compression or not entry.seekable or entry.size is None:
         yield 0, None, entry.size or 0
     else:
@@ -137,7 +134,7 @@ class Piece:
         path: Path of the files, without their endings.
         documents: Number of documents.
         tokens: Number of tokens.
-        checksum: CRC-32 of the table.
+        checksum: CRC-32 of the two files, one after the other.
     """
 
     path: Path
@@ -151,27 +148,27 @@ class Piece:
         return self.path.with_suffix(".tokens")
 
     def table(self) -> np.ndarray:
-        """Return the table of the documents, ROW (documents,).
+        """Return the table of the documents, ROW (documents,); `read` checks it.
 
         Raises:
             UserError: The table is damaged or missing.
         """
         path = self.path.with_suffix(".documents")
         content = path.read_bytes() if path.exists() else b""
-        if zlib.crc32(content) != self.checksum:
+        if len(content) != self.documents * ROW.itemsize:
             raise self.damaged()
         return np.frombuffer(content, ROW)
 
     def read(self, table: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-        """Return the tokens, (tokens,), after comparing the checksum of each document.
+        """Return the tokens, (tokens,), after comparing the checksum.
 
         Raises:
-            UserError: The tokens are damaged or missing.
+            UserError: The files are damaged or missing.
         """
-        found = np.fromfile(self.file, dtype) if self.file.exists() else np.empty(0, dtype)
-        if len(found) != self.tokens or (checksums(found, table) != table["checksum"]).any():
+        content = self.file.read_bytes() if self.file.exists() else b""
+        if zlib.crc32(content, zlib.crc32(table.tobytes())) != self.checksum:
             raise self.damaged()
-        return found
+        return np.frombuffer(content, dtype)
 
     def forget(self) -> None:
         """Delete the record of the unit, so that it is made again."""
@@ -180,10 +177,7 @@ class Piece:
     def damaged(self) -> UserError:
         """Forget the unit, and return the error."""
         self.forget()
-        return UserError(
-            f"{self.path} is damaged, its bytes differ from their checksums: run the same command "
-            "again, which makes this part again"
-        )
+        return UserError(f"{self.path} is damaged: run the same command again, which repairs it")
 
 
 @dataclass(frozen=True)
@@ -253,18 +247,6 @@ class Job:
         ]
 
 
-def checksums(tokens: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return the CRC-32 of the tokens of each document, (documents,).
-
-    Args:
-        tokens: Tokens of consecutive documents.
-        table: Rows of these documents, with a field `tokens`.
-    """
-    borders = [0, *np.cumsum(table["tokens"]).tolist()]
-    found = (zlib.crc32(tokens[begin:end]) for begin, end in itertools.pairwise(borders))  # type: ignore[arg-type]
-    return np.fromiter(found, "<u4", len(table))
-
-
 # ---- from a unit to its files --------------------------------------------------------------------
 
 
@@ -300,9 +282,11 @@ def run_unit(job: Job, unit: Unit) -> Record:
     pieces: list[list[int]] = []
     for table, tokens in _pieces(reader, unit, settings.build_tokenizer()):
         path = job.piece_path(unit, len(pieces))
-        write_atomic(path.with_suffix(".documents"), table.tobytes())
-        write_atomic(path.with_suffix(".tokens"), tokens.tobytes())
-        pieces.append([len(table), len(tokens), zlib.crc32(table.tobytes())])
+        contents = {".documents": table.tobytes(), ".tokens": tokens.tobytes()}
+        for suffix, content in contents.items():
+            write_atomic(path.with_suffix(suffix), content)
+        checksum = zlib.crc32(contents[".tokens"], zlib.crc32(contents[".documents"]))
+        pieces.append([len(table), len(tokens), checksum])
     errors = settings.errors if reader.skipped or reader.replaced else CLEAN
     record = Record(unit.stamp, reader.content, errors, reader.skipped, reader.replaced, pieces)
     write_atomic(job.record_path(unit), json.dumps(dataclasses.asdict(record)).encode())
@@ -314,12 +298,11 @@ def _pieces(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield table and tokens of each piece."""
     documents: list[np.ndarray] = []
-    rows: list[tuple[int, int, int, bytes]] = []
+    rows: list[tuple[int, int, bytes]] = []
     held = 0
     for text, tokens in _tokenized(reader, unit, tokenizer):
         documents.append(tokens)
-        checksum = zlib.crc32(tokens)  # type: ignore[arg-type]
-        rows.append((len(tokens), len(text), checksum, hashlib.sha256(text).digest()))
+        rows.append((len(tokens), len(text), hashlib.sha256(text).digest()))
         held += len(tokens)
         if held >= PIECE_TOKENS or len(documents) >= PIECE_DOCUMENTS:
             yield np.array(rows, ROW), np.concatenate(documents)
@@ -334,12 +317,12 @@ def _tokenized(
     """Yield the text of each document in UTF-8, and its tokens behind the end-of-text token."""
     assert tokenizer.eot_token is not None  # pipeline.py checks it
     for entry in unit.files:
-        for document in reader.read(entry, unit.start, unit.stop):
+        for text, where in reader.read(entry, unit.start, unit.stop):
             try:
-                tokens = tokenizer.encode(document.text)
+                tokens = tokenizer.encode(text)
             except UserError as error:  # tiktoken limits runs of white space
-                reader.count_damaged(document.where, str(error))
+                reader.count_damaged(where, str(error))
                 continue
             assert int(tokens.max(initial=0)) < tokenizer.vocab_size, tokenizer.name
-            yield document.text.encode(), np.insert(tokens, 0, tokenizer.eot_token)
+            yield text.encode(), np.insert(tokens, 0, tokenizer.eot_token)
         check_unchanged(entry)

@@ -1,13 +1,15 @@
-"""Whole files behind URLs: list, read, download, upload with a comparison, delete."""
+"""Files behind URLs: list, read whole or in parts, download, upload with a comparison, delete."""
 
 import contextlib
 import hashlib
+import io
 import os
 import re
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import file_sha256, replacement, sync_folder
@@ -16,6 +18,9 @@ from gpt_lightning.remote.attempts import AGAIN, DamageError, attempts, is_missi
 # A file appears in them when it is complete, and there is no cheap rename.
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "r2", "hf"}
 TEMPORARY = re.compile(r"\..+\.tmp\..+\.\d+")  # name of an upload that was interrupted
+# facts that change with a file; no store has all of them
+TAGS = ("ETag", "etag", "sha256", "blob_id", "md5", "md5Hash", "checksum", "mtime", "created")
+HTTP_TAGS = ("Content-MD5", "Last-Modified")
 
 
 def protocols(system: Any) -> set[str]:
@@ -42,12 +47,11 @@ def listed(url: str) -> dict[str, dict[str, Any]]:
     def entries(system: Any, path: str) -> list[dict[str, Any]]:
         system.invalidate_cache()
         try:
-            found: list[dict[str, Any]] = system.ls(path, detail=True)
+            return list(system.ls(path, detail=True))
         except (FileNotFoundError, NotADirectoryError) as error:
             if not is_missing(error):
                 raise
             return []
-        return found
 
     found = attempts(url, entries, "list")
     return {entry["name"].rstrip("/").rpartition("/")[2]: entry for entry in found}
@@ -63,12 +67,11 @@ def read_if_there(url: str) -> bytes | None:
 
     def content(system: Any, path: str) -> bytes | None:
         try:
-            found: bytes = system.cat_file(path)
+            return bytes(system.cat_file(path))
         except FileNotFoundError as error:
             if not is_missing(error):
                 raise
             return None
-        return found
 
     return attempts(url, content)
 
@@ -120,6 +123,86 @@ def fetch_file(
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
     return found
+
+
+# ---- parts of a file ---------------------------------------------------------------------------
+
+
+class Facts(NamedTuple):
+    """Facts about a file behind a URL.
+
+    Attributes:
+        size: Bytes; None if the store does not return them.
+        tag: ETag, digest or time of the last change; "" if the store has none.
+        ranges: True if a part can be read alone. Not every HTTP server returns ranges of bytes.
+    """
+
+    size: int | None
+    tag: str
+    ranges: bool
+
+
+def facts(url: str, fresh: bool = False, first: bool = False, again: str = AGAIN) -> Facts:
+    """Return the facts about a file.
+
+    Args:
+        url: Address of the file.
+        fresh: True to ask the store, although this process may have listed it before.
+        first: True for the first request to a new address.
+        again: Hint for a connection that stays lost.
+    """
+
+    def info(system: Any, path: str) -> dict[str, Any]:
+        if fresh and not url.startswith("hf://"):  # the hub limits the number of requests
+            system.invalidate_cache()
+        return dict(system.info(path))
+
+    found = attempts(url, info, "read", first, again)
+    tag = next((f"{key} {found[key]}" for key in TAGS + HTTP_TAGS if found.get(key)), "")
+    is_http, size = url.startswith(("http://", "https://")), found.get("size")
+    return Facts(size, tag, size is not None and (not is_http or bool(found.get("partial"))))
+
+
+class RemoteFile(io.RawIOBase):
+    """File behind a URL with ranges; after a lost connection it is opened again.
+
+    Args:
+        url: Address of the file.
+        size: Bytes of the file.
+        again: Hint for a connection that stays lost.
+    """
+
+    def __init__(self, url: str, size: int, again: str = AGAIN) -> None:
+        self._url, self._size, self._again, self._at = url, size, again, 0
+        self._file: Any = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = (0, self._at, self._size)[whence] + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        content = attempts(self._url, partial(self._read, len(buffer)), "read", again=self._again)
+        buffer[: len(content)] = content
+        self._at += len(content)
+        return len(content)
+
+    def _read(self, n: int, system: Any, path: str) -> bytes:
+        try:
+            self._file = self._file or system.open(path, "rb")
+            self._file.seek(self._at)
+            content: bytes = self._file.read(n)
+            if not content and self._at < self._size:
+                raise ConnectionError(f"it ended after {self._at:,} of {self._size:,} bytes")
+        except BaseException:
+            self._file = None
+            raise
+        return content
 
 
 # ---- writing -----------------------------------------------------------------------------------

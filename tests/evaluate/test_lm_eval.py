@@ -11,9 +11,8 @@ import torch
 import yaml
 
 from gpt_lightning.data.tokenizers import TiktokenTokenizer, _gpt2_package
-from gpt_lightning.evaluate.protocols import HARNESS, pages
 from gpt_lightning.evaluate.scoring import Scorer
-from gpt_lightning.evaluate.tasks import Task
+from gpt_lightning.evaluate.tasks import HARNESS, Task, pages
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.runs.sources import load_model
 from tests.evaluate import made_up

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare.executors import Execution, run_all
+from gpt_lightning.prepare.executors import run_all
+from gpt_lightning.prepare.settings import Settings
 
 
 def square(x: int) -> int:
@@ -18,15 +19,15 @@ def square(x: int) -> int:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_each_unit_once(workers: int) -> None:
-    found = list(run_all(square, range(20), Execution(workers)))
+    found = list(run_all(square, range(20), Settings("gpt2", workers=workers)))
     assert sorted(found) == [(x, x * x) for x in range(20)]
-    assert list(run_all(square, [], Execution(workers))) == []
+    assert list(run_all(square, [], Settings("gpt2", workers=workers))) == []
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_mistake_comes_through(workers: int) -> None:
     with pytest.raises(UserError, match=r"^-1 is negative$"):
-        list(run_all(square, [1, -1, 2], Execution(workers)))
+        list(run_all(square, [1, -1, 2], Settings("gpt2", workers=workers)))
 
 
 GUARDLESS = """
@@ -51,10 +52,8 @@ def test_a_script_without_a_main_guard_ends(tmp_path: Path) -> None:
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(
-        UserError, match=r"needs the package ray: pip install 'gpt-lightning\[ray\]'"
-    ):
-        list(run_all(square, [1], Execution(executor="ray")))
+    with pytest.raises(UserError, match=r"executor ray .*pip install 'gpt-lightning\[ray\]'"):
+        list(run_all(square, [1], Settings("gpt2", executor="ray")))
 
 
 RAY = """

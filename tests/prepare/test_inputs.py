@@ -20,17 +20,16 @@ from gpt_lightning.data.dataset import TokenDataset, load_manifest
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.errors import UserError
+from gpt_lightning.prepare import documents
 from gpt_lightning.prepare.command import dataset_folder, prepare
 from gpt_lightning.prepare.inputs import (
     begins_with_object,
     find_inputs,
     fingerprint,
-    has_documents,
+    is_one_text,
 )
-from gpt_lightning.remote.reading import RemoteFile
 
 LINES = "".join(json.dumps({"text": f"document number {i}"}) + "\n" for i in range(40))
-JSON = [LINES, f'cut off"}}\n{LINES}', '[{"text": "a"}]', '[\n {"a": 1}]']
 
 
 def all_tokens(folder: Path) -> list[int]:
@@ -116,13 +115,9 @@ def test_json_of_many_lines_is_refused_wherever_it_is(
     (tmp_path / "a.jsonl").write_bytes(content)
     memory.pipe("/docs/a.json", content)
     path = tmp_path / "a b.json.gz"
-    for source, said in {
-        str(path): rf"unpack it, .* jq -c '\.\[\]' '{path.with_suffix('')}' >",
-        str(tmp_path / "a.jsonl"): r"jq -c '\.\[\]' /",
-        "memory://docs/a.json": r"download it.* jq -c '\.\[\]' a\.json",
-    }.items():
-        with pytest.raises(UserError, match=rf"expected a JSON object on each line.*{said}"):
-            prepare(source, out=str(tmp_path / "out"), errors="skip", workers=1)
+    for source in (path, tmp_path / "a.jsonl", "memory://docs/a.json"):
+        with pytest.raises(UserError, match=rf"{source}: expected a JSON object on each line.*jq"):
+            prepare(str(source), out=str(tmp_path / "out"), errors="skip", workers=1)
 
 
 def test_several_sources_are_a_glob(tmp_path: Path) -> None:
@@ -161,10 +156,7 @@ def test_links_are_followed_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (source / "file.jsonl").symlink_to(source / "a.jsonl")
     names = [entry.name for entry in find_inputs(str(source))]
     assert names == ["a.jsonl", "link/b.jsonl", "link/deep/c.jsonl"]
-    said = capsys.readouterr().out
-    assert "skipped 3: " in said
-    assert "gone.jsonl (a link that leads nowhere)" in said
-    assert said.count("(a link to a folder that is read already)") == 2
+    assert capsys.readouterr().out == "skipped 1: gone.jsonl\n"
     assert len(find_inputs(f"{source}/**/*.jsonl")) == 3
 
 
@@ -177,7 +169,7 @@ def test_a_glob_descends_as_a_shells_words(
     capsys.readouterr()
     assert [entry.name for entry in find_inputs(f"{folder}/*")] == names
     assert "sub/a.jsonl.gz" in names
-    assert "gone.jsonl (a link that leads nowhere)" in capsys.readouterr().out
+    assert "gone.jsonl" in capsys.readouterr().out
     assert [entry.name for entry in find_inputs(f"{folder}/**/s*")] == ["sub/a.jsonl.gz"]
     assert [entry.name for entry in find_inputs(f"{folder}/**/*")] == names
 
@@ -195,28 +187,24 @@ MAGIC = {
     "zstd": b"\x28\xb5\x2f\xfd and more",
     "parquet": b"PAR1",
     "zip": b"PK\x03\x04",
-    "bzip2": b"BZh91AY",
-    "xz": b"\xfd7zXZ\x00",
     "utf-16": "text".encode("utf-16"),
-    "utf-16be": b"\xfe\xff" + "text".encode("utf-16be"),
     "utf-32": "text".encode("utf-32"),
     "pdf": b"%PDF-1.4",
 }
 
 
-@pytest.mark.parametrize("errors", ["strict", "replace", "skip"])
 @pytest.mark.parametrize("content", MAGIC.values(), ids=MAGIC)
-def test_packed_bytes_are_never_text(tmp_path: Path, content: bytes, errors: str) -> None:
+def test_packed_bytes_are_never_text(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "folder").mkdir()
     for name in ("a.jsonl", "a.txt", "folder/a.txt"):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content + b"\n" + LINES.encode())
-        source = path.parent if name.startswith("folder") else path
-        if errors == "skip" and name == "a.txt":
-            continue  # one text has no documents to skip
-        with pytest.raises(UserError, match=r"is no text, it begins as [\w-]+: (unpack|let|conv)"):
-            prepare(str(source), out=str(tmp_path / "out"), errors=errors, workers=1)
-        assert not (tmp_path / "out").exists()
+        (tmp_path / name).write_bytes(content + b"\n" + LINES.encode())
+        source = tmp_path / name.removesuffix("/a.txt")
+        for errors in ("strict", "replace", "skip"):
+            if (errors, name) == ("skip", "a.txt"):
+                continue  # one text has no documents to skip
+            with pytest.raises(UserError, match=r"a\.\w+ is no text, it begins as"):
+                prepare(str(source), out=str(tmp_path / "out"), errors=errors, workers=1)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["part-00000", "a.jl", "-"])
@@ -248,14 +236,13 @@ def test_a_json_whose_first_line_is_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-16le", "utf-16be"])
-@pytest.mark.parametrize("errors", ["strict", "replace"])
-def test_utf16_without_a_mark(tmp_path: Path, encoding: str, errors: str) -> None:
+def test_utf16_without_a_mark(tmp_path: Path, encoding: str) -> None:
+    content = LINES.encode(encoding)
     for name in ("a.txt", "a.jsonl", "a.jsonl.gz"):
-        content = LINES.encode(encoding)
-        content = gzip.compress(content) if name.endswith("gz") else content
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(UserError, match=f"many NUL bytes: .*iconv -f {encoding}"):
-            prepare(str(tmp_path / name), out=str(tmp_path / "out"), errors=errors, workers=1)
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+        for errors in ("strict", "replace"):
+            with pytest.raises(UserError, match=f"many NUL bytes: .*{encoding}"):
+                prepare(str(tmp_path / name), out=str(tmp_path / "out"), errors=errors, workers=1)
     (tmp_path / "a.txt").write_bytes("\u4e2d\u6587\u5b57 ".encode(encoding))  # few NUL bytes
     for source in (tmp_path / "a.txt", tmp_path / "*.txt"):
         with pytest.raises(UserError, match="iconv -f utf-16") as caught:
@@ -279,8 +266,8 @@ def test_sources_without_documents(folder: Path) -> None:
         find_inputs(f"{folder}/*.md")
     with pytest.raises(UserError, match="no file matches"):
         find_inputs(f"{folder}/*.none")
-    assert not has_documents(str(folder / "d.TXT"))  # one text
-    assert not has_documents("no-such-file.jsonl")
+    assert is_one_text(str(folder / "d.TXT"))
+    assert is_one_text("no-such-file.jsonl")
     with pytest.raises(UserError, match=r"no-such-file\.jsonl: no such file"):
         prepare("no-such-file.jsonl", data_dir=str(folder))
 
@@ -334,21 +321,18 @@ def test_a_folder_of_texts(tmp_path: Path) -> None:
 # ---- standard input ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("content", "documents"),
-    [
-        (b'{"text": "x"}\n', True),
-        (b'\xef\xbb\xbf\n  {"text": "x"}\r\n', True),
-        (b'{"text": "x"} and more\n', False),
-        (b"{not json\n", False),
-        (b"[1]\n", False),
-        (b"text\n{}\n", False),
-        (b"", False),
-    ],
-)
-def test_telling_jsonl_from_text(tmp_path: Path, content: bytes, documents: bool) -> None:
-    (tmp_path / "in").write_bytes(content)
-    assert begins_with_object(tmp_path / "in") == documents
+def test_telling_jsonl_from_text(tmp_path: Path) -> None:
+    for content, expected in {
+        b'{"text": "x"}\n': True,
+        b'\xef\xbb\xbf\n  {"text": "x"}\r\n': True,
+        b'{"text": "x"} and more\n': False,
+        b"{not json\n": False,
+        b"[1]\n": False,
+        b"text\n{}\n": False,
+        b"": False,
+    }.items():
+        (tmp_path / "in").write_bytes(content)
+        assert begins_with_object(tmp_path / "in") == expected
 
 
 def feed(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
@@ -418,7 +402,7 @@ def test_a_dataset_at_an_address(
     assert len(files_at(memory, "/bucket/mine")) <= len(listed) + 2  # no older shards
     assert not list((tmp_path / "data").iterdir())
     memory.rm_file(f"/bucket/mine/{min(listed)}")
-    with pytest.raises(UserError, match=f"lacks {min(listed)}: make it again"):
+    with pytest.raises(UserError, match=f"{min(listed)} missing: .*--overwrite true"):
         prepare(str(source), out=url, shard_tokens=90, **options)
 
 
@@ -519,8 +503,6 @@ def test_lost_connections_and_busy_servers(
 ) -> None:
     url = put(server, name, LINES * 900)
     server.headers = {"Accept-Ranges": "bytes"} if ranges else {}
-    if name == "a.parquet" and not ranges:
-        pytest.skip("Parquet needs ranges")
     server.busy, server.cut = {name: 2}, {name: 3}
     prepare(url, "byte" if name == "a.txt" else "gpt2", out=str(tmp_path / "out"), workers=1)
     path = str(server.folder / name)
@@ -568,23 +550,14 @@ def test_a_url_that_changes_while_it_is_read(
 ) -> None:
     url = put(server, "a.jsonl")
     server.headers = {"Last-Modified": "1"}
-    real = RemoteFile.close
+    real = documents.Documents.contents
 
-    def close(self: RemoteFile) -> None:
+    def contents(*args: Any) -> Iterator[Any]:
+        yield from real(*args)
         server.headers = {"Last-Modified": "2"}
-        real(self)
 
-    monkeypatch.setattr(RemoteFile, "close", close)
+    monkeypatch.setattr(documents.Documents, "contents", contents)
     with pytest.raises(UserError, match="changed while it was read: run the same command again"):
-        prepare(url, out=str(tmp_path / "out"), workers=1)
-
-
-@pytest.mark.slow
-def test_parquet_needs_ranges(server: Server, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    url = put(server, "a.parquet", LINES * 20)
-    server.headers = {"Accept-Ranges": "none"}
-    with pytest.raises(UserError, match=r"does not return ranges of bytes.*download the file"):
         prepare(url, out=str(tmp_path / "out"), workers=1)
 
 

@@ -13,8 +13,7 @@ from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare import units
 from gpt_lightning.prepare.documents import Documents
-from gpt_lightning.prepare.input_file import Input
-from gpt_lightning.prepare.inputs import find_inputs
+from gpt_lightning.prepare.inputs import Input, find_inputs
 from gpt_lightning.prepare.settings import Settings
 from gpt_lightning.prepare.units import Job, plan_units, run_unit
 
@@ -43,12 +42,12 @@ def test_units_tile_the_inputs(folder: Path, unit_bytes: int) -> None:
     assert [unit.index for unit in found] == list(range(len(found)))
     assert len({unit.key for unit in found}) == len(found)
     reader = Documents("text", "strict")
-    whole = [doc.text for entry in inputs for doc in reader.read(entry, 0, None)]
+    whole = [text for entry in inputs for text, _ in reader.read(entry, 0, None)]
     in_units = [
-        doc.text
+        text
         for unit in found
         for entry in unit.files
-        for doc in reader.read(entry, unit.start, unit.stop)
+        for text, _ in reader.read(entry, unit.start, unit.stop)
     ]
     assert in_units == whole
     assert sum(unit.size for unit in found) == sum(entry.size or 0 for entry in inputs)

@@ -9,9 +9,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from gpt_lightning.cli import main
-from gpt_lightning.evaluate.protocols import Metric
 from gpt_lightning.evaluate.scoring import Scorer
-from gpt_lightning.evaluate.tasks import Result, Task
+from gpt_lightning.evaluate.tasks import Metric, Result, Task
 from gpt_lightning.runs.sources import load_model
 from gpt_lightning.training import fit
 from gpt_lightning.training import module as module_file
