@@ -198,15 +198,16 @@ def _matches(pattern: str) -> dict[Path, list[Path]]:
     Args:
         pattern: Glob; ** are any folders, each of which is read once, also below links.
     """
-    top, is_recursive, _ = pattern.partition("**")
-    if not is_recursive:
+    parts = Path(pattern).parts
+    if "**" not in parts:
         found = map(Path, sorted(glob.glob(pattern)))
         return {path: _walk(path) if path.is_dir() else [path] for path in found}
     from fsspec.utils import glob_translate
 
-    fits = re.compile(glob_translate(pattern)).fullmatch
+    tops = glob.glob(str(Path(*parts[: parts.index("**")])))
+    fits = re.compile(glob_translate(str(Path(pattern)))).fullmatch
     matches: dict[Path, list[Path]] = {}
-    for path in itertools.chain(*map(_walk, map(Path, sorted(glob.glob(top or "."))))):
+    for path in itertools.chain(*map(_walk, filter(Path.is_dir, map(Path, sorted(tops))))):
         fitting = (place for place in (*reversed(path.parents), path) if fits(str(place)))
         if (first := next(fitting, None)) is not None:
             matches.setdefault(first, []).append(path)

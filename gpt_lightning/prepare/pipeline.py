@@ -16,17 +16,9 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.prepare.executors import check_main_guard, run_all
 from gpt_lightning.prepare.inputs import Input, fingerprint
 from gpt_lightning.prepare.settings import SPLITS, Settings
-from gpt_lightning.prepare.shards import Assembly, begin_dataset, check_size, new_manifest
+from gpt_lightning.prepare.shards import Assembly, begin_dataset, check_size
 from gpt_lightning.prepare.target import Target, save_inputs
-from gpt_lightning.prepare.units import (
-    Job,
-    Record,
-    Unit,
-    digest,
-    plan_units,
-    read_content,
-    run_unit,
-)
+from gpt_lightning.prepare.units import Job, Record, Unit, content_of, digest, plan_units, run_unit
 
 
 def prepare_documents(
@@ -70,7 +62,7 @@ def _has_contents(inputs: Sequence[Input], settings: Settings, facts: dict[str, 
         return False
     print("the inputs' times changed: comparing their contents", flush=True)
     units = plan_units(inputs, settings.text_field)
-    found = dict(run_all(partial(read_content, settings), units, settings))
+    found = dict(run_all(partial(content_of, settings), units, settings))
     return facts.get("contents") == digest([(unit.key, found[unit]) for unit in units], 64)
 
 
@@ -142,7 +134,9 @@ def _make(
         "replaced": sum(record.replaced for record in records.values()),
     }
     origin = TextOrigin(name, assembly.text_bytes, assembly.sha256)
-    return target.deliver(folder, new_manifest(tokenizer, settings, origin, recorded, splits))
+    spec, vocab_size, dtype = tokenizer.spec(), tokenizer.vocab_size, assembly.dtype.name
+    manifest = Manifest(spec, vocab_size, dtype, origin, recorded, splits, settings.format)
+    return target.deliver(folder, manifest)
 
 
 def _begin_shards(job: Job, records: dict[Unit, Record]) -> tuple[Path, dict[Unit, Record]]:

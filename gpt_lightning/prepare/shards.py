@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpt_lightning.data.formats import capacity, file_header, file_name, write_extras
-from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
+from gpt_lightning.data.manifest import Shard
 from gpt_lightning.data.order import shuffle_keys
 from gpt_lightning.data.shards import write_stream
 from gpt_lightning.data.tokenizers import Tokenizer, token_dtype
@@ -38,19 +38,6 @@ def begin_dataset(folder: Path, tokenizer: Tokenizer, settings: Settings) -> Non
     file_header(settings.format, token_dtype(tokenizer.vocab_size).name, settings.shard_tokens)
     folder.mkdir()
     write_extras(settings.format, folder, tokenizer)
-
-
-def new_manifest(
-    tokenizer: Tokenizer,
-    settings: Settings,
-    origin: TextOrigin,
-    recorded: dict[str, Any],
-    splits: dict[str, tuple[Shard, ...]],
-) -> Manifest:
-    """Return the manifest of a dataset whose shards are complete."""
-    vocab_size = tokenizer.vocab_size
-    facts = tokenizer.spec(), vocab_size, token_dtype(vocab_size).name, origin, recorded, splits
-    return Manifest(*facts, settings.format)
 
 
 def check_size(name: str, split: str, n_tokens: int, content: str) -> None:

@@ -20,7 +20,7 @@ from gpt_lightning.files import explained, workspace
 from gpt_lightning.prepare.documents import HEAD_BYTES, REPLACEMENT, check_text, not_utf8
 from gpt_lightning.prepare.inputs import BOM, is_object
 from gpt_lightning.prepare.settings import Errors, Settings, split_borders
-from gpt_lightning.prepare.shards import begin_dataset, check_size, new_manifest
+from gpt_lightning.prepare.shards import begin_dataset, check_size
 from gpt_lightning.prepare.target import Target
 
 CHUNK_BYTES = 2**22
@@ -235,4 +235,5 @@ def _write(
         pass
     if again.sha256 != survey.sha256:
         raise UserError(f"{source}: the file changed while it was read: run prepare again")
-    return new_manifest(tokenizer, settings, origin, settings.of_text(), splits)
+    spec, vocab_size, recorded = tokenizer.spec(), tokenizer.vocab_size, settings.of_text()
+    return Manifest(spec, vocab_size, dtype.name, origin, recorded, splits, settings.format)

@@ -250,7 +250,7 @@ class Job:
 # ---- from a unit to its files --------------------------------------------------------------------
 
 
-def read_content(settings: Settings, unit: Unit) -> str:
+def content_of(settings: Settings, unit: Unit) -> str:
     """Return the digest of a unit's present contents.
 
     Raises:
@@ -275,7 +275,7 @@ def run_unit(job: Job, unit: Unit) -> Record:
     """
     settings = job.settings
     old = job.record(unit)
-    if old and old.fits(settings) and old.content == read_content(settings, unit):
+    if old and old.fits(settings) and old.content == content_of(settings, unit):
         return old
     job.record_path(unit).unlink(missing_ok=True)
     reader = Documents(settings.text_field, settings.errors)

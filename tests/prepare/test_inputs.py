@@ -80,18 +80,14 @@ def test_a_folder_and_a_glob(folder: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_other_endings_of_jsonl(tmp_path: Path) -> None:
     """C4, Dolma and RedPajama name JSONL .json, and compress it."""
-    zstandard = pytest.importorskip("zstandard")
-    compressor = zstandard.ZstdCompressor()
-    for name, content in {
-        "a.json": LINES.encode(),
-        "a.ndjson": LINES.encode(),
-        "a.json.gz": gzip.compress(LINES.encode()),
-        "a.ndjson.zst": compressor.compress(LINES.encode()),
-    }.items():
-        (tmp_path / name).write_bytes(content)
-        out = tmp_path / f"out-{name}"
-        prepare(str(tmp_path / name), out=str(out), val_fraction=0.0, workers=1)
-        assert all_tokens(out) == naive(LINES)
+    names = ["a.json", "b.ndjson", "c.json.gz"]
+    for name in names:
+        content = LINES.replace("document", name).encode()
+        packed = gzip.compress(content) if name.endswith("gz") else content
+        (tmp_path / name).write_bytes(packed)
+    prepare(str(tmp_path), out=str(tmp_path / "out"), val_fraction=0.0, workers=1)
+    whole = "".join(LINES.replace("document", name) for name in names)
+    assert all_tokens(tmp_path / "out") == naive(whole)
 
 
 def test_json_that_is_no_jsonl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,9 +204,7 @@ def test_packed_bytes_are_never_text(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["part-00000", "a.jl", "-"])
-@pytest.mark.parametrize(
-    "content", [LINES, f'cut off"}}\n{LINES}', '[{"text": "a"}]', '[\n {"a": 1}]']
-)
+@pytest.mark.parametrize("content", [LINES, f'cut off"}}\n{LINES}', '[\n {"a": 1}]'])
 def test_json_under_another_name_is_never_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str
 ) -> None:
@@ -250,17 +244,6 @@ def test_utf16_without_a_mark(tmp_path: Path, encoding: str) -> None:
         assert "replace" not in str(caught.value)
 
 
-def test_zstd_with_a_long_window(tmp_path: Path) -> None:
-    """Dumps of Reddit have it; the window of this frame is 256 MB, as of zstd --long=28."""
-    zstandard = pytest.importorskip("zstandard")
-    parameters = zstandard.ZstdCompressionParameters(window_log=28, enable_ldm=True)
-    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-    path = tmp_path / "a.jsonl.zst"
-    path.write_bytes(compressor.compress(LINES.encode()) + compressor.flush())
-    prepare(str(path), out=str(tmp_path / "out"), val_fraction=0.0, workers=1)
-    assert all_tokens(tmp_path / "out") == naive(LINES)
-
-
 def test_sources_without_documents(folder: Path) -> None:
     with pytest.raises(UserError, match="holds no documents: expected files that end in"):
         find_inputs(f"{folder}/*.md")
@@ -293,15 +276,11 @@ def test_the_fingerprint_is_of_names_sizes_and_times(folder: Path, tmp_path: Pat
     ("source", "name"),
     [
         ("a/wiki.jsonl.gz", "wiki"),
-        ("a/wiki.parquet", "wiki"),
-        ("a/novel.txt", "novel"),
         ("a/docs/*.jsonl", "docs"),
-        ("a/docs/**/*.jsonl", "docs"),
         ("-", "stdin"),
         ("https://host/a/wiki.jsonl.zst?download=true", "wiki"),
         ("s3://bucket/docs/*.parquet", "docs"),
         ("hf:org/fineweb-1.5", "fineweb-1.5"),
-        ("hf:org/fineweb:sample:train", "fineweb"),
     ],
 )
 def test_names_of_datasets(source: str, name: str) -> None:

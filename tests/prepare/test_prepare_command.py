@@ -1,5 +1,6 @@
 import itertools
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import tokenizer_from_spec
 from gpt_lightning.errors import UserError
+from gpt_lightning.prepare import target
 from gpt_lightning.prepare.command import dataset_folder, prepare, prepare_source
 from gpt_lightning.prepare.settings import split_borders
 
@@ -165,11 +167,9 @@ def test_foreign_files_are_never_deleted(source: Path, tmp_path: Path) -> None:
         (b"", "is empty"),
         (b" \n\t ", "only white space"),
         (b"x", "is made of one character"),
-        (b"aaaaaaaaaaaaaaaaaaaa", "is made of one character, 'a'"),
         (b"ab", "train split has 1 characters, 1 tokens"),
         (b"abc", "val split has 1 characters, 1 tokens"),
         (b"good \xff bad", "is not UTF-8: byte 0xff at offset 5"),
-        (b"half \xed\xa0\x80", "is not UTF-8: byte 0xed at offset 5"),  # a surrogate
         ("utf-16".encode("utf-16"), "begins as UTF-16: convert it with iconv"),
     ],
 )
@@ -220,40 +220,20 @@ def test_import_is_light() -> None:
 
 # ---- accidents ---------------------------------------------------------------------------------
 
-RUN = """
-import os, sys, time
-from pathlib import Path
-from gpt_lightning.prepare import target, text
-from gpt_lightning.prepare.settings import Settings
-source, out, marks = map(Path, sys.argv[1:])
-{accident}
-settings = Settings("char", shard_tokens=500)
-text.prepare_one_text(source, source.name, target.Target(out), settings)
-"""
-# Some network file systems have none: then both come to the end.
-NO_LOCKS = """
-import errno, fcntl
-def flock(*args):
-    raise OSError(errno.ENOLCK, "No locks available")
-fcntl.flock = flock
-move = target.move_into_place
-def wait(*args):
-    marks.joinpath(str(os.getpid())).touch()
-    while len(list(marks.iterdir())) < 2:
-        time.sleep(0.01)
-    return move(*args)
-target.move_into_place = wait"""
 
+def test_another_process_was_faster_without_locks(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some network file systems have none: then both come to the end."""
+    real, manifest = target.move_into_place, prepare_text(source, tmp_path / "clean", "char")
 
-def test_two_at_once_without_locks(source: Path, tmp_path: Path) -> None:
-    clean, out, marks = tmp_path / "clean", tmp_path / "out", tmp_path / "marks"
-    marks.mkdir()
-    prepare_text(source, clean, "char", shard_tokens=500)
-    paths = map(str, (source, out, marks))
-    command = [sys.executable, "-c", RUN.format(accident=NO_LOCKS), *paths]
-    both = [subprocess.Popen(command) for _ in range(2)]
-    assert [process.wait(timeout=30) for process in both] == [0, 0]
-    assert contents(out) == contents(clean)
+    def late(folder: Path, out: Path, overwrite: bool) -> bool:
+        shutil.copytree(folder / "new", out)
+        return real(folder, out, overwrite)
+
+    monkeypatch.setattr(target, "move_into_place", late)
+    assert prepare_text(source, tmp_path / "out", "char") == manifest
+    assert contents(tmp_path / "out") == contents(tmp_path / "clean")
     assert not list(tmp_path.glob(".*"))
 
 

@@ -13,8 +13,7 @@ from gpt_lightning.data.tokenizers import tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare import text as text_module
 from gpt_lightning.prepare.command import prepare
-from gpt_lightning.prepare.shards import Stream
-from gpt_lightning.prepare.text import Survey, decoded, pieces
+from gpt_lightning.prepare.text import Stream, Survey, decoded, pieces
 
 TEXT = (
     "The quick \u00e9t\u00e9 \U0001f600\r\n jumps\n\nover <|endoftext|>\ufeff\x00 the lazy dog" * 30
