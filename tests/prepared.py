@@ -5,9 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
+from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.manifest import Manifest, TextOrigin
-from gpt_lightning.data.shards import write_shard
-from gpt_lightning.data.tokenizers import token_dtype
+from gpt_lightning.data.shards import TokenStream, write_shard
+from gpt_lightning.data.tokenizers import build_tokenizer, token_dtype
 from gpt_lightning.prepare.settings import Settings
 from gpt_lightning.prepare.target import Target
 from gpt_lightning.prepare.text import prepare_one_text
@@ -25,6 +26,25 @@ def prepare_text(
     """Prepare one text in `out`, as `gpt-lightning prepare` does, and return the manifest."""
     settings = Settings(tokenizer, val_fraction, test_fraction, shard_tokens)
     return prepare_one_text(source, source.name, Target(out, overwrite), settings)[0]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the files of a folder."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def tokens_of(folder: Path, *splits: str) -> list[int]:
+    """Return the tokens of the splits of a dataset, or of all."""
+    manifest = load_manifest(folder)
+    streams = [TokenStream(folder, manifest, split) for split in splits or manifest.splits]
+    found = [stream.windows(np.array([0]), len(stream))[0] for stream in streams]
+    return np.concatenate(found).tolist()  # type: ignore[no-any-return]
+
+
+def naive(texts: Iterable[str]) -> list[int]:
+    """Return the tokens of gpt2 for documents, each behind the end-of-text token."""
+    gpt2 = build_tokenizer("gpt2")
+    return [token for text in texts for token in (gpt2.eot_token, *gpt2.encode(text).tolist())]
 
 
 def random_tokens(n: int, seed: int = 0, vocab: int = 50257) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 import contextlib
 import shutil
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -115,7 +114,8 @@ def _make(
     settings, units = job.settings, plan_units(inputs, job.settings.text_field)
     if settings.merge and (missing := _missing(job, units)):
         raise UserError(f"parts are missing of {missing}: run these jobs, then merge again")
-    folder, records = _begin_shards(job, _make_units(job, units))
+    records = _make_units(job, units)
+    folder = _shards_folder(job, records)
     assembly = Assembly(folder, job.pieces(records), token_dtype(tokenizer.vocab_size), settings)
     for split in assembly.splits:
         n_tokens, n_documents = assembly.totals(split)
@@ -139,26 +139,16 @@ def _make(
     return target.deliver(folder, manifest)
 
 
-def _begin_shards(job: Job, records: dict[Unit, Record]) -> tuple[Path, dict[Unit, Record]]:
-    """Return the folder of the shards of these units and settings, and the units' records.
-
-    Shards of other inputs or settings are deleted, and units whose tokens were in these alone are
-    made again.
-    """
+def _shards_folder(job: Job, records: dict[Unit, Record]) -> Path:
+    """Make the folder of the shards of these units and settings; delete those of others."""
     facts = [[unit.key, record.content, record.errors] for unit, record in records.items()]
     settings = job.settings.of_documents() | {"errors": None, "format": job.settings.format}
     folder = job.folder / f"shards-{digest([facts, settings], 16)}"
-    if folder.exists():
-        print("continuing with the shards of an earlier run", flush=True)
-        return folder, records
     for other in job.folder.glob("shards-*"):
-        print("the inputs changed since shards were written: writing them again", flush=True)
-        shutil.rmtree(other)
-    for piece in job.pieces(records):
-        if not piece.file.exists():
-            piece.forget()
-    folder.mkdir(parents=True)
-    return folder, _make_units(job, list(records))
+        if other != folder:
+            shutil.rmtree(other)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _write_shards(assembly: Assembly) -> dict[str, tuple[Shard, ...]]:
@@ -172,15 +162,10 @@ def _write_shards(assembly: Assembly) -> dict[str, tuple[Shard, ...]]:
     tasks, size = assembly.tasks(), assembly.dtype.itemsize
     shards = {task: shard for task in tasks if (shard := assembly.finished(task))}
     todo = [task for task in tasks if task not in shards]
-    readers = Counter(block for task in todo for block, _ in assembly.blocks(task))
     with Progress(size * sum(task.last - task.first for task in todo), 0) as progress:
         for task, shard in run_all(assembly.write_shard, todo, settings):
             shards[task] = shard
             progress.add(size * shard.tokens, shard.tokens)
-            for block, _ in assembly.blocks(task):
-                readers[block] -= 1
-                if not readers[block] and settings.shuffle is None:
-                    assembly.pieces[block].file.unlink(missing_ok=True)
     return {
         split: tuple(shards[task] for task in tasks if SPLITS[task.split] == split)
         for split in assembly.splits

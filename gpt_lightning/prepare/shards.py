@@ -27,6 +27,7 @@ from gpt_lightning.prepare.settings import MIN_TOKENS, SPLITS, Settings, exact, 
 from gpt_lightning.prepare.units import Piece
 
 BUCKET_TOKENS = 2**23  # mean of a bucket of shuffled documents, which is sorted in memory
+COPIED = 2**16  # documents that are copied at a time
 
 
 def begin_dataset(folder: Path, tokenizer: Tokenizer, settings: Settings) -> None:
@@ -135,9 +136,10 @@ class Assembly:
         return int(self.sizes[number].sum()), int(self.documents[number])
 
     def tasks(self) -> list[ShardTask]:
-        """Return all shards; those of the smallest split first."""
+        """Return all shards."""
         size, tasks = capacity(self.settings.format, self.settings.shard_tokens), []
-        for n_tokens, split in sorted((self.totals(split)[0], split) for split in self.splits):
+        for split in self.splits:
+            n_tokens, _ = self.totals(split)
             for index, first in enumerate(range(0, n_tokens, size)):
                 name, last = file_name(self.settings.format, split, index), first + size
                 tasks.append(ShardTask(name, SPLITS.index(split), first, min(last, n_tokens)))
@@ -188,7 +190,7 @@ class Assembly:
     # ---- the shuffle -----------------------------------------------------------------------------
 
     def scatter(self, index: int) -> None:
-        """Write the documents of a piece in the order (split, bucket, key), and delete the piece.
+        """Write the documents of a piece in the order (split, bucket, key).
 
         Raises:
             UserError: The piece is damaged, or the disk is full.
@@ -201,7 +203,6 @@ class Assembly:
         rows = np.array([buckets, keys, table["tokens"]], np.uint64)[:, order]
         write_atomic(tokens_path, tokens.tobytes())
         write_atomic(rows_path, rows.tobytes())  # last: it makes the scattering finished
-        piece.file.unlink(missing_ok=True)
 
     def scattered(self, index: int) -> tuple[Path, Path]:
         """Return the files of a scattered piece: its rows and its tokens."""
@@ -230,10 +231,11 @@ def reordered(tokens: np.ndarray, lengths: np.ndarray, order: np.ndarray) -> np.
         lengths: Tokens of each document, (documents,).
         order: Numbers of the documents in their new order, (documents,).
     """
-    lengths = lengths.astype(np.int64)
-    starts, own = np.cumsum(lengths) - lengths, lengths[order]
-    shifts = starts[order] - (np.cumsum(own) - own)  # from its new place to its old one
-    return tokens[np.repeat(shifts, own) + np.arange(len(tokens))]
+    ends, found = np.cumsum(lengths), [tokens[:0]]
+    for some in np.array_split(order, 1 + len(order) // COPIED):
+        places = zip((ends - lengths)[some].tolist(), ends[some].tolist(), strict=True)
+        found.append(np.concatenate([tokens[:0], *(tokens[begin:end] for begin, end in places)]))
+    return np.concatenate(found)
 
 
 def split_of(digests: np.ndarray, val_fraction: float, test_fraction: float) -> np.ndarray:

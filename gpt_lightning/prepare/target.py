@@ -14,7 +14,7 @@ from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.formats import SHARD_FILE
 from gpt_lightning.data.manifest import MANIFEST, Manifest
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, locked, move_into_place, write_atomic
+from gpt_lightning.files import explained, locked, move_into_place, temporary_path, write_atomic
 
 # Not in the manifest, because it holds the inputs' time stamps: equal texts give equal manifests,
 # wherever and whenever they were copied.
@@ -111,6 +111,7 @@ class Target:
             with explained("write", self.out):
                 out.parent.mkdir(parents=True, exist_ok=True)
                 with locked(lock, partial(print, waiting, flush=True)):
+                    temporary_path(out)  # deletes what killed processes have left
                     there = self.existing()  # the process that held the lock may have made it
                     if there is None and self.address:  # fail before the work begins
                         _remote().upload(b"probe", f"{self.address}/.probe")

@@ -5,7 +5,7 @@ that the dataset is the same however often the work was interrupted.
 
 A finished unit has a record, KEY.json, which is written last, and pieces of some 4 Mi tokens:
 KEY-0000.tokens, and KEY-0000.documents, a table of the documents. The table decides the splits and
-the shards (shards.py); the tokens are read once or twice, and then deleted.
+the shards (shards.py). The files are deleted when the dataset is complete.
 """
 
 import dataclasses
@@ -155,9 +155,11 @@ class Piece:
         """
         path = self.path.with_suffix(".documents")
         content = path.read_bytes() if path.exists() else b""
-        if len(content) != self.documents * ROW.itemsize:
+        is_whole = len(content) == self.documents * ROW.itemsize
+        table = np.frombuffer(content if is_whole else b"", ROW)
+        if table["tokens"].sum() != self.tokens:
             raise self.damaged()
-        return np.frombuffer(content, ROW)
+        return table
 
     def read(self, table: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
         """Return the tokens, (tokens,), after comparing the checksum.
@@ -170,13 +172,9 @@ class Piece:
             raise self.damaged()
         return np.frombuffer(content, dtype)
 
-    def forget(self) -> None:
-        """Delete the record of the unit, so that it is made again."""
-        self.path.with_name(f"{self.path.name.partition('-')[0]}.json").unlink(missing_ok=True)
-
     def damaged(self) -> UserError:
-        """Forget the unit, and return the error."""
-        self.forget()
+        """Delete the record of the unit, so that it is made again, and return the error."""
+        self.path.with_name(f"{self.path.name.partition('-')[0]}.json").unlink(missing_ok=True)
         return UserError(f"{self.path} is damaged: run the same command again, which repairs it")
 
 

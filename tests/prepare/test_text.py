@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from prepared import prepare_text
+from prepared import prepare_text, tokens_of
 
 from gpt_lightning.data.dataset import load_manifest
-from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.prepare import text as text_module
@@ -87,12 +86,8 @@ def test_a_text_of_many_pieces(
     cut = prepare_text(source, tmp_path / "cut", tokenizer, 0.2, 0.1)
     if tokenizer != "gpt2":  # whose tokens may cross the border of a piece
         assert cut == whole
-    found = ""
-    for split in cut.splits:
-        stream = TokenStream(tmp_path / "cut", cut, split)
-        tokens = stream.windows(np.array([0]), len(stream))[0]
-        found += tokenizer_from_spec(cut.tokenizer).decode(tokens)
-    assert found == TEXT
+    tokens = np.array(tokens_of(tmp_path / "cut"))
+    assert tokenizer_from_spec(cut.tokenizer).decode(tokens) == TEXT
 
 
 def test_damage_is_replaced_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

