@@ -93,7 +93,7 @@ def test_the_bytes_of_the_first_versions(
 def test_documents_held_out_by_hash(
     source: Path, texts: list[str], tmp_path: Path, shard_tokens: int
 ) -> None:
-    texts = texts[:20] if shard_tokens == 7 else texts
+    texts = texts[:40] if shard_tokens == 7 else texts
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     out = tmp_path / "out"
     prepare(str(source), out=str(out), test_fraction=0.1, shard_tokens=shard_tokens, workers=1)
