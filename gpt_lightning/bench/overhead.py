@@ -55,7 +55,7 @@ def train_raw(
     """Train without a Trainer; norm is that of `Training`."""
     device, settings = batches.batch[0].device, module.settings
     model = module.to(device).model.train()
-    optimizer = optimizers.build(model, settings, bool(settings.fused))
+    optimizer = optimizers.load(settings).build(model, settings, bool(settings.fused))
     step = Training(model, batches.batch, dtype, optimizer=optimizer, norm=norm)
     model.zero_grad()  # Trainer leaves the gradients of its last step
     for _ in batches:

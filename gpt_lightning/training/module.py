@@ -78,7 +78,7 @@ class GPTModule(L.LightningModule):
         self.init_from = init_from
         self.network = Network.of(network)
         self.settings = Settings(**settings)
-        optimizers.check(self.settings)
+        optimizers.load(self.settings)  # raises before anything is built
         self.micro_batches = 0
         self.stop_requested = False
         self._loss_sum: torch.Tensor | None = None  # sum over the current step's micro-batches
@@ -246,7 +246,8 @@ class GPTModule(L.LightningModule):
         return self.trainer.max_steps if decay_steps is None else decay_steps
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        self._optimizer = optimizer = optimizers.build(self.model, self.settings, self._fused())
+        build_optimizer = optimizers.load(self.settings).build
+        self._optimizer = optimizer = build_optimizer(self.model, self.settings, self._fused())
         self._group_options = [
             {key: value for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups

@@ -22,12 +22,9 @@ from gpt_lightning.training.optim import local, make_adamw
 
 def check(settings: Settings) -> None:
     """Raise a UserError for settings of AdamW that Muon does not have."""
-    if settings.decay == "all":
-        raise UserError("model.decay is all, which muon does not support: set it to matrices")
-    if settings.learning_rate_factors:
-        raise UserError(
-            "model.learning_rate_factors is set, which muon does not support: set it to null"
-        )
+    for key, default in (("decay", "matrices"), ("learning_rate_factors", None)):
+        if (value := getattr(settings, key)) != default:
+            raise UserError(f"model.{key} is {value}, which muon does not support: leave it out")
 
 
 class MuonAdamW(Optimizer):
