@@ -82,13 +82,6 @@ def test_a_planted_spike_is_skipped_and_counted(of, sigmas, kind, capsys):
     assert counts == [0.0] * 69 + [1.0] * 11
 
 
-def test_without_the_option_a_spike_is_trained_on():
-    planted = Planted(70)
-    run(planted=planted)
-    assert planted.unchanged == []
-    assert "optim/skipped_steps" not in rows()[-1]
-
-
 @pytest.mark.parametrize("stop", [66, 70])
 def test_a_resumed_run_skips_the_same_steps(stop, capsys):
     options = ("--model.skip_spikes=0.5", "--model.config.dropout=0.1")
