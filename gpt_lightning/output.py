@@ -4,9 +4,14 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpt_lightning.errors import UserError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+LOG_S = 10.0  # seconds between two states of a bar in a log
 
 
 class LastingStream:
@@ -84,3 +89,24 @@ def lasting_output(prints_only: bool = False) -> Iterator[None]:
         finally:
             sys.stderr.flush()
             sys.stdout, sys.stderr = before
+
+
+def progress_bar(n_bytes: int, done_bytes: int = 0) -> "tqdm[Any]":
+    """Return a progress bar over bytes; a log gets its state every ten seconds.
+
+    Args:
+        n_bytes: Bytes of the whole input.
+        done_bytes: Bytes that an earlier run has done.
+    """
+    from tqdm import tqdm  # a command's --help does not need it
+
+    wait_s = 0.1 if sys.stderr.isatty() else LOG_S
+    return tqdm(
+        total=n_bytes,
+        initial=done_bytes,
+        unit="B",
+        unit_scale=True,
+        leave=False,
+        mininterval=wait_s,
+        delay=wait_s,
+    )

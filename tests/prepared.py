@@ -7,7 +7,7 @@ import numpy as np
 
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.manifest import Manifest, TextOrigin
-from gpt_lightning.data.shards import TokenStream, write_shard
+from gpt_lightning.data.shards import TokenStream, write_stream
 from gpt_lightning.data.tokenizers import build_tokenizer, token_dtype
 from gpt_lightning.prepare.settings import Settings
 from gpt_lightning.prepare.target import Target
@@ -65,7 +65,28 @@ def write_dataset(folder: Path, parts: Iterable[np.ndarray], vocab_size: int = 5
     """Write a dataset with a shard of each part in its train split; return its folder."""
     folder.mkdir(exist_ok=True)
     named = enumerate(parts)
-    shards = tuple(write_shard(folder / f"train-{i:05d}.npy", part) for i, part in named)
+    shards = tuple(
+        write_stream(folder / f"train-{i:05d}.npy", [part], part.dtype) for i, part in named
+    )
     dtype, source = token_dtype(vocab_size).name, TextOrigin("s", 1, "0")
     Manifest({"name": "x"}, vocab_size, dtype, source, {}, {"train": shards}).save(folder)
     return folder
+
+
+class Numbers:
+    """A split whose token i is first + i: a batch tells where it was read."""
+
+    digest = "numbers"
+
+    def __init__(self, n: int, first: int = 0) -> None:
+        self.n, self.first = n, first
+
+    def __len__(self) -> int:
+        return self.n
+
+    def horizon(self, block_size: int) -> int:
+        return 0
+
+    def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
+        assert not len(starts) or starts.max() + length <= self.n
+        return self.first + starts[:, None] + np.arange(length)

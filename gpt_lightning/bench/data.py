@@ -26,9 +26,9 @@ from jsonargparse.typing import PositiveInt
 from gpt_lightning.bench import COLUMNS, timing
 from gpt_lightning.data.dataset import load_manifest, random_dataset
 from gpt_lightning.data.loader import TrainLoader
-from gpt_lightning.data.mixture import Mixture, WindowSource
 from gpt_lightning.data.order import WindowOrder
-from gpt_lightning.data.shards import DatasetWindows, TokenStream
+from gpt_lightning.data.shards import TokenStream
+from gpt_lightning.data.windows import DatasetWindows, Mixture, WindowSource
 from gpt_lightning.tables import options
 from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench

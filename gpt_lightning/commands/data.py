@@ -7,13 +7,18 @@ import numpy as np
 from jsonargparse.typing import NonNegativeInt
 
 from gpt_lightning.commands.runs import print_table
-from gpt_lightning.data.dataset import load_manifest
-from gpt_lightning.data.inspection import Lengths, document_lengths, plot_lengths, verify
+from gpt_lightning.data.dataset import (
+    Lengths,
+    document_lengths,
+    load_manifest,
+    plot_lengths,
+    verify,
+)
 from gpt_lightning.data.manifest import Manifest
-from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
+from gpt_lightning.output import progress_bar
 
 ROOT = Path("lightning_logs") / "inspect"
 MAX_SHARD_ROWS = 20
@@ -97,12 +102,12 @@ def lengths_of(folder: Path, manifest: Manifest, tokenizer: Tokenizer | None) ->
     if tokenizer.eot_token is None:
         print(f"\nthe tokenizer {tokenizer.name} has no end-of-text token: documents are unknown")
         return {}
-    with Progress(manifest.n_bytes(), done_bytes=0) as progress:
+    with progress_bar(manifest.n_bytes()) as bar:
         found = {
-            split: document_lengths(folder, manifest, split, tokenizer.eot_token, progress)
+            split: document_lengths(folder, manifest, split, tokenizer.eot_token, bar.update)
             for split in manifest.splits
         }
-    return {split: lengths for split, lengths in found.items() if len(lengths)}
+    return {split: lengths for split, lengths in found.items() if lengths}
 
 
 def print_tables(manifest: Manifest, lengths: dict[str, Lengths]) -> None:
@@ -111,8 +116,8 @@ def print_tables(manifest: Manifest, lengths: dict[str, Lengths]) -> None:
     for split, shards in manifest.splits.items():
         documents = [""] * 4
         if found := lengths.get(split):
-            middle, longest = found.quantile(0.5), found.quantile(1.0)
-            documents = [f"{len(found):,}", f"{found.mean():,.1f}", f"{middle:,}", f"{longest:,}"]
+            middle, longest, n = found.median(), max(found), found.total()
+            documents = [f"{n:,}", f"{found.mean():,.1f}", f"{middle:,}", f"{longest:,}"]
         rows.append([split, f"{len(shards):,}", f"{manifest.tokens(split):,}", *documents])
     print()
     print_table(rows, [{}, *[{"format": ","}] * 6])

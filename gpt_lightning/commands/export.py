@@ -7,6 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from jsonargparse.typing import PositiveInt
 
+from gpt_lightning.data.tokenizers import (
+    END_OF_TEXT,
+    LETTERS,
+    CharTokenizer,
+    HuggingFaceTokenizer,
+    Tokenizer,
+    gpt2_file,
+    tokenizers_package,
+)
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import new_path
 from gpt_lightning.parsing import plain_number
@@ -34,7 +43,6 @@ def export(source: str, to: str | None = None) -> None:
     """
     out = new_path("--to", to)
 
-    from gpt_lightning.data.huggingface_tokenizer import tokenizer_files
     from gpt_lightning.files import explained, move_into_place, workspace
     from gpt_lightning.model import huggingface
     from gpt_lightning.model.weights import user_errors
@@ -65,6 +73,60 @@ def export(source: str, to: str | None = None) -> None:
             raise UserError(f"--to {out} exists: give the name of a new folder")
     print(f"wrote       {out}: {', '.join(sorted([*files, huggingface.FILES[0]]))}")
     print(f"use         transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
+
+
+def tokenizer_files(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
+    """Return the files of a tokenizer in Hugging Face's format, by name.
+
+    Args:
+        tokenizer: Tokenizer of a model.
+        block_size: Context of the model.
+
+    Raises:
+        UserError: The tokenizer is another encoding of tiktoken, or the package tokenizers is
+            missing.
+    """
+    files: dict[str, str] = {}
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings |= {"model_max_length": block_size, "clean_up_tokenization_spaces": False}
+    if tokenizer.name == "gpt2":
+        files["vocab.json"] = gpt2_file("encoder.json").read_text("utf-8")
+        files["merges.txt"] = gpt2_file("vocab.bpe").read_text("utf-8")
+        settings |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
+        settings |= {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False}
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        files["tokenizer.json"] = tokenizer.content
+        if tokenizer.eot_token is not None:
+            settings["eos_token"] = tokenizer.fast.id_to_token(tokenizer.eot_token)
+    else:
+        files["tokenizer.json"] = _made(tokenizer).to_str(pretty=True)
+    return files | {"tokenizer_config.json": json.dumps(settings, indent=2) + "\n"}
+
+
+def _made(tokenizer: Tokenizer) -> Any:
+    """Return a Tokenizer of the package tokenizers with the tokens of char, byte or gpt2."""
+    if tokenizer.name not in ("char", "byte", "gpt2"):
+        raise UserError(
+            f"export writes char, byte, gpt2 and tokenizer.json, not the tokenizer {tokenizer.name}"
+        )
+    package = tokenizers_package("export")
+    models, split, decoders = package.models, package.pre_tokenizers, package.decoders
+    if isinstance(tokenizer, CharTokenizer):
+        ids = {character: n for n, character in enumerate(tokenizer.characters)}
+        fast = package.Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+        fast.pre_tokenizer = split.Split(package.Regex(r"[\s\S]"), "isolated")
+        fast.decoder = decoders.Fuse()
+        return fast
+    by_regex = tokenizer.name == "gpt2"  # GPT-2's, which ByteLevel has
+    if by_regex:
+        model = models.BPE.from_file(str(gpt2_file("encoder.json")), str(gpt2_file("vocab.bpe")))
+    else:
+        model = models.BPE({letter: byte for byte, letter in LETTERS.items()}, [])
+    fast = package.Tokenizer(model)
+    fast.pre_tokenizer = split.ByteLevel(add_prefix_space=False, use_regex=by_regex)
+    fast.decoder = decoders.ByteLevel()
+    fast.add_special_tokens([END_OF_TEXT] if by_regex else [])
+    return fast
 
 
 def model_card(found: "Pretrained", config: "GPTConfig", n_params: int, tokenizer: str) -> str:

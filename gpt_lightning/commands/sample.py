@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from jsonargparse.typing import NonNegativeFloat, PositiveInt
 
-from gpt_lightning.data.text_stream import TextStream
-from gpt_lightning.data.tokenizers import Tokenizer, start_tokens
+from gpt_lightning.data.tokenizers import TextStream, Tokenizer, start_tokens
 from gpt_lightning.errors import MemoryExhaustedError, UserError, is_out_of_memory
 from gpt_lightning.files import explained, new_path
 from gpt_lightning.parsing import Seed, TopP

@@ -1,29 +1,35 @@
-"""Datasets by address: a local folder or a URL."""
+"""Datasets by address, local or behind a URL: open, verify, and measure their documents."""
 
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpt_lightning.data.formats import ShardError
+from gpt_lightning.data.formats import FORMATS
 from gpt_lightning.data.manifest import (
     CHECK_READ,
     MANIFEST,
-    SCAN_BYTES,
     Manifest,
     TextOrigin,
-    check_tokens,
-    open_shard,
+    detect_dataset,
     repair_hint,
-    unlisted_files,
 )
-from gpt_lightning.data.shards import TokenStream, write_shard
+from gpt_lightning.data.shards import (
+    SCAN_BYTES,
+    OnBytes,
+    TokenStream,
+    check_shard,
+    open_shard,
+    shard_errors,
+    token_pieces,
+    write_stream,
+)
 from gpt_lightning.data.tokenizers import token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained
-
-if TYPE_CHECKING:
-    from gpt_lightning.data.streaming import RemoteShards
+from gpt_lightning.output import progress_bar
 
 
 class TokenDataset:
@@ -44,16 +50,18 @@ class TokenDataset:
         self, address: str, data_dir: Path, cache_limit_gb: float, streams: int = 1
     ) -> None:
         self.address = address
-        self._remote: RemoteShards | None = None
         if is_remote(address):
             from gpt_lightning.data import streaming  # needs fsspec, a local folder does not
 
             limit = int(cache_limit_gb * 1e9)
-            self._remote = streaming.RemoteShards(address, data_dir / "cache", limit, streams)
-            self.manifest = self._remote.manifest
+            remote = streaming.RemoteShards(address, data_dir / "cache", limit, streams)
+            self.manifest = remote.manifest
+            self._open: Callable[[str], TokenStream] = partial(streaming.RemoteStream, remote)
         else:
-            self.folder = local_folder(address, data_dir)
-            self.manifest = load_manifest(self.folder)
+            path = Path(address.removeprefix("file://"))
+            folder = data_dir / path if path.name == address and not path.exists() else path
+            self.manifest = load_manifest(folder)
+            self._open = partial(TokenStream, folder, self.manifest)
 
     def stream(self, split: str, block_size: int) -> TokenStream:
         """Return the tokens of a split.
@@ -68,10 +76,7 @@ class TokenDataset:
                 f"`gpt-lightning prepare SOURCE --{split}_fraction 0.1 --out DIR`, and give it as "
                 "--data.dataset DIR"
             )
-        if self._remote is None:
-            stream = TokenStream(self.folder, self.manifest, split)
-        else:
-            stream = self._remote.stream(split)
+        stream = self._open(split)
         if len(stream) < block_size + 1:
             raise UserError(
                 f"the {split} split of {self.address} has {len(stream):,} tokens, fewer than a "
@@ -86,12 +91,6 @@ def is_remote(address: str) -> bool:
     return "://" in address and not address.startswith("file://")
 
 
-def local_folder(address: str, data_dir: Path) -> Path:
-    """Return the folder of an address that is no URL."""
-    path = Path(address.removeprefix("file://"))
-    return data_dir / path if path.name == address and not path.exists() else path
-
-
 def read_manifest(folder: Path) -> Manifest:
     """Return the contents of manifest.json, or a manifest made from another program's files.
 
@@ -104,13 +103,11 @@ def read_manifest(folder: Path) -> Manifest:
     with explained("read", path, "check its permissions"):
         if path.exists():
             return Manifest.parse(path.read_bytes(), str(path))
-    from gpt_lightning.data.external import detect_dataset  # not for our own folders
-
     return detect_dataset(folder)
 
 
 def load_manifest(folder: Path) -> Manifest:
-    """Read and check a dataset: header, size and count of every shard, and no unlisted shard.
+    """Read and check a dataset: header, size and count of every shard.
 
     Up to 1 GiB every token is checked, so that one outside the vocabulary is found here and not in
     the middle of training. In larger datasets `gpt-lightning data verify` finds it.
@@ -120,21 +117,12 @@ def load_manifest(folder: Path) -> Manifest:
             the file, what was expected, what was found and the command that repairs it.
     """
     manifest = read_manifest(folder)
+    is_small = manifest.n_bytes() <= SCAN_BYTES
     for shard in manifest.shards():
-        open_shard(folder, shard, manifest.dtype, manifest.format)
-    unlisted = unlisted_files(folder, manifest)
-    if unlisted:
-        raise UserError(
-            f"{folder / unlisted[0]}: expected {len(manifest.shards())} shards, found this one, "
-            f"which the manifest does not list; remove it, or {repair_hint(folder)}"
-        )
-    for shard in manifest.shards() if manifest.n_bytes() <= SCAN_BYTES else []:
-        path = folder / shard.file
-        try:
-            with explained("read", path, CHECK_READ):
-                check_tokens(folder, shard, manifest)
-        except ShardError as fault:
-            raise UserError(f"{path}: {fault}; {repair_hint(folder)}") from fault
+        if is_small:
+            check_shard(folder, shard, manifest)
+        else:
+            open_shard(folder, shard, manifest.dtype, manifest.format)
     return manifest
 
 
@@ -149,19 +137,125 @@ def random_dataset(data_dir: Path, vocab_size: int, n_tokens: int = 2_000_000) -
     Returns:
         Folder of the dataset, data_dir/random-VOCAB_SIZE-N_TOKENS.
     """
-    folder = data_dir / f"random-{vocab_size}-{n_tokens}"
-    if (folder / "manifest.json").exists():
-        return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    tokens = np.random.default_rng(0).integers(vocab_size, size=n_tokens)
-    shard = write_shard(folder / "train_00000.npy", tokens.astype(token_dtype(vocab_size)))
-    manifest = Manifest(
-        tokenizer={"name": "none"},
-        vocab_size=vocab_size,
-        dtype=token_dtype(vocab_size).name,
-        source=TextOrigin("random tokens", 0, ""),
-        settings={"n_tokens": n_tokens},
-        splits={"train": (shard,)},
-    )
-    manifest.save(folder)
+    folder, dtype = data_dir / f"random-{vocab_size}-{n_tokens}", token_dtype(vocab_size)
+    if not (folder / MANIFEST).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        tokens = np.random.default_rng(0).integers(vocab_size, size=n_tokens)
+        shard = write_stream(folder / "train_00000.npy", [tokens], dtype)
+        source, settings = TextOrigin("random tokens", 0, ""), {"n_tokens": n_tokens}
+        tokenizer, splits = {"name": "none"}, {"train": (shard,)}
+        Manifest(tokenizer, vocab_size, dtype.name, source, settings, {**splits}).save(folder)
     return folder
+
+
+# ---- every byte --------------------------------------------------------------------------------
+
+
+def verify(folder: Path) -> None:
+    """Read every byte of a dataset; compare digests with the manifest, tokens with the vocabulary.
+
+    Memory is bounded by one piece of 4 MiB.
+
+    Raises:
+        UserError: A shard is unreadable, damaged, missing or not in the manifest.
+    """
+    manifest, faults, fix = read_manifest(folder), [], repair_hint(folder)
+    shards = manifest.shards()
+    with progress_bar(manifest.n_bytes()) as bar:
+        for shard in shards:
+            try:
+                check_shard(folder, shard, manifest, bar.update)
+            except UserError as error:
+                faults.append(f"{shard.file}: {error.__cause__}")
+                if isinstance(error.__cause__, OSError):  # nothing is known of its content
+                    fix = CHECK_READ
+    suffix = Path(FORMATS[manifest.format].name).suffix
+    unlisted = {path.name for path in folder.glob(f"*{suffix}")} - {shard.file for shard in shards}
+    faults += [f"{name}: the manifest does not list this shard" for name in sorted(unlisted)]
+    if faults:
+        raise UserError(
+            f"{folder}: {len(faults)} fault{'s' * (len(faults) > 1)} in {len(shards)} shards: "
+            f"{'; '.join(faults)}; {fix}"
+        )
+    without = "" if all(shard.sha256 for shard in shards) else ", which have no digests"
+    print(
+        f"{folder} is whole: {len(shards)} shards{without}, "
+        f"{sum(shard.tokens for shard in shards):,} tokens, "
+        f"all below the vocabulary of {manifest.vocab_size:,}"
+    )
+
+
+# ---- lengths of documents ------------------------------------------------------------------------
+
+
+class Lengths(Counter[int]):
+    """Number of documents of each length in tokens, in bounded memory.
+
+    n tokens hold at most sqrt(2 n) different lengths: 141 thousand in ten billion tokens.
+    """
+
+    def mean(self) -> float:
+        """Return the mean number of tokens a document."""
+        return sum(length * count for length, count in self.items()) / self.total()
+
+    def median(self) -> int:
+        """Return the shortest length that half of the documents do not exceed."""
+        lengths = sorted(self)
+        ends = np.cumsum([self[length] for length in lengths])
+        return lengths[int(np.searchsorted(ends, self.total() / 2))]
+
+
+def document_lengths(
+    folder: Path, manifest: Manifest, split: str, eot_token: int, on_bytes: OnBytes
+) -> Lengths:
+    """Count the documents of a split, which end-of-text tokens separate and do not belong to.
+
+    The end-of-text token may come before a document, as in llm.c's and our shards, or after it, as
+    in nanoGPT's. Shards and pieces are no borders.
+
+    Raises:
+        UserError: A shard cannot be read.
+    """
+    lengths = Lengths()
+    begun = 0  # tokens of the unfinished document
+    for shard in manifest.splits[split]:
+        with shard_errors(folder, shard):
+            for tokens in token_pieces(folder, shard, manifest.dtype):
+                borders = np.flatnonzero(tokens == eot_token)
+                if len(borders):
+                    # the document before the first border began in earlier pieces, at -1 - begun
+                    found = np.diff(borders, prepend=-1 - begun) - 1
+                    lengths.update(found[found > 0].tolist())
+                    begun = -1 - int(borders[-1])
+                begun += len(tokens)
+                on_bytes(tokens.nbytes)
+    lengths.update([begun] if begun else [])
+    return lengths
+
+
+def plot_lengths(path: Path, title: str, splits: dict[str, Lengths]) -> None:
+    """Draw a histogram of document lengths.
+
+    Args:
+        path: Path of a .png file; its folder is made if need be.
+        title: Title of the picture.
+        splits: Name -> lengths, at least one document each.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    from matplotlib.figure import Figure  # not pyplot: no global state, no window
+
+    longest = max(map(max, splits.values()))
+    edges = np.unique(np.geomspace(1, longest + 1, 61).round()).tolist()
+    figure = Figure(figsize=(10.0, 5.0), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    for split, counted in splits.items():
+        lengths, counts = np.array([*counted.items()]).T
+        label = f"{split}: {counted.total():,} documents, median {counted.median():,} tokens"
+        axes.hist(lengths, edges, weights=100 * counts / counts.sum(), alpha=0.4, label=label)
+    axes.set(title=title, xlabel="tokens a document", ylabel="documents (%)", xscale="log")
+    axes.legend()
+    with explained("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, format="png")

@@ -31,16 +31,8 @@ from gpt_lightning.files import explained, write_atomic
 Format = Literal["npy", "nanogpt", "llmc"]
 LLMC_MAGIC, LLMC_VERSION = 20240520, 1
 LLMC_MAX_TOKENS = 2**31 - 1  # the header counts in int32
-# llm.c's other files; as bare tokens their magic is 308 after a token outside GPT-2's 50,257.
-OTHER_MAGICS = {
-    20240326: "a model of llm.c",
-    20240328: "a tokenizer of llm.c",
-    20240522: "an evaluation of llm.c",
-    20240801: "tokens of Llama 3 in uint32, which this program does not read",
-}
 HEAD_BYTES = 1024  # more than any header, and llm.c's own
 META = "meta.pkl"
-META_MAX_BYTES = 2**26  # more than Unicode's 1.1 million characters take
 
 
 class ShardError(Exception):
@@ -105,11 +97,6 @@ def _parsed_npy(header: bytes) -> Header:
     return Header(shape[0], dtype, stream.tell())
 
 
-def _write_bare(dtype: str, n_tokens: int) -> bytes:
-    _check_uint16("nanogpt", dtype)
-    return b""
-
-
 def _read_bare(head: bytes, size: int | None) -> Header:
     """Bare tokens have no magic number: a damaged header must not be taken for tokens."""
     if not size or size % 2:
@@ -117,8 +104,8 @@ def _read_bare(head: bytes, size: int | None) -> Header:
     if len(head) == HEAD_BYTES:
         magic, version, count = struct.unpack("<3i", head[:12])
         is_headed = (version, count) == (LLMC_VERSION, (size - HEAD_BYTES) // 2)
-        if is_headed or magic in (LLMC_MAGIC, *OTHER_MAGICS):
-            raise ShardError(f"the magic number {magic}{_meaning(magic)}")
+        if is_headed or magic == LLMC_MAGIC:
+            raise ShardError(f"the magic number {magic}")
     tokens = np.frombuffer(head, "<u2")
     if len(tokens) >= 64 and tokens[::2].any() and not tokens[1::2].any():
         raise ShardError("a 0 at every second place, as in a file of uint32")
@@ -126,7 +113,6 @@ def _read_bare(head: bytes, size: int | None) -> Header:
 
 
 def _write_llmc(dtype: str, n_tokens: int) -> bytes:
-    _check_uint16("llmc", dtype)
     if n_tokens > LLMC_MAX_TOKENS:
         raise UserError(
             f"the format llmc has at most {LLMC_MAX_TOKENS:,} tokens per file, found {n_tokens:,}: "
@@ -141,22 +127,10 @@ def _read_llmc(head: bytes, size: int | None) -> Header:
     magic, version, count = struct.unpack("<3i", head[:12])
     if magic != LLMC_MAGIC:
         bare = "tokens without a header are named train.bin and val.bin"
-        raise ShardError(f"the magic number {magic}{_meaning(magic)}, not {LLMC_MAGIC} ({bare})")
+        raise ShardError(f"the magic number {magic}, not {LLMC_MAGIC} ({bare})")
     if version != LLMC_VERSION or count < 0:
         raise ShardError(f"version {version}, not {LLMC_VERSION}, or {count:,} tokens")
     return Header(count, np.dtype("<u2"), HEAD_BYTES)
-
-
-def _meaning(magic: int) -> str:
-    return f", {OTHER_MAGICS[magic]}" if magic in OTHER_MAGICS else ""
-
-
-def _check_uint16(file_format: str, dtype: str) -> None:
-    if dtype != "uint16":
-        raise UserError(
-            f"the format {file_format} holds tokens of uint16, but this vocabulary needs {dtype}: "
-            "choose the format npy, or a vocabulary of at most 65,536"
-        )
 
 
 def _names(pattern: str) -> re.Pattern[str]:
@@ -174,7 +148,9 @@ FORMATS: dict[str, TokenFormat] = {
         _write_llmc,
         _read_llmc,
     ),
-    "nanogpt": TokenFormat("{split}.bin", _names(r"()SPLIT()\.bin"), _write_bare, _read_bare, True),
+    "nanogpt": TokenFormat(
+        "{split}.bin", _names(r"()SPLIT()\.bin"), lambda *_: b"", _read_bare, is_one_file=True
+    ),
 }
 # names from file_name, and of the files besides the shards
 SHARD_FILE = re.compile(r".*\.npy|meta\.pkl|(train|val|test)\.bin|shard_(train|val|test)_\d+\.bin")
@@ -184,18 +160,8 @@ SHARD_FILE = re.compile(r".*\.npy|meta\.pkl|(train|val|test)\.bin|shard_(train|v
 
 
 def file_name(file_format: str, split: str, index: int) -> str:
-    """Return the name of a split's shard, as the programs of that format name it.
-
-    Raises:
-        UserError: A second file of a split, of which nanoGPT has one.
-    """
-    chosen = FORMATS[file_format]
-    if chosen.is_one_file and index:
-        raise UserError(
-            f"nanoGPT reads one file per split, {split}.bin, and the {split} split would fill "
-            f"{index + 1}: raise shard_tokens, or choose the format npy or llmc"
-        )
-    return chosen.name.format(split=split, index=index)
+    """Return the name of a split's shard, as the programs of that format name it."""
+    return FORMATS[file_format].name.format(split=split, index=index)
 
 
 def capacity(file_format: str, shard_tokens: int) -> int:
@@ -210,6 +176,11 @@ def file_header(file_format: str, dtype: str, n_tokens: int) -> bytes:
     Raises:
         UserError: The format cannot hold this type or number of tokens.
     """
+    if file_format != "npy" and dtype != "uint16":
+        raise UserError(
+            f"the format {file_format} holds tokens of uint16, but this vocabulary needs {dtype}: "
+            "choose the format npy, or a vocabulary of at most 65,536"
+        )
     return FORMATS[file_format].write(dtype, n_tokens)
 
 
@@ -235,8 +206,14 @@ def checked_header(file_format: str, dtype: str, head: bytes, size: int | None) 
     return header
 
 
-def mapped(path: Path, dtype: str, file_format: str) -> np.ndarray:
+def mapped(path: Path, dtype: str, file_format: str, is_random: bool = False) -> np.ndarray:
     """Map the tokens of a file read-only, (n,); header, size and count are checked.
+
+    Args:
+        path: Path of the file.
+        dtype: Expected type of the tokens.
+        file_format: Format of the file.
+        is_random: True if tokens are read here and there: the kernel reads no page ahead.
 
     Raises:
         OSError: The file cannot be read, which says nothing about its content.
@@ -249,18 +226,11 @@ def mapped(path: Path, dtype: str, file_format: str) -> np.ndarray:
             if not header.tokens:
                 return np.empty(0, header.dtype)
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if is_random and hasattr(mmap, "MADV_RANDOM"):  # absent on Windows
+                content.madvise(mmap.MADV_RANDOM)
     except (FileNotFoundError, IsADirectoryError) as error:
         raise ShardError(error.strerror or str(error)) from error
     return np.frombuffer(content, header.dtype, offset=header.n_bytes)
-
-
-def advise_random(tokens: np.ndarray) -> None:
-    """Tell the kernel that mapped tokens are read here and there: no page is read ahead."""
-    source: Any = tokens
-    while isinstance(source, np.ndarray | memoryview):
-        source = source.base if isinstance(source, np.ndarray) else source.obj
-    if isinstance(source, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):  # absent on Windows
-        source.madvise(mmap.MADV_RANDOM)
 
 
 # ---- nanoGPT's vocabulary of characters --------------------------------------------------------
@@ -285,9 +255,11 @@ def read_meta(path: Path) -> str:
     with explained("read", path):
         content = path.read_bytes()
     try:
-        if len(content) > META_MAX_BYTES:
-            raise pickle.UnpicklingError(f"it has {len(content):,} bytes")
-        return _characters(_PlainUnpickler(io.BytesIO(content)).load())
+        meta = _PlainUnpickler(io.BytesIO(content)).load()
+        characters = "".join(sorted(meta["stoi"]))
+        if meta | _meta(characters) != meta:
+            raise ValueError("another vocabulary")
+        return characters
     except Exception as error:  # a damaged pickle can raise anything (Python's manual)
         raise UserError(
             f"{path}: expected nanoGPT's vocabulary (vocab_size, stoi, itos of sorted, distinct "
@@ -296,16 +268,10 @@ def read_meta(path: Path) -> str:
         ) from error
 
 
-def _characters(meta: Any) -> str:
-    characters = [meta["itos"][index] for index in range(len(meta["itos"]))]
-    if any(not isinstance(c, str) or len(c) != 1 for c in characters):
-        raise ValueError("tokens that are no single characters")
-    stoi = {character: index for index, character in enumerate(characters)}
-    if (meta["vocab_size"], meta["stoi"]) != (len(characters), stoi):
-        raise ValueError("vocab_size and stoi are not those of itos")
-    if characters != sorted(set(characters)):
-        raise ValueError("characters that are not sorted")
-    return "".join(characters)
+def _meta(characters: str) -> dict[str, Any]:
+    """Return nanoGPT's meta.pkl of a vocabulary."""
+    itos = dict(enumerate(characters))
+    return {"vocab_size": len(itos), "itos": itos, "stoi": {c: n for n, c in itos.items()}}
 
 
 def write_extras(file_format: str, folder: Path, tokenizer: Tokenizer) -> None:
@@ -323,7 +289,4 @@ def write_extras(file_format: str, folder: Path, tokenizer: Tokenizer) -> None:
             f"nanoGPT has the tokenizers char and gpt2, not {tokenizer.name}: choose one of "
             "them, or the format npy"
         )
-    itos = dict(enumerate(tokenizer.spec()["characters"]))
-    stoi = {character: index for index, character in itos.items()}
-    meta = {"vocab_size": len(itos), "itos": itos, "stoi": stoi}
-    write_atomic(folder / META, pickle.dumps(meta, protocol=4))
+    write_atomic(folder / META, pickle.dumps(_meta(tokenizer.spec()["characters"]), protocol=4))

@@ -3,17 +3,15 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from gpt_lightning.data.shards import TokenStream
+from gpt_lightning.data.windows import WindowSource
 from gpt_lightning.errors import UserError
-
-if TYPE_CHECKING:
-    from gpt_lightning.data.mixture import WindowSource
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # tokens and the tokens that follow, int64 (B, T) each
 EVALUATION = 2**64 - 1  # an epoch that training does not reach
@@ -53,7 +51,7 @@ class TrainBatches(Dataset[Batch]):
     """
 
     def __init__(
-        self, source: "WindowSource", epoch: int, batch_size: int, rank: int, world: int
+        self, source: WindowSource, epoch: int, batch_size: int, rank: int, world: int
     ) -> None:
         self.source, self.epoch = source, epoch
         self.batch_size, self.rank, self.world = batch_size, rank, world
@@ -102,7 +100,7 @@ class TrainLoader:
         wait_s: Seconds waited for batches.
     """
 
-    source: "WindowSource"
+    source: WindowSource
     batch_size: int
     accumulate: int = 1
     rank: int = 0
@@ -142,13 +140,9 @@ class TrainLoader:
             self.position += 1
             yield batch
 
-    @property
-    def window(self) -> int:
-        """Windows of the epoch that were handed out, over all ranks."""
-        return self.position * self.batch_size * self.world
-
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "window": self.window}
+        """Return the epoch, and the windows of it that were handed out, over all ranks."""
+        return {"epoch": self.epoch, "window": self.position * self.batch_size * self.world}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "window" not in state:

@@ -1,31 +1,39 @@
-"""manifest.json: contents of a prepared folder, and checks of the files that it lists."""
+"""Contents of a dataset: manifest.json, or what the files of another program say.
 
+Other programs are nanoGPT, llm.c, modded-nanogpt and build-nanogpt.
+"""
+
+import contextlib
 import dataclasses
-import functools
-import hashlib
+import itertools
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 
-from gpt_lightning.data.formats import FORMATS, ShardError, file_name, mapped
+from gpt_lightning.data.formats import (
+    FORMATS,
+    HEAD_BYTES,
+    META,
+    Header,
+    ShardError,
+    checked_header,
+    read_meta,
+)
 from gpt_lightning.data.tokenizers import token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, write_atomic
 
-if TYPE_CHECKING:
-    from gpt_lightning.data.progress import Progress
-
 MANIFEST = "manifest.json"
 VERSION = 1
-PIECE_BYTES = 2**22  # a whole number of tokens of either type
 CHECK_READ = "check its permissions and the disk"
-SCAN_BYTES = 2**30  # up to this size every token is checked before training
-T = TypeVar("T")
+GPT2_VOCAB_SIZE = 50257
+DTYPE = "uint16"  # all other programs have it
+SPLITS = ("train", "val", "test")
 _DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
 
 
@@ -95,27 +103,13 @@ class Manifest:
             UserError: The file is broken, or its dtype is not that of its vocabulary.
         """
         try:
-            raw = json.loads(content)
-        except ValueError as error:
-            raise _bad(where, f"not valid JSON ({error})") from error
-        version = _take(raw, "version", int, where)
-        if version != VERSION:
-            raise _bad(where, f"format version {version}, this program reads {VERSION}")
-        values = _fields(cls, raw, where)
-        if not values["splits"]:
-            raise _bad(where, "splits is empty, expected at least one")
-        if values["format"] not in FORMATS:
-            known = ", ".join(FORMATS)
-            raise _bad(where, f"format is {values['format']!r}, expected one of {known}")
-        dtype, vocab_size = values["dtype"], values["vocab_size"]
-        expected = token_dtype(vocab_size).name
-        if dtype != expected:
-            found = f"dtype is {dtype}, but a vocabulary of {vocab_size:,} takes {expected}"
-            raise _bad(where, found)
-        values["source"] = TextOrigin(**_fields(TextOrigin, values["source"], where))
-        splits = values["splits"]
-        values["splits"] = {split: _parsed_shards(splits, split, where) for split in splits}
-        return cls(**values)
+            return _checked(json.loads(content))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            reason = f"{error} is missing" if isinstance(error, KeyError) else error
+            fix = repair_hint(Path(where).parent)
+            if "://" in where:
+                fix = "make it with `gpt-lightning prepare` and upload it"
+            raise UserError(f"{where}: {reason}; {fix}") from error
 
     def shards(self) -> list[Shard]:
         """Return the shards of all splits."""
@@ -126,47 +120,6 @@ class Manifest:
         return sum(shard.tokens for shard in self.shards()) * np.dtype(self.dtype).itemsize
 
 
-# ---- the shards --------------------------------------------------------------------------------
-
-
-def open_shard(folder: Path, shard: Shard, dtype: str, file_format: str) -> np.ndarray:
-    """Map the tokens of a shard read-only, (shard.tokens,).
-
-    Raises:
-        UserError: The file is missing, cannot be read, has another format, or differs in type,
-            count or size.
-    """
-    try:
-        with explained("read", folder / shard.file, CHECK_READ):
-            return checked_shard(folder, shard, dtype, file_format)
-    except ShardError as fault:
-        raise UserError(f"{folder / shard.file}: {fault}; {repair_hint(folder)}") from fault
-
-
-def checked_shard(folder: Path, shard: Shard, dtype: str, file_format: str) -> np.ndarray:
-    """Map a shard as open_shard does, for callers that collect the faults of all shards.
-
-    Raises:
-        OSError: The file cannot be read.
-        ShardError: The file is not the shard; the message names what was expected and found.
-    """
-    expected = f"expected {shard.tokens:,} tokens of {dtype}"
-    try:
-        tokens = mapped(folder / shard.file, dtype, file_format)
-    except ShardError as fault:
-        raise ShardError(f"{expected}, found: {fault}") from fault
-    if len(tokens) != shard.tokens:
-        raise ShardError(f"{expected}, found an array of shape {tokens.shape} of {dtype}")
-    return tokens
-
-
-def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
-    """Return files that are named as shards of the dataset but are not in its manifest."""
-    listed = {shard.file for shard in manifest.shards()}
-    suffix = Path(file_name(manifest.format, "train", 0)).suffix
-    return sorted({path.name for path in folder.glob(f"*{suffix}")} - listed)
-
-
 def repair_hint(folder: Path) -> str:
     """Return the repair hint at the end of an error message about a dataset."""
     if not (folder / MANIFEST).is_file():
@@ -174,126 +127,179 @@ def repair_hint(folder: Path) -> str:
     return f"make it again: `gpt-lightning prepare SOURCE --out {folder} --overwrite true`"
 
 
-# ---- reading a shard from front to back, in bounded memory ---------------------------------------
+# ---- manifest.json -----------------------------------------------------------------------------
 
 
-def pieces(path: Path, token_bytes: int) -> Iterator[memoryview]:
-    """Yield a shard's bytes: first the header before the tokens, then the tokens in pieces.
-
-    The pieces share one buffer of 4 MiB: each is valid until the next is requested. The file is
-    read, not mapped, so that a truncation meanwhile raises an error instead of a signal.
-
-    Args:
-        path: Path of the shard.
-        token_bytes: Bytes of its tokens, which are the end of the file.
+def _checked(raw: Any) -> Manifest:
+    """Return the manifest in a JSON object.
 
     Raises:
-        OSError: The file cannot be read.
-        ShardError: The file became shorter.
+        AttributeError, KeyError, TypeError, ValueError: It is something else.
     """
-    buffer = memoryview(bytearray(PIECE_BYTES))
-    with open(path, "rb") as file:
-        size = file.seek(0, 2)
-        file.seek(0)
-        yield memoryview(file.read(max(0, size - token_bytes)))
-        left = token_bytes
-        while left:
-            count = file.readinto(buffer[: min(left, PIECE_BYTES)])
-            if not count or (count % 4 and count < left):
-                raise ShardError(
-                    f"{token_bytes - left + count:,} bytes of tokens: it was truncated"
-                )
-            yield buffer[:count]
-            left -= count
-
-
-def token_pieces(path: Path, n_tokens: int, dtype: str) -> Iterator[np.ndarray]:
-    """Yield a shard's tokens in pieces, (n,) each; a piece is valid until the next is requested.
-
-    Raises:
-        OSError: The file cannot be read.
-        ShardError: The file became shorter.
-    """
-    kind = np.dtype(dtype).newbyteorder("<")
-    stream = pieces(path, n_tokens * kind.itemsize)
-    next(stream)
-    for piece in stream:
-        yield np.frombuffer(piece, kind)
-
-
-def check_tokens(
-    folder: Path, shard: Shard, manifest: Manifest, progress: "Progress | None" = None
-) -> None:
-    """Read a shard once, and check that every token is inside the vocabulary.
-
-    Args:
-        folder: Folder of the dataset.
-        shard: Shard to read.
-        manifest: Manifest of the dataset.
-        progress: Display that counts the tokens of a full check, which also compares the digest of
-            the file; None: the tokens alone are checked.
-
-    Raises:
-        OSError: The file cannot be read.
-        ShardError: A token is not below vocab_size, the digest differs, or the file became shorter.
-    """
-    kind = np.dtype(manifest.dtype).newbyteorder("<")
-    stream = pieces(folder / shard.file, shard.tokens * kind.itemsize)
-    digest = hashlib.sha256(next(stream))
-    position, wrong = 0, ""
-    for piece in stream:
-        tokens = np.frombuffer(piece, kind)
-        if not wrong and int(tokens.max()) >= manifest.vocab_size:
-            at = int(np.argmax(tokens >= manifest.vocab_size))
-            wrong = (
-                f"expected only tokens below the vocabulary of {manifest.vocab_size:,}, "
-                f"found token {tokens[at]:,} at position {position + at:,}"
-            )
-        position += len(tokens)
-        if progress:
-            digest.update(piece)
-            progress.add(len(piece), len(tokens))
-    if wrong:
-        raise ShardError(wrong)
-    if progress and shard.sha256 and digest.hexdigest() != shard.sha256:
-        raise ShardError(f"expected SHA-256 {shard.sha256}, found {digest.hexdigest()}")
-
-
-# ---- reading the manifest ----------------------------------------------------------------------
-
-
-def _bad(where: str, found: str) -> UserError:
-    if "://" in where:
-        return UserError(f"{where}: {found}; make it with `gpt-lightning prepare` and upload it")
-    return UserError(f"{where}: {found}; {repair_hint(Path(where).parent)}")
-
-
-def _fields(kind: type, raw: Any, where: str) -> dict[str, Any]:
-    """Return the values of a dataclass's fields in a JSON object, each of its field's type."""
-    return {key: _take(raw, key, of, where) for key, of in _types(kind).items()}
-
-
-@functools.cache
-def _types(kind: type) -> dict[str, Any]:
-    hints = {key: get_origin(hint) or hint for key, hint in get_type_hints(kind).items()}
-    return {key: dict if is_dataclass(hint) else hint for key, hint in hints.items()}
-
-
-def _parsed_shards(splits: dict[str, Any], split: str, where: str) -> tuple[Shard, ...]:
-    shards = tuple(
-        Shard(**_fields(Shard, entry, where)) for entry in _take(splits, split, list, where)
+    if raw["version"] != VERSION:
+        raise ValueError(f"format version {raw['version']}, this program reads {VERSION}")
+    splits = {k: tuple(_made(Shard, row) for row in rows) for k, rows in raw["splits"].items()}
+    found: Manifest = _made(
+        Manifest, raw | {"source": _made(TextOrigin, raw["source"]), "splits": splits}
     )
-    for shard in shards:
-        if Path(shard.file).name != shard.file:  # a manifest must not reach outside its folder
-            raise _bad(where, f"{shard.file!r} is not a plain file name")
-        if not _DIGEST.fullmatch(shard.sha256):  # it names files in the cache of remote datasets
-            raise _bad(where, f"sha256 of {shard.file} is {shard.sha256!r}, not a SHA-256")
-    return shards
+    if not splits or found.format not in FORMATS:
+        raise ValueError(f"splits {list(splits)} of format {found.format!r}")
+    for shard in found.shards():
+        # a manifest must not reach outside its folder; a digest names a file of the cache
+        is_plain = Path(shard.file).name == shard.file and _DIGEST.fullmatch(shard.sha256)
+        if not (is_plain and isinstance(shard.tokens, int)):
+            raise ValueError(f"{shard}: expected a file name, a number of tokens and a SHA-256")
+    expected = token_dtype(found.vocab_size).name
+    if found.dtype != expected:
+        raise ValueError(
+            f"dtype is {found.dtype}, but a vocabulary of {found.vocab_size:,} takes {expected}"
+        )
+    return found
 
 
-def _take(raw: Any, key: str, kind: type[T], where: str) -> T:
-    value = raw.get(key) if isinstance(raw, dict) else None
-    if not isinstance(value, kind):
-        found = "is missing" if value is None else f"is {value!r}"
-        raise _bad(where, f"{key} {found}, expected {kind.__name__}")
-    return value
+def _made(kind: type, raw: dict[str, Any]) -> Any:
+    """Return a dataclass of the values in a JSON object."""
+    return kind(**{field.name: raw[field.name] for field in dataclasses.fields(kind)})
+
+
+# ---- files of other programs ---------------------------------------------------------------------
+
+
+def detect_dataset(folder: Path) -> Manifest:
+    """Return a manifest for a folder that has none; its shards have no digests.
+
+    nanoGPT's train.bin and val.bin, with meta.pkl for characters; llm.c's and modded-nanogpt's
+    *_train_*.bin and *_val_*.bin; build-nanogpt's *_train_*.npy and *_val_*.npy. Without meta.pkl
+    the tokens are GPT-2's. Headers, sizes and counts are checked, tokens are not.
+
+    Raises:
+        UserError: There are no such files, files of two kinds, a gap in the shards' numbers, or a
+            damaged file.
+    """
+    if folder.is_file():
+        raise UserError(f"{folder} is a file; give the folder of a dataset")
+    with explained("read", folder, "check its permissions"):
+        entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    sizes: dict[str, int | None] = {path.name: path.stat().st_size for path in entries}
+    names = list(filter(_match, sizes))
+    if not names:
+        raise UserError(
+            f"{folder} is not a prepared dataset, it has no {MANIFEST} and no shards of nanoGPT, "
+            f"llm.c or build-nanogpt: make it with `gpt-lightning prepare SOURCE --out {folder}`"
+        )
+
+    def heads(names: Sequence[str]) -> Iterable[bytes]:
+        for name in names:
+            with explained("read", folder / name, CHECK_READ), open(folder / name, "rb") as file:
+                yield file.read(HEAD_BYTES)
+
+    has_characters = META in sizes and not any(map(_numbered, names))
+    characters = read_meta(folder / META) if has_characters else None
+    return _detected(str(folder), names, names, sizes, heads, characters, repair_hint(folder))
+
+
+def remote_dataset(
+    url: str, sizes: dict[str, int | None], heads: Callable[[Sequence[str]], Iterable[bytes]]
+) -> Manifest:
+    """Return a manifest for a URL that has none, as detect_dataset does for a folder.
+
+    Sizes are the listing's, and the first and the last header are compared with them; where the
+    listing has no sizes, they are those of all headers. nanoGPT's one file per split is no shard.
+
+    Args:
+        url: Address of the dataset.
+        sizes: File name -> bytes; None if the listing does not say.
+        heads: Function that returns the first HEAD_BYTES of files.
+
+    Raises:
+        UserError: There are no such files, files of two kinds, a gap in the shards' numbers, or a
+            header of something else.
+    """
+    names = sorted(filter(_numbered, sizes))
+    if not names:
+        raise UserError(
+            f"{url}/{MANIFEST} does not exist, and {url} lists no shards of llm.c, modded-nanogpt "
+            "or build-nanogpt (NAME_train_000001.bin, NAME_train_000001.npy): check the address"
+        )
+    unknown = any(sizes[name] is None for name in names)
+    asked = names if unknown else [names[0], names[-1]]
+    return _detected(url, names, asked, sizes, heads, None, "check the address")
+
+
+def _match(name: str) -> re.Match[str] | None:
+    """Return prefix, split and index in a shard's name; None for the name of something else."""
+    found = (row.foreign.fullmatch(name) for row in FORMATS.values())
+    return next(filter(None, found), None)
+
+
+def _numbered(name: str) -> bool:
+    match = _match(name)
+    return match is not None and bool(match[3])
+
+
+def _detected(
+    where: str,
+    names: Sequence[str],
+    asked: Sequence[str],
+    sizes: dict[str, int | None],
+    heads: Callable[[Sequence[str]], Iterable[bytes]],
+    characters: str | None,
+    hint: str,
+) -> Manifest:
+    """Return the manifest of files, of which the headers of `asked` are read."""
+    matches = {name: match for name in names if (match := _match(name))}
+    first, file_format, header = matches[names[0]], "", Header(0, np.dtype(DTYPE), 0)
+    shards, faults = {}, []
+    found = dict(zip(asked, heads(asked), strict=True))
+    for name, match in matches.items():
+        size = sizes[name]
+        try:
+            if (match[1], Path(name).suffix) != (first[1], Path(first[0]).suffix):
+                raise ShardError(f"another data set or format than in {first[0]}: move one away")
+            if name in found:
+                file_format = file_format or _format(name, found[name], size)
+                header = checked_header(file_format, DTYPE, found[name], size)
+            elif size is not None:
+                header = header._replace(tokens=(size - header.n_bytes) // 2)
+            promised = header.n_bytes + 2 * header.tokens
+            if size not in (None, promised) or header.tokens < 0:
+                raise ShardError(f"{size:,} bytes, not {promised:,}")
+            shards[name] = Shard(name, header.tokens, "")
+        except ShardError as fault:
+            faults.append(f"in {name} {fault}")
+    if faults:
+        raise UserError(
+            f"{where}: expected tokens of {DTYPE} in the format {file_format}, found "
+            f"{'; '.join(faults)}; {hint}"
+        )
+    tokenizer, vocab_size = {"name": "gpt2"}, GPT2_VOCAB_SIZE
+    if characters is not None:
+        tokenizer, vocab_size = {"name": "char", "characters": characters}, len(characters)
+    ordered = {split: _in_order(where, matches.values(), split) for split in SPLITS}
+    splits = {split: tuple(shards[n] for n in files) for split, files in ordered.items() if files}
+    # The folder's name is left out: a moved dataset is still the checkpoint's.
+    n_bytes = sum(header.n_bytes + 2 * shard.tokens for shard in shards.values())
+    source = TextOrigin(first[1] or file_format, n_bytes, "")
+    return Manifest(tokenizer, vocab_size, DTYPE, source, {}, splits, file_format)
+
+
+def _format(name: str, head: bytes, size: int | None) -> str:
+    """Return the format of a file: the first of those with such names that reads its header."""
+    named = [key for key, row in FORMATS.items() if row.foreign.fullmatch(name)]
+    for file_format in named:
+        with contextlib.suppress(ShardError):
+            checked_header(file_format, DTYPE, head, size)
+            return file_format
+    return named[-1]
+
+
+def _in_order(where: str, matches: Iterable[re.Match[str]], split: str) -> list[str]:
+    """Return a split's files by number; no number between the first and the last may be missing."""
+    found = sorted((int(match[3] or -1), match[0]) for match in matches if match[2] == split)
+    for (index, before), (following, after) in itertools.pairwise(found):
+        if following != index + 1 or index < 0:
+            raise UserError(
+                f"{where}: expected the shard after {before}, found {after}; download the missing "
+                "shard, or move the others away"
+            )
+    return [name for _, name in found]

@@ -281,5 +281,4 @@ def _generator(*key: int) -> np.random.Generator:
 
 @functools.lru_cache(maxsize=8)
 def _permutation(key: tuple[int, ...], n: int) -> np.ndarray:
-    shuffled: np.ndarray = _generator(*key).permutation(n)
-    return shuffled
+    return _generator(*key).permutation(n)

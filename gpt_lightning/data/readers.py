@@ -1,17 +1,23 @@
 """Readers: opened datasets become the batches of one rank.
 
-WindowReader reads windows in an order that is a pure function of (seed, epoch, index);
-NanoGPTReader draws them from one generator, in nanoGPT's sequence of draws.
-TokenDataModule chooses one of the two.
+Windows are read in an order that is a pure function of (seed, epoch, index), or drawn as nanoGPT's
+program does.
+
+That program has one generator of random numbers on the CPU, seeded once. The weights are drawn
+first, then the first training batch, then, at step 0 and at every evaluation after it, batches of
+the training split and as many of the validation split; the training batch of the coming step is
+always drawn before an evaluation. Kept in this order, the seed 1337 gives its published losses at
+step 0 digit by digit. Source: train.py in https://github.com/karpathy/nanoGPT.
 """
 
-import abc
 import dataclasses
 import functools
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch.utils.data import Dataset
 
 from gpt_lightning.data.dataset import TokenDataset
@@ -22,15 +28,13 @@ from gpt_lightning.data.loader import (
     EvalLoader,
     TrainBatches,
     TrainLoader,
+    split_windows,
 )
 from gpt_lightning.data.order import OrderName, WindowOrder
 from gpt_lightning.data.settings import DataSettings
-from gpt_lightning.data.shards import DatasetWindows, TokenStream
+from gpt_lightning.data.shards import TokenStream
+from gpt_lightning.data.windows import DatasetWindows, Mixture, WindowSource
 from gpt_lightning.errors import UserError
-
-if TYPE_CHECKING:
-    from gpt_lightning.data.mixture import WindowSource
-    from gpt_lightning.data.nanogpt_batches import NanoGPTLoader
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,8 @@ class Place:
     nodes: int = 1
 
 
-class Reader(abc.ABC):
-    """Loaders of one rank over opened datasets.
+class Reader:
+    """Loaders of one rank over opened datasets, with data.order nanogpt of nanoGPT's batches.
 
     Args:
         datasets: Address -> dataset; evaluation reads the first.
@@ -76,21 +80,51 @@ class Reader(abc.ABC):
         self.eval_batch_size: int = settings.eval_batch_size or settings.batch_size
         self.seed: int = settings.seed
 
-    @property
-    @abc.abstractmethod
+    @functools.cached_property
     def train_loader(self) -> "TrainLoader | NanoGPTLoader":
-        """Endless training batches, whose position a checkpoint holds; one object a reader."""
+        """Endless training batches, whose position a checkpoint holds."""
+        if self.settings.order == "nanogpt":
+            return self._nanogpt_loader()
+        B, place = self.batch_size, self.place
+        fields = dataclasses.asdict(place)
+        del fields["nodes"]
+        workers = self.settings.num_workers
+        loader = TrainLoader(self._training_source(), B, **fields, num_workers=workers)
+        if len(loader) == 0:
+            raise UserError(
+                f"a step takes {B} x {place.accumulate} x {place.world} windows "
+                "(data.batch_size x accumulation x ranks), but the train split of "
+                f"{' + '.join(self.datasets)} has {loader.source.n_windows}: lower one of the "
+                "factors, or give more text"
+            )
+        return loader
 
-    @abc.abstractmethod
+    def _nanogpt_loader(self) -> "NanoGPTLoader":
+        if self.place.world > 1:
+            raise UserError("data.order nanogpt runs in one process only: set --data.order random")
+        if self.place.overfit:
+            raise UserError(
+                "trainer.overfit_batches: data.order nanogpt draws every batch anew: "
+                "set --data.order shuffled"
+            )
+        streams = {"train": next(iter(self.train_streams.values())), "val": self.stream("val")}
+        for stream in streams.values():
+            stream.is_random = True
+        return NanoGPTLoader(streams, self.settings, self.place.accumulate)
+
     def samples(self, split: str) -> Dataset[Batch]:
-        """Return random batches of a split for an evaluation, by index."""
-
-    def position(self) -> dict[str, int]:
-        """Return the position of training in the data; empty where there are no epochs."""
-        return {}
+        """Return random batches of a split, equal at every evaluation; nanoGPT's are drawn anew."""
+        if self.settings.order == "nanogpt":
+            assert isinstance(self.train_loader, NanoGPTLoader)
+            return NanoGPTEvalBatches(self.train_loader, split)
+        source, place = self._windows(self.stream(split), "random"), self.place
+        return TrainBatches(source, EVALUATION, self.eval_batch_size, place.rank, place.world)
 
     def shares(self) -> dict[str, float]:
         """Return each dataset's share of the samples so far, by name; empty without a mixture."""
+        loader = self.train_loader
+        if isinstance(loader, TrainLoader) and isinstance(loader.source, Mixture):
+            return loader.source.shares(**loader.state_dict())
         return {}
 
     @functools.cached_property
@@ -142,27 +176,7 @@ class Reader(abc.ABC):
         workers, pin_memory = self.settings.num_workers, self.place.pin_memory
         return EvalLoader(batches, n_batches, workers, pin_memory)
 
-
-class WindowReader(Reader):
-    """Batches of windows in one of the orders of WindowOrder, from one dataset or a mixture."""
-
-    @functools.cached_property
-    def train_loader(self) -> TrainLoader:
-        B, place = self.batch_size, self.place
-        fields = dataclasses.asdict(place)
-        del fields["nodes"]
-        workers = self.settings.num_workers
-        loader = TrainLoader(self._training_source(), B, **fields, num_workers=workers)
-        if len(loader) == 0:
-            raise UserError(
-                f"a step takes {B} x {place.accumulate} x {place.world} windows "
-                "(data.batch_size x accumulation x ranks), but the train split of "
-                f"{' + '.join(self.datasets)} has {loader.source.n_windows}: lower one of the "
-                "factors, or give more text"
-            )
-        return loader
-
-    def _training_source(self) -> "WindowSource":
+    def _training_source(self) -> WindowSource:
         order, weights = self.settings.order, self.settings.mixture
         assert order != "nanogpt"
         windows = {
@@ -171,8 +185,6 @@ class WindowReader(Reader):
         }
         if not weights:
             return next(iter(windows.values()))
-        from gpt_lightning.data.mixture import Mixture  # one dataset needs none
-
         return Mixture(windows, weights, self.seed, self.place.nodes)
 
     def _windows(self, stream: TokenStream, name: OrderName, lanes: int = 1) -> DatasetWindows:
@@ -188,61 +200,108 @@ class WindowReader(Reader):
         stream.check_order(order)
         return DatasetWindows(stream, order)
 
-    def keep_shuffle(self, theirs: dict[str, Any]) -> None:
-        """Go on in the blocks and lanes of a checkpoint.
 
-        Args:
-            theirs: Identity of the loader in the checkpoint.
-
-        Raises:
-            UserError: The cache of a stream is too small for it.
-        """
-        self.train_loader.source.keep_shuffle(theirs)
-
-    def samples(self, split: str) -> Dataset[Batch]:
-        """Return random batches of a split, equal at every evaluation."""
-        source, place = self._windows(self.stream(split), "random"), self.place
-        return TrainBatches(source, EVALUATION, self.eval_batch_size, place.rank, place.world)
-
-    def position(self) -> dict[str, int]:
-        """Return the epoch, and the windows of it that have been handed out."""
-        return {"epoch": self.train_loader.epoch, "window": self.train_loader.window}
-
-    def shares(self) -> dict[str, float]:
-        loader = self.train_loader
-        return loader.source.shares(loader.epoch, loader.window)
+# ---- nanoGPT's batches -----------------------------------------------------------------------
 
 
-class NanoGPTReader(Reader):
-    """Batches that nanoGPT's program would draw, in training and evaluation.
+class NanoGPTLoader:
+    """Training and evaluation batches from one stream of draws, a sized, stateful iterable.
 
-    Raises:
-        UserError: There are several processes, or batches are to be repeated.
+    The generator continues from the state in which the model's initialization left PyTorch's
+    default generator, as a copy: dropout, which in nanoGPT's program on a CPU draws in between,
+    does not move it here. The batches are therefore equal on every device (and equal to those of
+    nanoGPT on a GPU). The draws have no epochs; the length is that of a pass over the split.
+
+    Args:
+        streams: Tokens of the splits `train` and `val`.
+        settings: Data arguments, with block_size set.
+        accumulate: Micro-batches an optimizer step.
     """
 
     def __init__(
-        self, datasets: Mapping[str, TokenDataset], settings: DataSettings, place: Place
+        self, streams: dict[str, TokenStream], settings: DataSettings, accumulate: int = 1
     ) -> None:
-        super().__init__(datasets, settings, place)
-        if place.world > 1:
-            raise UserError("data.order nanogpt runs in one process only: set --data.order random")
-        if place.overfit:
+        assert settings.block_size is not None
+        self.streams, self.accumulate = streams, accumulate
+        self.block_size: int = settings.block_size
+        self.batch_size: int = settings.batch_size
+        self.eval_batches = settings.eval_batches or 0
+        self.wait_s = 0.0  # waited for batches
+        self._generator: torch.Generator | None = None
+        self._next: torch.Tensor | None = None  # starts of the coming training batch
+        self._evaluation: dict[str, list[torch.Tensor]] = {}
+
+    def __len__(self) -> int:
+        windows = (len(self.streams["train"]) - 1) // self.block_size
+        steps = windows // (self.batch_size * self.accumulate)
+        return max(1, steps) * self.accumulate
+
+    def __iter__(self) -> Iterator[Batch]:
+        for _ in range(len(self)):
+            began = time.perf_counter()
+            batch = self.training_batch()
+            self.wait_s += time.perf_counter() - began
+            yield batch
+
+    def training_batch(self) -> Batch:
+        """Return the next training batch, (B, T) each."""
+        starts, self._next = self._hold_next(), None
+        return self._batch("train", starts)
+
+    def evaluation_batch(self, split: str, index: int) -> Batch:
+        """Return batch `index` of an evaluation, (B, T) each; index 0 of `val` begins a new one."""
+        if (split, index) == ("val", 0):
+            self._hold_next()
+            self._evaluation = {
+                name: [self._draw(name) for _ in range(self.eval_batches)]
+                for name in ("train", "val")
+            }
+        return self._batch(split, self._evaluation[split][index])
+
+    def _hold_next(self) -> torch.Tensor:
+        if self._next is None:
+            self._next = self._draw("train")
+        return self._next
+
+    def _draw(self, split: str) -> torch.Tensor:
+        if self._generator is None:
+            self._generator = torch.default_generator.clone_state()
+        last = len(self.streams[split]) - self.block_size
+        return torch.randint(last, (self.batch_size,), generator=self._generator)
+
+    def _batch(self, split: str, starts: torch.Tensor) -> Batch:
+        return split_windows(self.streams[split].windows(starts.numpy(), self.block_size + 1))
+
+    def state_dict(self) -> dict[str, Any]:
+        generator = None if self._generator is None else self._generator.get_state()
+        return {"generator": generator, "next": self._next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "generator" not in state:
             raise UserError(
-                "trainer.overfit_batches: data.order nanogpt draws every batch anew: "
-                "set --data.order shuffled"
+                "the checkpoint was trained with another data.order than nanogpt: set that order"
             )
+        self._next = state["next"]
+        drawn = state["generator"]
+        self._generator = None if drawn is None else torch.Generator().set_state(drawn)
 
-    @functools.cached_property
-    def train_loader(self) -> "NanoGPTLoader":
-        from gpt_lightning.data.nanogpt_batches import NanoGPTLoader  # not for other orders
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that decide the batches, except the seed."""
+        return {
+            "micro-batches a step": self.accumulate,
+            "dataset": self.streams["train"].digest,
+            "data.order": "nanogpt",
+            "data.block_size": self.block_size,
+            "data.batch_size": self.batch_size,
+            "data.eval_batches": self.eval_batches,
+        }
 
-        streams = {"train": next(iter(self.train_streams.values())), "val": self.stream("val")}
-        for stream in streams.values():
-            stream.is_random = True
-        return NanoGPTLoader(streams, self.settings, self.place.accumulate)
 
-    def samples(self, split: str) -> Dataset[Batch]:
-        """Return the batches of one evaluation of a split; reading them draws them."""
-        from gpt_lightning.data.nanogpt_batches import NanoGPTEvalBatches
+class NanoGPTEvalBatches(Dataset[Batch]):
+    """Batches of one evaluation of a split, by index."""
 
-        return NanoGPTEvalBatches(self.train_loader, split)
+    def __init__(self, loader: NanoGPTLoader, split: str) -> None:
+        self.loader, self.split = loader, split
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.loader.evaluation_batch(self.split, index)

@@ -1,37 +1,30 @@
-"""Tokens on disk: write a shard, read windows from a split's shards, in an order."""
+"""Tokens on disk: write and read a shard, read windows from a split's shards."""
 
-import dataclasses
+import contextlib
 import errno
 import functools
 import hashlib
 import json
 import os
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gpt_lightning.data.formats import advise_random, file_header
-from gpt_lightning.data.manifest import (
-    CHECK_READ,
-    SCAN_BYTES,
-    Manifest,
-    Shard,
-    open_shard,
-    repair_hint,
-)
+from gpt_lightning.data.formats import ShardError, file_header, mapped
+from gpt_lightning.data.manifest import CHECK_READ, Manifest, Shard, repair_hint
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, file_sha256
 
-
-def write_shard(path: Path, tokens: np.ndarray) -> Shard:
-    """Write tokens, (n,) of uint16 or uint32, as write_stream does."""
-    assert tokens.ndim == 1, tokens.shape
-    assert tokens.dtype in (np.uint16, np.uint32), tokens.dtype
-    return write_stream(path, [tokens], tokens.dtype)
+OnBytes = Callable[[int], object]  # gets numbers of bytes that were read
+PIECE_TOKENS = 2**21
+SCAN_BYTES = 2**30  # up to this size every token is checked before training
+# shards of a process that are mapped: a quarter of its file descriptors, of which each takes one
+MAX_MAPS = 256
+if hasattr(os, "sysconf"):  # not on Windows
+    MAX_MAPS = max(16, min(os.sysconf("SC_OPEN_MAX"), 2**14) // 4)
 
 
 def write_stream(
@@ -61,7 +54,100 @@ def write_stream(
     return Shard(path.name, n_tokens, file_sha256(path))
 
 
-# ---- reading tokens ----------------------------------------------------------------------------
+# ---- one shard ---------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def shard_errors(folder: Path, shard: Shard) -> Iterator[None]:
+    """Turn an OSError or a ShardError of a shard into a UserError with a fix."""
+    path = folder / shard.file
+    try:
+        with explained("read", path, CHECK_READ):
+            yield
+    except ShardError as fault:
+        raise UserError(f"{path}: {fault}; {repair_hint(folder)}") from fault
+
+
+def open_shard(
+    folder: Path, shard: Shard, dtype: str, file_format: str, is_random: bool = False
+) -> np.ndarray:
+    """Map the tokens of a shard read-only, (shard.tokens,); see `mapped`.
+
+    Raises:
+        UserError: The file is missing, cannot be read, has another format, or differs in type,
+            count or size.
+    """
+    with shard_errors(folder, shard):
+        try:
+            tokens = mapped(folder / shard.file, dtype, file_format, is_random)
+            if len(tokens) != shard.tokens:
+                raise ShardError(f"an array of shape {tokens.shape} of {dtype}")
+        except ShardError as fault:
+            wanted = f"expected {shard.tokens:,} tokens of {dtype}"
+            raise ShardError(f"{wanted}, found: {fault}") from fault
+    return tokens
+
+
+def token_pieces(folder: Path, shard: Shard, dtype: str) -> Iterator[np.ndarray]:
+    """Yield a shard's tokens in pieces, (n,) each.
+
+    The file is read, not mapped, so that a truncation meanwhile raises an error, not a signal.
+
+    Raises:
+        OSError: The file cannot be read.
+        ShardError: The file became shorter.
+    """
+    kind, left = np.dtype(dtype).newbyteorder("<"), shard.tokens
+    with open(folder / shard.file, "rb") as file:
+        file.seek(-left * kind.itemsize, os.SEEK_END)  # tokens are the end of a file
+        while left:
+            tokens = np.fromfile(file, kind, min(left, PIECE_TOKENS))
+            if not len(tokens):
+                raise ShardError(f"expected {left:,} more tokens: it was truncated")
+            yield tokens
+            left -= len(tokens)
+
+
+def check_shard(
+    folder: Path, shard: Shard, manifest: Manifest, on_bytes: OnBytes | None = None
+) -> None:
+    """Read a shard, and check that every token is inside the vocabulary.
+
+    Args:
+        folder: Folder of the dataset.
+        shard: Shard to read.
+        manifest: Manifest of the dataset.
+        on_bytes: Function to call with numbers of bytes that were read; with it, the digest of the
+            file is compared, too.
+
+    Raises:
+        UserError: As open_shard, or a token is not below vocab_size, the digest differs, or the
+            file became shorter.
+    """
+    open_shard(folder, shard, manifest.dtype, manifest.format)
+    position = 0
+    with shard_errors(folder, shard):
+        for tokens in token_pieces(folder, shard, manifest.dtype):
+            if int(tokens.max()) >= manifest.vocab_size:
+                at = int(np.argmax(tokens >= manifest.vocab_size))
+                raise ShardError(
+                    f"expected only tokens below the vocabulary of {manifest.vocab_size:,}, "
+                    f"found token {tokens[at]:,} at position {position + at:,}"
+                )
+            position += len(tokens)
+            if on_bytes:
+                on_bytes(tokens.nbytes)
+        if on_bytes and shard.sha256 not in ("", found := file_sha256(folder / shard.file)):
+            raise ShardError(f"expected SHA-256 {shard.sha256}, found {found}")
+
+
+def stamp(path: Path) -> list[int]:
+    """Return facts of a file that change when it is replaced, even at equal size and mtime."""
+    found = path.stat()
+    return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
+
+
+# ---- a split -----------------------------------------------------------------------------------
 
 
 class TokenStream:
@@ -85,7 +171,6 @@ class TokenStream:
         self.digest = hashlib.sha256(content.encode()).hexdigest()  # the whole dataset's
         counts = np.array([shard.tokens for shard in self._shards], dtype=np.int64)
         self._ends = np.cumsum(counts)  # shard i holds the tokens _ends[i] - counts[i] .. _ends[i]
-        self._maps_key = object()
         self._unchecked: set[int] = set()  # shards whose digest is compared when they are opened
         self.is_random = False  # True: windows are read here and there
         self.nodes = 1  # machines that read the split together
@@ -149,14 +234,12 @@ class TokenStream:
 
     def _check(self, index: int) -> None:
         shard = self._shards[index]
-        path = self._folder / shard.file
-        with explained("read", path, CHECK_READ):
-            found = file_sha256(path)
-        if found != shard.sha256:
-            raise UserError(
-                f"{path} has been replaced since the checkpoint was saved: expected SHA-256 "
-                f"{shard.sha256}, found {found}; {repair_hint(self._folder)}"
-            )
+        with shard_errors(self._folder, shard):
+            if (found := file_sha256(self._folder / shard.file)) != shard.sha256:
+                raise ShardError(
+                    "it was replaced since the checkpoint was saved: expected SHA-256 "
+                    f"{shard.sha256}, found {found}"
+                )
         self._unchecked.discard(index)
 
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
@@ -201,132 +284,25 @@ class TokenStream:
         return out
 
     def _tokens(self, index: int) -> np.ndarray:
-        key = self._maps_key, index
-        if key not in _MAPS:
-            if index in self._unchecked:
-                self._check(index)
-            _MAPS[key] = self._map(self._shards[index])
-            while len(_MAPS) > max_maps():
-                _MAPS.popitem(last=False)
-        _MAPS.move_to_end(key)
-        tokens, path, size = _MAPS[key]
+        try:
+            tokens, path, size = self._map(index)
+        except UserError as error:
+            if getattr(error.__cause__, "errno", 0) not in (errno.EMFILE, errno.ENFILE):
+                raise
+            # what else this process has opened leaves fewer than it seemed
+            TokenStream._map.cache_clear()
+            tokens, path, size = self._map(index)
         # Reading a mapped page beyond a truncated file's end kills the process (SIGBUS).
         if os.stat(path).st_size != size:
             raise UserError(f"{path} changed while it was read; {repair_hint(self._folder)}")
         return tokens
 
-    def _map(self, shard: Shard) -> tuple[np.ndarray, Path, int]:
+    @functools.lru_cache(MAX_MAPS)  # noqa: B019 the least recently read ones are closed
+    def _map(self, index: int) -> tuple[np.ndarray, Path, int]:
+        """Return tokens, path and size of a shard, whose digest is compared if need be."""
+        if index in self._unchecked:
+            self._check(index)
+        shard = self._shards[index]
         path = self._folder / shard.file
-        try:
-            tokens = open_shard(self._folder, shard, self._dtype, self._format)
-        except UserError as error:
-            if getattr(error.__cause__, "errno", 0) not in (errno.EMFILE, errno.ENFILE):
-                raise
-            _MAPS.clear()  # what else this process has opened leaves fewer than it seemed
-            tokens = open_shard(self._folder, shard, self._dtype, self._format)
-        if self.is_random:
-            advise_random(tokens)
+        tokens = open_shard(self._folder, shard, self._dtype, self._format, self.is_random)
         return tokens, path, path.stat().st_size
-
-
-# Mapped shards of all streams of this process, the least recently read first. Each holds a file
-# descriptor, of which a process may have 1,024, often less than a corpus has shards.
-_MAPS: OrderedDict[tuple[object, int], tuple[np.ndarray, Path, int]] = OrderedDict()
-
-
-def max_maps() -> int:
-    """Return the bound of _MAPS: a quarter of the file descriptors that the process may have."""
-    try:
-        import resource  # absent on Windows
-    except ImportError:
-        return 256
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 4096 if soft < 0 else max(16, min(soft, 2**14) // 4)
-
-
-class DatasetWindows:
-    """One split of one dataset in one order.
-
-    Args:
-        stream: Tokens of the split.
-        order: Order of its windows.
-
-    Attributes:
-        n_windows: Windows of an epoch.
-        block_size: Tokens T per sequence; a window has T + 1.
-    """
-
-    def __init__(self, stream: TokenStream, order: WindowOrder) -> None:
-        self.stream, self.order = stream, order
-        self.n_windows, self.block_size = order.n_windows, order.block_size
-        stream.is_random = order.name in ("random", "shuffled")
-        self._looked_ahead = (-1, -1)  # epoch and window up to which shards were announced
-
-    def read(self, epoch: int, first: int, count: int, rank: int, world: int) -> np.ndarray:
-        """Read every `world`-th of the windows first .. first + count - 1, from the rank-th on.
-
-        Returns:
-            int64, (count / world, T + 1).
-        """
-        starts = self.order.starts(epoch, first, count)[rank::world]
-        self.look_ahead(epoch, first, rank, world)
-        return self.stream.windows(starts, self.block_size + 1)
-
-    @property
-    def joins_reads(self) -> bool:
-        """True if batches may be read together.
-
-        Not where a later one may need a shard that has not been fetched, nor where each batch has
-        the same windows.
-        """
-        return self.order.name != "repeat" and not self.stream.horizon(self.block_size)
-
-    def shares(self, epoch: int, window: int) -> dict[str, float]:
-        """Return an empty dict: shares are a mixture's."""
-        return {}
-
-    def look_ahead(self, epoch: int, first: int, rank: int, world: int) -> None:
-        """Announce the coming windows to a stream that has to fetch their shards."""
-        horizon = self.stream.horizon(self.block_size)
-        if not horizon or self.order.name == "random":
-            return
-        last_epoch, last = self._looked_ahead
-        if epoch == last_epoch and last - horizon <= first < last - horizon // 2:
-            return
-        self._looked_ahead = (epoch, first + horizon)
-        self.stream.expect(self.order.shards_ahead(epoch, first, horizon, rank, world))
-
-    def identity(self) -> dict[str, Any]:
-        """Return the settings that decide the order, as JSON types."""
-        order = self.order
-        identity = {
-            "dataset": self.stream.digest,
-            "data.order": order.name,
-            "data.seed": order.seed,
-            "data.block_size": order.block_size,
-            "data.shuffle_windows": None,  # checkpoints of 2632cfa have the key
-            "shuffled blocks": order.blocks,
-            "shuffled lanes": order.lanes,
-        }
-        # version 2632cfa of this program read windows that lanes left to others "in the last block"
-        return identity | ({"windows left by lanes": "none"} if order.lanes > 1 else {})
-
-    def keep_shuffle(self, theirs: dict[str, Any]) -> None:
-        """Take over the blocks and lanes of a checkpoint of this dataset.
-
-        Args:
-            theirs: Result of `identity` in the checkpoint.
-
-        Raises:
-            UserError: The cache is too small for them.
-        """
-        if theirs.get("dataset") == self.stream.digest and "shuffled blocks" in theirs:
-            blocks, lanes = theirs["shuffled blocks"], theirs["shuffled lanes"]
-            self.order = dataclasses.replace(self.order, blocks=blocks, lanes=lanes)
-            self.stream.check_order(self.order)
-
-
-def stamp(path: Path) -> list[int]:
-    """Return facts of a file that change when it is replaced, even at equal size and mtime."""
-    found = path.stat()
-    return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from gpt_lightning.data import external
-from gpt_lightning.data.formats import HEAD_BYTES, advise_random, file_header
-from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, open_shard
+from gpt_lightning.data.formats import HEAD_BYTES, file_header
+from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, remote_dataset
 from gpt_lightning.data.order import WindowOrder
-from gpt_lightning.data.shards import TokenStream, stamp
+from gpt_lightning.data.shards import TokenStream, open_shard, stamp
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import file_sha256
 from gpt_lightning.remote.attempts import attempts
@@ -50,28 +49,20 @@ class RemoteShards:
     def __init__(self, url: str, folder: Path, limit_bytes: int, streams: int = 1) -> None:
         self.url, self.streams, self.listing_digest = url.rstrip("/"), streams, ""
         self.cache = FileCache(folder, limit_bytes)
-        self._published: dict[str, str] = {}  # file -> SHA-256, of files without a manifest
-        self._sizes: dict[str, int | None] = {}  # file -> bytes in the listing
-        self._tags: dict[str, list[str]] = {}  # file -> tags that the listing has
+        self._entries: dict[str, dict[str, Any]] = {}  # the listing, if there is no manifest
         url = f"{self.url}/{MANIFEST}"
         content = read_if_there(url)
         self.manifest = self._listed() if content is None else Manifest.parse(content, url)
-        self._kind = self.manifest.format, self.manifest.dtype
-        sizes = (file_bytes(shard, *self._kind) for shard in self.manifest.shards())
+        sizes = (self.file(shard).n_bytes for shard in self.manifest.shards())
         self.cache.largest = max(sizes, default=0)
         if folder.exists():
             self.cache.make_room(0)
 
     def _listed(self) -> Manifest:
         """Return a manifest of the token shards that are listed at the URL."""
-        entries = listed(self.url)
-        self._sizes = {name: entry["size"] for name, entry in entries.items() if name}
-        manifest = external.remote_dataset(self.url, self._sizes, self._heads)
-        for shard in manifest.shards():
-            lfs = entries[shard.file].get("lfs") or {}  # the Hugging Face hub has it
-            self._published |= {shard.file: lfs["sha256"]} if "sha256" in lfs else {}
-            found = (entries[shard.file].get(tag) for tag in TAGS)
-            self._tags[shard.file] = [str(tag) for tag in found if tag is not None]
+        self._entries = entries = listed(self.url)
+        sizes = {name: entry["size"] for name, entry in entries.items() if name}
+        manifest = remote_dataset(self.url, sizes, self._heads)
         tags = [
             [shard.file, shard.tokens, *(str(entries[shard.file].get(tag)) for tag in TAGS)]
             for shard in manifest.shards()
@@ -96,26 +87,20 @@ class RemoteShards:
 
         return attempts(self.url, fetch)
 
-    def stream(self, split: str) -> "RemoteStream":
-        """Return the tokens of a split; its shards are fetched when they are needed."""
-        return RemoteStream(self, split)
-
     def file(self, shard: Shard) -> CachedFile:
         """Return the file of a shard, as the cache keeps it."""
-        size = file_bytes(shard, *self._kind)
+        kind, dtype = self.manifest.format, np.dtype(self.manifest.dtype)
+        size = len(file_header(kind, dtype.name, shard.tokens)) + shard.tokens * dtype.itemsize
+        entry = self._entries.get(shard.file, {})
         # another program's .npy may have a header of another size than ours
-        exact = self._sizes.get(shard.file) or (size if self._kind[0] == "llmc" else None)
-        url, sha256 = f"{self.url}/{shard.file}", shard.sha256 or self._published.get(shard.file)
-        facts = [url, shard.tokens, *self._tags.get(shard.file, [])]
+        exact = entry.get("size") or (size if kind == "llmc" else None)
+        lfs = entry.get("lfs") or {}  # the Hugging Face hub has it
+        url, sha256 = f"{self.url}/{shard.file}", shard.sha256 or lfs.get("sha256")
+        tags = (entry.get(tag) for tag in TAGS)
+        facts = [url, shard.tokens, *(str(tag) for tag in tags if tag is not None)]
         name = sha256 or hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         name += Path(shard.file).suffix
         return CachedFile(url, name, sha256 or "", size, None if shard.sha256 else exact)
-
-
-def file_bytes(shard: Shard, file_format: str, dtype: str) -> int:
-    """Return the size of a shard's file."""
-    header = len(file_header(file_format, dtype, shard.tokens))
-    return header + shard.tokens * np.dtype(dtype).itemsize
 
 
 class RemoteStream(TokenStream):
@@ -140,7 +125,6 @@ class RemoteStream(TokenStream):
         self._files = [remote.file(shard) for shard in self._shards]
         self._bytes = [file.n_bytes for file in self._files]
         self._checked: dict[int, list[int]] = {}  # size and inode of files that were compared
-        self.nodes = 1
         self._room = cache.limit_bytes // remote.streams
         largest = max(self._bytes, default=0)
         if largest > self._room:
@@ -196,15 +180,14 @@ class RemoteStream(TokenStream):
     def check_order(self, order: WindowOrder) -> None:
         """Raise a UserError if an order would fetch shards again and again."""
         largest, total = max(self._bytes), sum(self._bytes)
-        fix = "set another data.order"
-        if order.name == "random":
-            needed, fix = total, "set data.order shuffled and data.eval_batches null"
-        elif order.name != "shuffled":
+        if order.name not in ("random", "shuffled"):
             return
-        else:  # the block that is read, without the next one
+        needed, fix = total, "set data.order shuffled and data.eval_batches null"
+        if order.name == "shuffled":  # the block that is read, without the next one
             here = order.lanes // math.gcd(order.lanes, self.nodes)
             n_shards = math.ceil(math.ceil(len(self._shards) / order.blocks) / order.lanes)
             needed = min(total, (n_shards + (order.lanes > 1)) * here * largest)
+            fix = "set another data.order"
         limit, streams = self._cache.limit_bytes, self._remote.streams
         if needed > self._room:
             among = f", which {streams} datasets share" * (streams > 1)
@@ -237,10 +220,7 @@ class RemoteStream(TokenStream):
                         path.unlink(missing_ok=True)
                         continue
                     self._checked[index] = found
-                tokens = open_shard(path.parent, kept, self._dtype, self._format)
-                if self.is_random:
-                    advise_random(tokens)
-                return tokens
+                return open_shard(path.parent, kept, self._dtype, self._format, self.is_random)
             except (FileNotFoundError, UserError):
                 if path.exists():  # else another process evicted it meanwhile
                     raise

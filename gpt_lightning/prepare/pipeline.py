@@ -9,9 +9,9 @@ from pathlib import Path
 
 from gpt_lightning.data.formats import file_header
 from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
-from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
 from gpt_lightning.errors import UserError
+from gpt_lightning.output import progress_bar
 from gpt_lightning.prepare.executors import check_main_guard, run_all
 from gpt_lightning.prepare.inputs import Input, fingerprint
 from gpt_lightning.prepare.settings import SPLITS, Settings
@@ -97,10 +97,10 @@ def _make_units(job: Job, units: Sequence[Unit]) -> dict[Unit, Record]:
     if done and todo:
         print(f"continuing: {len(done)} of {len(units)} parts are complete", flush=True)
     n_bytes = sum(unit.size for unit in units)
-    with Progress(n_bytes, sum(unit.size for unit in done)) as progress:
+    with progress_bar(n_bytes, sum(unit.size for unit in done)) as bar:
         for unit, record in run_all(partial(run_unit, job), todo, job.settings):
             done[unit] = record
-            progress.add(unit.size, sum(n_tokens for _, n_tokens, _ in record.pieces))
+            bar.update(unit.size)
     return {unit: done[unit] for unit in units}
 
 
@@ -162,10 +162,10 @@ def _write_shards(assembly: Assembly) -> dict[str, tuple[Shard, ...]]:
     tasks, size = assembly.tasks(), assembly.dtype.itemsize
     shards = {task: shard for task in tasks if (shard := assembly.finished(task))}
     todo = [task for task in tasks if task not in shards]
-    with Progress(size * sum(task.last - task.first for task in todo), 0) as progress:
+    with progress_bar(size * sum(task.last - task.first for task in todo)) as bar:
         for task, shard in run_all(assembly.write_shard, todo, settings):
             shards[task] = shard
-            progress.add(size * shard.tokens, shard.tokens)
+            bar.update(size * shard.tokens)
     return {
         split: tuple(shards[task] for task in tasks if SPLITS[task.split] == split)
         for split in assembly.splits

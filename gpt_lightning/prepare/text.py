@@ -12,11 +12,11 @@ import numpy as np
 
 from gpt_lightning.data.formats import capacity, file_name
 from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
-from gpt_lightning.data.progress import Progress
 from gpt_lightning.data.shards import write_stream
 from gpt_lightning.data.tokenizers import token_dtype
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, workspace
+from gpt_lightning.output import progress_bar
 from gpt_lightning.prepare.documents import HEAD_BYTES, REPLACEMENT, check_text, not_utf8
 from gpt_lightning.prepare.inputs import BOM, is_object
 from gpt_lightning.prepare.settings import Errors, Settings, split_borders
@@ -218,10 +218,10 @@ def _write(
 
     def tokens(n_characters: int) -> Iterator[np.ndarray]:
         limit = min(PIECE_CHARACTERS, tokenizer.max_characters)
-        with Progress(survey.n_bytes, again.n_bytes) as progress:
+        with progress_bar(survey.n_bytes, again.n_bytes) as bar:
             for found in map(tokenizer.encode, pieces(text.take(n_characters), limit)):
                 yield found
-                progress.reach(again.n_bytes, len(found))
+                bar.update(again.n_bytes - bar.n)
 
     for split, (first, last) in borders.items():
         stream, shards = Stream(tokens(last - first)), list[Shard]()

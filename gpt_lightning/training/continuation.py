@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gpt_lightning.data.readers import WindowReader
+from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.removed import without_removed
 from gpt_lightning.runs import resume
 from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord
@@ -31,8 +31,9 @@ def continue_from(checkpoint: dict[str, Any], module: Any) -> RunRecord:
     theirs = Checkpoint.of(checkpoint, path)
     if fitting:  # raises for settings that this version cannot continue with
         without_removed(checkpoint["hyper_parameters"], "model.")
-    if fitting and data is not None and isinstance(data.reader, WindowReader):
-        data.reader.keep_shuffle(theirs.record.data_identity)
+    loader = data.reader.train_loader if fitting and data is not None else None
+    if isinstance(loader, TrainLoader):
+        loader.source.keep_shuffle(theirs.record.data_identity)
     if "PL_GLOBAL_SEED" not in os.environ:
         module.seed = theirs.record.run_identity.get("seed_everything", module.seed)
     allow_changes = data is not None and data.settings.allow_changes

@@ -11,9 +11,9 @@ import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 
 from gpt_lightning.data.dataset import TokenDataset, is_remote
-from gpt_lightning.data.loader import EvalLoader
+from gpt_lightning.data.loader import EvalLoader, TrainLoader
 from gpt_lightning.data.manifest import Manifest
-from gpt_lightning.data.readers import NanoGPTReader, Place, Reader, WindowReader
+from gpt_lightning.data.readers import Place, Reader
 from gpt_lightning.data.settings import DataSettings
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
@@ -246,17 +246,17 @@ class TokenDataModule(L.LightningDataModule):
             limit=trainer.limit_train_batches,
             overfit=trainer.overfit_batches > 0,  # type: ignore[attr-defined]
         )
-        kind = NanoGPTReader if settings.order == "nanogpt" else WindowReader
-        return kind(datasets, settings, place)
+        return Reader(datasets, settings, place)
 
     def record(self) -> dict[str, Any]:
         """Return the fields of a checkpoint's RunRecord that describe the data."""
         facts: dict[str, Any] = {"tokenizer": self.tokenizer.spec()}
         if self.trainer.state.fn != TrainerFn.FITTING:
             return facts
+        loader = self.reader.train_loader
         return facts | {
-            "data_position": self.reader.position(),
-            "data_identity": self.reader.train_loader.identity(),
+            "data_position": loader.state_dict() if isinstance(loader, TrainLoader) else {},
+            "data_identity": loader.identity(),
             "shards": self.reader.stamps(),
         }
 

@@ -23,7 +23,7 @@ from gpt_lightning.parsing import program
 from gpt_lightning.runs.logger import RunLogger
 
 if TYPE_CHECKING:
-    from gpt_lightning.data.nanogpt_batches import NanoGPTLoader
+    from gpt_lightning.data.readers import NanoGPTLoader
 
 CallbackT = TypeVar("CallbackT", bound=L.Callback)
 

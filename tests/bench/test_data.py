@@ -42,7 +42,7 @@ def test_one_stall_changes_neither_the_rate_nor_the_share(tmp_path, monkeypatch)
 def test_a_slow_source_is_seen(tmp_path, monkeypatch):
     import time
 
-    from gpt_lightning.data.shards import DatasetWindows
+    from gpt_lightning.data.windows import DatasetWindows
 
     read = DatasetWindows.read
     monkeypatch.setattr(

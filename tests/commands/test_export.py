@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpt_lightning.cli import main
-from gpt_lightning.data.huggingface_tokenizer import tokenizer_files
+from gpt_lightning.commands.export import tokenizer_files
 from gpt_lightning.data.tokenizers import ByteTokenizer, CharTokenizer, build_tokenizer
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT, GPTConfig

@@ -10,8 +10,7 @@ import torch
 
 from gpt_lightning.cli import main
 from gpt_lightning.commands.sample import SEED_STEP, sample
-from gpt_lightning.data.text_stream import TextStream
-from gpt_lightning.data.tokenizers import ByteTokenizer, CharTokenizer
+from gpt_lightning.data.tokenizers import ByteTokenizer, CharTokenizer, TextStream
 from gpt_lightning.model.fast.decoder import Decoder
 from gpt_lightning.model.generate import generate
 from gpt_lightning.model.gpt import GPT, GPTConfig

@@ -12,7 +12,7 @@ from gpt_lightning.cli import main
 from gpt_lightning.data.dataset import TokenDataset, is_remote
 from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.data.order import WindowOrder
-from gpt_lightning.data.shards import DatasetWindows
+from gpt_lightning.data.windows import DatasetWindows
 from gpt_lightning.errors import UserError
 from gpt_lightning.remote import attempts
 
@@ -47,8 +47,15 @@ def cached(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "data" / "cache").rglob("*.npy"))
 
 
-@pytest.mark.parametrize("name", ["sequential", "shuffled", "random"])
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        ("sequential", 0),
+        ("shuffled", 0),
+        ("random", 0),
+        pytest.param("shuffled", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_the_windows_are_those_of_the_folder(name, workers, server, dataset, tmp_path):
     local = loader(TokenDataset(str(dataset), tmp_path, 1.0), name)
     away = loader(opened(server, tmp_path), name, num_workers=workers)
@@ -102,8 +109,8 @@ def test_addresses():
 
 
 def test_a_file_url_is_a_folder(dataset, tmp_path):
-    opened = TokenDataset(f"file://{dataset}", tmp_path, 1.0)
-    assert opened.folder == dataset
+    local = TokenDataset(str(dataset), tmp_path, 1.0)
+    assert TokenDataset(f"file://{dataset}", tmp_path, 1.0).manifest == local.manifest
 
 
 @pytest.mark.slow

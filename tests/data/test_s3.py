@@ -30,21 +30,16 @@ def bucket(monkeypatch):
     s3fs.S3FileSystem.clear_instance_cache()
 
 
-def test_a_dataset_in_a_bucket(bucket, tmp_path):
+def test_datasets_in_a_bucket(bucket, tmp_path):
     folder = write_dataset(tmp_path / "mine", np.arange(4_000, dtype=np.uint16).reshape(4, 1_000))
     bucket.put(str(folder), "s3://tokens/mine", recursive=True)
     stream = TokenDataset("s3://tokens/mine", tmp_path, 1.0).stream("train", 16)
     assert stream.windows(np.array([990, 3_000]), 20)[:, 0].tolist() == [990, 3_000]
     assert len(list((tmp_path / "cache").glob("*.npy"))) == 3
-
-
-def test_shards_of_llmc_in_a_bucket(bucket, tmp_path):
     for index in range(3):
         tokens = np.arange(index * 500, (index + 1) * 500, dtype=np.uint16)
         content = file_header("llmc", "uint16", 500) + tokens.tobytes()
-        bucket.pipe_file(f"tokens/fineweb_train_{index:06d}.bin", content)
-    data = TokenDataset("s3://tokens", tmp_path, 1.0)
-    assert data.manifest.tokens("train") == 1_500
-    assert data.stream("train", 16).windows(np.array([495]), 10)[0].tolist() == [*range(495, 505)]
-    saved = data.stream("train", 16).stamp
-    assert saved == TokenDataset("s3://tokens", tmp_path, 1.0).stream("train", 16).stamp
+        bucket.pipe_file(f"tokens/llmc/fineweb_train_{index:06d}.bin", content)
+    one, two = (TokenDataset("s3://tokens/llmc", tmp_path, 1.0).stream("train", 16) for _ in "12")
+    assert one.windows(np.array([495]), 10)[0].tolist() == [*range(495, 505)]
+    assert one.stamp == two.stamp

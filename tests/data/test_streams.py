@@ -24,7 +24,7 @@ from gpt_lightning.data import streaming
 from gpt_lightning.data.dataset import TokenDataset, load_manifest
 from gpt_lightning.data.formats import file_header
 from gpt_lightning.data.loader import TrainLoader
-from gpt_lightning.data.readers import Place, WindowReader
+from gpt_lightning.data.readers import Place, Reader
 from gpt_lightning.data.settings import DataSettings
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import file_sha256
@@ -69,13 +69,13 @@ def write_llmc(folder: Path, ids: np.ndarray | None = None, n_shards: int = 5) -
 
 def reader(
     address: str, data: Path, shards: float = 100, place: Place | None = None, **settings
-) -> WindowReader:
+) -> Reader:
     """Reader of an address with a cache of some shards."""
     limit = shards * SHARD_BYTES / 1e9
     chosen = {"dataset": address, "block_size": T, "batch_size": 4, "seed": 1, **settings}
     alone = Place(1, 0, 1, pin_memory=False, limit=1.0, overfit=False)
     dataset = TokenDataset(address, data, limit, len(chosen.get("mixture") or "1"))
-    return WindowReader({address: dataset}, DataSettings(**chosen), place or alone)
+    return Reader({address: dataset}, DataSettings(**chosen), place or alone)
 
 
 def fetched(server: Server) -> list[str]:
@@ -134,17 +134,13 @@ def test_a_smaller_cache_shuffles_fewer_shards_and_says_so(server, tmp_path, cap
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
-    ("settings", "fix"),
-    [
-        ({"order": "random"}, "set data.order shuffled"),
-    ],
-)
-def test_an_order_that_would_fetch_again_and_again_is_refused(settings, fix, server, tmp_path):
-    with pytest.raises(UserError, match=f"data.cache_limit_gb is .*, or {fix}") as caught:
-        len(reader(server.url, tmp_path, 5, **settings).train_loader)
+def test_an_order_that_would_fetch_again_and_again_is_refused(server, tmp_path):
+    with pytest.raises(
+        UserError, match=r"data.cache_limit_gb is .*, or set data.order shuffled"
+    ) as caught:
+        len(reader(server.url, tmp_path, 5, order="random").train_loader)
     limit = re.search(r"raise it to (\S+), or", str(caught.value))
-    made = reader(server.url, tmp_path, float(limit[1]) * 1e9 / SHARD_BYTES, **settings)
+    made = reader(server.url, tmp_path, float(limit[1]) * 1e9 / SHARD_BYTES, order="random")
     epoch(made.train_loader)
     assert len(fetched(server)) <= N
     assert fetched(server)
@@ -171,9 +167,9 @@ def test_no_file_stays_mapped(server, tmp_path):
 # ---- nodes -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nodes", [2, 3])
-def test_each_node_fetches_its_share(nodes, server, tmp_path):
+def test_each_node_fetches_its_share(server, tmp_path):
     """Two ranks on each node; their union is the order of one process."""
+    nodes = 3
     world, caches, batches = 2 * nodes, [], {}
     for node in range(nodes):
         server.requests.clear()
@@ -204,13 +200,13 @@ def test_each_node_fetches_its_share_of_a_mixture(ours, tmp_path):
     world, nodes, batches = 2, 2, {}
     with serving(tmp_path / "web") as server:
 
-        def mixed(folder: str, batch_size: int, place: Place) -> WindowReader:
+        def mixed(folder: str, batch_size: int, place: Place) -> Reader:
             addresses = [f"{server.url}/{name}" for name in "ab"]
             datasets = {at: TokenDataset(at, tmp_path / folder, 1.0, 2) for at in addresses}
             weights = dict(zip(addresses, (2.0, 1.0), strict=True))
             sizes = {"batch_size": batch_size, "eval_batch_size": batch_size}
             settings = DataSettings(mixture=weights, block_size=T, seed=1, num_workers=0, **sizes)
-            return WindowReader(datasets, settings, place)
+            return Reader(datasets, settings, place)
 
         for node in range(nodes):
             place = Place(1, node, world, pin_memory=False, limit=48, overfit=False, nodes=nodes)
@@ -222,7 +218,7 @@ def test_each_node_fetches_its_share_of_a_mixture(ours, tmp_path):
         assert {corpus.order.lanes for corpus in loader.source.corpora.values()} == {nodes}
         place = Place(1, 0, 1, pin_memory=False, limit=48, overfit=False)
         alone = mixed("alone", 2 * nodes, place)
-        alone.keep_shuffle(loader.identity())
+        alone.train_loader.source.keep_shuffle(loader.identity())
         assert alone.train_loader.identity() == loader.identity()
         for index, (x, _) in enumerate(alone.train_loader):
             for node in range(nodes):
@@ -235,16 +231,16 @@ def test_a_checkpoint_keeps_its_shuffle_wherever_it_goes_on(server, ours, tmp_pa
     assert identity["shuffled blocks"] == 4
     local = reader(str(ours), tmp_path)
     assert local.train_loader.source.order.blocks == 1
-    local.keep_shuffle(identity)
+    local.train_loader.source.keep_shuffle(identity)
     assert local.train_loader.identity() == identity
     assert np.array_equal(epoch(local.train_loader), expected)
     small = reader(server.url, tmp_path / "small", 5)
     with pytest.raises(
         UserError, match=r"data.cache_limit_gb is 2.72e-06: .* raise it to 3.27e-06"
     ):
-        small.keep_shuffle(identity)
+        small.train_loader.source.keep_shuffle(identity)
     other = reader(str(ours), tmp_path)
-    other.keep_shuffle(identity | {"dataset": "another"})
+    other.train_loader.source.keep_shuffle(identity | {"dataset": "another"})
     assert other.train_loader.source.order.blocks == 1
 
 
@@ -261,25 +257,6 @@ def test_shards_of_llmc_by_address(tmp_path):
         # headers alone were read, of all shards; then the first three shards
         assert fetched(server).count("fineweb_train_000002.bin") == 2
         assert fetched(server).count("fineweb_train_000005.bin") == 1
-
-
-def test_a_shard_that_changes_after_its_first_use_is_refused(tmp_path):
-    folder = write_llmc(tmp_path / "fineweb")
-    with serving(folder) as server:
-        TokenDataset(server.url, tmp_path, 1.0).stream("train", T).windows(np.array([0]), 9)
-        for path in (tmp_path / "cache").glob("*.bin"):
-            path.unlink()
-        path = folder / "fineweb_train_000001.bin"
-        content = bytearray(path.read_bytes())
-        content[1024] ^= 1
-        path.write_bytes(content)
-        stream = TokenDataset(server.url, tmp_path, 1.0).stream("train", T)
-        with pytest.raises(
-            UserError, match=r"000001\.bin \(expected SHA-256 \w{64}, found \w{64}, twice"
-        ) as caught:
-            stream.windows(np.array([0]), 9)
-        subprocess.run(re.search("`(.*)`", str(caught.value))[1], shell=True, check=True)
-        assert stream.windows(np.array([0]), 9)[0, 0] == 1
 
 
 def test_a_copy_with_wrong_tokens_is_forgotten_by_the_command_of_the_error(tmp_path):
@@ -390,10 +367,9 @@ def test_a_listing_that_has_changed_is_refused_on_resume(hub, tmp_path):
     ("change", "line"),
     [
         ({"fineweb_train_000001.bin": b"x" * 2000}, "the magic number 2021161080"),
-        ({"fineweb_train_000001.bin": b"x"}, " 1 bytes, fewer than the 1,024"),
         ({"fineweb_train_000007.bin": EMPTY}, "expected the shard after"),
         ({"other_train_000001.bin": b"x" * 2000}, "another data set"),
-        ({"fineweb_train_000005.bin": b""}, " 0 bytes, fewer"),
+        ({"fineweb_train_000005.bin": b""}, " 0 bytes, fewer than the 1,024"),
     ],
 )
 def test_shards_that_are_none(change, line, hub, tmp_path):

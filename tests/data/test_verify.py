@@ -8,8 +8,7 @@ import pytest
 from prepared import random_tokens, write_dataset
 
 from gpt_lightning.cli import main
-from gpt_lightning.data import progress
-from gpt_lightning.data.inspection import verify
+from gpt_lightning.data.dataset import verify
 from gpt_lightning.errors import UserError
 
 VOCAB = 500
@@ -34,21 +33,22 @@ def complaint(folder: Path) -> str:
 
 def test_a_whole_dataset(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     verify(dataset)
-    said = capsys.readouterr().out
-    assert "MB/s" in said
-    assert "is whole: 3 shards, 5,001 tokens, all below the vocabulary of 500" in said
+    said = "is whole: 3 shards, 5,001 tokens, all below the vocabulary of 500"
+    assert said in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("piece_bytes", [4, 64, 2**22])
+@pytest.mark.filterwarnings("ignore:Reading `.npy`")  # numpy's word for a header of Python 2
+@pytest.mark.parametrize("piece_tokens", [128, 2**21])
 def test_every_flipped_bit_is_found(
-    dataset: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, piece_tokens: int
 ) -> None:
-    monkeypatch.setattr("gpt_lightning.data.manifest.PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr("gpt_lightning.data.shards.PIECE_TOKENS", piece_tokens)
     path = dataset / "train-00002.npy"
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
-    for _ in range(60):
-        at, bit = rng.integers((len(whole), 8)).tolist()
+    for number in range(100):
+        # every second one is in the header, whose flips raise errors of many kinds in numpy
+        at, bit = rng.integers((128 if number % 2 else len(whole), 8)).tolist()
         flip(path, at, bit)
         found = complaint(dataset)
         assert "1 fault in 3 shards" in found, (at, bit)
@@ -69,20 +69,9 @@ def test_all_damage_is_named_at_once(dataset: Path) -> None:
         "train-00000.npy: expected 3,000 tokens of uint16, found: No such file",
         "train-00001.npy: expected SHA-256",
         "train-00002.npy: expected 2,000 tokens of uint16, found: 4,130 bytes",
-        "train-00009.npy: found this shard, which the manifest does not list",
+        "train-00009.npy: the manifest does not list this shard",
     ):
         assert part in found
-
-
-@pytest.mark.parametrize("position", [0, 1999])
-def test_a_token_beyond_the_vocabulary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: int
-) -> None:
-    monkeypatch.setattr("gpt_lightning.data.manifest.PIECE_BYTES", 400)
-    tokens = np.zeros(2000, np.uint16)
-    tokens[position] = VOCAB
-    found = complaint(write_dataset(tmp_path, [tokens], VOCAB))
-    assert f"below the vocabulary of 500, found token 500 at position {position:,}" in found
 
 
 def test_another_programs_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +84,7 @@ def test_another_programs_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "download the file again" in found
 
 
-@pytest.mark.parametrize("left", [128, 30_000, 30_001])
+@pytest.mark.parametrize("left", [128, 30_001])
 def test_truncation_while_reading_is_a_line_and_no_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
@@ -105,10 +94,9 @@ def test_truncation_while_reading_is_a_line_and_no_signal(
         with open(folder / "train-00000.npy", "r+b") as file:
             file.truncate(left)
 
-    monkeypatch.setattr(
-        "gpt_lightning.data.manifest.PIECE_BYTES", 20_000
-    )  # more than Python's own buffer holds
-    monkeypatch.setattr(progress.Progress, "add", add)
+    # more than Python's own buffer holds
+    monkeypatch.setattr("gpt_lightning.data.shards.PIECE_TOKENS", 10_000)
+    monkeypatch.setattr("tqdm.tqdm.update", add)
     assert "train-00000.npy: " in (found := complaint(folder))
     assert "it was truncated" in found
 
@@ -131,7 +119,7 @@ def test_memory_does_not_grow_with_the_dataset(tmp_path: Path) -> None:
     code = f"""
 import resource
 from pathlib import Path
-from gpt_lightning.data.inspection import verify
+from gpt_lightning.data.dataset import verify
 resource.setrlimit(resource.RLIMIT_DATA, (2**28, {resource.RLIM_INFINITY}))
 verify(Path({str(tmp_path)!r}))
 """

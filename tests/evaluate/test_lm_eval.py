@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from gpt_lightning.data.tokenizers import TiktokenTokenizer, _gpt2_package
+from gpt_lightning.data.tokenizers import TiktokenTokenizer, gpt2_file
 from gpt_lightning.evaluate.scoring import Scorer
 from gpt_lightning.evaluate.tasks import HARNESS, Task, pages
 from gpt_lightning.model.gpt import GPT
@@ -38,7 +38,7 @@ def exported(tmp_path_factory) -> Path:
     torch.manual_seed(0)
     config = transformers.GPT2Config(n_positions=T, initializer_range=0.2, **SHAPE)
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
-    vocabulary = [str(_gpt2_package() / name) for name in ("encoder.json", "vocab.bpe")]
+    vocabulary = [str(gpt2_file(name)) for name in ("encoder.json", "vocab.bpe")]
     transformers.GPT2Tokenizer(*vocabulary).save_pretrained(folder)
     return folder
 

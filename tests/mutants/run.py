@@ -16,7 +16,6 @@ import collections
 import contextlib
 import hashlib
 import importlib
-import json
 import os
 import platform
 import resource
@@ -28,7 +27,7 @@ import tempfile
 import time
 import types
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from py_compile import PycInvalidationMode
@@ -306,9 +305,7 @@ def ordered(mutant: Mutant, tests: Sequence[Path], seconds: dict[Path, float]) -
     return sorted(used, key=lambda path: (path.name != namesake, seconds[path]))
 
 
-def results(
-    mutants: Sequence[Mutant], names: Names, folder: Path, jobs: int, measured: Path | None
-) -> Iterator[Result]:
+def results(mutants: Sequence[Mutant], names: Names, folder: Path, jobs: int) -> Iterator[Result]:
     """Run the mutants and yield the result of each.
 
     Args:
@@ -316,7 +313,6 @@ def results(
         names: Test files of each module.
         folder: Empty folder for the copies of the repository.
         jobs: Mutants at a time.
-        measured: File with the seconds of test files; those that it lacks are added.
     """
     slots = [Slot(folder / f"slot{number}", names.root) for number in range(jobs)]
     of = {
@@ -325,12 +321,7 @@ def results(
     }
     files = sorted({path for paths in of.values() for path in paths})
     began = time.monotonic()
-    seconds: dict[Path, float] = {}
-    if measured is not None and measured.exists():
-        seconds = {Path(name): took for name, took in json.loads(measured.read_text()).items()}
-    seconds |= baseline(slots, [path for path in files if path not in seconds])
-    if measured is not None:
-        measured.write_text(json.dumps({str(path): took for path, took in seconds.items()}))
+    seconds = baseline(slots, files)
     print(f"{len(seconds)} test files pass without a mutant, {time.monotonic() - began:.0f} s")
     work: list[Job] = []
     for mutant in mutants:
@@ -343,17 +334,6 @@ def results(
         yield Result(mutants[number], kinds[end], took)
 
 
-def counted(found: Sequence[Result], kind: Callable[[Mutant], str]) -> list[str]:
-    """Return rows of a table in Markdown: mutants, killed and survived of each kind."""
-    rows: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for result in found:
-        rows[kind(result.mutant)][result.end] += 1
-    return [
-        f"| {name} | {count.total()} | {count['killed'] + count['timeout']} | {count['survived']} |"
-        for name, count in sorted(rows.items())
-    ]
-
-
 def page(found: Sequence[Result], seed: int, minutes: float) -> str:
     """Return the results as Markdown."""
     import torch
@@ -361,6 +341,9 @@ def page(found: Sequence[Result], seed: int, minutes: float) -> str:
     survivors = [result for result in found if result.end == "survived"]
     timeouts = sum(result.end == "timeout" for result in found)
     killed = len(found) - len(survivors)
+    modules: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for result in found:
+        modules[result.mutant.module]["survived" if result in survivors else "killed"] += 1
     lines = [
         f"**{killed} of {len(found)} mutants killed ({killed / len(found):.1%})**, {timeouts} of "
         f"them by the time limit; seed {seed}.",
@@ -369,13 +352,12 @@ def page(found: Sequence[Result], seed: int, minutes: float) -> str:
         f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, "
         f"commit {_commit()}",
         "",
-        "| module | mutants | killed | survived |",
-        "| --- | ---: | ---: | ---: |",
-        *counted(found, lambda mutant: mutant.module),
-        "",
-        "| operator | mutants | killed | survived |",
-        "| --- | ---: | ---: | ---: |",
-        *counted(found, lambda mutant: mutant.edit.operator),
+        "| module | mutants | killed |",
+        "| --- | ---: | ---: |",
+        *(
+            f"| {module} | {ends.total()} | {ends['killed']} |"
+            for module, ends in sorted(modules.items())
+        ),
         "",
         "| survivor | operator | before | after |",
         "| --- | --- | --- | --- |",
@@ -402,7 +384,6 @@ def main() -> int:
     parser.add_argument("--numbers", default="", help="only these of the draw: 3,17")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (2)")
     parser.add_argument("--page", type=Path, help="file for the results, in Markdown")
-    parser.add_argument("--baseline", type=Path, help="file that keeps the tests' times")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["MPLBACKEND"] = "agg"
@@ -416,7 +397,7 @@ def main() -> int:
             importlib.import_module(name)
     found: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        for result in results(mutants, names, Path(folder), args.jobs, args.baseline):
+        for result in results(mutants, names, Path(folder), args.jobs):
             found.append(result)
             m = result.mutant
             print(

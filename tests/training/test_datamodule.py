@@ -66,7 +66,7 @@ def test_a_shard_that_was_replaced_is_refused_on_resume(mixture, capsys):
     os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))  # the same name, size and time
     assert resume(*mixture) == 2
     line = capsys.readouterr().err
-    assert "one/train-00001.npy has been replaced since the checkpoint was saved: expected" in line
+    assert "one/train-00001.npy: it was replaced since the checkpoint was saved: expected" in line
     shard.write_bytes(content)  # touched, but the same
     assert resume(*mixture) == 0
 

@@ -1,19 +1,98 @@
-"""Several datasets mixed by weight, read like one.
+"""Windows of tokens in a global order: those of one dataset, or of several mixed by weight.
 
-A mixture, like DatasetWindows, returns the windows `first .. first + count - 1` of an epoch's
-global order, as a pure function of (seed, epoch, index).
+The windows `first .. first + count - 1` of an epoch are a pure function of (seed, epoch, index).
 """
 
+import dataclasses
 import functools
 import math
 from typing import Any
 
 import numpy as np
 
-from gpt_lightning.data.shards import DatasetWindows
+from gpt_lightning.data.order import WindowOrder
+from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
 
 BLOCK = 1_000  # samples in which a mixture realizes its weights to 1 in 1,000
+
+
+class DatasetWindows:
+    """One split of one dataset in one order.
+
+    Args:
+        stream: Tokens of the split.
+        order: Order of its windows.
+
+    Attributes:
+        n_windows: Windows of an epoch.
+        block_size: Tokens T per sequence; a window has T + 1.
+    """
+
+    def __init__(self, stream: TokenStream, order: WindowOrder) -> None:
+        self.stream, self.order = stream, order
+        self.n_windows, self.block_size = order.n_windows, order.block_size
+        stream.is_random = order.name in ("random", "shuffled")
+        self._looked_ahead = (-1, -1)  # epoch and window up to which shards were announced
+
+    def read(self, epoch: int, first: int, count: int, rank: int, world: int) -> np.ndarray:
+        """Read every `world`-th of the windows first .. first + count - 1, from the rank-th on.
+
+        Returns:
+            int64, (count / world, T + 1).
+        """
+        starts = self.order.starts(epoch, first, count)[rank::world]
+        self.look_ahead(epoch, first, rank, world)
+        return self.stream.windows(starts, self.block_size + 1)
+
+    @property
+    def joins_reads(self) -> bool:
+        """True if batches may be read together.
+
+        Not where a later one may need a shard that has not been fetched, nor where each batch has
+        the same windows.
+        """
+        return self.order.name != "repeat" and not self.stream.horizon(self.block_size)
+
+    def look_ahead(self, epoch: int, first: int, rank: int, world: int) -> None:
+        """Announce the coming windows to a stream that has to fetch their shards."""
+        horizon = self.stream.horizon(self.block_size)
+        if not horizon or self.order.name == "random":
+            return
+        last_epoch, last = self._looked_ahead
+        if epoch == last_epoch and last - horizon <= first < last - horizon // 2:
+            return
+        self._looked_ahead = (epoch, first + horizon)
+        self.stream.expect(self.order.shards_ahead(epoch, first, horizon, rank, world))
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that decide the order, as JSON types."""
+        order = self.order
+        identity = {
+            "dataset": self.stream.digest,
+            "data.order": order.name,
+            "data.seed": order.seed,
+            "data.block_size": order.block_size,
+            "data.shuffle_windows": None,  # checkpoints of 2632cfa have the key
+            "shuffled blocks": order.blocks,
+            "shuffled lanes": order.lanes,
+        }
+        # version 2632cfa of this program read windows that lanes left to others "in the last block"
+        return identity | ({"windows left by lanes": "none"} if order.lanes > 1 else {})
+
+    def keep_shuffle(self, theirs: dict[str, Any]) -> None:
+        """Take over the blocks and lanes of a checkpoint of this dataset.
+
+        Args:
+            theirs: Result of `identity` in the checkpoint.
+
+        Raises:
+            UserError: The cache is too small for them.
+        """
+        if theirs.get("dataset") == self.stream.digest and "shuffled blocks" in theirs:
+            blocks, lanes = theirs["shuffled blocks"], theirs["shuffled lanes"]
+            self.order = dataclasses.replace(self.order, blocks=blocks, lanes=lanes)
+            self.stream.check_order(self.order)
 
 
 class Mixture:
@@ -92,8 +171,7 @@ class Mixture:
             out[rows[mine[rows]]] = self._read_on(
                 corpus, int(before[index]), mine[rows], rank, world
             )
-        own: np.ndarray = out[mine]
-        return own
+        return out[mine]
 
     def _read_on(
         self, corpus: DatasetWindows, first: int, wanted: np.ndarray, rank: int, world: int
@@ -152,5 +230,4 @@ def quotas(weights: dict[str, float]) -> np.ndarray:
 @functools.lru_cache(maxsize=8)
 def _shuffled_block(key: tuple[int, ...], counts: tuple[int, ...]) -> np.ndarray:
     which = np.repeat(np.arange(len(counts)), counts)
-    shuffled: np.ndarray = np.random.Generator(np.random.PCG64(list(key))).permutation(which)
-    return shuffled
+    return np.random.Generator(np.random.PCG64(list(key))).permutation(which)
