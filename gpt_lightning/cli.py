@@ -1,7 +1,6 @@
 """Command line: the table of commands, and error messages of one line."""
 
 import contextlib
-import errno
 import importlib
 import os
 import re
@@ -97,17 +96,6 @@ def main(argv: Sequence[str] | None = None, run: Callable[[list[str]], int] | No
         on standard error. GPT_LIGHTNING_DEBUG=1 adds the traceback.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    for name in NUMBERS:
-        if not re.fullmatch(r"\d[\d,]*|", value := os.environ.get(name, "").strip()):
-            print(
-                f"error: the environment variable {name} is {value!r}; expected a number: "
-                "correct it or unset it",
-                file=sys.stderr,
-            )
-            return 2
-    if os.name == "nt":
-        print("error: Windows itself is not supported: use WSL", file=sys.stderr)
-        return 2
     # Threads of GNU OpenMP, PyTorch's on Linux, spin while they wait for each other, which slows a
     # step down on a busy machine (benchmarks/shakespeare_char_cpu.md). The limit must be set before
     # torch is imported.
@@ -139,6 +127,7 @@ def exit_code(argv: list[str], run: Callable[[list[str]], int]) -> int:
     """Call a program, print its error as one line, and return the exit code."""
     training = argv[:1] and argv[0] in COMMANDS and COMMANDS[argv[0]].address == TRAINING
     try:
+        check_environment()
         # training has StopSignals, and before it nothing to clean up
         with contextlib.nullcontext() if training else termination_as_exit():
             code = run(argv)
@@ -161,6 +150,15 @@ def exit_code(argv: list[str], run: Callable[[list[str]], int]) -> int:
         return print_error(error)
 
 
+def check_environment() -> None:
+    """Raise a UserError on Windows, and for an environment variable that is no number."""
+    if os.name == "nt":
+        raise UserError("Windows itself is not supported: use WSL")
+    for name in NUMBERS:
+        if not re.fullmatch(r"\s*\d[\d,]*\s*|\s*", os.environ.get(name, "")):
+            raise UserError(f"{name} is {os.environ.pop(name)!r}; expected a number: unset it")
+
+
 def local_rank() -> int:
     """Return this process's number among those of a run on this machine."""
     return int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
@@ -176,9 +174,7 @@ def print_error(error: Exception) -> int:
         print(f"error: {text}", file=sys.stderr)
         return error.exit_code
     if isinstance(error, OSError) and error.filename is not None:
-        advice = "check its permissions and the disk's space"
-        if error.errno == errno.ENAMETOOLONG:
-            advice = "choose a shorter name"
+        advice = "check the name, its permissions and the disk's space"
         print(f"error: {error.filename}: {error.strerror}; {advice}", file=sys.stderr)
         return 2
     print(f"error: {type(error).__name__}: {text} ({DEBUG}=1 shows the traceback)", file=sys.stderr)
@@ -203,15 +199,11 @@ def dispatch(argv: list[str]) -> int:
         print(usage(), file=sys.stderr)
         return 2
     name, rest = argv[0], argv[1:]
-    if name in ("-h", "--help", "help") and rest:
+    help_asked = name in ("-h", "--help", "help")
+    if help_asked and rest:
         return dispatch([rest[0], "--help", *rest[1:]])
-    if name in ("-h", "--help", "help"):
-        print(usage())
-        return 0
-    if name in ("--version", "-V", "version"):
-        if rest:
-            raise UserError(f"unknown argument {rest[0]!r}: {name} takes none, remove it")
-        print(f"gpt-lightning {__version__}")
+    if help_asked or name in ("--version", "-V", "version"):
+        print(usage() if help_asked else f"gpt-lightning {__version__}")
         return 0
     for words in (" ".join(argv[:2]), name):
         if words in FORMER:

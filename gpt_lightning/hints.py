@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-# sections of hints.yaml: words, removed, expected, yaml
+# sections of hints.yaml: words, expected, yaml
 HINTS: dict[str, dict[str, str]] = yaml.safe_load(
     Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
 )
@@ -42,14 +42,8 @@ def explain(message: str, options: Sequence[str], positionals: Sequence[str], pr
         )
     if found := re.search(r"(?:does not accept option |Option )'([^']+)'", text):
         return f"unknown key {found[1]!r}{hint_at(found[1], options) or help_hint}"
-    if found := re.match(r"argument (\S+): expected (?:one|at least one) argument", text):
-        names = re.sub(r"/\S+\+$", "", found[1])  # the last name of a list is that with a plus
-        return f"{names} needs a value: {names.split('/')[-1]} VALUE"
-    if found := re.match(r"the following arguments are required: (.*)", text):
-        return f"missing {found[1]}{help_hint}"
-    if found := re.match(r"Key must be a string, got: (.*?)\.?$", text):
-        return f"{found[1]} is no key: keys are words such as max_steps"
-    return text
+    text = text.replace("the following arguments are required:", "missing")
+    return f"{text}{help_hint}"
 
 
 # ---- unknown keys --------------------------------------------------------------------------------
@@ -63,10 +57,8 @@ def unknown_argument(given: str, options: Sequence[str], positionals: Sequence[s
             return f"unknown argument {given!r}: did you mean '--{name}'?"
         if name in positionals:
             return f"unknown key {name!r}: give the value alone, without --{name}"
-        hint = hint_at(name, options)
-        return f"unknown key {name!r}{hint}" if hint else ""
-    if equals and (name in options or hint_at(name, options)):
-        key = name if name in options else suggestion(name, options)
+        return f"unknown key {name!r}{hint}" if (hint := hint_at(name, options)) else ""
+    if equals and (key := suggestion(name, options)):
         return f"unknown argument {given!r}: did you mean '--{key}={value}'?"
     if Path(given).suffix in (".yaml", ".yml") and "config" in options:
         return f"unknown argument {given!r}: did you mean '--config {given}'?"
@@ -77,9 +69,6 @@ def unknown_argument(given: str, options: Sequence[str], positionals: Sequence[s
 
 def hint_at(word: str, options: Sequence[str]) -> str:
     """Return the hint at the key of a word, or an empty string."""
-    removed = HINTS["removed"].get(word)
-    if removed is not None and word not in options:
-        return f": {removed}"
     key = suggestion(word, options)
     return f": did you mean {key!r}?" if key else ""
 
@@ -106,19 +95,13 @@ def wrong_value(key: str, text: str) -> str:
     """Return the error of a value, with the value that was expected."""
     if problem := class_problem(key, text):
         return problem
-    if found := re.match(r"Unable to load config (?:'(.*?)'|\"(.*?)\")(?: - (.*))?$", text):
-        given = found[1] or found[2]
-        return f"{key} is {given!r}; expected keys, such as {key}.NAME VALUE, or JSON: " + (
-            '{"key": value}'
-        )
     given = next((m[1] for form in GIVEN if (m := re.search(form, text))), None)
     if given is None:
+        text = text.replace("Unable to load config", "expected keys below it, not")
         return f"{key}: {text}"
     bounds = re.findall(r"Not of type (\w+):.*? restriction (v\S+(?: and v\S+)*)", text)
     if bounds:
         return f"{key} is {given}; it must be {' or '.join(in_words(*bound) for bound in bounds)}"
-    if given in ("list", "dict", "tuple"):
-        given = f"a {given}"
     expected = HINTS["expected"].get(key) or ", ".join(dict.fromkeys(expectations(text)))
     return f"{key} is {PLAIN.get(given, given)!r}; expected {expected or 'another type'}"
 
@@ -168,11 +151,10 @@ def expectations(text: str) -> Iterator[str]:
 # ---- YAML ----------------------------------------------------------------------------------------
 
 
-def explain_yaml(error: yaml.MarkedYAMLError, text: str) -> str:
+def explain_yaml(error: yaml.YAMLError) -> str:
     """Return the place of a mistake in a YAML text, and the fix."""
-    mark = error.problem_mark or error.context_mark
-    line = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    problem = (problem or " ".join(str(error).split())).replace("tag:yaml.org,2002:", "!!")
     place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-    problem = str(error.problem).replace("tag:yaml.org,2002:", "!!")
     fix = next((fix for sign, fix in HINTS["yaml"].items() if sign in problem), "correct the line")
-    return f"{place}: not YAML ({problem}) at {line.strip()!r}; {fix}"
+    return f"{place}: not YAML ({problem}); {fix}"

@@ -11,7 +11,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -51,6 +51,14 @@ class OneLineParser(ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs, allow_abbrev=False)
+
+    def parse_args(self, args: Any = None, *more: Any, **kwargs: Any) -> Namespace:
+        """Parse arguments, whose options may have dashes in place of underscores."""
+        plain = args and [
+            re.sub(r"^--\w[\w-]*", lambda name: "--" + name[0][2:].replace("-", "_"), arg)
+            for arg in args
+        ]
+        return super().parse_args(plain, *more, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         from gpt_lightning.hints import explain  # wrong arguments alone need it
@@ -206,13 +214,6 @@ def shell_command(argv: Sequence[str]) -> str:
     return f"{program()} {shlex.join(argv)}"
 
 
-def underscored(args: list[str]) -> list[str]:
-    """Return arguments with underscores in option names: --shard-index becomes --shard_index."""
-    return [
-        re.sub(r"^--[\w-]+", lambda name: "--" + name[0][2:].replace("-", "_"), a) for a in args
-    ]
-
-
 def typed_arguments(function: Callable[..., Any], args: Sequence[str]) -> list[str]:
     """Return the arguments of a function as jsonargparse reads them.
 
@@ -223,26 +224,25 @@ def typed_arguments(function: Callable[..., Any], args: Sequence[str]) -> list[s
     parameters = inspect.signature(function).parameters
     switches = {name for name, each in parameters.items() if each.annotation is bool}
     lists: dict[str, list[str]] = {n: [] for n, p in parameters.items() if "list[" in str(p)}
-    first = next(iter(parameters), "")
-    words = underscored(list(args))
+    first, words, rest = next(iter(parameters), ""), list(args), []
     if "fit_options" in lists:
         options_of_fit = ("--config", "--seed_everything")
         words, lists["fit_options"] = split_fit_options(words, options_of_fit)
-    rest: list[str] = []
     while words:
-        word = words.pop(0)
-        name, equals, value = word.removeprefix("--").partition("=")
-        has_value = not equals and bool(words) and not words[0].startswith("--")
-        if word == "-" or not word.startswith("-"):
-            lists.get(first, rest).append(word)
-        elif name in lists and name != first and (equals or has_value):
-            lists[name].append(value if equals else words.pop(0))
-            while first in lists and has_value and words and not words[0].startswith("--"):
-                lists[name].append(words.pop(0))
-        elif name in switches and not equals and words[:1] not in (["true"], ["false"]):
-            rest.append(f"{word}=true")
-        else:
-            rest += [word, words.pop(0)] if has_value and word.startswith("--") else [word]
+        option, equals, value = words.pop(0).partition("=")
+        if not option.startswith("--"):
+            positional = option == "-" or not option.startswith("-")
+            (lists.get(first, rest) if positional else rest).append(f"{option}{equals}{value}")
+            continue
+        name = option[2:].replace("-", "_")
+        if not equals and name in switches and words[:1] not in (["true"], ["false"]):
+            value = "true"
+        elif not equals and words and not words[0].startswith("--"):
+            value = words.pop(0)
+        elif not equals:
+            rest.append(f"--{name}")
+            continue
+        lists.get(name, rest).append(value if name in lists else f"--{name}={value}")
     sources = [json.dumps(lists.pop(first))] if first in lists else []
     return [*sources, *rest, *(f"--{name}={json.dumps(v)}" for name, v in lists.items() if v)]
 
@@ -306,27 +306,22 @@ def resolve_configs(args: list[str], keys: Sequence[str] = ()) -> list[str]:
         keys: Keys that the command knows, such as model.learning_rate.
 
     Raises:
-        UserError: A configuration is missing, is no mapping in YAML, or sets a key twice.
+        UserError: A configuration is missing, is no mapping in YAML, sets a key twice, or is the
+            first and an overlay of a run that is not given.
     """
     resolved = [re.sub(r"^--model\.network\.class_path\b", "--model.network", a) for a in args]
-    for i in config_positions(args):
+    for i in (positions := config_positions(args)):
         path = config_file(args[i].removeprefix("--config="))
-        check_config_file(path, keys)
-        if i == config_positions(args)[0]:
-            check_not_overlay(path)
+        read_config(path, keys)
+        with path.open(encoding="utf-8") as file:
+            overlay = re.match(r"# Overlay of ([^.]+)\.", file.readline())
+        if overlay and i == positions[0]:
+            raise UserError(
+                f"--config {path} is an overlay of {overlay[1]}: give the run before it, "
+                f"--config RUN --config {path}"
+            )
         resolved[i] = f"--config={path}" if args[i].startswith("--config=") else str(path)
     return resolved
-
-
-def check_not_overlay(path: Path) -> None:
-    """Raise a UserError if the first configuration changes a run that is not given."""
-    with path.open(encoding="utf-8") as file:
-        overlay = re.match(r"# Overlay of ([^.]+)\.", file.readline())
-    if overlay:
-        raise UserError(
-            f"--config {path} is an overlay of {overlay[1]}: give the run before it, "
-            f"--config RUN --config {path}"
-        )
 
 
 def config_paths(args: list[str]) -> list[Path]:
@@ -343,67 +338,53 @@ def config_positions(args: list[str]) -> list[int]:
     ]
 
 
-def check_config_file(path: Path, keys: Sequence[str] = ()) -> None:
-    """Raise a UserError if a file is unreadable, or is no mapping of keys in YAML.
+class UniqueKeyLoader(yaml.SafeLoader):
+    """Loader of YAML that raises an error for equal keys; PyYAML silently takes the last."""
 
-    A YAML parser silently takes the last of two equal keys.
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [str(key.value) for key, _ in node.value]
+        for i, (key, _) in enumerate(node.value):
+            if names[i] in names[:i]:
+                problem = f"{names[i]!r} is set twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_config(path: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the settings in a configuration.
 
     Args:
         path: The file.
         keys: Known keys. The word before a dot is a section, which must hold keys.
+
+    Raises:
+        UserError: The file cannot be read, or is no mapping of keys in YAML.
     """
     where = f"--config {path}"
     if path.exists() and not path.is_file():  # a pipe can be read only once
         raise UserError(f"{where} is no file; give a YAML file")
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        yaml.safe_load(text)  # raises for tags that would make objects
+        settings = yaml.load(path.read_text(encoding="utf-8-sig"), UniqueKeyLoader)
     except OSError as error:
         raise UserError(f"{where}: {error.strerror}; give a YAML file") from error
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{where} is not YAML in UTF-8: byte 0x{error.object[error.start]:02x} at offset "
-            f"{error.start}; save it as UTF-8 text"
+            f"{where} is not text in UTF-8 ({error.reason}): save it as such"
         ) from error
-    except yaml.MarkedYAMLError as error:
+    except yaml.YAMLError as error:
         from gpt_lightning.hints import explain_yaml  # wrong files alone need it
 
-        raise UserError(f"{where}{explain_yaml(error, text)}") from error
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split()).replace(' in "<unicode string>"', "")
-        raise UserError(f"{where} is not YAML: {reason}") from error
-    if not isinstance(root, yaml.MappingNode):
-        raise UserError(
-            f"{where} holds no keys: expected YAML such as `trainer: {{max_steps: 100}}`"
-        )
-    for key, line in duplicate_keys(root):
-        raise UserError(f"{where}, line {line}: {key!r} is set twice; remove one")
-    for name, section in root.value:
-        below = [key for key in keys if key.startswith(f"{name.value}.") and key[-5:] != ".help"]
-        if below and not isinstance(section, yaml.MappingNode):
-            found = getattr(section, "value", None) or "empty"
+        raise UserError(f"{where}{explain_yaml(error)}") from error
+    if not isinstance(settings, dict):
+        raise UserError(f"{where} holds no keys: expected YAML such as `trainer: {{max_steps: 9}}`")
+    for name, section in settings.items():
+        below = [key for key in keys if key.startswith(f"{name}.") and key[-5:] != ".help"]
+        if below and not isinstance(section, dict):
             raise UserError(
-                f"{where}, line {name.start_mark.line + 1}: {name.value} is "
-                f"{found if isinstance(found, str) else 'a list'}; expected keys below it, such as "
-                f"{below[0]}; remove the line if there are none"
+                f"{where}: {name} is {section!r}; expected keys below it, such as {below[0]}; "
+                "remove the line if there are none"
             )
-
-
-def duplicate_keys(node: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Yield keys that occur twice in one mapping of a YAML node graph, with the second's line."""
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            yield from duplicate_keys(item, prefix)
-    if not isinstance(node, yaml.MappingNode):
-        return
-    seen = set()
-    for key, value in node.value:
-        name = f"{prefix}{key.value}"
-        if name in seen:
-            yield name, key.start_mark.line + 1
-        seen.add(name)
-        yield from duplicate_keys(value, f"{name}.")
+    return settings
 
 
 def configs() -> None:
@@ -412,14 +393,12 @@ def configs() -> None:
     A run trains as it is: `fit --config quickstart`. An overlay changes a run: `fit --config
     gpt2_124m --config model/gpt2-xl`.
     """
-    titles = {}
-    for name in config_names():
-        with config_file(name).open(encoding="utf-8") as file:
-            titles[name] = file.readline().removeprefix("# ").strip()
+    files = {name: config_file(name).read_text(encoding="utf-8") for name in config_names()}
+    titles = {name: text.partition("\n")[0].removeprefix("# ") for name, text in files.items()}
     width = max(map(len, titles))
-    for overlay, heading in enumerate(["--config NAME", "--config RUN --config NAME"]):
-        print(f"{('runs', 'overlays')[overlay]}: {heading}\n")
+    for heading in ("runs: --config NAME", "overlays: --config RUN --config NAME"):
+        print(f"{heading}\n")
         for name, title in titles.items():
-            if title.startswith("Overlay of ") == overlay:
+            if title.startswith("Overlay of ") == heading.startswith("overlays"):
                 print(f"  {name:<{width}}  {title}")
         print()

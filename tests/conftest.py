@@ -47,13 +47,19 @@ def tinyshakespeare() -> Path:
     pytest.skip("no tinyshakespeare/input.txt in data/ or in the folder of GPT_LIGHTNING_DATA")
 
 
-@pytest.fixture
-def text_file(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def words() -> str:
     """4,000 words of a small language that a tiny model can learn."""
     rng = random.Random(0)
     words = ["the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "slept"]
+    return "".join(rng.choice(words) + rng.choice(" \n") for _ in range(4000))
+
+
+@pytest.fixture
+def text_file(tmp_path: Path, words: str) -> Path:
+    """File with the words."""
     path = tmp_path / "text.txt"
-    path.write_text("".join(rng.choice(words) + rng.choice(" \n") for _ in range(4000)))
+    path.write_text(words)
     return path
 
 

@@ -1,12 +1,14 @@
 """The command as a person uses it: what it prints, leaves behind and exits with."""
 
+import contextlib
+import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -90,10 +92,21 @@ def fails(capsys, *args: str) -> str:
 # ---- a run ---------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, words) -> Path:
+    """A run of tiny.yaml and what it printed, made once: the folder that a test copies."""
+    folder, printed = tmp_path_factory.mktemp("trained"), io.StringIO()
+    (folder / "text.txt").write_text(words)
+    (folder / "tiny.yaml").write_text(TINY)
+    with contextlib.chdir(folder), contextlib.redirect_stdout(printed):
+        assert main(["fit", "--config", "tiny.yaml"]) == 0
+    (folder / "printed.txt").write_text(printed.getvalue())
+    return folder
+
+
 @pytest.fixture
-def run_folder(workdir, capsys) -> Path:
-    assert main(["fit", "--config", "tiny.yaml"]) == 0
-    (workdir / "printed.txt").write_text(capsys.readouterr().out)
+def run_folder(trained, workdir) -> Path:
+    shutil.copytree(trained, workdir, dirs_exist_ok=True)
     return workdir / "lightning_logs" / "tiny" / "version_0"
 
 
@@ -130,6 +143,7 @@ def test_fit_leaves_a_run_that_can_be_repeated_looked_at_and_sampled(run_folder,
 
 def test_a_checkpoint_can_be_sampled_validated_and_predicted(run_folder, workdir, capsys):
     (checkpoint,) = (run_folder / "checkpoints").glob("step-0000020-loss-*.ckpt")
+    (run_folder.parent / "version_7").mkdir()  # without a checkpoint
     texts = []
     for path in (run_folder, run_folder.parent, checkpoint):
         assert main(["sample", str(path), "--max_new_tokens", "40", "--seed", "7"]) == 0
@@ -160,13 +174,6 @@ def test_a_checkpoint_can_be_sampled_validated_and_predicted(run_folder, workdir
     assert "changed     precision 32-true -> bf16-mixed" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
-def test_both_precisions_train(workdir, capsys, precision):
-    settings = ["--trainer.precision", precision, "--model.compile", "false"]  # it takes seconds
-    assert main(["fit", "--config", "tiny.yaml", *settings]) == 0
-    assert f"precision   {precision}" in capsys.readouterr().out
-
-
 def test_auto_precision_is_resolved_before_the_run_and_in_its_config(workdir, capsys, monkeypatch):
     fastest = "gpt_lightning.hardware.precision.fastest_precision"
     monkeypatch.setattr(fastest, lambda accelerator: ("bf16-mixed", "it is fast"))
@@ -193,6 +200,9 @@ def test_resuming_from_a_checkpoint_goes_on(run_folder, workdir, capsys):
     steps = [json.loads(line)["step"] for line in rows.splitlines()]
     assert steps == [30, 30]
     assert json.loads(rows.splitlines()[0])["perf/tokens"] == 30 * 128  # 20 of them before
+    assert main(["fit", "--config", "tiny.yaml", "--ckpt_path", last]) == 0
+    printed = capsys.readouterr().out
+    assert "nothing to do: the run is at step 20, trainer.max_steps is 20" in printed
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused(run_folder, workdir, capsys):
@@ -203,18 +213,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused(run_folder, workdir, capsys):
     (workdir / "other.txt").write_text((workdir / "text.txt").read_text().replace("a", "A"))
     line = fails(capsys, *resume, "--data.text_file", "other.txt", "--trainer.max_steps", "30")
     assert "the checkpoint was trained on other tokens than those of data/other-char" in line
-
-
-def test_resuming_a_finished_run_says_so_and_changes_nothing(run_folder, workdir, capsys):
-    assert main(["fit", "--config", "tiny.yaml", "--ckpt_path", str(run_folder)]) == 0
-    printed = capsys.readouterr().out
-    assert "nothing to do: the run is at step 20, trainer.max_steps is 20" in printed
-
-
-def test_sampling_looks_past_runs_without_a_checkpoint(run_folder, workdir, capsys):
-    (run_folder.parent / "version_7").mkdir()
-    assert main(["sample", str(run_folder.parent), "--max_new_tokens", "5"]) == 0
-    assert "version_0" in capsys.readouterr().out
 
 
 def test_a_diverging_run_ends_before_the_update(workdir, capsys):
@@ -244,14 +242,12 @@ def test_ctrl_c_ends_with_130_and_one_line(workdir):
     assert list(checkpoints.glob(f"step-{int(stopped[1]):07d}*.ckpt"))
 
 
-@pytest.mark.parametrize("switch", ["enable_progress_bar", "enable_checkpointing", "logger"])
-def test_what_lightning_can_switch_off_can_be_switched_off(workdir, capsys, switch):
-    assert main(["fit", "--config", "tiny.yaml", f"--trainer.{switch}", "false"]) == 0
-
-
-def test_fast_dev_run(workdir, capsys):
+def test_what_lightning_can_switch_off_can_be_switched_off(workdir, capsys):
+    names = ("enable_progress_bar", "enable_checkpointing", "logger")
+    args = [f"--trainer.{name}=false" for name in names]
+    assert main(["fit", "--config", "tiny.yaml", *args]) == 0
     assert main(["fit", "--config", "tiny.yaml", "--trainer.fast_dev_run", "true"]) == 0
-    assert not (workdir / "checkpoints").exists()
+    assert not list(workdir.rglob("*.ckpt"))
 
 
 def test_a_split_of_no_validation_trains_and_keeps_the_last_model(workdir, capsys):
@@ -259,12 +255,6 @@ def test_a_split_of_no_validation_trains_and_keeps_the_last_model(workdir, capsy
     assert main(["fit", "--config", "tiny.yaml", *args]) == 0
     checkpoints = workdir / "lightning_logs" / "tiny" / "version_0" / "checkpoints"
     assert [path.name for path in checkpoints.glob("*.ckpt")] == ["step-0000005.ckpt"]
-
-
-@pytest.mark.parametrize("command", ["validate", "test", "predict"])
-def test_random_weights_are_not_measured(workdir, capsys, command):
-    line = fails(capsys, command, "--config", "tiny.yaml")
-    assert f"{command} has no model: give a run, `{command} lightning_logs/NAME`" in line
 
 
 def test_test_needs_a_test_split(run_folder, workdir, capsys):
@@ -281,14 +271,6 @@ def test_test_needs_a_test_split(run_folder, workdir, capsys):
 
 
 # ---- mistakes -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "message"), [("aaaa" * 99, "text.txt"), ("", "text.txt is empty")]
-)
-def test_a_text_that_teaches_nothing_is_refused(workdir, capsys, text, message):
-    (workdir / "text.txt").write_text(text)
-    assert message in fails(capsys, "fit", "--config", "tiny.yaml")
 
 
 def test_a_defect_is_one_line_and_a_traceback_on_request(workdir, capsys, monkeypatch):
@@ -316,25 +298,22 @@ def test_help_lists_every_command(capsys):
     assert capsys.readouterr() == ("", printed)
 
 
-@pytest.mark.parametrize("word", ["help", "--help", "-h"])
-def test_help_takes_a_command(word, capsys):
-    assert main([word, "configs"]) == 0
-    assert "usage: gpt-lightning configs" in capsys.readouterr().out
+def test_help_takes_a_command(capsys):
+    for word in ("help", "--help", "-h"):
+        assert main([word, "configs"]) == 0
+        assert "usage: gpt-lightning configs" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["prepare", "sample", "completion", "data"])
-def test_help_of_plain_functions_imports_nothing_heavy(command):
+def test_help_of_plain_functions_imports_nothing_heavy():
+    commands = ("prepare", "sample", "completion", "data")
     code = (
-        "import sys; from gpt_lightning.cli import main; main(sys.argv[1:]);"
+        "import sys; from gpt_lightning.cli import main; "
+        "[main([name, '--help']) for name in sys.argv[1:]];"
         "assert not {'torch', 'lightning', 'tiktoken'} & set(sys.modules), 'heavy'"
     )
-    begin = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-c", code, command, "--help"], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", code, *commands], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert f"gpt-lightning {command}" in done.stdout
-    assert time.perf_counter() - begin < 10  # 2 s is the promise; a busy machine must not fail this
+    assert all(f"usage: gpt-lightning {name}" in done.stdout for name in commands)
 
 
 @pytest.mark.parametrize(
@@ -366,16 +345,6 @@ def test_print_config_is_a_configuration(workdir, capsys):
     config = yaml.safe_load(capsys.readouterr().out)
     assert config["model"]["config"]["n_embd"] == 32
     assert config["speed"]["warmup_steps"] == 5
-
-
-def test_the_module_is_the_command():
-    done = subprocess.run(
-        [sys.executable, "-m", "gpt_lightning", "--version"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "100"},
-    )
-    assert done.stdout.startswith("gpt-lightning ")
 
 
 def test_the_reason_of_an_exit_is_printed(monkeypatch, capsys):

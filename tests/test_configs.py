@@ -123,30 +123,6 @@ def test_a_size_is_an_overlay_of_any_run(name, parse):
     assert config.data.batch_size == 32  # the rest stays
 
 
-def test_shakespeare_char_is_nanogpts(parse):
-    config = parse("shakespeare_char")
-    assert config.model.config.as_dict() == {
-        "n_layer": 6,
-        "n_head": 6,
-        "n_embd": 384,
-        "block_size": 256,
-        "vocab_size": None,
-        "bias": False,
-        "dropout": 0.2,
-        "tie_weights": True,
-        "init": "gpt2",
-        "attention": "auto",
-        "activation": "gelu",
-        "loss_chunk": None,
-        "residual": "float32",
-        "checkpointing": False,
-    }
-    assert (config.model.learning_rate, config.model.min_learning_rate) == (1e-3, 1e-4)
-    assert (config.model.warmup_steps, config.model.decay_steps) == (100, 5000)
-    assert tuple(config.model.betas) == (0.9, 0.99)
-    assert config.trainer.gradient_clip_val == 1.0
-
-
 def test_configurations_are_listed_with_their_first_lines(capsys):
     assert main(["configs"]) == 0
     runs, overlays = capsys.readouterr().out.split("overlays: ")

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import re
 import signal
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -70,25 +69,20 @@ def test_threads_take_turns_though_each_deletes_the_file(tmp_path: Path) -> None
     assert set(most) == {1}
 
 
-@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_without_locks_there_is_one_warning(tmp_path, monkeypatch, capsys, code) -> None:
+def test_without_locks_there_is_one_warning_and_another_error_is_one(
+    tmp_path, monkeypatch, capsys
+) -> None:
     def flock(descriptor: int, how: int) -> None:
-        raise OSError(code, os.strerror(code))
+        raise OSError(codes[0], os.strerror(codes.pop(0)))
 
     monkeypatch.setattr(fcntl, "flock", flock)
     files.warn_without_locks.cache_clear()
+    codes = [errno.ENOLCK, errno.ENOSYS, errno.EIO]
     for _ in range(2):
         with locked(tmp_path / "lock", refuse):
             pass
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"warning: the file system of {tmp_path} has no locks")
-
-
-def test_another_error_of_the_disk_is_an_error(tmp_path, monkeypatch) -> None:
-    def flock(descriptor: int, how: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(OSError, match="Input/output"), locked(tmp_path / "lock"):
         pass
 
@@ -98,22 +92,6 @@ def test_no_module_imports_fcntl_before_it_is_used() -> None:
     package = Path(files.__file__).parent
     imported = re.compile("^(import|from) fcntl", re.MULTILINE)
     assert [p for p in package.rglob("*.py") if imported.search(p.read_text())] == []
-
-
-@pytest.mark.parametrize("missing", [False, True])
-def test_on_macos_the_cache_of_the_drive_is_emptied(tmp_path, monkeypatch, missing) -> None:
-    calls: list[tuple[str, int]] = []
-
-    def control(descriptor: int, command: int) -> None:
-        calls.append((os.readlink(f"/proc/self/fd/{descriptor}"), command))
-        if missing:
-            raise OSError(errno.ENOTSUP, "Operation not supported")
-
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
-    monkeypatch.setattr(fcntl, "fcntl", control)
-    files.sync_folder(tmp_path)
-    assert calls == [(str(tmp_path), 51)]
 
 
 def test_a_lock_that_is_tested_can_be_taken(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_fit_takes_configurations_by_name_and_path(text_file, tmp_path, monkeypa
         (["quikstart"], "did you mean 'quickstart'"),
         ([{"model.learning_rat": 1}], "unknown key 'model.learning_rat': did you mean"),
         ([{"trainer.max_steps": "many"}], "trainer.max_steps is 'many'; expected int"),
-        ([{"precision": "auto"}], "write trainer.precision: auto"),
+        ([{"precision": "auto"}], "did you mean 'trainer.precision'"),
     ],
 )
 def test_a_mistake_is_a_user_error(args, message):

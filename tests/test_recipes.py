@@ -4,10 +4,8 @@ import functools
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -101,33 +99,6 @@ def test_wandb_without_an_account_is_one_line(monkeypatch):
     assert error.startswith("error: trainer.logger: No API key configured.")
     assert error.endswith("set WANDB_MODE=offline")
     assert not RUN.exists()
-
-
-def test_wandb_after_a_kill():
-    wandb = pytest.importorskip("wandb")
-    code = SCRIPT.format(
-        path=[str(ROOT), str(ROOT / "tests")],
-        argv=[
-            "fit",
-            *TINY,
-            "--config=wandb.yaml",
-            "--trainer.max_steps=100000",
-            "--checkpoint.every_n_steps=5",
-        ],
-    )
-    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as process:
-        try:
-            for _ in range(600):
-                if list(RUN.glob("checkpoints/step-0000010*.sha256")):
-                    break
-                time.sleep(0.1)
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-    before = max(int(path.name[5:12]) for path in RUN.glob("checkpoints/*.ckpt"))
-    steps = before // 4 * 4 + 4  # ends with a validation
-    assert fit(steps, "wandb.yaml", "--resume=auto") == 0
-    wandb.finish()
-    check_run(steps)
 
 
 def test_mlflow_in_a_file():

@@ -35,13 +35,13 @@ def parsers() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, parsers) -> tuple[Path, str]:
+def folder(tmp_path_factory, parsers, words) -> tuple[Path, str]:
     """The folder of wrong_folder.py, and the path of its checkpoint."""
     path = tmp_path_factory.mktemp("wrong")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
         patch.setenv("GPT_LIGHTNING_DATA", "")
-        return path, make_folder(path)
+        return path, make_folder(path, words)
 
 
 def rows() -> Iterator[Any]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -39,15 +38,12 @@ FILES = {
 }
 
 
-def make_folder(folder: Path) -> str:
+def make_folder(folder: Path, words: str) -> str:
     """Write all files, train a run of 20 steps there, and return the path of its checkpoint.
 
     The working directory is `folder`.
     """
-    rng = random.Random(0)
-    words = ["the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "slept"]
-    text = "".join(rng.choice(words) + rng.choice(" \n") for _ in range(4000))
-    (folder / "text.txt").write_text(text)
+    (folder / "text.txt").write_text(words)
     (folder / "my.txt").write_text("to be or not to be that is the question\n" * 200)
     (folder / "two words.txt").write_text("to be or not to be\n" * 100)
     (folder / "tiny.yaml").write_text(TINY)

@@ -24,7 +24,7 @@ from gpt_lightning.bench import models
 from gpt_lightning.bench.command import find_benches
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import write_atomic
-from gpt_lightning.parsing import OneLineParser, underscored
+from gpt_lightning.parsing import OneLineParser
 from gpt_lightning.tables import options
 from gpt_lightning.tables.rows import RESULTS, Values, make_row, markdown
 from gpt_lightning.tables.sweep import Bench, Sweep, read_options
@@ -84,7 +84,7 @@ def run(argv: list[str]) -> int:
     Raises:
         UserError: An option is wrong, or a folder of --machines has no report.
     """
-    args = make_parser().parse_args(underscored(argv))
+    args = make_parser().parse_args(argv)
     chosen = options.listed(args, "sections", options.one_of(SECTIONS))
     (device,) = options.devices(args)[:1]
     folder = Path(args.out or ROOT / ("course-quick" if args.quick else "course"))

@@ -21,7 +21,7 @@ import yaml
 from experiments.speedrun.tracks import RULES, TRACKS, Result, SeedRow, Track
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import numbered_folder
-from gpt_lightning.parsing import OneLineParser, resolve_configs, underscored
+from gpt_lightning.parsing import OneLineParser, resolve_configs
 from gpt_lightning.runs.history import find_runs, read_curves, read_events, read_settings
 from gpt_lightning.tables.ledger import Ledger
 from gpt_lightning.tables.rows import Console
@@ -64,7 +64,7 @@ def run(argv: list[str]) -> int:
     Raises:
         UserError: An argument is wrong, or a run failed.
     """
-    args = make_parser().parse_args(underscored(argv))
+    args = make_parser().parse_args(argv)
     if not re.fullmatch(r"\d+(,\d+)*", args.seeds):
         raise UserError(f"--seeds is {args.seeds!r}; expected numbers with commas: 1,2,3,4,5")
     seeds = list(dict.fromkeys(map(int, args.seeds.split(","))))

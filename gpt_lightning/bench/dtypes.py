@@ -33,7 +33,7 @@ CUDA_RULES = "cuda-rules"
 PUBLISHED = {
     row["field"]: row["published"]
     for row in reference_rows("figures.csv", "profile-report")
-    if row["measure"] == "dtype"
+    if row["command"].startswith("dtypes ")
 }
 KINDS: dict[type[nn.Module], str] = {
     nn.Embedding: "embedding",

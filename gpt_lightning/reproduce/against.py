@@ -73,19 +73,14 @@ def compare_run(run: str, name: str, root: Path, argv: list[str]) -> None:
 
 def check_tokenizer(run: Path, curve: Curve) -> None:
     """Raise a UserError if a run has another tokenizer than a curve, as its checkpoint names it."""
-    saved = RunPaths(run).saved()
-    spec = read_checkpoint(saved[0].path, check=False).record.tokenizer if saved else None
-    if spec is None:
-        print(
-            f"warning: {run} has no checkpoint that names its tokenizer; the losses of the curve "
-            f"are per token of {curve.tokenizer}",
-            file=sys.stderr,
-        )
-    elif spec["name"] != curve.tokenizer:
-        raise UserError(
-            f"{run} counts tokens of {spec['name']}, the curve tokens of {curve.tokenizer}: "
-            "their losses cannot be compared"
-        )
+    saved = RunPaths(run).saved()[:1]
+    specs = [read_checkpoint(checkpoint.path, check=False).record.tokenizer for checkpoint in saved]
+    names = [spec["name"] for spec in specs if spec]
+    theirs = f"the curve's losses are per token of {curve.tokenizer}"
+    if not names:
+        print(f"warning: {run} has no checkpoint; {theirs}", file=sys.stderr)
+    elif names[0] != curve.tokenizer:
+        raise UserError(f"{run} counts tokens of {names[0]}, but {theirs}: they do not compare")
 
 
 def read_run(curves: dict[str, Any], path: Path) -> Points:

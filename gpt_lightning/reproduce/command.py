@@ -30,7 +30,7 @@ def make_parser() -> OneLineParser:
     about = "Names, separated by commas; null: all that can run here, or the best variant."
     parser.add_argument("--rungs", "--variant", type=str | None, help=about)
     about = "Optimizer steps; 0: evaluate only. null: all steps that were published."
-    parser.add_argument("--steps", "--max-steps", type=NonNegativeInt | None, help=about)
+    parser.add_argument("--steps", "--max_steps", type=NonNegativeInt | None, help=about)
     about = "cpu, mps, gpu or auto; null: that of each rung's configuration."
     parser.add_argument("--accelerator", type=str | None, help=about)
     about = "Compare a run folder with a published curve, by tokens; --list names the curves."

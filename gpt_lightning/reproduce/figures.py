@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 
-from gpt_lightning.bench.accumulation import PUBLISHED, measure_sum
 from gpt_lightning.bench.command import run as run_bench
-from gpt_lightning.bench.dtypes import CUDA_RULES, measure_dtypes
 from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.evaluate.scoring import Scorer
 from gpt_lightning.evaluate.tasks import Task
@@ -39,7 +37,8 @@ def run_report(name: str, root: Path, argv: list[str]) -> int:
     title, source = REPORTS[name]
     print(f"{title}\n{console.header()}")
     for figure in reference_rows("figures.csv", name):
-        ours, verdict, note = MEASURES[figure["measure"]](figure)
+        measure = {"bench": bench_of, "loss": loss_of}[figure["measure"]]
+        ours, verdict, note = measure(figure)
         rows.append(FigureRow(figure["figure"], figure["published"], ours, verdict, note))
         print(console.line(rows[-1]), flush=True)
     folder = numbered_folder(root)
@@ -48,48 +47,33 @@ def run_report(name: str, root: Path, argv: list[str]) -> int:
     return int(any(row.verdict == Verdict.FAILED for row in rows))
 
 
-def same(ours: str, figure: dict[str, str]) -> Verdict:
-    """Return OK if a text is the published one."""
-    return Verdict.OK if ours == figure["published"] else Verdict.FAILED
-
-
-def sum_of(figure: dict[str, str]) -> tuple[str, str, str]:
-    """Return the sum of a thousand times 0.01 to four decimals."""
-    ours = f"{measure_sum('cpu', *PUBLISHED[int(figure['field'])])['sum']:.4f}"
-    return ours, same(ours, figure), ""
-
-
-def dtype_of(figure: dict[str, str]) -> tuple[str, str, str]:
-    """Return a dtype under fp16 autocast by CUDA's rules; gradients need a device."""
-    gradients = figure["field"] == "gradients"
-    device = "cuda" if torch.cuda.is_available() else "cpu" if gradients else CUDA_RULES
-    ours = measure_dtypes(device, "fp16", "toy")[figure["field"]]
-    return ours, same(ours, figure), f"by the rules of {device.removesuffix('-rules')}"
-
-
 def bench_of(figure: dict[str, str]) -> tuple[str, str, str]:
-    """Return a measurement of `bench` on a GPU, or the command that makes it."""
-    command = f"gpt-lightning bench {figure['command']}"
-    if not torch.cuda.is_available():
-        return "", Verdict.SKIPPED, f"needs an {figure['device']}: {command}"
-    table = bench_results(figure["command"])[figure["table"]]
-    key, _, value = figure["where"].partition("=")
-    found = next((row[figure["field"]] for row in table if not key or row[key] == value), None)
-    if found is None:
+    """Return a measurement of `bench`, or the command that makes it on the report's GPU."""
+    command, device = f"gpt-lightning bench {figure['command']}", figure["device"]
+    if device and not torch.cuda.is_available():
+        return "", Verdict.SKIPPED, f"needs an {device}: {command}"
+    where = [condition.split("=") for condition in figure["where"].split(";") if condition]
+    for row in bench_results(figure["command"])[figure["table"]]:
+        if all(str(row[key]) == value for key, value in where):
+            found = row[figure["field"]]
+            break
+    else:
         return "", Verdict.FAILED, f"{command} has not measured it"
-    here = torch.cuda.get_device_name()
-    if figure["device"] not in here:
-        return f"{found:.4g}", "", f"this is {here}, theirs an {figure['device']}"
+    ours, verdict, note = compare(found, figure)
+    if device and device not in (here := torch.cuda.get_device_name()):
+        verdict, note = "", f"this is {here}, theirs an {device}"
+    return ours, verdict, note
+
+
+def compare(found: str | float, figure: dict[str, str]) -> tuple[str, str, str]:
+    """Return a word, or a number with its bounds, and the verdict."""
+    if isinstance(found, str):
+        return found, Verdict.OK if found == figure["published"] else Verdict.FAILED, ""
     if not figure["low"]:
-        return f"{found:.4g}", "", "counted without a verdict"
-    return within(found, figure)
-
-
-def within(found: float, figure: dict[str, str]) -> tuple[str, str, str]:
-    """Return a number with its verdict and the bounds."""
+        return f"{found:.6g}", "", "counted without a verdict"
     fits = float(figure["low"]) <= found <= float(figure["high"])
     bounds = f"from {figure['low']} to {figure['high']}"
-    return f"{found:.4g}", Verdict.OK if fits else Verdict.FAILED, bounds
+    return f"{found:.6g}", Verdict.OK if fits else Verdict.FAILED, bounds
 
 
 def loss_of(figure: dict[str, str]) -> tuple[str, str, str]:
@@ -103,10 +87,7 @@ def loss_of(figure: dict[str, str]) -> tuple[str, str, str]:
     metrics = Task("perplexity", scorer, text="openwebtext").run().metrics
     del model, scorer
     free_memory()
-    return within(next(m.value for m in metrics if m.name == figure["field"]), figure)
-
-
-MEASURES = {"sum": sum_of, "dtype": dtype_of, "bench": bench_of, "loss": loss_of}
+    return compare(next(m.value for m in metrics if m.name == figure["field"]), figure)
 
 
 @functools.cache

@@ -34,7 +34,7 @@ from gpt_lightning.training.callbacks.recorder import Observation, RunRecorder, 
 from gpt_lightning.training.module import GPTModule
 
 PICTURE = "losses.png"
-TABLES = ("rungs", "losses", "settings", "phases")  # attributes of CaseRun
+TABLES = ("rungs", "losses", "settings")  # attributes of CaseRun
 # one published loss and ours; without a verdict if ours is of fewer batches than theirs
 LossRow = row_type(
     "rung step:d split theirs:.6f ours:.6f difference:+.6f tolerance:g verdict step_ms:,.1f "
@@ -51,7 +51,6 @@ RungRow = row_type(
     "published_speedup:.2f published_fp32_speedup:.2f note",
     rung=column("rung", width=17),
 )
-PhaseRow = row_type("rung phase seconds:,.1f")  # wall time of one phase of a rung
 
 
 class CaseRun:
@@ -78,7 +77,6 @@ class CaseRun:
         self.losses: list[Row] = []
         self.rungs: list[Row] = []
         self.settings: list[Row] = []
-        self.phases: list[Row] = []
         self.machine = machine_record(argv)
         machine = [f"{name:<9} {fact}" for name, fact in self.machine.items()]
         self._head = [case.title, *machine]  # printed when a rung's settings are checked
@@ -144,8 +142,6 @@ class CaseRun:
                 add(best_row(self.case, rung, published.losses, rows))
             assert recorder.speed is not None
             self.rungs.append(self._rung_row(rung, published, rows, recorder.speed, step))
-            phases = recorder.speed.seconds.items()
-            self.phases += [PhaseRow(rung.name, *phase) for phase in phases]
         self.write()
         free_memory()
 
@@ -182,7 +178,7 @@ class CaseRun:
             f"{timings.stalls} stalls left out of the rates" if timings.stalls else "",
             f"changed: {' '.join(self.changes)}" if self.changes else "",
             published_speed(rung, published)[1],
-            f"continued at step {step}: times and phases are of the steps since" if step else "",
+            f"continued at step {step}: times are of the steps since" if step else "",
         ]
         return RungRow(
             rung.name,
@@ -221,12 +217,10 @@ class CaseRun:
             plot_losses(self.folder / PICTURE, self.case.title, self.losses)
 
     def summary(self) -> Iterator[str]:
-        """Yield a line for each rung, the wall time by phase, and the folder of the results."""
+        """Yield a line for each rung, its note, and the folder of the results."""
         console = Console(RungRow, without=("note",))
         yield f"\n{console.header()}"
         yield from map(console.line, self.rungs)
-        if not self.each_step:
-            yield from (f"{row.rung}: {row.phase} {row.seconds:,.1f} s" for row in self.phases)
         yield f"\n{self.folder}: results.md, results.json, {PICTURE}, a CSV a table"
         yield from (f"{row.verdict}: {row.rung}: {row.note}" for row in self.rungs if row.note)
         verdicts = [row.verdict for row in self.losses if row.verdict]

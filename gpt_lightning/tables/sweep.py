@@ -20,7 +20,7 @@ import torch
 
 from gpt_lightning.errors import EXIT_AGAIN, UserError, termination_as_exit
 from gpt_lightning.hardware.device import machine_record
-from gpt_lightning.parsing import OneLineParser, program, split_fit_options, underscored
+from gpt_lightning.parsing import OneLineParser, program, split_fit_options
 from gpt_lightning.tables.ledger import Ledger, identity, open_ledger
 from gpt_lightning.tables.options import Option, PositiveFinite, shared
 from gpt_lightning.tables.rows import RESULTS, Console, Row, Values, make_row, write_report
@@ -127,7 +127,7 @@ def read_options(bench: Bench, argv: Sequence[str]) -> tuple[Any, list[Values]]:
         if option.type is bool:
             kind = {"action": "store_true"}
         parser.add_argument(*names, help=option.help, **kind)
-    args = parser.parse_args(underscored([*argv]))
+    args = parser.parse_args(argv)
     args.fit_options = same.get("fit_options", [])
     read = [option.read(args) for option in bench.options]
     return args, [

@@ -15,11 +15,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import check_config_file, program, shell_command
+from gpt_lightning.parsing import program, read_config, shell_command
 from gpt_lightning.runs.folders import RunPaths, find_checkpoint, run_folders
 
 OR_BOTH = "give --config with the settings, and --ckpt_path with the checkpoint"
@@ -65,8 +63,7 @@ def with_run(argv: list[str]) -> list[str]:
         raise UserError(f"{chosen} is in no run's folder checkpoints/: {OR_BOTH}")
     run = Path(os.path.relpath(found_run.run))
     path = RunPaths(run).config
-    check_config_file(path)
-    settings = yaml.safe_load(path.read_bytes())
+    settings = read_config(path)
     network = (settings.get("model") or {}).get("network")
     if network and not any(word.startswith("--model.network") for word in words):
         from gpt_lightning.model.network import missing_network  # only such a model needs it

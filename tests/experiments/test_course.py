@@ -146,36 +146,6 @@ def test_answers_are_the_numbers_of_the_rows():
     assert "3 blocks per checkpoint, with 7.0 MiB" in answered(answers.checkpoints, rows=blocks)
 
 
-def test_answers_about_a_profile():
-    shares = {"softmax": 0.1, "elementwise": 0.2, "reductions": 0.05, "other": 0.05}
-    row = {"products": 0.6, "products_calls": 37, "products_outside_calls": 29, **shares}
-    row |= {"span_ms": 3.0, "timer_ms": 2.0}
-    rows = [row | {"mode": "inference"}, row | {"mode": "full-step", "products": 0.5}]
-
-    def of(mode, **fields):
-        return {"size": "S", "mode": mode, **fields}
-
-    kernels = [
-        of("inference", kernel="mm", kind="products", calls=29, share=0.55),
-        of("inference", kernel="exp", kind="softmax", calls=4, share=0.1),
-        of("inference", kernel="9 more", kind="", calls=4, share=0.1),
-        of("full-step", kernel="adam", kind="elementwise", calls=5, share=0.4),
-    ]
-    parts = [
-        of("inference", part="score product", kernels_ms=1.0, gflop=3.0),
-        of("inference", part="value product", kernels_ms=1.0, gflop=3.0),
-        of("inference", part="softmax", kernels_ms=4.0, gflop=0.6, time_share=0.4, flop_share=0.01),
-    ]
-    ranges = [of("full-step", range="step / optimizer", kernels_ms=3.0, span_ms=16.0)]
-    text = answered(answers.profile, rows=rows, kernels=kernels, attention=parts, ranges=ranges)
-    assert "3.00 ms in the profile, 2.00 ms by the timer without the profiler: 1.50 times" in text
-    assert "Forward: mm, 29 calls, 55.0% of the time. Whole step: adam, 5 calls, 40.0%" in text
-    assert "exp 10.0%; by kind: softmax 10.0%, elementwise 20.0%" in text
-    assert "60.0% of the forward, in 37 calls (29 without the attention's), and 50.0%" in text
-    assert "take 3.00 ms in a span of 16.00 ms" in text
-    assert "2.00 times their time and 0.100 times their FLOPs" in text
-
-
 @pytest.mark.slow
 def test_the_quick_report_has_every_section_that_runs_here(calls):
     assert report() == 0

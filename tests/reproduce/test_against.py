@@ -120,7 +120,9 @@ def test_a_run_of_another_tokenizer_is_an_error(tmp_path, monkeypatch, capsys):
         against, "read_checkpoint", lambda *path, check: SimpleNamespace(record=record)
     )
     assert main(["reproduce", "--against", "run", "shakespeare-mps"]) == 2
-    assert "run counts tokens of gpt2, the curve tokens of char" in capsys.readouterr().err
+    line = capsys.readouterr().err
+    assert "tokens of gpt2" in line
+    assert "token of char" in line
     record.tokenizer = {"name": "char", "characters": "ab"}
     assert main(["reproduce", "--against", "run", "shakespeare-mps"]) == 0
     assert not capsys.readouterr().err

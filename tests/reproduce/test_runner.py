@@ -135,8 +135,7 @@ def training(monkeypatch):
 
     class Planted:
         def __init__(self) -> None:
-            phases = {"train": 2.0, "validation": 1.0}
-            self.timings = RunTimings(CPU, 3, phases, 900.0, 100.0, 1280.0)
+            self.timings = RunTimings(CPU, 3, {}, 900.0, 100.0, 1280.0)
             self.observations: list[Observation] = []
             self.error: Exception | None = None
 
@@ -171,7 +170,7 @@ def evaluations(training, case_run, monkeypatch):
         case_run.case = replace(CASE, kind="evaluations", rungs=(rung,), eval_batches=batches)
         case_run.each_step = False
         training.observations = observations
-        training.timings = RunTimings(CPU, max_steps, {"train": 2.0})
+        training.timings = RunTimings(CPU, max_steps, {})
         case_run.run(rung)
 
     return run
@@ -202,9 +201,6 @@ def test_a_rung_is_run_with_its_settings_and_compared(training, case_run, capsys
     assert row.worst_difference == pytest.approx(0.05)
     notes = "as published", "2 stalls", "changed: --model.learning_rate=1", "no chip in one"
     assert all(note in row.note for note in notes)
-    assert [(phase.phase, phase.seconds) for phase in case_run.phases] == [
-        ("train", 2.0), ("validation", 1.0),
-    ]  # fmt: skip
     case_run.skip(LECTURE_LADDER.rungs[6], "needs an NVIDIA GPU")
     case_run.write()
     page = (case_run.folder / "results.md").read_text()
@@ -252,7 +248,6 @@ def test_a_rung_that_diverges_has_failed_and_one_that_breaks_is_an_error(trainin
     assert case_run.rungs[0].note.startswith("stopped: gradient norm is ")
     assert case_run.rungs[1].note.startswith("RuntimeError: out of memory x")
     assert len(case_run.rungs[1].note) == len("RuntimeError: ") + 300
-    assert case_run.phases == []
 
 
 def test_a_wrong_setting_is_the_users_and_no_row_and_prints_nothing_else(
