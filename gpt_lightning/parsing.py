@@ -52,7 +52,9 @@ class OneLineParser(ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs, allow_abbrev=False)
 
-    def parse_args(self, args: Any = None, *more: Any, **kwargs: Any) -> Namespace:
+    def parse_args(  # type: ignore[override]
+        self, args: Any = None, *more: Any, **kwargs: Any
+    ) -> Namespace:
         """Parse arguments, whose options may have dashes in place of underscores."""
         plain = args and [
             re.sub(r"^--\w[\w-]*", lambda name: "--" + name[0][2:].replace("-", "_"), arg)
@@ -224,7 +226,8 @@ def typed_arguments(function: Callable[..., Any], args: Sequence[str]) -> list[s
     parameters = inspect.signature(function).parameters
     switches = {name for name, each in parameters.items() if each.annotation is bool}
     lists: dict[str, list[str]] = {n: [] for n, p in parameters.items() if "list[" in str(p)}
-    first, words, rest = next(iter(parameters), ""), list(args), []
+    first, words = next(iter(parameters), ""), list(args)
+    rest: list[str] = []
     if "fit_options" in lists:
         options_of_fit = ("--config", "--seed_everything")
         words, lists["fit_options"] = split_fit_options(words, options_of_fit)

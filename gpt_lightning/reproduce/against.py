@@ -4,26 +4,27 @@ The published curve is interpolated linearly in the logarithm of tokens, and now
 Equal tokens are equal data only if text, tokenizer and context are equal; tokenizers are compared.
 """
 
-import math
 import sys
 from pathlib import Path
-from typing import Any
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import numbered_folder
 from gpt_lightning.hardware.device import machine_record
 from gpt_lightning.reproduce.cases import Curve
-from gpt_lightning.reproduce.published import Points, as_run, find_curve, interpolate, read_curve
+from gpt_lightning.reproduce.published import as_run, find_curve, interpolate, read_curve
 from gpt_lightning.runs.checkpoint import read_checkpoint
 from gpt_lightning.runs.folders import RunPaths
 from gpt_lightning.runs.history import find_run, read_curves
 from gpt_lightning.tables.pictures import plot_runs
-from gpt_lightning.tables.rows import Console, Row, column, row_type, write_report
+from gpt_lightning.tables.rows import Console, column, row_type, write_report
 
 PICTURE = "curves.png"
-SPLITS = {"val": "validation loss", "train": "training loss, evaluated", "batch": "loss of steps"}
-
-
+# split -> its curve in runs/history.py, and its name
+SPLITS = {
+    "val": ("val", "validation loss"),
+    "train": ("train_eval", "training loss, evaluated"),
+    "batch": ("train", "loss of steps"),
+}
 # one loss of the run, and the published curve at as many tokens
 AgainstRow = row_type(
     "split tokens ours:.4f theirs:.4f difference:+.4f", tokens=column("tokens", ",.0f", 13)
@@ -42,32 +43,33 @@ def compare_run(run: str, name: str, root: Path, argv: list[str]) -> None:
     Raises:
         UserError: There is no such curve or run, or the two have nothing to compare.
     """
-    curve = find_curve(name)
-    path = find_run(run)
+    curve, path = find_curve(name), find_run(run)
     check_tokenizer(path, curve)
-    curves = read_curves(path)
-    ours, theirs = read_run(curves, path), read_curve(curve)
-    rows = compare(ours, theirs)
+    curves, theirs = read_curves(path), read_curve(curve)
+    rows = [
+        AgainstRow(split, tokens, loss, published, loss - published)
+        for split, (key, _) in SPLITS.items()
+        for _, tokens, _, loss in curves[key]
+        # None for tokens that are not known, too
+        if loss == loss and (published := interpolate(theirs[split], tokens)) is not None
+    ]
     if not rows:
-        ends = [points[-1][0] for points in theirs.values() if points]
+        first, last = curve.tokens_per_step, max(x for xs in theirs.values() for x, _ in xs)
         raise UserError(
-            f"{path} has no loss within the tokens of {name}, {curve.tokens_per_step:,} (its first "
-            f"step) to {max(ends):,.0f}: train longer, or choose another curve"
+            f"{path} has no loss within the tokens of {name}, {first:,} (its first step) to "
+            f"{last:,.0f}: train longer, or choose another curve"
         )
-    last = [row for row in rows if row.split == rows[0].split][-1]
+    end = [row for row in rows if row.split == rows[0].split][-1]
     line = (
-        f"you are {last.difference:+.4f} at {last.tokens / 1e6:,.4g} M tokens "
-        f"({SPLITS[last.split]} {last.ours:.4f}, theirs {last.theirs:.4f})"
+        f"you are {end.difference:+.4f} at {end.tokens / 1e6:,.4g} M tokens "
+        f"({SPLITS[end.split][1]} {end.ours:.4f}, theirs {end.theirs:.4f})"
     )
-    title = f"{path} against {curve.title}"
-    folder = numbered_folder(root)
+    title, folder = f"{path} against {curve.title}", numbered_folder(root)
     write_report(folder, title, machine_record(argv), {"losses": rows}, [line], [PICTURE])
     plot_runs([folder / PICTURE], {str(path): curves, name: as_run(curve)})
     console = Console(AgainstRow)
-    print(f"{title}\n{console.header()}")
-    for row in rows:
-        if row.split != "batch":  # hundreds, in losses.csv
-            print(console.line(row))
+    evaluations = [row for row in rows if row.split != "batch"]  # hundreds more, in losses.csv
+    print(title, console.header(), *map(console.line, evaluations), sep="\n")
     print(f"{line}\n\n{folder}: results.md, losses.csv, {PICTURE}")
 
 
@@ -81,31 +83,3 @@ def check_tokenizer(run: Path, curve: Curve) -> None:
         print(f"warning: {run} has no checkpoint; {theirs}", file=sys.stderr)
     elif names[0] != curve.tokenizer:
         raise UserError(f"{run} counts tokens of {names[0]}, but {theirs}: they do not compare")
-
-
-def read_run(curves: dict[str, Any], path: Path) -> Points:
-    """Return the losses of a run by tokens.
-
-    Args:
-        curves: Curves of the run, from read_curves.
-        path: Run folder, for errors.
-
-    Raises:
-        UserError: The run counts no tokens.
-    """
-    counted = (tokens for key in ("train", "val") for _, tokens, *_ in curves[key])
-    if all(map(math.isnan, counted)):
-        raise UserError(f"{path} has no perf/tokens: the run ended before its first log step")
-    keys = {"val": "val", "train": "train_eval", "batch": "train"}
-    found = {split: [(t, loss) for _, t, _, loss in curves[key]] for split, key in keys.items()}
-    return {split: [p for p in points if p[1] == p[1]] for split, points in found.items()}  # no NaN
-
-
-def compare(ours: Points, theirs: Points) -> list[Row]:
-    """Return a row for each of our losses within the tokens of the published ones."""
-    return [
-        AgainstRow(split, tokens, loss, published, loss - published)
-        for split in SPLITS
-        for tokens, loss in ours[split]
-        if (published := interpolate(theirs[split], tokens)) is not None
-    ]

@@ -71,7 +71,7 @@ def run(argv: list[str]) -> int:
 
         return run_report(args.case, ROOT / args.case, argv)
     if args.selftest:
-        from gpt_lightning.reproduce.selftest import run_selftest
+        from gpt_lightning.reproduce.settings import run_selftest
 
         if fit_options:
             raise UserError(f"--selftest trains nothing: leave {fit_options[0]} out")

@@ -12,7 +12,7 @@ from gpt_lightning.files import reference_rows
 from gpt_lightning.hardware.peaks import lookup
 from gpt_lightning.hardware.precision import product_dtype
 from gpt_lightning.model import flops
-from gpt_lightning.reproduce.cases import CURVES, Case, Curve, Rung, Settings, pick
+from gpt_lightning.reproduce.cases import CURVES, Case, Curve, Rung, pick
 
 Losses = dict[tuple[int, str], float]  # (step, split) -> nats
 # split -> (tokens, loss in nats), tokens ascending
@@ -97,29 +97,11 @@ def published_speed(rung: Rung, published: Published) -> tuple[dict[str, float |
     return speed | {"mfu": flops.mfu(rate, work, peak.flops)}, note
 
 
-def speed_bases(case: Case, rung: Rung) -> dict[str, Rung]:
-    """Return the rungs that speed-ups of a rung are over, by column.
-
-    speedup: the rung before it in the published table, which has no rungs without published times.
-    fp32_speedup: the first rung in float32 with its device and its batch, if it is in less itself.
-    """
-    if case.alternatives:
-        return {}
+def rung_before(case: Case, rung: Rung) -> list[Rung]:
+    """Return the rung before one in the published table, which has no rungs without times."""
     names = [other.name for other in case.rungs]  # `rung` may be changed for a CPU
-    bases, own = {}, (rung.device, rung.theirs["batch"])
-    for other in case.rungs:
-        if other.published_times and names.index(other.name) < names.index(rung.name):
-            bases["speedup"] = other
-        if is_float32(other.theirs) and (other.device, other.theirs["batch"]) == own:
-            bases.setdefault("fp32_speedup", other)
-    if is_float32(rung.theirs):
-        bases.pop("fp32_speedup", None)
-    return bases
-
-
-def is_float32(theirs: Settings) -> bool:
-    """Return whether products are in float32, not in TF32 either."""
-    return (theirs["precision"], theirs["matmul_precision"]) == ("32-true", "highest")
+    before = () if case.alternatives else case.rungs[: names.index(rung.name)]
+    return [other for other in before if other.published_times][-1:]
 
 
 # ---- curves by tokens ----------------------------------------------------------------------------

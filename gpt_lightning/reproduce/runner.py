@@ -21,7 +21,7 @@ from gpt_lightning.reproduce.published import (
     Published,
     published_speed,
     read_published,
-    speed_bases,
+    rung_before,
 )
 from gpt_lightning.reproduce.settings import batch_settings, compare_settings, read_settings
 from gpt_lightning.runs.folders import RunPaths, run_folders, sort_saved
@@ -46,9 +46,9 @@ LossRow = row_type(
 # outcome of a rung
 RungRow = row_type(
     "rung verdict device losses:d drifted:d worst_difference:.2g first_step_ms:,.0f step_ms:,.1f "
-    "tokens_per_sec mfu peak_tflops:.4g peak_memory_gib attention speedup:.2f fp32_speedup:.2f "
+    "tokens_per_sec mfu peak_tflops:.4g peak_memory_gib attention speedup:.2f "
     "published_first_step_ms:,.0f published_step_ms:,.1f published_tokens_per_sec published_mfu "
-    "published_speedup:.2f published_fp32_speedup:.2f note",
+    "published_speedup:.2f note",
     rung=column("rung", width=17),
 )
 
@@ -202,10 +202,10 @@ class CaseRun:
             ours["peak_tflops"] = ratio(timings.peak_flops, 1e12)
             ours["peak_memory_gib"] = peak_memory_gib(timings.device)
         measured = {row.rung: row.tokens_per_sec for row in self.rungs}
-        for name, base in speed_bases(self.case, rung).items():
-            before = read_published(self.case, base).tokens_per_sec
-            theirs[name] = ratio(theirs["tokens_per_sec"], before)
-            ours[name] = ratio(ours.get("tokens_per_sec"), measured.get(base.name))
+        for before in rung_before(self.case, rung):
+            rate = read_published(self.case, before).tokens_per_sec
+            theirs["speedup"] = ratio(theirs["tokens_per_sec"], rate)
+            ours["speedup"] = ratio(ours.get("tokens_per_sec"), measured.get(before.name))
         return ours | {f"published_{name}": value for name, value in theirs.items()}
 
     def write(self) -> None:

@@ -15,7 +15,7 @@ from gpt_lightning.cli import main
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPT
-from gpt_lightning.reproduce import published, selftest, settings
+from gpt_lightning.reproduce import published, settings
 from gpt_lightning.reproduce.cases import CASES, Rung
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.tables.rows import Verdict
@@ -174,22 +174,6 @@ def test_their_mfu_is_of_their_chips_peak():
     assert note.startswith("their MFU relative to 14.13 TFLOP/s: Apple M3 Max, 40 GPU cores, fp32")
 
 
-@pytest.mark.parametrize(
-    ("case", "name", "base"),
-    [
-        ("precision-ladder", "gpu-bf16-compile", "gpu-fp32"),
-        ("precision-ladder", "gpu-tf32", "gpu-fp32"),
-        ("precision-ladder", "gpu-fp32", None),
-        ("precision-ladder", "cpu-bf16", "cpu-fp32"),
-        ("lecture-ladder", "matmul-high", "timed"),  # not of the smaller batches before
-        ("lecture-ladder", "bf16", None),
-    ],
-)
-def test_the_rung_in_float32_has_the_same_device_and_batch(case, name, base):
-    found = published.speed_bases(CASES[case], rung_of(case, name)).get("fp32_speedup")
-    assert (found.name if found else None) == base
-
-
 # ---- programs that are not what they are named after ---------------------------------------------
 
 
@@ -222,7 +206,7 @@ MODEL = "gpt_lightning.model.gpt"
 
 def test_a_head_that_is_not_tied_is_seen(tinyshakespeare, monkeypatch):
     monkeypatch.setattr(f"{MODEL}.GPT.__init__", untied)
-    seen = selftest.wrong_settings(LECTURE_LADDER, RUNGS["weight-tying"], [])
+    seen = settings.wrong_settings(LECTURE_LADDER, RUNGS["weight-tying"], [])
     assert seen == ["parameters", "tie_weights", "decayed_parameters"]
 
 
@@ -231,7 +215,7 @@ def test_a_program_that_does_something_else_is_seen(tinyshakespeare, monkeypatch
     monkeypatch.setattr(f"{MODEL}.GPT._init_normal", scaled_once_more)
     monkeypatch.setattr("gpt_lightning.training.optim.AdamW", other_betas)
     monkeypatch.setattr("gpt_lightning.data.order.WindowOrder.starts", one_window_later)
-    seen = selftest.wrong_settings(LECTURE_LADDER, RUNGS["timed"], [])
+    seen = settings.wrong_settings(LECTURE_LADDER, RUNGS["timed"], [])
     assert seen == ["init_std", "init_weight", "betas", "first_batch"]
 
 
@@ -239,7 +223,7 @@ def test_a_run_with_evaluations_has_all_settings(tinyshakespeare):
     case = CASES["shakespeare-char-small"]
     (rung,) = case.rungs
     rung = replace(rung, theirs=rung.theirs | {"tide_weights": True})
-    assert selftest.wrong_settings(case, rung, []) == ["tide_weights (not read)"]
+    assert settings.wrong_settings(case, rung, []) == ["tide_weights (not read)"]
 
 
 @pytest.mark.slow
@@ -256,7 +240,7 @@ def test_a_run_with_evaluations_has_all_settings(tinyshakespeare):
 )
 def test_options_that_change_a_setting_are_seen(options, seen, tinyshakespeare):
     case = CASES["shakespeare-char-small"]
-    assert {*selftest.wrong_settings(case, case.rungs[0], options.split())} == seen
+    assert {*settings.wrong_settings(case, case.rungs[0], options.split())} == seen
 
 
 @pytest.mark.slow
@@ -285,7 +269,7 @@ def parser():
 @pytest.fixture
 def quick(parser, monkeypatch):
     """The parser of `fit`, which takes a second to make, made once."""
-    monkeypatch.setattr(selftest.training, "training_parser", lambda: parser)
+    monkeypatch.setattr(settings.training, "training_parser", lambda: parser)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +289,7 @@ def test_every_break_of_every_rung_is_seen(case, breaks, tinyshakespeare, capsys
     assert sum("red" in row for row in rows) >= breaks
     skipped = {row[2] for row in rows if "skipped" in row}
     assert skipped
-    assert skipped <= selftest.BREAKS["whole"].keys()
+    assert skipped <= settings.BREAKS["whole"].keys()
 
 
 def refuse(case: object, rung: object, changes: list[str]) -> list[str]:
@@ -323,8 +307,8 @@ def refuse(case: object, rung: object, changes: list[str]) -> list[str]:
     ],
 )
 def test_the_selftest_fails_for_what_it_cannot_tell(quick, wrong, code, line, monkeypatch, capsys):
-    monkeypatch.setattr(selftest, "wrong_settings", wrong)
-    assert selftest.run_selftest([(LECTURE_LADDER, RUNGS["weight-tying"])]) == code
+    monkeypatch.setattr(settings, "wrong_settings", wrong)
+    assert settings.run_selftest([(LECTURE_LADDER, RUNGS["weight-tying"])]) == code
     assert line in capsys.readouterr().out
 
 
@@ -343,7 +327,7 @@ def test_the_selftest_fails_for_what_it_cannot_tell(quick, wrong, code, line, mo
     ],
 )
 def test_a_wrong_value_is_another_one(key, value, before, wrong):
-    assert selftest.wrong_value(key, value, before) == wrong
+    assert settings.wrong_value(key, value, before) == wrong
 
 
 @pytest.mark.parametrize(
@@ -359,5 +343,5 @@ def test_a_wrong_value_is_another_one(key, value, before, wrong):
     ],
 )
 def test_only_keys_without_a_number_are_left_whole(key, theirs, whole):
-    reason = selftest.why_whole(key, theirs)
+    reason = settings.why_whole(key, theirs)
     assert reason if whole else reason == ""

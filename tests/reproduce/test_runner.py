@@ -83,7 +83,7 @@ def case_run(tmp_path, monkeypatch):
         "published_speed",
         lambda rung, _: ({"tokens_per_sec": None}, f"no chip in {rung.name}"),
     )
-    monkeypatch.setattr(runner, "speed_bases", lambda case, rung: {})
+    monkeypatch.setattr(runner, "rung_before", lambda case, rung: [])
     return CaseRun(CASE, ["--model.learning_rate=1"], tmp_path, ["reproduce", "c"])
 
 
@@ -94,35 +94,19 @@ def test_speed_ups_are_over_the_rung_before_in_the_published_table():
         RungRow(fp32.name, Verdict.OK, tokens_per_sec=100.0),
         RungRow(bf16.name, Verdict.OK, tokens_per_sec=200.0),  # ours alone: nobody's rung before
     ]
-    cuda = RunTimings(torch.device("cuda"), 6, {}, tokens_per_sec=3000.0)
+    cuda = RunTimings(torch.device("cuda"), 6, {}, tokens_per_sec=3000.0, mfu=0.3)
     published = read_published(PRECISION_LADDER, gpu)
     speeds = run._speeds(gpu, published, cuda)
-    assert speeds["speedup"] == 30.0
+    assert (speeds["speedup"], speeds["mfu"]) == (30.0, 0.3)
     assert speeds["published_speedup"] == pytest.approx(25.7, abs=0.05)
-    assert "fp32_speedup" not in speeds  # it is the rung in float32
     run.rungs = []  # not measured in this call
     assert run._speeds(gpu, published, cuda)["speedup"] is None
     moved = run._speeds(gpu.on("cpu"), published, None)  # to a CPU: losses only
     assert moved["published_speedup"] == speeds["published_speedup"]
-
-
-def test_their_columns_are_there_without_ours_and_over_the_rung_in_float32():
-    run = CaseRun(PRECISION_LADDER, [], Path("unused"), [])
-    tf32, bf16 = PRECISION_LADDER.rungs[3:5]
-    run.rungs = [RungRow("gpu-fp32", Verdict.OK, tokens_per_sec=100.0)]
-    published = read_published(PRECISION_LADDER, bf16)
-    speeds = run._speeds(bf16, published, None)
-    assert speeds["published_tokens_per_sec"] == published.tokens_per_sec
-    assert speeds["published_step_ms"] == pytest.approx(142.0, abs=0.1)
-    assert speeds["published_speedup"] == pytest.approx(1.62, abs=0.005)
-    assert speeds["published_fp32_speedup"] == pytest.approx(763.2 / 142.0, rel=1e-3)
-    assert not {"attention", "step_ms", "tokens_per_sec", "mfu", "peak_memory_gib"} & speeds.keys()
-    assert speeds["fp32_speedup"] is None
-    timings = RunTimings(CPU, 6, {}, tokens_per_sec=700.0, mfu=0.3)
-    speeds = run._speeds(bf16, published, timings)
-    assert (speeds["fp32_speedup"], speeds["speedup"], speeds["mfu"]) == (7.0, None, 0.3)
-    assert 0.05 < speeds["peak_memory_gib"] < 16
-    assert run._speeds(tf32, published, timings)["fp32_speedup"] == 7.0
+    assert moved["published_tokens_per_sec"] == published.tokens_per_sec
+    assert not {"attention", "step_ms", "tokens_per_sec", "mfu", "peak_memory_gib"} & moved.keys()
+    here = run._speeds(gpu, published, RunTimings(CPU, 6, {}))
+    assert 0.05 < here["peak_memory_gib"] < 16
 
 
 # ---- running a rung ------------------------------------------------------------------------------
