@@ -93,7 +93,7 @@ def test_what_it_does_not_have_is_an_error(changes, named):
         SpeedrunGPT(config(**changes))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_it_computes_the_same(model):
     """Loss and gradients; the layers of a compiled CPU model are others."""
     idx, targets = tokens(), tokens().roll(1)

@@ -171,7 +171,7 @@ def test_their_mfu_is_of_their_chips_peak():
     assert rate == pytest.approx(64 * 256 / 232.6e-3, rel=1e-2)
     # nanoGPT's own MFU is of an A100: 220.50 ms are 1.69%
     assert mfu * 14.13e12 / rate == pytest.approx(0.0169 * 312e12 * 0.2205 / (64 * 256), rel=5e-3)
-    assert note.startswith("their MFU relative to 14.13 TFLOP/s: Apple M3 Max, 40 GPU cores, fp32")
+    assert note.startswith("their MFU relative to 14.13 TFLOP/s: Apple M3 Max")
 
 
 # ---- programs that are not what they are named after ---------------------------------------------
@@ -275,20 +275,21 @@ def quick(parser, monkeypatch):
 @pytest.mark.parametrize(
     ("case", "breaks"),
     [
+        pytest.param("lecture-ladder --rungs sequential-loader,bf16", 5, marks=pytest.mark.slow),
         pytest.param("lecture-ladder", 37, marks=pytest.mark.long),
         pytest.param("precision-ladder", 26, marks=pytest.mark.long),
-        pytest.param("shakespeare-char-small", 26, marks=pytest.mark.slow),
+        pytest.param("shakespeare-char-small", 26, marks=pytest.mark.long),
         pytest.param("shakespeare-char", 30, marks=pytest.mark.long),
     ],
 )
 def test_every_break_of_every_rung_is_seen(case, breaks, tinyshakespeare, capsys):
-    assert main(["reproduce", case, "--selftest"]) == 0
+    assert main(["reproduce", *case.split(), "--selftest"]) == 0
     out = capsys.readouterr().out
     assert "FAIL" not in out
     rows = [line.split() for line in out.splitlines() if line.startswith(tuple(CASES))]
     assert sum("red" in row for row in rows) >= breaks
     skipped = {row[2] for row in rows if "skipped" in row}
-    assert skipped
+    assert skipped or "--rungs" in case
     assert skipped <= settings.BREAKS["whole"].keys()
 
 

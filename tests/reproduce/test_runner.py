@@ -125,10 +125,10 @@ def training(monkeypatch):
 
         def __call__(self, argv, callbacks, folder):
             calls.append((argv, folder))
-            recorder, self.probe = callbacks
+            (recorder,) = callbacks
             if isinstance(self.error, UserError) and not self.observations:
                 raise self.error  # before the fit starts
-            recorder.on_fit_start(None, None)
+            recorder.begin(None)
             for seen in self.observations:
                 recorder.show(seen)
             if self.error is not None:
@@ -140,6 +140,7 @@ def training(monkeypatch):
     planted.calls = calls
     monkeypatch.setattr(runner.training, "run_cli", planted)
     monkeypatch.setattr(runner, "read_published", lambda case, rung: PUBLISHED)
+    monkeypatch.setattr(runner, "read_settings", lambda module: {})
     monkeypatch.setattr(runner, "plot_losses", lambda path, *of: path.write_bytes(b"a picture"))
     return planted
 
@@ -216,10 +217,9 @@ def test_a_setting_that_differs_fails_the_rung_whatever_its_losses_are(
     monkeypatch.setattr(runner, "batch_settings", lambda batches: {"order": "repeat"})
     case_run.run(replace(RUNG, name="two"))  # the rows of another rung do not count
     assert [row.verdict for row in case_run.rungs] == [Verdict.FAILED, Verdict.OK]
-    monkeypatch.setattr(runner, "read_settings", lambda module: {"order": module})
-    case_run.settings.clear()
-    training.probe.look("random")  # before the first step
-    assert [row.ours for row in case_run.settings] == ["random"]
+    monkeypatch.setattr(runner, "read_settings", lambda module: {"order": "random"})
+    case_run.run(RUNG)  # these are read before the first step
+    assert [row.ours for row in case_run.settings][-2:] == ["random", "repeat"]
 
 
 def test_a_rung_that_diverges_has_failed_and_one_that_breaks_is_an_error(training, case_run):
