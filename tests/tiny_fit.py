@@ -1,4 +1,12 @@
-"""Options of a `fit` that takes a second: the smallest GPT on the CPU."""
+"""A `fit` that takes a second, on the command line and in Python: the smallest GPT on the CPU."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+from gpt_lightning.model.gpt import GPTConfig
+from gpt_lightning.training.datamodule import TokenDataModule
 
 TINY_MODEL = [
     "--model.config.n_layer=1",
@@ -19,3 +27,18 @@ TINY_RUN = [
     "--trainer.check_val_every_n_epoch=null",
     "--run_name=run",
 ]
+
+
+def tiny_config(n_embd: int = 8) -> GPTConfig:
+    return GPTConfig(n_layer=1, n_head=1, n_embd=n_embd, block_size=16, vocab_size=None)
+
+
+def tiny_data(text_file: Path, **settings: Any) -> TokenDataModule:
+    known = {"data_dir": str(text_file.parent), "tokenizer": "char", "batch_size": 4}
+    return TokenDataModule(text_file=str(text_file), **known | {"block_size": 16} | settings)
+
+
+def quiet_trainer(**settings: Any) -> L.Trainer:
+    """Trainer on the CPU that prints and saves nothing."""
+    parts = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    return L.Trainer(accelerator="cpu", **dict.fromkeys(parts, False) | settings)

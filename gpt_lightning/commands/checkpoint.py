@@ -34,9 +34,13 @@ def checkpoint(
         raise UserError("--out and --sharded are for `gpt-lightning checkpoint convert`")
     files = checkpoint_files(Path(path))
     if action == "verify":
-        verify(files)
-    else:
-        inspect(files)
+        return verify(files)
+
+    from gpt_lightning.runs.checkpoint import read_checkpoint
+
+    for file in files:
+        facts = {"checkpoint": str(file)} | describe(read_checkpoint(file))
+        print("\n".join(f"{name:<12}{fact}" for name, fact in facts.items()))
 
 
 def checkpoint_files(path: Path) -> list[Path]:
@@ -101,15 +105,6 @@ def convert(path: Path, out: str | None, sharded: bool) -> None:
         content = write_shards(content, target, is_of_parameter)
     DurableCheckpointIO().save_checkpoint(content, target)
     print(f"saved       {target}{' and its folder of shards' if sharded else ''}")
-
-
-def inspect(files: list[Path]) -> None:
-    """Print the content of each file."""
-    from gpt_lightning.runs.checkpoint import read_checkpoint
-
-    for file in files:
-        facts = {"checkpoint": str(file)} | describe(read_checkpoint(file))
-        print("\n".join(f"{name:<12}{fact}" for name, fact in facts.items()))
 
 
 def describe(checkpoint: "Checkpoint") -> dict[str, str]:

@@ -63,7 +63,15 @@ def data(
             f"--offset is {offset:,}, and the {chosen} split of {folder} has {n_tokens:,} tokens: "
             f"choose one from 0 to {n_tokens - 1:,}"
         )
-    print_facts(path, manifest)
+    facts = {
+        "folder": folder,
+        "format": manifest.format,
+        "tokenizer": f"{manifest.tokenizer.get('name')}, {manifest.vocab_size:,} tokens",
+        "dtype": f"{manifest.dtype}, {manifest.n_bytes():,} bytes of tokens",
+        "source": f"{manifest.source.name}, {manifest.source.bytes:,} bytes",
+        "settings": ", ".join(f"{key} {value}" for key, value in manifest.settings.items()),
+    }
+    print("\n".join(f"{name:<10} {fact}".rstrip() for name, fact in facts.items()))
     try:
         tokenizer = tokenizer_from_spec(manifest.tokenizer)
     except UserError as error:
@@ -80,19 +88,6 @@ def data(
         picture = Path(out) if out else ROOT / name / "documents.png"
         plot_lengths(picture, f"Documents of {name}", lengths)
         print(f"\npicture: {picture}")
-
-
-def print_facts(folder: Path, manifest: Manifest) -> None:
-    """Print the facts of the whole dataset."""
-    facts = {
-        "folder": folder,
-        "format": manifest.format,
-        "tokenizer": f"{manifest.tokenizer.get('name')}, {manifest.vocab_size:,} tokens",
-        "dtype": f"{manifest.dtype}, {manifest.n_bytes():,} bytes of tokens",
-        "source": f"{manifest.source.name}, {manifest.source.bytes:,} bytes",
-        "settings": ", ".join(f"{key} {value}" for key, value in manifest.settings.items()),
-    }
-    print("\n".join(f"{name:<10} {fact}".rstrip() for name, fact in facts.items()))
 
 
 def lengths_of(folder: Path, manifest: Manifest, tokenizer: Tokenizer | None) -> dict[str, Lengths]:

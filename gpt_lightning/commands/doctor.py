@@ -90,8 +90,7 @@ def private(text: str) -> str:
 
 def versions() -> Iterator[Line]:
     """Yield versions, processor, memory and best device."""
-    for name, fact in device.machine_record(["doctor"]).items():
-        yield "ok", name, fact
+    yield from (("ok", *fact) for fact in device.machine_record(["doctor"]).items())
 
 
 def packages() -> Iterator[Line]:

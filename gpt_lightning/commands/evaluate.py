@@ -50,23 +50,18 @@ def evaluate(
 
     from gpt_lightning.evaluate.scoring import Scorer
     from gpt_lightning.evaluate.tasks import Task, report, task_names
-    from gpt_lightning.hardware.device import device_kind
-    from gpt_lightning.hardware.precision import check_accelerator
-    from gpt_lightning.model.network import Network
-    from gpt_lightning.runs.sources import read_source, tokenizer_of
+    from gpt_lightning.runs.sources import open_model
 
     names = task_names(tasks)
     if (text is None) == ("perplexity" in names):
         raise UserError("--tasks perplexity and --text FILE belong together: give both, or neither")
-    check_accelerator(device, "--device")
-    place, rank = torch.device(device_kind(device)), int(os.environ.get("LOCAL_RANK") or 0)
-    found = read_source(path, Network.of(network))
-    model, tokenizer = found.model(), tokenizer_of(found)
-    model.to(torch.device("cuda", rank) if place.type == "cuda" else place)
+    source, model, tokenizer, kind = open_model(path, device, network)
+    rank = int(os.environ.get("LOCAL_RANK") or 0)
+    model.to(torch.device(kind, rank) if kind == "cuda" else kind)
     products = torch.bfloat16 if dtype == "bf16" else None
     scorer = Scorer(model, tokenizer, batch_size, products, compile)
     todo = [Task(name, scorer, data, limit, text or "", split, stride) for name in names]
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:  # torchrun sets it
         torch.distributed.init_process_group("gloo")
     file = None if out is None else Path(out)
-    report(todo, f"{found.source}, {dtype} on {place.type}", model.config, file)
+    report(todo, f"{source}, {dtype} on {kind}", model.config, file)

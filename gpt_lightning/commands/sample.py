@@ -107,23 +107,18 @@ def load(
     """
     import torch
 
-    from gpt_lightning.hardware.device import device_kind
-    from gpt_lightning.hardware.precision import check_accelerator, fastest_precision
+    from gpt_lightning.hardware.precision import fastest_precision
     from gpt_lightning.model.generate import PACKED_FROM, make_decoder
-    from gpt_lightning.model.network import Network
-    from gpt_lightning.runs.sources import read_source, tokenizer_of
+    from gpt_lightning.runs.sources import open_model
 
-    check_accelerator(device, "--device")
-    torch_device = device_kind(device)
-    found = read_source(path, Network.of(network))
-    model, tokenizer = found.model(), tokenizer_of(found)
+    source, model, tokenizer, kind = open_model(path, device, network)
     why = "as set"
     if dtype == "auto":
-        precision, why = fastest_precision(torch_device)
+        precision, why = fastest_precision(kind)
         dtype = "bf16" if precision == "bf16-mixed" else "fp32"
     products = torch.bfloat16 if dtype == "bf16" else None
-    decoder = make_decoder(model.to(torch_device), products, n_tokens >= PACKED_FROM)
-    print(f"# {found.source}, in {dtype}: {why}", flush=True)
+    decoder = make_decoder(model.to(kind), products, n_tokens >= PACKED_FROM)
+    print(f"# {source}, in {dtype}: {why}", flush=True)
     return decoder, tokenizer
 
 

@@ -11,6 +11,8 @@ from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.data.formats import read_meta
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
+from gpt_lightning.hardware.device import device_kind
+from gpt_lightning.hardware.precision import check_accelerator
 from gpt_lightning.model import huggingface
 from gpt_lightning.model.gpt import SIZES, GPTConfig
 from gpt_lightning.model.network import Network, missing_network
@@ -145,6 +147,22 @@ def of_checkpoint(checkpoint: Checkpoint, path: Path) -> Pretrained:
         record.tokenizer,
         record.figures | known,
     )
+
+
+def open_model(source: str, device: str, network: Any) -> tuple[str, Any, Tokenizer, str]:
+    """Return the name of a source, its model on the CPU, its tokenizer, and the kind of device.
+
+    Args:
+        source: Argument of `read_source`.
+        device: Value of --device: auto, cpu, cuda or mps.
+        network: Value of --network.
+
+    Raises:
+        UserError: As `load_model`, or the machine has no such device.
+    """
+    check_accelerator(device, "--device")
+    found = read_source(source, Network.of(network))
+    return found.source, found.model(), tokenizer_of(found), device_kind(device)
 
 
 def load_model(source: str | Path, network: Any = None) -> tuple[Any, Tokenizer]:

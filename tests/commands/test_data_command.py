@@ -35,8 +35,7 @@ def corpus(lengths: list[int], before: bool) -> np.ndarray:
 
 
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("n_shards", [1, 2, 7])
-@pytest.mark.parametrize("piece_tokens", [2, 50, 2**21])
+@pytest.mark.parametrize(("n_shards", "piece_tokens"), [(1, 2), (2, 2**21), (7, 50)])
 def test_lengths_are_the_documents_whatever_the_shards_and_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool, n_shards: int, piece_tokens: int
 ) -> None:
@@ -76,8 +75,7 @@ def test_table_peek_and_picture(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("offset", [0, 3, 17, 40])
-@pytest.mark.parametrize("length", [1, 7, 1000])
+@pytest.mark.parametrize(("offset", "length"), [(0, 1), (3, 7), (40, 1000)])
 def test_a_peek_is_the_text_at_the_offset(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], offset: int, length: int
 ) -> None:

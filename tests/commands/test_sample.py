@@ -117,13 +117,6 @@ def test_a_line_has_the_generated_text_and_tokens(model):
     assert empty == lines("--max_new_tokens", "9")[0]
 
 
-def test_ids_beyond_the_tokenizer_are_never_drawn(model):
-    gpt, _ = model
-    with torch.no_grad():
-        gpt.lm_head.weight[256:] *= 50
-    assert len(lines("--num_samples", "8", "--top_k", "null", "--temperature", "5")) == 8
-
-
 def test_each_row_of_a_batch_ends_before_its_own_stop_text(model):
     whole = lines("--num_samples", "6", "--max_new_tokens", "60")
     stops = [whole[0]["text"][30:32], whole[1]["text"][7:10], whole[2]["text"][50:51]]
@@ -283,12 +276,6 @@ def test_mistakes_are_one_line(model, capsys, args, names):
     assert not Path("new.jsonl").exists()
 
 
-def test_greedy_text_takes_the_likeliest_token_whatever_the_filters(model):
-    greedy = ("--temperature", "0", "--num_samples", "2")
-    first, second = lines(*greedy)
-    assert first["text"] == second["text"] == lines(*greedy, "--top_p", "0.1")[0]["text"]
-
-
 @pytest.mark.parametrize(
     ("precision", "asked", "used", "why"),
     [
@@ -298,8 +285,7 @@ def test_greedy_text_takes_the_likeliest_token_whatever_the_filters(model):
         ("bf16-mixed", "fp32", "fp32", "as set"),
     ],
 )
-@pytest.mark.parametrize(("n", "packed"), [(1, False), (64, True)])
-def test_the_commands_products(precision, asked, used, why, n, packed, model, monkeypatch, capsys):
+def test_the_commands_products(precision, asked, used, why, model, monkeypatch, capsys):
     monkeypatch.setattr(
         "gpt_lightning.hardware.precision.fastest_precision",
         lambda device: (precision, "it has it"),
@@ -309,6 +295,8 @@ def test_the_commands_products(precision, asked, used, why, n, packed, model, mo
     monkeypatch.setattr(
         Decoder, "__init__", lambda self, *args: made.append(args[1:]) or create(self, *args)
     )
-    sample("a.ckpt", max_new_tokens=1, num_samples=n, device="cpu", dtype=asked)
-    assert made == [(torch.bfloat16 if used == "bf16" else None, packed)]
+    for n in (1, 64):  # weights are laid out for many tokens alone
+        sample("a.ckpt", max_new_tokens=1, num_samples=n, device="cpu", dtype=asked)
+    products = torch.bfloat16 if used == "bf16" else None
+    assert made == [(products, False), (products, True)]
     assert capsys.readouterr().out.startswith(f"# a.ckpt, in {used}: {why}\n")

@@ -5,16 +5,15 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
+from tiny_fit import quiet_trainer, tiny_config, tiny_data
 
 from gpt_lightning.model import flops
-from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.training.callbacks import recorder
 from gpt_lightning.training.callbacks.recorder import RunRecorder
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
-from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 
-CONFIG = GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=16, vocab_size=None)
+CONFIG = tiny_config()
 B, T = 4, 16
 
 
@@ -34,24 +33,16 @@ def run(text_file, monkeypatch, each_step=True, accumulate=1, slow_step=-1, max_
     module, seen = Work(slow_step), []
     monkeypatch.setattr(recorder, "time", SimpleNamespace(perf_counter=lambda: module.now))
     callback = RunRecorder(seen.append, each_step, **more)
-    trainer = L.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
         max_steps=max_steps,
         accumulate_grad_batches=accumulate,
         log_every_n_steps=1,
         val_check_interval=3 * accumulate,
         limit_val_batches=1,
         num_sanity_val_steps=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         callbacks=[SpeedMonitor(peak_flops=1e6, warmup_steps=1), callback],
     )
-    data = TokenDataModule(
-        text_file=str(text_file), data_dir=str(text_file.parent), batch_size=B, tokenizer="char"
-    )
-    trainer.fit(module, data)
+    trainer.fit(module, tiny_data(text_file))
     return seen, callback.speed, module, trainer
 
 

@@ -3,12 +3,11 @@
 import json
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
-from tiny_fit import TINY_RUN
+from tiny_fit import TINY_RUN, quiet_trainer, tiny_config, tiny_data
 
-from gpt_lightning import GPTConfig, GPTModule, TokenDataModule
+from gpt_lightning import GPTModule
 from gpt_lightning.cli import main
 from gpt_lightning.runs import folders
 from gpt_lightning.runs.checkpoint_io import write_durable_checkpoint
@@ -139,24 +138,9 @@ def test_a_checkpoint_of_another_run_that_was_set_aside_stays():
     assert saved("*.ckpt.old") == saved("*.ckpt.old.sha256") == ["0000008"]
 
 
-def stock_trainer(**settings: object) -> L.Trainer:
-    quiet = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-    )
-    return L.Trainer(
-        accelerator="cpu", max_steps=2, limit_val_batches=0, callbacks=[RunCheckpoint()],
-        **quiet, **settings,
-    )  # fmt: skip
-
-
-def stock_fit(trainer: L.Trainer) -> None:
-    config = GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=16, vocab_size=None)
-    data = TokenDataModule(text_file="text.txt", tokenizer="char", batch_size=4, block_size=16)
-    trainer.fit(GPTModule(config, schedule="constant"), datamodule=data)
-
-
 def test_a_stock_trainer_writes_our_files_without_a_plugin():
-    stock_fit(stock_trainer())
+    trainer = quiet_trainer(max_steps=2, limit_val_batches=0, callbacks=[RunCheckpoint()])
+    trainer.fit(GPTModule(tiny_config(), schedule="constant"), tiny_data(Path("text.txt")))
     (path,) = Path("checkpoints").glob("*.ckpt")
     assert path.name == "step-0000002.ckpt"
     assert check_digest(path)

@@ -5,15 +5,14 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
+from tiny_fit import quiet_trainer, tiny_config, tiny_data
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.training.callbacks import samples
 from gpt_lightning.training.callbacks.samples import SampleText
-from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 
-TINY = GPTConfig(n_layer=1, n_head=1, n_embd=16, block_size=16, vocab_size=None)
+TINY = tiny_config(16)
 
 
 @pytest.fixture
@@ -22,19 +21,9 @@ def fit(text_file, capsys):
 
     def run(callback, learning_rate=1e-2, validate_only=False, **trainer):
         L.seed_everything(1337)
-        quiet = dict.fromkeys(
-            ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-        )
-        loop = L.Trainer(
-            accelerator="cpu",
-            max_steps=4,
-            limit_val_batches=1,
-            callbacks=[callback],
-            **{**quiet, "val_check_interval": 2, **trainer},
-        )
-        data = TokenDataModule(
-            text_file=str(text_file), data_dir=str(text_file.parent), batch_size=4, tokenizer="char"
-        )
+        settings = {"max_steps": 4, "limit_val_batches": 1, "val_check_interval": 2}
+        loop = quiet_trainer(**settings | {"callbacks": [callback]} | trainer)
+        data = tiny_data(text_file)
         module = GPTModule(TINY, learning_rate=learning_rate, schedule="constant", weight_decay=0.0)
         capsys.readouterr()
         (loop.validate if validate_only else loop.fit)(module, data)

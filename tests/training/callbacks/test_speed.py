@@ -7,11 +7,11 @@ import lightning as L
 import pytest
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.loops import evaluation_loop, fit_loop, training_epoch_loop
+from tiny_fit import quiet_trainer, tiny_config, tiny_data
 from torch.utils.data import DataLoader
 
 from gpt_lightning.data.loader import EvalBatches, TrainBatches
 from gpt_lightning.model import flops
-from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.history import read_events
 from gpt_lightning.training.callbacks import speed
 from gpt_lightning.training.callbacks.speed import (
@@ -20,7 +20,6 @@ from gpt_lightning.training.callbacks.speed import (
     median_s,
     without_stalls,
 )
-from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import StepCallback
 
@@ -44,7 +43,7 @@ class FakeTime:
 
 class Work(GPTModule):
     def __init__(self, time: FakeTime, slow_step: int = -1, slow_s: float = 1.0) -> None:
-        super().__init__(GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=16, vocab_size=None))
+        super().__init__(tiny_config())
         self.time = time
         self.slow_step, self.slow_s = slow_step, slow_s
 
@@ -152,27 +151,16 @@ def run(
         "limit_val_batches": 1,
         "num_sanity_val_steps": 0,
     }
-    loop = L.Trainer(
-        **{**settings, **trainer},
-        accelerator="cpu",
+    loop = quiet_trainer(
+        **settings | trainer,
         log_every_n_steps=4,
         accumulate_grad_batches=accumulate,
         logger=SlowLogs(time),
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         use_distributed_sampler=False,
         callbacks=[SlowFile(time, every_n_steps), monitor, rows],
     )
-    data = TokenDataModule(
-        text_file=str(text_file),
-        data_dir=str(text_file.parent),
-        tokenizer="char",
-        block_size=16,
-        batch_size=4,
-    )
     loop._val_check_time_interval = time_interval
-    loop.fit(module, data)
+    loop.fit(module, tiny_data(text_file))
     return loop, module, monitor, rows.rows
 
 
@@ -276,17 +264,6 @@ def test_the_timeline_has_the_phases_and_the_stalls(text_file, time, monkeypatch
     del expected["train"], expected["start-up"], expected["wrap-up"]
     expected["stall"] = expected.pop("stalls")
     assert seconds == pytest.approx(expected, abs=1e-3 * len(phases))
-
-
-def test_a_run_that_a_callback_stops_is_not_finished():
-    monitor, ends = SpeedMonitor(), []
-    for stopped in (False, True):
-        monitor._timeline = SimpleNamespace(end=lambda *facts: ends.append(facts))
-        trainer = SimpleNamespace(should_stop=stopped, callbacks=[], global_step=3)
-        monitor.on_fit_end(trainer, None)
-        monitor.on_fit_end(trainer, None)  # nothing is open
-    assert [facts[:2] for facts in ends] == [(3, None), (3, "trainer.should_stop")]
-    assert ends[0][2].keys() == {"start-up"}
 
 
 def test_the_logged_token_count_is_exact_beyond_float32(text_file, time):

@@ -7,11 +7,10 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from tiny_fit import quiet_trainer, tiny_config, tiny_data
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.training.callbacks.token_losses import LOSSES_FILE, TokenLosses
-from gpt_lightning.training.datamodule import TokenDataModule
 from gpt_lightning.training.module import GPTModule
 
 BLOCK = 16
@@ -23,16 +22,9 @@ def test_entry_i_is_the_loss_of_token_i_plus_1(
 ):
     monkeypatch.chdir(tmp_path)
     L.seed_everything(7)
-    writer = TokenLosses()
-    trainer = L.Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[writer]
-    )
-    data = TokenDataModule(
-        text_file=str(text_file), data_dir=str(tmp_path), tokenizer="char",
-        block_size=BLOCK, batch_size=4, eval_batch_size=batch_size,
-    )  # fmt: skip
-    module = GPTModule(GPTConfig(n_layer=1, n_head=1, n_embd=16, block_size=BLOCK, vocab_size=None))
-    trainer.predict(module, data)
+    data = tiny_data(text_file, eval_batch_size=batch_size)
+    module = GPTModule(tiny_config(16))
+    quiet_trainer(callbacks=[TokenLosses()]).predict(module, data)
     said = capsys.readouterr().out
     (path,) = Path().rglob(LOSSES_FILE)
     found = np.load(path)
