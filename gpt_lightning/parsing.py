@@ -112,7 +112,7 @@ def check_plain(key: str, value: Any) -> None:
 
 def actions_of(parser: argparse.ArgumentParser) -> list[Any]:
     """Return the arguments of a parser, for which neither argparse nor jsonargparse has a name."""
-    return parser._actions
+    return getattr(parser, "_actions", [])
 
 
 def known_keys(parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:

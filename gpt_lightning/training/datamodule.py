@@ -276,5 +276,5 @@ def token_data(trainer: L.Trainer | None) -> TokenDataModule | None:
 
 def is_read(trainer: L.Trainer | None, data: L.LightningDataModule) -> bool:
     """Return False for the data of an earlier call: Lightning keeps them beside own loaders."""
-    loop = getattr(trainer, "_active_loop", None)
-    return loop is None or loop._data_source.instance is data
+    source = getattr(getattr(trainer, "_active_loop", None), "_data_source", None)
+    return source is None or source.instance is data

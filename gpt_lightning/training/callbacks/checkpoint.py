@@ -79,9 +79,9 @@ class RunCheckpoint(steps.StepCallback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         data = token_data(trainer)
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]  # it leaves no files
-            self.enabled = False
-        if stage == "fit" and data is not None and self.enabled:
+        # Trainer's fast_dev_run leaves no files
+        self._writes = self.enabled and not trainer.fast_dev_run  # type: ignore[attr-defined]
+        if stage == "fit" and data is not None and self._writes:
             data.tokenizer.spec()  # checkpoints have it; raises before there is a run folder
         if (logger := steps.run_logger(trainer)) is not None and trainer.world_size > 1:
             made: Any = logger.folder if trainer.is_global_zero else None
@@ -104,7 +104,7 @@ class RunCheckpoint(steps.StepCallback):
         callbacks.sort(key=lambda callback: callback is not self)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.is_global_zero and self.enabled:
+        if trainer.is_global_zero and self._writes:
             weights = sum(p.numel() * p.element_size() for p in pl_module.parameters())
             folder = self.checkpoint_folder(trainer)
             folders.check_writable(folder, 0)
@@ -130,7 +130,7 @@ class RunCheckpoint(steps.StepCallback):
                 f"from step {first}: give all machines the same checkpoints, in a shared folder or "
                 "with --checkpoint.folder"
             )
-        if trainer.is_global_zero and self.enabled:
+        if trainer.is_global_zero and self._writes:
             checkpoint_io.set_aside(self.checkpoint_folder(trainer), trainer.global_step)
             if self._mirror is not None:
                 self._mirror.set_aside(trainer.global_step)
@@ -143,7 +143,7 @@ class RunCheckpoint(steps.StepCallback):
         every = self.every_n_steps
         if steps.at_step_boundary(trainer):
             self._loss = None
-            if not self._saver.is_prepared and trainer.is_global_zero and self.enabled:
+            if not self._saver.is_prepared and trainer.is_global_zero and self._writes:
                 optimizers = [optimizer.state_dict() for optimizer in trainer.optimizers]
                 weights = trainer.lightning_module.state_dict()
                 self._saver.prepare({"state_dict": weights, "optimizer_states": optimizers})
@@ -168,7 +168,7 @@ class RunCheckpoint(steps.StepCallback):
                 reason = steps.stop_reason(trainer)
                 # Lightning's Timer counts the time of all sessions
                 more = " with a larger --trainer.max_time" if reason == "max_time" else ""
-                ways = f"; --resume auto{more} continues" if self.enabled else ""
+                ways = f"; --resume auto{more} continues" if self._writes else ""
                 print(f"{reason}: stopped after step {trainer.global_step}{ways}", file=sys.stderr)
         elif self._due:
             self.save(trainer)
@@ -215,7 +215,7 @@ class RunCheckpoint(steps.StepCallback):
             raise RuntimeError("a checkpoint can be saved between two optimizer steps only")
         if self._saved_step == trainer.global_step:
             return
-        if not self.enabled:
+        if not self._writes:
             self._check_finite(trainer)
             return
         name = folders.checkpoint_name(trainer.global_step, self._loss)
@@ -246,7 +246,7 @@ class RunCheckpoint(steps.StepCallback):
         parameters = trainer.lightning_module.parameters()
         finite = all_finite(parameters, [optimizer.state for optimizer in trainer.optimizers])
         if not trainer.strategy.reduce_boolean_decision(finite):
-            folder = self.checkpoint_folder(trainer) if self.enabled else None
+            folder = self.checkpoint_folder(trainer) if self._writes else None
             raise checkpoint_io.non_finite(trainer.global_step, folder)
 
     def _check_copy(self, checkpoint: dict[str, Any], path: Path) -> None:
