@@ -103,7 +103,7 @@ def default_callbacks(subcommand: str) -> list[L.Callback]:
     """Return the banner and summary, and for predict the file of losses."""
     if subcommand != "predict":
         return [RunReport()]
-    from gpt_lightning.training.callbacks.token_losses import TokenLosses
+    from gpt_lightning.training.callbacks.recorder import TokenLosses
 
     return [RunReport(), TokenLosses()]
 

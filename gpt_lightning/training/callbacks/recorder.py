@@ -1,24 +1,25 @@
-"""RunRecorder: each loss and step time of a run, as it comes, and its first batches."""
+"""RunRecorder: losses and times of a run as they come. TokenLosses: the file of `predict`."""
 
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
+from lightning.pytorch.callbacks import BasePredictionWriter
 
 from gpt_lightning.data.loader import Batch
+from gpt_lightning.errors import UserError
+from gpt_lightning.files import explained, replacement
 from gpt_lightning.hardware.device import synchronize
-from gpt_lightning.training.callbacks.speed import (
-    SpeedMonitor,
-    Steps,
-    median_s,
-    tokens_per_sec,
-    without_stalls,
-)
+from gpt_lightning.training import steps
+from gpt_lightning.training.callbacks import speed
 from gpt_lightning.training.module import GPTModule
-from gpt_lightning.training.steps import at_step_boundary, evaluation_batches, find_callback
+
+LOSSES_FILE = "token_losses.npy"
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class RunRecorder(L.Callback):
     Args:
         show: Function that is called with each number as it comes.
         each_step: True: every optimizer step is synchronized and timed, from the batch on the
-            device to the end of the update, as the published ladders did. False: SpeedMonitor's
+            device to the end of the update, as the published ladders did. False: speed.SpeedMonitor's
             times, which need no synchronization.
         steps: Optimizer steps whose losses are shown if each_step is False; 0 is the first.
         begin: Function that is called with the module before the first number, when model,
@@ -100,7 +101,7 @@ class RunRecorder(L.Callback):
         self.show, self.each_step, self.steps, self.begin = show, each_step, steps, begin
         self.speed: RunTimings | None = None
         self.batches: list[Batch] = []
-        self._steps: Steps = []
+        self._steps: speed.Steps = []
         self._begin = 0.0
         self._tokens = 0
 
@@ -124,7 +125,7 @@ class RunRecorder(L.Callback):
         self._tokens += batch[0].numel() * trainer.world_size
         step = trainer.global_step - 1
         if not self.each_step:
-            if at_step_boundary(trainer) and step in self.steps:
+            if steps.at_step_boundary(trainer) and step in self.steps:
                 assert isinstance(pl_module, GPTModule)
                 assert pl_module.last_loss is not None
                 loss = float(pl_module.last_loss)
@@ -141,7 +142,7 @@ class RunRecorder(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         metrics, step, device = trainer.callback_metrics, trainer.global_step, pl_module.device
-        sizes = evaluation_batches(trainer)
+        sizes = steps.evaluation_batches(trainer)
         for split, key, loader in (("train", "train/eval_loss", 1), ("val", "val/loss", 0)):
             if key in metrics:
                 loss, batches = float(metrics[key]), int(sizes[loader])
@@ -149,11 +150,13 @@ class RunRecorder(L.Callback):
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
-        monitor = find_callback(trainer, SpeedMonitor)
+        monitor = steps.find_callback(trainer, speed.SpeedMonitor)
         assert monitor is not None
         timed = self._steps[1:]
-        steps, stalls = (
-            without_stalls(timed, median_s(timed)) if self.each_step else monitor.steps()
+        kept, stalls = (
+            speed.without_stalls(timed, speed.median_s(timed))
+            if self.each_step
+            else monitor.steps()
         )
         self.speed = RunTimings(
             device=trainer.strategy.root_device,
@@ -162,8 +165,49 @@ class RunRecorder(L.Callback):
             seconds=monitor.seconds(),
             stalls=len(stalls),
             first_step_ms=self._steps[0][0] * 1e3 if self._steps else None,
-            step_ms=median_s(steps) * 1e3 if steps else None,
-            tokens_per_sec=tokens_per_sec(steps) if steps else None,
-            mfu=monitor.mfu(steps, trainer, pl_module),
+            step_ms=speed.median_s(kept) * 1e3 if kept else None,
+            tokens_per_sec=speed.tokens_per_sec(kept) if kept else None,
+            mfu=monitor.mfu(kept, trainer, pl_module),
             peak_flops=None if monitor.peak is None else monitor.peak.flops,
         )
+
+
+class TokenLosses(BasePredictionWriter):
+    """Write each token's loss on the validation split to the run folder's `token_losses.npy`.
+
+    Entry i, float32 in nats, is the negative log-likelihood of the split's token i + 1 given those
+    before it in its window; a split of n tokens has n - 1 entries, and their mean is `val/loss`.
+    With trainer.limit_predict_batches the file has the first entries.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(write_interval="epoch")
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == "predict" and trainer.world_size > 1:
+            raise UserError(
+                f"predict on {trainer.world_size} devices would mix up the order: "
+                "use --trainer.devices 1"
+            )
+        if stage == "predict" and not trainer.limit_predict_batches:
+            raise UserError(
+                "trainer.limit_predict_batches 0 leaves nothing to write: set it to 1 or more"
+            )
+
+    def write_on_epoch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, predictions: Sequence[Any], *_: Any
+    ) -> None:
+        whole = len(trainer.predict_dataloaders.dataset.stream) - 1  # type: ignore[union-attr]
+        # what is beyond the split is padding
+        losses = torch.cat([batch.flatten() for batch in predictions]).numpy()[:whole]
+        part = "" if losses.size == whole else f" of {whole:,}"
+        text = f"{losses.size:,}{part} token losses, mean {losses.mean(dtype=np.float64):.4f} nats"
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]  # it leaves no files
+            print(f"fast_dev_run: no file of {text}")
+            return
+        path = (steps.run_folder(trainer) or Path()) / LOSSES_FILE
+        with explained("write", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacement(path) as temporary, temporary.open("wb") as file:
+                np.save(file, losses)
+        print(f"{path}: {text}")

@@ -10,7 +10,7 @@ import torch
 from tiny_fit import quiet_trainer, tiny_config, tiny_data
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.training.callbacks.token_losses import LOSSES_FILE, TokenLosses
+from gpt_lightning.training.callbacks.recorder import LOSSES_FILE, TokenLosses
 from gpt_lightning.training.module import GPTModule
 
 BLOCK = 16
