@@ -115,10 +115,10 @@ def print_tables(manifest: Manifest, lengths: dict[str, Lengths]) -> None:
             documents = [f"{n:,}", f"{found.mean():,.1f}", f"{middle:,}", f"{longest:,}"]
         rows.append([split, f"{len(shards):,}", f"{manifest.tokens(split):,}", *documents])
     print()
-    print_table(rows, [{}, *[{"format": ","}] * 6])
+    print_table(rows)
     files = [(each.file, f"{each.tokens:,}", each.sha256 or "none") for each in manifest.shards()]
     print()
-    print_table([("file", "tokens", "SHA-256"), *files[:MAX_SHARD_ROWS]], [{}, {"format": ","}, {}])
+    print_table([("file", "tokens", "SHA-256"), *files[:MAX_SHARD_ROWS]])
     if (rest := len(files) - MAX_SHARD_ROWS) > 0:
         print(f"and {rest:,} more")
 

@@ -79,7 +79,7 @@ def compare(runs: list[Path], as_json: bool) -> None:
         return print(dumps(rows, indent=2))
     lines = [line for line in zip(COLUMNS, *map(texts, rows), strict=True) if any(line[1:])]
     print_table([*lines, *((key, *(str(own.get(key)) for own in settings)) for key in differ)])
-    draw([str(path) for path in runs])
+    plot([str(path) for path in runs])
 
 
 def texts(row: dict[str, Any]) -> list[str]:
@@ -121,19 +121,9 @@ def plot(runs: list[str], out: str | None = None, reference: list[str] | None = 
     """
     if not runs:
         raise UserError("missing runs; `gpt-lightning plot --help` lists the options")
-    draw(runs, out, reference or ())
-
-
-def draw(runs: Sequence[str], out: str | None = None, references: Sequence[str] = ()) -> None:
-    """Write the picture of runs, and print its path.
-
-    Raises:
-        UserError: A run or a published curve is missing, a file of a run is damaged, or the picture
-            cannot be written.
-    """
     folders = [find_run(address) for address in runs]
     curves = {str(folder): read_curves(folder) for folder in folders}
-    for name in references:
+    for name in reference or ():
         from gpt_lightning.reproduce.published import as_run, find_curve  # it imports torch
 
         curves[name] = as_run(find_curve(name))

@@ -80,7 +80,7 @@ class RunRecorder(L.Callback):
     Args:
         show: Function that is called with each number as it comes.
         each_step: True: every optimizer step is synchronized and timed, from the batch on the
-            device to the end of the update, as the published ladders did. False: speed.SpeedMonitor's
+            device to the end of the update, as the published ladders did. False: SpeedMonitor's
             times, which need no synchronization.
         steps: Optimizer steps whose losses are shown if each_step is False; 0 is the first.
         begin: Function that is called with the module before the first number, when model,
@@ -152,12 +152,10 @@ class RunRecorder(L.Callback):
         assert isinstance(pl_module, GPTModule)
         monitor = steps.find_callback(trainer, speed.SpeedMonitor)
         assert monitor is not None
-        timed = self._steps[1:]
-        kept, stalls = (
-            speed.without_stalls(timed, speed.median_s(timed))
-            if self.each_step
-            else monitor.steps()
-        )
+        kept, stalls = monitor.steps()
+        if self.each_step:
+            timed = self._steps[1:]
+            kept, stalls = speed.without_stalls(timed, speed.median_s(timed))
         self.speed = RunTimings(
             device=trainer.strategy.root_device,
             max_steps=trainer.max_steps,
