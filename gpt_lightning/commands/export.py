@@ -3,7 +3,7 @@
 import json
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jsonargparse.typing import PositiveInt
 
@@ -23,13 +23,6 @@ from gpt_lightning.parsing import plain_number
 if TYPE_CHECKING:
     from gpt_lightning.model.gpt import GPTConfig
     from gpt_lightning.model.weights import Pretrained
-
-
-FIGURES = {
-    "step": ("optimizer steps", "{:,}"),
-    "tokens": ("tokens of training", "{:,}"),
-    "val_loss": ("validation loss", "{:.4f} nats per token"),
-}
 
 
 def export(source: str, to: str | None = None) -> None:
@@ -131,15 +124,13 @@ def _made(tokenizer: Tokenizer) -> Any:
 
 def model_card(found: "Pretrained", config: "GPTConfig", n_params: int, tokenizer: str) -> str:
     """Return the README.md of a model: its shape, and the figures of its training."""
-    rows: dict[str, Any] = {
+    rows = {
         "parameters": f"{n_params:,}",
         "layers, heads, width": f"{config.n_layer}, {config.n_head}, {config.n_embd}",
         "context": f"{config.block_size:,} tokens",
         "tokenizer": tokenizer,
+        **{name.replace("_", " "): str(figure) for name, figure in found.figures.items()},
     }
-    for key, (name, text) in FIGURES.items():
-        if key in found.figures:
-            rows[name] = text.format(found.figures[key])
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
     template = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
     return template.format(table=table)

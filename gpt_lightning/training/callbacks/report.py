@@ -220,8 +220,7 @@ class StepProgress(ProgressBar):
         self._bar: tqdm[Any] | None = None  # counts and estimates without a terminal too
         self._total = self._first = self._step = 0
         self._metrics = ""  # of the last log step or line
-        self._evaluation = 0.0  # start of the current evaluation
-        self._evaluated = 0  # its batches so far
+        self._evaluated = 0  # batches of the current evaluation
         self._printed = 0.0  # time of the last line
 
     def disable(self) -> None:
@@ -276,18 +275,14 @@ class StepProgress(ProgressBar):
             self.print(bar)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._evaluation = self._printed = time.monotonic()
-        self._evaluated = 0
+        self._printed, self._evaluated = time.monotonic(), 0
 
     def on_validation_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         self._evaluated += 1
-        now = time.monotonic()
-        if not self.enabled or now - self._printed < QUIET_S:
-            return
-        self._printed = now
-        total, done = int(sum(steps.evaluation_batches(trainer))), self._evaluated
-        left = tqdm.format_interval(round((now - self._evaluation) / done * (total - done)))
-        self.print(f"{self._position()} | evaluation, batch {done}/{total} | {left} left")
+        if self.enabled and time.monotonic() - self._printed >= QUIET_S:
+            self._printed = time.monotonic()
+            total = int(sum(steps.evaluation_batches(trainer)))
+            self.print(f"{self._position()} | evaluation, batch {self._evaluated}/{total}")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # a sanity check of the whole split is an evaluation of step 0

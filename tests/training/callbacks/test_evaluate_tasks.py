@@ -54,35 +54,28 @@ def weights(name: str) -> dict[str, torch.Tensor]:
     return load_model(Path("lightning_logs", name))[0].state_dict()
 
 
-@pytest.mark.slow
-def test_the_training_is_the_same_and_the_numbers_are_those_of_the_model(items, capsys):
+@pytest.mark.slow  # four fits
+def test_the_training_is_the_same_and_a_resume_repeats_the_evaluation(items, capsys):
+    own = [*TASKS, "--evaluation.every_n_steps=2", "--checkpoint.every_n_steps=4"]
     assert main([*RUN, "--run_name=plain"]) == 0
-    assert main([*RUN, *TASKS, "--run_name=tasks", "--evaluation.every_n_steps=3"]) == 0
-    printed = capsys.readouterr().out
-    assert list(rows("tasks")) == [3, 6]  # the validation is at 4
+    assert main([*RUN, *own, "--run_name=whole"]) == 0
+    printed, found = capsys.readouterr().out, rows("whole")
+    assert list(found) == [2, 4, 6]  # the validation is at 4
     assert "evaluation  hellaswag: partial: the first 3 of 8 items" in printed
-    for (name, a), b in zip(weights("plain").items(), weights("tasks").values(), strict=True):
+    for (name, a), b in zip(weights("plain").items(), weights("whole").values(), strict=True):
         assert torch.equal(a, b), name
-    folder = Path("lightning_logs/tasks/version_0/checkpoints")
+    folder = Path("lightning_logs/whole/version_0/checkpoints")
     model, tokenizer = load_model(next(folder.glob("step-0000006*.ckpt")))
     for task in ("hellaswag", "lambada"):
         result = Task(task, Scorer(model, tokenizer), "items", limit=3).run()
-        assert rows("tasks")[6][f"val/{task}"] == result.metrics[0].value
-    assert f"step 6 | val/hellaswag {rows('tasks')[6]['val/hellaswag']:.4f}, val/lambada" in printed
+        assert found[6][f"val/{task}"] == result.metrics[0].value
+    assert f"step 6 | val/hellaswag {found[6]['val/hellaswag']:.4f}, val/lambada" in printed
     assert "evaluation 0." in printed.split("\ntime  ")[-1]  # a phase of its own
-
-
-@pytest.mark.slow  # three fits
-def test_a_resume_repeats_the_evaluation_of_its_checkpoint_and_no_other(items):
-    own = [*TASKS, "--evaluation.every_n_steps=2", "--checkpoint.every_n_steps=4"]
-    assert main([*RUN, *own, "--run_name=whole"]) == 0
     assert main([*RUN, *own, "--run_name=cut", "--trainer.max_steps=4"]) == 0
-    assert list(rows("cut")) == [2, 4]
     assert main([*RUN, *own, "--run_name=cut", "--resume=auto"]) == 0
-    ours, theirs = rows("cut"), rows("whole")
-    assert list(ours) == list(theirs) == [2, 4, 6]
-    for step, row in theirs.items():
-        assert row | {"time": 0} == ours[step] | {"time": 0}
+    assert [{**row, "time": 0} for row in rows("cut").values()] == [
+        {**row, "time": 0} for row in found.values()
+    ]
 
 
 def test_without_an_interval_it_follows_each_validation(items):
