@@ -69,7 +69,8 @@ def command_help() -> str:
     """Return the help of every command as Markdown."""
     from gpt_lightning.bench.command import find_benches
     from gpt_lightning.cli import COMMANDS, main
-    from gpt_lightning.parsing import SECTIONS
+    from gpt_lightning.parsing import actions_of
+    from gpt_lightning.training.fit import training_parser
 
     os.environ["COLUMNS"] = "82"  # fits the width of a page
     names: dict[str, list[str]] = {}
@@ -78,10 +79,12 @@ def command_help() -> str:
             command.address or name, [name]
         )  # validate, test and predict have the options of fit
     names |= {f"bench {bench}": ["bench", bench] for bench in sorted(find_benches())}
+    fit = next(a.choices["fit"] for a in actions_of(training_parser()) if a.choices)
+    sections = [name for name in fit.groups if name != "fit" and "." not in name]
     text = ""
     for argv in names.values():
         printed = io.StringIO()
-        for option in ("--help", *(f"--help={s}" for s in SECTIONS if argv == ["fit"])):
+        for option in ("--help", *(f"--help={s}" for s in sections if argv == ["fit"])):
             with contextlib.redirect_stdout(printed):
                 code = main([*argv, option])
             assert code == 0, argv
