@@ -20,7 +20,6 @@ OFFERED = {
     "": {*COMMANDS},
     "fit --model.lea": {"--model.learning_rate", "--model.learning_rate_factors"},
     "fit --config q": {"qu.yaml", "quickstart"},
-    "fit --config ladder/b": {"ladder/bf16"},
     "fit --model.optimizer ": {"adamw", "muon"},
     "fit --config quickstart --model.compile t": {"true"},
     "fit --data.text_file qu": {"qu.yaml"},
@@ -29,9 +28,7 @@ OFFERED = {
     "reproduce shakespeare-char-s": {"shakespeare-char-small"},
     "checkpoint ": {"inspect", "verify", "convert"},
     "sample my": {"my_runs"},
-    "resume my": {"my_runs"},
     "runs --state k": {"killed"},
-    "completion ": {"bash", "zsh", "fish"},
 }
 BASH = """source ./script
 compopt() { :; }  # it works inside of a completion alone

@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,12 +11,9 @@ from tiny_fit import TINY_FIT
 
 from gpt_lightning.cli import main
 from gpt_lightning.hardware.device import device_name
-from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.parsing import program
-from gpt_lightning.training.callbacks import report
 from gpt_lightning.training.callbacks.report import run_hyperparameters
 from gpt_lightning.training.fit import run_cli
-from gpt_lightning.training.module import GPTModule
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -27,16 +23,6 @@ TINY = [
     "--trainer.max_steps=2",
     "--run_name=a run",
 ]
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-def test_hyperparameters_are_logged_unless_the_trainer_logs_none(wanted, monkeypatch):
-    logged = []
-    logger = SimpleNamespace(log_hyperparams=logged.append)
-    trainer = SimpleNamespace(loggers=[logger], enable_autolog_hparams=wanted, is_global_zero=False)
-    monkeypatch.setattr(report, "run_hyperparameters", lambda *of: "all")
-    report.RunReport().on_fit_start(trainer, GPTModule(GPTConfig()))
-    assert logged == ["all"] * wanted
 
 
 def test_the_banner_has_a_line_for_a_private_name_that_is_missing(monkeypatch, capsys):
