@@ -3,7 +3,7 @@
 import json
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jsonargparse.typing import PositiveInt
 
