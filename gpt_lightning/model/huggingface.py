@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import SIZES, GPTConfig
@@ -23,17 +24,8 @@ PREFIX = "transformer."
 CONV1D = re.compile(r"\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight$")
 MASK = re.compile(r"\.attn\.(masked_)?bias$")  # h.0.attn.bias, not h.0.attn.c_attn.bias
 FILES = ("model.safetensors", "pytorch_model.bin")  # or in pieces, with .index.json
-ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
-# Values in config.json under which the weights mean the function that GPT computes.
-SETTINGS: dict[str, tuple[Any, ...]] = {
-    "model_type": ("gpt2",),
-    "activation_function": tuple(ACTIVATIONS),
-    "layer_norm_epsilon": (1e-5,),
-    "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "add_cross_attention": (False,),
-}
-GPT2_IDS = {"\u0120the": 262, "\u0120of": 286, "\u0120to": 284}  # in no other vocabulary
+TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+ACTIVATIONS: dict[str, str] = TABLE["activations"]  # theirs -> ours
 OURS = "gpt_lightning"  # our own key in config.json, which transformers keeps
 
 
@@ -85,22 +77,16 @@ def downloaded(name: str) -> Path:
     """Return the folder of a published size in huggingface_hub's cache, downloaded if needed."""
     advice = f"give a folder with its {FILES[0]} instead"
     with user_errors(f"cannot fetch {name} from huggingface.co: {advice}"):
-        from huggingface_hub import (
-            get_hf_file_metadata,
-            hf_hub_download,
-            hf_hub_url,
-            try_to_load_from_cache,
-        )
+        import huggingface_hub as hub
 
-        repository, paths = f"openai-community/{name}", []
+        repository, found = f"openai-community/{name}", None
         for file in ("config.json", FILES[0]):
-            found = try_to_load_from_cache(repository, file)
+            found = hub.try_to_load_from_cache(repository, file)
             if not isinstance(found, str):
                 # this skips the download's long retries
-                get_hf_file_metadata(hf_hub_url(repository, file))
-                found = hf_hub_download(repository, file)
-            paths.append(Path(found))
-    return paths[-1].parent
+                hub.get_hf_file_metadata(hub.hf_hub_url(repository, file))
+                found = hub.hf_hub_download(repository, file)
+    return Path(str(found)).parent
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -156,7 +142,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         return {}
     with user_errors(f"{path} is damaged"):
         settings: dict[str, Any] = {} | json.loads(path.read_text(encoding="utf-8"))
-    for key, known in SETTINGS.items():
+    for key, known in TABLE["settings"].items():
         if settings.get(key, known[0]) not in known:
             raise UserError(f"{path}: {key} is {settings[key]}, which GPT does not compute")
     with user_errors(f"{path}: its key {OURS} is damaged: delete the key"):
@@ -176,7 +162,7 @@ def has_gpt2_tokens(folder: Path) -> bool:
             with user_errors(f"{file} is damaged"):
                 found = json.loads(file.read_text(encoding="utf-8"))
                 vocabulary = dict(found.get("model", {}).get("vocab", found))
-                return vocabulary.items() >= GPT2_IDS.items()
+                return vocabulary.items() >= TABLE["gpt2_ids"].items()
     return True
 
 

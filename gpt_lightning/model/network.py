@@ -152,9 +152,10 @@ def check_output(name: str, model: nn.Module, args: Any, kwargs: Any, output: An
         UserError: It is something else, such as the tuple of nanoGPT.
     """
     targets = kwargs.get("targets", args[1] if len(args) > 1 else None)
-    if isinstance(output, torch.Tensor) and output.dim() == (3 if targets is None else 0):
+    is_tensor = isinstance(output, torch.Tensor)
+    if is_tensor and (output.dim() == 3 if targets is None else output.numel() == 1):
         return
-    shape = f" {tuple(output.shape)}" if isinstance(output, torch.Tensor) else ""
+    shape = f" {tuple(output.shape)}" if is_tensor else ""
     raise UserError(
         f"model.network {name} returns a {type(output).__name__.lower()}{shape} "
         f"{'without' if targets is None else 'with'} targets; expected a tensor: logits (B, T, V) "
