@@ -146,38 +146,22 @@ WRONG = """
 attention | --kernel own_kernel | --kernels is 'own_kernel': 'own_kernel' is none of
 attention | --kernel nowhere:f | --kernels is 'nowhere:f': there is no module 'nowhere'
 attention | --kernel own_kernel: | --kernels is 'own_kernel:': 'own_kernel:' is not
-data | --orders best | --orders is 'best'
 generate | --against loop | --against is 'loop': 'loop' is none of naive, transformers
-gpu | --device cpu --sizes 125m | --sizes is '125m'
-gpu | --device cpu --models theirs | --models is 'theirs'
-gpu | --device cpu --steps 0 | steps is 0; it must be at least 1
 fit-batch | --steps 1 | give bench fit-batch --config FILE
 fit-batch | --config no.yaml | --config no.yaml: no such file
-ladder | --rungs fp23 | --rungs is 'fp23': 'fp23' is none of fp32
-ladder | --steps 0 | steps is 0; it must be at least 1
 ladder | --model.config.vocab_size=null | model.config.vocab_size is null
-ladder | --config no.yaml | --config no.yaml: no such file
 matmul | --squares 0 | --squares is '0': 0 is below 1
 overhead | --pairs raw | --pairs is 'raw': 'raw' is no pair such as raw:trainer
 overhead | --pairs raw:fast | --pairs is 'raw:fast': 'fast' is none of raw, norm
-overhead | --dtypes fp16 | --dtypes is 'fp16'
-parallel | --work ring | --work is 'ring'
-peers | --sizes huge | --sizes is 'huge'
-peers | --rounds 0 | rounds is 0; it must be at least 1
 profile | --modes trainig | --modes is 'trainig': 'trainig' is none of inference
 profile | --budget --modes inference | unknown key 'modes'
-sizes | --sizes smal | --sizes is 'smal'
 sizes | --steps few | steps is 'few'; expected int
-sizes | --warmup -1 | --warmup is '-1': -1 is below 0
 sizes | --warmup 0,x | --warmup is '0,x': 'x' is no whole number
-sizes | --contexts 8,a | --contexts is '8,a': 'a' is no whole number
 sizes | --shapes 1x3x16 | --shapes is '1x3x16': a width of 16 is not divisible by 3 heads
 sizes | --shapes 4,5 | --shapes is '4,5': '4' is not LAYERSxWIDTH, such as 4x512
 sizes | --shapes 4x0 | --shapes is '4x0': 0 is below 1
 sizes | --shapes 2x9 --model gpt2,course | --shapes: 1 heads of a width of 9 have an odd
-sizes | --model gpt | --model is 'gpt': 'gpt' is none of gpt2, course: did you mean
 sizes | --timeout-s 0 | timeout_s is 0; it must be above 0
-sizes | --dtypes fp64 | --dtypes is 'fp64'
 sizes | --compile maybe | --compile is 'maybe'
 sizes | --device cuda | --device cuda: this machine has no such device
 sizes | --contxts 8 | unknown key 'contxts': did you mean 'contexts'

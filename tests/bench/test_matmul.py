@@ -5,11 +5,10 @@ import torch
 
 from gpt_lightning.bench import matmul
 from gpt_lightning.bench.models import SHAPES, make_model
-from gpt_lightning.bench.step import set_products
 from gpt_lightning.hardware.peaks import Peak
 from gpt_lightning.model import flops
 from gpt_lightning.tables import sweep
-from gpt_lightning.tables.worker import SkippedError, call
+from gpt_lightning.tables.worker import call
 
 
 @pytest.fixture(autouse=True)
@@ -59,8 +58,3 @@ def test_sizes_of_configs_gpu_have_their_micro_batch_and_vocabulary() -> None:
     assert shapes["124m head"] == (65_536, 768, 50_304)
     assert shapes["1558m MLP down"] == (16_384, 6400, 1600)
     assert shapes["small qkv"] == (1024, 768, 2304)
-
-
-def test_tf32_is_of_nvidia() -> None:
-    with pytest.raises(SkippedError, match="tf32"):
-        set_products("tf32", torch.device("cpu"))

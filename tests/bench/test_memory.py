@@ -1,6 +1,5 @@
 """`gpt-lightning bench memory` and the meters behind it."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 
 from gpt_lightning.bench import memory, memory_meter, models
 from gpt_lightning.bench.memory_meter import MIB, PhaseMemory
-from gpt_lightning.cli import main
 from gpt_lightning.tables import sweep
 from gpt_lightning.tables.worker import SkippedError, call
 
@@ -171,20 +169,20 @@ def test_inference_keeps_nothing_but_the_logits() -> None:
     assert row["forward_peak_mib"] < measured()["forward_peak_mib"]
 
 
-def test_a_sweep_draws_the_peaks(monkeypatch) -> None:
-    def in_this_process(address, configuration, timeout_s):
-        return {"status": "ok", "note": "", **call(memory.measure_row, configuration)}
+def test_modes_are_combined_with_checkpoints_where_they_differ() -> None:
+    _, rows = sweep.read_options(memory.BENCH, ["--device=cpu", "--groups=1,2", "--dtypes=fp32"])
+    modes = {(row["mode"], row["blocks"]) for row in rows}
+    assert modes == {("inference", 0), ("training", 0), ("training", 1), ("training", 2)}
+    assert len(rows) == 3 * len(modes)  # contexts
 
-    monkeypatch.setattr(sweep, "isolated", in_this_process)
-    options = "--device cpu --shapes 1x16 --contexts 8,16 --batches 1"
-    assert main(["bench", "memory", *options.split(), "--dtypes=fp32"]) == 0
-    (folder,) = (sweep.ROOT / "memory").iterdir()
-    rows = json.loads((folder / "results.json").read_text())["rows"]
-    modes = [(row["context"], row["mode"], row["checkpointing"]) for row in rows]
-    assert modes == [
-        (context, mode, checkpointing)
-        for context in (8, 16)
-        for mode, checkpointing in (("inference", False), ("training", False), ("training", True))
-    ]
-    assert (folder / "peak.png").stat().st_size > 5_000
-    assert "peak.png" in (folder / "results.md").read_text()
+
+def test_the_peaks_are_drawn_over_what_varies(tmp_path) -> None:
+    def row(**fields):
+        setting = {"device": "cpu", "dtype": "fp32", "model": "gpt2", "size": "small", "batch": 4}
+        more = {"mode": "training", "checkpointing": True, "status": "ok", "peak_mib": 9.0}
+        return memory.BENCH.row(**setting | more | {"context": 8, "blocks": 1} | fields)
+
+    assert memory.picture(tmp_path, [row(), row()]) == []
+    for field in ("context", "blocks"):
+        assert memory.picture(tmp_path, [row(), row(**{field: 16})]) == ["peak.png"]
+        assert (tmp_path / "peak.png").stat().st_size > 5_000

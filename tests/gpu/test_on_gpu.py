@@ -58,7 +58,7 @@ def test_the_allocator_sees_every_byte(cuda):
 
 
 def test_the_kernels_of_a_profile_add_up(cuda):
-    size = ["--n-layer=2", "--n-head=2", "--d-model=32", "--contexts=16", "--batches=2"]
+    size = ["--shapes=2x2x32", "--contexts=16", "--batches=2"]
     assert main(["bench", "profile", "--device=cuda", *size, "--modes=full-step"]) == 0
     (path,) = Path("lightning_logs/bench/profile").glob("*/results.json")
     data = json.loads(path.read_text())
