@@ -6,8 +6,8 @@ times of ten parts of the batches, of which the median is taken, so that one sta
 does not count; the batch time is a median. The first batch includes the order's permutation and the
 start of the workers.
 
-A token is written as int64 three times, in the window of T + 1 tokens, as input and as target: a
-little more than 24 bytes. The floor is the time, taken alike, of the work that every loader does: a
+The loader writes a token as int64 three times: in the window of T + 1 tokens, as input and as
+target. The floor is the time, taken alike, of the work that every loader does: a
 plain loop over the mapped file that writes inputs and targets, 16 bytes per token, in one process.
 Several workers can beat it.
 
@@ -90,14 +90,11 @@ def measure_data(row: Row) -> Values:
     times, first = timing.record(take, device, row.warmup, row.batches)
     floor = timing.steady_mean(floor_ms(folders[0], tokens, row.batches))
     tokens_per_sec = tokens / timing.steady_mean(times["total"]) * 1e3
-    written = 8 * (row.block_size + 1) / row.block_size + 16  # int64: window of T + 1, x and y
     return {
         "first_batch_ms": first["total"],
         **timing.columns("batch", times["batch"], "std", "p90", "max"),
         "copy_ms": median(times["copy"]) if "copy" in times else None,
         "tokens_per_sec": tokens_per_sec,
-        "bytes_written_per_token": written,
-        "written_gb_per_sec": tokens_per_sec * written / 1e9,
         "floor_ms": floor,
         "floor_tokens_per_sec": tokens / floor * 1e3,
         "floor_share": tokens_per_sec * floor / tokens / 1e3,

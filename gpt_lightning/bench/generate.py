@@ -7,8 +7,7 @@ same weights in the row's dtype.
 
 One process runs blocks of cached, other, cached, ... at temperature 0.8 and top-k 200. Times are ms
 a token of a sequence. ratio: other over cached, median over the rounds. prepare: time to cast the
-weights and lay them out, once; neither this nor transformers' cast is in the other times. read:
-time to read as many bytes as the weights have in the row's dtype.
+weights and lay them out, once; neither this nor transformers' cast is in the other times.
 
 dtype: dtype of the products of cached. agreement: share of the greedy tokens at the timed lengths
 that naive would have taken too. Weights are random.
@@ -104,13 +103,10 @@ def measure_generate(row: Row) -> Values:
     naive()  # fills memory pools and triggers late imports
     same = [torch.equal(naive_logits(n).argmax(-1), text[:, n]) for n in lengths]
     found = timing.compare({"cached": cached, "other": other}, row.rounds)
-    bytes_read = sum(p.numel() for p in model.parameters()) * (2 if products else 4)
-    weights = torch.ones(bytes_read // 4, device=device)
     return {
         **found,
         "cached_tokens_per_sec": 1e3 / found["cached_ms"],
         "prepare_ms": prepare_ms,
-        "read_ms": min(timed(weights.sum, 1) for _ in range(5)),
         "agreement": sum(same) / len(same),
     }
 

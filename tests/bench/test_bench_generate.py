@@ -43,7 +43,6 @@ def test_both_ways_are_measured_and_agree(calls):
     assert found["ratio_min"] <= found["ratio"] <= found["ratio_max"]
     assert found["cached_tokens_per_sec"] == pytest.approx(1e3 / found["cached_ms"])
     assert found["prepare_ms"] > 0
-    assert found["read_ms"] > 0
 
 
 def test_transformers_draws_as_many_tokens_with_our_weights(monkeypatch):
