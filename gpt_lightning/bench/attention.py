@@ -167,7 +167,6 @@ def measure_attention(row: Row) -> Values:
         "graphs": checked_graphs(own, graphs),
         # attentions for which the compiler calls scaled_dot_product_attention
         "replaced": compiler_count("inductor", "fuse_attention"),
-        "matmul_precision": torch.get_float32_matmul_precision(),
     }
 
 

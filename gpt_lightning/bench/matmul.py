@@ -113,7 +113,6 @@ def measure_matmul(row: Row) -> Values:
     published = lookup(device_name(device), row.dtype)
     found = {
         "calls": calls,
-        "matmul_precision": torch.get_float32_matmul_precision(),
         "measured_peak_tflops_per_sec": peak,
         "published_peak_tflops_per_sec": published.flops / 1e12 if published else None,
     }

@@ -32,7 +32,7 @@ from torch.utils.module_tracker import ModuleTracker
 
 from gpt_lightning.bench import COLUMNS, memory_meter, models
 from gpt_lightning.bench.memory_meter import MIB, PhaseContext, PhaseMemory
-from gpt_lightning.bench.step import Training, kernel_of, prepare, random_batch
+from gpt_lightning.bench.step import Training, prepare, random_batch
 from gpt_lightning.hardware.device import peak_memory_gib
 from gpt_lightning.hardware.precision import autocast
 from gpt_lightning.tables import options
@@ -123,7 +123,6 @@ def measure_row(row: Row) -> Values:
     def work(phase: PhaseContext) -> None:
         with phase("setup"):
             model = models.make_model(row.model, row.shape, row.context).to(device)
-            found["attention"] = kernel_of(model, device, row.dtype, row.context)
             if row.checkpointing:
                 models.checkpoint_groups(model, row.blocks)
             elif row.mode == "training":

@@ -115,7 +115,6 @@ def test_memory_is_what_arithmetic_says() -> None:
     n = models.make_model("gpt2", SHAPE, CONTEXT).num_params()
     # weights and AdamW's two moments, float32; and buffers of a few KiB: inputs, step counters
     assert row["start_mib"] == pytest.approx(3 * n * 4 / MIB, rel=0.01)
-    assert row["attention"] == "flash"
     # while the optimizer works there are the gradients as well
     assert row["optimizer_peak_mib"] >= 4 * n * 4 / MIB
     assert row["residual_mib"] == BATCH * CONTEXT * 64 * 4 / MIB
