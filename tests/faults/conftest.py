@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from folders import copied, run_folder, write_inputs
-from harness import LIMIT_S, SilentWrong, fit, gpt
+from harness import LIMIT_S, TRACE, SilentWrong, fit, gpt
 from table import CASES, Row, markdown
 
 RESULTS = Path(__file__).resolve().parents[2] / "lightning_logs" / "faults" / "results.md"
@@ -18,7 +18,7 @@ TOLD = pytest.StashKey["Case"]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "case(id): of tests/faults/table.py that a test is of")
+    config.addinivalue_line("markers", "case(id): of tests/faults/cases.yaml that a test is of")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -101,7 +101,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an uninterrupted run to the last step, its trace in trace.jsonl."""
     folder = write_inputs(tmp_path_factory.mktemp("whole"))
-    fit(folder, faults={"trace": str(folder / "trace.jsonl")}).ok()
+    fit(folder, faults=TRACE).ok()
     return folder
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from folders import leftovers, run_folder
 from harness import SilentWrong
 
 # moments and places, which differ from run to run
@@ -119,11 +120,20 @@ def differences(one: Path, other: Path, traces: tuple[Path, Path] | None = None)
     return found
 
 
-def must_equal(one: Path, other: Path, traces: tuple[Path, Path] | None = None) -> None:
-    """Compare two runs that ended with 0: a difference is a silent wrong result."""
-    found = differences(one, other, traces)
+def must_equal(one: Path, other: Path) -> None:
+    """Compare two runs that ended with 0: a difference is a silent wrong result.
+
+    Args:
+        one: Run folder, or the folder in which a run was started, whose trace is compared too.
+        other: The same.
+    """
+    both = one, other
+    runs = [run_folder(path) if (path / "lightning_logs").exists() else path for path in both]
+    traces = [path / "trace.jsonl" for path in both if (path / "trace.jsonl").exists()]
+    found = differences(runs[0], runs[1], (traces[0], traces[1]) if len(traces) == 2 else None)
     if found:
         raise SilentWrong(f"{len(found)} differences: {'; '.join(found[:8])}"[:2000])
+    assert leftovers(other) == []
 
 
 def finite(path: Path) -> bool:

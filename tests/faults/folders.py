@@ -5,46 +5,11 @@ import random
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
-import yaml
-
+# of run.yaml
 STEPS = 30
-EPOCH_STEPS = 12  # 200 windows of 16 tokens, 16 of them a step
+EPOCH_STEPS = 12
 VALIDATE, SAVE = 6, 4  # optimizer steps from one to the next
-
-CONFIG: dict[str, Any] = {
-    "seed_everything": 7,
-    "trainer": {
-        "accelerator": "cpu",
-        "devices": 1,
-        "max_steps": STEPS,
-        "accumulate_grad_batches": 2,
-        "val_check_interval": 2 * VALIDATE,  # micro-batches
-        "check_val_every_n_epoch": None,
-        "log_every_n_steps": 1,
-        "gradient_clip_val": 1.0,
-    },
-    "model": {
-        # dropout, or lost random numbers would show nowhere
-        "config": {
-            "n_layer": 2,
-            "n_head": 2,
-            "n_embd": 32,
-            "block_size": 16,
-            "vocab_size": None,
-            "dropout": 0.2,
-        },
-        "learning_rate": 3.0e-3,
-        "warmup_steps": 5,
-        "decay_steps": STEPS,
-    },
-    "data": {"text_file": "text.txt", "tokenizer": "char", "batch_size": 8},
-    "samples": {"max_new_tokens": 0},
-    "speed": {"warmup_steps": 1},
-    "progress": {"plain_every_n_steps": 1},
-    "checkpoint": {"every_n_steps": SAVE},
-}
 
 
 def write_inputs(folder: Path) -> Path:
@@ -54,7 +19,7 @@ def write_inputs(folder: Path) -> Path:
     text = "".join(rng.choice(words) + rng.choice(" \n") for _ in range(1000))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "text.txt").write_text(text[:3600])  # 3,240 tokens for training
-    (folder / "run.yaml").write_text(yaml.safe_dump(CONFIG))
+    shutil.copy(Path(__file__).with_name("run.yaml"), folder)
     return folder
 
 

@@ -21,6 +21,8 @@ from typing import Any
 
 DRIVER = Path(__file__).with_name("driver.py")
 STEP_LINE = re.compile(r"step +(\d+)/")
+RESUME = ("--resume", "auto")
+TRACE = {"trace": "trace.jsonl"}  # accident of driver.py, in the folder of the run
 LIMIT_S = 300  # a process that hangs; many times what a run takes, also on a busy machine
 
 

@@ -1,15 +1,17 @@
-"""Numbers of a run: none that is none is kept, and rates are of training alone: R39, R50, R54."""
+"""Numbers that are none, arguments, orphans, rates, descriptors: R39, R40, R48 to R50, R54, R55,
+R59."""
 
 import json
+import os
 import re
+import signal
 
 import pytest
-from exact import checkpoints, finite, must_equal, newest, step_of
-from folders import STEPS, run_folder, write_inputs
-from harness import SilentWrong, fit, gpt
+from exact import checkpoints, finite, must_equal, newest, rows, step_of
+from folders import STEPS, VALIDATE, contents, run_folder, write_inputs
+from harness import RESUME, SilentWrong, fit, gpt, refusals, start_fit
 
 pytestmark = pytest.mark.faults
-RESUME = ("--resume", "auto")
 
 
 # ---- weights and moments -------------------------------------------------------------------------
@@ -41,7 +43,7 @@ def test_a_moment_that_is_no_number(whole, folder, case, step):
     assert step_of(kept[0]) < step
     fit(folder, *RESUME).ok()
     case.saw(f"NaN in AdamW's state at step {step}: {line.removeprefix('error: ')}; exact after")
-    must_equal(run_folder(whole), run_folder(folder))
+    must_equal(whole, folder)
 
 
 # ---- rates ---------------------------------------------------------------------------------------
@@ -92,3 +94,121 @@ def test_more_shards_than_descriptors(tmp_path, case, workers):
             assert limit < 1024, line
         case.saw(f"{n_shards} shards, {limit} descriptors, {workers} workers: exit {ended.code}")
     assert step_of(newest(run_folder(folder, "of1024"))) == 6
+
+
+@pytest.mark.case("R40")
+def test_orphaned_workers_do_not_stop_the_next_session(whole, folder, case):
+    """They end within seconds of the main process; the restart comes at once."""
+    workers = ("--data.num_workers", "2")
+    with start_fit(folder, *workers) as process:
+        process.wait_for(9)
+        os.kill(process.process.pid, signal.SIGKILL)
+        ended = fit(folder, *workers, *RESUME).ok()
+        process.end()
+    case.saw(f"restarted beside the workers: exit {ended.code}")
+    must_equal(whole, folder)
+
+
+# ---- arguments of the Trainer --------------------------------------------------------------------
+
+SENSELESS = {
+    "max_steps": "-2",
+    "max_epochs": "-3",
+    "min_steps": "-1",
+    "gradient_clip_val": "-1",
+    "gradient_clip_algorithm": "median",
+    "accumulate_grad_batches": "0",
+    "limit_train_batches": "-1",
+    "limit_val_batches": "1.5",
+    "overfit_batches": "-0.1",
+    "val_check_interval": "0",
+    "check_val_every_n_epoch": "0",
+    "log_every_n_steps": "-1",
+    "num_sanity_val_steps": "-2",
+    "num_nodes": "0",
+    "devices": "0",
+    "precision": "17-true",
+    "strategy": "ddp_spawn",
+    "max_time": "yesterday",
+    "accelerator": "tpu",
+    "barebones": "true",
+}
+
+
+@pytest.mark.case("R48")
+def test_senseless_values_are_refused_before_anything_is_written(folder, case):
+    before = contents(folder)
+    commands = [
+        ["fit", "--config", "run.yaml", f"--trainer.{key}", value]
+        for key, value in SENSELESS.items()
+    ]
+    codes = refusals(folder, commands, [*SENSELESS])
+    accepted = [key for key, code in zip(SENSELESS, codes, strict=True) if code == 0]
+    if accepted:
+        raise SilentWrong(f"accepted: {', '.join(accepted)}")
+    case.saw(f"{codes.count(2)} of {len(codes)} refused by name")
+    assert set(codes) == {2}
+    assert contents(folder) == before
+
+
+# ---- numbers that are none, or too large ---------------------------------------------------------
+
+
+@pytest.mark.case("R49")
+def test_a_batch_of_nan_makes_a_validation_of_nan(folder, case):
+    ended = fit(folder, faults={"nan_validation": [2 * VALIDATE]})
+    lines = (run_folder(folder) / "metrics.jsonl").read_text().splitlines()
+    found = {row["step"]: row["val/loss"] for row in map(json.loads, lines) if "val/loss" in row}
+    assert found[VALIDATE] is not None
+    if found.get(2 * VALIDATE) is not None:
+        raise SilentWrong(f"val/loss is {found[2 * VALIDATE]} over a batch of NaN")
+    said = [x for x in (ended.out + ended.err).splitlines() if re.search(r"\bnan\b", x)]
+    assert said, ended.out[-1500:]
+    case.saw(f"exit {ended.code}: {said[-1]}")
+    assert finite(newest(run_folder(folder)))
+
+
+@pytest.mark.case("R55")
+def test_a_loss_spike_is_skipped_and_counted(folder, case):
+    guard = ("--model.skip_spikes", "6", "--trainer.max_steps", "80")  # it looks at 64 steps first
+    ended = fit(folder, *guard, faults={"spike": [71, 1000.0]}).ok()
+    logged = rows(run_folder(folder))
+    skipped = [row["optim/skipped_steps"] for row in logged if "optim/skipped_steps" in row]
+    if not skipped or skipped[-1] != 1:
+        raise SilentWrong(f"the spike is not among the skipped steps: {skipped[-3:]}")
+    said = [line for line in (ended.out + ended.err).splitlines() if "skip" in line]
+    assert said, ended.out[-1500:]
+    case.saw(said[0].strip())
+    stop = {"spike": [71, 1000.0], "signal_at": [int(signal.SIGTERM), 74, 1]}
+    cut = fit(folder, *guard, "--run_name", "cut", faults=stop)
+    assert cut.code == 143
+    assert step_of(newest(run_folder(folder, "cut"))) == 74
+    fit(folder, *guard, "--run_name", "cut", *RESUME).ok()
+    must_equal(run_folder(folder), run_folder(folder, "cut"))
+
+
+# ---- a copy that is not what was sent ------------------------------------------------------------
+
+
+@pytest.mark.case("R59")
+def test_an_upload_that_was_torn_once_is_made_again(whole, folder, case):
+    fit(folder, "--checkpoint.folder", "shared", faults={"lying_folder": [1]}).ok()
+    here = run_folder(folder) / "checkpoints"
+    there = folder / "shared" / "run" / "version_0" / "checkpoints"
+    if not contents(here).items() <= contents(there).items():
+        raise SilentWrong("the copy differs from the run's own files")
+    case.saw("half of the first file was stored: sent again, the copy is whole")
+    must_equal(whole, folder)
+
+
+@pytest.mark.case("R59")
+def test_a_folder_that_always_lies_is_named_and_costs_nothing(whole, folder, case):
+    ended = fit(folder, "--checkpoint.folder", "shared", faults={"lying_folder": [10**6]})
+    if ended.code == 0:
+        raise SilentWrong("no checkpoint is in the folder, and the run ends with 0")
+    line = next(x for x in ended.err.splitlines()[::-1] if x.startswith("error: "))
+    assert "shared" in line
+    case.saw(f"always: exit {ended.code}, {line.removeprefix('error: ')}")
+    assert not list((folder / "shared").rglob("*.ckpt"))
+    assert step_of(newest(run_folder(folder))) == STEPS
+    must_equal(whole, folder)

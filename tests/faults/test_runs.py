@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 from exact import checkpoints, must_equal, newest, rows, step_of
-from folders import STEPS, contents, copied, leftovers, run_folder
-from harness import SilentWrong, fit, gpt, refusals, start_fit
+from folders import STEPS, contents, copied, run_folder
+from harness import RESUME, SilentWrong, fit, gpt, refusals, start_fit
 
 pytestmark = pytest.mark.faults
-RESUME = ("--resume", "auto")
 LOGGERS = {
     "none": False,
     "CSV": {"class_path": "CSVLogger", "init_args": {"save_dir": "csv"}},
@@ -54,7 +53,7 @@ def test_an_evaluation_between_two_sessions(every, stopped, case, command):
     resumed = fit(stopped, *RESUME).ok()
     assert re.search(r"step 10\b", resumed.out), resumed.out[:1500]
     case.saw(f"{command}: auto continued from step 10")
-    must_equal(run_folder(every), run_folder(stopped))
+    must_equal(every, stopped)
 
 
 @pytest.mark.case("R35")
@@ -151,7 +150,7 @@ def test_swapped_files_are_seen(every, stopped, case):
     assert older.name in ended.err
     assert re.search(rf"step {third}\b", ended.out), ended.out[:1500]
     case.saw(f"two swapped: both named, continued from {third}")
-    must_equal(run_folder(every), run_folder(stopped))
+    must_equal(every, stopped)
 
 
 # ---- what belongs to a run -----------------------------------------------------------------------
@@ -187,7 +186,7 @@ def test_a_checkpoint_of_another_run(every, stopped, case):
     assert foreign.name in ended.err, ended.err
     assert re.search(r"step 10\b", ended.out), ended.out[:1500]
     case.saw(f"by name: {line.removeprefix('error: ')}; auto passed over it")
-    must_equal(run_folder(every), run_folder(stopped))
+    must_equal(every, stopped)
 
 
 @pytest.mark.case("R63")
@@ -231,8 +230,7 @@ def test_a_resume_with_every_logger(whole, folder, case, logger):
     assert re.search(r"resume +lightning_logs/run/version_0/", ended.out), ended.out[:1500]
     assert len(list((folder / "lightning_logs" / "run").glob("version_*"))) == 1
     case.saw(f"logger {logger}: exact")
-    must_equal(run_folder(whole), run_folder(folder))
-    assert leftovers(folder) == []
+    must_equal(whole, folder)
     sampled = gpt(folder, "sample", "lightning_logs/run", "--max_new_tokens", "5").ok()
     assert sampled.out.strip()
 

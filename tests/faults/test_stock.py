@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from folders import write_inputs
+from folders import STEPS, write_inputs
 from harness import LIMIT_S, Ended, Running
 from test_checkpoint_files import without_privilege
-from test_malice import Eval
+from test_damaged_data import Eval
 
 pytestmark = pytest.mark.faults
 STOCK = Path(__file__).with_name("stock.py")
-STEPS = 30
 
 
 def start_stock(folder: Path, *args: str, wrap: list[str] | None = None) -> Running:

@@ -1,32 +1,20 @@
-"""Settings that a resume may change, and settings that it may not: R10, R19, R25, R27, R30."""
+"""Runs that end before their last step, and what a resume may change: R19, R25, R27, R30, R34, R37,
+R60, R61."""
 
+import os
+import pty
 import re
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from exact import checkpoints, must_equal, newest, rows, sequences, step_of
-from folders import contents, copied, run_folder
-from harness import SilentWrong, fit
+from folders import STEPS, contents, copied, run_folder
+from harness import LIMIT_S, RESUME, TRACE, Running, SilentWrong, fit, start_fit
 
 pytestmark = pytest.mark.faults
-RESUME = ("--resume", "auto")
-
-
-@pytest.mark.case("R10")
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (("--model.config.n_embd", "64"), ("n_embd", "32", "64")),
-        (("--model.config.n_layer", "3"), ("n_layer", "2", "3")),
-        (("--model.config.bias", "false"), ("bias", "[Tt]rue", "[Ff]alse")),
-        (("--model.decay", "all"), ("decay", "all", "matrices")),
-        (("--model.optimizer", "muon"), ("optimizer", "muon", "adamw")),
-    ],
-)
-def test_another_model_or_other_groups(stopped, case, args, words):
-    before = contents(stopped)
-    line = fit(stopped, *RESUME, *args).refused(*words)
-    case.saw(line.removeprefix("error: "))
-    assert contents(stopped) == before
 
 
 @pytest.mark.case("R19")
@@ -60,38 +48,16 @@ def test_another_number_of_threads_is_printed_once(stopped, case):
 @pytest.mark.case("R25")
 @pytest.mark.parametrize("workers", ["1", "2", "4"])
 def test_workers_change_nothing(whole, folder, case, workers):
-    trace = folder / "trace.jsonl"
-    fit(folder, "--data.num_workers", workers, faults={"trace": str(trace)}).ok()
+    fit(folder, "--data.num_workers", workers, faults=TRACE).ok()
     case.saw(f"{workers} workers")
-    must_equal(run_folder(whole), run_folder(folder), (whole / "trace.jsonl", trace))
+    must_equal(whole, folder)
 
 
 @pytest.mark.case("R25")
 def test_workers_may_change_on_resume(every, stopped, case):
     fit(stopped, *RESUME, "--data.num_workers", "4").ok()
     case.saw("0, then 4")
-    must_equal(run_folder(every), run_folder(stopped))
-
-
-@pytest.mark.case("R27")
-@pytest.mark.parametrize(
-    ("args", "values"),
-    [
-        (("--data.batch_size", "4"), (8, 4)),
-        (("--trainer.accumulate_grad_batches", "4"), (2, 4)),
-        (("--data.block_size", "8"), (16, 8)),
-        (("--seed_everything", "8"), (7, 8)),
-        (("--data.seed", "9"), (7, 9)),
-        (("--data.order", "sequential"), ("shuffled", "sequential")),
-    ],
-)
-def test_another_order_is_refused_with_both_values(stopped, case, args, values):
-    before = contents(stopped)
-    ended = fit(stopped, *RESUME, *args, "--trainer.val_check_interval", "8")
-    words = [rf"\b{value}\b" for value in values]
-    line = ended.refused(*words, "checkpoint has", "this run has")
-    case.saw(line.removeprefix("error: "))
-    assert contents(stopped) == before
+    must_equal(every, stopped)
 
 
 @pytest.mark.case("R27")
@@ -108,13 +74,13 @@ def test_the_override_is_the_one_that_the_line_names(stopped, case):
 def test_other_micro_batches_can_be_allowed_and_have_the_same_order(whole, folder, case):
     """4 sequences x 4 micro-batches are 8 x 2; dropout off, for its masks are by micro-batch."""
     off = ("--model.config.dropout", "0.0")
-    stop = {"signal_at": [15, 10, 1], "trace": str(folder / "trace.jsonl")}
+    stop = {"signal_at": [15, 10, 1]} | TRACE
     assert fit(folder, *off, faults=stop).code == 143
     other = ("--data.batch_size", "4", "--trainer.accumulate_grad_batches", "4",
              "--trainer.val_check_interval", "24")  # fmt: skip
     fit(folder, *RESUME, *off, *other).refused("checkpoint has", "this run has", "allow_changes")
     other += ("--data.allow_changes", "true")
-    fit(folder, *RESUME, *off, *other, faults={"trace": str(folder / "trace.jsonl")}).ok()
+    fit(folder, *RESUME, *off, *other, faults=TRACE).ok()
     assert sequences(folder / "trace.jsonl") == sequences(whole / "trace.jsonl")
     case.saw("4 x 4 for 8 x 2: refused; allowed, the same order")
 
@@ -125,7 +91,7 @@ def test_nothing_there_is_said_and_the_run_begins(whole, folder, case):
     said = [line for line in ended.out.splitlines() if "step 0" in line]
     assert len(said) == 1, ended.out[:1000]
     case.saw(said[0])
-    must_equal(run_folder(whole), run_folder(folder))
+    must_equal(whole, folder)
 
 
 @pytest.mark.case("R30")
@@ -146,14 +112,6 @@ def test_a_finished_run_stays_as_it_is(every, tmp_path, case, how):
 
 
 @pytest.mark.case("R30")
-def test_a_path_that_is_missing(stopped, case):
-    before = contents(stopped)
-    line = fit(stopped, "--resume", "nowhere/step-0000001.ckpt").refused("nowhere/step-0000001")
-    case.saw(line.removeprefix("error: "))
-    assert contents(stopped) == before
-
-
-@pytest.mark.case("R30")
 def test_a_path_is_what_it_says(every, tmp_path, case):
     """An older checkpoint by name: the run continues from there, not from the newest."""
     folder = copied(every, tmp_path / "work", 20)
@@ -161,7 +119,7 @@ def test_a_path_is_what_it_says(every, tmp_path, case):
     ended = fit(folder, "--resume", str(older)).ok()
     assert re.search(r"step 14\b", ended.out)
     case.saw("an older checkpoint by name")
-    must_equal(run_folder(every), run_folder(folder))
+    must_equal(every, folder)
 
 
 @pytest.mark.case("R30")
@@ -174,4 +132,101 @@ def test_a_future_that_was_left_is_not_taken_up_again(every, tmp_path, case):
     ended = fit(folder, *RESUME).ok()
     went_on = re.search(r"step (\d+),", ended.out)
     case.saw(f"back to 14, stopped at 16, auto went on from {went_on and went_on[1]}")
-    must_equal(run_folder(every), run_folder(folder))
+    must_equal(every, folder)
+
+
+# ---- stops that Lightning's callbacks ask for ----------------------------------------------------
+
+
+@pytest.mark.case("R34")
+@pytest.mark.parametrize("micro", [0, 1])
+def test_should_stop_within_a_step(whole, folder, case, micro):
+    ended = fit(folder, faults=TRACE | {"stop_at": [11, micro]}).ok()
+    assert step_of(newest(run_folder(folder))) == 11  # the step under way was finished
+    assert "--resume auto" in ended.out + ended.err
+    fit(folder, *RESUME, faults=TRACE).ok()
+    case.saw(f"should_stop in micro-batch {micro + 1} of 2: stopped after step 11, exact")
+    must_equal(whole, folder)
+
+
+@pytest.mark.case("R34")
+def test_max_time(whole, folder, case):
+    slow = {"slow": 0.5}  # so that it ends before the last step on any machine
+    fit(folder, "--trainer.max_time", "00:00:00:04", faults=slow).ok()
+    stopped = step_of(newest(run_folder(folder)))
+    assert 0 < stopped < STEPS
+    fit(folder, *RESUME).ok()
+    case.saw(f"max_time: stopped after step {stopped}, exact")
+    must_equal(whole, folder)
+
+
+@pytest.mark.case("R34")
+def test_early_stopping(whole, folder, case):
+    early = [f"--trainer.callbacks{word}" for word in (
+        "+=EarlyStopping", ".monitor=val/loss", ".patience=1", ".min_delta=100")]  # fmt: skip
+    fit(folder, *early).ok()
+    stopped = step_of(newest(run_folder(folder)))
+    assert stopped == 12  # of validations after steps 6 and 12
+    fit(folder, *RESUME).ok()
+    case.saw("EarlyStopping: stopped after step 12, exact")
+    must_equal(whole, folder)
+
+
+# ---- output that goes away -----------------------------------------------------------------------
+
+
+def shell(folder, command: str):
+    """Run a command of bash, in which FIT is the run."""
+    fit_ = f"{sys.executable} -m gpt_lightning fit --config run.yaml"
+    text = f"set -o pipefail; {command.replace('FIT', fit_)}"
+    with Running(["bash", "-c", text], folder, {}) as process:
+        return process.end()
+
+
+@pytest.mark.case("R37")
+@pytest.mark.parametrize("command", ["FIT | head -n 12", "FIT >&-", "FIT <&- >&- 2>&-"])
+def test_output_that_nobody_reads(whole, folder, case, command):
+    ended = shell(folder, command).ok()
+    assert "Traceback" not in ended.err
+    case.saw(f"{command.replace('FIT', 'fit')}: trained to the end")
+    must_equal(whole, folder)
+
+
+@pytest.mark.case("R37")
+def test_a_terminal_that_goes_away(whole, folder, case):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "gpt_lightning", "fit", "--config", "run.yaml"]
+    process = subprocess.Popen(
+        command, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    said = b""
+    while not re.search(rb"\b[3-9]/30\b", said):  # of the bar
+        said += os.read(ours, 4096)
+    os.close(ours)  # writing gives EIO from now on
+    assert process.wait(LIMIT_S) == 0, said
+    case.saw("terminal gone after step 3: trained to the end")
+    must_equal(whole, folder)
+
+
+@pytest.mark.case("R61")
+def test_two_resumes_at_once(whole, folder, case):
+    with start_fit(folder, faults={"slow": 0.2}) as first:
+        first.wait_for(8)
+        second = fit(folder, *RESUME, "--trainer.max_steps", "30")
+        line = second.refused("another process", "run")
+        first.end().ok()
+    case.saw(line.removeprefix("error: "))
+    must_equal(whole, folder)
+
+
+@pytest.mark.case("R60")
+def test_another_time_zone_and_clock(whole, folder, case):
+    stop = {"signal_at": [int(signal.SIGTERM), 14, 1]}
+    assert fit(folder, faults=stop, env={"TZ": "Pacific/Kiritimati"}).code == 143
+    time_of_file = time.time() + 86400
+    os.utime(newest(run_folder(folder)), (time_of_file, time_of_file))
+    faults = {"clock": [-7200.0, 0]}
+    fit(folder, *RESUME, faults=faults, env={"TZ": "Pacific/Pago_Pago"}).ok()
+    case.saw("25 hours of time zones and two hours of clock apart: exact")
+    must_equal(whole, folder)
