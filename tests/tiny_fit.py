@@ -1,10 +1,12 @@
 """A `fit` that takes a second, on the command line and in Python: the smallest GPT on the CPU."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 
+from gpt_lightning.cli import main
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.training.datamodule import TokenDataModule
 
@@ -27,6 +29,7 @@ TINY_RUN = [
     "--trainer.check_val_every_n_epoch=null",
     "--run_name=run",
 ]
+RUN = Path("lightning_logs/run/version_0")
 
 
 def tiny_config(n_embd: int = 8) -> GPTConfig:
@@ -42,3 +45,19 @@ def quiet_trainer(**settings: Any) -> L.Trainer:
     """Trainer on the CPU that prints and saves nothing."""
     parts = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     return L.Trainer(accelerator="cpu", **dict.fromkeys(parts, False) | settings)
+
+
+def fit(steps: int, *args: str) -> int:
+    """Train for some steps, each of them logged."""
+    options = ["--data.batch_size=4", "--trainer.log_every_n_steps=1"]
+    return main(["fit", *TINY_RUN, *options, f"--trainer.max_steps={steps}", *args])
+
+
+def rows(run: Path = RUN) -> list[dict]:
+    """Return the rows of a run's metrics.jsonl."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def logged_steps(run: Path = RUN) -> list[int]:
+    """Return the steps with a training loss."""
+    return [row["step"] for row in rows(run) if "train/loss" in row]

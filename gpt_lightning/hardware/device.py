@@ -230,8 +230,10 @@ def machine_record(argv: list[str], device: torch.device | None = None) -> dict[
         f"{platform.system()} {platform.release()}",
     }
     if device.type == "cuda":
+        query = "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"
+        driver = (output_of(*query) or "unknown").splitlines()[0]
         memory = torch.cuda.get_device_properties(device).total_memory / 2**30
-        facts["device"] += f", {memory:.0f} GiB, CUDA {torch.version.cuda}, driver {_driver()}"
+        facts["device"] += f", {memory:.0f} GiB, CUDA {torch.version.cuda}, driver {driver}"
     return facts
 
 
@@ -243,11 +245,6 @@ def version() -> str:
     # empty without git, and in a checkout of another user
     commit = output_of("git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*")
     return f"{__version__} ({commit})" if commit else __version__
-
-
-def _driver() -> str:
-    versions = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return (versions or "unknown").splitlines()[0]
 
 
 def missing_names(loaded: bool = False) -> list[str]:

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -37,15 +38,8 @@ POLL_S = 0.25
 PATIENCE_S = 15.0  # longest time that a failed rank needs to end
 
 # texts of gloo, NCCL and the rendezvous when another rank is gone
-LOST_PEER = (
-    "closed by peer",
-    "reset by peer",
-    "likely closed",
-    "read error",
-    "write error",
-    "broken pipe",
-    "timed out",
-    "ncclremoteerror",
+LOST_PEER = re.compile(
+    "(closed|reset) by peer|likely closed|(read|write) error|broken pipe|timed out|ncclremoteerror"
 )
 
 
@@ -67,15 +61,14 @@ def take_world(trainer: Any, argv: list[str]) -> list[str]:
         ("devices", "processes on this machine", "LOCAL_WORLD_SIZE"),
         ("num_nodes", "machines", "GROUP_WORLD_SIZE"),
     ):
-        number, old = os.environ.get(name, ""), trainer[key]
-        counts = str(old).isdigit()
-        if not number or str(old) == number or not (counts or str(old) in ("auto", "-1")):
+        number, old = os.environ.get(name, ""), str(trainer[key])
+        counts = old.isdigit()
+        if number in ("", old) or not (counts or old in ("auto", "-1")):
             continue
         given = any(arg.partition("=")[0] == f"--trainer.{key}" for arg in argv)
         if counts and (given or not elastic):
             raise UserError(
-                f"torchrun has started {number} {what}, but trainer.{key} is {old}: give "
-                f"--trainer.{key} {number}"
+                f"torchrun has started {number} {what}, not {old}: give --trainer.{key} {number}"
             )
         if elastic:
             trainer[key] = int(number)
@@ -117,25 +110,23 @@ class LoopbackEnvironment(envs.LightningEnvironment):
     @property
     def main_port(self) -> int:
         if self._store is None:
-            self._open()
+            with socket.socket() as listener:
+                listener.bind((LOOPBACK, 0))
+                listener.listen()
+                port = listener.getsockname()[1]
+                LoopbackEnvironment._store = TCPStore(
+                    LOOPBACK,
+                    port,
+                    is_master=True,
+                    wait_for_workers=False,
+                    master_listen_fd=listener.detach(),  # owned by the store from here on
+                )
+            os.environ["MASTER_PORT"] = str(port)
+            loopback = "lo0" if sys.platform == "darwin" else "lo"
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+            # makes PyTorch connect to this store as a client instead of opening one
+            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         return super().main_port
-
-    def _open(self) -> None:
-        with socket.socket() as listener:
-            listener.bind((LOOPBACK, 0))
-            listener.listen()
-            port = listener.getsockname()[1]
-            LoopbackEnvironment._store = TCPStore(
-                LOOPBACK,
-                port,
-                is_master=True,
-                wait_for_workers=False,
-                master_listen_fd=listener.detach(),  # owned by the store from here on
-            )
-        os.environ["MASTER_PORT"] = str(port)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-        # makes PyTorch connect to this store as a client instead of opening one
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
 
 
 def environment(num_nodes: int, plugins: list[Any]) -> list[envs.ClusterEnvironment]:
@@ -296,6 +287,5 @@ def leave_to_launcher(trainer: Any) -> None:
 def is_lost_peer(error: Exception) -> bool:
     """Return whether an error of a collective means that another rank is gone or hangs."""
     text = str(error).lower()
-    return (
-        isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo" in text)
-    ) and any(sign in text for sign in LOST_PEER)
+    of_ranks = isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo" in text)
+    return of_ranks and LOST_PEER.search(text) is not None

@@ -188,8 +188,7 @@ def resolve_peak(setting: str | float, device: torch.device, dtype: str) -> tupl
             flops = math.nan
         if isinstance(setting, bool) or not 0 < flops < math.inf:
             raise UserError(
-                f"peak_flops is {setting!r}; use auto, measure, a100 or a positive number of "
-                "FLOP/s such as 312.0e12"
+                f"peak_flops is {setting!r}; use auto, measure, a100 or FLOP/s such as 312.0e12"
             )
         peak = Peak(flops, "peak_flops as set", "the run's configuration")
     return peak, f"MFU relative to {peak.flops / 1e12:.4g} TFLOP/s: {peak.label} ({peak.source})"

@@ -209,8 +209,7 @@ def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         raise UserError(
             f"{path} is not saved, because no resume could read it: it has an object"
             f"{f' of {kind[1]}' if kind else ''}; the checkpoints before it are untouched: let "
-            "state_dict of each callback return numbers, strings, tensors, and lists or dicts of "
-            "them"
+            "state_dict of each callback return numbers, strings, tensors, lists and dicts"
         ) from error
     finally:
         if "shards" in checkpoint:  # those of the file before, or of a failed save
@@ -280,6 +279,5 @@ def use_durable_io(trainer: L.Trainer) -> None:
         strategy.checkpoint_io = DurableCheckpointIO()
     if not isinstance(strategy.checkpoint_io, DurableCheckpointIO):
         raise UserError(
-            f"RunCheckpoint writes through DurableCheckpointIO: leave out the plugin "
-            f"{type(strategy.checkpoint_io).__name__}"
+            f"leave out {type(strategy.checkpoint_io).__name__}: RunCheckpoint has its own"
         )

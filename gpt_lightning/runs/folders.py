@@ -152,8 +152,7 @@ def run_id(run: Path) -> str | None:
         return str(json.loads(path.read_text(encoding="utf-8"))["run_id"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{path} cannot be read ({error}): restore it, or begin a new run from a checkpoint "
-            "with --ckpt_path"
+            f"{path} cannot be read ({error}): restore it, or begin a new run with --ckpt_path"
         ) from error
 
 
@@ -216,8 +215,7 @@ def check_writable(folder: Path, needed_bytes: int) -> None:
     if free < needed_bytes + SPARE_BYTES:
         raise UserError(
             f"{folder} has {free / 1e6:,.0f} MB left, and a checkpoint takes some "
-            f"{needed_bytes / 1e6:,.0f} MB: free some space, or choose another folder with "
-            "--trainer.default_root_dir"
+            f"{needed_bytes / 1e6:,.0f} MB: free some space, or set --trainer.default_root_dir"
         )
 
 
@@ -230,10 +228,7 @@ def lock_folder(folder: Path) -> contextlib.AbstractContextManager[None]:
 
     def raise_locked() -> None:
         run = folder.parent if folder == RunPaths(folder.parent).checkpoints else folder
-        raise UserError(
-            f"another process is training in {run}: wait for it, or begin a run of "
-            "another --run_name"
-        )
+        raise UserError(f"another process is training in {run}: wait, or give another --run_name")
 
     return files.locked(RunPaths(folder).lock, raise_locked)
 

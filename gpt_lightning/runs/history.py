@@ -123,9 +123,7 @@ def find_run(address: str) -> Path:
     for run in run_folders(Path(address)):
         if RunPaths(run).metrics.is_file():
             return run
-    raise UserError(
-        f"{address} has no {NAMES.metrics}: give a run folder: lightning_logs/NAME/version_0"
-    )
+    raise UserError(f"{address} has no {NAMES.metrics}: give a run folder, lightning_logs/NAME")
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -303,8 +303,7 @@ def continue_logger(logger: Logger, resume_step: int | None) -> None:
     path = Path(str(logger.log_dir)) / "metrics.csv"
     if isinstance(logger, CSVLogger) and path.exists():
         raise UserError(
-            f"CSVLogger would delete {path} of an earlier session: leave out the logger's "
-            "version, so that each session has a folder of its own"
+            f"CSVLogger would delete {path} of an earlier session: leave out the logger's version"
         )
     if isinstance(logger, TensorBoardLogger) and resume_step is not None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog

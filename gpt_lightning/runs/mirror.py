@@ -49,7 +49,6 @@ class Mirror:
     def __init__(self, url: str) -> None:
         self.url, self.checkpoints = url, f"{url}/{CHECKPOINTS}"
         self.failure: str | None = None
-        self._digests: dict[str, str] = {}  # digests of uploaded checkpoints, by name
 
     # ---- upload --------------------------------------------------------------------------------
 
@@ -64,15 +63,14 @@ class Mirror:
         """
         if not (run / RUN_FILE).exists():
             raise UserError(
-                f"{run} has no {RUN_FILE}, which checkpoint.folder needs: begin a new run with "
-                "`gpt-lightning fit`, from a checkpoint with --ckpt_path"
+                f"{run} has no {RUN_FILE}, which checkpoint.folder needs: begin a new run with fit"
             )
         self.claim(run)
         self.check_run(run)
         upload(b"", f"{self.url}/{BEGUN}")
-        self._digests = self.digests()
+        digests = self.digests()
         for name in listed(self.checkpoints):  # uploads that were interrupted
-            if ".tmp." in name or (name.endswith(".ckpt") and name not in self._digests):
+            if ".tmp." in name or (name.endswith(".ckpt") and name not in digests):
                 delete(f"{self.checkpoints}/{name}")
 
     def claim(self, run: Path) -> bool:
@@ -81,9 +79,8 @@ class Mirror:
 
     def set_aside(self, step: int) -> None:
         """Rename the checkpoints of later steps, as in the run folder."""
-        for saved in sort_saved(map(Path, self._digests)):
+        for saved in sort_saved(map(Path, self.digests())):
             if saved.step > step:
-                del self._digests[saved.path.name]
                 for name in (saved.path.name + SIDECAR, saved.path.name):
                     rename(f"{self.checkpoints}/{name}", ".old")
 
@@ -107,24 +104,22 @@ class Mirror:
             if (run / name).exists():
                 upload((run / name).read_bytes(), f"{self.url}/{name}")
         here = {saved.path.name: saved.path for saved in saved_checkpoints(run / CHECKPOINTS)}
-        keep = kept(sort_saved(map(Path, here | self._digests)))
+        there = self.digests()
+        keep = kept(sort_saved(map(Path, here | there)))
         for name, path in here.items():  # the newest first
             digest, shards = (*folders.read_sidecar(path), ("", {}))[0]
             if name in keep and shards:
                 raise UserError(
                     f"{path} is in shards, which are not copied: write it to one file with "
-                    f"`gpt-lightning checkpoint convert {path} --out whole.ckpt`, or leave out "
-                    "checkpoint.folder"
+                    f"`gpt-lightning checkpoint convert {path} --out whole.ckpt`"
                 )
-            if name in keep and digest and self._digests.get(name) != digest:
+            if name in keep and digest and there.get(name) != digest:
                 upload(path, f"{self.checkpoints}/{name}", digest)
                 line = f"{digest}  {name}\n".encode("ascii")
                 upload(line, f"{self.checkpoints}/{name}{SIDECAR}")
-                self._digests[name] = digest
-        for name in self._digests.keys() - keep:
+        for name in there.keys() - keep:
             for file in (f"{name}{SIDECAR}", name):  # nobody reads the second without the first
                 delete(f"{self.checkpoints}/{file}")
-            del self._digests[name]
 
     # ---- download ------------------------------------------------------------------------------
 
@@ -191,13 +186,10 @@ def check_folder(folder: str, logs: Path) -> None:
     system, path = on_file_system(folder)
     if "memory" in protocols(system) or "::" in folder:  # a cache would be what is read back
         raise UserError(
-            f"checkpoint.folder {folder} would be lost at the end of the process: choose a folder, "
-            "or a bucket such as s3://NAME"
+            f"checkpoint.folder {folder} would be lost with the process: give one such as s3://NAME"
         )
     if is_local(system) and Path(path).resolve() == logs.resolve():
-        raise UserError(
-            f"checkpoint.folder {folder} has the runs themselves: choose another folder"
-        )
+        raise UserError(f"checkpoint.folder {folder} has the runs themselves: choose another one")
 
 
 def restore(folder: str, runs: Path) -> None:
@@ -274,18 +266,17 @@ def fetch_checkpoint(url: str) -> Path:
     versions = [] if file else folders.newest_versions(listed(folder))
     for mirror in [Mirror(folder), *(Mirror(f"{folder}/{name}") for name in versions)]:
         digests = mirror.digests()
-        name = file
-        if digests and not file:
-            name = folders.best_of(sort_saved(map(Path, digests))).path.name
-        if name not in digests:
-            continue
-        cache = platformdirs.user_cache_path("gpt-lightning") / CHECKPOINTS
-        path = cache / digests[name][:16] / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_name(".lock")):
-            if not is_whole(path):
-                mirror.fetch(name, digests[name], path)
-        return path
+        name = file or (
+            folders.best_of(sort_saved(map(Path, digests))).path.name if digests else ""
+        )
+        if name in digests:
+            cache = platformdirs.user_cache_path("gpt-lightning") / CHECKPOINTS
+            path = cache / digests[name][:16] / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(path.with_name(".lock")):
+                if not is_whole(path):
+                    mirror.fetch(name, digests[name], path)
+            return path
     raise UserError(
         f"{url} has no {CHECKPOINTS}/*.ckpt with its digest, *.ckpt{SIDECAR}: give the address of "
         "a checkpoint, or of a run folder"
@@ -295,7 +286,6 @@ def fetch_checkpoint(url: str) -> Path:
 def is_whole(path: Path) -> bool:
     """Return whether a checkpoint exists and matches its digest."""
     try:
-        folders.check_digest(path)
+        return folders.check_digest(path)
     except UserError:
         return False
-    return True

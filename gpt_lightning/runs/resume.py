@@ -36,7 +36,8 @@ def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
         is no run.
 
     Raises:
-        UserError: A path has no undamaged checkpoint, or all checkpoints of the run are damaged.
+        UserError: A path has no undamaged checkpoint, or one that is in no run folder or of another
+            run; or all checkpoints of the run are damaged.
     """
     if is_remote(resume):
         raise UserError(
@@ -46,35 +47,23 @@ def find(resume: str, run_name_folder: Path) -> tuple[Path | None, Path | None]:
     auto = resume == "auto"
     path = run_name_folder if auto else Path(resume)
     if path.exists() and not path.is_dir():
-        return path, checked_run_of(path)
+        check_digest(path)
+        found_run = RunPaths.of_checkpoint(path.resolve())
+        if found_run is None:
+            raise UserError(
+                f"--resume {path} is in no run's folder checkpoints/: begin a run with --ckpt_path"
+            )
+        check_run(path, found_run.run)
+        return path, found_run.run
     # the newest training run version_N, or the folder itself
     run = next((run for run in run_folders(path)[1:] if RunPaths(run).checkpoints.is_dir()), path)
     found = newest_checkpoint(run)
     if found is not None:
         return found, run
     if not auto:
-        raise UserError(
-            f"--resume {path}: no whole checkpoint there; give a checkpoint, a run folder, or auto"
-        )
+        raise UserError(f"--resume {path}: no whole checkpoint there; give a run folder, or auto")
     rank_zero_only(print)(f"resume      no checkpoint in {run}: starting at step 0")
     return None, run if run != path else None
-
-
-def checked_run_of(path: Path) -> Path:
-    """Return the run folder of a checkpoint that `--resume` names.
-
-    Raises:
-        UserError: The checkpoint is damaged, in no run folder, or of another run.
-    """
-    check_digest(path)
-    run = RunPaths.of_checkpoint(path.resolve())
-    if run is None:
-        raise UserError(
-            f"--resume {path} is in no run's folder checkpoints/: begin a new run from it with "
-            "--ckpt_path"
-        )
-    check_run(path, run.run)
-    return run.run
 
 
 def newest_checkpoint(run: Path) -> Path | None:
@@ -117,8 +106,7 @@ def check_run(path: Path, run: Path) -> None:
     theirs, ours = read_checkpoint(path, check=False).record.run_id, run_id(run)
     if theirs != ours:
         raise UserError(
-            f"{path} is a checkpoint of run {theirs}, and {run} is run {ours}: begin a new run "
-            "from it with --ckpt_path"
+            f"{path} is a checkpoint of run {theirs}, not {ours}: begin a run with --ckpt_path"
         )
 
 
@@ -148,9 +136,8 @@ def check(
         return changed + differences(theirs.environment, precision)
     if theirs.micro_batches:
         raise UserError(
-            "the checkpoint was saved in the middle of a step, after "
-            f"{theirs.micro_batches} of its micro-batches, whose gradients it does not have: "
-            "resume from one that was saved between two steps, such as those of RunCheckpoint"
+            f"the checkpoint was saved in the middle of a step, after {theirs.micro_batches} of "
+            "its micro-batches: resume from one that was saved between two steps"
         )
     if allow_changes:
         changed += differences(theirs.data_identity, ours.data_identity)
@@ -167,8 +154,7 @@ def check_tokens(theirs: dict[str, Any] | None, ours: dict[str, Any] | None, add
     if theirs is not None and ours is not None and theirs != ours:
         raise UserError(
             f"the checkpoint was trained on other tokens than those of {address} "
-            f"({theirs['name']} and {ours['name']}, or other characters): use the data that it was "
-            "trained on"
+            f"({theirs['name']} and {ours['name']}, or other characters): use its own data"
         )
 
 

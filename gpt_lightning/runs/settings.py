@@ -109,8 +109,7 @@ class Settings:
         lora = self.lora_alpha, self.lora_targets
         if self.lora_rank is None and lora != (16.0, ("c_attn",)):
             raise UserError(
-                "model.lora_alpha and model.lora_targets need model.lora_rank: set it, or leave "
-                "them out"
+                "model.lora_alpha and lora_targets need model.lora_rank: set it, or leave them out"
             )
 
     def hyperparameters(self) -> dict[str, Any]:

@@ -162,8 +162,7 @@ def read_shards(
         differ = min(present ^ set(files))
         raise UserError(
             f"{path} is in shards, and {path.resolve().parent / differ} is "
-            f"{'missing' if differ in files else 'not of them'}: copy {SHARDS}/{folder.name} to "
-            f"the folder of {path.name}, or take another checkpoint"
+            f"{'missing' if differ in files else 'not of them'}: copy {SHARDS}/{folder.name} again"
         )
     tensors: dict[str, Tensor] = {}
 
@@ -188,8 +187,7 @@ def read_shards(
             if isinstance(cause, Exception) and (is_lost_peer(cause) or is_out_of_memory(cause)):
                 raise cause from None
         raise UserError(
-            f"{folder} is damaged ({type(error).__name__}): copy it again, or take another "
-            "checkpoint"
+            f"{folder} is damaged ({type(error).__name__}): copy it again, or take another one"
         ) from error
     return filled
 
@@ -289,9 +287,7 @@ class HostCopy:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            raise UserError(
-                "no memory for a copy of the checkpoint: set --checkpoint.asynchronous false"
-            ) from error
+            raise UserError("no memory for a copy: set --checkpoint.asynchronous false") from error
         return dict(copied)
 
 
@@ -301,6 +297,6 @@ def check_plain(name: str, value: Any) -> None:
         value.layout != torch.strided or value.is_conj() or value.is_neg() or value.is_quantized
     ):
         raise UserError(
-            f"{name} of the checkpoint is no plain tensor, which --checkpoint.asynchronous true "
-            "does not copy: set it to false"
+            f"{name} is no plain tensor, as an asynchronous save needs: set "
+            "--checkpoint.asynchronous false"
         )

@@ -18,6 +18,7 @@ trainer: {accelerator: cpu, max_steps: 10, val_check_interval: 10, check_val_eve
 model:
   config: {n_layer: 2, n_head: 2, n_embd: 32, block_size: 16, vocab_size: null}
   learning_rate: 1.0e-3
+  decay_steps: 10
 data: {text_file: text.txt, tokenizer: char}
 samples: {max_new_tokens: 30}
 speed: {warmup_steps: 0}
@@ -29,18 +30,34 @@ def rows(name):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+TWICE = """
+from pathlib import Path
+from gpt_lightning.training.fit import run_cli
+if __name__ == "__main__":
+    for steps in (4, 10):
+        ranks = ["--trainer.devices=2", "--trainer.strategy=ddp", "--data.batch_size=4"]
+        options = ["--run_name=two", f"--trainer.max_steps={steps}", "--resume=auto"]
+        done = run_cli(["fit", "--config", "run.yaml", *ranks, *options])
+        Path(f"rank-{done.trainer.local_rank}-{done.trainer.global_step}").touch()
+"""
+
+
 @pytest.mark.slow
-def test_two_ranks_train_on_the_batches_of_one(text_file, tmp_path, monkeypatch):
+def test_two_ranks_train_on_the_batches_of_one_in_two_runs_of_a_process(
+    text_file, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text(CONFIG)
-    fit = ["fit", "--config", "run.yaml"]
-    one = ["--run_name=one", "--trainer.devices=1", "--data.batch_size=8"]
-    assert main([*fit, *one]) == 0
-    two = ["--run_name=two", "--trainer.devices=2", "--data.batch_size=4"]
-    command = [sys.executable, "-m", "gpt_lightning", *fit, *two, "--trainer.strategy=ddp"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    Path("twice.py").write_text(TWICE)
+    done = subprocess.run([sys.executable, "twice.py"], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "sync_dist" not in done.stderr + done.stdout  # perf/tokens is of all ranks
+    assert "Traceback" not in done.stderr
+    assert done.stdout.count("resume      no checkpoint in") == 1
+    ended = sorted(path.name for path in Path().glob("rank-*"))
+    assert ended == ["rank-0-10", "rank-0-4", "rank-1-10", "rank-1-4"]
+    one = ["--run_name=one", "--trainer.devices=1", "--data.batch_size=8"]
+    assert main(["fit", "--config", "run.yaml", *one]) == 0
     one, two = rows("one"), rows("two")
     assert len(one) == len(two) == 2
     for a, b in zip(one, two, strict=True):
@@ -50,54 +67,19 @@ def test_two_ranks_train_on_the_batches_of_one(text_file, tmp_path, monkeypatch)
     assert one[0]["perf/tokens"] == two[0]["perf/tokens"] == 10 * 8 * 16
 
 
-AGAIN = """
-import os
-from pathlib import Path
-from gpt_lightning.training.fit import run_cli
-if __name__ == "__main__":
-    for steps in (2, 4):
-        options = [f"--trainer.max_steps={steps}", "--trainer.devices=RANKS", "--resume=auto"]
-        done = run_cli(["fit", "--config", "run.yaml", "--trainer.strategy=ddp", *options])
-        Path(f"rank-{done.trainer.local_rank}-{done.trainer.global_step}").touch()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_second_run_in_one_process(ranks, text_file, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("run.yaml").write_text(CONFIG)
-    Path("again.py").write_text(AGAIN.replace("RANKS", str(ranks)))
-    done = subprocess.run(
-        [sys.executable, "again.py"], capture_output=True, text=True, timeout=100, check=True
-    )
-    ended = sorted(path.name for path in Path().glob("rank-*"))
-    assert ended == [f"rank-{rank}-{steps}" for rank in range(ranks) for steps in (2, 4)]
-    assert done.stdout.count("resume      no checkpoint in") == 1
-    assert "Traceback" not in done.stderr
-
-
-def test_runs_of_one_process_share_a_store(monkeypatch):
-    for name in ("MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
-        monkeypatch.setenv(name, "")
+@pytest.mark.parametrize("interface", [None, "eth7"])
+def test_runs_of_one_process_share_a_store(interface, monkeypatch):
+    for name in ("MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, interface or "")
+    if interface is None:
+        monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     monkeypatch.setattr(LoopbackEnvironment, "_store", None)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     first = LoopbackEnvironment()
     port = first.main_port
     first.teardown()
-    assert LoopbackEnvironment().main_port == port
-    assert LoopbackEnvironment._store.port == port
-    assert os.environ["GLOO_SOCKET_IFNAME"] == ("lo0" if sys.platform == "darwin" else "lo")
-
-
-def test_an_interface_that_the_user_has_set_for_gloo_stays(monkeypatch):
-    for name in ("MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
-        monkeypatch.setenv(name, "")
-    monkeypatch.setattr(LoopbackEnvironment, "_store", None)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert LoopbackEnvironment().main_port
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert LoopbackEnvironment().main_port == port == LoopbackEnvironment._store.port
+    own = "lo0" if sys.platform == "darwin" else "lo"
+    assert os.environ["GLOO_SOCKET_IFNAME"] == (interface or own)
 
 
 def test_a_process_group_of_an_earlier_run_must_have_the_same_ranks(monkeypatch):

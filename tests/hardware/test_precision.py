@@ -16,7 +16,6 @@ from gpt_lightning.hardware.precision import fastest_precision, product_dtype, r
         ({"amx_bf16": True}, "bf16-mixed"),
         ({"avx512_bf16": True}, "bf16-mixed"),
         ({"avx512_f": True, "amx_bf16": False}, "32-true"),
-        ({}, "32-true"),
     ],
 )
 def test_a_cpu_takes_bfloat16_where_it_multiplies_it(capabilities, expected, monkeypatch):
@@ -41,10 +40,6 @@ def test_a_gpu_that_emulates_bfloat16_has_none(monkeypatch):
             lambda including_emulation, native=native: including_emulation or native,
         )
         assert precisions.cuda_has_bf16() is native
-
-
-def test_mps_stays_in_float32():
-    assert fastest_precision("mps")[0] == "32-true"
 
 
 @pytest.mark.parametrize(

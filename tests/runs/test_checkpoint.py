@@ -9,7 +9,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.runs.checkpoint import (
-    Checkpoint,
     RunRecord,
     read_checkpoint,
 )
@@ -143,9 +142,3 @@ def test_a_checkpoint_is_its_record_its_weights_its_step_and_its_tokens(tmp_path
     assert (found.step, found.tokens) == (12, 640)
     assert found.weights.keys() == {"wte.weight"}  # of the model alone, by its own names
     assert torch.equal(found.weights["wte.weight"], torch.arange(6.0))
-
-
-@pytest.mark.parametrize("content", [{}, {"hyper_parameters": 5}, {"state_dict": {}}])
-def test_another_programs_file_is_one_line_with_its_name(content):
-    with pytest.raises(UserError, match=r"x\.ckpt is not a checkpoint of gpt-lightning fit"):
-        Checkpoint.of(content, Path("x.ckpt"))

@@ -11,26 +11,21 @@ import yaml
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from remote_logger import RemoteLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny_fit import TINY_RUN
+from tiny_fit import RUN, TINY_RUN, fit, logged_steps
 
 from gpt_lightning.cli import main
-from gpt_lightning.runs import logger as run_logger
 from gpt_lightning.runs.folders import claim_folder
 from gpt_lightning.runs.logger import RunLogger, continue_logger
 
 pytestmark = pytest.mark.slow  # CI runs them
-TINY = [*TINY_RUN, "--data.batch_size=4", "--trainer.log_every_n_steps=1"]
-RUNS = Path("lightning_logs") / "run"
+RUNS = RUN.parent
 CSV = {"class_path": "CSVLogger", "init_args": {"save_dir": "csv", "name": "mine"}}
 REMOTE = {"class_path": "remote_logger.RemoteLogger"}
 LOGGERS = {
     "tensorboard": True,
-    "csv": CSV,
-    "remote": REMOTE,
     "none": False,
     "several": [REMOTE, CSV],
 }
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("csv", "remote")]
 
 
 @pytest.fixture(autouse=True)
@@ -45,17 +40,8 @@ def with_logger(logger: object) -> str:
     return "--config=logger.yaml"
 
 
-def fit(steps: int, *args: str) -> int:
-    return main(["fit", *TINY, f"--trainer.max_steps={steps}", *args])
-
-
 def folders() -> list[str]:
     return sorted(path.name for path in RUNS.iterdir())
-
-
-def logged_steps(run: Path = RUNS / "version_0") -> list[int]:
-    rows = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row["step"] for row in rows if "train/loss" in row]
 
 
 def events(folder: Path, tag: str = "train/loss") -> list[int]:
@@ -63,7 +49,7 @@ def events(folder: Path, tag: str = "train/loss") -> list[int]:
     return [event.step for event in found.Scalars(tag)]
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "none", "several", *SLOW])
+@pytest.mark.parametrize("name", ["tensorboard", "none", "several"])
 def test_fit_resume_sample_and_hints_with_every_logger(name, capsys):
     config = with_logger(LOGGERS[name])
     assert fit(4, config) == 0
@@ -91,10 +77,10 @@ def test_fit_resume_sample_and_hints_with_every_logger(name, capsys):
         assert not any("hp_metric" in tag for tag in tags)
     else:
         assert not list(run.glob("events.out.*"))
-    if name in ("csv", "several"):  # Lightning's own deletes its file when it opens a folder again
+    if name == "several":  # Lightning's own deletes its file when it opens a folder again
         sessions = [Path(f"csv/mine/version_{n}/metrics.csv").read_text() for n in (0, 1)]
         assert [text.count("\n") > 4 for text in sessions] == [True, True]
-    if name in ("remote", "several"):
+    if name == "several":
         steps = [step for step, row in RemoteLogger.rows if "train/loss" in row]
         assert steps == [1, 2, 3, 4, 5, 6, 7, 8]
         assert RemoteLogger.hyperparameters["model/n_layer"] == 1
@@ -131,7 +117,7 @@ def test_evaluations_have_folders_of_their_own(capsys):
     assert fit(4) == 0
     last = f"--ckpt_path={RUNS / 'version_0'}"
     for command in ("validate", "predict", "validate"):
-        assert main([command, *TINY, last]) == 0
+        assert main([command, *TINY_RUN, "--data.batch_size=4", last]) == 0
     assert folders() == ["predict_0", "validate_0", "validate_1", "version_0"]
     assert (RUNS / "predict_0" / "token_losses.npy").is_file()
     (row,) = (RUNS / "validate_0" / "metrics.jsonl").read_text().splitlines()
@@ -180,12 +166,3 @@ def test_a_command_with_an_error_leaves_no_run_folder(name, capsys):
     wrong = ["--data.batch_size=100000000"]
     assert fit(4, with_logger(LOGGERS[name]), *wrong) == 2
     assert not Path("lightning_logs").exists()
-
-
-def test_a_rank_has_the_folder_that_rank_0_has_sent(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_logger, "is_rank_zero", lambda: False)
-    logger = RunLogger(tmp_path / "runs")
-    assert logger.save_dir is None
-    logger.folder = tmp_path / "sent"
-    assert logger.save_dir == str(tmp_path / "sent")
-    assert not (tmp_path / "runs").exists()

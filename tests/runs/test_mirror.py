@@ -8,19 +8,18 @@ from typing import ClassVar
 
 import fsspec
 import pytest
-import torch
-from fsspec.implementations.memory import MemoryFileSystem
-from tiny_fit import TINY_RUN
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+from tiny_fit import RUN, TINY_RUN
 
 from gpt_lightning.cli import main
+from gpt_lightning.commands.check_resume import compare
 from gpt_lightning.errors import UserError
 from gpt_lightning.remote import attempts
 from gpt_lightning.runs.folders import claim_folder, saved_checkpoints
-from gpt_lightning.runs.mirror import Mirror, check_folder, mirror_of
+from gpt_lightning.runs.mirror import Mirror, mirror_of
 from gpt_lightning.runs.sources import find_model
 
 pytestmark = pytest.mark.slow  # CI runs them
-RUN = Path("lightning_logs/run/version_0")
 
 
 class Flaky(MemoryFileSystem):
@@ -70,13 +69,15 @@ class Store(Flaky):
         raise AssertionError("a folder was made")
 
 
+for name, kind in (("flaky", Flaky), ("oss", Store)):
+    fsspec.register_implementation(name, kind, clobber=True)
+
+
 @pytest.fixture(autouse=True)
 def _file_systems(monkeypatch, tmp_path):
     monkeypatch.setattr(attempts, "BACKOFF_S", 0.0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name, kind in (("flaky", Flaky), ("oss", Store)):
-        fsspec.register_implementation(name, kind, clobber=True)
     for kinds in (Flaky.store, Flaky.failing, Flaky.torn):
         kinds.clear()
     Flaky.log.clear()
@@ -86,6 +87,26 @@ def _file_systems(monkeypatch, tmp_path):
 def fit(*args: str, steps: int = 6, folder: str = "flaky://bucket/runs") -> int:
     more = ["--checkpoint.every_n_steps=2", "--data.batch_size=4", f"--trainer.max_steps={steps}"]
     return main(["fit", *TINY_RUN, *more, f"--checkpoint.folder={folder}", *args])
+
+
+@pytest.fixture(scope="module")
+def six_steps(trained, tmp_path_factory) -> tuple[Path, dict[str, bytes]]:
+    """A folder with a run of six steps, and the files of its copy."""
+    folder = tmp_path_factory.mktemp("six")
+    shutil.copy(trained / "text.txt", folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Flaky.store.clear()
+        assert fit() == 0
+    return folder, {name: file.getvalue() for name, file in Flaky.store.items()}
+
+
+@pytest.fixture
+def copied(six_steps, tmp_path) -> None:
+    """That run, that copy."""
+    shutil.copytree(six_steps[0], tmp_path, dirs_exist_ok=True)
+    for name, content in six_steps[1].items():
+        Flaky.store[name] = MemoryFile(None, name, content)
 
 
 def there(folder: str = "/bucket/runs/run/version_0") -> dict[str, bytes]:
@@ -106,16 +127,6 @@ def here() -> dict[str, bytes]:
     }
 
 
-def rows(run: Path = RUN) -> list[dict]:
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not re.match("time|perf", k)} for row in found]
-
-
-def weights(run: Path) -> torch.Tensor:
-    state = torch.load(saved_checkpoints(run / "checkpoints")[0].path)["state_dict"]
-    return torch.cat([weight.flatten() for weight in state.values()])
-
-
 # ---- copies --------------------------------------------------------------------------------------
 
 
@@ -128,12 +139,11 @@ def test_a_run_is_copied_and_the_same_files_are_kept(text_file, protocol, asynch
     puts = [line for line in Flaky.log if "step-0000006" in line and line.startswith("put")]
     assert "sha256" not in puts[0]
     assert "sha256" in puts[-1]  # last
-    newer = max(i for i, line in enumerate(Flaky.log) if "put" in line and "step-0000006" in line)
     older = next(i for i, line in enumerate(Flaky.log) if re.match("rm step-0000002.*ckpt", line))
-    assert older > newer - 100  # deleted after
+    assert older > Flaky.log.index(puts[-1])  # deleted after
 
 
-@pytest.mark.parametrize("asynchronous", ["false", pytest.param("true", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("asynchronous", ["false", "true"])
 def test_a_lost_connection_ends_the_run_with_an_error(text_file, capsys, asynchronous):
     Flaky.torn["step-0000004"] = 1000
     Flaky.failing["step-0000006"] = 1000
@@ -150,8 +160,7 @@ def test_a_lost_connection_ends_the_run_with_an_error(text_file, capsys, asynchr
     assert there() == here()
 
 
-def test_an_interrupted_upload_is_never_taken(text_file):
-    assert fit() == 0
+def test_an_interrupted_upload_is_never_taken(copied):
     newest = max(name for name in there() if name.endswith(".ckpt"))
     del Flaky.store[f"/bucket/runs/run/version_0/{newest}.sha256"]
     Flaky.store["/bucket/runs/run/version_0/checkpoints/.step-0000008.ckpt.tmp.a.1"] = Flaky.store[
@@ -175,8 +184,8 @@ def test_a_new_machine_continues_exactly(text_file, asynchronous):
     shutil.rmtree(RUN)
     assert fit(more, "--resume=auto", steps=10) == 0
     whole = Path("lightning_logs/whole/version_0")
-    assert torch.equal(weights(RUN), weights(whole))
-    assert rows() == rows(whole)
+    found = compare(whole, RUN)
+    assert all(found.values()), found
     assert there() == here()
 
 
@@ -195,12 +204,11 @@ def test_the_higher_step_of_the_same_run_wins(text_file, capsys):
     capsys.readouterr()
     assert fit("--resume=auto", steps=8) == 0
     assert "fetched" not in capsys.readouterr().out
-    newest = here()["checkpoints/step-0000008-loss-2.6972.ckpt"]
-    assert there()["checkpoints/step-0000008-loss-2.6972.ckpt"] == newest  # copied again
+    (newest,) = (name for name in here() if re.search("step-0000008.*ckpt$", name))
+    assert there()[newest] == here()[newest]  # copied again
 
 
-def test_a_damaged_copy_is_passed_over(text_file, capsys):
-    assert fit() == 0
+def test_a_damaged_copy_is_passed_over(copied, capsys):
     newest = max(name for name in Flaky.store if name.endswith(".ckpt"))
     Flaky.store[newest].seek(1000)
     Flaky.store[newest].write(b"damage")
@@ -214,8 +222,7 @@ def test_a_damaged_copy_is_passed_over(text_file, capsys):
     assert {name: there()[name] for name in there().keys() - damaged} == here()
 
 
-def test_a_lost_connection_is_no_damage(text_file, capsys, monkeypatch):
-    assert fit() == 0
+def test_a_lost_connection_is_no_damage(copied, capsys, monkeypatch):
     shutil.rmtree(RUN)
 
     def lost(self, rpath, lpath, **kwargs):
@@ -226,22 +233,21 @@ def test_a_lost_connection_is_no_damage(text_file, capsys, monkeypatch):
     assert re.match("error: cannot fetch .*step-0000006.*lost", capsys.readouterr().err)
 
 
-def test_a_copy_without_a_whole_checkpoint_is_refused(text_file, capsys):
-    assert fit(steps=2) == 0
-    (newest,) = (name for name in Flaky.store if name.endswith(".ckpt"))
-    Flaky.store[newest].write(b"damage")
+def test_a_copy_without_a_whole_checkpoint_is_refused(copied, capsys):
+    for name in Flaky.store:
+        if name.endswith(".ckpt"):
+            Flaky.store[name].write(b"damage")
     shutil.rmtree(RUN)
     assert fit("--resume=auto") == 2
     assert "no checkpoint of flaky://bucket/runs/run/version_0 is whole" in capsys.readouterr().err
 
 
-def test_a_run_that_ended_before_its_first_step_is_passed_over(text_file, capsys):
-    assert fit(steps=2) == 0
+def test_a_run_that_ended_before_its_first_step_is_passed_over(copied, capsys):
     shutil.rmtree(RUN)
     assert fit("--data.batch_size=100000") == 2  # takes version_1 there
     assert "/bucket/runs/run/version_1/run.json" in Flaky.store
     capsys.readouterr()
-    assert fit("--resume=auto", steps=4) == 0
+    assert fit("--resume=auto", steps=8) == 0
     assert "fetched     flaky://bucket/runs/run/version_0" in capsys.readouterr().out
 
 
@@ -254,14 +260,13 @@ def test_a_later_run_of_this_machine_is_not_replaced_by_an_earlier_copy(text_fil
     assert saved_checkpoints(RUN.with_name("version_1") / "checkpoints")[0].step == 4
 
 
-def test_another_run_is_refused_with_both_names(text_file, capsys):
-    assert fit(steps=2) == 0
+def test_another_run_is_refused_with_both_names(copied, capsys):
     theirs = json.loads(there()["run.json"])["run_id"]
     shutil.rmtree(RUN)
     assert fit("--resume=never", steps=2, folder="flaky://bucket/other") == 0
     ours = json.loads((RUN / "run.json").read_text())["run_id"]
     capsys.readouterr()
-    assert fit("--resume=auto", steps=4) == 2
+    assert fit("--resume=auto", steps=8) == 2
     error = capsys.readouterr().err
     assert theirs in error
     assert ours in error
@@ -281,8 +286,7 @@ def test_two_machines_do_not_take_one_number(tmp_path):
 # ---- other commands, other places ----------------------------------------------------------------
 
 
-def test_other_commands_read_from_there(text_file, capsys):
-    assert fit() == 0
+def test_other_commands_read_from_there(copied, capsys):
     shutil.rmtree("lightning_logs")
     url = "flaky://bucket/runs/run"
     assert main(["sample", url, "--max_new_tokens=3"]) == 0
@@ -313,15 +317,16 @@ def test_a_shared_folder(text_file, tmp_path):
         ("s3://bucket/runs", "Install s3fs to access S3: pip install s3fs"),
         ("gs://bucket/runs", "pip install gcsfs"),
         ("nowhere://runs", "Protocol not known: nowhere: use s3://, gs:// or a folder"),
-        ("lightning_logs", "has the runs themselves: choose another folder"),
+        ("lightning_logs", "has the runs themselves: choose another"),
         ("file", "cannot "),
+        ("file://{here}/lightning_logs", "has the runs themselves"),
     ],
 )
 def test_a_useless_address_is_refused_before_anything_is_written(
     text_file, capsys, folder, message
 ):
     Path("file").touch()
-    assert fit(folder=folder) == 2
+    assert fit(folder=folder.format(here=Path.cwd())) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
     assert not [path for path in Path("lightning_logs").rglob("*") if path.is_file()]
 
@@ -340,9 +345,3 @@ def test_a_run_of_an_earlier_version_is_refused(tmp_path):
     (tmp_path / "version_0").mkdir()
     with pytest.raises(UserError, match=r"has no run\.json"):
         Mirror("flaky://bucket/run/version_0").open(tmp_path / "version_0")
-
-
-def test_folders_are_checked(tmp_path):
-    check_folder(str(tmp_path / "other"), tmp_path / "logs")
-    with pytest.raises(UserError, match="has the runs themselves"):
-        check_folder(f"file://{tmp_path}/logs", tmp_path / "logs")

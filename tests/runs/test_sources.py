@@ -156,10 +156,9 @@ def test_a_folder_with_the_name_of_a_size_does_not_change_its_tokenizer(tmp_path
         assert with_tokenizer(renamed, []).tokenizer == spec
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_halves_are_read_as_float32(dtype, tmp_path):
+def test_halves_are_read_as_float32(tmp_path):
     model = shaken(GPT(TINY))
-    halves = {name: weight.to(dtype) for name, weight in model.state_dict().items()}
+    halves = {name: weight.half() for name, weight in model.state_dict().items()}
     path = nanogpt_checkpoint(tmp_path, model)
     content = torch.load(path, weights_only=True)
     torch.save(content | {"model": halves}, path)
@@ -179,21 +178,6 @@ def test_a_cropped_and_padded_model(tokens, tmp_path):
         expected = model(tokens[:, :16])
         torch.testing.assert_close(smaller(tokens[:, :16])[..., :65], expected)
     assert read_source(path).model(block_size=16, vocab_size=128, dropout=0.1).config == config
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"model_type": "llama"}, "model_type is llama, which GPT does not compute"),
-        ({"scale_attn_weights": False}, "scale_attn_weights is False"),
-    ],
-)
-def test_another_architecture_is_named(change, words, theirs, tmp_path):
-    save(theirs, tmp_path, "safetensors")
-    settings = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(settings | change))
-    with pytest.raises(UserError, match=words):
-        read_source(tmp_path)
 
 
 @pytest.mark.parametrize(

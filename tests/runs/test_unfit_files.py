@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import struct
 import zipfile
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
-from tiny_fit import TINY_RUN
+from tiny_fit import RUN, TINY_RUN
 
 from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
@@ -36,24 +35,10 @@ PROMISING = {
 ALL = READING | PROMISING
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
-    """A folder with a text and a run of four steps."""
-    folder = tmp_path_factory.mktemp("trained")
-    (folder / "text.txt").write_text("the cat sat on a mat and slept\n" * 400)
-    before = Path.cwd()
-    os.chdir(folder)
-    assert main(["fit", *TINY, "--trainer.max_steps=4"]) == 0
-    os.chdir(before)
-    return folder
-
-
 @pytest.fixture
-def file(trained, tmp_path, monkeypatch) -> Path:
-    """The checkpoint of a copy of that run."""
-    shutil.copytree(trained, tmp_path / "copy")
-    monkeypatch.chdir(tmp_path / "copy")
-    (path,) = Path("lightning_logs/run/version_0/checkpoints").glob("*.ckpt")
+def file(four_steps) -> Path:
+    """The checkpoint of a run of four steps."""
+    (path,) = RUN.glob("checkpoints/*.ckpt")
     return path
 
 
@@ -107,14 +92,6 @@ def test_what_is_damaged_is_refused_by_every_command(damage, file, capsys):
         os.mkfifo(file)
     for command in ALL.values():
         refused(command, file, capsys)
-
-
-def test_auto_skips_a_file_whose_digest_is_damaged(file, capsys):
-    sidecar(file).write_bytes(b"")
-    assert main(["fit", *TINY, "--resume=auto"]) == 2
-    printed = capsys.readouterr().err
-    assert "is empty, damaged or unreadable" in printed
-    assert "no checkpoint in lightning_logs/run/version_0 is whole" in printed
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a device", "a folder"])
