@@ -208,8 +208,8 @@ class RunEvents(TensorBoardLogger):
                     for line in rows_until(RunPaths(self._run.folder).metrics, *self._resumed):
                         self._write_over_tokens(json.loads(line))
             # a validation has the count of its step for loss_by_tokens alone
-            left_out = {"perf/tokens"} if "val/loss" in metrics else set()
-            self._write({tag: metrics[tag] for tag in metrics if tag not in left_out}, step)
+            left_out = "perf/tokens" if "val/loss" in metrics else None
+            self._write({tag: y for tag, y in metrics.items() if tag != left_out}, step)
             self._write_over_tokens(metrics)
 
     def _write(self, points: dict[str, float], x: int | None, time_s: float | None = None) -> None:
