@@ -72,12 +72,6 @@ def test_a_tensor_that_is_no_view_of_memory_is_an_error(tensor):
         HostCopy()({"callbacks": {"mine": [tensor]}})
 
 
-def test_memory_is_used_again():
-    copy, weight = HostCopy(), torch.ones(1000)
-    first = copy({"a": weight})["a"].data_ptr()
-    assert copy({"a": weight, "b": torch.ones(10)})["a"].data_ptr() == first != weight.data_ptr()
-
-
 # ---- the thread ----------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from gpt_lightning.runs.folders import (
     run_id,
     saved_checkpoints,
 )
-from gpt_lightning.runs.resume import check_run, newest_checkpoint
+from gpt_lightning.runs.resume import newest_checkpoint
 from gpt_lightning.runs.settings import Settings
 
 TINY = GPTConfig(n_layer=1, n_head=1, n_embd=8, block_size=8, vocab_size=10)
@@ -82,15 +82,6 @@ def test_a_run_has_the_identity_in_its_folder(tmp_path):
         file.write_text(damaged)
         with pytest.raises(UserError, match=r"run\.json cannot be read .*: restore it"):
             run_id(tmp_path)
-
-
-def test_a_checkpoint_of_another_run_is_refused(tmp_path):
-    path = written(tmp_path / "checkpoints" / checkpoint_name(3, None), 3, run_id="abc")
-    (tmp_path / "run.json").write_text('{"run_id": "abc"}')
-    check_run(path, tmp_path)
-    (tmp_path / "run.json").write_text('{"run_id": "def"}')
-    with pytest.raises(UserError, match=r"abc|def|another run"):
-        check_run(path, tmp_path)
 
 
 def written(path: Path, step: int, **changes) -> Path:

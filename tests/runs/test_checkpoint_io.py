@@ -17,7 +17,6 @@ from gpt_lightning.runs.folders import (
     SPARE_BYTES,
     check_digest,
     check_writable,
-    lock_folder,
     read_sidecar,
     sidecar,
     sweep,
@@ -144,11 +143,3 @@ def test_room_for_one_more_file_is_asked_for_before_the_first_step(tmp_path, mon
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(UserError, match="cannot write to"):
         check_writable(tmp_path / "file" / "x", 0)
-
-
-def test_one_process_trains_in_a_folder(tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    with lock_folder(tmp_path / "checkpoints"):
-        pass
-    with lock_folder(tmp_path / "checkpoints"):  # free again
-        pass

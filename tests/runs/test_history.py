@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -10,9 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tiny_fit import TINY_RUN
 
-from gpt_lightning.cli import main
 from gpt_lightning.errors import UserError
 from gpt_lightning.runs import mirror
 from gpt_lightning.runs.history import (
@@ -233,25 +230,3 @@ def test_the_figures_need_neither_torch_nor_numpy(run):
     command = [sys.executable, "-c", code, "runs", str(run.parent)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("own_folder")
-def test_a_fit_writes_its_timeline(tmp_path):
-    options = ["fit", *TINY_RUN, "--trainer.log_every_n_steps=2"]
-    assert main([*options, "--trainer.max_steps=8"]) == 0
-    run = tmp_path / "lightning_logs/run/version_0"
-    events = read_events(run)
-    assert (events[0]["event"], events[0]["step"], events[0]["steps"]) == ("begin", 0, 8)
-    phases = {(row["name"], row["step"]) for row in events if row["event"] == "phase"}
-    assert {("checkpoint", 4), ("checkpoint", 8)} < phases
-    assert not {"train", "start-up"} & {name for name, _ in phases}
-    assert summarize(run, run.parent)["state"] == "finished"
-    before = (run / "timeline.jsonl").read_bytes()
-    assert main(["resume", str(run)]) == 0  # nothing to do
-    assert (run / "timeline.jsonl").read_bytes() == before
-    assert main([*options, "--trainer.max_steps=12", "--model.learning_rate=1e30"]) == 2
-    failed = summarize(tmp_path / "lightning_logs/run/version_1", tmp_path)
-    assert failed["state"] == "failed"
-    assert "gradient norm" in failed["reason"]
-    assert os.path.relpath(failed["folder"], tmp_path) == failed["run"]
