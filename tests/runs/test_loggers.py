@@ -11,6 +11,7 @@ import yaml
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from remote_logger import RemoteLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 from tiny_fit import RUN, TINY_RUN, fit, logged_steps
 
 from gpt_lightning.cli import main
@@ -30,6 +31,8 @@ LOGGERS = {
 
 @pytest.fixture(autouse=True)
 def clean(own_folder, monkeypatch) -> None:
+    # files of one second are read in the order of a number in their names, and 10 precedes 9
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     monkeypatch.setattr(RemoteLogger, "rows", [])
     monkeypatch.setattr(RemoteLogger, "hyperparameters", {})
 
