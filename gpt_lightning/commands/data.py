@@ -7,20 +7,13 @@ import numpy as np
 from jsonargparse.typing import NonNegativeInt
 
 from gpt_lightning.commands.runs import print_table
-from gpt_lightning.data.dataset import (
-    Lengths,
-    document_lengths,
-    load_manifest,
-    plot_lengths,
-    verify,
-)
+from gpt_lightning.data.dataset import Lengths, document_lengths, load_manifest, verify
 from gpt_lightning.data.manifest import Manifest
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.tokenizers import Tokenizer, tokenizer_from_spec
 from gpt_lightning.errors import UserError
 from gpt_lightning.output import progress_bar
 
-ROOT = Path("lightning_logs") / "inspect"
 MAX_SHARD_ROWS = 20
 SPLIT_ROW = ["split", "shards", "tokens", "documents", "mean", "median", "longest"]  # in tokens
 
@@ -31,7 +24,6 @@ def data(
     offset: int = 0,
     length: NonNegativeInt = 200,
     split: str | None = None,
-    out: str | None = None,
 ) -> None:
     """Print the contents of a dataset, or compare every byte with its digests.
 
@@ -44,13 +36,11 @@ def data(
         offset: Position in the split, in tokens, at which the peek starts.
         length: Tokens of the peek; 0: none.
         split: Split of the peek; null: the first one.
-        out: Path of a .png file for the histogram of document lengths; null:
-            lightning_logs/inspect/<folder>/documents.png.
     """
     path = Path(folder)
     if action == "verify":
-        if (offset, length, split, out) != (0, 200, None, None):
-            options = "--offset, --length, --split and --out"
+        if (offset, length, split) != (0, 200, None):
+            options = "--offset, --length and --split"
             raise UserError(f"{options} are for `gpt-lightning data inspect`: leave them out")
         return verify(path)
     manifest = load_manifest(path)
@@ -77,17 +67,9 @@ def data(
     except UserError as error:
         tokenizer = None
         print(f"\nno text and no documents, tokens as numbers only: {error}")
-    lengths = lengths_of(path, manifest, tokenizer)
-    print_tables(manifest, lengths)
+    print_tables(manifest, lengths_of(path, manifest, tokenizer))
     if length:
         print_peek(TokenStream(path, manifest, chosen), chosen, tokenizer, offset, length)
-    if out and not lengths:
-        raise UserError("--out: these documents have no lengths to draw: leave it out")
-    if lengths:
-        name = path.resolve().name
-        picture = Path(out) if out else ROOT / name / "documents.png"
-        plot_lengths(picture, f"Documents of {name}", lengths)
-        print(f"\npicture: {picture}")
 
 
 def lengths_of(folder: Path, manifest: Manifest, tokenizer: Tokenizer | None) -> dict[str, Lengths]:

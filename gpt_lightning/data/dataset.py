@@ -231,31 +231,3 @@ def document_lengths(
                 on_bytes(tokens.nbytes)
     lengths.update([begun] if begun else [])
     return lengths
-
-
-def plot_lengths(path: Path, title: str, splits: dict[str, Lengths]) -> None:
-    """Draw a histogram of document lengths.
-
-    Args:
-        path: Path of a .png file; its folder is made if need be.
-        title: Title of the picture.
-        splits: Name -> lengths, at least one document each.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
-    from matplotlib.figure import Figure  # not pyplot: no global state, no window
-
-    longest = max(map(max, splits.values()))
-    edges = np.unique(np.geomspace(1, longest + 1, 61).round()).tolist()
-    figure = Figure(figsize=(10.0, 5.0), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    for split, counted in splits.items():
-        lengths, counts = np.array([*counted.items()]).T
-        label = f"{split}: {counted.total():,} documents, median {counted.median():,} tokens"
-        axes.hist(lengths, edges, weights=100 * counts / counts.sum(), alpha=0.4, label=label)
-    axes.set(title=title, xlabel="tokens a document", ylabel="documents (%)", xscale="log")
-    axes.legend()
-    with explained("write", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png")
