@@ -87,6 +87,9 @@ class Numbers:
     def horizon(self, block_size: int) -> int:
         return 0
 
+    def check_order(self, order: object) -> None:
+        pass
+
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
         assert not len(starts) or starts.max() + length <= self.n
         return self.first + starts[:, None] + np.arange(length)

@@ -231,6 +231,27 @@ def test_ranks_and_questions_partition_one_order(world):
         assert np.array_equal(together, whole[first : first + count])
 
 
+def test_a_node_reads_one_lane_of_each_dataset_of_a_mixture():
+    shards, nodes, firsts = (403,) * 24, 2, {"a": 0, "b": 10**6}
+
+    def mixed(lanes: int) -> Mixture:
+        order = WindowOrder("shuffled", sum(shards), T, 1, shards, lanes=lanes)
+        corpora = {n: DatasetWindows(Numbers(sum(shards), i), order) for n, i in firsts.items()}
+        return Mixture(corpora, {"a": 2.0, "b": 1.0}, 1, lanes)
+
+    alone = mixed(1)  # goes on where the nodes were
+    alone.keep_shuffle(mixed(nodes).identity())
+    assert alone.identity() == mixed(nodes).identity()
+    whole = alone.read(0, 0, 900, 0, 1)
+    for node in range(nodes):
+        own = mixed(nodes).read(0, 0, 900, node, nodes)
+        assert np.array_equal(own, whole[node::nodes])
+        for first in firsts.values():
+            starts = own[:, 0][own[:, 0] // 10**6 == first // 10**6] - first
+            # its half of the shards, and the one at the border
+            assert len(set((starts // shards[0]).tolist())) <= len(shards) / nodes + 1
+
+
 def test_a_loader_goes_on_in_a_mixture():
     def loader(world=1, rank=0) -> TrainLoader:
         return TrainLoader(mixture(), batch_size=8 // world, rank=rank, world=world)

@@ -6,7 +6,6 @@ import hashlib
 import math
 import os
 import re
-import shutil
 import subprocess
 import threading
 import time
@@ -189,40 +188,6 @@ def test_each_node_fetches_its_share(server, tmp_path):
     for index, (x, _) in enumerate(alone):
         for rank in range(world):
             assert np.array_equal(x[rank::world], batches[rank][index])
-
-
-@pytest.mark.slow
-def test_each_node_fetches_its_share_of_a_mixture(ours, tmp_path):
-    """Their union is the order of one process that continues the run."""
-    shutil.copytree(ours, tmp_path / "web" / "a")
-    write_llmc(tmp_path / "web" / "b", tokens()[::-1], N)
-    digests = [shard.sha256 for shard in load_manifest(ours).shards()]
-    world, nodes, batches = 2, 2, {}
-    with serving(tmp_path / "web") as server:
-
-        def mixed(folder: str, batch_size: int, place: Place) -> Reader:
-            addresses = [f"{server.url}/{name}" for name in "ab"]
-            datasets = {at: TokenDataset(at, tmp_path / folder, 1.0, 2) for at in addresses}
-            weights = dict(zip(addresses, (2.0, 1.0), strict=True))
-            sizes = {"batch_size": batch_size, "eval_batch_size": batch_size}
-            settings = DataSettings(mixture=weights, block_size=T, seed=1, num_workers=0, **sizes)
-            return Reader(datasets, settings, place)
-
-        for node in range(nodes):
-            place = Place(1, node, world, pin_memory=False, limit=48, overfit=False, nodes=nodes)
-            loader = mixed(str(node), 2, place).train_loader
-            batches[node] = [x.numpy() for x, _ in loader]
-            kept = {path.stem for path in (tmp_path / str(node) / "cache").glob("*.npy")}
-            assert nodes < len(kept & set(digests)) < N
-            assert nodes < len(list((tmp_path / str(node) / "cache").glob("*.bin"))) < N
-        assert {corpus.order.lanes for corpus in loader.source.corpora.values()} == {nodes}
-        place = Place(1, 0, 1, pin_memory=False, limit=48, overfit=False)
-        alone = mixed("alone", 2 * nodes, place)
-        alone.train_loader.source.keep_shuffle(loader.identity())
-        assert alone.train_loader.identity() == loader.identity()
-        for index, (x, _) in enumerate(alone.train_loader):
-            for node in range(nodes):
-                assert np.array_equal(x[node::nodes], batches[node][index])
 
 
 def test_a_checkpoint_keeps_its_shuffle_wherever_it_goes_on(server, ours, tmp_path):
