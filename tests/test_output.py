@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from gpt_lightning import cli
+from gpt_lightning import cli, output
 from gpt_lightning.errors import UserError
 from gpt_lightning.output import lasting_output
 
@@ -145,3 +145,11 @@ def test_a_reader_that_goes_away_in_a_process():
         "warning: standard output is lost (Broken pipe); the command continues without it"
     ]
     assert process.wait() == 3
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 10.0])
+def test_a_log_gets_a_bar_of_long_work_alone(wait_s, monkeypatch, capsys):
+    monkeypatch.setattr(output, "LOG_S", wait_s)
+    with output.progress_bar(200, 100) as bar:
+        bar.update(100)
+    assert ("100%" in capsys.readouterr().err) == (wait_s == 0)
