@@ -129,7 +129,6 @@ PAGES = {
         "Collectives and data-parallel training steps",
         ("parallel --device cpu",),
         time="time_ms",
-        picture=True,
     ),
 }
 CHECKS = ("reproduce lecture-ladder --rungs gpt2-init", "reproduce shakespeare-char-small")

@@ -120,5 +120,6 @@ def measure_matmul(row: Row) -> Values:
         durations = timing.columns(phase, times[phase], "std", "min")
         found |= {name: value / calls for name, value in durations.items()}
         rate = flops / found[f"{phase}_ms"] / 1e9  # 1e3 ms/s over 1e12 for tera
-        found |= {f"{phase}_tflops_per_sec": rate, f"{phase}_of_measured": rate / peak}
+        shares = {"tflops_per_sec": rate, "of_measured": rate / peak}
+        found |= {f"{phase}_{name}": value for name, value in shares.items()}
     return found

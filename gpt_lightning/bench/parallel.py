@@ -20,10 +20,9 @@ Processes are connected by gloo on a CPU, and by NCCL on CUDA with one GPU each.
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,23 +70,6 @@ def read_work(args: Any) -> list[Values]:
     ]
 
 
-def picture(folder: Path, rows: Sequence[Row]) -> list[str]:
-    """Draw the collectives over their size."""
-    from gpt_lightning.tables.pictures import plot_rows  # not in a row's process
-
-    shown = [row for row in rows if row.mib is not None]
-    if len({row.mib for row in shown}) < 2:
-        return []
-    path, x = folder / "collectives.png", ("mib", "size (MiB)")
-    quantities = {"time_ms": "time (ms)", "bus_gb_per_sec": "bus (GB/s)"}
-
-    def place(row: Row) -> tuple[str, str, str]:
-        return row.work, f"{row.processes} processes", "-"
-
-    plot_rows(path, "Collectives by size and processes", shown, x, quantities, place)
-    return [path.name]
-
-
 BENCH = Bench(
     tables=COLUMNS["parallel"],
     measure="gpt_lightning.bench.parallel:measure_parallel",
@@ -104,7 +86,6 @@ BENCH = Bench(
         options.steps(5),
         options.MEMORY_LIMIT,
     ),
-    picture=picture,
 )
 
 

@@ -58,10 +58,13 @@ def measure_peers(row: Row) -> Values:
     blocks = {name: partial(t.block, row.warmup, row.steps) for name, t in both.items()}
     found: Values = dict(timing.compare(blocks, row.rounds))
     for name, training in both.items():
-        found[f"{name}_tokens_per_sec"] = row.batch * row.context / found[f"{name}_ms"] * 1e3
-        found[f"{name}_first_step_s"] = training.first["total"] / 1e3
-        found[f"{name}_graphs"] = training.graphs
-        found[f"{name}_loss"] = training.loss
+        facts = {
+            "tokens_per_sec": row.batch * row.context / found[f"{name}_ms"] * 1e3,
+            "first_step_s": training.first["total"] / 1e3,
+            "graphs": training.graphs,
+            "loss": training.loss,
+        }
+        found |= {f"{name}_{key}": value for key, value in facts.items()}
     return {
         **found,
         "ours_attention": kernel_of(model, device, row.dtype, row.context),

@@ -17,7 +17,6 @@ DPI = 120
 PANEL_IN = (4.2, 3.4)  # width and height of a panel of a sweep
 LOSSES_WIDTH_IN = 7.2  # its text stays legible at the width of a README
 LOSSES_COLUMNS = 64  # characters of a title's line
-TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
 def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
@@ -34,23 +33,19 @@ def plot_losses(path: Path, title: str, rows: Sequence[Any]) -> None:
     for row in rows:
         if row.split != "best":
             series.setdefault((row.rung, row.split), []).append(row)
-    several = len({rung for rung, _ in series}) > 1
     for index, ((rung, split), points) in enumerate(series.items()):
         published = [row for row in points if row.theirs is not None]
         steps, color = [row.step for row in published], f"C{index % 10}"
-        label = f"{rung} {split}" if several else f"{split} loss"
+        label = f"{rung} {split}"
         losses.plot([r.step for r in points], [r.ours for r in points], color=color, label=label)
-        circles: dict[str, Any] = {"ls": "", "marker": "o", "mfc": "none", "mec": color}
-        circles["ms"] = 8 if len(published) <= 20 else 4
-        losses.plot(steps, [r.theirs for r in published], **circles)
+        theirs = [r.theirs for r in published]
+        losses.plot(steps, theirs, ls="", marker="o", ms=5, mfc="none", mec=color)
         distance = [max(abs(r.difference), 1e-7) for r in published]  # 0 has no logarithm
         differences.plot(steps, distance, "o-", ms=3, lw=0.8, color=color)
         tolerance = [r.tolerance or nan for r in published]
         differences.step(steps, tolerance, where="post", color=color, ls="--", lw=1)
-    losses.plot([], [], color="0.3", label="line: ours")  # what line and circle stand for
-    losses.plot([], [], ls="", marker="o", mfc="none", mec="0.3", label="circle: published")
     losses.set(ylabel="loss (nats per token)", title=textwrap.fill(title, LOSSES_COLUMNS))
-    losses.legend(ncols=1 if len(series) <= 2 else 2)
+    losses.legend(title="line: ours; circle: published", ncols=2)
     differences.set(ylabel="difference (nats)", xlabel="optimizer step", yscale="log")
     differences.set_title("absolute difference; dashed: tolerance", fontsize="medium")
     differences.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -70,8 +65,6 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, dict[str, Any]]) -> None:
     figure = Figure(figsize=(LOSSES_WIDTH_IN, 8.4), dpi=DPI, layout="constrained")
     panels: Any = [["step", "tokens"], ["time"] * 2, ["rate"] * 2, ["phases"] * 2]
     axes = figure.subplot_mosaic(panels, height_ratios=[3, 2.5, 1.5, 0.2 + 0.15 * len(runs)])
-    longest_s = max([point[2] for run in runs.values() for point in run.get("rate", ())], default=0)
-    unit, unit_s = next((u for u in TIME_UNITS if longest_s >= 2 * u[1]), TIME_UNITS[-1])
     kinds = sorted({name for run in runs.values() for name, *_ in run.get("phases", ())})
     for i, (label, run) in enumerate(runs.items()):
         # matplotlib leaves out a label with _ at its beginning, and sets what is between $ as math
@@ -82,19 +75,19 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, dict[str, Any]]) -> None:
             style: dict[str, Any] = {"color": f"C{i % 10}", "ls": "-" if "rate" in run else "--"}
             style |= {"lw": width, "marker": "o" if dots else "", "ms": 4}
             step, tokens, time, value = points.T
-            x = {"step": step, "tokens": tokens / 1e6, "time": time / unit_s}
+            x = {"step": step, "tokens": tokens / 1e6, "time": time / 60}
             for name, values in (x if key != "rate" else {"rate": x["time"]}).items():
                 axes[name].plot(values, value, **style)
         for k, kind in enumerate(kinds):
             phases = [phase[1:] for phase in run.get("phases", ()) if phase[0] == kind]
-            spans = [(begin / unit_s, length / unit_s) for begin, length in phases]
+            spans = [(begin / 60, length / 60) for begin, length in phases]
             look = {"color": f"C{(len(runs) + k) % 10}", "label": kind if not i else ""}
             axes["phases"].broken_barh(spans, (-i - 0.4, 0.8), **look)
     for name, title in {"step": "optimizer step", "tokens": "tokens (millions)"}.items():
         axes[name].set(xlabel=title, ylabel="loss (nats per token)")
     axes["time"].set(ylabel="loss (nats per token)")
     axes["rate"].set(ylabel="tokens/s", ylim=(0, None))
-    axes["phases"].set_xlabel(f"wall time ({unit}); bars: no training")
+    axes["phases"].set_xlabel("wall time (minutes); bars: no training")
     axes["phases"].set_yticks(range(0, -len(runs), -1))
     for name in ("rate", "phases"):
         axes[name].sharex(axes["time"])
@@ -104,8 +97,7 @@ def plot_runs(paths: Sequence[Path], runs: dict[str, dict[str, Any]]) -> None:
     for i, tick in enumerate(axes["phases"].set_yticklabels(["■"] * len(runs))):
         tick.set_color(f"C{i % 10}")
     figure.suptitle("thin: training loss; thick: validation loss; dashed: published")
-    wide = max(map(len, runs)) > 40
-    figure.legend(loc="outside lower center", ncols=1 if wide else 2, fontsize="small")
+    figure.legend(loc="outside lower center", fontsize="small")
     for path in paths:
         figure.savefig(path)
 
@@ -161,9 +153,7 @@ def plot_rows(
         top.set_title(column)
         bottom.set_xlabel(x[1])
     handles, labels = grid[0][0].get_legend_handles_labels()
-    widest = max(map(len, labels), default=1) + 8  # characters, with the line before them
-    fit = max(1, int(size[0] * 15 / widest))  # 15 characters an inch at this size
-    figure.legend(handles, labels, fontsize=7, loc="outside lower center", ncols=fit)
+    figure.legend(handles, labels, fontsize=7, loc="outside lower center", ncols=2)
     figure.savefig(path)
 
 

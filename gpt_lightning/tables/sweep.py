@@ -186,21 +186,19 @@ class Sweep:
             0: Every row was measured, or could not be for lack of memory; 1: a row failed
             otherwise; 75: rows are left.
         """
-        end, rows, left = math.inf, self.configurations, []
+        end, rows, left = math.inf, self.configurations, 0
         if minutes := getattr(self.args, "minutes", None):
             end = time.monotonic() + 60 * minutes
             rows = sorted(rows, key=lambda row: self._status(row) not in ("", *KEPT))
         for configuration in rows:
-            if self.measure(configuration, end) is None:
-                left.append(configuration)
+            left += self.measure(configuration, end) is None
         self.pictures = self.bench.picture(self.folder, self.rows)
         words = self.report()
         self.print_files()
         if words:
             print(words)
         if left:
-            names = [" ".join(v for v in row.values() if isinstance(v, str)) for row in left]
-            print(f"{len(left)} of {len(rows)} rows left ({'; '.join(names)}): continue with")
+            print(f"{left} of {len(rows)} rows left: continue with")
             argv = self.argv if self.args.resume else [*self.argv, "--resume"]
             print(program(), shlex.join(argv))
             return EXIT_AGAIN

@@ -5,14 +5,13 @@ import pytest
 from gpt_lightning.bench import accumulation
 from gpt_lightning.cli import main
 from gpt_lightning.tables import sweep
+from gpt_lightning.tables.worker import measured
 
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        sweep, "isolated", lambda address, values, _: accumulation.measure_sum(**values)
-    )
+    monkeypatch.setattr(sweep, "isolated", lambda address, values, _: measured(address, values))
 
 
 @pytest.mark.parametrize(("accumulator", "addend", "upcast", "published"), accumulation.PUBLISHED)

@@ -60,21 +60,14 @@ def test_any_name_of_a_folder_is_in_the_legend(tmp_path, monkeypatch):
     figure.draw_without_rendering()  # raises for wrong math
 
 
-@pytest.mark.parametrize(
-    ("seconds", "unit"),
-    [(1.0, "seconds"), (119.0, "seconds"), (120.0, "minutes"), (7200.0, "hours")],
-)
-def test_the_wall_time_has_a_unit_of_its_size(tmp_path, monkeypatch, seconds, unit):
-    run = {key: points(2, seconds) for key in ("train", "val", "rate")}
-    phases = [("stall", 0.0, seconds / 2), ("validation", seconds / 2, seconds / 2)]
+def test_the_wall_time_is_in_minutes_and_phases_are_bars(tmp_path, monkeypatch):
+    run = {key: points(2, 600.0) for key in ("train", "val", "rate")}
+    phases = [("stall", 0.0, 300.0), ("validation", 300.0, 300.0)]
     figure, axes = drawn(monkeypatch, tmp_path, {"run": run | {"phases": phases}})
-    assert f"wall time ({unit})" in axes["phases"].get_xlabel()
-    size = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0}[unit]
-    assert axes["time"].lines[0].get_xdata()[-1] == seconds / size
+    assert "wall time (minutes)" in axes["phases"].get_xlabel()
+    assert axes["time"].lines[0].get_xdata()[-1] == 10.0
     bars = [box.get_paths()[0].get_extents() for box in axes["phases"].collections]
-    assert [(bar.x0, bar.width) for bar in bars] == [
-        (0.0, seconds / 2 / size), (seconds / 2 / size, seconds / 2 / size),
-    ]  # fmt: skip
+    assert [(bar.x0, bar.width) for bar in bars] == [(0.0, 5.0), (5.0, 5.0)]
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == [" run", "stall", "validation"]
 
