@@ -132,8 +132,6 @@ def check_names(given: dict[str, Any]) -> None:
             raise UserError(
                 f"trainer.{key} is {word!r}; expected {', '.join(choices)}{nearest(word, choices)}"
             )
-    if strategy == "single_device" and devices not in ("auto", 1, "1"):
-        raise UserError(f"trainer.strategy single_device has 1 device, trainer.devices {devices}")
     if isinstance(devices, int | str) and not re.fullmatch(DEVICES, str(devices)):
         raise UserError(
             f"trainer.devices is {devices!r}; expected auto, a number of devices, -1 for all GPUs, "
@@ -188,8 +186,6 @@ def check_callbacks(callbacks: list[L.Callback], given: dict[str, Any]) -> None:
 def changed_arguments(callbacks: list[L.Callback], given: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that Lightning gets instead of those that were given."""
     changes: dict[str, Any] = {}
-    if given.get("strategy") == "single_device":  # Lightning's is the CPU whatever the accelerator
-        changes = {"strategy": "auto", "devices": 1}
     if given.get("strategy") == "fsdp2":
         from gpt_lightning.training.sharding import ShardedStrategy  # not for whole models
 

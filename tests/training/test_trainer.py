@@ -109,5 +109,3 @@ def test_lightning_gets_one_progress_bar_and_one_kind_of_checkpoint():
     assert "enable_checkpointing" not in changed_arguments([theirs], {})
     off = {"enable_checkpointing": False}  # Lightning raises
     assert changed_arguments([ours, theirs], off)["enable_checkpointing"] is False
-    single = changed_arguments([], {"strategy": "single_device"})
-    assert single == {"strategy": "auto", "devices": 1, "callbacks": []}
