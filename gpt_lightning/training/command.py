@@ -28,28 +28,10 @@ from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
 from gpt_lightning.runs.settings import RunSettings, TaskSettings
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks import EVERY_RUN
-from gpt_lightning.training.trainer import as_list
+from gpt_lightning.training.trainer import TABLES, as_list
 
 COMPILERS = ("torch._dynamo.", "torch._inductor.")  # modules of errors of torch.compile
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-# loggers whose messages the banner replaces, or that give advice that does not apply -> their level
-LEVELS = {
-    "lightning.pytorch.utilities.rank_zero": logging.WARNING,
-    "lightning.fabric.utilities.seed": logging.WARNING,
-    "lightning.fabric.utilities.distributed": logging.WARNING,
-    # each rank would print that gloo has no all-to-all, which Muon in shards asks for
-    "torch.distributed.tensor._collective_utils": logging.ERROR,
-}
-IGNORED = (
-    "LightningCLI's args parameter",  # main() takes arguments so that tests can call it
-    ".*does not have many workers",  # reading a memory map is not what a step waits for
-    "The dirpath has changed",  # a resumed run has a folder of its own
-    ".*LeafSpec.* is deprecated",  # Lightning's own use of PyTorch
-    "Couldn't infer the batch indices",  # predict reads the split in order
-    "You're using the WeightAveraging callback with a model",  # each rank has the whole model
-    "Total length of `list` across ranks is zero",  # a dataset without a validation split
-    r".*self\.log\('perf/tokens', \.\.\., sync_dist=True\)",  # the number is of all ranks
-)
 
 
 class TrainingParser(parsing.OneLineParser, LightningArgumentParser):
@@ -284,9 +266,9 @@ class GPTCLI(LightningCLI):
 
 def quiet_lightning() -> None:
     """Silence messages that the banner replaces, and advice that does not apply."""
-    for name, level in LEVELS.items():
+    for name, level in TABLES["quiet_loggers"].items():
         logging.getLogger(name).setLevel(level)
-    for message in IGNORED:
+    for message in TABLES["ignored_warnings"]:
         warnings.filterwarnings("ignore", message=message)
 
 
@@ -301,7 +283,7 @@ def quiet_process() -> Iterator[None]:
     variables, handlers = dict(os.environ), {number: signal.getsignal(number) for number in SIGNALS}
     deterministic = torch.are_deterministic_algorithms_enabled()
     with warnings.catch_warnings(), ExitStack() as stack:
-        for logger in map(logging.getLogger, LEVELS):
+        for logger in map(logging.getLogger, TABLES["quiet_loggers"]):
             stack.callback(logger.setLevel, logger.level)
         stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         stack.callback(torch.use_deterministic_algorithms, deterministic)

@@ -25,9 +25,10 @@ from gpt_lightning.errors import MemoryExhaustedError, PeerError, UserError
 from gpt_lightning.runs import mirror
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks import EVERY_RUN
-from gpt_lightning.training.command import GPTCLI, LEVELS
+from gpt_lightning.training.command import GPTCLI
 from gpt_lightning.training.fit import run_cli
 from gpt_lightning.training.module import GPTModule
+from gpt_lightning.training.trainer import TABLES
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
@@ -126,7 +127,7 @@ def process_state() -> list:
         dict(os.environ), [signal.getsignal(number) for number in numbers], descriptor,
         sys.excepthook, threading.excepthook, sys.stdout, sys.stderr, warnings.filters[:],
         gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(),
-        {name: logging.getLogger(name).level for name in LEVELS},
+        {name: logging.getLogger(name).level for name in TABLES["quiet_loggers"]},
         torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark,
         torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(),
     ]  # fmt: skip
@@ -156,6 +157,6 @@ def test_a_section_without_keys_is_one_line(section, own_folder, capsys):
     Path("wrong.yaml").write_text(f"\n{section}: 5\n")
     assert cli.main(["fit", *TINY_RUN, "--config=wrong.yaml"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert f"--config wrong.yaml, line 2: {section} is 5; expected keys below it" in line
+    assert f"--config wrong.yaml: {section} is 5; expected keys below it" in line
     key = line.partition("such as ")[2].partition(";")[0]
     assert key.startswith(f"{section}.")
