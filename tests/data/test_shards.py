@@ -154,9 +154,10 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "a digest that leads elsewhere": (edit("splits", "train", 0, "sha256", to="../x"), "SHA-256"),
     "newer version": (edit("version", to=99), "format version 99"),
     "dtype too small": (edit("vocab_size", to=100_277), "100,277 takes uint32"),
+    "no tokenizer at all": (edit("tokenizer", to=5), "tokenizer is 5, expected dict"),
     "dtype unknown": (edit("dtype", to="float16"), "dtype is float16"),
     "shard without count": (edit("splits", "train", 0, "tokens"), "'tokens' is missing"),
-    "count as text": (edit("splits", "train", 0, "tokens", to="7"), "tokens='7'"),
+    "count as text": (edit("splits", "train", 0, "tokens", to="7"), "tokens is '7', expected int"),
     "split of the wrong kind": (edit("splits", "train", to=5), "not iterable"),
     "a way out": (edit("splits", "train", 0, "file", to="../x.npy"), "expected a file name"),
 }
