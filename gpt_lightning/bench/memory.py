@@ -44,29 +44,24 @@ from gpt_lightning.tables.worker import SkippedError
 MODES = ("inference", "training")
 FIRST, OUTSIDE = "block 0", "outside of the blocks"
 Saved = tuple[str, str, str, str, int]  # where, module, shape, dtype, bytes
-TITLES = {"context": "context (tokens)", "blocks": "blocks per checkpoint"}
 
 
 def picture(folder: Path, rows: Sequence[Row]) -> list[str]:
-    """Draw the peak over context, or over blocks per checkpoint where all contexts are equal."""
+    """Draw the peak over context, if there is more than one."""
     from gpt_lightning.tables.pictures import plot_rows  # not in a row's process
 
-    x, other = "context", "blocks"
-    if len({row.context for row in rows}) == 1:
-        x, other, rows = other, x, [row for row in rows if row.checkpointing]
-    if len({getattr(row, x) for row in rows if row.status == "ok"}) < 2:
+    if len({row.context for row in rows if row.status == "ok"}) < 2:
         return []
-
-    def place(row: Row) -> tuple[str, str, str]:
-        label = f"{row.device} {row.dtype} {row.mode}, batch {row.batch}"
-        if value := getattr(row, other):
-            label += f", {TITLES[other]}: {value}"
-        return f"{row.model} {row.size}", label, "-"
-
-    quantities = {"peak_mib": "peak (MiB)"}
-    path = folder / "peak.png"
-    plot_rows(path, "Peak memory of a step", rows, (x, TITLES[x]), quantities, place)
+    path, x = folder / "peak.png", ("context", "context (tokens)")
+    plot_rows(path, "Peak memory of a step", rows, x, {"peak_mib": "peak (MiB)"}, place)
     return [path.name]
+
+
+def place(row: Row) -> tuple[str, str, str]:
+    """Return the column of panels, the label and the style of a row."""
+    label = f"{row.device} {row.dtype} {row.mode}, batch {row.batch}"
+    blocks = f", {row.blocks} blocks per checkpoint" if row.checkpointing else ""
+    return f"{row.model} {row.size}", label + blocks, "-"
 
 
 def read_modes(args: Any) -> list[Values]:

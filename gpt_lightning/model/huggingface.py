@@ -210,19 +210,15 @@ def settings_of(
     """
     dropout = {f"{place}_pdrop": config.dropout for place in ("attn", "embd", "resid")}
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
+    return TABLE["written"] | {
         "vocab_size": vocab_size,
         "n_positions": config.block_size,
         "n_ctx": config.block_size,
         **{key: getattr(config, key) for key in SIZE_KEYS},
         "activation_function": names[config.activation],
         **dropout,
-        "layer_norm_epsilon": 1e-5,
         "bos_token_id": eot_token,
         "eos_token_id": eot_token,
         "tie_word_embeddings": config.tie_weights,
-        "dtype": "float32",
         OURS: ours,
     }
