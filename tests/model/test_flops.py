@@ -20,11 +20,6 @@ def test_mfu_of_nanogpt_runs(step_ms: float, percent: float) -> None:
     assert round(100 * fraction, 2) == percent  # two decimals were printed
 
 
-def test_mfu_is_shared_by_devices() -> None:
-    # 8 devices do 8 times the work of one at the same utilization
-    assert mfu(8.0e5, 1.0e9, 1.0e15, n_devices=8) == pytest.approx(mfu(1.0e5, 1.0e9, 1.0e15))
-
-
 def _counted_per_token(config: GPTConfig, batch_size: int, block_size: int) -> tuple[int, float]:
     """Return N, and PyTorch's FLOPs of forward and backward, counted on the meta device."""
     with torch.device("meta"):

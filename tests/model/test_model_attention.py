@@ -14,19 +14,12 @@ from gpt_lightning.model.attention import (
     naive_attention,
 )
 from gpt_lightning.model.fast.compilation import attention_kernel
-from gpt_lightning.model.fast.cpu_kernels import KERNELS
 from gpt_lightning.model.gpt import GPT, GPTConfig
 
 
 def qkv(T: int, S: int) -> list[torch.Tensor]:
     torch.manual_seed(0)
     return [torch.randn(2, 3, n, 16, requires_grad=True) for n in (T, S, S)]
-
-
-def test_a_config_may_name_each_kernel():
-    for name in ATTENTION:
-        assert GPTConfig(attention=name).attention == name
-    assert set(KERNELS) == set(ATTENTION) == {"auto", "sdpa", "naive", *FUSED}
 
 
 @pytest.mark.parametrize("name", ["auto", "sdpa", "flash"])
