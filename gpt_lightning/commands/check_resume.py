@@ -10,12 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from json import loads
 from pathlib import Path
 from typing import Any
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import config_paths, resolve_configs
+from gpt_lightning.runs.history import read_rows
 
 # metrics of a session, which differ between two equal runs
 OF_THE_SESSION = {"time", "perf/step_ms", "perf/tokens_per_sec", "perf/mfu", "perf/data_wait_ms"}
@@ -126,14 +126,7 @@ def kill_once(command: list[str], run: Path, rng: random.Random, steps: int, num
 
 def last_step(run: Path) -> int:
     """Return the highest step that has been logged; 0 if none."""
-    return max((row["step"] or 0 for row in metrics_rows(run)), default=0)
-
-
-def metrics_rows(run: Path) -> list[dict[str, Any]]:
-    """Return the rows of a run's metrics file, without an incomplete last line."""
-    path = run / "metrics.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    return [loads(line) for line in lines if line.endswith(b"\n")]
+    return max((row["step"] or 0 for row in read_rows(run / "metrics.jsonl")), default=0)
 
 
 # ---- comparison ----------------------------------------------------------------------------------
@@ -147,7 +140,7 @@ def compare(first: Path, second: Path) -> dict[str, bool]:
 
 def parts(run: Path) -> dict[str, Any]:
     """Return what equal runs have in common, by name."""
-    state, rows = as_bytes(final_checkpoint(run)), metrics_rows(run)
+    state, rows = as_bytes(final_checkpoint(run)), read_rows(run / "metrics.jsonl")
     return {
         "weights": state["state_dict"],
         "optimizer": state["optimizer_states"],

@@ -246,6 +246,7 @@ def test_an_error_of_all_ranks_is_printed_once(folder, case):
 def test_a_file_system_without_locks(whole, folder, case):
     ended = fit(folder, faults={"no_locks": []}).ok()
     folders = re.findall("warning: the file system of (.*) has no locks: start one", ended.err)
-    assert [Path(name).name for name in folders] == ["data", "checkpoints"], ended.err
-    case.saw("one warning per folder, of the data and of the checkpoints")
+    names = ["data", "checkpoints", "version_0"]
+    assert [Path(name).name for name in folders] == names, ended.err
+    case.saw("one warning per folder, of the data, the run and its checkpoints")
     must_equal(whole, folder)

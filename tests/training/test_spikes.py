@@ -8,7 +8,8 @@ import pytest
 import torch
 from tiny_fit import TINY_FIT
 
-from gpt_lightning.commands.check_resume import compare, metrics_rows
+from gpt_lightning.commands.check_resume import compare
+from gpt_lightning.runs.history import read_rows
 from gpt_lightning.training.fit import run_cli
 from gpt_lightning.training.optim import WINDOW, SpikeGuard
 
@@ -60,7 +61,7 @@ def run(*args: str, name: str = "run", planted: Planted | None = None):
 
 
 def rows(name: str = "run") -> list[dict]:
-    return metrics_rows(Path("lightning_logs") / name / "version_0")
+    return read_rows(Path("lightning_logs") / name / "version_0" / "metrics.jsonl")
 
 
 @pytest.mark.parametrize(
