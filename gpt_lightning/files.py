@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from gpt_lightning.errors import UserError
 
@@ -208,6 +209,19 @@ def reference_rows(name: str, first: str | None = None) -> list[dict[str, str]]:
         )
     rows = csv.DictReader(content.decode().splitlines())
     return [row for row in rows if first in (None, next(iter(row.values())))]
+
+
+def yaml_beside(module: str, name: str = "") -> Any:
+    """Return the content of a YAML file beside a module.
+
+    Args:
+        module: `__file__` of the module.
+        name: Name of the file; "": that of the module.
+    """
+    import yaml  # not all commands need it
+
+    path = Path(module).with_name(name) if name else Path(module).with_suffix(".yaml")
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 # ---- locks -------------------------------------------------------------------------------------

@@ -9,13 +9,12 @@ row measured, on a CPU the faster one of bf16 and float32.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from gpt_lightning.bench import COLUMNS, fits
+from gpt_lightning.files import yaml_beside
 from gpt_lightning.hardware.device import device_kind, device_name
 from gpt_lightning.hardware.peaks import Peak, lookup, measured_peak
 from gpt_lightning.tables import options
@@ -25,7 +24,7 @@ from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.tables.worker import SkippedError
 
 WARMUP_STEPS = 3
-TABLE = yaml.safe_load(Path(__file__).with_name("ladder.yaml").read_text(encoding="utf-8"))
+TABLE = yaml_beside(__file__, "ladder.yaml")
 RUNGS = {rung["name"]: rung for rung in TABLE["rungs"]}
 
 

@@ -11,22 +11,21 @@ https://arxiv.org/abs/2104.09864; Shazeer 2020 (SwiGLU), https://arxiv.org/abs/2
 """
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-import yaml
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import yaml_beside
 from gpt_lightning.model.attention import naive_attention
 from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.tables.options import Option, at_least, listed, one_of, optional, words
 from gpt_lightning.tables.rows import Values
 
-TABLE = yaml.safe_load(Path(__file__).with_name("sizes.yaml").read_text(encoding="utf-8"))
+TABLE = yaml_beside(__file__, "sizes.yaml")
 SHAPES: dict[str, list[int]] = TABLE["shapes"]  # layers, heads, width
 COURSE_SIZES: list[str] = TABLE["course"]
 GPU_SIZES: list[str] = TABLE["gpu"]

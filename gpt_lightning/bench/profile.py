@@ -44,13 +44,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import yaml
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from gpt_lightning.bench import COLUMNS, models, timing
 from gpt_lightning.bench.step import Training, compiled_graphs, prepare, random_batch, rates
 from gpt_lightning.data.loader import Batch
+from gpt_lightning.files import yaml_beside
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option
@@ -64,7 +64,7 @@ PARTS = ("score product", "scale and mask", "softmax", "value product")  # insid
 PHASES = ("data", "forward", "backward", "optimizer")
 RANGES = (*(f"step / {phase}" for phase in PHASES), *MODULES, *PARTS)
 STEP = "ProfilerStep"  # beginning of the name that the profiler gives a step
-TABLE = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
+TABLE = yaml_beside(__file__, "kinds.yaml")
 
 OPTIONS = (
     options.steps(3),

@@ -2,14 +2,12 @@
 
 import argparse
 import re
-from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from gpt_lightning.files import yaml_beside
 from gpt_lightning.parsing import actions_of
 
-WORDS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+WORDS = yaml_beside(__file__)
 FILES = "gpt_lightning_config_files"  # function of the script for bash
 
 

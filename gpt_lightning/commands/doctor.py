@@ -17,10 +17,10 @@ from urllib.request import urlopen
 
 import platformdirs
 import torch
-import yaml
 from packaging.utils import canonicalize_name as plain
 
 from gpt_lightning.errors import UserError, reason_of
+from gpt_lightning.files import yaml_beside
 from gpt_lightning.hardware import device, peaks, precision
 from gpt_lightning.model import gpt
 from gpt_lightning.model.fast import compilation
@@ -28,7 +28,7 @@ from gpt_lightning.parsing import CONFIGS
 from gpt_lightning.runs.folders import lock_folder
 from gpt_lightning.tables.worker import isolated
 
-TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+TABLE = yaml_beside(__file__)
 Line = tuple[str, str, str]
 
 

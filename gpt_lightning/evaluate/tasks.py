@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 import platformdirs
 import torch.distributed as dist
-import yaml
 
 from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.errors import UserError, reason_of
 from gpt_lightning.evaluate.scoring import Request, Score, Scorer
-from gpt_lightning.files import explained, file_sha256, locked, write_atomic
+from gpt_lightning.files import explained, file_sha256, locked, write_atomic, yaml_beside
 from gpt_lightning.model.gpt import SIZES, GPTConfig
 from gpt_lightning.parsing import nearest
 from gpt_lightning.tables.rows import Console, column, row_type
@@ -34,9 +33,7 @@ HARNESS = "lm-evaluation-harness"
 TITLE = re.compile(r"= (?!=).*(?<!=) =")  # title of a page; its sections have = = NAME = =
 Item = dict[str, Any]
 # names, url, sha256 of the items' file, and published figures, by task
-FILES: dict[str, Any] = yaml.safe_load(
-    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-)
+FILES: dict[str, Any] = yaml_beside(__file__)
 
 
 @dataclass(frozen=True)

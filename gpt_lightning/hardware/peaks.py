@@ -15,10 +15,9 @@ from typing import Any
 
 import platformdirs
 import torch
-import yaml
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import write_atomic
+from gpt_lightning.files import write_atomic, yaml_beside
 from gpt_lightning.hardware.device import device_name
 from gpt_lightning.hardware.precision import DTYPES
 
@@ -26,7 +25,7 @@ from gpt_lightning.hardware.precision import DTYPES
 A100_BF16_PEAK_FLOPS = 312.0e12
 # A few hundred rows reach a CPU core's best rate, a large GPU needs several thousand.
 SIZES = (512, 1024, 2048, 4096, 8192)
-_TABLE: Any = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+_TABLE: Any = yaml_beside(__file__)
 CHIPS: list[Any] = _TABLE["chips"]  # rows: pattern of the name, label, rates in TFLOP/s, source
 RATES = ("bf16", "fp16", "tf32", "fp32")  # dtypes of the rates
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import yaml_beside
 from gpt_lightning.model.gpt import SIZES, GPTConfig
 from gpt_lightning.model.weights import HEAD, SIZE_KEYS, WTE, Pretrained, Weights, user_errors
 
@@ -24,7 +24,7 @@ PREFIX = "transformer."
 CONV1D = re.compile(r"\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight$")
 MASK = re.compile(r"\.attn\.(masked_)?bias$")  # h.0.attn.bias, not h.0.attn.c_attn.bias
 FILES = ("model.safetensors", "pytorch_model.bin")  # or in pieces, with .index.json
-TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+TABLE = yaml_beside(__file__)
 ACTIVATIONS: dict[str, str] = TABLE["activations"]  # theirs -> ours
 OURS = "gpt_lightning"  # our own key in config.json, which transformers keeps
 

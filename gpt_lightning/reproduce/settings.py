@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import yaml
 from jsonargparse import ArgumentParser
 from torch import nn
 
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import yaml_beside
 from gpt_lightning.hardware.device import device_kind, free_memory
 from gpt_lightning.model.fast.compilation import is_compiled
 from gpt_lightning.model.gpt import GPT, Block
@@ -51,7 +51,7 @@ INITIAL = (
 # setting of the published run, and the one that was read from ours
 SettingRow = row_type("rung setting theirs ours verdict")
 TEXT = "".join(f"a text of another author, line {i}\n" for i in range(20_000))
-BREAKS = yaml.safe_load(Path(__file__).with_name("breaks.yaml").read_text(encoding="utf-8"))
+BREAKS = yaml_beside(__file__, "breaks.yaml")
 # setting of a rung that was broken, and what the comparison saw
 BreakRow = row_type(
     "case rung setting value broken_to verdict seen_as",

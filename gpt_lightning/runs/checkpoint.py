@@ -39,11 +39,11 @@ from typing import Any
 
 import lightning as L
 import torch
-import yaml
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning import __version__
 from gpt_lightning.errors import UserError, reason_of
+from gpt_lightning.files import yaml_beside
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.removed import without_removed
 from gpt_lightning.runs.folders import check_digest, check_regular, sidecar
@@ -52,7 +52,7 @@ from gpt_lightning.runs.settings import Settings
 SCHEMA = 4
 HEAD_BYTES = 64  # read of a file to guess its kind
 # kinds of files that are not ours: by the beginning of the file, by keys of its content, weights
-FOREIGN: Any = yaml.safe_load(Path(__file__).with_name("foreign.yaml").read_text(encoding="utf-8"))
+FOREIGN: Any = yaml_beside(__file__, "foreign.yaml")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,13 +20,11 @@ from typing import Any
 import yaml
 
 from gpt_lightning.errors import UserError, reason_of
-from gpt_lightning.files import explained, is_held
+from gpt_lightning.files import explained, is_held, yaml_beside
 from gpt_lightning.runs.folders import RunPaths, lock_folder, run_folders
 
 Row = dict[str, Any]
-COLUMNS: dict[str, dict[str, str]] = yaml.safe_load(
-    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-)
+COLUMNS: dict[str, dict[str, str]] = yaml_beside(__file__)
 NAMES = RunPaths(Path())
 TAKE: dict[str, Any] = {"min": min, "median": statistics.median, "last": lambda values: values[-1]}
 

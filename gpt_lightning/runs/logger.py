@@ -11,19 +11,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, locked, sync_folder, write_atomic
+from gpt_lightning.files import explained, locked, sync_folder, write_atomic, yaml_beside
 from gpt_lightning.runs.folders import RunPaths, claim_folder
 
 EVENTS = "events.out.*"  # TensorBoard's files
 HPARAMS = TensorBoardLogger.NAME_HPARAMS_FILE
 # logger.yaml: charts by category, descriptions by curve, first hyperparameters, compared metrics
-_TABLES: Any = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+_TABLES: Any = yaml_beside(__file__)
 CHARTS: dict[str, dict[str, Any]] = _TABLES["charts"]
 DESCRIPTIONS: dict[str, str] = _TABLES["descriptions"]
 FLUSH_S = 1  # seconds between two flushes of the writer's own thread

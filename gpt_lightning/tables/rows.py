@@ -14,14 +14,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from gpt_lightning.files import write_atomic
+from gpt_lightning.files import write_atomic, yaml_beside
 
 RESULTS = "results.json"
 Values = dict[str, Any]  # field -> plain value
 Row = Any  # an instance of a dataclass whose fields are made by `column`
-UNITS = yaml.safe_load(Path(__file__).with_name("units.yaml").read_text(encoding="utf-8"))
+UNITS = yaml_beside(__file__, "units.yaml")
 
 
 class Verdict(StrEnum):

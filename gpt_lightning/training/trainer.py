@@ -6,17 +6,16 @@ errors about arguments become user errors.
 """
 
 import re
-from pathlib import Path
 from typing import Any
 
 import lightning as L
-import yaml
 from lightning.pytorch import callbacks as stock
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import yaml_beside
 from gpt_lightning.hardware.distributed import NO_COMMAND
 from gpt_lightning.parsing import nearest
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
@@ -30,7 +29,7 @@ UNITS = {"weeks", "days", "hours", "minutes", "seconds", "milliseconds"}
 DEVICES = r"auto|-1|[1-9]\d*|\[\d+(, ?\d+)*\]|\d+(, ?\d+)+"  # "0" alone is no device
 ARGUMENT_ERRORS = (TypeError, ValueError, RuntimeError, ImportError, MisconfigurationException)
 # limits of arguments and callbacks, and the reasons
-TABLES: Any = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+TABLES: Any = yaml_beside(__file__)
 
 
 class Trainer(L.Trainer):
