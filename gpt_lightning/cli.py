@@ -1,4 +1,4 @@
-"""Command line: the table of commands, and error messages of one line."""
+"""Command line: the commands of cli.yaml, and error messages of one line."""
 
 import contextlib
 import importlib
@@ -10,7 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
+
+import yaml
 
 from gpt_lightning import __version__
 from gpt_lightning.errors import MemoryExhaustedError, PeerError, UserError, termination_as_exit
@@ -25,14 +28,7 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC
 
 
 class Command(NamedTuple):
-    """Row of the table of commands.
-
-    Attributes:
-        text: Line of --help.
-        address: module:function in this package; empty: commands.NAME:NAME. The module is imported
-            at the call.
-        prints: True for a command that only prints, unless it is given --out.
-    """
+    """Command of cli.yaml, which describes the fields."""
 
     text: str
     address: str = ""
@@ -40,35 +36,10 @@ class Command(NamedTuple):
 
 
 TRAINING = "training.fit:run"
-COMMANDS = {
-    "fit": Command("train a model: --config quickstart", TRAINING),
-    "resume": Command("continue a run with its own settings: resume RUN", TRAINING),
-    "validate": Command("print a run's loss on the validation split: validate RUN", TRAINING),
-    "test": Command("print a run's loss on the test split: test RUN", TRAINING),
-    "predict": Command("write the loss of each validation token: predict RUN", TRAINING),
-    "runs": Command("list runs, or compare some: runs RUN RUN", prints=True),
-    "plot": Command("draw losses and speed of runs: plot RUN...", "commands.runs:plot"),
-    "prepare": Command("convert a text into shards of tokens", "prepare.command:prepare"),
-    "data": Command("print a dataset, or check its bytes: data verify DIR", prints=True),
-    "sample": Command("generate text with a trained model", prints=True),
-    "eval": Command("score a model: HellaSwag, LAMBADA, WikiText", "commands.evaluate:evaluate"),
-    "import": Command("write a GPT-2 as a checkpoint", "commands.export:import_model"),
-    "export": Command("write a model for Hugging Face: export RUN --to DIR"),
-    "reproduce": Command("repeat published results: reproduce --list", "reproduce.command:run"),
-    "bench": Command("measure this machine: bench --help", "bench.command:run"),
-    "configs": Command("list the configurations of --config", "parsing:configs", prints=True),
-    "checkpoint": Command("print, verify or convert checkpoints"),
-    "doctor": Command("check this machine, or a resume (--resume)", "commands.check_resume:doctor"),
-    "completion": Command("print a script for your shell", prints=True),
-}
+TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+COMMANDS = {name: Command(**row) for name, row in TABLES["commands"].items()}
 # words of earlier versions -> what is typed instead, before the same options
-FORMER = {
-    "verify": "gpt-lightning data verify",
-    "speedrun shakespeare": "python -m experiments.speedrun",
-    "speedrun": "python -m experiments.speedrun",
-    "report course": "python -m experiments.course",
-    "report": "python -m experiments.course",
-}
+FORMER: dict[str, str] = TABLES["former"]
 
 
 def usage() -> str:

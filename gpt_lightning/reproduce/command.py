@@ -10,7 +10,6 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.files import numbered_folder
 from gpt_lightning.parsing import OneLineParser, split_fit_options
 from gpt_lightning.reproduce.cases import CASES, CURVES, REPORTS, Case, Rung, pick
-from gpt_lightning.tables.rows import Console, column, row_type
 
 CORPUS = "tinyshakespeare"  # the text of every case
 ROOT = Path("lightning_logs") / "reproduce"
@@ -188,19 +187,14 @@ def best_device() -> str:
 
 def print_list() -> None:
     """Print every rung with its device, its data, and whether it can run here."""
-    time = column("how long, and what is missing")
-    row_of = row_type("case rung device data here time", time=time)
-    rows = []
-    for case, rung in ((each, rung) for each in CASES.values() for rung in each.rungs):
-        reason = why_not(rung)
-        here = "yes" if not reason else "no" if why_not(rung, named=True) else "part"
-        time = "; ".join(filter(None, (rung.time, reason)))
-        rows.append(row_of(case.name, rung.name, rung.device, CORPUS, here, time))
-    console = Console(row_of, rows=rows)
-    print(console.header(), *map(console.line, rows), sep="\n")
-    sources = {case.name: f"{case.title}; {case.source}" for case in CASES.values()}
-    sources |= {name: "; ".join(report) for name, report in REPORTS.items()}
-    print("\nSources:", *(f"{name:<24}{source}" for name, source in sources.items()), sep="\n")
+    for case in CASES.values():
+        print(f"{case.name}: {case.title}\n  {case.source}")
+        for rung in case.rungs:
+            reason = why_not(rung)
+            here = f"not by default: {reason}" if reason else "runs here"
+            print(f"  {rung.name:<18}{rung.device:<5}{CORPUS}  {rung.time}; {here}")
+    for name, report in REPORTS.items():
+        print(f"{name}: {'; '.join(report)}")
     print("\nCurves that any run can be compared with, by tokens:")
     for name, curve in CURVES.items():
         print(f"reproduce --against RUN {name:<23}  {curve.title}")
