@@ -142,6 +142,8 @@ def _checked(raw: Any) -> Manifest:
     found: Manifest = _made(
         Manifest, raw | {"source": _made(TextOrigin, raw["source"]), "splits": splits}
     )
+    if not isinstance(found.tokenizer, dict):
+        raise TypeError(f"tokenizer is {found.tokenizer}, expected its name and settings")
     if not splits or found.format not in FORMATS:
         raise ValueError(f"splits {list(splits)} of format {found.format!r}")
     for shard in found.shards():

@@ -15,6 +15,7 @@ from gpt_lightning.model.gpt import GPT, GPTConfig
 from gpt_lightning.reproduce import command, figures
 from gpt_lightning.reproduce.cases import REPORTS
 from gpt_lightning.tables import sweep
+from gpt_lightning.tables.worker import measured
 
 BENCHES = {bench.name: bench for bench in (accumulation.BENCH, dtypes.BENCH, profile.BENCH)}
 BENCHES["sizes"] = sizes.BENCH
@@ -34,7 +35,7 @@ def rows(name):
 def test_dtypes_and_sums_have_a_verdict_and_the_rest_its_command(capsys, monkeypatch):
     measures = {"measure_sum": accumulation.measure_sum, "measure_dtypes": dtypes.measure_dtypes}
     monkeypatch.setattr(
-        sweep, "isolated", lambda address, row, _: measures[address.partition(":")[2]](**row)
+        sweep, "isolated", lambda address, row, _: measured(measures[address.split(":")[1]], row)
     )
     assert main(["reproduce", "profile-report"]) == 0
     assert main(["reproduce", "systems-course"]) == 0
