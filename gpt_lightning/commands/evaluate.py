@@ -20,7 +20,6 @@ def evaluate(
     batch_size: PositiveInt = 16,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     dtype: Literal["fp32", "bf16"] = "fp32",
-    compile: bool = False,  # noqa: A002 - the name of the option
     out: str | None = None,
     network: str | dict[str, Any] | None = None,
 ) -> None:
@@ -41,7 +40,6 @@ def evaluate(
         batch_size: Texts per batch and process.
         device: Device of the model. auto: cuda, else mps, else cpu.
         dtype: dtype of matrix products. bf16 is faster and changes the last digits.
-        compile: Compile the model with torch.compile.
         out: JSON file for all numbers and the results of each item.
         network: Network of one's own with these weights (also --model.network), such as
             my_package.MyGPT; null: that of the run's config.yaml.
@@ -59,7 +57,7 @@ def evaluate(
     rank = int(os.environ.get("LOCAL_RANK") or 0)
     model.to(torch.device(kind, rank) if kind == "cuda" else kind)
     products = torch.bfloat16 if dtype == "bf16" else None
-    scorer = Scorer(model, tokenizer, batch_size, products, compile)
+    scorer = Scorer(model, tokenizer, batch_size, products)
     todo = [Task(name, scorer, data, limit, text or "", split, stride) for name in names]
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:  # torchrun sets it
         torch.distributed.init_process_group("gloo")

@@ -87,7 +87,6 @@ class Scorer:
             share in the softmax.
         batch_size: Windows per batch.
         dtype: dtype of matrix products under autocast; None: that of the weights.
-        compiled: True to compile the transformer, for windows of any length.
 
     Attributes:
         beat: Function that is called before each batch.
@@ -99,7 +98,6 @@ class Scorer:
         tokenizer: Tokenizer,
         batch_size: int = 16,
         dtype: torch.dtype | None = None,
-        compiled: bool = False,
     ) -> None:
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
         self.dtype = dtype
@@ -107,8 +105,7 @@ class Scorer:
         self._start = np.array(start_tokens(tokenizer, ""))  # context of a text that has none
         self.block_size = cast(GPTConfig, model.config).block_size
         self._ours = has_our_forward(type(model))
-        body: Any = model.transformer if self._ours else model
-        self._body = torch.compile(body, dynamic=True) if compiled else body
+        self._body: Any = model.transformer if self._ours else model
 
     def after(self, context: np.ndarray, tokens: np.ndarray) -> Request:
         """Return the request that scores tokens, (n,), after those of a context, (m,)."""

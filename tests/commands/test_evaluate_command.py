@@ -71,18 +71,6 @@ def test_wrong_arguments(args, names, model, capsys):
     assert names in capsys.readouterr().err
 
 
-def test_compile_is_passed_on(model, monkeypatch):
-    import torch
-
-    compiled = []
-    monkeypatch.setattr(
-        torch, "compile", lambda module, dynamic: compiled.append(dynamic) or module
-    )
-    own = ["--tasks", "lambada", "--data", "items", "--compile", "true"]
-    assert main(["eval", "run", *own]) == 0
-    assert compiled == [True]
-
-
 @pytest.mark.slow  # three processes that import PyTorch
 def test_two_ranks_of_torchrun_give_the_numbers_of_one(own_folder):
     fit = [*TINY_MODEL, "--data.text_file=text.txt", "--data.tokenizer=byte"]

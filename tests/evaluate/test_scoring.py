@@ -173,12 +173,3 @@ def test_each_batch_is_a_sign_of_progress():
     scorer.beat = lambda: beats.append(1)
     scorer.score([Request(np.arange(9), 3)] * 5)
     assert len(beats) == 3
-
-
-@pytest.mark.slow  # Inductor
-def test_a_compiled_transformer_gives_the_same():
-    model, requests = tiny_gpt(), random_requests(20)
-    expected = Scorer(model, ByteTokenizer(), 4).score(requests)
-    found = Scorer(model, ByteTokenizer(), 4, compiled=True).score(requests)
-    for a, b in zip(found, expected, strict=True):
-        assert a.log_prob == pytest.approx(b.log_prob, rel=1e-5)
