@@ -3,7 +3,7 @@
 import json
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jsonargparse.typing import PositiveInt
 
@@ -17,12 +17,8 @@ from gpt_lightning.data.tokenizers import (
     tokenizers_package,
 )
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import new_path
+from gpt_lightning.files import explained, move_into_place, new_path, workspace
 from gpt_lightning.parsing import plain_number
-
-if TYPE_CHECKING:
-    from gpt_lightning.model.gpt import GPTConfig
-    from gpt_lightning.model.weights import Pretrained
 
 
 def export(source: str, to: str | None = None) -> None:
@@ -36,7 +32,6 @@ def export(source: str, to: str | None = None) -> None:
     """
     out = new_path("--to", to)
 
-    from gpt_lightning.files import explained, move_into_place, workspace
     from gpt_lightning.model import huggingface
     from gpt_lightning.model.weights import user_errors
     from gpt_lightning.runs.sources import read_source, tokenizer_of
@@ -53,7 +48,10 @@ def export(source: str, to: str | None = None) -> None:
     files = tokenizer_files(tokenizer, config.block_size)
     files["config.json"] = json.dumps(settings, indent=2) + "\n"
     files["generation_config.json"] = json.dumps(eot, indent=2) + "\n"
-    files["README.md"] = model_card(found, config, n_params, tokenizer.name)
+    card = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
+    figures = ", ".join(f"{name} {figure}" for name, figure in found.figures.items())
+    shape = {"config": config, "n_params": n_params, "tokenizer": tokenizer.name}
+    files["README.md"] = card.format(**shape, figures=figures or "not known")
     with explained("write", out), workspace(out) as folder:
         (folder / "new").mkdir()
         for name, text in files.items():
@@ -120,20 +118,6 @@ def _made(tokenizer: Tokenizer) -> Any:
     fast.decoder = decoders.ByteLevel()
     fast.add_special_tokens([END_OF_TEXT] if by_regex else [])
     return fast
-
-
-def model_card(found: "Pretrained", config: "GPTConfig", n_params: int, tokenizer: str) -> str:
-    """Return the README.md of a model: its shape, and the figures of its training."""
-    rows = {
-        "parameters": f"{n_params:,}",
-        "layers, heads, width": f"{config.n_layer}, {config.n_head}, {config.n_embd}",
-        "context": f"{config.block_size:,} tokens",
-        "tokenizer": tokenizer,
-        **{name.replace("_", " "): str(figure) for name, figure in found.figures.items()},
-    }
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    template = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
-    return template.format(table=table)
 
 
 def import_model(
