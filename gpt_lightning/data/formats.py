@@ -103,9 +103,8 @@ def _read_bare(head: bytes, size: int | None) -> Header:
         raise ShardError(f"{size:,} bytes, {'an odd number' if size else 'an empty file'}")
     if len(head) == HEAD_BYTES:
         magic, version, count = struct.unpack("<3i", head[:12])
-        is_headed = (version, count) == (LLMC_VERSION, (size - HEAD_BYTES) // 2)
-        if is_headed or magic == LLMC_MAGIC:
-            raise ShardError(f"the magic number {magic}")
+        if (version, count) == (LLMC_VERSION, (size - HEAD_BYTES) // 2):
+            raise ShardError(f"the magic number {magic} of a header")
     tokens = np.frombuffer(head, "<u2")
     if len(tokens) >= 64 and tokens[::2].any() and not tokens[1::2].any():
         raise ShardError("a 0 at every second place, as in a file of uint32")

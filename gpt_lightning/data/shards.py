@@ -257,11 +257,6 @@ class TokenStream:
             UserError: A shard changed since it was opened, or holds a token outside the vocabulary.
         """
         starts = np.asarray(starts, dtype=np.int64)
-        if len(starts) and (starts.min() < 0 or starts.max() + length > len(self)):
-            raise IndexError(
-                f"windows of {length} tokens from {starts.min()} to {starts.max()} "
-                f"reach beyond the {len(self)} tokens of the split"
-            )
         out = np.empty((len(starts), length), dtype=np.int64)
         shards = np.searchsorted(self._ends, starts, side="right")
         mapped, tokens = -1, out  # the shard of the window before, which is often the next one's
