@@ -17,7 +17,6 @@ from tqdm import tqdm
 from gpt_lightning.training.callbacks import report as module
 from gpt_lightning.training.callbacks.report import (
     StepProgress,
-    line_interval,
 )
 
 
@@ -61,6 +60,7 @@ def trained(progress: StepProgress, trainer: SimpleNamespace, steps: int) -> Non
     ("every", "log_every", "max_steps", "expected"),
     [
         (None, 3, 120, list(range(6, 121, 6))),  # twenty lines
+        (None, 50, 40, list(range(2, 41, 2))),  # no log in the run
         (7, 1, 40, [7, 14, 21, 28, 35]),
     ],
 )
@@ -180,18 +180,3 @@ def test_on_a_terminal_there_is_one_bar(clock, monkeypatch):
     trained(progress, trainer, 10)
     progress.on_train_end(trainer, None)
     assert "step 10/10 | loss 1.5000 | " in screen.drawn()
-
-
-@pytest.mark.parametrize(
-    ("total", "log_every", "interval"),
-    [
-        (2000, 30, 90),
-        (40, 10, 10),  # at log steps alone
-        (40, 50, 2),  # no log in the run
-        (4, 0, 1),
-        (0, 500, 500),  # no end
-        (0, 0, 100),
-    ],
-)
-def test_lines_come_at_a_twentieth_of_the_run_with_or_without_logs(total, log_every, interval):
-    assert line_interval(total, log_every) == interval

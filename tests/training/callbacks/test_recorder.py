@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import lightning as L
 import pytest
 import torch
 from tiny_fit import quiet_trainer, tiny_config, tiny_data
@@ -76,12 +75,6 @@ def test_the_first_step_and_stalls_are_apart_from_the_rate(text_file, monkeypatc
     _, timings, _, _ = run(text_file, monkeypatch, slow_step=4)
     assert timings.stalls == 1
     assert timings.tokens_per_sec == pytest.approx(B * T / 0.01)
-
-
-def test_the_tokens_of_a_step_are_of_all_ranks(text_file, monkeypatch):
-    monkeypatch.setattr(L.Trainer, "world_size", property(lambda self: 4))
-    seen, _, _, _ = run(text_file, monkeypatch)
-    assert seen[0].tokens == 4 * B * T
 
 
 def test_without_the_time_of_each_step_the_times_are_the_monitors(text_file, monkeypatch):
