@@ -7,11 +7,9 @@ does not count; the batch time is a median. The first batch includes the order's
 start of the workers.
 
 The loader writes a token as int64 three times: in the window of T + 1 tokens, as input and as
-target. The floor is the time, taken alike, of the work that every loader does: a
-plain loop over the mapped file that writes inputs and targets, 16 bytes per token, in one process.
-Several workers can beat it.
-
-mixture: two datasets of equal size, shuffled, with weights 0.7 and 0.3.
+target. The floor is the time, taken alike, of the work that every loader does: a plain loop over
+the mapped file that writes inputs and targets, 16 bytes per token, in one process. Several workers
+can beat it.
 """
 
 import itertools
@@ -28,15 +26,14 @@ from gpt_lightning.data.dataset import load_manifest, random_dataset
 from gpt_lightning.data.loader import TrainLoader
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.data.shards import TokenStream
-from gpt_lightning.data.windows import DatasetWindows, Mixture, WindowSource
+from gpt_lightning.data.windows import DatasetWindows
 from gpt_lightning.tables import options
 from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.tables.worker import SkippedError
 
 VOCAB_SIZE = 50_257  # GPT-2's: two bytes per token on the disk
-ORDERS = ("sequential", "shuffled", "random", "mixture")
-WEIGHTS = (0.7, 0.3)  # weights of the mixture's datasets
+ORDERS = ("sequential", "shuffled", "random")
 SEED = 1337
 
 
@@ -66,13 +63,13 @@ def measure_data(row: Row) -> Values:
     device, tokens = torch.device(row.device), row.batch_size * row.block_size
     if tokens + 1 >= row.n_tokens:
         raise SkippedError(f"--n_tokens is {row.n_tokens}; a batch takes {tokens + 2:,}")
-    folders = [
-        random_dataset(Path(row.data_dir) / f"bench-{row.n_tokens}-{i}", VOCAB_SIZE, row.n_tokens)
-        for i in range(len(WEIGHTS) if row.order == "mixture" else 1)
-    ]
+    folder = Path(row.data_dir) / f"bench-{row.n_tokens}"
+    dataset = random_dataset(folder, VOCAB_SIZE, row.n_tokens)
+    stream = TokenStream(dataset, load_manifest(dataset), "train")
+    windows = WindowOrder(row.order, len(stream), row.block_size, SEED, stream.shard_tokens)
     # read_tokens 0: a batch that is read together with others has no time of its own
     loader = TrainLoader(
-        make_source(row, folders),
+        DatasetWindows(stream, windows),
         row.batch_size,
         num_workers=row.workers,
         pin_memory=device.type == "cuda",
@@ -88,7 +85,7 @@ def measure_data(row: Row) -> Values:
             timer.end("copy")
 
     times, first = timing.record(take, device, row.warmup, row.batches)
-    floor = timing.steady_mean(floor_ms(folders[0], tokens, row.batches))
+    floor = timing.steady_mean(floor_ms(dataset, tokens, row.batches))
     tokens_per_sec = tokens / timing.steady_mean(times["total"]) * 1e3
     return {
         "first_batch_ms": first["total"],
@@ -99,19 +96,6 @@ def measure_data(row: Row) -> Values:
         "floor_tokens_per_sec": tokens / floor * 1e3,
         "floor_share": tokens_per_sec * floor / tokens / 1e3,
     }
-
-
-def make_source(row: Row, folders: list[Path]) -> WindowSource:
-    """Return one dataset in the order of a row, or the mixture of several."""
-    order: Any = "shuffled" if row.order == "mixture" else row.order
-    sources = {}
-    for index, folder in enumerate(folders):
-        stream = TokenStream(folder, load_manifest(folder), "train")
-        windows = WindowOrder(order, len(stream), row.block_size, SEED, stream.shard_tokens)
-        sources[str(index)] = DatasetWindows(stream, windows)
-    if row.order != "mixture":
-        return sources["0"]
-    return Mixture(sources, dict(zip(sources, WEIGHTS, strict=True)), SEED)
 
 
 def floor_ms(folder: Path, tokens: int, repeats: int) -> list[float]:

@@ -46,15 +46,3 @@ def test_a_slow_source_is_seen(tmp_path, monkeypatch):
     assert measured(tmp_path, order="sequential")["tokens_per_sec"] < 4 * 32 / 0.005
     with pytest.raises(SkippedError, match="n_tokens is 129; a batch takes 130"):
         measured(tmp_path, order="sequential", n_tokens=129)
-
-
-def test_the_mixture_has_its_weights(tmp_path, monkeypatch):
-    sources = []
-    loader = data.TrainLoader
-    monkeypatch.setattr(
-        data,
-        "TrainLoader",
-        lambda source, *a, **k: sources.append(source) or loader(source, *a, **k),
-    )
-    measured(tmp_path, order="mixture")
-    assert (sources[0].counts(10_000) / 10_000).tolist() == list(data.WEIGHTS)
