@@ -33,10 +33,7 @@ def rows(name):
 
 
 def test_dtypes_and_sums_have_a_verdict_and_the_rest_its_command(capsys, monkeypatch):
-    measures = {"measure_sum": accumulation.measure_sum, "measure_dtypes": dtypes.measure_dtypes}
-    monkeypatch.setattr(
-        sweep, "isolated", lambda address, row, _: measured(measures[address.split(":")[1]], row)
-    )
+    monkeypatch.setattr(sweep, "isolated", lambda measure, row, _: measured(measure, row))
     assert main(["reproduce", "profile-report"]) == 0
     assert main(["reproduce", "systems-course"]) == 0
     out = capsys.readouterr().out
