@@ -1,9 +1,9 @@
 """Costs of Lightning's Trainer and our callbacks against a raw PyTorch loop.
 
 Two loops train the same model on the same batch with the same optimizer, in one process, in blocks
-A B A B; a pair is A:B. A step lasts from one request for a batch to the next, in every loop. ms: median over the
+A B A B. A step lasts from one request for a batch to the next, in every loop. ms: median over the
 rounds of a block's mean step, so that work of every tenth step, such as logging, is included.
-difference: B - A, and ratio: B / A, medians over the rounds. raw against raw shows the noise.
+pair: A:B. difference: B - A, and ratio: B / A, medians over the rounds. raw:raw shows the noise.
 
 raw: forward, backward and AdamW, nothing else. norm: raw with the norm of the gradients, checked to
 be finite as GPTModule does each step. trainer: Trainer and GPTModule without callbacks and logger.
