@@ -199,9 +199,10 @@ class RunEvents(TensorBoardLogger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         with explained("write", self.log_dir):
+            if self.experiment.file_writer is None or not self._begun:  # the end of a fit closes it
+                self.experiment.add_custom_scalars(CHARTS)
             if not self._begun:
                 self._begun = True
-                self.experiment.add_custom_scalars(CHARTS)
                 if self._resumed is not None:
                     # a resume makes TensorBoard drop all points with an x above its step
                     for line in rows_until(RunPaths(self._run.folder).metrics, *self._resumed):
