@@ -25,17 +25,11 @@ from gpt_lightning.bench.memory_meter import limit_memory
 from gpt_lightning.bench.step import random_batch
 from gpt_lightning.errors import UserError
 from gpt_lightning.hardware.device import peak_memory_gib
-from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option
 from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench, Sweep, read_options
-from gpt_lightning.training.steps import (
-    StepShape,
-    largest_divisor,
-    memory_options,
-    options_for,
-)
+from gpt_lightning.training.steps import LESS_MEMORY, StepShape, largest_divisor, options_for
 
 SHARE = 0.8  # default limit of a trial: share of the machine's available memory
 
@@ -132,10 +126,7 @@ def findings(
 ) -> list[str]:
     """Return the findings, a line each: the largest batch, the fastest, and the settings."""
     if largest == 0:
-        shape = GPTConfig(**config.model.config.as_dict())
-        switches = memory_options(shape, step.block_size, rows[0].device)
-        advice = " ".join(switches) or "a shorter data.block_size, or a smaller model"
-        return [f"not one sequence fits ({rows[0].status}, {rows[0].note}): try {advice}"]
+        return [f"not one sequence fits ({rows[0].status}, {rows[0].note}): try {LESS_MEMORY}"]
     refusal = f"; {refused} does not" if refused else ""
     fastest = max((row for row in rows if row.status == "ok"), key=lambda r: r.tokens_per_sec)
     batch = largest_divisor(step.sequences, largest)

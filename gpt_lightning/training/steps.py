@@ -18,13 +18,17 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from gpt_lightning.data.loader import Batch, TrainLoader, limited
 from gpt_lightning.errors import UserError
-from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.parsing import program
 from gpt_lightning.runs.logger import RunLogger
 
 if TYPE_CHECKING:
     from gpt_lightning.data.readers import NanoGPTLoader
 
+# settings that need less memory, if a batch of one sequence does not fit
+LESS_MEMORY = (
+    "--model.config.checkpointing true, --model.config.loss_chunk 256, a smaller "
+    "--data.block_size, or a smaller model"
+)
 CallbackT = TypeVar("CallbackT", bound=L.Callback)
 
 
@@ -180,18 +184,13 @@ def out_of_memory_line(command: str, module: Any, data: Any) -> str:
         fix = f"--data.eval_batch_size {batch // 2}" if batch > 1 else "a smaller --data.block_size"
         return f"out of memory with {batch} sequences per batch: set {fix}"
     step, trainer = data.step_shape, module.trainer
+    way_out = f"set {LESS_MEMORY}"
     if smaller := step.batch_size // 2:
         batch = largest_divisor(step.batch_size, smaller)
         options = options_for(step, batch, data.settings, trainer)
-    else:
-        options = memory_options(module.config, step.block_size, trainer.strategy.root_device.type)
-    if trainer.global_step and options:  # the checkpoint has other micro-batches
-        options += ["--resume auto", *["--data.allow_changes true"] * bool(smaller)]
-    way_out = (
-        f"compute the same {step.tokens:,} tokens per step with {' '.join(options)}"
-        if options
-        else "set a smaller --data.block_size or take a smaller model"
-    )
+        if trainer.global_step:  # the checkpoint has other micro-batches
+            options += ["--resume auto", "--data.allow_changes true"]
+        way_out = f"compute the same {step.tokens:,} tokens per step with {' '.join(options)}"
     return (
         f"out of memory in step {trainer.global_step + 1} with {step.batch_size} x "
         f"{step.block_size} tokens per micro-batch: {way_out}; "
@@ -224,16 +223,6 @@ def options_for(old: StepShape, batch_size: int, data: Any, trainer: Any) -> lis
     if type(limit) is int and limit and new_eval != old_eval:
         found["trainer.limit_val_batches"] = -(-limit * old_eval // new_eval)
     return [f"--{key} {value}" for key, value in found.items()]
-
-
-def memory_options(config: GPTConfig, block_size: int, device: str) -> list[str]:
-    """Return the switches that are off and would save memory on a device: cuda, mps or cpu."""
-    options = []
-    if config.loss_chunk is None:
-        options.append(f"--model.config.loss_chunk {max(1, block_size // 4)}")
-    if not config.checkpointing and not (config.dropout and device == "mps"):
-        options.append("--model.config.checkpointing true")
-    return options
 
 
 # ---- between two steps --------------------------------------------------------------------------

@@ -148,15 +148,11 @@ def test_tokens_per_step_decide(machine, capsys, tokens, line):
     assert "--trainer.accumulate_grad_batches" not in proposed(printed)
 
 
-@pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_where_nothing_fits_the_switches_are_proposed(device, machine, capsys, monkeypatch):
-    monkeypatch.setattr(fits, "device_kind", lambda accelerator: device)
+def test_where_nothing_fits_settings_that_need_less_are_proposed(machine, capsys):
     machine(limit=0)
     assert bench() == 1
-    line = "try --model.config.loss_chunk 8 --model.config.checkpointing true"
-    if device == "mps":  # with the dropout of this configuration it would be an error there
-        line = "try --model.config.loss_chunk 8"
-    assert f"{line}\n" in capsys.readouterr().out
+    assert "not one sequence fits" in (printed := capsys.readouterr().out)
+    assert "try --model.config.checkpointing true" in printed
 
 
 @pytest.mark.parametrize(("status", "limit", "crashed"), [("error", 0, 12), ("crashed", 12, 24)])
