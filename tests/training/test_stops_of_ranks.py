@@ -38,7 +38,7 @@ def fit(name, rank, hook, batch, *options):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # ten processes
+@pytest.mark.timeout(300)  # six processes
 def test_all_ranks_stop_for_one(text_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("stopping.py").write_text(CALLBACK)
@@ -47,8 +47,6 @@ def test_all_ranks_stop_for_one(text_file, tmp_path, monkeypatch):
     late = "--trainer.min_steps=15"
     cases = {
         "batch_of_1": (1, "on_train_batch_end", 8),
-        "batch_of_0": (0, "on_train_batch_end", 7),
-        "validation": (1, "on_validation_end", 1),
         "epoch": (1, "on_train_epoch_end", 1),
         "minimum": (1, "on_train_batch_start", 7, late),
     }
@@ -58,8 +56,8 @@ def test_all_ranks_stop_for_one(text_file, tmp_path, monkeypatch):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line for line in done.stderr.splitlines() if "stopped after step" in line]
-    epoch = lines[2].split()[4].rstrip(";")
-    expected = ["4", "4", epoch, epoch, "15"]
+    epoch = lines[1].split()[4].rstrip(";")
+    expected = ["4", epoch, "15"]
     assert [line.split()[4].rstrip(";") for line in lines] == expected, lines
     for name, step in zip(cases, expected, strict=True):
         saved = Path("lightning_logs", name, "version_0/checkpoints").glob("*.ckpt")
