@@ -13,7 +13,7 @@ One text: text.py reads it twice, and cuts it into splits by characters.
 
 Documents, in the sequence of pipeline.py: inputs.py finds the files; units.py cuts them into units
 of work, which executors.py runs; documents.py yields the texts of a file; the tokens of a unit are
-written into pieces; shards.py writes the pieces into shards; the manifest comes last.
+written into pieces, and these into shards; the manifest comes last.
 
 Both routes lock and replace the folder, or write to an address, with target.py.
 """

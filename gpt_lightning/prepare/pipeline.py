@@ -1,23 +1,49 @@
-"""Documents to a dataset: make the files of all units, write the shards, deliver the dataset."""
+"""Documents to a dataset: make the files of all units, write the shards, deliver the dataset.
+
+The tables of the pieces decide the split and the block of each document. A block is what is read at
+once: the documents of a split in one piece or, with a shuffle, in one bucket. A shard is a range of
+tokens in consecutive blocks, so any worker can write any shard.
+
+A shuffle takes two passes. `scatter` rewrites a piece in the order of the buckets; then a bucket is
+gathered from all pieces, sorted in memory, and written into its shards.
+"""
 
 import contextlib
+import dataclasses
+import hashlib
 import shutil
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from gpt_lightning.data.formats import file_header
+import numpy as np
+
+from gpt_lightning.data.formats import capacity, file_header, file_name, write_extras
 from gpt_lightning.data.manifest import Manifest, Shard, TextOrigin
+from gpt_lightning.data.order import shuffle_keys
+from gpt_lightning.data.shards import write_stream
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, token_dtype
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import explained, file_sha256, replacement, write_atomic
 from gpt_lightning.output import progress_bar
 from gpt_lightning.prepare.executors import check_main_guard, run_all
 from gpt_lightning.prepare.inputs import Input, fingerprint
-from gpt_lightning.prepare.settings import SPLITS, Settings
-from gpt_lightning.prepare.shards import Assembly, begin_dataset, check_size
+from gpt_lightning.prepare.settings import MIN_TOKENS, SPLITS, Settings, exact, split_borders
 from gpt_lightning.prepare.target import Target, save_inputs
-from gpt_lightning.prepare.units import Job, Record, Unit, content_of, digest, plan_units, run_unit
+from gpt_lightning.prepare.units import (
+    Job,
+    Piece,
+    Record,
+    Unit,
+    content_of,
+    digest,
+    plan_units,
+    run_unit,
+)
+
+BUCKET_TOKENS = 2**23  # mean of a bucket of shuffled documents, which is sorted in memory
+COPIED = 2**16  # documents that are copied at a time
 
 
 def prepare_documents(
@@ -40,7 +66,7 @@ def prepare_documents(
     job = Job.below(root, settings)
     target.wanted.update(inputs=fingerprint(inputs), format=settings.format)
     target.wanted.update(settings.of_documents(), shuffle=settings.shuffle)
-    target = replace(target, has_contents=partial(_has_contents, inputs, settings))
+    target = dataclasses.replace(target, has_contents=partial(_has_contents, inputs, settings))
     if settings.shard_index is not None and target.existing() is None:
         units = plan_units(inputs, settings.text_field)
         _make_units(job, units[settings.shard_index :: settings.shard_count])
@@ -151,7 +177,7 @@ def _shards_folder(job: Job, records: dict[Unit, Record]) -> Path:
     return folder
 
 
-def _write_shards(assembly: Assembly) -> dict[str, tuple[Shard, ...]]:
+def _write_shards(assembly: "Assembly") -> dict[str, tuple[Shard, ...]]:
     """Return the shards of each split, after writing those that are missing."""
     settings = assembly.settings
     if settings.shuffle is not None:
@@ -170,3 +196,235 @@ def _write_shards(assembly: Assembly) -> dict[str, tuple[Shard, ...]]:
         split: tuple(shards[task] for task in tasks if SPLITS[task.split] == split)
         for split in assembly.splits
     }
+
+
+def begin_dataset(folder: Path, tokenizer: Tokenizer, settings: Settings) -> None:
+    """Make the folder of a new dataset, with the files that its format needs besides the shards.
+
+    Raises:
+        UserError: The format does not know the tokenizer, or cannot hold its tokens.
+    """
+    file_header(settings.format, token_dtype(tokenizer.vocab_size).name, settings.shard_tokens)
+    folder.mkdir()
+    write_extras(settings.format, folder, tokenizer)
+
+
+def check_size(name: str, split: str, n_tokens: int, content: str) -> None:
+    """Raise a UserError if a split has fewer than two tokens.
+
+    Args:
+        name: Name of the source.
+        split: Name of the split.
+        n_tokens: Its tokens.
+        content: Content of the split, such as "3 documents".
+    """
+    if n_tokens < MIN_TOKENS:
+        fix = f"it needs {MIN_TOKENS}: give more text or change val_fraction and test_fraction"
+        raise UserError(f"{name}: the {split} split has {content}, {n_tokens} tokens, {fix}")
+
+
+# ---- from pieces to shards ---------------------------------------------------------------------
+
+
+class ShardTask(NamedTuple):
+    """Shard to write: tokens first .. last - 1 of a split."""
+
+    file: str
+    split: int
+    first: int
+    last: int
+
+
+class Assembly:
+    """Pieces that become shards.
+
+    Args:
+        folder: Folder of unfinished shards and, in its folder `new`, of the dataset.
+        pieces: Pieces of all units in order.
+        dtype: Type of the tokens.
+        settings: Settings of the splits and the shards.
+
+    Attributes:
+        n_tokens: Tokens of all pieces.
+        splits: Borders of each split in tokens, for split_by fraction.
+        n_blocks: Number of blocks of a split.
+        sizes: Tokens of each block of each split, (splits, blocks).
+        documents: Documents of each split, (splits,).
+        text_bytes: Bytes of all texts in UTF-8.
+        sha256: SHA-256 of all documents' SHA-256, which is equal for equal texts in equal order,
+            independent of their files.
+
+    Raises:
+        UserError: A table is damaged.
+    """
+
+    def __init__(
+        self, folder: Path, pieces: list[Piece], dtype: np.dtype[Any], settings: Settings
+    ) -> None:
+        self.folder, self.pieces, self.dtype, self.settings = folder, pieces, dtype, settings
+        counts = np.array([(0, 0), *((piece.documents, piece.tokens) for piece in pieces)])
+        self._before = np.cumsum(counts, 0)  # documents and tokens before each piece
+        self.n_tokens = int(self._before[-1, 1])
+        self.splits = split_borders(self.n_tokens, settings.val_fraction, settings.test_fraction)
+        shuffled = settings.shuffle is not None
+        self.n_blocks = 1 + self.n_tokens // BUCKET_TOKENS if shuffled else len(pieces)
+        self.sizes = np.zeros((len(SPLITS), self.n_blocks), np.int64)
+        self.documents, self.text_bytes = np.zeros(len(SPLITS), np.int64), 0
+        digest = hashlib.sha256()
+        for index, piece in enumerate(pieces):
+            table = piece.table()
+            splits = self._split_numbers(index, table)
+            blocks = self._buckets(self._keys(index)) if shuffled else np.full(len(table), index)
+            np.add.at(self.sizes, (splits, blocks), table["tokens"].astype(np.int64))
+            self.documents += np.bincount(splits, minlength=len(SPLITS))
+            self.text_bytes += int(table["bytes"].sum())
+            digest.update(table["sha256"].tobytes())
+        self.sha256 = digest.hexdigest()
+
+    def _split_numbers(self, index: int, table: np.ndarray) -> np.ndarray:
+        """Return the number in SPLITS of each document's split, (documents,)."""
+        settings = self.settings
+        if settings.split_by != "fraction":
+            return split_of(table["sha256"], settings.val_fraction, settings.test_fraction)
+        lengths = table["tokens"].astype(np.int64)
+        starts = self._before[index, 1] + np.cumsum(lengths) - lengths
+        borders = [first for first, _ in self.splits.values()]
+        numbers = np.array([SPLITS.index(split) for split in self.splits])
+        return numbers[np.searchsorted(borders, starts, "right") - 1]
+
+    def _keys(self, index: int) -> np.ndarray:
+        """Return the shuffle's sort key of each document, uint64 (documents,)."""
+        first, last = self._before[index : index + 2, 0].tolist()
+        return shuffle_keys(self.settings.shuffle or 0, first, last - first)
+
+    def _buckets(self, keys: np.ndarray) -> np.ndarray:
+        shares = (keys >> np.uint64(32)) * np.uint64(self.n_blocks)
+        return (shares >> np.uint64(32)).astype(np.int64)
+
+    def totals(self, split: str) -> tuple[int, int]:
+        """Return the numbers of tokens and of documents of a split."""
+        number = SPLITS.index(split)
+        return int(self.sizes[number].sum()), int(self.documents[number])
+
+    def tasks(self) -> list[ShardTask]:
+        """Return all shards."""
+        size, tasks = capacity(self.settings.format, self.settings.shard_tokens), []
+        for split in self.splits:
+            n_tokens, _ = self.totals(split)
+            for index, first in enumerate(range(0, n_tokens, size)):
+                name, last = file_name(self.settings.format, split, index), first + size
+                tasks.append(ShardTask(name, SPLITS.index(split), first, min(last, n_tokens)))
+        return tasks
+
+    def blocks(self, task: ShardTask) -> list[tuple[int, int]]:
+        """Return the blocks that a shard reads, each with its first token in the split."""
+        ends = np.cumsum(self.sizes[task.split])
+        starts = ends - self.sizes[task.split]
+        touched = np.flatnonzero((starts < task.last) & (ends > task.first))
+        return list(zip(touched.tolist(), starts[touched].tolist(), strict=True))
+
+    # ---- shards ----------------------------------------------------------------------------------
+
+    def finished(self, task: ShardTask) -> Shard | None:
+        """Return a shard that an earlier run has completed, or None."""
+        path = self.folder / "new" / task.file
+        if not path.exists():
+            return None
+        return Shard(task.file, task.last - task.first, file_sha256(path))
+
+    def write_shard(self, task: ShardTask) -> Shard:
+        """Write a shard, complete or not at all.
+
+        Raises:
+            UserError: A piece is damaged, or the disk is full.
+        """
+        path = self.folder / "new" / task.file
+        with explained("write", self.folder), replacement(path) as temporary:
+            chunks = self._chunks(task)
+            written = write_stream(temporary, chunks, self.dtype, self.settings.format)
+        return dataclasses.replace(written, file=task.file)
+
+    def _chunks(self, task: ShardTask) -> Iterator[np.ndarray]:
+        for block, start in self.blocks(task):
+            tokens = self._tokens(task.split, block)
+            yield tokens[max(task.first - start, 0) : task.last - start]
+
+    def _tokens(self, split: int, block: int) -> np.ndarray:
+        if self.settings.shuffle is not None:
+            return self._gathered(split, block)
+        piece = self.pieces[block]
+        table = piece.table()
+        tokens = piece.read(table, self.dtype)
+        own = self._split_numbers(block, table) == split
+        return tokens[np.repeat(own, table["tokens"].astype(np.int64))]
+
+    # ---- the shuffle -----------------------------------------------------------------------------
+
+    def scatter(self, index: int) -> None:
+        """Write the documents of a piece in the order (split, bucket, key).
+
+        Raises:
+            UserError: The piece is damaged, or the disk is full.
+        """
+        piece, (rows_path, tokens_path) = self.pieces[index], self.scattered(index)
+        table, keys = piece.table(), self._keys(index)
+        buckets = self._split_numbers(index, table) * self.n_blocks + self._buckets(keys)
+        order = np.lexsort((keys, buckets))
+        tokens = reordered(piece.read(table, self.dtype), table["tokens"], order)
+        rows = np.array([buckets, keys, table["tokens"]], np.uint64)[:, order]
+        write_atomic(tokens_path, tokens.tobytes())
+        write_atomic(rows_path, rows.tobytes())  # last: it makes the scattering finished
+
+    def scattered(self, index: int) -> tuple[Path, Path]:
+        """Return the files of a scattered piece: its rows and its tokens."""
+        return self.folder / f"{index:06d}.documents", self.folder / f"{index:06d}.tokens"
+
+    def _gathered(self, split: int, bucket: int) -> np.ndarray:
+        """Return the documents of a bucket in the shuffle's order, (tokens,)."""
+        number, rows, tokens = split * self.n_blocks + bucket, [], []
+        for index in range(len(self.pieces)):
+            rows_path, tokens_path = self.scattered(index)
+            buckets, keys, lengths = np.fromfile(rows_path, np.uint64).reshape(3, -1)
+            low, high = np.searchsorted(buckets, [number, number + 1])
+            before, count = int(lengths[:low].sum()), int(lengths[low:high].sum())
+            offset = before * self.dtype.itemsize
+            rows.append(np.array([keys[low:high], lengths[low:high]]))
+            tokens.append(np.fromfile(tokens_path, self.dtype, count, offset=offset))
+        keys, lengths = np.concatenate(rows, 1)
+        return reordered(np.concatenate(tokens), lengths, np.argsort(keys))
+
+
+def reordered(tokens: np.ndarray, lengths: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Return consecutive documents in another order, (n,).
+
+    Args:
+        tokens: Tokens of the documents, (n,).
+        lengths: Tokens of each document, (documents,).
+        order: Numbers of the documents in their new order, (documents,).
+    """
+    ends, found = np.cumsum(lengths), [tokens[:0]]
+    for some in np.array_split(order, 1 + len(order) // COPIED):
+        places = zip((ends - lengths)[some].tolist(), ends[some].tolist(), strict=True)
+        found.append(np.concatenate([tokens[:0], *(tokens[begin:end] for begin, end in places)]))
+    return np.concatenate(found)
+
+
+def split_of(digests: np.ndarray, val_fraction: float, test_fraction: float) -> np.ndarray:
+    """Return the number in SPLITS of each document's split, by the hash of its text.
+
+    Equal documents get the same split: validation text that is also trained on would lower the
+    validation loss.
+
+    Args:
+        digests: SHA-256 of the texts, S32, (documents,).
+        val_fraction: Share held out for validation.
+        test_fraction: Share held out for testing.
+
+    Returns:
+        int64, (documents,).
+    """
+    hashes = np.ascontiguousarray(digests).view("<u8")[::4]  # the first of four words
+    # hashes below 2**64: below the first border is val, below the second test
+    shares = exact(val_fraction), exact(val_fraction) + exact(test_fraction)
+    val, test = (np.uint64(int(share * 2**64)) for share in shares)
+    return np.where(hashes < val, 1, np.where(hashes < test, 2, 0))

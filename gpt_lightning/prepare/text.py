@@ -19,8 +19,8 @@ from gpt_lightning.files import explained, workspace
 from gpt_lightning.output import progress_bar
 from gpt_lightning.prepare.documents import HEAD_BYTES, REPLACEMENT, check_text, not_utf8
 from gpt_lightning.prepare.inputs import BOM, is_object
+from gpt_lightning.prepare.pipeline import begin_dataset, check_size
 from gpt_lightning.prepare.settings import Errors, Settings, split_borders
-from gpt_lightning.prepare.shards import begin_dataset, check_size
 from gpt_lightning.prepare.target import Target
 
 CHUNK_BYTES = 2**22

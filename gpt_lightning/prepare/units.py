@@ -5,7 +5,7 @@ that the dataset is the same however often the work was interrupted.
 
 A finished unit has a record, KEY.json, which is written last, and pieces of some 4 Mi tokens:
 KEY-0000.tokens, and KEY-0000.documents, a table of the documents. The table decides the splits and
-the shards (shards.py). The files are deleted when the dataset is complete.
+the shards (pipeline.py). The files are deleted when the dataset is complete.
 """
 
 import dataclasses

@@ -24,11 +24,11 @@ from gpt_lightning.cli import main
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.order import shuffle_keys
 from gpt_lightning.errors import UserError
-from gpt_lightning.prepare import pipeline, shards, units
+from gpt_lightning.prepare import pipeline, units
 from gpt_lightning.prepare.command import prepare
 from gpt_lightning.prepare.documents import Documents
 from gpt_lightning.prepare.inputs import find_inputs
-from gpt_lightning.prepare.shards import Assembly
+from gpt_lightning.prepare.pipeline import Assembly
 from gpt_lightning.prepare.units import plan_units
 
 UNIT_BYTES = 4000
@@ -148,7 +148,7 @@ def test_the_same_whatever_the_pieces_and_buckets(
     for n_tokens, n_documents, bucket in ((64, 5, 300), (1, 1, 3000), (10**6, 7, 100)):
         monkeypatch.setattr(units, "PIECE_TOKENS", n_tokens)
         monkeypatch.setattr(units, "PIECE_DOCUMENTS", n_documents)
-        monkeypatch.setattr(shards, "BUCKET_TOKENS", bucket)
+        monkeypatch.setattr(pipeline, "BUCKET_TOKENS", bucket)
         prepare(str(source), out=str(tmp_path / "other"), **settings)
         assert contents(tmp_path / "out") == contents(tmp_path / "other")
         shutil.rmtree(tmp_path / "other")
