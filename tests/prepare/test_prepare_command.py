@@ -13,6 +13,7 @@ from prepared import contents, prepare_text, tokens_of
 from gpt_lightning.data.dataset import load_manifest
 from gpt_lightning.data.tokenizers import tokenizer_from_spec
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import temporary_path
 from gpt_lightning.prepare import target
 from gpt_lightning.prepare.command import dataset_folder, prepare, prepare_source
 from gpt_lightning.prepare.settings import split_borders
@@ -231,18 +232,17 @@ def test_another_process_was_faster_without_locks(
 
 
 @pytest.mark.parametrize("foreign", [False, True])
-def test_workspace_of_a_living_process_stays(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: bool
+def test_temporaries_of_living_processes_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: bool
 ) -> None:
     def not_ours(pid: int, signal: int) -> None:
         raise PermissionError  # what the system says of another user's process
 
     if foreign:
         monkeypatch.setattr("os.kill", not_ours)
-    alive = tmp_path / f".out.tmp.{socket.gethostname()}.{os.getppid()}"
-    elsewhere = tmp_path / ".out.tmp.another-machine.1"
-    for folder in (alive, elsewhere):
+    mark = f".out.tmp.{socket.gethostname()}."
+    kept = [tmp_path / f"{mark}{os.getppid()}", tmp_path / ".out.tmp.another-machine.1"]
+    for folder in (*kept, tmp_path / f"{mark}{os.getpid()}"):
         folder.mkdir()
-    prepare_text(source, tmp_path / "out", "char")
-    assert alive.exists()
-    assert elsewhere.exists()
+    temporary_path(tmp_path / "out")
+    assert set(tmp_path.iterdir()) == set(kept)
