@@ -75,15 +75,15 @@ def named_sizes(default: str, names: Iterable[str] = ("tiny", *COURSE_SIZES)) ->
 
 
 def own_shape(text: str) -> tuple[int, int, int]:
-    """Convert LAYERSxWIDTH, with heads of HEAD_WIDTH, or LAYERSxHEADSxWIDTH."""
-    numbers = [at_least(1)(part) for part in text.split("x")]
-    if len(numbers) not in (2, 3):
+    """Convert LAYERSxWIDTH, with heads of HEAD_WIDTH."""
+    layers, x, width = text.partition("x")
+    if not x:
         raise ValueError(f"{text!r} is not LAYERSxWIDTH, such as 4x512")
-    n_layer, d_model = numbers[0], numbers[-1]
-    n_head = numbers[1] if len(numbers) == 3 else max(1, d_model // HEAD_WIDTH)
-    if d_model % n_head:
-        raise ValueError(f"a width of {d_model} is not divisible by {n_head} heads")
-    return n_layer, n_head, d_model
+    C = at_least(1)(width)
+    n_head = max(1, C // HEAD_WIDTH)
+    if C % n_head:
+        raise ValueError(f"a width of {C} is not divisible by {n_head} heads")
+    return at_least(1)(layers), n_head, C
 
 
 def course_or_own_sizes(args: Any) -> list[Values]:
@@ -109,7 +109,7 @@ def course_or_own_sizes(args: Any) -> list[Values]:
 SIZES = (
     MODEL,
     Option("sizes", "small", f"Any of {', '.join(COURSE_SIZES)}.", course_or_own_sizes),
-    optional("shapes", "Custom sizes, LAYERSxWIDTH or LAYERSxHEADSxWIDTH: 4x512,16x1024.", str),
+    optional("shapes", "Custom sizes, LAYERSxWIDTH: 4x512,16x1024.", str),
 )
 
 

@@ -14,7 +14,6 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 from gpt_lightning.tables.rows import Row
 
 DPI = 120
-PANEL_IN = (4.2, 3.4)  # width and height of a panel of a sweep
 LOSSES_WIDTH_IN = 7.2  # its text stays legible at the width of a README
 LOSSES_COLUMNS = 64  # characters of a title's line
 
@@ -131,7 +130,7 @@ def plot_rows(
         lines.setdefault(place(row), []).append(row)
     columns = list(dict.fromkeys(column for column, _, _ in lines))
     colors = list(dict.fromkeys(label for _, label, _ in lines))
-    size = (PANEL_IN[0] * max(2, len(columns)), PANEL_IN[1] * len(quantities) + 0.5)
+    size = 4.2 * max(2, len(columns)), 3.9 * len(quantities)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     grid = figure.subplots(len(quantities), len(columns), sharex=True, sharey="row", squeeze=False)
     figure.suptitle(title)

@@ -157,7 +157,7 @@ profile | --modes trainig | --modes is 'trainig': 'trainig' is none of inference
 profile | --budget --modes inference | unknown key 'modes'
 sizes | --steps few | steps is 'few'; expected int
 sizes | --warmup 0,x | --warmup is '0,x': 'x' is no whole number
-sizes | --shapes 1x3x16 | --shapes is '1x3x16': a width of 16 is not divisible by 3 heads
+sizes | --shapes 1x200 | --shapes is '1x200': a width of 200 is not divisible by 3 heads
 sizes | --shapes 4,5 | --shapes is '4,5': '4' is not LAYERSxWIDTH, such as 4x512
 sizes | --shapes 4x0 | --shapes is '4x0': 0 is below 1
 sizes | --shapes 2x9 --model gpt2,course | --shapes: 1 heads of a width of 9 have an odd
