@@ -3,7 +3,7 @@
 Two loops train the same model on the same batch with the same optimizer, in one process, in blocks
 A B A B. A step lasts from one request for a batch to the next, in every loop. ms: median over the
 rounds of a block's mean step, so that work of every tenth step, such as logging, is included.
-difference: B - A, and ratio: B / A, medians over the rounds. raw against raw shows the noise.
+pair: A:B. difference: B - A, and ratio: B / A, medians over the rounds. raw:raw shows the noise.
 
 raw: forward, backward and AdamW, nothing else. norm: raw with the norm of the gradients, checked to
 be finite as GPTModule does each step. trainer: Trainer and GPTModule without callbacks and logger.
@@ -36,7 +36,6 @@ from gpt_lightning.bench.step import (
 from gpt_lightning.hardware.precision import DTYPES, autocast
 from gpt_lightning.runs.logger import RunEvents, RunLogger
 from gpt_lightning.tables import options
-from gpt_lightning.tables.options import Option, listed
 from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench
 from gpt_lightning.training import optim, optimizers
@@ -46,7 +45,7 @@ from gpt_lightning.training.callbacks.samples import SampleText
 from gpt_lightning.training.callbacks.speed import SpeedMonitor
 from gpt_lightning.training.module import GPTModule
 
-PAIRS = "raw:raw,raw:trainer,norm:trainer,trainer:callbacks,norm:callbacks"
+PAIRS = ("raw:raw", "raw:trainer", "norm:trainer", "trainer:callbacks", "norm:callbacks")
 
 
 def train_raw(
@@ -86,20 +85,6 @@ LOOPS: dict[str, Callable[..., None]] = {
 }
 
 
-def pair(text: str) -> tuple[str, str]:
-    """Convert A:B to the names of two loops."""
-    a, colon, b = text.partition(":")
-    if not colon:
-        raise ValueError(f"{text!r} is no pair such as raw:trainer")
-    loop = options.one_of(LOOPS)
-    return loop(a), loop(b)
-
-
-def read_pairs(args: Any) -> list[Values]:
-    """Return the two loops of each pair."""
-    return [{"a": a, "b": b} for a, b in listed(args, "pairs", pair)]
-
-
 BENCH = Bench(
     tables=COLUMNS["overhead"],
     measure="gpt_lightning.bench.overhead:measure_overhead",
@@ -110,7 +95,7 @@ BENCH = Bench(
         options.batches(),
         options.dtypes("fp32", ("fp32", "tf32", "bf16")),  # fp16's GradScaler is another loop
         options.switches("compile", "false", "Compile the model"),
-        Option("pairs", PAIRS, f"A:B with commas, of {', '.join(LOOPS)}.", read_pairs),
+        options.words("pairs", "pair", PAIRS),
         options.steps(10),
         options.warmup(12),
         options.shared("rounds", 80, "Blocks of each loop; 20 are enough for a large model."),
@@ -134,19 +119,20 @@ def measure_overhead(row: Row) -> Values:
     start = {key: value.clone() for key, value in module.state_dict().items()}
     batch = random_batch(row.batch, row.context, device)
     losses = {}
+    loops = dict(zip("ab", row.pair.split(":"), strict=True))
 
     def block(side: str, warmup: int, steps: int) -> list[float]:
         module.load_state_dict(start)
         # the last step is not measured, because no request for a batch ends it
         batches = timing.TimedBatches(batch, warmup + steps + 1)
-        LOOPS[getattr(row, side)](module, batches, row.dtype)
+        LOOPS[loops[side]](module, batches, row.dtype)
         module.to(device)  # Trainer has left it on the CPU
         with torch.no_grad(), autocast(row.dtype, device):
             losses[f"{side}_loss"] = float(module(*batch))
         return batches.milliseconds()[warmup:]
 
-    for side in "ab":
+    for side in loops:
         block(side, 1, 1)  # compiles, and triggers Trainer's late imports
-    blocks = {side: partial(block, side, row.warmup, row.steps) for side in "ab"}
+    blocks = {side: partial(block, side, row.warmup, row.steps) for side in loops}
     found = timing.compare(blocks, row.rounds) | losses
     return found | {"graphs": checked_graphs(row.compile, graphs)}

@@ -1,4 +1,4 @@
-"""Collectives and training steps over several processes: time, communication, memory.
+"""Collectives and training steps over several processes: time and communication.
 
 all-reduce: sum of a float32 tensor of MiB on each process. all-gather: each process ends with MiB,
 and begins with its part; reduce-scatter: the other way round. A time is the slowest process's,
@@ -10,17 +10,13 @@ zero1: ddp with ZeroRedundancyOptimizer, which shards AdamW's state. Each proces
 alone: the same step without a strategy, in all processes at once. communication: 1 - alone / step;
 it is below 0 where a sharded update saves more than communication takes.
 
-memory: of the process with the most, after the model was made, before the update, and after it. On
-CUDA from the allocator; on a CPU bytes of parameters, gradients, optimizer state, and of ddp's
-buckets, which exist from the start and hold the gradients.
-
 Processes are connected by gloo on a CPU, and by NCCL on CUDA with one GPU each.
 """
 
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,7 +27,6 @@ from jsonargparse.typing import PositiveInt
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import ProcessException, spawn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -39,7 +34,6 @@ from gpt_lightning.bench import COLUMNS, memory_meter, models, timing
 from gpt_lightning.bench.memory_meter import MIB
 from gpt_lightning.bench.models import COURSE_SIZES, read_sizes
 from gpt_lightning.bench.step import Training, fit_optimizer, prepare, random_batch
-from gpt_lightning.hardware.precision import autocast
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option, listed
@@ -144,13 +138,6 @@ def measure_rank(rank: int, folder: str, row: Row) -> Values:
         dist.destroy_process_group()
 
 
-def largest(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the largest value of any process for each name."""
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, values)
-    return {name: max(each[name] for each in gathered) for name in values}
-
-
 def slowest(work: Callable[[], object], device: torch.device, row: Row) -> Values:
     """Return median and standard deviation of the slowest process's time in each step."""
 
@@ -159,8 +146,9 @@ def slowest(work: Callable[[], object], device: torch.device, row: Row) -> Value
         timer.end("work")
 
     times, _ = timing.record(step, device, row.warmup, row.steps)
-    steps = largest({str(index): ms for index, ms in enumerate(times["work"])})
-    return timing.columns("time", [*steps.values()], "std")
+    slowest_ms = torch.tensor(times["work"], device=device)
+    dist.all_reduce(slowest_ms, dist.ReduceOp.MAX)
+    return timing.columns("time", slowest_ms.tolist(), "std")
 
 
 def measure_collective(row: Row, device: torch.device) -> Values:
@@ -179,23 +167,15 @@ def measure_collective(row: Row, device: torch.device) -> Values:
 
 
 def measure_step(row: Row, device: torch.device) -> Values:
-    """Time a training step alone and under its strategy; measure the strategy's memory."""
+    """Time a training step alone and under its strategy."""
     batch = random_batch(row.batch, row.context, device)
     single = make_alone(row, device)
-    gradients = nbytes(single.parameters()) / MIB
+    gradients = sum(p.nbytes for p in single.parameters()) / MIB
     alone = slowest(Training(single, batch, row.dtype), device, row)["time_ms"]
     model, optimizer = make_strategy(row, device)
-    memory = {"init_mib": held_mib(model, None, device)}
-    with autocast(row.dtype, device):
-        model(*batch).backward()
-    memory["before_update_mib"] = held_mib(model, optimizer, device)
-    optimizer.step()
-    memory["after_update_mib"] = held_mib(model, optimizer, device)
-    optimizer.zero_grad()
-    step = Training(model, batch, row.dtype, optimizer=optimizer)
-    found = slowest(step, device, row)
-    found |= {"alone_ms": alone, "communication": 1 - alone / found["time_ms"]}
-    return found | {"gradient_mib": gradients} | largest(memory)
+    found = slowest(Training(model, batch, row.dtype, optimizer=optimizer), device, row)
+    share = 1 - alone / found["time_ms"]
+    return found | {"alone_ms": alone, "communication": share, "gradient_mib": gradients}
 
 
 def make_alone(row: Row, device: torch.device) -> GPT:
@@ -222,26 +202,3 @@ def make_strategy(row: Row, device: torch.device) -> tuple[nn.Module, torch.opti
         fused = optimizer.defaults["fused"]
         optimizer = ZeroRedundancyOptimizer(optimizer.param_groups, torch.optim.AdamW, fused=fused)
     return DistributedDataParallel(model, gradient_as_bucket_view=True), optimizer
-
-
-def held_mib(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device
-) -> float:
-    """Return the memory of this process: of all tensors on CUDA, else of the training state."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device) / MIB
-    tensors: list[Any] = list(model.parameters())
-    # DDP's buckets, which have the gradients' size, exist without gradients
-    in_buckets = isinstance(model, DistributedDataParallel)
-    tensors += tensors if in_buckets else [p.grad for p in tensors]
-    while isinstance(optimizer, ZeroRedundancyOptimizer):
-        optimizer = optimizer.optim  # the optimizer of this process's share
-    for state in optimizer.state.values() if optimizer is not None else ():
-        tensors += state.values()  # moments
-    return nbytes(tensors) / MIB
-
-
-def nbytes(tensors: Iterable[Any]) -> int:
-    """Return the bytes of tensors; of a DTensor those of this process's part."""
-    parts = (t.to_local() if isinstance(t, DTensor) else t for t in tensors if torch.is_tensor(t))
-    return sum(part.nbytes for part in parts)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from gpt_lightning.bench import COLUMNS, models, timing
-from gpt_lightning.bench.step import Training, kernel_of, prepare, random_batch
+from gpt_lightning.bench.step import Training, prepare, random_batch
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.model.huggingface import to_huggingface
 from gpt_lightning.model.weights import SIZE_KEYS
@@ -65,12 +65,7 @@ def measure_peers(row: Row) -> Values:
             "loss": training.loss,
         }
         found |= {f"{name}_{key}": value for key, value in facts.items()}
-    return {
-        **found,
-        "ours_attention": kernel_of(model, device, row.dtype, row.context),
-        "attention": peer.attention,
-        "transformers": peer.version,
-    }
+    return found
 
 
 class Peer(torch.nn.Module):
@@ -107,8 +102,6 @@ class Peer(torch.nn.Module):
         # the file format omits the tied head; every other weight must be present
         assert set(lacking.missing_keys) <= {"lm_head.weight"}, lacking
         assert not lacking.unexpected_keys, lacking
-        self.attention = str(getattr(self.model.config, "_attn_implementation", ""))
-        self.version = str(transformers.__version__)
 
     def forward(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = self.model(idx, use_cache=False).logits  # (B, T, V)

@@ -28,7 +28,7 @@ from dataclasses import asdict, replace
 import torch
 
 from gpt_lightning.bench import COLUMNS, models, timing
-from gpt_lightning.bench.step import Training, kernel_of, prepare, random_batch, rates
+from gpt_lightning.bench.step import Training, prepare, random_batch, rates
 from gpt_lightning.files import reference_rows
 from gpt_lightning.hardware.device import peak_memory_gib
 from gpt_lightning.tables import options
@@ -100,7 +100,6 @@ def measure_size(row: Row) -> Values:
         "first_step_ms": training.first["total"],
         "graphs": training.graphs,
         "matmul_precision": torch.get_float32_matmul_precision(),
-        "attention": kernel_of(model, device, row.dtype, row.context),
         "peak_memory_gib": peak_memory_gib(device),
         **rates(model, device, row.dtype, tokens_per_sec, row.context),
     }

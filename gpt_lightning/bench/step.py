@@ -15,7 +15,7 @@ from gpt_lightning.hardware.device import device_name, keep_freed_memory
 from gpt_lightning.hardware.peaks import lookup, measured_peak
 from gpt_lightning.hardware.precision import DTYPES, autocast, cuda_has_bf16
 from gpt_lightning.model import flops
-from gpt_lightning.model.fast.compilation import attention_kernel, compile_in_place
+from gpt_lightning.model.fast.compilation import compile_in_place
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.tables.worker import SkippedError
@@ -56,14 +56,6 @@ def prepare(row: Any) -> torch.device:
     set_products(row.dtype, device)
     torch.manual_seed(0)
     return device
-
-
-def kernel_of(model: nn.Module, device: torch.device, dtype: str, context: int) -> str:
-    """Return the attention kernel of a GPT; empty for another model."""
-    if not isinstance(model, GPT):
-        return ""
-    with autocast(dtype, device):
-        return attention_kernel(model, device, context, model.config.dropout)[0]
 
 
 def random_batch(

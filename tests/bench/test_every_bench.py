@@ -151,8 +151,7 @@ fit-batch | --steps 1 | give bench fit-batch --config FILE
 fit-batch | --config no.yaml | --config no.yaml: no such file
 ladder | --model.config.vocab_size=null | model.config.vocab_size is null
 matmul | --squares 0 | --squares is '0': 0 is below 1
-overhead | --pairs raw | --pairs is 'raw': 'raw' is no pair such as raw:trainer
-overhead | --pairs raw:fast | --pairs is 'raw:fast': 'fast' is none of raw, norm
+overhead | --pairs raw:fast | --pairs is 'raw:fast': 'raw:fast' is none of raw:raw
 profile | --modes trainig | --modes is 'trainig': 'trainig' is none of inference
 profile | --budget --modes inference | unknown key 'modes'
 sizes | --steps few | steps is 'few'; expected int

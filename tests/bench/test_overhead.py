@@ -13,7 +13,7 @@ ROW |= {"shape": [1, 1, 16], "steps": 2, "warmup": 1, "rounds": 2}
 
 
 def measure(a: str, b: str, **settings) -> dict:
-    return call(overhead.measure_overhead, ROW | {"a": a, "b": b} | settings)
+    return call(overhead.measure_overhead, ROW | {"pair": f"{a}:{b}"} | settings)
 
 
 def test_all_loops_do_the_same_work_from_the_same_weights_and_leave_no_file(tmp_path, monkeypatch):
