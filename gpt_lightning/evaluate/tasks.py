@@ -424,13 +424,6 @@ def rows(result: Result) -> Iterator[Any]:
         yield Row(result.task, *key, *ours.get(key, (None, None)), **theirs)
 
 
-def shape_name(config: GPTConfig) -> str:
-    """Return the name of the published GPT-2 with a model's shape, or the shape."""
-    shape = (config.n_layer, config.n_head, config.n_embd)
-    sizes = {(size.n_layer, size.n_head, size.n_embd): name for name, size in SIZES.items()}
-    return sizes.get(shape, "/".join(map(str, shape)))
-
-
 def report(tasks: list[Task], model: str, config: GPTConfig, out: Path | None) -> None:
     """Score tasks one after the other; print each result, and write all results so far.
 
@@ -440,7 +433,7 @@ def report(tasks: list[Task], model: str, config: GPTConfig, out: Path | None) -
         config: Shape of the model.
         out: JSON file; None: none is written.
     """
-    shape, results = shape_name(config), {}
+    shape, results = f"{config.n_layer}/{config.n_head}/{config.n_embd}", {}
     shows, console = not dist.is_initialized() or dist.get_rank() == 0, Console(Row)
     if shows:
         print(f"# {model}, shape {shape}\n{console.header()}", flush=True)
