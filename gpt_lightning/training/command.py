@@ -205,7 +205,7 @@ class GPTCLI(LightningCLI):
             config.checkpoint.enabled = False
         trainer = super().instantiate_trainer(**kwargs)
         if config.evaluation.tasks is not None and self.subcommand == "fit":
-            from gpt_lightning.training.callbacks.samples import EvaluateTasks
+            from gpt_lightning.training.callbacks.evaluate_tasks import EvaluateTasks
 
             trainer.callbacks.append(EvaluateTasks(config.evaluation))  # type: ignore[attr-defined]
         ranks.check_group(trainer.world_size)

@@ -14,8 +14,8 @@ from gpt_lightning.evaluate.tasks import Metric, Result, Task
 from gpt_lightning.runs.sources import load_model
 from gpt_lightning.training import fit
 from gpt_lightning.training import module as module_file
-from gpt_lightning.training.callbacks import samples
-from gpt_lightning.training.callbacks.samples import EvaluateTasks
+from gpt_lightning.training.callbacks import evaluate_tasks
+from gpt_lightning.training.callbacks.evaluate_tasks import EvaluateTasks
 from gpt_lightning.training.callbacks.signals import Watchdog
 from gpt_lightning.training.steps import find_callback
 from tests.evaluate.made_up import write_files
@@ -104,7 +104,7 @@ def test_an_evaluation_has_the_weights_of_val_loss_and_compiles_nothing(items, m
             for task in find_callback(trainer, EvaluateTasks)._tasks:
                 task.trainer = trainer
 
-    monkeypatch.setattr(samples, "evaluated_weights", averaged)
+    monkeypatch.setattr(evaluate_tasks, "evaluated_weights", averaged)
     monkeypatch.setattr(Task, "run", run)
     monkeypatch.setattr(module_file, "compile_in_place", lambda *args: None)
     own = [*TASKS, "--model.compile=true", "--trainer.max_steps=2", "--run_name=inside"]
