@@ -123,7 +123,7 @@ def assert_the_losses_of_one_process(name):
             assert b[key] == pytest.approx(a[key], rel=1e-5), key
 
 
-@pytest.mark.slow
+@pytest.mark.long  # two nodes start twice; the others of this file are slow ones
 def test_two_nodes_train_a_configuration_of_one_rank_and_a_killed_one_is_started_again(folder):
     Path("crash.py").write_text(CRASH)
     options = ("--run_name=again", "--trainer.callbacks+=crash.Crash")

@@ -264,7 +264,7 @@ with torch.compiler.set_stance("force_eager"):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long  # two compilations; test_cpu_attention.py has the error by default
 @pytest.mark.skipif(
     not (torch.cpu.get_capabilities().get("avx512_bf16") and shutil.which("g++")),
     reason="needs a CPU with AVX-512 BF16 and g++",

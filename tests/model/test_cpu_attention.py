@@ -141,3 +141,15 @@ def test_a_run_names_it(bf16, kernel, monkeypatch):
     compile_in_place(model, "cpu")
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         assert attention_kernel(model, torch.device("cpu"), 32, 0.0)[0] == kernel
+
+
+def test_where_it_cannot_be_built_pytorchs_attention_runs(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: CAPABILITIES)
+    monkeypatch.setattr(cpu_attention, "library", lambda: (None, "error: no such instruction"))
+    monkeypatch.setattr(cpu_kernels, "is_compiling", lambda: True)
+    q, k, v = torch.randn(3, 1, 2, 32, 32).bfloat16()
+    assert cpu_attention.fits(32, 32, q.dtype) and not cpu_attention.runs(32, 32, q.dtype)
+    # bfloat16 has 8 bits; outputs are means of at most 32 values near 1
+    torch.testing.assert_close(
+        auto_attention(q, k, v, 0.0), naive_attention(q, k, v, 0.0), atol=0.03, rtol=0.03
+    )

@@ -114,7 +114,7 @@ def shapes(tensors):
     return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.long  # eight runs; the test of two ranks above is a slow one
 def test_a_run_continues_under_other_strategies_and_ranks(folder):
     """1 -> 2 in shards -> 2 copies -> 1, and 2 -> 2 in shards bit for bit."""
     sharded, ddp = "--trainer.strategy=fsdp2", "--trainer.strategy=ddp"
