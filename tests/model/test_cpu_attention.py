@@ -148,7 +148,8 @@ def test_where_it_cannot_be_built_pytorchs_attention_runs(monkeypatch):
     monkeypatch.setattr(cpu_attention, "library", lambda: (None, "error: no such instruction"))
     monkeypatch.setattr(cpu_kernels, "is_compiling", lambda: True)
     q, k, v = torch.randn(3, 1, 2, 32, 32).bfloat16()
-    assert cpu_attention.fits(32, 32, q.dtype) and not cpu_attention.runs(32, 32, q.dtype)
+    assert cpu_attention.fits(32, 32, q.dtype)
+    assert not cpu_attention.runs(32, 32, q.dtype)
     # bfloat16 has 8 bits; outputs are means of at most 32 values near 1
     torch.testing.assert_close(
         auto_attention(q, k, v, 0.0), naive_attention(q, k, v, 0.0), atol=0.03, rtol=0.03
