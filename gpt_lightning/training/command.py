@@ -28,7 +28,7 @@ from gpt_lightning.runs.logger import RunEvents, RunLogger, continue_logger
 from gpt_lightning.runs.settings import RunSettings, TaskSettings
 from gpt_lightning.training import steps
 from gpt_lightning.training.callbacks import EVERY_RUN
-from gpt_lightning.training.trainer import TABLES, as_list
+from gpt_lightning.training.trainer import TABLES, as_list, check_supported
 
 COMPILERS = ("torch._dynamo.", "torch._inductor.")  # modules of errors of torch.compile
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -230,6 +230,9 @@ class GPTCLI(LightningCLI):
     def after_instantiate_classes(self) -> None:
         for logger in self.trainer.loggers:
             continue_logger(logger, self.resume_step)
+        if self.model.settings.optimizer == "muon":
+            for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+                check_supported(callback, "unsupported_with_muon")
         config = self.config_init[str(self.subcommand)]
         config["weights_only"] = True  # loading runs no code
         config["ckpt_path"] = None if self.ckpt_path is None else str(self.ckpt_path)

@@ -4,12 +4,18 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+
 from gpt_lightning.data.loader import TrainLoader
+from gpt_lightning.errors import UserError
 from gpt_lightning.removed import without_removed
 from gpt_lightning.runs import resume
 from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord
 from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.steps import is_fitting, set_logged_steps
+
+TUNERS_FILES = (".lr_find_", ".scale_batch_size_")  # beginnings of file names of Lightning's Tuner
+FIRST_BATCH = {"epoch": 0, "window": 0, "generator": None, "next": None}  # states of all loaders
 
 
 def continue_from(checkpoint: dict[str, Any], module: Any) -> RunRecord:
@@ -24,14 +30,25 @@ def continue_from(checkpoint: dict[str, Any], module: Any) -> RunRecord:
 
     Raises:
         UserError: The dict is not one of gpt-lightning, or of another model, other data or another
-            order.
+            order; or a callback would reset the step of a resumed run.
     """
     trainer = module.trainer
     data, fitting, path = token_data(trainer), is_fitting(trainer), Path(str(trainer.ckpt_path))
     theirs = Checkpoint.of(checkpoint, path)
+    loader = data.reader.train_loader if fitting and data is not None else None
+    if path.name.startswith(TUNERS_FILES):  # this run, before the Tuner's trials
+        if loader is not None:
+            loader.load_state_dict(FIRST_BATCH)
+        return theirs.record
+    if fitting and any(
+        isinstance(c, LearningRateFinder | BatchSizeFinder) for c in trainer.callbacks
+    ):
+        raise UserError(
+            "LearningRateFinder and BatchSizeFinder reset the step of a resumed run: set "
+            "model.learning_rate and data.batch_size to what they found, and resume without them"
+        )
     if fitting:  # raises for settings that this version cannot continue with
         without_removed(checkpoint["hyper_parameters"], "model.")
-    loader = data.reader.train_loader if fitting and data is not None else None
     if isinstance(loader, TrainLoader):
         loader.source.keep_shuffle(theirs.record.data_identity)
     if "PL_GLOBAL_SEED" not in os.environ:

@@ -68,6 +68,17 @@ class TokenDataModule(L.LightningDataModule):
         return block_size_of(self.settings)
 
     @property
+    def batch_size(self) -> int:
+        """Sequences a micro-batch and rank, which Tuner.scale_batch_size sets."""
+        return int(self.settings.batch_size)
+
+    @batch_size.setter
+    def batch_size(self, sequences: int) -> None:
+        self.settings = dataclasses.replace(self.settings, batch_size=sequences)
+        if self._reader is not None:
+            self.setup("fit")
+
+    @property
     def eval_batch_size(self) -> int:
         """Sequences a validation batch and rank."""
         return int(self.settings.eval_batch_size or self.settings.batch_size)

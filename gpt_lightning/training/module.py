@@ -1,5 +1,6 @@
 """LightningModule that trains a GPT: build, step, update, evaluate, save."""
 
+import dataclasses
 import os
 import sys
 import time
@@ -8,6 +9,7 @@ from typing import Any, Self, cast
 import lightning as L
 import torch
 from jsonargparse.typing import register_type
+from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import Optimizer
 
@@ -84,8 +86,7 @@ class GPTModule(L.LightningModule):
         self._loss_sum: torch.Tensor | None = None  # sum over the current step's micro-batches
         self.last_loss: torch.Tensor | None = None
         self.seed: int | None = None
-        self._optimizer: Optimizer | None = None  # ours, and the options of its parameter groups
-        self._group_options: list[dict[str, Any]] = []
+        self._optimizer: Optimizer | None = None  # ours
         self._guard = optim.NonFiniteGuard()
         self._memory_read_s = 0.0  # last time
         self._spikes: optim.SpikeGuard | None = None
@@ -189,9 +190,12 @@ class GPTModule(L.LightningModule):
         # author's optimizer, and groups that a callback has added, keep their own.
         if self._schedules():
             groups = self.trainer.optimizers[0].param_groups
-            for group, options in zip(groups, self._group_options, strict=False):
-                group.update(options)
+            for group, new in zip(groups, self._build_optimizer().param_groups, strict=False):
+                group.update(new | {"params": group["params"]})
                 optim.place_steps(self.trainer.optimizers[0], group)
+            if steps.find_callback(self.trainer, BaseFinetuning) is not None:
+                for parameter in (p for group in groups for p in group["params"]):
+                    parameter.requires_grad_(True)  # a resume forgets what it has unfrozen
         self.set_learning_rates()
 
     def run_seed(self) -> int:
@@ -245,13 +249,25 @@ class GPTModule(L.LightningModule):
         decay_steps = self.settings.decay_steps
         return self.trainer.max_steps if decay_steps is None else decay_steps
 
+    @property
+    def learning_rate(self) -> float:
+        """Peak of the learning rate, which Tuner.lr_find sets."""
+        return self.settings.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, peak: float) -> None:
+        old = self.settings
+        assert old.min_learning_rate is not None
+        minimum = old.min_learning_rate * (peak / old.learning_rate)  # the same share of the peak
+        self.settings = dataclasses.replace(old, learning_rate=peak, min_learning_rate=minimum)
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        build_optimizer = optimizers.load(self.settings).build
-        self._optimizer = optimizer = build_optimizer(self.model, self.settings, self._fused())
-        self._group_options = [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in optimizer.param_groups
-        ]
+        self._optimizer = self._build_optimizer()
+        return self._optimizer
+
+    def _build_optimizer(self) -> Optimizer:
+        file = optimizers.load(self.settings)
+        optimizer: Optimizer = file.build(self.model, self.settings, self._fused())
         return optimizer
 
     def _fused(self) -> bool:

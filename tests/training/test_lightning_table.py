@@ -135,6 +135,18 @@ class Sleep(L.Callback):
         time.sleep(0.1)
 
 
+class Freeze(cb.BaseFinetuning):
+    """Freeze the embedding, and train it from the second epoch on."""
+
+    def freeze_before_training(self, pl_module):
+        pl_module.configure_model()  # Lightning calls it later
+        self.freeze(pl_module.model.transformer.wte)
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.model.transformer.wte, optimizer, lr=1e-3)
+
+
 class Writer(cb.BasePredictionWriter):
     """Print a prediction's shape."""
 
@@ -174,7 +186,7 @@ NAMES = {
     for known in (
         *(AsyncCheckpointIO, CSVLogger, DDPStrategy, FSDPStrategy, LightningEnvironment),
         *(ModelParallelStrategy, TensorBoardLogger, TorchSyncBatchNorm, evaluates),
-        *(Raise, Sleep, Stop, Writer),
+        *(Freeze, Raise, Sleep, Stop, Writer),
     )
 } | {"cb": cb, "torch": torch, "pytest": pytest}
 

@@ -11,7 +11,13 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelCheckpoint,
+)
+from lightning.pytorch.tuner import Tuner
 from tiny_fit import TINY_MODEL
 
 from gpt_lightning.errors import UserError
@@ -148,6 +154,40 @@ def test_a_run_without_a_seed_keeps_the_one_it_has_drawn(monkeypatch):
     assert not same(other, whole)
 
 
+@pytest.mark.parametrize("as_callback", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_learning_rate_finder_sweeps_and_leaves_no_trace(as_callback):
+    module, tokens, finder = make(), data(), LearningRateFinder(num_training_steps=30)
+    if as_callback:
+        stock(finder).fit(module, tokens)
+        found = finder.optimal_lr
+    else:
+        trainer = stock()
+        found = Tuner(trainer).lr_find(module, tokens, num_training=30)
+        trainer.fit(module, tokens)
+    assert found.results["lr"][-1] == pytest.approx(1, rel=0.5)
+    assert found.results["loss"][-1] != pytest.approx(found.results["loss"][0], rel=1e-3)
+    assert module.learning_rate == found.suggestion()
+    alone = make(learning_rate=found.suggestion())
+    stock().fit(alone, data())
+    assert same(module, alone)
+
+
+@pytest.mark.parametrize("as_callback", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_batch_size_finder_leaves_no_trace(as_callback):
+    module, tokens = make(), data()
+    if as_callback:
+        stock(BatchSizeFinder(init_val=2, max_trials=3)).fit(module, tokens)
+    else:
+        trainer = stock()
+        size = Tuner(trainer).scale_batch_size(module, tokens, init_val=2, max_trials=3)
+        assert size == tokens.batch_size
+        trainer.fit(module, tokens)
+    assert tokens.batch_size == 8
+    alone = make()
+    stock().fit(alone, data(batch_size=8))
+    assert same(module, alone)
+
+
 class OwnOptimizer(GPTModule):
     """Another author's optimizer, and schedule."""
 
@@ -259,3 +299,24 @@ def test_frozen_parameters_are_in_no_group(optimizer):
     blocks = {id(p) for p in module.model.transformer.h.parameters()}
     groups = trainer.optimizers[0].param_groups
     assert blocks.isdisjoint(id(p) for group in groups for p in group["params"])
+
+
+class Unfreeze(BaseFinetuning):
+    """Lightning's callback, which adds a parameter group to the optimizer."""
+
+    def freeze_before_training(self, pl_module) -> None:
+        pl_module.configure_model()
+        self.freeze(pl_module.model.transformer.h)
+
+    def finetune_function(self, pl_module, epoch, optimizer) -> None:
+        if epoch == 1:
+            blocks = pl_module.model.transformer.h
+            self.unfreeze_and_add_param_group(blocks, optimizer, lr=1e-4, train_bn=True)
+
+
+def test_an_unfrozen_group_has_the_rate_of_its_callback():
+    module = make()
+    trainer = stock(Unfreeze(), limit_train_batches=3, max_steps=6)
+    trainer.fit(module, data())
+    rates = [group["lr"] for group in trainer.optimizers[0].param_groups]
+    assert rates == [6e-4, 6e-4, 1e-4]

@@ -3,6 +3,7 @@
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import LearningRateFinder
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.model.gpt import GPTConfig
@@ -116,3 +117,12 @@ def test_a_checkpoint_is_evaluated_with_plain_loaders(tmp_path, capsys):
     ]
     assert found[0] == found[1]
     assert "step 2" in capsys.readouterr().out
+
+
+def test_a_finder_on_a_resume_is_refused(text_file, tmp_path):
+    run = trainer(max_steps=2)
+    run.fit(module(), data(text_file, tmp_path))
+    run.save_checkpoint(path := tmp_path / "2.ckpt")
+    finding = trainer(LearningRateFinder(), max_steps=4)
+    with pytest.raises(UserError, match="resume without them"):
+        finding.fit(module(), data(text_file, tmp_path), ckpt_path=path, weights_only=True)
