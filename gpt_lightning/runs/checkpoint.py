@@ -30,7 +30,6 @@ of Settings.
 
 import dataclasses
 import functools
-import re
 import sys
 import zipfile
 from dataclasses import dataclass, field
@@ -50,8 +49,7 @@ from gpt_lightning.runs.folders import check_digest, check_regular, sidecar
 from gpt_lightning.runs.settings import Settings
 
 SCHEMA = 4
-HEAD_BYTES = 64  # read of a file to guess its kind
-# kinds of files that are not ours: by the beginning of the file, by keys of its content, weights
+# kinds of files that are not ours: by keys of their content, and weights
 FOREIGN: Any = yaml_beside(__file__, "foreign.yaml")
 
 
@@ -229,11 +227,7 @@ def read_content(
         with zipfile.ZipFile(path) as archive:
             stored = all(r.compress_type == zipfile.ZIP_STORED for r in archive.infolist())
     except Exception as error:  # any content may raise any error
-        with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
-        kinds = FOREIGN["files"].items()
-        kind = next(kind for begin, kind in kinds if re.match(begin.encode(), head, re.DOTALL))
-        raise not_ours(path, kind) from error
+        raise not_ours(path, FOREIGN["file"]) from error
     if not stored:
         raise not_ours(path, "its records are compressed; take the file as it was saved")
     try:

@@ -1,10 +1,13 @@
-"""Mean losses of an evaluation over batches and ranks, without waiting for the device."""
+"""Evaluations: mean losses over batches and ranks, without waiting for the device."""
 
+import lightning as L
 import torch
 from lightning.pytorch.strategies import Strategy
 
-from gpt_lightning.data.loader import IGNORE_INDEX
+from gpt_lightning.data.loader import IGNORE_INDEX, Batch
 from gpt_lightning.errors import UserError
+from gpt_lightning.training import steps
+from gpt_lightning.training.datamodule import token_data
 
 
 class Evaluation:
@@ -55,3 +58,76 @@ class Evaluation:
                     "model.learning_rate, or set trainer.gradient_clip_val"
                 )
         return losses
+
+
+class EvaluatedModule(L.LightningModule):
+    """LightningModule that logs the loss of a split; a subclass has the model.
+
+    Attributes:
+        last_loss: Mean loss of the last step on this rank; None before the first.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._evaluation = Evaluation()
+        self.last_loss: torch.Tensor | None = None
+
+    def _evaluate(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the loss, or the logits (B, T, V) without targets; idx and targets are (B, T)."""
+        raise NotImplementedError
+
+    def on_validation_epoch_start(self) -> None:
+        self._evaluation = Evaluation()
+
+    on_test_epoch_start = on_validation_epoch_start
+
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        x, y = batch
+        self._evaluation.add(self._evaluate(x, y), y, dataloader_idx)
+
+    test_step = validation_step
+
+    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> torch.Tensor:
+        """Return each target's loss in nats, float32 (B, T); 0 at padded positions."""
+        x, y = batch
+        logits = self._evaluate(x)  # (B, T, V)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return torch.nn.functional.cross_entropy(logits.transpose(1, 2), y, reduction="none")
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the mean loss over the evaluated tokens in nats, and the perplexity.
+
+        If the tokens are not the whole split, their number is logged too. The losses of further
+        loaders are SPLIT/loss/dataloader_idx_N.
+
+        Raises:
+            UserError: A loss is not finite.
+        """
+        split, data = "test" if self.trainer.testing else "val", token_data(self.trainer)
+        fitting = steps.is_fitting(self.trainer)
+        estimates = data is not None and data.settings.eval_batches is not None
+        strategy, step = self.trainer.strategy, self.trainer.global_step
+        losses = self._evaluation.losses(split, estimates, strategy, step)
+        metrics: dict[str, torch.Tensor | float] = dict(losses)
+        if f"{split}/loss" in losses:
+            metrics[f"{split}/perplexity"] = losses[f"{split}/loss"].exp()
+        if fitting:
+            # not a tensor of the CPU, which NCCL cannot reduce; Lightning makes one on the device
+            metrics["step"] = float(step)
+        self.log_dict(metrics, sync_dist=True, add_dataloader_idx=False)
+        if data is not None:
+            tokens = data.evaluated_part(
+                split, self._evaluation.positions * self.trainer.world_size
+            )
+            # float64, on the CPU: MPS has none; equal on all ranks
+            exact = {k: torch.tensor(v, dtype=torch.float64) for k, v in tokens.items()}
+            self.log_dict(exact, sync_dist=True, rank_zero_only=True)
+        if fitting:
+            self._log_last_loss()
+
+    on_test_epoch_end = on_validation_epoch_end
+
+    def _log_last_loss(self) -> None:
+        """Show callbacks the loss of the last step, which may not have been a log step."""
+        if self.last_loss is not None:
+            self.log("train/loss", self.last_loss, sync_dist=True, logger=False)

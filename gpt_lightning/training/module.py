@@ -25,14 +25,14 @@ from gpt_lightning.runs.folders import run_id
 from gpt_lightning.runs.settings import Settings
 from gpt_lightning.training import build, optim, optimizers, steps
 from gpt_lightning.training.datamodule import token_data
-from gpt_lightning.training.evaluation import Evaluation
+from gpt_lightning.training.evaluation import EvaluatedModule
 
 # jsonargparse would import the class of a dict with a class_path, while it parses
 register_type(Network, serializer=Network.settings, deserializer=Network.of)
 MEMORY_READ_S = 0.1  # shortest time between two readings of the process's memory
 
 
-class GPTModule(L.LightningModule):
+class GPTModule(EvaluatedModule):
     """LightningModule that trains a GPT-2.
 
     The model is made in `configure_model`, after the data are known, so that it may take its
@@ -84,14 +84,12 @@ class GPTModule(L.LightningModule):
         self.micro_batches = 0
         self.stop_requested = False
         self._loss_sum: torch.Tensor | None = None  # sum over the current step's micro-batches
-        self.last_loss: torch.Tensor | None = None
         self.seed: int | None = None
         self._optimizer: Optimizer | None = None  # ours
         self._guard = optim.NonFiniteGuard()
         self._memory_read_s = 0.0  # last time
         self._spikes: optim.SpikeGuard | None = None
         self._spikes_before: dict[str, Any] = {}  # state of an earlier session
-        self._evaluation = Evaluation()
 
     # ---- build ---------------------------------------------------------------------------------
 
@@ -267,20 +265,9 @@ class GPTModule(L.LightningModule):
 
     def _build_optimizer(self) -> Optimizer:
         file = optimizers.load(self.settings)
-        optimizer: Optimizer = file.build(self.model, self.settings, self._fused())
+        fused = optim.is_fused(self.settings, self.device, self.trainer.precision_plugin)
+        optimizer: Optimizer = file.build(self.model, self.settings, fused)
         return optimizer
-
-    def _fused(self) -> bool:
-        # A fused step unscales gradients itself: with a GradScaler there is no moment to clip them
-        scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
-        if self.settings.fused == "auto":
-            return self.device.type in optim.FUSED_ADAMW_DEVICES and not scaled
-        if self.settings.fused and scaled:
-            raise UserError(
-                f"model.fused true would clip scaled gradients in {self.trainer.precision}: "
-                "set it to auto"
-            )
-        return self.settings.fused
 
     def learning_rate_at(self, step: int, peak: float) -> float:
         """Return a group's rate at an optimizer step: one schedule, scaled to the group's peak."""
@@ -318,11 +305,6 @@ class GPTModule(L.LightningModule):
                 self.log("optim/lr_muon", optimizer.param_groups[0]["lr"])
             self.log("step", step + 1.0)  # the loggers' x: the first is 1
         self._loss_sum, self.micro_batches = None, 0
-
-    def _log_last_loss(self) -> None:
-        """Show callbacks the loss of the last step, which may not have been a log step."""
-        if self.last_loss is not None:
-            self.log("train/loss", self.last_loss, sync_dist=True, logger=False)
 
     def on_train_epoch_end(self) -> None:
         self._log_last_loss()
@@ -377,62 +359,11 @@ class GPTModule(L.LightningModule):
         for callback in steps.step_callbacks(self.trainer):
             callback.before_validation(self.trainer)
 
-    def on_validation_epoch_start(self) -> None:
-        self._evaluation = Evaluation()
-
-    on_test_epoch_start = on_validation_epoch_start
-
-    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        x, y = batch
-        self._evaluation.add(self._evaluate(x, y), y, dataloader_idx)
-
-    test_step = validation_step
-
-    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> torch.Tensor:
-        """Return each target's loss in nats, float32 (B, T); 0 at padded positions."""
-        x, y = batch
-        logits = self._evaluate(x)  # (B, T, V)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return torch.nn.functional.cross_entropy(logits.transpose(1, 2), y, reduction="none")
-
     def _evaluate(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         if self.evaluates_compiled or not self.compiles[0]:
             return self.model(idx, targets)
         with torch.compiler.set_stance("force_eager"):
             return self.model(idx, targets)
-
-    def on_validation_epoch_end(self) -> None:
-        """Log the mean loss over the evaluated tokens in nats, and the perplexity.
-
-        If the tokens are not the whole split, their number is logged too. The losses of further
-        loaders are SPLIT/loss/dataloader_idx_N.
-
-        Raises:
-            UserError: A loss is not finite.
-        """
-        split, data = "test" if self.trainer.testing else "val", token_data(self.trainer)
-        fitting = steps.is_fitting(self.trainer)
-        estimates = data is not None and data.settings.eval_batches is not None
-        strategy, step = self.trainer.strategy, self.trainer.global_step
-        losses = self._evaluation.losses(split, estimates, strategy, step)
-        metrics: dict[str, torch.Tensor | float] = dict(losses)
-        if f"{split}/loss" in losses:
-            metrics[f"{split}/perplexity"] = losses[f"{split}/loss"].exp()
-        if fitting:
-            # not a tensor of the CPU, which NCCL cannot reduce; Lightning makes one on the device
-            metrics["step"] = float(step)
-        self.log_dict(metrics, sync_dist=True, add_dataloader_idx=False)
-        if data is not None:
-            tokens = data.evaluated_part(
-                split, self._evaluation.positions * self.trainer.world_size
-            )
-            # float64, on the CPU: MPS has none; equal on all ranks
-            exact = {k: torch.tensor(v, dtype=torch.float64) for k, v in tokens.items()}
-            self.log_dict(exact, sync_dist=True, rank_zero_only=True)
-        if fitting:
-            self._log_last_loss()
-
-    on_test_epoch_end = on_validation_epoch_end
 
     # ---- checkpoints ---------------------------------------------------------------------------
 

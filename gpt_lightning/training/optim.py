@@ -93,6 +93,28 @@ def make_adamw(
     return AdamW(options, lr=settings.learning_rate, betas=settings.betas, fused=fuse)
 
 
+def is_fused(settings: Settings, device: torch.device, precision: Any) -> bool:
+    """Return whether AdamW's update is one kernel.
+
+    Args:
+        settings: Setting of `fused`.
+        device: Device of the parameters.
+        precision: Lightning's precision plugin, with a GradScaler in float16. A fused step unscales
+            gradients itself: with a GradScaler there is no moment to clip them.
+
+    Raises:
+        UserError: The setting is true, and there is a GradScaler.
+    """
+    scaled = getattr(precision, "scaler", None) is not None
+    if settings.fused == "auto":
+        return device.type in FUSED_ADAMW_DEVICES and not scaled
+    if settings.fused and scaled:
+        raise UserError(
+            f"model.fused true would clip scaled gradients in {precision.precision}: set it to auto"
+        )
+    return settings.fused
+
+
 def place_steps(optimizer: Optimizer, group: dict[str, Any]) -> None:
     """Put AdamW's step counters where its kernel reads them, after a resume with another `fused`.
 

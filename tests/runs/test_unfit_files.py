@@ -125,9 +125,9 @@ def safetensors() -> bytes:
 
 
 FOREIGN = {
-    "empty": (b"", "it is empty"),
-    "text": (b"hello, world\n", "it is a text file"),
-    "safetensors": (safetensors(), "it is a safetensors file: name it model.safetensors"),
+    "empty": (b"", "its end is missing"),
+    "text": (b"hello, world\n", "it is no file of torch.save"),
+    "safetensors": (safetensors(), "name weights model.safetensors"),
     "cut": (b"PK\x03\x04" + bytes(100), "its end is missing"),
     "bytes": (b"\xff\x00\xfe" * 30, "it is no file of torch.save"),
     "weights": ({"wte.weight": torch.zeros(2)}, "it holds weights alone"),
@@ -151,7 +151,7 @@ def test_a_foreign_file_is_named_for_what_it_seems_to_be(name, file, capsys):
         assert "mmap" not in line
     old = Path("old.ckpt")
     torch.save({"wte.weight": torch.zeros(2)}, old, _use_new_zipfile_serialization=False)
-    assert "it is a pickle" in refused(READING["sample"], old, capsys)
+    assert "pytorch_model.bin" in refused(READING["sample"], old, capsys)
 
 
 def test_a_missing_digest_is_said_once_and_by_rank_0_alone(monkeypatch, tmp_path, capsys):

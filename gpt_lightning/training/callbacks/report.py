@@ -26,7 +26,6 @@ from gpt_lightning.training.datamodule import token_data
 from gpt_lightning.training.module import GPTModule
 from gpt_lightning.training.steps import find_callback, run_folder, total_steps
 
-QUIET_S = 30.0  # interval of the lines that a long evaluation prints
 LINE_S = 60.0  # longest time between two lines of training
 METRICS = {
     "train/loss": "loss {:.4f}",
@@ -206,7 +205,7 @@ class StepProgress(ProgressBar):
 
     Lightning's bars count micro-batches and epochs. On a terminal this is one bar; in a log file or
     a pipe it is a line every `plain_every_n_steps` steps, and after a minute without one. Both
-    print a line for every validation, and for every half minute of a long one.
+    print a line for every validation.
 
     Args:
         plain_every_n_steps: Steps between two lines; null: twenty lines per run, at log steps if
@@ -220,7 +219,6 @@ class StepProgress(ProgressBar):
         self._bar: tqdm[Any] | None = None  # counts and estimates without a terminal too
         self._total = self._first = self._step = 0
         self._metrics = ""  # of the last log step or line
-        self._evaluated = 0  # batches of the current evaluation
         self._printed = 0.0  # time of the last line
 
     def disable(self) -> None:
@@ -273,16 +271,6 @@ class StepProgress(ProgressBar):
         if line:
             self._printed = now
             self.print(bar)
-
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._printed, self._evaluated = time.monotonic(), 0
-
-    def on_validation_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        self._evaluated += 1
-        if self.enabled and time.monotonic() - self._printed >= QUIET_S:
-            self._printed = time.monotonic()
-            total = int(sum(steps.evaluation_batches(trainer)))
-            self.print(f"{self._position()} | evaluation, batch {self._evaluated}/{total}")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # a sanity check of the whole split is an evaluation of step 0

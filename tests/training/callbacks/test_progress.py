@@ -88,29 +88,14 @@ def test_a_switched_off_bar_prints_nothing(clock, capsys):
     progress.disable()
     trained(progress, trainer, 3)
     clock.now += 100
-    progress.on_validation_batch_end(trainer)
     progress.on_validation_end(trainer, None)
     assert capsys.readouterr().out == ""
-
-
-def test_a_long_evaluation_prints_a_line_every_half_minute(clock, capsys):
-    progress, trainer = StepProgress(100), trainer_of(global_step=3)
-    progress.on_train_start(trainer, None)
-    progress.on_validation_start(trainer, None)
-    for _ in range(100):
-        clock.now += 2.0
-        progress.on_validation_batch_end(trainer)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" | ")[1] for line in lines] == [
-        f"evaluation, batch {done}/100" for done in (15, 30, 45, 60, 75, 90)
-    ]
 
 
 def test_a_sanity_check_of_some_batches_has_no_result(clock, capsys):
     metrics = {"val/loss": 2.0, "val/perplexity": 7.389}
     progress = StepProgress(100)
     checking = {"callback_metrics": metrics, "sanity_checking": True}
-    progress.on_validation_start(trainer_of(), None)
     progress.on_validation_end(trainer_of(**checking), None)
     assert capsys.readouterr().out == ""
     progress.on_validation_end(trainer_of(**checking, num_sanity_val_steps=math.inf), None)
