@@ -89,7 +89,7 @@ def measure_data(row: Row) -> Values:
     tokens_per_sec = tokens / timing.steady_mean(times["total"]) * 1e3
     return {
         "first_batch_ms": first["total"],
-        **timing.columns("batch", times["batch"], "std", "p90", "max"),
+        **timing.columns("batch", times["batch"], "p90"),
         "copy_ms": median(times["copy"]) if "copy" in times else None,
         "tokens_per_sec": tokens_per_sec,
         "floor_ms": floor,

@@ -3,7 +3,7 @@
 (m, k) @ (k, n) has 2 m k n FLOPs; backward, the gradients of both factors, has 4 m k n. Times are
 medians of one product; a timed round has `calls` products. Model shapes: m = batch x context; the
 weight has nn.Linear's layout, (n, k). 124m, 350m, 774m and 1558m have the micro-batch and the
-vocabulary of configs/gpu, other sizes those of the options.
+vocabulary of configs/gpu, other sizes 4 x 256 tokens and a vocabulary of 10,000.
 
 measured peak: best rate of torch.mm of squares ever measured on this device, which SpeedMonitor
 uses for peak_flops: measure. Shares are fractions of it; a faster shape exceeds 100%. published
@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jsonargparse.typing import PositiveInt
 
 from gpt_lightning.bench import COLUMNS, models, timing
 from gpt_lightning.bench.models import COURSE_SIZES, GPU_SIZES
@@ -27,6 +26,7 @@ from gpt_lightning.tables.options import Option, listed
 from gpt_lightning.tables.rows import Row, Values
 from gpt_lightning.tables.sweep import Bench
 
+TOKENS = 4 * 256  # batch x context of the sizes that are not in configs/gpu
 ROUND_MS = 2.0  # least duration of a phase, so that launches of kernels hide behind it
 
 
@@ -45,8 +45,7 @@ def read_shapes(args: Any) -> list[Values]:
             tokens = config.data.batch_size * model.block_size
             shapes |= model_shapes(size, tokens, model.n_embd, model.vocab_size)
         else:
-            tokens, width = args.batch * args.context, models.SHAPES[size][2]
-            shapes |= model_shapes(size, tokens, width, args.vocab_size)
+            shapes |= model_shapes(size, TOKENS, models.SHAPES[size][2], models.VOCABULARY)
     return [{"shape": name, "m": m, "k": k, "n": n} for name, (m, k, n) in shapes.items()]
 
 
@@ -75,9 +74,6 @@ BENCH = Bench(
         options.dtypes("fp32,bf16"),
         Option("squares", "512,1024,2048,4096", "Widths with commas, or none.", read_shapes),
         Option("sizes", "small", f"Any of {', '.join((*COURSE_SIZES, *GPU_SIZES))}; or none."),
-        Option("batch", 4, "Sequences per batch, for the model's shapes.", type=PositiveInt),
-        Option("context", 256, "Tokens per sequence.", type=PositiveInt),
-        Option("vocab_size", models.VOCABULARY, "Columns of the head.", type=PositiveInt),
         options.warmup(2),
         options.steps(10),
     ),
@@ -117,7 +113,7 @@ def measure_matmul(row: Row) -> Values:
         "published_peak_tflops_per_sec": published.flops / 1e12 if published else None,
     }
     for phase, flops in (("forward", 2 * m * k * n), ("backward", 4 * m * k * n)):
-        durations = timing.columns(phase, times[phase], "std", "min")
+        durations = timing.columns(phase, times[phase], "std")
         found |= {name: value / calls for name, value in durations.items()}
         rate = flops / found[f"{phase}_ms"] / 1e9  # 1e3 ms/s over 1e12 for tera
         shares = {"tflops_per_sec": rate, "of_measured": rate / peak}

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gpt_lightning.errors import UserError
 from gpt_lightning.files import yaml_beside
 from gpt_lightning.model.attention import naive_attention
 from gpt_lightning.model.gpt import GPT, GPTConfig
@@ -81,29 +80,17 @@ def own_shape(text: str) -> tuple[int, int, int]:
         raise ValueError(f"{text!r} is not LAYERSxWIDTH, such as 4x512")
     C = at_least(1)(width)
     n_head = max(1, C // HEAD_WIDTH)
-    if C % n_head:
-        raise ValueError(f"a width of {C} is not divisible by {n_head} heads")
+    if C % (2 * n_head):  # RoPE rotates pairs of channels
+        raise ValueError(f"a width of {C} is not divisible by {n_head} heads of an even width")
     return at_least(1)(layers), n_head, C
 
 
 def course_or_own_sizes(args: Any) -> list[Values]:
-    """Return the sizes of --shapes, or of --sizes.
-
-    Raises:
-        UserError: The course's heads have an odd number of channels, which RoPE cannot rotate in
-            pairs.
-    """
+    """Return the sizes of --shapes, or of --sizes."""
     if args.shapes is None:
         return read_sizes(args)
-    found = []
-    for n_layer, n_head, d_model in listed(args, "shapes", own_shape):
-        if "course" in args.model.split(",") and d_model // n_head % 2:
-            raise UserError(
-                f"--shapes: {n_head} heads of a width of {d_model} have an odd number of channels, "
-                "and RoPE rotates pairs: give another width"
-            )
-        found.append({"size": f"{n_layer}/{n_head}/{d_model}", "shape": [n_layer, n_head, d_model]})
-    return found
+    shapes = listed(args, "shapes", own_shape)
+    return [{"size": "/".join(map(str, shape)), "shape": [*shape]} for shape in shapes]
 
 
 SIZES = (

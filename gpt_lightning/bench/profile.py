@@ -63,13 +63,13 @@ MODULES = ("ln_1", "attn", "rope", "ln_2", "mlp", "ln_f")  # parts of either mod
 PARTS = ("score product", "scale and mask", "softmax", "value product")  # inside an attention
 PHASES = ("data", "forward", "backward", "optimizer")
 RANGES = (*(f"step / {phase}" for phase in PHASES), *MODULES, *PARTS)
+TOP = 20  # kernels in the table of a row, before the row of the rest
 STEP = "ProfilerStep"  # beginning of the name that the profiler gives a step
 TABLE = yaml_beside(__file__, "kinds.yaml")
 
 OPTIONS = (
     options.steps(3),
     options.warmup(2),
-    options.shared("top", 20, "Kernels in the table of a row."),
     Option("budget", False, "Profile the step of `fit` by part; --budget --help.", type=bool),
 )
 BENCH = Bench(
@@ -249,15 +249,15 @@ def measure_profile(row: Row) -> Values:
         **{kind: ms / whole for kind, (_, ms) in kinds.items()},
         "ranges": ranges_table(averages),
         "attention": attention_table(averages, row),
-        "kernels": kernels_table(averages, row.top, "kinds"),
+        "kernels": kernels_table(averages, "kinds"),
     }
 
 
 def make_step(model: nn.Module, batch: Batch, row: Row) -> Callable[[], object]:
     """Return a step of the row's mode on tokens and targets, int64 (B, T) each."""
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    own: Values = {"norm": "none", "updates": row.mode == "full-step"}
-    train = Training(model, batch, row.dtype, optimizer=adamw, **own)
+    updates = row.mode == "full-step"
+    train = Training(model, batch, row.dtype, optimizer=adamw, norm="none", updates=updates)
 
     def phase(name: str) -> Any:
         return record_function(f"step / {name}")
@@ -328,7 +328,7 @@ def measure_fit(row: Row) -> Values:
         "step": str(shape),
         "mfu": rates(model, device, dtype, rate, shape.block_size)["mfu"],
         "parts": parts_table(batches.averages),
-        "kernels": kernels_table(batches.averages, row.top, "parts"),
+        "kernels": kernels_table(batches.averages, "parts"),
     }
 
 
@@ -400,17 +400,16 @@ def attention_table(averages: Averages, row: Row) -> list[Values]:
     ]
 
 
-def kernels_table(averages: Averages, top: int, table: str) -> list[Values]:
+def kernels_table(averages: Averages, table: str) -> list[Values]:
     """Return a row for each kernel, longest time first; the last row sums up the rest.
 
     Args:
         averages: Averages of a step.
-        top: Rows before the last.
         table: Table of kinds.yaml for the column `kind`.
     """
     ordered = sorted(averages.kernels, key=lambda kernel: -kernel.ms)
-    rows = [(k.kind(table), k.name, k.calls, k.ms) for k in ordered[:top]]
-    if rest := ordered[top:]:
+    rows = [(k.kind(table), k.name, k.calls, k.ms) for k in ordered[:TOP]]
+    if rest := ordered[TOP:]:
         sums = sum(k.calls for k in rest), sum(k.ms for k in rest)
         rows.append(("", f"{len(rest)} more", *sums))
     return [

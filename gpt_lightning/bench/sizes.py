@@ -25,8 +25,6 @@ backward is the difference of two means, and total the sum of forward and backwa
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-import torch
-
 from gpt_lightning.bench import COLUMNS, models, timing
 from gpt_lightning.bench.step import Training, prepare, random_batch, rates
 from gpt_lightning.files import reference_rows
@@ -99,7 +97,6 @@ def measure_size(row: Row) -> Values:
         "first_forward_ms": training.first["forward"],
         "first_step_ms": training.first["total"],
         "graphs": training.graphs,
-        "matmul_precision": torch.get_float32_matmul_precision(),
         "peak_memory_gib": peak_memory_gib(device),
         **rates(model, device, row.dtype, tokens_per_sec, row.context),
     }

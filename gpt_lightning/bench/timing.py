@@ -25,9 +25,7 @@ PARTS = 10  # consecutive parts of the batches of `steady_mean`
 STATISTICS: dict[str, Callable[[list[float]], float]] = {
     "mean": fmean,
     "std": lambda ms: stdev(ms) if len(ms) > 1 else 0.0,  # of a sample
-    "min": min,
     "p90": lambda ms: sorted(ms)[round(0.9 * (len(ms) - 1))],
-    "max": max,  # shows an outlier
 }
 Block = Callable[[], list[float]]  # returns the milliseconds of each of its steps, at least one
 
@@ -53,9 +51,9 @@ def columns(name: str, milliseconds: list[float], *statistics: str) -> dict[str,
 
 
 def phase_columns(times: Times, *phases: str) -> dict[str, float]:
-    """Return columns of statistics: median, mean, std of each phase, and all of the total."""
-    found = columns("total", times["total"], *STATISTICS)
-    for phase in phases:
+    """Return the median, the mean and the standard deviation of the total and of each phase."""
+    found: dict[str, float] = {}
+    for phase in ("total", *phases):
         found |= columns(phase, times[phase], "mean", "std")
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure  # not pyplot: no global state, no window
-from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from gpt_lightning.tables.rows import Row
 
@@ -147,18 +147,11 @@ def plot_rows(
             look = {"color": f"C{colors.index(label)}", "label": label if shown else "_"}
             panels[columns.index(column)].plot(*points, "o" + style, ms=3, lw=1, **look)
         panels[0].set_ylabel(quantity)
-        number_values(panels[0])
+        panels[0].yaxis.set_major_formatter("{x:,g}")
+        panels[0].yaxis.set_minor_formatter(LogFormatter())  # where there are few powers of ten
     for top, bottom, column in zip(grid[0], grid[-1], columns, strict=True):
         top.set_title(column)
         bottom.set_xlabel(x[1])
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=7, loc="outside lower center", ncols=2)
     figure.savefig(path)
-
-
-def number_values(axes: Any) -> None:
-    """Write plain numbers beside the powers of ten, and between them where there are few powers."""
-    low, high = axes.get_ylim()
-    axes.yaxis.set_major_formatter("{x:,g}")
-    few = high < 10 * low  # else twice the time to draw, for clutter
-    axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:,g}") if few else NullFormatter())

@@ -125,24 +125,18 @@ class Console:
 
 
 def implausible(found: Values) -> str:
-    """Describe the impossible numbers of a row, by the units in their names; empty if none is."""
-    return "; ".join(
-        f"{name} is {value:.6g}"
-        for name, value in found.items()
-        if isinstance(value, float) and not possible(name, value)
-    )
+    """Describe the impossible numbers of a row, by the units in their names; empty if none is.
 
-
-def possible(name: str, value: float) -> bool:
-    """Return whether a field can have a value.
-
-    Args:
-        name: Name of the field, with its unit.
-        value: Value. A time of 0 is impossible: clocks are finer than anything timed here. An MFU
-            above 1 has a wrong peak or a wrong time.
+    A time of 0 is impossible: clocks are finer than anything timed here. An MFU above 1 has a wrong
+    peak or a wrong time.
     """
-    least, most = by_unit("bounds", name, (-math.inf, math.inf))
-    return math.isfinite(value) and least <= value <= most
+    wrong = []
+    for name, value in found.items():
+        if isinstance(value, float):
+            least, most = by_unit("bounds", name, (-math.inf, math.inf))
+            if not (math.isfinite(value) and least <= value <= most):
+                wrong.append(f"{name} is {value:.6g}")
+    return "; ".join(wrong)
 
 
 def by_unit(table: str, name: str, default: Any) -> Any:

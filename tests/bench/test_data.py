@@ -18,8 +18,6 @@ def test_rates_agree_with_each_other(order, tmp_path):
     row = measured(tmp_path, order=order)
     tokens = 4 * 32
     assert row["tokens_per_sec"] > 0
-    # at most ten batches are a part of one each, and the rate is the median's
-    assert row["tokens_per_sec"] >= tokens / row["batch_max_ms"] * 1e3 * (1 - 1e-9)
     assert row["floor_tokens_per_sec"] == pytest.approx(tokens / row["floor_ms"] * 1e3)
     assert row["floor_share"] == pytest.approx(row["tokens_per_sec"] / row["floor_tokens_per_sec"])
     assert row["copy_ms"] is None  # batches are there already

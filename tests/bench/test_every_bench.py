@@ -159,7 +159,7 @@ sizes | --warmup 0,x | --warmup is '0,x': 'x' is no whole number
 sizes | --shapes 1x200 | --shapes is '1x200': a width of 200 is not divisible by 3 heads
 sizes | --shapes 4,5 | --shapes is '4,5': '4' is not LAYERSxWIDTH, such as 4x512
 sizes | --shapes 4x0 | --shapes is '4x0': 0 is below 1
-sizes | --shapes 2x9 --model gpt2,course | --shapes: 1 heads of a width of 9 have an odd
+sizes | --shapes 2x9 | --shapes is '2x9': a width of 9 is not divisible by 1 heads of an even
 sizes | --timeout-s 0 | timeout_s is 0; it must be above 0
 sizes | --compile maybe | --compile is 'maybe'
 sizes | --device cuda | --device cuda: this machine has no such device

@@ -33,7 +33,6 @@ def test_rates_follow_from_times(dtype: str) -> None:
     assert row["backward_tflops_per_sec"] == pytest.approx(2 * product_flops / seconds / 1e12)
     assert row["forward_of_measured"] == pytest.approx(row["forward_tflops_per_sec"] / 2)
     assert row["measured_peak_tflops_per_sec"] == 2.0
-    assert 0 < row["forward_min_ms"] <= row["forward_ms"]
 
 
 def test_shapes_of_the_model_add_up_to_its_flops() -> None:

@@ -58,7 +58,7 @@ def test_warm_up_is_not_among_the_steps_and_the_first_step_is_told(clock, warmup
 
 def test_an_outlier_is_seen_and_does_not_move_the_median():
     found = phase_columns({"total": [10.0] * 9 + [1000.0], "a": [7.0]}, "a")
-    assert [found[f"total_{name}ms"] for name in ("", "min_", "max_")] == [10.0, 10.0, 1000.0]
+    assert found["total_ms"] == 10.0
     assert found["total_mean_ms"] == pytest.approx(109.0)
     assert found["total_std_ms"] > 100
     assert (found["a_ms"], found["a_mean_ms"], found["a_std_ms"]) == (7.0, 7.0, 0.0)
@@ -66,8 +66,7 @@ def test_an_outlier_is_seen_and_does_not_move_the_median():
 
 def test_statistics_are_in_order():
     found = columns("a", [3.0, 1.0, 2.0, 5.0, 4.0], *timing.STATISTICS)
-    assert found["a_min_ms"] <= found["a_ms"] <= found["a_p90_ms"] <= found["a_max_ms"]
-    assert (found["a_ms"], found["a_mean_ms"]) == (3.0, 3.0)
+    assert (found["a_ms"], found["a_mean_ms"], found["a_p90_ms"]) == (3.0, 3.0, 5.0)
     assert found["a_std_ms"] == pytest.approx(2.5**0.5)  # of a sample: 10 / (5 - 1)
 
 
