@@ -4,7 +4,6 @@ import contextlib
 import importlib
 import os
 import re
-import shlex
 import signal
 import sys
 import threading
@@ -38,8 +37,6 @@ class Command(NamedTuple):
 TRAINING = "training.fit:run"
 TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 COMMANDS = {name: Command(**row) for name, row in TABLES["commands"].items()}
-# words of earlier versions -> what is typed instead, before the same options
-FORMER: dict[str, str] = TABLES["former"]
 
 
 def usage() -> str:
@@ -176,12 +173,11 @@ def dispatch(argv: list[str]) -> int:
     if help_asked or name in ("--version", "-V", "version"):
         print(usage() if help_asked else f"gpt-lightning {__version__}")
         return 0
-    for words in (" ".join(argv[:2]), name):
-        if words in FORMER:
-            instead = f"{FORMER[words]} {shlex.join(argv[len(words.split()) :])}".strip()
-            raise UserError(f"`{words}` has moved: type {instead}")
     if name not in COMMANDS:
-        raise UserError(f"no command {name!r}{command_hint(name)}")
+        from gpt_lightning.hints import hint_at
+
+        hint = hint_at(name.lower(), list(COMMANDS))
+        raise UserError(f"no command {name!r}{hint}; gpt-lightning --help lists them")
     for arg in argv[1:]:
         if re.fullmatch(r"-[A-Za-z_]{2,}[\w.-]*", arg):
             raise UserError(f"unknown argument {arg!r}: an option begins with two dashes, -{arg}")
@@ -193,19 +189,6 @@ def dispatch(argv: list[str]) -> int:
     if function == "run":  # it parses its own arguments
         return module.run(argv) or 0
     return run_function(name, getattr(module, function), argv[1:])
-
-
-def command_hint(name: str) -> str:
-    """Return what to type instead of an unknown command."""
-    from gpt_lightning.hints import suggestion
-
-    if name.startswith("-"):
-        return ": the command comes first; gpt-lightning --help lists them"
-    if name.endswith((".yaml", ".yml")):
-        return f": did you mean `gpt-lightning fit --config {name}`?"
-    found = suggestion(name.lower(), list(COMMANDS))
-    hint = f": did you mean {found!r}?" if found else ""
-    return f"{hint}; gpt-lightning --help lists them"
 
 
 def run_function(name: str, function: Callable[..., int | None], args: list[str]) -> int:

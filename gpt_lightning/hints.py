@@ -61,8 +61,6 @@ def unknown_argument(given: str, options: Sequence[str], positionals: Sequence[s
     """Return the error of an argument that no option takes; empty without a better hint."""
     name, equals, value = given.lstrip("-").partition("=")
     if given.startswith("-"):
-        if name in options and given != f"--{given.lstrip('-')}":
-            return f"unknown argument {given!r}: did you mean '--{name}'?"
         if name in positionals:
             return f"unknown key {name!r}: give the value alone, without --{name}"
         return f"unknown key {name!r}{hint}" if (hint := hint_at(name, options)) else ""
@@ -70,8 +68,6 @@ def unknown_argument(given: str, options: Sequence[str], positionals: Sequence[s
         return f"unknown argument {given!r}: did you mean '--{key}={value}'?"
     if Path(given).suffix in (".yaml", ".yml") and "config" in options:
         return f"unknown argument {given!r}: did you mean '--config {given}'?"
-    if Path(given).exists() and "model.init_from" in options:
-        return f"unknown argument {given!r}: did you mean '--ckpt_path {given}'?"
     return f"unknown argument {given!r}: remove it, or quote the value that it is a part of"
 
 

@@ -41,9 +41,16 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
     return f": did you mean {found[0]!r}?" if found else ""
 
 
-def most_similar(word: str, candidates: Iterable[str]) -> list[str]:
-    """Return all candidates, the most similar to a word first."""
-    return sorted(candidates, key=lambda known: -difflib.SequenceMatcher(None, word, known).ratio())
+def pick(name: str, known: Iterable[str], problem: str) -> str:
+    """Return a name that is known.
+
+    Raises:
+        UserError: It is not; the message begins with the problem.
+    """
+    known = list(known)
+    if name not in known:
+        raise UserError(f"{problem} {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+    return name
 
 
 class OneLineParser(ArgumentParser):
@@ -368,12 +375,8 @@ def read_config(path: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
         raise UserError(f"{where} is no file; give a YAML file")
     try:
         settings = yaml.load(path.read_text(encoding="utf-8-sig"), UniqueKeyLoader)
-    except OSError as error:
-        raise UserError(f"{where}: {error.strerror}; give a YAML file") from error
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{where} is not text in UTF-8 ({error.reason}): save it as such"
-        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{where} cannot be read ({error}): give YAML in UTF-8") from error
     except yaml.YAMLError as error:
         from gpt_lightning.hints import explain_yaml  # wrong files alone need it
 

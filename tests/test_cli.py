@@ -150,9 +150,6 @@ def test_a_checkpoint_can_be_sampled_validated_and_predicted(run_folder, workdir
         texts.append(capsys.readouterr().out.split("\n", 1)[1])
     assert texts[0] == texts[1] == texts[2]  # the last step was the best
     assert len(texts[0]) >= 40
-    (workdir / "prompt.txt").write_text("the cat")
-    assert main(["sample", str(run_folder), "--prompt", "FILE:prompt.txt"]) == 0
-    assert "\nthe cat" in capsys.readouterr().out
 
     rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     best = min(row["val/loss"] for row in rows if "val/loss" in row)
@@ -277,7 +274,7 @@ def test_a_defect_is_one_line_and_a_traceback_on_request(workdir, capsys, monkey
     def broken(*args, **kwargs):
         raise RuntimeError("out of\nluck")
 
-    monkeypatch.setattr("gpt_lightning.commands.sample.read_prompt", broken)
+    monkeypatch.setattr("gpt_lightning.commands.sample.read_prompts", broken)
     assert main(["sample", "x"]) == 1
     assert capsys.readouterr().err == (
         "error: RuntimeError: out of luck (GPT_LIGHTNING_DEBUG=1 shows the traceback)\n"
@@ -360,9 +357,3 @@ def test_a_rank_of_a_large_machine_waits_no_longer_than_a_few_seconds(monkeypatc
         monkeypatch.setenv("LOCAL_RANK", rank)
         assert cli.print_error(UserError("wrong")) == 2
     assert waits[0] < waits[1] == waits[2] <= 4
-
-
-@pytest.mark.parametrize("words", cli.FORMER)
-def test_a_former_word_prints_the_new_command(words, capsys):
-    line = fails(capsys, *words.split(), "--out", "a b")
-    assert f"type {cli.FORMER[words]} --out 'a b'" in line

@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 
 from gpt_lightning import bench
-from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import nearest
+from gpt_lightning.parsing import pick
 
 
 def find_benches() -> dict[str, str]:
@@ -55,11 +54,7 @@ def run(argv: list[str]) -> int:
         print(usage())
         return 0
     name, benches = argv[1], find_benches()
-    if name not in benches:
-        raise UserError(
-            f"no bench {name!r}{nearest(name, benches)}; gpt-lightning bench --help lists them"
-        )
-    module = importlib.import_module(benches[name])
+    module = importlib.import_module(benches[pick(name, benches, "no bench")])
     if hasattr(module, "run"):
         code: int = module.run(argv)
         return code

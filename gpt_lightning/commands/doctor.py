@@ -184,8 +184,6 @@ def devices() -> Iterator[Line]:
         peak, line = peaks.resolve_peak("auto", place, dtype)
         line = line if peak else peaks.resolve_peak("measure", place, dtype)[1]
         yield "ok", str(place), f"precision auto is {auto}, {why}; {line}"
-    if len(names) == 1:
-        yield "ok", "CPU and device", "there is no device to compare with the CPU"
 
 
 def tried(place: torch.device, name: str, exact: list[torch.Tensor], needed: bool) -> Line:

@@ -42,12 +42,10 @@ def export(source: str, to: str | None = None) -> None:
     weights = {name: tensor.float() for name, tensor in found.state_dict(config).items()}
     theirs = huggingface.to_huggingface(weights, config, vocab_size)
     n_params = sum(t.numel() for k, t in theirs.items() if config.bias or not k.endswith(".bias"))
-    eot = {"bos_token_id": tokenizer.eot_token, "eos_token_id": tokenizer.eot_token}
     ours = {"tokenizer": tokenizer.spec(), "bias": config.bias, "figures": found.figures}
     settings = huggingface.settings_of(config, vocab_size, tokenizer.eot_token, ours)
     files = tokenizer_files(tokenizer, config.block_size)
     files["config.json"] = json.dumps(settings, indent=2) + "\n"
-    files["generation_config.json"] = json.dumps(eot, indent=2) + "\n"
     card = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
     figures = ", ".join(f"{name} {figure}" for name, figure in found.figures.items())
     shape = {"config": config, "n_params": n_params, "tokenizer": tokenizer.name}
@@ -147,18 +145,15 @@ def import_model(
 
     found = read_source(source, gpt_for="import")
     theirs = found.shape()
-    if block_size is not None and block_size > theirs["block_size"]:
-        raise UserError(
-            f"--block_size {block_size} is above the {theirs['block_size']} positions of {source}: "
-            "lower it, or leave it out"
-        )
-    if vocab_size is not None and vocab_size < theirs["vocab_size"]:
-        raise UserError(
-            f"--vocab_size {vocab_size} is below the {theirs['vocab_size']} rows of {source}: "
-            "raise it, or leave it out"
-        )
     changes = {"block_size": block_size, "vocab_size": vocab_size, "dropout": dropout}
     given = {key: plain_number(value) for key, value in changes.items() if value is not None}
+    limits = {key: theirs[key] for key in ("block_size", "vocab_size")}
+    sizes = limits | given
+    if sizes["block_size"] > limits["block_size"] or sizes["vocab_size"] < limits["vocab_size"]:
+        raise UserError(
+            f"{source} takes --block_size up to {limits['block_size']}, and --vocab_size from "
+            f"{limits['vocab_size']}: not {sizes['block_size']} and {sizes['vocab_size']}"
+        )
     model = found.model(**given)
     record = RunRecord(
         config=model.config, settings=Settings(), tokenizer=found.tokenizer, figures=found.figures

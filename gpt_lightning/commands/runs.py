@@ -3,7 +3,6 @@
 import shutil
 import sys
 from collections.abc import Sequence
-from datetime import datetime
 from fnmatch import fnmatch
 from json import dumps
 from pathlib import Path
@@ -28,7 +27,6 @@ def runs(
     folders: list[str],
     state: State | None = None,
     name: str = "*",
-    since: str | None = None,
     json: bool = False,
 ) -> None:
     """List the runs in a folder by the time of their start, or compare several runs.
@@ -37,7 +35,6 @@ def runs(
         folders: A folder; without one lightning_logs. Several runs are compared.
         state: Only runs in this state.
         name: Only runs of this name, such as 'quick*'.
-        since: Only runs that began then or later: 2026-11-22, or '2026-11-22 14:30'.
         json: Print JSON.
     """
     if len(folders) > 1:
@@ -46,17 +43,12 @@ def runs(
     found = [summarize(path, root) for path in find_runs(root)]
     if not found:
         raise UserError(f"no run in {root}: train one, `{program()} fit --config quickstart`")
-    try:
-        start = datetime.fromisoformat(since or "0001-01-01").isoformat(" ", "minutes")
-    except ValueError as error:
-        raise UserError(f"--since {since}: expected a date such as 2026-11-22") from error
     pattern = name.replace("[", "[[]")  # no class of characters: a name may have brackets
     shown = [
         row
         for row in sorted(found, key=lambda row: (row["started"], row["run"]))
         if state in (None, row["state"])
         and (fnmatch(row["run"], pattern) or fnmatch(row["run"].partition("/")[0], pattern))
-        and row["started"] >= start
     ]
     if json:
         print(dumps(shown, indent=2))

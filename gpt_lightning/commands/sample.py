@@ -48,7 +48,7 @@ def sample(
             run).
         ckpt_path: Checkpoint of a run folder. best: the one of the lowest validation loss; last:
             the newest one.
-        prompt: Beginning of the text. FILE:path reads it from a file; empty: start a new text.
+        prompt: Beginning of the text; empty: start a new text.
         prompts: File with one prompt per line, or, as .jsonl, with objects that have a key prompt.
         out: New file of JSON Lines with the keys prompt, text (what follows the prompt), seed and
             tokens. Each line is written when its text ends.
@@ -134,11 +134,15 @@ def read_prompts(prompt: str, prompts: str | None) -> list[tuple[str, str]]:
             with a prompt.
     """
     if prompts is None:
-        return [("--prompt", read_prompt(prompt))]
+        return [("--prompt", prompt)]
     if prompt:
         raise UserError("--prompt and --prompts are both given: remove one")
+    try:
+        lines = Path(prompts).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--prompts: cannot read {prompts}: {error}") from error
     found = []
-    for number, line in enumerate(read_text("--prompts", prompts).split("\n"), 1):
+    for number, line in enumerate(lines, 1):
         if line.strip():
             place = f"--prompts {prompts}, line {number}"
             found.append((place, json_prompt(place, line) if prompts.endswith(".jsonl") else line))
@@ -156,20 +160,6 @@ def json_prompt(place: str, line: str) -> str:
     if not isinstance(prompt, str):
         raise UserError(f'{place}: expected an object such as {{"prompt": "Once upon a time"}}')
     return prompt
-
-
-def read_prompt(prompt: str) -> str:
-    """Return the prompt, or the text of the file that `FILE:path` names."""
-    name = prompt.removeprefix("FILE:")
-    return prompt if name == prompt else read_text("--prompt", name)
-
-
-def read_text(option: str, name: str) -> str:
-    """Return the text of the file that an option names."""
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{option}: cannot read {name}: {error}") from error
 
 
 # ---- texts ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, write_atomic, yaml_beside
-from gpt_lightning.parsing import most_similar
+from gpt_lightning.parsing import pick
 
 DATA_VARIABLE = "GPT_LIGHTNING_DATA"
 FILE_NAME = "input.txt"
@@ -37,10 +37,7 @@ def corpus_file(name: str, data_dir: Path) -> Path:
     Raises:
         UserError: The name is unknown, the file is another text, or it cannot be fetched.
     """
-    if name not in CORPORA:
-        raise UserError(
-            f"no corpus is called {name!r}: choose one of {', '.join(most_similar(name, CORPORA))}"
-        )
+    pick(name, CORPORA, "no corpus")
     own = data_dir / name / FILE_NAME
     corpus, local = CORPORA[name], local_corpus(name, data_dir)
     if local is not None:

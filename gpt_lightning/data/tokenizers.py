@@ -14,7 +14,7 @@ import numpy as np
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import explained, file_sha256
-from gpt_lightning.parsing import most_similar
+from gpt_lightning.parsing import pick
 
 if TYPE_CHECKING:
     import tiktoken
@@ -368,10 +368,7 @@ def _encoding(name: str) -> "tiktoken.Encoding":
     import tiktoken
 
     names = ["char", "byte", *tiktoken.list_encoding_names()]
-    if name not in names[2:]:
-        choices = ", ".join(most_similar(name, names))
-        raise UserError(f"no tokenizer is called {name!r}: choose one of {choices}")
-    if name == "gpt2":
+    if pick(name, names, "no tokenizer") == "gpt2":
         return _gpt2()
     try:
         return tiktoken.get_encoding(name)

@@ -26,7 +26,7 @@ from gpt_lightning.errors import UserError, reason_of
 from gpt_lightning.evaluate.scoring import Request, Score, Scorer
 from gpt_lightning.files import explained, file_sha256, locked, write_atomic, yaml_beside
 from gpt_lightning.model.gpt import SIZES, GPTConfig
-from gpt_lightning.parsing import nearest
+from gpt_lightning.parsing import pick
 from gpt_lightning.tables.rows import Console, column, row_type
 
 HARNESS = "lm-evaluation-harness"
@@ -277,10 +277,7 @@ def task_names(text: str, known: Iterable[str] = TASKS) -> list[str]:
     Raises:
         UserError: There is no such task.
     """
-    for name in text.split(","):
-        if name not in known:
-            raise UserError(f"no task {name!r}{nearest(name, known)}; there are {', '.join(known)}")
-    return list(dict.fromkeys(text.split(",")))
+    return list(dict.fromkeys(pick(name, known, "no task") for name in text.split(",")))
 
 
 class Task:

@@ -10,7 +10,6 @@ from gpt_lightning.data.manifest import Manifest
 from gpt_lightning.data.texts import CORPORA, corpus_file
 from gpt_lightning.data.tokenizers import tokenizer_name
 from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import most_similar
 from gpt_lightning.prepare.inputs import (
     HUB,
     as_list,
@@ -117,7 +116,7 @@ def _prepare(
                 return prepare_one_text(Path(entry.path), entry.name, target, settings)
             return prepare_documents([entry], entry.name, target, settings)
     if not Path(source).exists():
-        known = ", ".join(most_similar(source, CORPORA))
+        known = ", ".join(CORPORA)
         raise UserError(f"{source}: no such file; give the path of a text, or one of {known}")
     return prepare_one_text(Path(source), Path(source).name, target, settings)
 

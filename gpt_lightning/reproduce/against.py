@@ -54,10 +54,8 @@ def compare_run(run: str, name: str, root: Path, argv: list[str]) -> None:
         if loss == loss and (published := interpolate(theirs[split], tokens)) is not None
     ]
     if not rows:
-        first, last = curve.tokens_per_step, max(x for xs in theirs.values() for x, _ in xs)
         raise UserError(
-            f"{path} has no loss within the tokens of {name}, {first:,} (its first step) to "
-            f"{last:,.0f}: train longer, or choose another curve"
+            f"{path} has no loss within the tokens of {name}: train longer, or choose another curve"
         )
     end = [row for row in rows if row.split == rows[0].split][-1]
     line = (

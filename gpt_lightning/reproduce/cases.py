@@ -7,9 +7,6 @@ from typing import Any, Literal
 
 import yaml
 
-from gpt_lightning.errors import UserError
-from gpt_lightning.parsing import nearest
-
 Device = Literal["any", "cpu", "mps", "gpu"]
 Settings = dict[str, Any]
 Bounds = Sequence[Sequence[float]]  # of a step and a difference
@@ -174,18 +171,6 @@ def make_case(name: str, table: dict[str, Any]) -> Case:
         rungs.append(replace(rung, settings=settings, theirs=rung.theirs | needed))
     fields = {key: table[key] for key in Case.__dataclass_fields__ if key in table}
     return Case(name, **{**fields, "rungs": tuple(rungs)})
-
-
-def pick(name: str, known: Iterable[str], problem: str) -> str:
-    """Return a name that is known.
-
-    Raises:
-        UserError: It is not; the message begins with the problem.
-    """
-    known = list(known)
-    if name not in known:
-        raise UserError(f"{problem} {name!r}{nearest(name, known)}; there are {', '.join(known)}")
-    return name
 
 
 TABLES: dict[str, dict[str, Any]] = {

@@ -8,8 +8,8 @@ from jsonargparse.typing import NonNegativeInt
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import numbered_folder
-from gpt_lightning.parsing import OneLineParser, split_fit_options
-from gpt_lightning.reproduce.cases import CASES, CURVES, REPORTS, Case, Rung, pick
+from gpt_lightning.parsing import OneLineParser, pick, split_fit_options
+from gpt_lightning.reproduce.cases import CASES, CURVES, REPORTS, Case, Rung
 
 CORPUS = "tinyshakespeare"  # the text of every case
 ROOT = Path("lightning_logs") / "reproduce"
@@ -166,9 +166,7 @@ def why_not(rung: Rung, accelerator: str | None = None, named: bool = False) -> 
     here = target(rung, accelerator)
     elsewhere = rung.device not in ("any", here)
     if elsewhere and not rung.losses_anywhere:
-        if rung.device not in ("cpu", best_device()):
-            return f"needs {CHIPS[rung.device]}, which this machine does not have"
-        return f"runs on {CHIPS[rung.device]}, but --accelerator is {accelerator}"
+        return f"needs {CHIPS[rung.device]}, and would run on {CHIPS[here]}"
     if here == rung.not_on:
         return f"its setting has another meaning on {CHIPS[here]}; try --accelerator cpu"
     if here == "cpu" and memory_gib() < rung.memory_gib:

@@ -12,7 +12,8 @@ from gpt_lightning.files import reference_rows
 from gpt_lightning.hardware.peaks import lookup
 from gpt_lightning.hardware.precision import product_dtype
 from gpt_lightning.model import flops
-from gpt_lightning.reproduce.cases import CURVES, Case, Curve, Rung, pick
+from gpt_lightning.parsing import pick
+from gpt_lightning.reproduce.cases import CURVES, Case, Curve, Rung
 
 Losses = dict[tuple[int, str], float]  # (step, split) -> nats
 # split -> (tokens, loss in nats), tokens ascending
@@ -29,13 +30,11 @@ class Published:
             the rung has a tolerance for them.
         step_ms: Median of the step times without the first; None: no times were published.
         tokens_per_sec: Median of the same steps.
-        first_step_ms: Time of the first step, which includes compilation.
     """
 
     losses: Losses
     step_ms: float | None = None
     tokens_per_sec: float | None = None
-    first_step_ms: float | None = None
 
 
 def read_published(case: Case, rung: Rung) -> Published:
@@ -47,7 +46,6 @@ def read_published(case: Case, rung: Rung) -> Published:
         read_losses(rung.published, case.reference, case.times if rung.iterations else None),
         statistics.median(step_ms[1:]) if step_ms[1:] else None,
         statistics.median(rates[1:]) if rates[1:] else None,
-        step_ms[0] if step_ms else None,
     )
 
 
@@ -78,11 +76,7 @@ def published_speed(rung: Rung, published: Published) -> tuple[dict[str, float |
     theirs, rate = rung.theirs, published.tokens_per_sec
     if rate is None and published.step_ms is not None:
         rate = math.prod(theirs["batch"]) / published.step_ms * 1e3
-    speed = {
-        "first_step_ms": published.first_step_ms,
-        "step_ms": published.step_ms,
-        "tokens_per_sec": rate,
-    }
+    speed = {"step_ms": published.step_ms, "tokens_per_sec": rate}
     if rate is None:
         return speed, ""
     arithmetic = theirs["precision"], theirs["matmul_precision"]

@@ -265,7 +265,6 @@ def test_a_cpu_trains_in_each_precision_but_float16(peak, monkeypatch):
     assert errors["cpu bf16-mixed"] < errors["cpu bf16-true"]
     assert 1e-8 < errors["cpu 64-true"] < 1e-5 < 1e-3 < errors["cpu bf16-true"] < 0.05
     assert {status for status, _ in lines.values()} == {"ok"}
-    assert lines["CPU and device"] == ("ok", "there is no device to compare with the CPU")
 
 
 @pytest.mark.parametrize(
@@ -307,7 +306,6 @@ def test_each_gpu_is_compared_with_the_cpu(peak, monkeypatch):
     assert len(asked) == 1 + 3 * len(doctor.TABLE["precisions"])
     failed = [name for status, name, _ in lines if status == "FAIL"]
     assert failed == ["cuda:0 16-mixed", "cuda:1 16-mixed"]  # auto's, which a CPU lacks
-    assert "CPU and device" not in [name for _, name, _ in lines]
 
 
 @pytest.mark.long  # compiles, starts three processes

@@ -67,8 +67,6 @@ def test_the_list_is_sorted_by_the_time_of_the_start(logs, capsys):
         (["--state=finished"], ["new/version_0"]),
         (["--name=new"], ["new/version_1", "new/version_0"]),
         (["--name=n*_1"], ["new/version_1"]),
-        (["--since=1970-02-09", "--name=new"], ["new/version_0"]),
-        (["--since=1970-01-30T00:00", "--name=new"], ["new/version_1", "new/version_0"]),
         (["--name=nothing"], []),
         (["lightning_logs/zoé"], ["version_0"]),
     ],

@@ -124,8 +124,8 @@ def test_decode_refuses_ids_outside_the_vocabulary() -> None:
             CharTokenizer("abc").decode([0, token])
 
 
-def test_unknown_name_lists_the_nearest_first() -> None:
-    with pytest.raises(UserError, match=r"choose one of gpt2, .*char") as caught:
+def test_unknown_name_has_the_nearest_and_all_names() -> None:
+    with pytest.raises(UserError, match=r"gpt-2.*did you mean 'gpt2'.*char") as caught:
         build_tokenizer("gpt-2")
     assert "byte" in str(caught.value)
     assert "cl100k_base" in str(caught.value)

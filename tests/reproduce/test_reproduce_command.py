@@ -96,7 +96,7 @@ def test_mistakes_take_one_line(args, names, capsys):
 def test_what_cannot_run_here_is_refused_with_the_reason(monkeypatch, capsys):
     monkeypatch.setattr(command, "best_device", lambda: "cpu")
     assert main(["reproduce", "shakespeare-char", "--variant", "gpu"]) == 2
-    assert "gpu: needs an NVIDIA GPU, which this machine does not have" in capsys.readouterr().err
+    assert "gpu: needs an NVIDIA GPU" in capsys.readouterr().err
     monkeypatch.setattr("gpt_lightning.hardware.device.memory_gib", lambda: 4.0)
     assert main(["reproduce", "precision-ladder", "--rungs", "cpu-fp32"]) == 2
     assert "needs 17 GiB of memory, this machine has 4.0" in capsys.readouterr().err

@@ -119,7 +119,7 @@ def training(monkeypatch):
 
     class Planted:
         def __init__(self) -> None:
-            self.timings = RunTimings(CPU, 3, {}, 900.0, 100.0, 1280.0)
+            self.timings = RunTimings(CPU, 3, {}, 100.0, 1280.0)
             self.observations: list[Observation] = []
             self.error: Exception | None = None
 
@@ -200,7 +200,7 @@ def test_a_loss_that_misses_fails_the_rung(training, case_run):
     case_run.run(RUNG)
     assert [row.verdict for row in case_run.losses] == [Verdict.OK, Verdict.FAILED, Verdict.OK]
     summary = "\n".join(case_run.summary())
-    assert "FAIL: one: 1 losses miss, the first at step 1: 3.200000 against 3.000000" in summary
+    assert "FAIL: one: 1 losses miss, the first at step 1" in summary
     assert summary.endswith("2 of 3 losses within their tolerance")
 
 
@@ -271,7 +271,6 @@ def test_a_loss_of_fewer_batches_has_no_verdict(case_run, evaluations):
     assert (val.verdict, val.batches, best.verdict, best.batches) == ("ok", 200, "ok", 200)
     (row,) = case_run.rungs
     assert (row.verdict, row.losses, row.worst_difference) == (Verdict.OK, 2, 0.0)
-    assert "1 losses without a verdict: other batches than theirs" in row.note
 
 
 def test_missing_losses_are_counted_up_to_the_steps_of_the_run():

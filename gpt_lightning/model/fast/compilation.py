@@ -43,9 +43,7 @@ def should_compile(device: str, precision: str) -> tuple[bool, str]:
     else:
         compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
         if shutil.which(compiler) is None:
-            hint = ": PyTorch takes CXX as one program, without arguments"
-            hint = hint if " " in compiler else ""
-            return False, f"auto: off, there is no C++ compiler {compiler!r}{hint}"
+            return False, f"auto: off, there is no C++ compiler {compiler!r}"
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         return False, "auto: off, there is no Python.h (python3-dev), which compiled code includes"
     return True, "auto: on for cuda" if device == "cuda" else "auto: on for cpu in bfloat16"

@@ -53,11 +53,9 @@ class RunTimings:
         device: Device of the run.
         max_steps: Optimizer steps that were configured.
         seconds: Wall time by phase.
-        first_step_ms: Time of the first step, with compilation.
         step_ms: Median of the other steps, without stalls.
         tokens_per_sec: Rate of the other steps, without stalls.
         mfu: Model FLOPs utilization, a fraction; None without a known peak.
-        peak_flops: Peak FLOP/s that MFU is a fraction of.
         stalls: Number of steps of over ten times the median.
         attention: Attention kernel that ran.
     """
@@ -65,11 +63,9 @@ class RunTimings:
     device: torch.device
     max_steps: int
     seconds: dict[str, float]
-    first_step_ms: float | None = None
     step_ms: float | None = None
     tokens_per_sec: float | None = None
     mfu: float | None = None
-    peak_flops: float | None = None
     stalls: int = 0
     attention: str = ""
 
@@ -162,11 +158,9 @@ class RunRecorder(L.Callback):
             attention=pl_module.attention_kernel,
             seconds=monitor.seconds(),
             stalls=len(stalls),
-            first_step_ms=self._steps[0][0] * 1e3 if self._steps else None,
             step_ms=speed.median_s(kept) * 1e3 if kept else None,
             tokens_per_sec=speed.tokens_per_sec(kept) if kept else None,
             mfu=monitor.mfu(kept, trainer, pl_module),
-            peak_flops=None if monitor.peak is None else monitor.peak.flops,
         )
 
 
