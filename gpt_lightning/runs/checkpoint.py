@@ -42,15 +42,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning import __version__
 from gpt_lightning.errors import UserError, reason_of
-from gpt_lightning.files import yaml_beside
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.removed import without_removed
 from gpt_lightning.runs.folders import check_digest, check_regular, sidecar
 from gpt_lightning.runs.settings import Settings
 
 SCHEMA = 4
-# kinds of files that are not ours: by keys of their content, and weights
-FOREIGN: Any = yaml_beside(__file__, "foreign.yaml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +181,7 @@ class Checkpoint:
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
         except Exception as error:  # any content may raise any error
-            raise not_ours(path, kind_of(raw), error) from error
+            raise not_ours(path, error) from error
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -225,15 +222,11 @@ def read_content(
     has_digest = not check or check_digest(path, required=False)
     try:
         with zipfile.ZipFile(path) as archive:
-            stored = all(r.compress_type == zipfile.ZIP_STORED for r in archive.infolist())
-    except Exception as error:  # any content may raise any error
-        raise not_ours(path, FOREIGN["file"]) from error
-    if not stored:
-        raise not_ours(path, "its records are compressed; take the file as it was saved")
-    try:
+            if any(r.compress_type != zipfile.ZIP_STORED for r in archive.infolist()):
+                raise ValueError("its records are compressed")
         content = torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
-    except Exception as error:  # torch.load raises many kinds of errors
-        raise not_ours(path, None, error) from error
+    except Exception as error:  # any content may raise any error
+        raise not_ours(path, error) from error
     if not has_digest and isinstance(content, dict) and "gpt_lightning" in content:
         warn_without_digest(path.resolve())
     return content
@@ -242,16 +235,18 @@ def read_content(
 # ---- errors --------------------------------------------------------------------------------------
 
 
-def not_ours(path: Path, kind: str | None, error: Exception | None = None) -> UserError:
+def not_ours(path: Path, error: Exception) -> UserError:
     """Return the error for a file that is damaged or not a checkpoint of ours.
 
     Args:
         path: File that was read.
-        kind: Likely kind of the file, and the fix; None if it is unknown.
-        error: Reason without a known kind.
+        error: Reason.
     """
-    reason = f": {kind}" if kind or error is None else f", or is damaged ({reason_of(error)})"
-    return UserError(f"{path} is not a checkpoint of gpt-lightning fit{reason}")
+    return UserError(
+        f"{path} is not a checkpoint of gpt-lightning fit, or is damaged ({reason_of(error)}): "
+        "copy it again, or give another program's weights as --model.init_from, ckpt.pt of nanoGPT "
+        "or the folder of config.json and model.safetensors or pytorch_model.bin"
+    )
 
 
 @functools.cache
@@ -260,16 +255,6 @@ def warn_without_digest(path: Path) -> None:
     """Print, once for each file and on rank 0, that damage to the file cannot be detected."""
     name = sidecar(path).name
     print(f"warning: {path} has no digest in {name}: damage would go unnoticed", file=sys.stderr)
-
-
-def kind_of(content: Any) -> str | None:
-    """Return the likely content of another program's torch.save, and the fix; None if unknown."""
-    if not isinstance(content, dict):
-        return f"it holds an object of type {type(content).__name__}"
-    kinds = [k for keys, k in FOREIGN["contents"].items() if {*keys.split()} <= content.keys()]
-    if content and all(isinstance(value, torch.Tensor) for value in content.values()):
-        kinds.append(FOREIGN["weights"])
-    return kinds[0] if kinds and "gpt_lightning" not in content else None
 
 
 def cannot_write(path: Path, error: BaseException) -> UserError:
