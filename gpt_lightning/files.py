@@ -73,10 +73,19 @@ def replacement(path: Path) -> Iterator[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder to the disk, not only the files' contents."""
+    """Sync the names in a folder to the disk, not only the files' contents.
+
+    On macOS, fsync leaves everything in the drive's cache, which F_FULLFSYNC empties (its man page
+    of fsync). Some file systems there do not have F_FULLFSYNC.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+        if sys.platform == "darwin":
+            import fcntl  # absent on Windows
+
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     finally:
         os.close(descriptor)
 
