@@ -1,11 +1,12 @@
 """Exceptions: user errors and out-of-memory (exit code 2), loss of a rank (75), SIGTERM (143)."""
 
 import contextlib
+import importlib
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 EXIT_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the same command may succeed later
 EXIT_PEER = EXIT_AGAIN
@@ -39,6 +40,14 @@ class PeerError(RuntimeError):
     """
 
     exit_code = EXIT_PEER
+
+
+def optional(package: str, extra: str) -> Any:
+    """Return a package of one of our extras; raise a UserError if it is missing."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise UserError(f"{package} is missing: pip install 'gpt-lightning[{extra}]'") from error
 
 
 # messages of the allocators of CUDA, MPS and the CPU, of cuBLAS and cuDNN, of C++ and the system

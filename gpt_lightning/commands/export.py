@@ -14,9 +14,8 @@ from gpt_lightning.data.tokenizers import (
     HuggingFaceTokenizer,
     Tokenizer,
     gpt2_file,
-    tokenizers_package,
 )
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import UserError, optional
 from gpt_lightning.files import explained, move_into_place, new_path, workspace
 from gpt_lightning.parsing import plain_number
 
@@ -98,7 +97,7 @@ def _made(tokenizer: Tokenizer) -> Any:
         raise UserError(
             f"export writes char, byte, gpt2 and tokenizer.json, not the tokenizer {tokenizer.name}"
         )
-    package = tokenizers_package("export")
+    package = optional("tokenizers", "hf")
     models, split, decoders = package.models, package.pre_tokenizers, package.decoders
     if isinstance(tokenizer, CharTokenizer):
         ids = {character: n for n, character in enumerate(tokenizer.characters)}

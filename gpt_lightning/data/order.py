@@ -15,7 +15,6 @@ import numpy as np
 OrderName = Literal["sequential", "random", "shuffled", "repeat"]
 TABLE_WINDOWS = 16_384  # up to here a table of the whole permutation is drawn
 RUN = 4_096  # places that are permuted together
-DRAWS = 1_024  # starts that are drawn at a time
 OFFSET, BLOCKS = 2**32 - 2, 2**32 - 3  # last numbers of the keys of draws, beyond those of cells
 
 
@@ -33,15 +32,6 @@ class _Layout(NamedTuple):
     block_ends: np.ndarray
     ends: np.ndarray
     last_windows: np.ndarray
-
-
-@functools.lru_cache(maxsize=4)
-def _random_block(seed: int, epoch: int, block: int, starts: int) -> np.ndarray:
-    """Return the draws block * DRAWS and following of an epoch, each below starts, (DRAWS,)."""
-    # Philox is counter-based: draw i of a key needs none of the i - 1 before it. It yields four
-    # 64-bit words a counter. The modulo's bias is below starts / 2^64.
-    bits = np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=block * DRAWS // 4)
-    return (bits.random_raw(DRAWS) % np.uint64(starts)).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -88,18 +78,15 @@ class WindowOrder:
     def starts(self, epoch: int, first: int, count: int) -> np.ndarray:
         """Return the starts of the epoch's windows first .. first + count - 1, int64 (count,)."""
         if self.name == "random":
-            return self._random_starts(epoch, first, count)
+            # Philox is counter-based: draw i of a key needs none of the i - 1 before it. It yields
+            # four 64-bit words a counter. The modulo's bias is below n_tokens / 2^64.
+            bits = np.random.Philox(key=np.array([self.seed, epoch], np.uint64), counter=first // 4)
+            words = bits.random_raw(first % 4 + count)[first % 4 :]
+            return (words % np.uint64(self.n_tokens - self.block_size)).astype(np.int64)
         if self.name == "shuffled":
             return self._shuffled(epoch, np.arange(first, min(first + count, self.n_windows)))
         index = np.arange(count) if self.name == "repeat" else np.arange(first, first + count)
         return index * self.block_size
-
-    def _random_starts(self, epoch: int, first: int, count: int) -> np.ndarray:
-        blocks = range(first // DRAWS, -(-(first + count) // DRAWS))
-        starts = self.n_tokens - self.block_size
-        drawn = [_random_block(self.seed, epoch, block, starts) for block in blocks]
-        begin = first % DRAWS
-        return (drawn[0] if len(drawn) == 1 else np.concatenate(drawn))[begin : begin + count]
 
     # ---- shuffled ------------------------------------------------------------------------------
 
@@ -111,7 +98,12 @@ class WindowOrder:
         """Return the starts of the windows at places in the epoch's order, int64 like places."""
         T = self.block_size
         if self.blocks * self.lanes > 1:
-            windows, shards = self._windows_at(epoch, self._in_blocks(epoch, places))
+            layout, along = self._layout(epoch), self._in_blocks(epoch, places)
+            nth = np.searchsorted(layout.ends, along, side="right")
+            windows, shards = (
+                layout.last_windows[nth] + along - layout.ends[nth],
+                layout.shards[nth],
+            )
             begins, ends = self._begins[shards], self._begins[shards + 1]
             starts = np.minimum(self._offset(epoch) + windows * T, ends - T - 1)
             starts = np.maximum(starts, begins)  # a shard may be shorter than a window
@@ -180,45 +172,27 @@ class WindowOrder:
                 last = np.searchsorted(layout.ends, end, side="left")
                 yield layout.shards[np.searchsorted(layout.ends, begin, side="right") : last + 1]
 
-    def _windows_at(self, epoch: int, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return windows and their shards at places along the epoch's order of shards."""
-        layout = self._layout(epoch)
-        nth = np.searchsorted(layout.ends, places, side="right")
-        return layout.last_windows[nth] + places - layout.ends[nth], layout.shards[nth]
-
-    def _layout(self, epoch: int) -> "_Layout":
-        if epoch not in self._layouts:
-            if len(self._layouts) > 1:
-                self._layouts.clear()
-            # a window is of the shard that has its middle
-            middle = self._offset(epoch) + self.block_size // 2
-            firsts = np.clip(-((middle - self._begins) // self.block_size), 0, self.n_windows)
-            firsts[-1] = self.n_windows
-            shards, blocks = self._dealt(epoch, len(firsts) - 1)
-            ends = np.cumsum(np.diff(firsts)[shards])
-            last_shards = np.searchsorted(blocks, np.arange(self.blocks), side="right")
-            block_ends = np.concatenate([[0], ends])[last_shards]
-            self._layouts[epoch] = _Layout(shards, block_ends, ends, firsts[shards + 1])
-        return self._layouts[epoch]
+    @functools.lru_cache(maxsize=4)  # noqa: B019 orders are small
+    def _layout(self, epoch: int) -> _Layout:
+        # a window is of the shard that has its middle
+        middle = self._offset(epoch) + self.block_size // 2
+        firsts = np.clip(-((middle - self._begins) // self.block_size), 0, self.n_windows)
+        firsts[-1] = self.n_windows
+        draws, n_shards = _generator(self.seed, epoch, BLOCKS), len(firsts) - 1
+        # every block gets one shard of each run of `blocks` shards
+        runs = draws.random((-(-n_shards // self.blocks), self.blocks)).argsort(axis=1)
+        block = runs.ravel()[:n_shards]
+        # each lane reads shards of every stretch of the corpus
+        shards = np.lexsort((draws.random(n_shards) * (self.lanes > 1), block))
+        ends = np.cumsum(np.diff(firsts)[shards])
+        last_shards = np.searchsorted(block[shards], np.arange(self.blocks), side="right")
+        block_ends = np.concatenate([[0], ends])[last_shards]
+        return _Layout(shards, block_ends, ends, firsts[shards + 1])
 
     @functools.cached_property
     def _begins(self) -> np.ndarray:
         """Number of the first token of each shard, and n_tokens; int64 (shards + 1,)."""
         return np.cumsum([0, *(self.shard_tokens or (self.n_tokens,))])
-
-    @functools.cached_property
-    def _layouts(self) -> dict[int, "_Layout"]:
-        return {}
-
-    def _dealt(self, epoch: int, n_shards: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return shards sorted by their blocks, and the blocks."""
-        draws = _generator(self.seed, epoch, BLOCKS)
-        # every block gets one shard of each run of `blocks` shards
-        runs = draws.random((-(-n_shards // self.blocks), self.blocks)).argsort(axis=1)
-        block = runs.ravel()[:n_shards]
-        # each lane reads shards of every stretch of the corpus
-        order = np.lexsort((draws.random(n_shards) * (self.lanes > 1), block))
-        return order, block[order]
 
 
 def permuted(key: tuple[int, ...], n: int, places: np.ndarray) -> np.ndarray:

@@ -74,16 +74,15 @@ class RemoteShards:
         """Return the first 1,024 bytes of files."""
 
         def fetch(system: Any, path: str) -> list[bytes]:
-            paths = [f"{path}/{name}" for name in names]
-            if not self.url.startswith("http"):
-                return system.cat_ranges(paths, 0, HEAD_BYTES, on_error="raise")
+            # a server without ranges would send all of a file
+            options = {"block_size": 0} if self.url.startswith("http") else {}
 
-            def head(path: str) -> bytes:  # a server without ranges would send all of it
-                with system.open(path, "rb", block_size=0) as file:
+            def head(name: str) -> bytes:
+                with system.open(f"{path}/{name}", "rb", **options) as file:
                     return file.read(HEAD_BYTES)
 
             with ThreadPoolExecutor(16) as pool:
-                return list(pool.map(head, paths))
+                return list(pool.map(head, names))
 
         return attempts(self.url, fetch)
 
@@ -131,7 +130,8 @@ class RemoteStream(TokenStream):
             name = self._shards[self._bytes.index(largest)].file
             raise UserError(
                 f"data.cache_limit_gb is {cache.limit_bytes / 1e9:g}, but {name} of {remote.url} "
-                f"alone has {largest / 1e9:g} GB: raise it to {_gb(largest * remote.streams)}"
+                f"alone has {largest / 1e9:g} GB: "
+                f"raise it to {math.ceil(largest * remote.streams / 1e9)}"
             )
 
     def horizon(self, block_size: int) -> int:
@@ -162,7 +162,7 @@ class RemoteStream(TokenStream):
         needed = self._held(first, lanes) * self._remote.streams
         return blocks, (
             f"shuffle     windows of {max(1, n // blocks)} of the {n} shards of {self._remote.url} "
-            f"at a time; for {n // first} set data.cache_limit_gb {_gb(needed)}"
+            f"at a time; for {n // first} set data.cache_limit_gb {math.ceil(needed / 1e9)}"
         )
 
     def _held(self, blocks: int, lanes: int) -> int:
@@ -188,13 +188,12 @@ class RemoteStream(TokenStream):
             n_shards = math.ceil(math.ceil(len(self._shards) / order.blocks) / order.lanes)
             needed = min(total, (n_shards + (order.lanes > 1)) * here * largest)
             fix = "set another data.order"
-        limit, streams = self._cache.limit_bytes, self._remote.streams
         if needed > self._room:
-            among = f", which {streams} datasets share" * (streams > 1)
+            limit = math.ceil(needed * self._remote.streams / 1e9)
             raise UserError(
                 f"data.order {order.name} reads {needed / 1e9:.3g} GB of {self._where} at a time, "
-                f"and data.cache_limit_gb is {limit / 1e9:g}{among}: shards would be "
-                f"fetched again and again; raise it to {_gb(needed * streams)}, or {fix}"
+                f"and data.cache_limit_gb is {self._cache.limit_bytes / 1e9:g}: shards would be "
+                f"fetched again and again; raise it to {limit}, or {fix}"
             )
 
     # ---- reading -------------------------------------------------------------------------------
@@ -224,9 +223,3 @@ class RemoteStream(TokenStream):
             except (FileNotFoundError, UserError):
                 if path.exists():  # else another process evicted it meanwhile
                     raise
-
-
-def _gb(n_bytes: int) -> str:
-    """Return bytes in 1e9 bytes with three digits, rounded up, as a limit is given."""
-    digits = 3 - math.ceil(math.log10(max(n_bytes, 1) / 1e9 * (1 + 1e-12)))
-    return f"{math.ceil(n_bytes / 1e9 * 10**digits) / 10**digits:g}"

@@ -39,7 +39,11 @@ def corpus_file(name: str, data_dir: Path) -> Path:
     """
     pick(name, CORPORA, "no corpus")
     own = data_dir / name / FILE_NAME
-    corpus, local = CORPORA[name], local_corpus(name, data_dir)
+    shared, corpus = os.environ.get(DATA_VARIABLE), CORPORA[name]
+    if shared and not Path(shared).is_dir():
+        raise UserError(f"{DATA_VARIABLE} is {shared}, not a folder: correct it or unset it")
+    paths = [own, *([Path(shared) / name / FILE_NAME] if shared else [])]
+    local = next((path for path in paths if path.is_file()), None)
     if local is not None:
         with explained("read", local):
             content = local.read_bytes()
@@ -59,16 +63,6 @@ def corpus_file(name: str, data_dir: Path) -> Path:
         ) from error
     write_atomic(own, text)
     return own
-
-
-def local_corpus(name: str, data_dir: Path) -> Path | None:
-    """Return the path of the corpus on this machine, unchecked; None if it must be fetched."""
-    shared = os.environ.get(DATA_VARIABLE)
-    if shared and not Path(shared).is_dir():
-        raise UserError(f"{DATA_VARIABLE} is {shared}, not a folder: correct it or unset it")
-    folders = [data_dir, Path(shared)] if shared else [data_dir]
-    paths = [folder / name / FILE_NAME for folder in folders]
-    return next((path for path in paths if path.is_file()), None)
 
 
 # ---- the plays ---------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """`gpt-lightning prepare`: choose the route of a source, and print a summary."""
 
 import hashlib
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,13 +59,12 @@ def prepare(
         address, digest = out.rstrip("/"), hashlib.sha256(out.rstrip("/").encode()).hexdigest()[:8]
         folder = Path(data_dir) / f"{address.rpartition('/')[2]}-{digest}"  # of unfinished work
         target = Target(folder, overwrite, address)
-    begun_s = time.perf_counter()
     manifest, made = _prepare(sources, Path(data_dir), target, chosen)
     if manifest is None:
         return
     if not made:
         print(f"{target.name} is already prepared from this text with these settings")
-    _print_summary(target.name, manifest, time.perf_counter() - begun_s if made else None)
+    _print_summary(target.name, manifest)
 
 
 def prepare_source(
@@ -121,7 +119,7 @@ def _prepare(
     return prepare_one_text(Path(source), Path(source).name, target, settings)
 
 
-def _print_summary(folder: str, manifest: Manifest, seconds: float | None) -> None:
+def _print_summary(folder: str, manifest: Manifest) -> None:
     tokens = sum(manifest.tokens(split) for split in manifest.splits)
     n_bytes = manifest.source.bytes
     rows = {"folder": folder}
@@ -134,7 +132,5 @@ def _print_summary(folder: str, manifest: Manifest, seconds: float | None) -> No
         rows["left out"] = f"{n_skipped:,} of {settings['documents'] + n_skipped:,} documents"
     if n_replaced := settings.get("replaced"):
         rows["replaced"] = f"{n_replaced:,} damaged bytes or characters, by U+FFFD"
-    if seconds is not None:
-        rows["time"] = f"{seconds:.1f} s, {n_bytes / 1e6 / seconds:.1f} MB/s"
     for name, value in rows.items():
         print(f"{name:<10} {value}")

@@ -3,7 +3,6 @@
 import functools
 import gzip
 import hashlib
-import importlib
 import io
 import json
 import re
@@ -11,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from gpt_lightning.errors import UserError
+from gpt_lightning.errors import UserError, optional
 from gpt_lightning.prepare.inputs import BOM, Input, explained_input, no_lines, open_input
 from gpt_lightning.prepare.settings import Errors
 
@@ -21,16 +20,18 @@ BATCH_ROWS = 64  # rows of Parquet in memory at a time
 WINDOW_BYTES = 2**31  # `zstd --long=31`, as in dumps of Reddit; zstd's own limit is 2**27
 HEAD_BYTES = 4096  # bytes of a text that are examined
 # first bytes of files that no setting turns into text
-MAGICS = {
-    "UTF-32": (b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff"),
-    "UTF-16": (b"\xff\xfe", b"\xfe\xff"),
-    "gzip (.jsonl.gz)": (b"\x1f\x8b",),
-    "zstd (.jsonl.zst)": (b"\x28\xb5\x2f\xfd",),
-    "Parquet (.parquet)": (b"PAR1",),
-    "PDF": (b"%PDF",),
-    "a packed file": (b"PK\x03\x04", b"BZh91AY", b"\xfd7zXZ\x00"),
-}
-RECODE = "convert it, for example with iconv -f utf-16le (or utf-16be) -t utf-8"
+MAGICS = (
+    b"\xff\xfe",  # UTF-16
+    b"\xfe\xff",
+    b"\x1f\x8b",  # gzip
+    b"\x28\xb5\x2f\xfd",  # zstd
+    b"PAR1",  # Parquet
+    b"%PDF",
+    b"PK\x03\x04",  # zip
+    b"BZh91AY",  # bzip2
+    b"\xfd7zXZ\x00",  # xz
+)
+RECODE = "if it is UTF-16, convert it with iconv -f utf-16le (or utf-16be) -t utf-8"
 Place = Callable[[], str]  # returns file and line, which takes time
 
 
@@ -214,7 +215,7 @@ def _compressed_lines(file: BinaryIO, entry: Input) -> Iterator[bytes]:
 
 def _zstd_lines(file: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a .zst file; the package's own reader accepts one that was cut off."""
-    zstandard = _package("zstandard")
+    zstandard = optional("zstandard", "data")
     frame, rest, held = None, b"", b""
     while chunk := rest or file.read(CHUNK_BYTES // 16):
         frame = frame or zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES).decompressobj()
@@ -231,19 +232,12 @@ def _zstd_lines(file: BinaryIO) -> Iterator[bytes]:
     yield from filter(None, [held])
 
 
-def _package(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(f"install {name}: pip install 'gpt-lightning[data]'") from error
-
-
 # ---- columns of Parquet files --------------------------------------------------------------------
 
 
 def _parquet(file: BinaryIO, entry: Input) -> Any:
     """Open a Parquet file and read its footer."""
-    pyarrow, parquet = _package("pyarrow"), _package("pyarrow.parquet")
+    pyarrow, parquet = optional("pyarrow", "data"), optional("pyarrow.parquet", "data")
     try:
         return parquet.ParquetFile(file)
     except (pyarrow.ArrowException, OSError) as error:
@@ -272,7 +266,7 @@ def column_sizes(entry: Input, text_field: str) -> list[int]:
 
 
 def _rows(file: BinaryIO, entry: Input, start: int, stop: int | None, column: str) -> Contents:
-    table, pyarrow = _parquet(file, entry), _package("pyarrow")
+    table, pyarrow = _parquet(file, entry), optional("pyarrow", "data")
     groups = range(start, table.num_row_groups if stop is None else stop)
     row = sum(table.metadata.row_group(group).num_rows for group in range(start))
     try:
@@ -294,12 +288,11 @@ def check_text(head: bytes, label: str) -> None:
 
     In UTF-16 without a byte order mark, half of the bytes of English are NUL.
     """
-    for name, magics in MAGICS.items():
-        if head.startswith(magics):
-            fix = "unpack it, convert it to UTF-8, or let its name end as its format does"
-            raise UserError(f"{label} is no text, it begins as {name}: {fix}")
+    if head.startswith(MAGICS):
+        fix = "unpack it, convert it to UTF-8, or let its name end as its format does"
+        raise UserError(f"{label} is no text: {fix}")
     if 4 * head.count(0) >= len(head) > 0:
-        raise UserError(f"{label} is no UTF-8, it has many NUL bytes: if it is UTF-16, {RECODE}")
+        raise UserError(f"{label} is no UTF-8, it has many NUL bytes: {RECODE}")
 
 
 def not_utf8(content: bytes, error: UnicodeDecodeError, offset: int, fix: str) -> str:
@@ -311,7 +304,7 @@ def not_utf8(content: bytes, error: UnicodeDecodeError, offset: int, fix: str) -
         offset: Bytes of the file before them.
         fix: Advice of the message, unless the bytes look like UTF-16.
     """
-    fix = f"it has NUL bytes: if it is UTF-16, {RECODE}" if 0 in content else fix
+    fix = f"it has NUL bytes: {RECODE}" if 0 in content else fix
     return f"byte 0x{content[error.start]:02x} at offset {offset + error.start:,}; {fix}"
 
 

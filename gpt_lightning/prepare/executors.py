@@ -11,10 +11,10 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
-from gpt_lightning.errors import UserError
-from gpt_lightning.prepare.inputs import AGAIN
+from gpt_lightning.errors import UserError, optional
 from gpt_lightning.prepare.settings import Settings
 
+AGAIN = "run the same command again: it continues from the completed parts"
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -94,10 +94,7 @@ def _begin_worker() -> None:
 
 def _ray(function: Callable[[T], R], units: Sequence[T]) -> Iterator[tuple[T, R]]:
     """Run units as tasks of one CPU each; all machines must see the same files."""
-    try:
-        import ray  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ImportError as error:
-        raise UserError("executor ray needs: pip install 'gpt-lightning[ray]'") from error
+    ray = optional("ray", "ray")
     address = os.environ.get("RAY_ADDRESS", "auto")
     try:
         ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)

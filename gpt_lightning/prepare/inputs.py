@@ -34,7 +34,6 @@ COMPRESSIONS = (".gz", ".zst")
 BOM = b"\xef\xbb\xbf"
 HUB = "hf:"
 HUB_REVISION = "refs/convert/parquet"
-AGAIN = "run the same command again: it continues from the completed parts"
 READ_BYTES = 2**20  # read from a URL at a time
 
 
@@ -138,8 +137,7 @@ def find_inputs(source: str | Sequence[str]) -> list[Input]:
     for found in filter(is_remote, as_list(source)):
         inputs += _remote(found, skipped) if is_url(found) else _hub(found)
     if skipped:
-        shown = ", ".join(sorted(skipped)[:3]) + (", ..." if len(skipped) > 3 else "")
-        print(f"skipped {len(skipped)}: {shown}", flush=True)
+        print(f"skipped {len(skipped)}: {', '.join(sorted(skipped)[:3])}", flush=True)
     if not inputs:
         kinds = ".jsonl, .ndjson, .json (also with .gz and .zst), .parquet or .txt"
         raise UserError(f"{as_list(source)[0]} holds no documents: expected {kinds}")
@@ -280,7 +278,7 @@ def _remote(source: str, skipped: list[str]) -> list[Input]:
     from gpt_lightning.remote.attempts import attempts  # needs fsspec
 
     inputs: list[Input] = []
-    for url in attempts(source, partial(_urls, source), "read", first=True, again=AGAIN):
+    for url in attempts(source, partial(_urls, source), "read", first=True):
         if kind := kind_of(url):
             inputs.append(remote_input(url, *kind, first=not inputs))
         elif not without_host(url).endswith("/"):  # the links that sort a server's listing
@@ -296,7 +294,7 @@ def remote_input(url: str, kind: Kind, compression: str, first: bool = False) ->
     """
     from gpt_lightning.remote.files import facts  # needs fsspec
 
-    size, tag, ranges = facts(url, first=first, again=AGAIN)
+    size, tag, ranges = facts(url, first=first)
     # without a tag each run compares contents
     return Input(url, url, kind, compression, size, tag or str(uuid.uuid4()), ranges)
 
@@ -357,14 +355,14 @@ def open_input(entry: Input) -> BinaryIO:
     from gpt_lightning.remote.files import RemoteFile
 
     if entry.seekable and entry.size is not None:
-        return io.BufferedReader(RemoteFile(entry.path, entry.size, AGAIN), READ_BYTES)
+        return io.BufferedReader(RemoteFile(entry.path, entry.size), READ_BYTES)
     copy = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
 
     def fetch(system: Any, path: str) -> None:
         copy.truncate(copy.seek(0))
         system.get_file(path, copy)
 
-    attempts(entry.path, fetch, "read", again=AGAIN)
+    attempts(entry.path, fetch, "read")
     copy.seek(0)
     return copy
 
@@ -375,7 +373,7 @@ def check_unchanged(entry: Input) -> None:
     if is_url(entry.path):
         from gpt_lightning.remote.files import facts  # needs fsspec
 
-        size, tag, _ = facts(entry.path, fresh=True, again=AGAIN)
+        size, tag, _ = facts(entry.path, fresh=True)
         now = size, tag or entry.stamp
     elif entry.stamp.isdigit():  # no copy of standard input
         with explained_input(entry):
@@ -402,8 +400,6 @@ def spooled(source: str, out: Path) -> Iterator[Input]:
         UserError: The URL cannot be read, or the disk is full.
     """
     label = "standard input" if source == "-" else source
-    if source == "-" and sys.stdin.isatty():
-        print("reading the text from the terminal; Ctrl-D ends it", flush=True)
     entry = None if source == "-" else remote_input(source, "text", "", first=True)
     stream = open_input(entry) if entry else contextlib.nullcontext(sys.stdin.buffer)
     place = out.resolve().with_name(f"{out.resolve().name}.spool")

@@ -72,13 +72,11 @@ def prepare_documents(
         _make_units(job, units[settings.shard_index :: settings.shard_count])
         print(f"this job is done; parts are missing of: {_missing(job, units) or '-'}", flush=True)
         return None, True
-    manifest, made = target.make_once(partial(_make, job, inputs, name, target, tokenizer))
+    made = target.make_once(partial(_make, job, inputs, name, target, tokenizer))
     shutil.rmtree(job.folder, ignore_errors=True)
     with contextlib.suppress(OSError):  # it holds work of other settings
         root.rmdir()
-    if made and root.exists():
-        print(f"{root} keeps parts of other settings: delete it if you do not need them")
-    return manifest, made
+    return made
 
 
 def _has_contents(inputs: Sequence[Input], settings: Settings, facts: dict[str, str]) -> bool:
@@ -144,8 +142,9 @@ def _make(
     folder = _shards_folder(job, records)
     assembly = Assembly(folder, job.pieces(records), token_dtype(tokenizer.vocab_size), settings)
     for split in assembly.splits:
-        n_tokens, n_documents = assembly.totals(split)
-        check_size(name, split, n_tokens, f"{n_documents} documents")
+        number = SPLITS.index(split)
+        found = f"{assembly.documents[number]} documents"
+        check_size(name, split, int(assembly.sizes[number].sum()), found)
     if not (folder / "new").exists():
         begin_dataset(folder / "new", tokenizer, settings)
     for left in (folder / "new").glob(".*.tmp.*"):  # a killed process left them
@@ -301,27 +300,15 @@ class Assembly:
         shares = (keys >> np.uint64(32)) * np.uint64(self.n_blocks)
         return (shares >> np.uint64(32)).astype(np.int64)
 
-    def totals(self, split: str) -> tuple[int, int]:
-        """Return the numbers of tokens and of documents of a split."""
-        number = SPLITS.index(split)
-        return int(self.sizes[number].sum()), int(self.documents[number])
-
     def tasks(self) -> list[ShardTask]:
         """Return all shards."""
         size, tasks = capacity(self.settings.format, self.settings.shard_tokens), []
         for split in self.splits:
-            n_tokens, _ = self.totals(split)
+            n_tokens = int(self.sizes[SPLITS.index(split)].sum())
             for index, first in enumerate(range(0, n_tokens, size)):
                 name, last = file_name(self.settings.format, split, index), first + size
                 tasks.append(ShardTask(name, SPLITS.index(split), first, min(last, n_tokens)))
         return tasks
-
-    def blocks(self, task: ShardTask) -> list[tuple[int, int]]:
-        """Return the blocks that a shard reads, each with its first token in the split."""
-        ends = np.cumsum(self.sizes[task.split])
-        starts = ends - self.sizes[task.split]
-        touched = np.flatnonzero((starts < task.last) & (ends > task.first))
-        return list(zip(touched.tolist(), starts[touched].tolist(), strict=True))
 
     # ---- shards ----------------------------------------------------------------------------------
 
@@ -345,8 +332,10 @@ class Assembly:
         return dataclasses.replace(written, file=task.file)
 
     def _chunks(self, task: ShardTask) -> Iterator[np.ndarray]:
-        for block, start in self.blocks(task):
-            tokens = self._tokens(task.split, block)
+        ends = np.cumsum(self.sizes[task.split])
+        starts = ends - self.sizes[task.split]
+        for block in np.flatnonzero((starts < task.last) & (ends > task.first)).tolist():
+            tokens, start = self._tokens(task.split, block), int(starts[block])
             yield tokens[max(task.first - start, 0) : task.last - start]
 
     def _tokens(self, split: int, block: int) -> np.ndarray:

@@ -97,8 +97,7 @@ def survey_text(path: Path, settings: Settings) -> Survey:
         if settings.tokenizer == "char":
             survey.characters.update(text)
     if survey.blank:
-        found = "only white space" if survey.n_bytes else "empty"
-        raise UserError(f"{path} is {found}: give it some text")
+        raise UserError(f"{path} is empty or only white space: give it some text")
     return survey
 
 

@@ -142,11 +142,6 @@ class Piece:
     tokens: int
     checksum: int
 
-    @property
-    def file(self) -> Path:
-        """Path of the tokens."""
-        return self.path.with_suffix(".tokens")
-
     def table(self) -> np.ndarray:
         """Return the table of the documents, ROW (documents,); `read` checks it.
 
@@ -167,7 +162,8 @@ class Piece:
         Raises:
             UserError: The files are damaged or missing.
         """
-        content = self.file.read_bytes() if self.file.exists() else b""
+        path = self.path.with_suffix(".tokens")
+        content = path.read_bytes() if path.exists() else b""
         if zlib.crc32(content, zlib.crc32(table.tobytes())) != self.checksum:
             raise self.damaged()
         return np.frombuffer(content, dtype)

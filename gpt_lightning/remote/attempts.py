@@ -5,14 +5,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import fsspec
-from fsspec.registry import known_implementations
 
 from gpt_lightning.errors import UserError, reason_of
 
 ATTEMPTS = 6
 BACKOFF_S = 0.5  # doubles with every attempt, 15 s in all
 SILENCE_S = 60.0  # timeout of a connection that sends nothing
-AGAIN = "--resume auto continues a run from its last checkpoint"
+AGAIN = "run the same command again: `prepare` continues, and `fit` with --resume auto"
 BUSY = 408, 425, 429  # HTTP statuses below 500 after which another attempt may succeed
 MISSING = 404, 410
 PERMANENT = (
@@ -36,7 +35,6 @@ def attempts(
     work: Callable[[Any, str], T],
     action: str = "fetch",
     first: bool = False,
-    again: str = AGAIN,
 ) -> T:
     """Call a function with a URL's file system and path until it succeeds, with growing pauses.
 
@@ -45,7 +43,6 @@ def attempts(
         work: Function of the file system and the path.
         action: Verb for messages.
         first: True for the first request to a new address: without a connection it is wrong.
-        again: Hint for a connection that stays lost.
 
     Raises:
         UserError: The last attempt failed, or the error is one that no attempt mends.
@@ -59,14 +56,12 @@ def attempts(
         except Exception as error:  # each file system has its own for lost connections
             reason = reason_for(error)
             if not is_passing(error, first):
-                check = "the address and the connection" if first else "the address"
-                raise UserError(
-                    f"cannot {action} {url}: {reason}; check {check}, and the permissions"
-                ) from error
+                fix = "check the address, the connection and the permissions"
+                raise UserError(f"cannot {action} {url}: {reason}; {fix}") from error
             if attempt == ATTEMPTS:
                 raise UserError(
                     f"cannot {action} {url} after {ATTEMPTS} attempts ({reason}): check the "
-                    f"connection and the file; {again}"
+                    f"connection and the file; {AGAIN}"
                 ) from error
         if attempt == 1:
             print(f"cannot {action} {url} ({reason}): trying {ATTEMPTS - 1} times more", flush=True)
@@ -89,10 +84,8 @@ def on_file_system(url: str) -> tuple[Any, str]:
     try:
         system, path = fsspec.core.url_to_fs(url, **options)
     except (ImportError, ValueError) as error:
-        known = known_implementations.get(url.partition("://")[0], {})
-        package = known.get("class", "fsspec").partition(".")[0]
-        fix = "use s3://, gs:// or a folder" if package == "fsspec" else f"pip install {package}"
-        raise UserError(f"{url}: {' '.join(str(error).split())}: {fix}") from error
+        reason = " ".join(str(error).split())  # it names the package to install
+        raise UserError(f"{url}: {reason}; or use s3://, gs:// or a folder") from error
     return system, path
 
 

@@ -9,11 +9,11 @@ import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import file_sha256, replacement, sync_folder
-from gpt_lightning.remote.attempts import AGAIN, DamageError, attempts, is_missing
+from gpt_lightning.remote.attempts import DamageError, attempts, is_missing
 
 # A file appears in them when it is complete, and there is no cheap rename.
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "r2", "hf"}
@@ -128,28 +128,16 @@ def fetch_file(
 # ---- parts of a file ---------------------------------------------------------------------------
 
 
-class Facts(NamedTuple):
-    """Facts about a file behind a URL.
+def facts(url: str, fresh: bool = False, first: bool = False) -> tuple[int | None, str, bool]:
+    """Return facts about a file: size, tag, and whether a part of it can be read alone.
 
-    Attributes:
-        size: Bytes; None if the store does not return them.
-        tag: ETag, digest or time of the last change; "" if the store has none.
-        ranges: True if a part can be read alone. Not every HTTP server returns ranges of bytes.
-    """
-
-    size: int | None
-    tag: str
-    ranges: bool
-
-
-def facts(url: str, fresh: bool = False, first: bool = False, again: str = AGAIN) -> Facts:
-    """Return the facts about a file.
+    The size is None if the store does not return it. The tag is an ETag, a digest or the time of
+    the last change, "" if the store has none. Not every HTTP server returns ranges of bytes.
 
     Args:
         url: Address of the file.
         fresh: True to ask the store, although this process may have listed it before.
         first: True for the first request to a new address.
-        again: Hint for a connection that stays lost.
     """
 
     def info(system: Any, path: str) -> dict[str, Any]:
@@ -157,10 +145,10 @@ def facts(url: str, fresh: bool = False, first: bool = False, again: str = AGAIN
             system.invalidate_cache()
         return dict(system.info(path))
 
-    found = attempts(url, info, "read", first, again)
+    found = attempts(url, info, "read", first)
     tag = next((f"{key} {found[key]}" for key in TAGS + HTTP_TAGS if found.get(key)), "")
     is_http, size = url.startswith(("http://", "https://")), found.get("size")
-    return Facts(size, tag, size is not None and (not is_http or bool(found.get("partial"))))
+    return (size, tag, size is not None and (not is_http or bool(found.get("partial"))))
 
 
 class RemoteFile(io.RawIOBase):
@@ -169,11 +157,10 @@ class RemoteFile(io.RawIOBase):
     Args:
         url: Address of the file.
         size: Bytes of the file.
-        again: Hint for a connection that stays lost.
     """
 
-    def __init__(self, url: str, size: int, again: str = AGAIN) -> None:
-        self._url, self._size, self._again, self._at = url, size, again, 0
+    def __init__(self, url: str, size: int) -> None:
+        self._url, self._size, self._at = url, size, 0
         self._file: Any = None
 
     def readable(self) -> bool:
@@ -187,7 +174,7 @@ class RemoteFile(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        content = attempts(self._url, partial(self._read, len(buffer)), "read", again=self._again)
+        content = attempts(self._url, partial(self._read, len(buffer)), "read")
         buffer[: len(content)] = content
         self._at += len(content)
         return len(content)
@@ -208,7 +195,7 @@ class RemoteFile(io.RawIOBase):
 # ---- writing -----------------------------------------------------------------------------------
 
 
-def upload(content: Path | bytes, url: str, sha256: str | None = None, again: str = AGAIN) -> None:
+def upload(content: Path | bytes, url: str, sha256: str | None = None) -> None:
     """Upload a file or bytes, read them back, and compare.
 
     They are uploaded under a temporary name, which TEMPORARY matches, and renamed; in an object
@@ -219,7 +206,6 @@ def upload(content: Path | bytes, url: str, sha256: str | None = None, again: st
         url: Address.
         sha256: Digest of the file, with which what is read back is compared; None: only the size
             of a file is compared.
-        again: Hint for a connection that stays lost.
 
     Raises:
         UserError: All attempts failed.
@@ -247,7 +233,7 @@ def upload(content: Path | bytes, url: str, sha256: str | None = None, again: st
             if is_local(system):
                 sync_folder(Path(parent))
 
-    attempts(url, put, "write", again=again)
+    attempts(url, put, "write")
 
 
 def _compare(system: Any, path: str, content: Path | bytes, sha256: str | None) -> None:

@@ -112,9 +112,7 @@ def test_tokenizers_that_lose_text(tmp_path: Path) -> None:
     path.write_text(made.to_str())
     for content, said in {
         made.to_str(): "changes text",
-        of_bytes(path)
-        .read_text()
-        .replace('"special":true', '"special":false'): r"<\|endof.* becomes",
+        of_bytes(path).read_text().replace('"special":true', '"special":false'): "changes text",
         with_fallback(path).read_text().replace("<0x41>", "<0x4>"): "changes text",
         "{}": "expected a tokenizer.json of Hugging Face, found",
         "no json": "expected a tokenizer.json of Hugging Face, found",
@@ -146,20 +144,20 @@ LOWER, NFC = {"type": "Lowercase"}, {"type": "NFC"}
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change",
     [
-        ({"normalizer": LOWER}, "'The Caf.*' becomes 'the caf.*': remove its normalizer"),
-        ({"normalizer": {"type": "Sequence", "normalizers": [NFC, LOWER]}}, "becomes 'the caf"),
-        ({"normalizer": {"type": "NFKC"}}, "becomes"),
-        ({"pre_tokenizer": {"add_prefix_space": True}}, "'The.*' becomes ' The"),
-        ({"added_tokens": [added("<mask>", lstrip=True)]}, "becomes"),
-        ({"added_tokens": [added("<mask>", rstrip=True)]}, "becomes"),
-        ({"pre_tokenizer": {"type": "Whitespace"}}, "'The Caf.*' becomes 'TheCaf.*'"),
+        {"normalizer": LOWER},
+        {"normalizer": {"type": "Sequence", "normalizers": [NFC, LOWER]}},
+        {"normalizer": {"type": "NFKC"}},
+        {"pre_tokenizer": {"add_prefix_space": True}},
+        {"added_tokens": [added("<mask>", lstrip=True)]},
+        {"added_tokens": [added("<mask>", rstrip=True)]},
+        {"pre_tokenizer": {"type": "Whitespace"}},
     ],
 )
-def test_tokenizers_that_change_text(tmp_path: Path, change: dict[str, object], said: str) -> None:
+def test_tokenizers_that_change_text(tmp_path: Path, change: dict[str, object]) -> None:
     path = changed(tmp_path / "tokenizer.json", change)
-    with pytest.raises(UserError, match=rf"tokenizer\.json changes text: .*{said}") as caught:
+    with pytest.raises(UserError, match=r"tokenizer\.json changes text: ") as caught:
         build_tokenizer(path)
     assert "\n" not in str(caught.value)
     content = Path(path).read_text()  # an older dataset can be read

@@ -200,9 +200,7 @@ def test_a_checkpoint_keeps_its_shuffle_wherever_it_goes_on(server, ours, tmp_pa
     assert local.train_loader.identity() == identity
     assert np.array_equal(epoch(local.train_loader), expected)
     small = reader(server.url, tmp_path / "small", 5)
-    with pytest.raises(
-        UserError, match=r"data.cache_limit_gb is 2.72e-06: .* raise it to 3.27e-06"
-    ):
+    with pytest.raises(UserError, match=r"data.cache_limit_gb is 2.72e-06: .* raise it to 1,"):
         small.train_loader.source.keep_shuffle(identity)
     other = reader(str(ours), tmp_path)
     other.train_loader.source.keep_shuffle(identity | {"dataset": "another"})

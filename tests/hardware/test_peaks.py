@@ -105,12 +105,6 @@ def test_measuring_leaves_no_trace(dtype: str, high_precision: None) -> None:
     assert torch.get_float32_matmul_precision() == "high"
 
 
-@pytest.mark.parametrize("dtype", ["tf32", "int8"])
-def test_unmeasurable_dtypes_are_refused(dtype: str) -> None:
-    with pytest.raises(UserError, match=dtype):
-        measure_peak(CPU, dtype)
-
-
 @pytest.mark.parametrize(
     ("dtype", "multiplied", "precision"),
     [
@@ -197,18 +191,15 @@ def test_the_best_rate_of_each_dtype_and_thread_count_is_kept(
 @pytest.mark.parametrize(
     "content", [b"{", b"\xff\xfe", b"[1.0]", b'{"a": -1.0}', b'{"a": NaN}', b'{"a": "1"}']
 )
-def test_a_corrupt_cache_is_reported_and_replaced(
-    cache_file: Path, rates: list[float], content: bytes
-) -> None:
+def test_a_corrupt_cache_is_replaced(cache_file: Path, rates: list[float], content: bytes) -> None:
     rates += [1e12, 0.5e12]
     cache_file.parent.mkdir()
     cache_file.write_bytes(content)
-    with pytest.warns(UserWarning, match="peaks.json is ignored"):
-        measured_peak(CPU, "fp32")
-    assert measured_peak(CPU, "fp32").flops == 1e12  # now from the file, without a warning
+    assert measured_peak(CPU, "fp32").flops == 1e12
+    assert measured_peak(CPU, "fp32").flops == 1e12  # now from the file
 
 
-def test_a_full_disk_is_reported_and_keeps_the_old_file(
+def test_a_full_disk_keeps_the_old_file(
     cache_file: Path, rates: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rates += [1e12, 2e12]
@@ -219,6 +210,5 @@ def test_a_full_disk_is_reported_and_keeps_the_old_file(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(files, "write_durable", no_space)
-    with pytest.warns(UserWarning, match="not kept: .*No space left"):
-        assert measured_peak(CPU, "bf16").flops == 2e12
+    assert measured_peak(CPU, "bf16").flops == 2e12
     assert cache_file.read_bytes() == before

@@ -55,7 +55,7 @@ def test_what_may_pass_is_tried_six_times(error, first, tries, reason, action, m
         raise error
 
     with pytest.raises(UserError, match=reason) as raised:
-        attempts.attempts("memory://x", fail, action, first, "again")
+        attempts.attempts("memory://x", fail, action, first)
     assert len(calls) == tries
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0][: tries - 1]  # 15.5 s
     if not isinstance(error, UserError):
@@ -82,7 +82,7 @@ def test_one_line_before_the_second_attempt(monkeypatch, capsys):
     ("url", "fix"),
     [
         ("nowhere://x", "use s3://, gs:// or a folder"),
-        ("gs://bucket/x", "pip install gcsfs"),
+        ("gs://bucket/x", "install gcsfs"),
     ],
 )
 def test_a_protocol_that_is_missing(url, fix):
