@@ -49,7 +49,6 @@ BENCH = Bench(
         options.shared("n_tokens", 50_000_000, "Tokens of each dataset."),
         options.shared("batches", 300, "Measured batches of a row."),
         options.warmup(20, PositiveInt),
-        options.shared("data_dir", "data", "Folder of the random datasets.", str),
     ),
 )
 
@@ -63,8 +62,7 @@ def measure_data(row: Row) -> Values:
     device, tokens = torch.device(row.device), row.batch_size * row.block_size
     if tokens + 1 >= row.n_tokens:
         raise SkippedError(f"--n_tokens is {row.n_tokens}; a batch takes {tokens + 2:,}")
-    folder = Path(row.data_dir) / f"bench-{row.n_tokens}"
-    dataset = random_dataset(folder, VOCAB_SIZE, row.n_tokens)
+    dataset = random_dataset(Path("data") / f"bench-{row.n_tokens}", VOCAB_SIZE, row.n_tokens)
     stream = TokenStream(dataset, load_manifest(dataset), "train")
     windows = WindowOrder(row.order, len(stream), row.block_size, SEED, stream.shard_tokens)
     # read_tokens 0: a batch that is read together with others has no time of its own

@@ -5,8 +5,8 @@ cache of keys and values. One process runs blocks of training steps of ours, the
 median over the rounds of a block's mean step. ratio: theirs over ours, median over the rounds, with
 its spread; ours is faster where it is above 1.
 
-loss: loss of the first step, before any update, so that equal losses mean equal models. first step:
-with compilation. graphs: graphs that torch.compile made.
+loss: loss of the first step, before any update, so that equal losses mean equal models.
+graphs: graphs that torch.compile made.
 """
 
 import importlib
@@ -60,7 +60,6 @@ def measure_peers(row: Row) -> Values:
     for name, training in both.items():
         facts = {
             "tokens_per_sec": row.batch * row.context / found[f"{name}_ms"] * 1e3,
-            "first_step_s": training.first["total"] / 1e3,
             "graphs": training.graphs,
             "loss": training.loss,
         }

@@ -1,5 +1,7 @@
 """`gpt-lightning bench data` on a short dataset."""
 
+import contextlib
+
 import pytest
 
 from gpt_lightning.bench import data
@@ -9,8 +11,8 @@ SMALL = {"device": "cpu", "block_size": 32, "batch_size": 4, "n_tokens": 5_000, 
 
 
 def measured(tmp_path, **settings):
-    more = {"batches": 10, "warmup": 2, "data_dir": str(tmp_path)}
-    return call(data.measure_data, SMALL | more | settings)
+    with contextlib.chdir(tmp_path):
+        return call(data.measure_data, SMALL | {"batches": 10, "warmup": 2} | settings)
 
 
 @pytest.mark.parametrize("order", data.ORDERS)

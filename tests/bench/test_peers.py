@@ -45,7 +45,6 @@ def test_a_row_agrees_with_itself():
     assert row["ratio_min"] <= row["ratio"] <= row["ratio_max"]
     for name in ("ours", "theirs"):
         assert row[f"{name}_tokens_per_sec"] == pytest.approx(2 * 16 / row[f"{name}_ms"] * 1e3)
-        assert row[f"{name}_first_step_s"] > 0
         assert row[f"{name}_graphs"] == 0
     assert row["ours_loss"] == pytest.approx(row["theirs_loss"], abs=1e-5)
 
