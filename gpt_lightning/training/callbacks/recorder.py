@@ -53,8 +53,8 @@ class RunTimings:
         device: Device of the run.
         max_steps: Optimizer steps that were configured.
         seconds: Wall time by phase.
-        step_ms: Median of the other steps, without stalls.
-        tokens_per_sec: Rate of the other steps, without stalls.
+        step_ms: Median of the steps after the first, without stalls.
+        tokens_per_sec: Rate of the same steps.
         mfu: Model FLOPs utilization, a fraction; None without a known peak.
         stalls: Number of steps of over ten times the median.
         attention: Attention kernel that ran.
