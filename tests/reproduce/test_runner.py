@@ -119,7 +119,7 @@ def training(monkeypatch):
 
     class Planted:
         def __init__(self) -> None:
-            self.timings = RunTimings(CPU, 3, {}, step_ms=1280.0)
+            self.timings = RunTimings(CPU, 3, {}, step_ms=100.0, tokens_per_sec=1280.0)
             self.observations: list[Observation] = []
             self.error: Exception | None = None
 
