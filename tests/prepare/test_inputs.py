@@ -473,7 +473,7 @@ def test_a_server_that_stays_busy_and_one_that_is_gone(server: Server, tmp_path:
             prepare(url if "a.jsonl" in busy else f"{server.url}/", out=str(tmp_path / "out"))
     with pytest.raises(UserError, match="no such file"):
         prepare(url.replace("a.j", "b.j"), out=str(tmp_path / "out"))
-    with pytest.raises(UserError, match=r"127\.0\.0\.1:9.*check the address and the connection"):
+    with pytest.raises(UserError, match=r"127\.0\.0\.1:9.*check the address"):
         prepare("http://127.0.0.1:9/a.jsonl", out=str(tmp_path / "out"))
 
 
