@@ -61,6 +61,8 @@ def unknown_argument(given: str, options: Sequence[str], positionals: Sequence[s
     """Return the error of an argument that no option takes; empty without a better hint."""
     name, equals, value = given.lstrip("-").partition("=")
     if given.startswith("-"):
+        if name in options and given != f"--{given.lstrip('-')}":
+            return f"unknown argument {given!r}: did you mean '--{name}'?"
         if name in positionals:
             return f"unknown key {name!r}: give the value alone, without --{name}"
         return f"unknown key {name!r}{hint}" if (hint := hint_at(name, options)) else ""
