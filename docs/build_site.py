@@ -75,9 +75,8 @@ def command_help() -> str:
     os.environ["COLUMNS"] = "82"  # fits the width of a page
     names: dict[str, list[str]] = {}
     for name, command in COMMANDS.items():
-        names.setdefault(
-            command.address or name, [name]
-        )  # validate, test and predict have the options of fit
+        # validate, test and predict have the options of fit
+        names.setdefault(command.address or name, [name])
     names |= {f"bench {bench}": ["bench", bench] for bench in sorted(find_benches())}
     fit = next(a.choices["fit"] for a in actions_of(training_parser()) if a.choices)
     sections = [name for name in fit.groups if name != "fit" and "." not in name]
@@ -113,10 +112,9 @@ def main() -> None:
     online = [path for path in pages if LOADED.search(path.read_text(encoding="utf-8"))]
     if online:
         sys.exit(f"error: loads from the network: {', '.join(map(str, online))}")
-    print(f"{len(list(SITE.rglob('*.html')))} pages in {SITE.relative_to(ROOT)}. To read them:")
-    print(
-        f"  {sys.executable} -m http.server --bind 127.0.0.1 --directory {SITE.relative_to(ROOT)}"
-    )
+    folder = SITE.relative_to(ROOT)
+    print(f"{len(list(SITE.rglob('*.html')))} pages in {folder}. To read them:")
+    print(f"  {sys.executable} -m http.server --bind 127.0.0.1 --directory {folder}")
 
 
 if __name__ == "__main__":
