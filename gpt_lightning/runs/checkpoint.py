@@ -36,8 +36,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning import __version__
@@ -110,7 +110,7 @@ class RunRecord:
         return cls(config=config, settings=Settings(**arguments), **facts)
 
 
-def run_identity(trainer: L.Trainer, seed: int, decay_steps: int) -> dict[str, Any]:
+def run_identity(trainer: Trainer, seed: int, decay_steps: int) -> dict[str, Any]:
     """Return the settings outside of the module that decide the numbers of a run."""
     algorithm = trainer.gradient_clip_algorithm
     return {
@@ -122,7 +122,7 @@ def run_identity(trainer: L.Trainer, seed: int, decay_steps: int) -> dict[str, A
     }
 
 
-def environment(trainer: L.Trainer, compiled: bool, attention: str) -> dict[str, Any]:
+def environment(trainer: Trainer, compiled: bool, attention: str) -> dict[str, Any]:
     """Return versions, device, kernels and ranks, which must match for a bit-exact resume."""
     return {
         "torch": str(torch.__version__),

@@ -19,8 +19,8 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import lightning as L
 import torch
+from lightning import Trainer
 from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 
 from gpt_lightning.errors import UserError
@@ -268,7 +268,7 @@ def drop_aside(folder: Path, passed: float = math.inf) -> None:
         DurableCheckpointIO().remove_checkpoint(saved.path)
 
 
-def use_durable_io(trainer: L.Trainer) -> None:
+def use_durable_io(trainer: Trainer) -> None:
     """Let a Trainer that was made without DurableCheckpointIO write and read through it.
 
     Raises:

@@ -4,8 +4,8 @@ import dataclasses
 from fnmatch import fnmatchcase
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import nn
 
@@ -60,7 +60,7 @@ def check_decay(settings: Settings, max_steps: int) -> None:
             )
 
 
-def check_device(config: GPTConfig, trainer: L.Trainer, device: str, compiled: bool) -> None:
+def check_device(config: GPTConfig, trainer: Trainer, device: str, compiled: bool) -> None:
     """Check that the strategy, the device (cpu, cuda or mps) and the precision can train a GPT."""
     strategy = trainer.strategy
     if not (is_sharded(trainer) or isinstance(strategy, WHOLE)):
@@ -110,7 +110,7 @@ def build_model(
 
 
 def check_network(
-    network: Network | None, config: GPTConfig, settings: Settings, trainer: L.Trainer
+    network: Network | None, config: GPTConfig, settings: Settings, trainer: Trainer
 ) -> None:
     """Raise a UserError for a setting that a network of one's own does not have."""
     if network is None:
@@ -157,7 +157,7 @@ def choose_trained(model: nn.Module, settings: Settings) -> None:
 
 
 def find_kernel(
-    model: nn.Module, trainer: L.Trainer, T: int, dropout: float
+    model: nn.Module, trainer: Trainer, T: int, dropout: float
 ) -> tuple[str, dict[str, str]]:
     """Return the attention kernel of this run, and a line for the banner if it is a substitute.
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -44,10 +44,10 @@ class TrainingParser(parsing.OneLineParser, LightningArgumentParser):
 class SaveConfig(SaveConfigCallback):
     """Write config.yaml when the work begins, so that a command with an error leaves no folder."""
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         pass
 
-    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         folder = steps.run_folder(trainer)
         if trainer.is_global_zero and folder is not None:
             path = folder / self.config_filename
@@ -195,7 +195,7 @@ class GPTCLI(LightningCLI):
             )
         return name
 
-    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config_init[str(self.subcommand)]
         kwargs["logger"] = self._loggers(config)
         chosen = as_list(config.trainer.plugins or [])

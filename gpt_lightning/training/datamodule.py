@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import lightning as L
+from lightning import LightningDataModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from gpt_lightning.data.dataset import TokenDataset, is_remote
@@ -22,7 +22,7 @@ from gpt_lightning.training import steps
 DEFAULT_SEED = 1337
 
 
-class TokenDataModule(L.LightningDataModule):
+class TokenDataModule(LightningDataModule):
     """Batches of token windows: (B, T) inputs and the (B, T) tokens that follow them.
 
     A corpus and a text file are prepared on first use.
@@ -34,7 +34,7 @@ class TokenDataModule(L.LightningDataModule):
         UserError: Settings or files that cannot work, before the first step.
     """
 
-    trainer: L.Trainer  # set by the Trainer, before it calls a hook
+    trainer: Trainer  # set by the Trainer, before it calls a hook
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
@@ -279,13 +279,13 @@ def block_size_of(settings: DataSettings) -> int:
     return int(settings.block_size)
 
 
-def token_data(trainer: L.Trainer | None) -> TokenDataModule | None:
+def token_data(trainer: Trainer | None) -> TokenDataModule | None:
     """Return the run's TokenDataModule; None for data of another class, or without a run."""
     data = getattr(trainer, "datamodule", None)
     return data if isinstance(data, TokenDataModule) and is_read(trainer, data) else None
 
 
-def is_read(trainer: L.Trainer | None, data: L.LightningDataModule) -> bool:
+def is_read(trainer: Trainer | None, data: LightningDataModule) -> bool:
     """Return False for the data of an earlier call: Lightning keeps them beside own loaders."""
     source = getattr(getattr(trainer, "_active_loop", None), "_data_source", None)
     return source is None or source.instance is data

@@ -1,7 +1,7 @@
 """Evaluations: mean losses over batches and ranks, without waiting for the device."""
 
-import lightning as L
 import torch
+from lightning import LightningModule
 from lightning.pytorch.strategies import Strategy
 
 from gpt_lightning.data.loader import IGNORE_INDEX, Batch
@@ -60,7 +60,7 @@ class Evaluation:
         return losses
 
 
-class EvaluatedModule(L.LightningModule):
+class EvaluatedModule(LightningModule):
     """LightningModule that logs the loss of a split; a subclass has the model.
 
     Attributes:

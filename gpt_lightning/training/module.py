@@ -6,9 +6,9 @@ import sys
 import time
 from typing import Any, Self, cast
 
-import lightning as L
 import torch
 from jsonargparse.typing import register_type
+from lightning import Trainer
 from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import Optimizer
@@ -129,7 +129,7 @@ class GPTModule(EvaluatedModule):
             keep_freed_memory()
 
     @property
-    def attached_trainer(self) -> L.Trainer | None:
+    def attached_trainer(self) -> Trainer | None:
         """Trainer of this module; None after load_from_checkpoint."""
         try:
             return self.trainer

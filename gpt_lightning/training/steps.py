@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import lightning as L
+from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -29,7 +29,7 @@ LESS_MEMORY = (
     "--model.config.checkpointing true, --model.config.loss_chunk 256, a smaller "
     "--data.block_size, or a smaller model"
 )
-CallbackT = TypeVar("CallbackT", bound=L.Callback)
+CallbackT = TypeVar("CallbackT", bound=Callback)
 
 
 # ---- the shape of a step ------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def check_accumulation(accumulate: int, interval: Any) -> None:
         )
 
 
-def check_epoch(trainer: L.Trainer, batches: int) -> None:
+def check_epoch(trainer: Trainer, batches: int) -> None:
     """Check that an epoch ends with a whole step, and not before a validation.
 
     Lightning would make a step of the remaining micro-batches of limit_train_batches or
@@ -273,32 +273,32 @@ class BetweenSteps:
         self.loader.load_state_dict(state)
 
 
-class StepCallback(L.Callback):
+class StepCallback(Callback):
     """Callback with hooks at moments for which Lightning has none."""
 
-    def before_batches(self, trainer: L.Trainer) -> None:
+    def before_batches(self, trainer: Trainer) -> None:
         """Act between two micro-batches, before `between_batches` of any callback.
 
         All ranks enter `between_batches` with what is exchanged here.
         """
 
-    def between_batches(self, trainer: L.Trainer) -> None:
+    def between_batches(self, trainer: Trainer) -> None:
         """Act between two micro-batches, when nothing is in flight; see BetweenSteps."""
 
     def before_phase(self) -> None:
         """Act before a phase that is no training and may take longer than a batch."""
 
-    def before_validation(self, trainer: L.Trainer) -> None:
+    def before_validation(self, trainer: Trainer) -> None:
         """Act before the loader of a validation, which follows a step, starts its workers."""
 
 
-def step_callbacks(trainer: L.Trainer) -> list[StepCallback]:
+def step_callbacks(trainer: Trainer) -> list[StepCallback]:
     """Return the callbacks with hooks between two steps, in order."""
     run: Any = trainer
     return [callback for callback in run.callbacks if isinstance(callback, StepCallback)]
 
 
-def call_between_batches(trainer: L.Trainer) -> bool:
+def call_between_batches(trainer: Trainer) -> bool:
     """Call `before_batches`, then `between_batches`, of every StepCallback, in order.
 
     Returns:
@@ -317,7 +317,7 @@ def call_between_batches(trainer: L.Trainer) -> bool:
     return False
 
 
-def stop_due(trainer: L.Trainer) -> bool:
+def stop_due(trainer: Trainer) -> bool:
     """Return whether the run stops now, between two steps, for trainer.should_stop.
 
     Lightning obeys should_stop after any micro-batch, and validates once more. A resume would then
@@ -332,7 +332,7 @@ def stop_due(trainer: L.Trainer) -> bool:
     return epochs >= (loop.min_epochs or 0) and steps >= (loop.min_steps or 0)
 
 
-def stop_reason(trainer: L.Trainer) -> str:
+def stop_reason(trainer: Trainer) -> str:
     """Return the name of the setting or callback that has set trainer.should_stop."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, Timer):
@@ -347,7 +347,7 @@ def stop_reason(trainer: L.Trainer) -> str:
 # ---- accessors for Trainer attributes that Lightning leaves untyped ----------------------------
 
 
-def total_steps(trainer: L.Trainer) -> int:
+def total_steps(trainer: Trainer) -> int:
     """Return the optimizer steps of the whole run; 0 if it has no end.
 
     Trainer.estimated_stepping_batches drops the loader's state on a resume with max_epochs.
@@ -359,37 +359,37 @@ def total_steps(trainer: L.Trainer) -> int:
     return min(ends, default=0)
 
 
-def at_log_step(trainer: L.Trainer, step: int) -> bool:
+def at_log_step(trainer: Trainer, step: int) -> bool:
     """Return whether an optimizer step is logged (1 is the first)."""
     every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # 0 logs nothing
     return every > 0 and step % every == 0
 
 
-def at_step_boundary(trainer: L.Trainer) -> bool:
+def at_step_boundary(trainer: Trainer) -> bool:
     """Return whether the optimizer has used all micro-batches so far."""
     return not getattr(trainer.lightning_module, "micro_batches", 0)
 
 
-def unfinished_micro_batches(trainer: L.Trainer) -> int:
+def unfinished_micro_batches(trainer: Trainer) -> int:
     """Return the micro-batches that were read since the last optimizer step ended."""
     batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
     counted: int = getattr(trainer.lightning_module, "micro_batches", 0)
     return counted or batches.ready - batches.processed
 
 
-def find_callback(trainer: L.Trainer, kind: type[CallbackT]) -> CallbackT | None:
+def find_callback(trainer: Trainer, kind: type[CallbackT]) -> CallbackT | None:
     """Return the run's first callback of a class, or None."""
     run: Any = trainer
     return next((c for c in run.callbacks if isinstance(c, kind)), None)
 
 
-def evaluation_batches(trainer: L.Trainer) -> list[int | float]:
+def evaluation_batches(trainer: Trainer) -> list[int | float]:
     """Return the batches of the current evaluation by loader."""
     sanity = trainer.sanity_checking
     return trainer.num_sanity_val_batches if sanity else trainer.num_val_batches
 
 
-def set_logged_steps(trainer: L.Trainer, steps: int) -> None:
+def set_logged_steps(trainer: Trainer, steps: int) -> None:
     """Set Lightning's counter of steps for loggers.
 
     After a resume from the end of a run this counter is one too high, and rows would be logged a
@@ -398,21 +398,21 @@ def set_logged_steps(trainer: L.Trainer, steps: int) -> None:
     trainer.fit_loop.epoch_loop._batches_that_stepped = steps
 
 
-def run_logger(trainer: L.Trainer) -> RunLogger | None:
+def run_logger(trainer: Trainer) -> RunLogger | None:
     """Return the owner of the run folder; None with a Trainer that has no RunLogger."""
     return next((logger for logger in trainer.loggers if isinstance(logger, RunLogger)), None)
 
 
-def run_folder(trainer: L.Trainer) -> Path | None:
+def run_folder(trainer: Trainer) -> Path | None:
     """Return the run folder, if any."""
     return getattr(run_logger(trainer), "folder", None)
 
 
-def is_fitting(trainer: L.Trainer) -> bool:
+def is_fitting(trainer: Trainer) -> bool:
     """Return whether the command is `fit`, also while it validates."""
     return trainer.state.fn == TrainerFn.FITTING
 
 
-def is_sharded(trainer: L.Trainer) -> bool:
+def is_sharded(trainer: Trainer) -> bool:
     """Return whether ranks have shards of the weights (sharding.py), not all of them."""
     return hasattr(getattr(trainer, "strategy", None), "whole_weights")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import lightning as L
 from jsonargparse.typing import NonNegativeInt, PositiveInt
+from lightning import Callback, LightningModule, Trainer
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.parsing import checked
@@ -77,7 +77,7 @@ class RunCheckpoint(steps.StepCallback):
 
     # ---- the moments to save ---------------------------------------------------------------------
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         data = token_data(trainer)
         # Trainer's fast_dev_run leaves no files
         self._writes = self.enabled and not trainer.fast_dev_run  # type: ignore[attr-defined]
@@ -100,10 +100,10 @@ class RunCheckpoint(steps.StepCallback):
             trainer.strategy.writes_shards = True
         # RunCheckpoint comes first in each hook: at the end WeightAveraging copies its average into
         # the model, and a longer run must not continue from the average.
-        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         callbacks.sort(key=lambda callback: callback is not self)
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero and self._writes:
             weights = sum(p.numel() * p.element_size() for p in pl_module.parameters())
             folder = self.checkpoint_folder(trainer)
@@ -118,7 +118,7 @@ class RunCheckpoint(steps.StepCallback):
                 self._mirror = mirror_of(self.folder, folder.parent)
                 self._mirror.open(folder.parent)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             # an interval that was a fraction of an epoch is a number of micro-batches by now
             steps.check_accumulation(trainer.accumulate_grad_batches, trainer.val_check_batch)
@@ -135,11 +135,11 @@ class RunCheckpoint(steps.StepCallback):
             if self._mirror is not None:
                 self._mirror.set_aside(trainer.global_step)
 
-    def on_train_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         if steps.at_step_boundary(trainer):
             steps.set_logged_steps(trainer, trainer.global_step)
 
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         every = self.every_n_steps
         if steps.at_step_boundary(trainer):
             self._loss = None
@@ -149,7 +149,7 @@ class RunCheckpoint(steps.StepCallback):
                 self._saver.prepare({"state_dict": weights, "optimizer_states": optimizers})
             self._due |= every is not None and trainer.global_step % every == 0
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or not steps.is_fitting(trainer):
             return
         if "val/loss" in trainer.callback_metrics:
@@ -157,7 +157,7 @@ class RunCheckpoint(steps.StepCallback):
             self.best_loss = min(self.best_loss, self._loss)
         self._due = True
 
-    def between_batches(self, trainer: L.Trainer) -> None:
+    def between_batches(self, trainer: Trainer) -> None:
         """Save if it is time to."""
         if not steps.at_step_boundary(trainer):
             return
@@ -173,7 +173,7 @@ class RunCheckpoint(steps.StepCallback):
         elif self._due:
             self.save(trainer)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.finish(trainer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -196,11 +196,11 @@ class RunCheckpoint(steps.StepCallback):
 
     # ---- the files -------------------------------------------------------------------------------
 
-    def checkpoint_folder(self, trainer: L.Trainer) -> Path:
+    def checkpoint_folder(self, trainer: Trainer) -> Path:
         """Return the folder of the run's checkpoints."""
         return RunPaths(steps.run_folder(trainer) or Path(trainer.default_root_dir)).checkpoints
 
-    def save(self, trainer: L.Trainer) -> None:
+    def save(self, trainer: Trainer) -> None:
         """Write the run as it is now, read it back, and delete files that are no longer kept.
 
         An asynchronous save returns when the checkpoint is copied to memory.
@@ -229,7 +229,7 @@ class RunCheckpoint(steps.StepCallback):
         self._saved_step = trainer.global_step
         self._warn()
 
-    def finish(self, trainer: L.Trainer) -> None:
+    def finish(self, trainer: Trainer) -> None:
         """Save, and return when the file is complete.
 
         Raises:
@@ -241,7 +241,7 @@ class RunCheckpoint(steps.StepCallback):
                 self._saver.wait()
             self._warn()
 
-    def _check_finite(self, trainer: L.Trainer) -> None:
+    def _check_finite(self, trainer: Trainer) -> None:
         """Raise if the last update has made the weights or the optimizer's state non-finite."""
         parameters = trainer.lightning_module.parameters()
         finite = all_finite(parameters, [optimizer.state for optimizer in trainer.optimizers])
@@ -255,7 +255,7 @@ class RunCheckpoint(steps.StepCallback):
         if not all_finite(checkpoint["state_dict"].values(), states):
             raise checkpoint_io.non_finite(checkpoint["global_step"], path.parent)
 
-    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Copy the last checkpoint to `folder` if it is not there yet.
 
         Raises:

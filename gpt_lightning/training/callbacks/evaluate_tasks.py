@@ -3,8 +3,8 @@
 from contextlib import nullcontext
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import LightningModule, Trainer
 
 from gpt_lightning.errors import UserError
 from gpt_lightning.evaluate.scoring import Scorer
@@ -39,7 +39,7 @@ class EvaluateTasks(steps.StepCallback):
         self._tasks: list[Task] = []
         self._due = False
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         tokenizer, watchdog = run_tokenizer(trainer), find_callback(trainer, Watchdog)
         if self.settings.every_n_steps is None and not trainer.limit_val_batches:
             raise UserError(
@@ -55,21 +55,21 @@ class EvaluateTasks(steps.StepCallback):
         for task in self._tasks if trainer.is_global_zero else ():
             print(*(f"evaluation  {task.name}: {note}\n" for note in task.notes), sep="", end="")
 
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         every = self.settings.every_n_steps
         if every is not None and steps.at_step_boundary(trainer):
             self._due |= trainer.global_step % every == 0
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if is_fitting(trainer) and not trainer.sanity_checking:
             self._due |= self.settings.every_n_steps is None
 
-    def between_batches(self, trainer: L.Trainer) -> None:
+    def between_batches(self, trainer: Trainer) -> None:
         """Evaluate if it is time to."""
         if self._due and steps.at_step_boundary(trainer) and not steps.stop_due(trainer):
             self._evaluate(trainer)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._due and not trainer.should_stop:
             self._evaluate(trainer)
 
@@ -79,7 +79,7 @@ class EvaluateTasks(steps.StepCallback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._due = state_dict["due"]
 
-    def _evaluate(self, trainer: L.Trainer) -> None:
+    def _evaluate(self, trainer: Trainer) -> None:
         self._due, module, bar = False, trainer.lightning_module, trainer.progress_bar_callback
         assert isinstance(module, GPTModule)
         # a batch of another shape would make the training's graph dynamic

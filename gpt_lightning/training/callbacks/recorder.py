@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 
 from gpt_lightning.data.loader import Batch
@@ -70,7 +70,7 @@ class RunTimings:
     attention: str = ""
 
 
-class RunRecorder(L.Callback):
+class RunRecorder(Callback):
     """Call a function with every number of a run.
 
     Args:
@@ -101,12 +101,12 @@ class RunRecorder(L.Callback):
         self._begin = 0.0
         self._tokens = 0
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
         self.begin(pl_module)
 
     def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
     ) -> None:
         if len(self.batches) < 2:
             x, y = batch
@@ -116,7 +116,7 @@ class RunRecorder(L.Callback):
             self._begin = time.perf_counter()
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, *_: Any
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, *_: Any
     ) -> None:
         self._tokens += batch[0].numel() * trainer.world_size
         step = trainer.global_step - 1
@@ -136,7 +136,7 @@ class RunRecorder(L.Callback):
         self.show(Observation(pl_module.device, step, "batch", loss, seconds, self._tokens))
         self._tokens = 0
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics, step, device = trainer.callback_metrics, trainer.global_step, pl_module.device
         sizes = steps.evaluation_batches(trainer)
         for split, key, loader in (("train", "train/eval_loss", 1), ("val", "val/loss", 0)):
@@ -144,7 +144,7 @@ class RunRecorder(L.Callback):
                 loss, batches = float(metrics[key]), int(sizes[loader])
                 self.show(Observation(device, step, split, loss, batches=batches))
 
-    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
         monitor = steps.find_callback(trainer, speed.SpeedMonitor)
         assert monitor is not None
@@ -175,7 +175,7 @@ class TokenLosses(BasePredictionWriter):
     def __init__(self) -> None:
         super().__init__(write_interval="epoch")
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "predict" and trainer.world_size > 1:
             raise UserError(
                 f"predict on {trainer.world_size} devices would mix up the order: "
@@ -187,7 +187,7 @@ class TokenLosses(BasePredictionWriter):
             )
 
     def write_on_epoch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, predictions: Sequence[Any], *_: Any
+        self, trainer: Trainer, pl_module: LightningModule, predictions: Sequence[Any], *_: Any
     ) -> None:
         whole = len(trainer.predict_dataloaders.dataset.stream) - 1  # type: ignore[union-attr]
         # what is beyond the split is padding

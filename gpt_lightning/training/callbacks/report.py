@@ -9,9 +9,9 @@ import textwrap
 import time
 from typing import Any
 
-import lightning as L
 import torch
 from jsonargparse.typing import PositiveInt
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from tqdm import tqdm
@@ -35,20 +35,20 @@ METRICS = {
 }
 
 
-class RunReport(L.Callback):
+class RunReport(Callback):
     """Print a banner at the start and a summary at the end, and log the hyperparameters."""
 
     def __init__(self) -> None:
         self.trained = False  # this session has trained
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
         for logger in trainer.loggers if trainer.enable_autolog_hparams else ():
             logger.log_hyperparams(run_hyperparameters(trainer, pl_module))
         if trainer.is_global_zero:
             print_facts(self._banner(trainer, pl_module))
 
-    def _banner(self, trainer: L.Trainer, module: GPTModule) -> dict[str, str]:
+    def _banner(self, trainer: Trainer, module: GPTModule) -> dict[str, str]:
         config, settings, data = module.config, module.settings, token_data(trainer)
         assert data is not None
         compiled, why = module.compiles
@@ -75,14 +75,14 @@ class RunReport(L.Callback):
         facts |= module.notes | {"peak": "" if speed is None else speed.peak_line}
         return facts | {"missing": "; ".join(missing_names(loaded=True))}
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
         self.trained = True
         if trainer.is_global_zero:
             schedule, validation = unfinished_schedule(trainer, pl_module), none_due(trainer)
             print_facts({"schedule": schedule, "validation": validation})
 
-    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
         if trainer.is_global_zero and not self.trained:
             ended = f"trainer.max_steps is {trainer.max_steps:,}"
@@ -92,14 +92,14 @@ class RunReport(L.Callback):
             print()
             print_facts(self._summary(trainer, pl_module), wrap=False)  # it has commands
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         split = "test" if trainer.testing else "val"
         if trainer.is_global_zero and not steps.is_fitting(trainer):
             print(evaluation_line(trainer.callback_metrics, split), flush=True)
 
     on_test_end = on_validation_end
 
-    def _summary(self, trainer: L.Trainer, module: GPTModule) -> dict[str, str]:
+    def _summary(self, trainer: Trainer, module: GPTModule) -> dict[str, str]:
         metrics, checkpoint = trainer.callback_metrics, find_callback(trainer, RunCheckpoint)
         losses = [
             f"{key} {float(metrics[key]):.4f}{evaluated_part(metrics, key.partition('/')[0])}"
@@ -130,7 +130,7 @@ def print_facts(facts: dict[str, str], wrap: bool = True) -> None:
         print(textwrap.fill(line, width, subsequent_indent=" " * 12), flush=True)
 
 
-def speed_facts(monitor: SpeedMonitor, trainer: L.Trainer, module: GPTModule) -> dict[str, str]:
+def speed_facts(monitor: SpeedMonitor, trainer: Trainer, module: GPTModule) -> dict[str, str]:
     """Return the run's speed, and the wall seconds by phase."""
     seconds, (steps, stalls) = monitor.seconds(), monitor.steps()
     parts, speed = ", ".join(f"{phase} {s:.1f}" for phase, s in seconds.items()), ""
@@ -143,7 +143,7 @@ def speed_facts(monitor: SpeedMonitor, trainer: L.Trainer, module: GPTModule) ->
     return {"speed": speed, "time": f"{sum(seconds.values()):.1f} s: {parts}"}
 
 
-def unfinished_schedule(trainer: L.Trainer, module: GPTModule) -> str:
+def unfinished_schedule(trainer: Trainer, module: GPTModule) -> str:
     """Return that the run ends before its schedule does, or an empty string."""
     settings, total = module.settings, total_steps(trainer)
     decay_steps = trainer.max_steps if settings.decay_steps is None else settings.decay_steps
@@ -156,7 +156,7 @@ def unfinished_schedule(trainer: L.Trainer, module: GPTModule) -> str:
     return f"the run ends at step {total:,}, {where}"
 
 
-def none_due(trainer: L.Trainer) -> str:
+def none_due(trainer: Trainer) -> str:
     """Return why the run has no validation, or an empty string if it has one."""
     if trainer.limit_val_batches == 0:
         return "none: trainer.limit_val_batches is 0"
@@ -175,7 +175,7 @@ def none_due(trainer: L.Trainer) -> str:
     return text + fix * ((every or 1) == 1)
 
 
-def run_hyperparameters(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]:
+def run_hyperparameters(trainer: Trainer, module: GPTModule) -> dict[str, Any]:
     """Return the arguments by which TensorBoard compares runs: the module's and the step's."""
     data = token_data(trainer)
     assert data is not None
@@ -232,7 +232,7 @@ class StepProgress(ProgressBar):
         tqdm.write(" ".join(str(a) for a in args), file=sys.stdout)
         sys.stdout.flush()
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._first = self._step = trainer.global_step
         self._total = total_steps(trainer)
         self._printed, terminal = time.monotonic(), sys.stdout.isatty()
@@ -251,7 +251,7 @@ class StepProgress(ProgressBar):
                 bar_format="{desc}{remaining} left" + " {bar}" * terminal,
             )
 
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         step, bar, now = trainer.global_step, self._bar, time.monotonic()
         if step == self._step or bar is None:
             return
@@ -272,7 +272,7 @@ class StepProgress(ProgressBar):
             self._printed = now
             self.print(bar)
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # a sanity check of the whole split is an evaluation of step 0
         partial = trainer.sanity_checking and trainer.num_sanity_val_steps != math.inf
         line = evaluation_line(trainer.callback_metrics, "val")

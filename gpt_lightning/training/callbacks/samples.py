@@ -6,9 +6,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import lightning as L
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger
 
@@ -24,7 +24,7 @@ from gpt_lightning.training.steps import find_callback, is_fitting, is_sharded
 
 @checked("samples")
 @dataclass(eq=False)
-class SampleText(L.Callback):
+class SampleText(Callback):
     """Write generated text to the console and TensorBoard after each validation.
 
     Args:
@@ -42,11 +42,11 @@ class SampleText(L.Callback):
     top_k: PositiveInt | None = 200
     seed: Seed = 1337
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._active(trainer):
             start_tokens(run_tokenizer(trainer), self.prompt)  # raises for a bad prompt
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or not self._active(trainer):
             return
         assert isinstance(pl_module, GPTModule)
@@ -57,11 +57,11 @@ class SampleText(L.Callback):
             (print if bar is None else bar.print)(textwrap.indent(text, "    "))
             write_text(trainer, "samples/text", text)
 
-    def _active(self, trainer: L.Trainer) -> bool:
+    def _active(self, trainer: Trainer) -> bool:
         takes_part = trainer.is_global_zero or is_sharded(trainer)  # rank 0 needs all shards
         return is_fitting(trainer) and self.max_new_tokens > 0 and takes_part
 
-    def _sample(self, trainer: L.Trainer, module: GPTModule) -> str:
+    def _sample(self, trainer: Trainer, module: GPTModule) -> str:
         from gpt_lightning.model.generate import generate  # not for runs without samples
 
         tokenizer = run_tokenizer(trainer)
@@ -80,7 +80,7 @@ class SampleText(L.Callback):
         return tokenizer.decode(tokens[0].tolist())
 
 
-def run_tokenizer(trainer: L.Trainer) -> Tokenizer:
+def run_tokenizer(trainer: Trainer) -> Tokenizer:
     """Return the tokenizer of a run's data.
 
     Raises:
@@ -92,7 +92,7 @@ def run_tokenizer(trainer: L.Trainer) -> Tokenizer:
     return data.tokenizer
 
 
-def write_text(trainer: L.Trainer, tag: str, text: str) -> None:
+def write_text(trainer: Trainer, tag: str, text: str) -> None:
     """Write a text to TensorBoard, in a block of fixed width."""
     block = textwrap.indent(text, "    ")  # TensorBoard reads Markdown
     for logger in trainer.loggers:
@@ -101,7 +101,7 @@ def write_text(trainer: L.Trainer, tag: str, text: str) -> None:
 
 
 @contextmanager
-def evaluated_weights(trainer: L.Trainer) -> Iterator[None]:
+def evaluated_weights(trainer: Trainer) -> Iterator[None]:
     """Give the model the weights of val/loss: the average, if the run has WeightAveraging.
 
     Under fsdp2 each rank has all weights meanwhile, and all ranks must take part.

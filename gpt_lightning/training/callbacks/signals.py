@@ -15,9 +15,9 @@ import time
 from types import FrameType
 from typing import Any
 
-import lightning as L
 import torch
 from jsonargparse.typing import PositiveFloat
+from lightning import LightningModule, Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from gpt_lightning.errors import CONTINUE, EXIT_PEER, exit_on_signal
@@ -52,20 +52,20 @@ class StopSignals(steps.StepCallback):
         self._interrupted = 0.0  # time of the first Ctrl-C
         self._agreed = 0  # signal that any rank has received
 
-    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._listen(trainer)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._listen(trainer)
 
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         main = threading.current_thread() is threading.main_thread()
         if main and not steps.is_fitting(trainer):  # nothing to save
             signal.signal(signal.SIGTERM, exit_on_signal)
 
     on_test_start = on_predict_start = on_validation_start
 
-    def _listen(self, trainer: L.Trainer) -> None:
+    def _listen(self, trainer: Trainer) -> None:
         """Handle the signals in place of Lightning, which ends a run with exit code 0.
 
         Lightning has stored the program's own handlers, and restores them at the end.
@@ -87,7 +87,7 @@ class StopSignals(steps.StepCallback):
         elif now - self._interrupted >= TWICE_S:
             raise KeyboardInterrupt  # the second Ctrl-C does not wait
 
-    def before_batches(self, trainer: L.Trainer) -> None:
+    def before_batches(self, trainer: Trainer) -> None:
         """Give all ranks the signals and the requests to stop of any rank.
 
         BetweenSteps calls this before RunCheckpoint saves or ends the run.
@@ -99,7 +99,7 @@ class StopSignals(steps.StepCallback):
             torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
             self._agreed, module.stop_requested = int(most) // 2, bool(int(most) % 2)
 
-    def between_batches(self, trainer: L.Trainer) -> None:
+    def between_batches(self, trainer: Trainer) -> None:
         """End the run if a rank has received a signal."""
         stop = self._agreed if trainer.world_size > 1 else self._signal
         if not stop or not steps.at_step_boundary(trainer):
@@ -123,7 +123,7 @@ class StopSignals(steps.StepCallback):
         raise SystemExit(128 + stop)
 
 
-def command_to_continue(trainer: L.Trainer, checkpoint: RunCheckpoint) -> str:
+def command_to_continue(trainer: Trainer, checkpoint: RunCheckpoint) -> str:
     """Return the command that continues this run in this shell; empty if it is unknown.
 
     It is unknown under a launcher such as torchrun, and for a Trainer of the user's own. With
@@ -177,7 +177,7 @@ class Watchdog(steps.StepCallback):
         self._longest_s = 0.0  # longest time between two of those
         self._pipe: tuple[int, int] | None = None  # numbers of signals, from handler to thread
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         main = threading.current_thread() is threading.main_thread()
         if trainer.world_size == 1 or self._pipe is not None or not main:
             return
@@ -218,7 +218,7 @@ class Watchdog(steps.StepCallback):
 
     # ---- the thread ------------------------------------------------------------------------------
 
-    def _watch(self, trainer: L.Trainer, signals: int) -> None:
+    def _watch(self, trainer: Trainer, signals: int) -> None:
         stop, since = 0, 0.0
         while True:
             if select.select([signals], [], [], 0.5)[0]:
@@ -237,7 +237,7 @@ class Watchdog(steps.StepCallback):
                 reason = f"no progress for {self.limit_s:g} s (watchdog.limit_s)"
                 self._end(trainer, reason, EXIT_PEER)
 
-    def _end(self, trainer: L.Trainer, reason: str, code: int) -> None:
+    def _end(self, trainer: Trainer, reason: str, code: int) -> None:
         rank, launcher = trainer.global_rank, trainer.strategy.launcher
         print(f"rank {rank}: {reason}; its threads:", file=sys.stderr, flush=True)
         faulthandler.dump_traceback(2)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
-import lightning as L
 import torch
 from jsonargparse.typing import NonNegativeInt
+from lightning import LightningModule, Trainer
 
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.errors import UserError
@@ -81,7 +81,7 @@ class SpeedMonitor(StepCallback):
 
     # ---- phases --------------------------------------------------------------------------------
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
         assert isinstance(pl_module, GPTModule)
@@ -92,7 +92,7 @@ class SpeedMonitor(StepCallback):
         dtype = product_dtype(str(trainer.precision), pl_module.settings.matmul_precision, device)
         self.peak, self.peak_line = resolve_peak(self.peak_setting, device, dtype)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._step = trainer.global_step
         self._waited = (0.0, self._step)
         self._enter(trainer, "start-up")  # a sanity check has ended
@@ -106,47 +106,47 @@ class SpeedMonitor(StepCallback):
         if self._timeline is not None and not known:
             self._timeline.write("phase", self._step, name=name, seconds=round(seconds, 3))
 
-    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._end_timeline(trainer, steps.stop_reason(trainer) if trainer.should_stop else None)
 
     def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         with suppress(UserError):  # the exception stays the reason
             self._end_timeline(trainer, exception)
 
-    def _end_timeline(self, trainer: L.Trainer, reason: BaseException | str | None) -> None:
+    def _end_timeline(self, trainer: Trainer, reason: BaseException | str | None) -> None:
         timeline, self._timeline = self._timeline, None
         if timeline is not None:
             seconds = {name: round(s, 3) for name, s in self.clock.seconds().items()}
             timeline.end(trainer.global_step, reason, seconds)
 
-    def before_validation(self, trainer: L.Trainer) -> None:
+    def before_validation(self, trainer: Trainer) -> None:
         """Stop the step before the loop starts the workers of the validation loader."""
         module = trainer.lightning_module
         assert isinstance(module, GPTModule)
         compiling = module.evaluates_compiled and "validation" not in self.clock.seconds()
         self._enter(trainer, "compile and warm-up" if compiling else "validation")
 
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.before_validation(trainer)  # a sanity check, or one in the middle of a step
 
-    def on_validation_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         if self.clock.current != "validation":  # the first batch has compiled the evaluation
             self._enter(trainer, "validation")
 
-    def between_batches(self, trainer: L.Trainer) -> None:
+    def between_batches(self, trainer: Trainer) -> None:
         """Continue the step's time after a validation, before its data are read."""
         if self._training:
             self._continue_step(trainer)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._enter(trainer, "wrap-up")
         if self._training:  # what followed the last step is in none
             self.clock.move(total_s(self._intervals), self._training, "wrap-up")
         self._drain_window()
 
-    def _enter(self, trainer: L.Trainer, phase: str) -> None:
+    def _enter(self, trainer: Trainer, phase: str) -> None:
         """Begin a phase when the device has done its work; a step that goes on is interrupted."""
         if self._begin is not None:
             self._intervals.append((self._begin, record_event(trainer.strategy.root_device)))
@@ -154,13 +154,13 @@ class SpeedMonitor(StepCallback):
         synchronize(trainer.strategy.root_device)
         self.clock.switch(phase)
 
-    def _continue_step(self, trainer: L.Trainer) -> None:
+    def _continue_step(self, trainer: Trainer) -> None:
         if self._begin is None:
             self._enter(trainer, self._training)
             self._begin = record_event(trainer.strategy.root_device)
 
     @contextmanager
-    def phase(self, trainer: L.Trainer, name: str) -> Iterator[None]:
+    def phase(self, trainer: Trainer, name: str) -> Iterator[None]:
         """Interrupt the current phase, and the current step, by the phase `name`."""
         outer, in_step = self.clock.current, self._begin is not None
         self._enter(trainer, name)
@@ -171,13 +171,13 @@ class SpeedMonitor(StepCallback):
 
     # ---- steps ---------------------------------------------------------------------------------
 
-    def on_train_batch_start(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         if not self._training:
             self._training = "compile and warm-up" if self.warmup_steps else "train"
         self._continue_step(trainer)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, *_: Any
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, *_: Any
     ) -> None:
         self._step_tokens += batch[0].numel() * trainer.world_size
         step = trainer.global_step
@@ -189,7 +189,7 @@ class SpeedMonitor(StepCallback):
             assert isinstance(pl_module, GPTModule)
             self._log(trainer, pl_module)
 
-    def _end_step(self, trainer: L.Trainer) -> None:
+    def _end_step(self, trainer: Trainer) -> None:
         end = record_event(trainer.strategy.root_device)
         self._measured_steps += 1
         if self._measured_steps > self.warmup_steps:
@@ -202,7 +202,7 @@ class SpeedMonitor(StepCallback):
         self._step_tokens = 0
         self._begin, self._intervals = end, []
 
-    def _log(self, trainer: L.Trainer, module: GPTModule) -> None:
+    def _log(self, trainer: Trainer, module: GPTModule) -> None:
         self._log_tokens(module)
         module.log("perf/memory_gib", peak_memory_gib(trainer.strategy.root_device))
         self._log_data(trainer, module)
@@ -217,11 +217,11 @@ class SpeedMonitor(StepCallback):
         if (mfu := self.mfu(window, trainer, module)) is not None:
             module.log("perf/mfu", mfu)
 
-    def _log_tokens(self, module: L.LightningModule) -> None:
+    def _log_tokens(self, module: LightningModule) -> None:
         # Lightning would make it a float32, which counts to 2^24
         module.log("perf/tokens", torch.tensor(self.tokens, dtype=torch.float64), batch_size=1)
 
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if is_fitting(trainer):
             self._log_tokens(pl_module)  # the validation loss has its tokens too
 
@@ -232,7 +232,7 @@ class SpeedMonitor(StepCallback):
         self._window.clear()
         return window
 
-    def _log_data(self, trainer: L.Trainer, module: GPTModule) -> None:
+    def _log_data(self, trainer: Trainer, module: GPTModule) -> None:
         data = token_data(trainer)
         if data is None:
             return
@@ -243,7 +243,7 @@ class SpeedMonitor(StepCallback):
         for address, share in data.reader.shares().items():
             module.log(f"data/share/{address}", share)
 
-    def mfu(self, steps: Steps, trainer: L.Trainer, module: GPTModule) -> float | None:
+    def mfu(self, steps: Steps, trainer: Trainer, module: GPTModule) -> float | None:
         """Return the MFU of steps, a fraction of the peak; None without a step or a known peak."""
         if self.peak is None or not steps:
             return None
@@ -311,7 +311,7 @@ class PhaseClock:
 
 
 @contextmanager
-def phase(trainer: L.Trainer, name: str) -> Iterator[None]:
+def phase(trainer: Trainer, name: str) -> Iterator[None]:
     """Count the time inside as the phase `name`, if the run has a SpeedMonitor."""
     for callback in steps.step_callbacks(trainer):
         callback.before_phase()
