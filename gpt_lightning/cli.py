@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -37,6 +38,8 @@ class Command(NamedTuple):
 TRAINING = "training.fit:run"
 TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 COMMANDS = {name: Command(**row) for name, row in TABLES["commands"].items()}
+# words of earlier versions -> what is typed instead, before the same options
+FORMER: dict[str, str] = TABLES["former"]
 
 
 def usage() -> str:
@@ -173,6 +176,10 @@ def dispatch(argv: list[str]) -> int:
     if help_asked or name in ("--version", "-V", "version"):
         print(usage() if help_asked else f"gpt-lightning {__version__}")
         return 0
+    for words in (" ".join(argv[:2]), name):
+        if words in FORMER:
+            instead = f"{FORMER[words]} {shlex.join(argv[len(words.split()) :])}".strip()
+            raise UserError(f"`{words}` has moved: type {instead}")
     if name not in COMMANDS:
         from gpt_lightning.hints import hint_at
 
