@@ -24,7 +24,7 @@ Times = dict[str, list[float]]  # phase -> milliseconds of each step
 PARTS = 10  # consecutive parts of the batches of `steady_mean`
 STATISTICS: dict[str, Callable[[list[float]], float]] = {
     "mean": fmean,
-    "std": lambda ms: stdev(ms) if len(ms) > 1 else 0.0,  # of a sample
+    "std": lambda ms: stdev(ms) if len(ms) > 1 else 0.0,  # standard deviation of a sample
     "p90": lambda ms: sorted(ms)[round(0.9 * (len(ms) - 1))],
 }
 Block = Callable[[], list[float]]  # returns the milliseconds of each of its steps, at least one

@@ -15,7 +15,15 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.output import progress_bar
 
 MAX_SHARD_ROWS = 20
-SPLIT_ROW = ["split", "shards", "tokens", "documents", "mean", "median", "longest"]  # in tokens
+SPLIT_ROW = [
+    "split",
+    "shards",
+    "tokens",
+    "documents",
+    "mean",
+    "median",
+    "longest",
+]  # lengths are in tokens
 
 
 def data(

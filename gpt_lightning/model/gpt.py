@@ -209,7 +209,7 @@ class GPT(nn.Module):
         if config.tie_weights:
             self.transformer.wte.weight = self.lm_head.weight
         if config.residual == "bfloat16":
-            from gpt_lightning.model.transforms import install_residual  # for these alone
+            from gpt_lightning.model.transforms import install_residual  # only these models need it
 
             install_residual(self.transformer)
         # 2 n_layer branches add to the residual stream: scaling each of their projections by

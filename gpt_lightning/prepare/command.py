@@ -57,7 +57,7 @@ def prepare(
     target = Target(folder, overwrite)
     if out and is_url(out):
         address, digest = out.rstrip("/"), hashlib.sha256(out.rstrip("/").encode()).hexdigest()[:8]
-        folder = Path(data_dir) / f"{address.rpartition('/')[2]}-{digest}"  # of unfinished work
+        folder = Path(data_dir) / f"{address.rpartition('/')[2]}-{digest}"  # unfinished work
         target = Target(folder, overwrite, address)
     manifest, made = _prepare(sources, Path(data_dir), target, chosen)
     if manifest is None:

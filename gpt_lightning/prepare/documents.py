@@ -271,7 +271,7 @@ def _rows(file: BinaryIO, entry: Input, start: int, stop: int | None, column: st
     row = sum(table.metadata.row_group(group).num_rows for group in range(start))
     try:
         for batch in table.iter_batches(BATCH_ROWS, list(groups), [column]):
-            # as bytes: pyarrow does not check that strings are UTF-8
+            # bytes, because pyarrow does not check that strings are UTF-8
             texts = batch.column(0).cast(pyarrow.large_string()).cast(pyarrow.large_binary())
             for content in texts:
                 row += 1

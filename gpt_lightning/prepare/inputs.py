@@ -295,7 +295,7 @@ def remote_input(url: str, kind: Kind, compression: str, first: bool = False) ->
     from gpt_lightning.remote.files import facts  # needs fsspec
 
     size, tag, ranges = facts(url, first=first)
-    # without a tag each run compares contents
+    # each run compares contents if there is no tag
     return Input(url, url, kind, compression, size, tag or str(uuid.uuid4()), ranges)
 
 

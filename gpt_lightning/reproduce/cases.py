@@ -9,7 +9,7 @@ import yaml
 
 Device = Literal["any", "cpu", "mps", "gpu"]
 Settings = dict[str, Any]
-Bounds = Sequence[Sequence[float]]  # of a step and a difference
+Bounds = Sequence[Sequence[float]]  # pairs of a step and a difference
 
 
 @dataclass(frozen=True)

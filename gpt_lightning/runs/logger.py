@@ -185,7 +185,7 @@ class RunEvents(TensorBoardLogger):
         self._run, self._begun = run, False
         self._resumed = None if step is None else (step, run.resume_rows)
         self._found = set() if step is None else set(run.folder.glob(EVENTS))
-        self._texts = dict(DESCRIPTIONS)  # of curves without a point
+        self._texts = dict(DESCRIPTIONS)  # descriptions of curves without a point
         run.on_sync = self.flush
 
     @property

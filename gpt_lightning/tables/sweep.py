@@ -221,7 +221,7 @@ class Sweep:
             limit_s = min(self.args.timeout_s, end - time.monotonic())
             if limit_s <= 0:
                 return None
-            own = configuration | {"folder": str(self.folder)}  # for files of a row
+            own = configuration | {"folder": str(self.folder)}  # a row writes its files there
             with termination_as_exit():
                 found = isolated(self.bench.measure, own, limit_s)
             cut = found["status"] == "timed out" and limit_s < self.args.timeout_s

@@ -47,7 +47,7 @@ def isolated(address: str, configuration: Values, timeout_s: float) -> Values:
         text=True,
         errors="replace",
         env=os.environ | {"PYTHONWARNINGS": "ignore"},
-        process_group=0,  # with the compilers and loaders that it starts
+        process_group=0,  # the compilers and loaders that it starts belong to it
     )
     try:
         out, errors = process.communicate(timeout=timeout_s)

@@ -99,7 +99,7 @@ def check_numbers(given: dict[str, Any]) -> None:
         value = given.get(key)
         if isinstance(value, int | float) and not value >= least:  # also nan
             raise UserError(f"trainer.{key} is {value}; it must be at least {least}")
-    evaluates = given.get("num_sanity_val_steps") == -1  # at step 0
+    evaluates = given.get("num_sanity_val_steps") == -1  # the evaluation at step 0
     for key, fix in TABLES["not_zero"].items():
         may_be = given.get("fast_dev_run") or (evaluates and key == "max_steps")
         if given.get(key) == 0 and not may_be:

@@ -69,7 +69,7 @@ def compile_in_place(
         pad_head: Multiply a GPT's output head in a multiple of 64 rows; auto: on a CPU.
     """
     if isinstance(model, GPT) and (device == "cpu" or pad_head is True):
-        from gpt_lightning.model.fast import cpu_kernels  # for these models alone
+        from gpt_lightning.model.fast import cpu_kernels  # only these models need it
 
         if device == "cpu":
             cpu_kernels.install(model, pad_head is not False)
@@ -113,7 +113,7 @@ def attention_kernel(model: GPT, device: torch.device, T: int, dropout_p: float)
     config, error = model.config, ""
     hs = config.n_embd // config.n_head
     if config.attention == "auto" and device.type == "cpu" and is_compiled(model):
-        from gpt_lightning.model.fast import cpu_attention  # for these models alone
+        from gpt_lightning.model.fast import cpu_attention  # only these models need it
 
         if cpu_attention.fits(T, hs, autocast_dtype(model.lm_head.weight)):
             error = cpu_attention.build_error()

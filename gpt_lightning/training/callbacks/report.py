@@ -218,7 +218,7 @@ class StepProgress(ProgressBar):
         self.enabled = True
         self._bar: tqdm[Any] | None = None  # counts and estimates without a terminal too
         self._total = self._first = self._step = 0
-        self._metrics = ""  # of the last log step or line
+        self._metrics = ""  # last log step or line
         self._printed = 0.0  # time of the last line
 
     def disable(self) -> None:
