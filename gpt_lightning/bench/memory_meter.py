@@ -102,10 +102,8 @@ def profiled_phases(work: Work) -> dict[str, PhaseMemory]:
             spans[name.removeprefix(PHASE)] = (start_ns, start_ns + event.duration_ns())
     changes.sort()  # a free before an allocation of the same nanosecond
     times = [t for t, _ in changes]
-    levels = [
-        0,
-        *itertools.accumulate(change for _, change in changes),
-    ]  # levels[i]: bytes after i changes
+    # levels[i] is the number of bytes after i changes
+    levels = [0, *itertools.accumulate(change for _, change in changes)]
     phases = {}
     for name, (first, last) in sorted(spans.items(), key=lambda span: span[1]):
         begin, end = bisect_right(times, first), bisect_right(times, last)

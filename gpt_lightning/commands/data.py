@@ -15,15 +15,8 @@ from gpt_lightning.errors import UserError
 from gpt_lightning.output import progress_bar
 
 MAX_SHARD_ROWS = 20
-SPLIT_ROW = [
-    "split",
-    "shards",
-    "tokens",
-    "documents",
-    "mean",
-    "median",
-    "longest",
-]  # lengths are in tokens
+# lengths are in tokens
+SPLIT_ROW = ["split", "shards", "tokens", "documents", "mean", "median", "longest"]
 
 
 def data(
