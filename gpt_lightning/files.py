@@ -17,6 +17,7 @@ from typing import Any
 
 from gpt_lightning.errors import UserError
 
+Fields = dict[str, Any]  # values by name: an object of JSON or YAML, a state in a checkpoint
 CHECK_DISK = "check the disk's space and permissions, or choose another folder"
 # errors of flock on a file system without locks
 WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)

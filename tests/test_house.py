@@ -21,29 +21,29 @@ from gpt_lightning.training import fit
 ROOT = Path(__file__).parents[1]
 PRIVATE_NAMES = PACKAGE / "private_names.yaml"
 PACKAGE_FILES = 144
-TOKENS_PER_LINE = 9.75
+TOKENS_PER_LINE = 9.71
 CPP_LINES = 289
 FOLDERS = 15
 ARROWS = 60
 PRIVATE_NAMES_USED = 20
 # Code lines of each room; "" has the files beside them.
 ROOMS = {
-    "": 847,
+    "": 848,
     "bench": 2_255,
     "commands": 893,
-    "data": 1_841,
-    "evaluate": 362,
+    "data": 1_840,
+    "evaluate": 361,
     "hardware": 511,
     "model": 1_341,
-    "prepare": 1_445,
-    "remote": 374,
-    "reproduce": 888,
+    "prepare": 1_446,
+    "remote": 373,
+    "reproduce": 885,
     "runs": 1_529,
     "tables": 595,
-    "training": 3_116,
+    "training": 3_119,
 }
 # Code lines of Python outside of the package.
-OTHERS = {"tests": 25_000, "experiments": 1_077, "benchmarks": 1_050, "docs": 86, "examples": 64}
+OTHERS = {"tests": 24_975, "experiments": 1_077, "benchmarks": 1_050, "docs": 86, "examples": 64}
 TINY = (
     "--model.config.n_layer=2",
     "--model.config.n_head=2",

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gpt_lightning.bench import COLUMNS
-from gpt_lightning.files import reference_rows
+from gpt_lightning.files import Fields, reference_rows
 from gpt_lightning.model.gpt import GPT, Block, GPTConfig
 from gpt_lightning.tables import options
 from gpt_lightning.tables.sweep import Bench
@@ -70,13 +70,13 @@ BENCH = Bench(
 )
 
 
-def measure_dtypes(device: str, autocast: str, model: str) -> dict[str, Any]:
+def measure_dtypes(device: str, autocast: str, model: str) -> Fields:
     """Run a step and record the dtype of every tensor."""
     tensors = [
         {"kind": kind, "tensor": name, "dtype": str(tensor.dtype).removeprefix("torch.")}
         for (kind, name), tensor in observe(model, AUTOCAST[autocast], device).items()
     ]
-    row: dict[str, Any] = {}
+    row: Fields = {}
     for each in tensors:
         found = row.setdefault(each["kind"], each["dtype"])
         if each["dtype"] not in found.split(" + "):

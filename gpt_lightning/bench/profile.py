@@ -50,7 +50,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from gpt_lightning.bench import COLUMNS, models, timing
 from gpt_lightning.bench.step import Training, compiled_graphs, prepare, random_batch, rates
 from gpt_lightning.data.loader import Batch
-from gpt_lightning.files import yaml_beside
+from gpt_lightning.files import Fields, yaml_beside
 from gpt_lightning.hardware.device import synchronize
 from gpt_lightning.tables import options
 from gpt_lightning.tables.options import Option
@@ -210,7 +210,7 @@ class ProfiledBatches(timing.TimedBatches):
             raise RuntimeError("torch.profiler recorded no kernel; may this user profile the GPU?")
         yield from repeat(self.batch, self.k)
 
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> Fields:
         """Return the columns of the times and of the trace."""
         found, k, warmup = self.averages, self.k, self.row.warmup
         times = self.milliseconds()[k * warmup : k * (warmup + self.row.steps)]

@@ -1,10 +1,10 @@
 """The command `gpt-lightning checkpoint`: print, verify and convert checkpoints."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, new_path
+from gpt_lightning.files import Fields, explained, new_path
 
 if TYPE_CHECKING:
     from gpt_lightning.runs.checkpoint import Checkpoint
@@ -124,6 +124,6 @@ def describe(checkpoint: "Checkpoint") -> dict[str, str]:
     }
 
 
-def listed(facts: dict[str, Any]) -> str:
+def listed(facts: Fields) -> str:
     """Return facts as one line."""
     return ", ".join(f"{key} {value}" for key, value in facts.items()) or "not named"

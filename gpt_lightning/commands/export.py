@@ -16,7 +16,7 @@ from gpt_lightning.data.tokenizers import (
     gpt2_file,
 )
 from gpt_lightning.errors import UserError, optional
-from gpt_lightning.files import explained, move_into_place, new_path, workspace
+from gpt_lightning.files import Fields, explained, move_into_place, new_path, workspace
 from gpt_lightning.parsing import plain_number
 
 
@@ -75,7 +75,7 @@ def tokenizer_files(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
             missing.
     """
     files: dict[str, str] = {}
-    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings: Fields = {"tokenizer_class": "PreTrainedTokenizerFast"}
     settings |= {"model_max_length": block_size, "clean_up_tokenization_spaces": False}
     if tokenizer.name == "gpt2":
         files["vocab.json"] = gpt2_file("encoder.json").read_text("utf-8")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from json import dumps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained
+from gpt_lightning.files import Fields, explained
 from gpt_lightning.parsing import program
 from gpt_lightning.runs.history import (
     COLUMNS,
@@ -74,7 +74,7 @@ def compare(runs: list[Path], as_json: bool) -> None:
     plot([str(path) for path in runs])
 
 
-def texts(row: dict[str, Any]) -> list[str]:
+def texts(row: Fields) -> list[str]:
     """Return the cells of a run."""
     cells = ((row[name], column.get("format", "")) for name, column in COLUMNS.items())
     return ["" if value is None else format(value, spec) for value, spec in cells]

@@ -12,7 +12,7 @@ from jsonargparse.typing import NonNegativeFloat, PositiveInt
 
 from gpt_lightning.data.tokenizers import TextStream, Tokenizer, start_tokens
 from gpt_lightning.errors import MemoryExhaustedError, UserError, is_out_of_memory
-from gpt_lightning.files import explained, new_path
+from gpt_lightning.files import Fields, explained, new_path
 from gpt_lightning.parsing import Seed, TopP
 from gpt_lightning.runs.folders import find_checkpoint
 
@@ -39,7 +39,7 @@ def sample(
     seed: Seed = 1337,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     dtype: Literal["auto", "fp32", "bf16"] = "auto",
-    network: str | dict[str, Any] | None = None,
+    network: str | Fields | None = None,
 ) -> None:
     """Generate text with a trained model.
 

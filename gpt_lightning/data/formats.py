@@ -26,7 +26,7 @@ import numpy as np
 
 from gpt_lightning.data.tokenizers import Tokenizer
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, write_atomic
+from gpt_lightning.files import Fields, explained, write_atomic
 
 Format = Literal["npy", "nanogpt", "llmc"]
 LLMC_MAGIC, LLMC_VERSION = 20240520, 1
@@ -267,7 +267,7 @@ def read_meta(path: Path) -> str:
         ) from error
 
 
-def _meta(characters: str) -> dict[str, Any]:
+def _meta(characters: str) -> Fields:
     """Return nanoGPT's meta.pkl of a vocabulary."""
     itos = dict(enumerate(characters))
     return {"vocab_size": len(itos), "itos": itos, "stoi": {c: n for n, c in itos.items()}}

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.windows import WindowSource
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # tokens and the tokens that follow, int64 (B, T) each
 EVALUATION = 2**64 - 1  # an epoch that training does not reach
@@ -140,17 +140,17 @@ class TrainLoader:
             self.position += 1
             yield batch
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Fields:
         """Return the epoch, and the windows of it that were handed out, over all ranks."""
         return {"epoch": self.epoch, "window": self.position * self.batch_size * self.world}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Fields) -> None:
         if "window" not in state:
             raise UserError("the checkpoint was trained in another order: set --data.order nanogpt")
         rows = self.batch_size * self.world  # a batch that was read in part is read again
         self.epoch, self.position = state["epoch"], state["window"] // rows
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Fields:
         """Return what decides the order of the batches; equal ones read equal batches."""
         identity = {
             "sequences a micro-batch": self.batch_size * self.world,

@@ -26,7 +26,7 @@ from gpt_lightning.data.formats import (
 )
 from gpt_lightning.data.tokenizers import token_dtype
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, write_atomic
+from gpt_lightning.files import Fields, explained, write_atomic
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -73,11 +73,11 @@ class Manifest:
         version: Version of the manifest's format.
     """
 
-    tokenizer: dict[str, Any]
+    tokenizer: Fields
     vocab_size: int
     dtype: str
     source: TextOrigin
-    settings: dict[str, Any]
+    settings: Fields
     splits: dict[str, tuple[Shard, ...]]
     format: str = "npy"
     version: int = VERSION
@@ -158,7 +158,7 @@ def _checked(raw: Any) -> Manifest:
     return found
 
 
-def _made(kind: type, raw: dict[str, Any]) -> Any:
+def _made(kind: type, raw: Fields) -> Any:
     """Return a dataclass of the values in a JSON object, each of its field's type."""
     for field in dataclasses.fields(kind):
         expected: Any = get_origin(field.type) or field.type

@@ -15,7 +15,6 @@ import functools
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.utils.data import Dataset
@@ -35,6 +34,7 @@ from gpt_lightning.data.settings import DataSettings
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.data.windows import DatasetWindows, Mixture, WindowSource
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 
 
 @dataclass(frozen=True)
@@ -272,11 +272,11 @@ class NanoGPTLoader:
     def _batch(self, split: str, starts: torch.Tensor) -> Batch:
         return split_windows(self.streams[split].windows(starts.numpy(), self.block_size + 1))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Fields:
         generator = None if self._generator is None else self._generator.get_state()
         return {"generator": generator, "next": self._next}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Fields) -> None:
         if "generator" not in state:
             raise UserError(
                 "the checkpoint was trained with another data.order than nanogpt: set that order"
@@ -285,7 +285,7 @@ class NanoGPTLoader:
         drawn = state["generator"]
         self._generator = None if drawn is None else torch.Generator().set_state(drawn)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Fields:
         """Return the settings that decide the batches, except the seed."""
         return {
             "micro-batches a step": self.accumulate,

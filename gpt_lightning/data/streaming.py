@@ -16,7 +16,7 @@ from gpt_lightning.data.manifest import MANIFEST, Manifest, Shard, remote_datase
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.data.shards import TokenStream, open_shard, stamp
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import file_sha256
+from gpt_lightning.files import Fields, file_sha256
 from gpt_lightning.remote.attempts import attempts
 from gpt_lightning.remote.cache import CachedFile, FileCache
 from gpt_lightning.remote.files import listed, read_if_there
@@ -49,7 +49,7 @@ class RemoteShards:
     def __init__(self, url: str, folder: Path, limit_bytes: int, streams: int = 1) -> None:
         self.url, self.streams, self.listing_digest = url.rstrip("/"), streams, ""
         self.cache = FileCache(folder, limit_bytes)
-        self._entries: dict[str, dict[str, Any]] = {}  # the listing, if there is no manifest
+        self._entries: dict[str, Fields] = {}  # the listing, if there is no manifest
         url = f"{self.url}/{MANIFEST}"
         content = read_if_there(url)
         self.manifest = self._listed() if content is None else Manifest.parse(content, url)

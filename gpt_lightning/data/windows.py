@@ -6,13 +6,13 @@ The windows `first .. first + count - 1` of an epoch are a pure function of (see
 import dataclasses
 import functools
 import math
-from typing import Any
 
 import numpy as np
 
 from gpt_lightning.data.order import WindowOrder
 from gpt_lightning.data.shards import TokenStream
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 
 BLOCK = 1_000  # samples in which a mixture realizes its weights to 1 in 1,000
 
@@ -65,7 +65,7 @@ class DatasetWindows:
         self._looked_ahead = (epoch, first + horizon)
         self.stream.expect(self.order.shards_ahead(epoch, first, horizon, rank, world))
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Fields:
         """Return the settings that decide the order, as JSON types."""
         order = self.order
         identity = {
@@ -80,7 +80,7 @@ class DatasetWindows:
         # version 2632cfa of this program read windows that lanes left to others "in the last block"
         return identity | ({"windows left by lanes": "none"} if order.lanes > 1 else {})
 
-    def keep_shuffle(self, theirs: dict[str, Any]) -> None:
+    def keep_shuffle(self, theirs: Fields) -> None:
         """Take over the blocks and lanes of a checkpoint of this dataset.
 
         Args:
@@ -188,12 +188,12 @@ class Mixture:
             done += count
         return np.concatenate(parts)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Fields:
         parts = {name: corpus.identity() for name, corpus in self.corpora.items()}
         own = {"data.mixture": parts, "quotas": self.quotas.tolist(), "data.seed": self.seed}
         return own | ({"mixture lanes": self.lanes} if self.lanes > 1 else {})
 
-    def keep_shuffle(self, theirs: dict[str, Any]) -> None:
+    def keep_shuffle(self, theirs: Fields) -> None:
         if "data.mixture" in theirs:
             self.lanes = theirs.get("mixture lanes", 1)
         for name, corpus in self.corpora.items():

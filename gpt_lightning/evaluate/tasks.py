@@ -24,16 +24,15 @@ import torch.distributed as dist
 from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.errors import UserError, reason_of
 from gpt_lightning.evaluate.scoring import Request, Score, Scorer
-from gpt_lightning.files import explained, file_sha256, locked, write_atomic, yaml_beside
+from gpt_lightning.files import Fields, explained, file_sha256, locked, write_atomic, yaml_beside
 from gpt_lightning.model.gpt import SIZES, GPTConfig
 from gpt_lightning.parsing import pick
 from gpt_lightning.tables.rows import Console, column, row_type
 
 HARNESS = "lm-evaluation-harness"
 TITLE = re.compile(r"= (?!=).*(?<!=) =")  # title of a page; its sections have = = NAME = =
-Item = dict[str, Any]
 # names, url, sha256 of the items' file, and published figures, by task
-FILES: dict[str, Any] = yaml_beside(__file__)
+FILES: Fields = yaml_beside(__file__)
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class HellaSwag:
     highest log-likelihood, acc_norm divides it by the number of the ending's characters.
     """
 
-    def requests(self, item: Item, scorer: Scorer) -> Iterator[Request]:
+    def requests(self, item: Fields, scorer: Scorer) -> Iterator[Request]:
         """Yield the endings by build-nanogpt's protocol, then those by the harness's."""
         endings, context = item["endings"], scorer.tokenizer.encode(item["ctx"])
         if not isinstance(endings, list) or int(item["label"]) not in range(len(endings)):
@@ -90,7 +89,7 @@ class HellaSwag:
         for ending in endings:
             yield scorer.continuation(without_marks(query), f" {without_marks(ending)}")
 
-    def metrics(self, items: list[Item], scores: list[list[Score]]) -> list[Metric]:
+    def metrics(self, items: list[Fields], scores: list[list[Score]]) -> list[Metric]:
         """Return the accuracies of both protocols."""
         hits = defaultdict(list)
         for item, found in zip(items, scores, strict=True):
@@ -119,12 +118,12 @@ class Lambada:
     perplexity is per word, exp of the mean negative log-likelihood.
     """
 
-    def requests(self, item: Item, scorer: Scorer) -> Iterator[Request]:
+    def requests(self, item: Fields, scorer: Scorer) -> Iterator[Request]:
         """Yield the last word of an item."""
         context, _, word = item["text"].rpartition(" ")
         yield scorer.continuation(context, f" {word}")
 
-    def metrics(self, items: list[Item], scores: list[list[Score]]) -> list[Metric]:
+    def metrics(self, items: list[Fields], scores: list[list[Score]]) -> list[Metric]:
         """Return accuracy and perplexity."""
         nats = -sum(score.log_prob for (score,) in scores)
         return [
@@ -142,14 +141,14 @@ class WikiText:
     and bytes are counted in the page as it was before these rules.
     """
 
-    def requests(self, item: Item, scorer: Scorer) -> Iterator[Request]:
+    def requests(self, item: Fields, scorer: Scorer) -> Iterator[Request]:
         """Yield a page, all of which is scored."""
         page = item["page"]
         for pattern, replacement in FILES["wikitext"]["rules"]:
             page = re.sub(pattern, replacement, page)
         yield scorer.after(np.array([], int), scorer.tokenizer.encode(page))
 
-    def metrics(self, items: list[Item], scores: list[list[Score]]) -> list[Metric]:
+    def metrics(self, items: list[Fields], scores: list[list[Score]]) -> list[Metric]:
         """Return perplexities by word and byte."""
         nats = -sum(score.log_prob for (score,) in scores)
         per_word = nats / sum(len(re.split(r"\s+", item["page"])) for item in items)
@@ -180,11 +179,11 @@ class Perplexity:
     token is context only, as in `gpt-lightning validate`.
     """
 
-    def requests(self, item: Item, scorer: Scorer) -> Iterator[Request]:
+    def requests(self, item: Fields, scorer: Scorer) -> Iterator[Request]:
         """Yield the tokens, all but the first of which are scored."""
         yield Request(item["tokens"], 1, item["stride"])
 
-    def metrics(self, items: list[Item], scores: list[list[Score]]) -> list[Metric]:
+    def metrics(self, items: list[Fields], scores: list[list[Score]]) -> list[Metric]:
         """Return loss, perplexity, and bits per byte and character of a text without separators."""
         (item,), ((score,),) = items, scores
         rule = "no overlap" if item["stride"] is None else f"stride {item['stride']}"
@@ -200,7 +199,7 @@ class Perplexity:
 
 def read_text(
     scorer: Scorer, source: str, split: str, stride: int | None, limit: int | None, data: str
-) -> tuple[Item, str]:
+) -> tuple[Fields, str]:
     """Return the item of the task, tokens and their text, and the part that it is of the source.
 
     Args:

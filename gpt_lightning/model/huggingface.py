@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import yaml_beside
+from gpt_lightning.files import Fields, yaml_beside
 from gpt_lightning.model.gpt import SIZES, GPTConfig
 from gpt_lightning.model.weights import HEAD, SIZE_KEYS, WTE, Pretrained, Weights, user_errors
 
@@ -132,7 +132,7 @@ def read_weights(path: Path) -> Weights:
     return dict(weights)
 
 
-def read_settings(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> Fields:
     """Return the content of config.json; empty if there is none.
 
     Raises:
@@ -141,7 +141,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     with user_errors(f"{path} is damaged"):
-        settings: dict[str, Any] = {} | json.loads(path.read_text(encoding="utf-8"))
+        settings: Fields = {} | json.loads(path.read_text(encoding="utf-8"))
     for key, known in TABLE["settings"].items():
         if settings.get(key, known[0]) not in known:
             raise UserError(f"{path}: {key} is {settings[key]}, which GPT does not compute")
@@ -197,9 +197,7 @@ def to_huggingface(weights: Weights, config: GPTConfig, vocab_size: int | None =
     return {name: tensor.contiguous() for name, tensor in sorted(found.items())}
 
 
-def settings_of(
-    config: GPTConfig, vocab_size: int, eot_token: int | None, ours: dict[str, Any]
-) -> dict[str, Any]:
+def settings_of(config: GPTConfig, vocab_size: int, eot_token: int | None, ours: Fields) -> Fields:
     """Return the content of config.json.
 
     Args:

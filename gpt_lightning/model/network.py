@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 from gpt_lightning.model.gpt import GPT, GPTConfig
 
 EXPECTED = "expected a class of yours, such as my_package.MyGPT, or {class_path, init_args}"
@@ -39,7 +40,7 @@ class Network:
     """
 
     class_path: str
-    init_args: dict[str, Any] = field(default_factory=dict)
+    init_args: Fields = field(default_factory=dict)
     folder: str | None = None
     machine: str | None = None
     kind: type | None = field(default=None, repr=False, compare=False)
@@ -66,11 +67,11 @@ class Network:
             raise UserError(f"model.network is {value!r}; {EXPECTED}") from error
         return found
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Fields:
         """Return what a checkpoint says about it."""
         return {"class_path": self.class_path, "init_args": self.init_args}
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Fields:
         """Return the value of model.network in config.yaml."""
         return self.record() | {"folder": self.folder, "machine": self.machine}
 
@@ -168,7 +169,7 @@ def build(network: Network | None, config: GPTConfig) -> Any:
     return GPT(config) if network is None else network.build(config)
 
 
-def missing_network(source: str, theirs: dict[str, Any], option: str) -> UserError:
+def missing_network(source: str, theirs: Fields, option: str) -> UserError:
     """Return the error for weights of a network that no setting of this machine names.
 
     Args:

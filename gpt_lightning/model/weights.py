@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gpt_lightning.errors import UserError, reason_of
+from gpt_lightning.files import Fields
 from gpt_lightning.model.gpt import SIZES, GPTConfig
 from gpt_lightning.model.network import Network, build
 
@@ -37,12 +38,12 @@ class Pretrained:
 
     source: str
     weights: Weights
-    recorded: dict[str, Any] = field(default_factory=dict)
-    tokenizer: dict[str, Any] | None = None
-    figures: dict[str, Any] = field(default_factory=dict)
+    recorded: Fields = field(default_factory=dict)
+    tokenizer: Fields | None = None
+    figures: Fields = field(default_factory=dict)
     network: Network | None = None
 
-    def shape(self) -> dict[str, Any]:
+    def shape(self) -> Fields:
         """Return the keys SHAPE_KEYS of GPTConfig; n_head is None if the source does not record it.
 
         Raises:
@@ -149,7 +150,7 @@ def grown(matrix: torch.Tensor, rows: int | None) -> torch.Tensor:
     return torch.cat((matrix, mean.expand(missing, -1)))
 
 
-def check_shape(source: str, config: GPTConfig, theirs: dict[str, Any]) -> None:
+def check_shape(source: str, config: GPTConfig, theirs: Fields) -> None:
     """Check that weights of a shape fill a model.
 
     Args:
@@ -197,7 +198,7 @@ def is_nanogpt(content: Any) -> bool:
     return isinstance(content, dict) and content.keys() >= {"model", "model_args"}
 
 
-def read_nanogpt(path: Path, content: dict[str, Any]) -> Pretrained:
+def read_nanogpt(path: Path, content: Fields) -> Pretrained:
     """Return the model of a checkpoint, without its tokenizer, which is no part of the file.
 
     Args:
@@ -220,7 +221,7 @@ def read_nanogpt(path: Path, content: dict[str, Any]) -> Pretrained:
     return Pretrained(str(path), weights, recorded, None, figures)
 
 
-def nanogpt_meta_files(path: Path, content: dict[str, Any]) -> list[Path]:
+def nanogpt_meta_files(path: Path, content: Fields) -> list[Path]:
     """Return where the characters of a checkpoint's dataset may be.
 
     Args:

@@ -4,13 +4,14 @@ import functools
 import os
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
 from jsonargparse.typing import ClosedUnitInterval, NonNegativeInt, PositiveInt
 
 from gpt_lightning.data.formats import Format
 from gpt_lightning.data.tokenizers import Tokenizer, build_tokenizer, tokenizer_name
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 from gpt_lightning.parsing import Seed, checked
 
 SplitBy = Literal["hash", "fraction"]
@@ -93,18 +94,18 @@ class Settings:
             )
         return found
 
-    def of_text(self) -> dict[str, Any]:
+    def of_text(self) -> Fields:
         """Return the settings in the manifest of one text."""
         # manifests of the first datasets have no key `errors`
         return self._recorded(*["errors"] * (self.errors != "strict"))
 
-    def of_documents(self) -> dict[str, Any]:
+    def of_documents(self) -> Fields:
         """Return the settings in the manifest of documents."""
         shuffle = ["shuffle"] * (self.shuffle is not None)  # so have the first ones no `shuffle`
         found = self._recorded("text_field", "split_by", "errors", *shuffle)
         return found | {"split_by": self.split_by or "hash"}
 
-    def _recorded(self, *keys: str) -> dict[str, Any]:
+    def _recorded(self, *keys: str) -> Fields:
         keys = ("val_fraction", "test_fraction", "shard_tokens", *keys)
         return {"tokenizer": self.tokenizer_name} | {key: getattr(self, key) for key in keys}
 

@@ -21,10 +21,9 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, lives, locked, write_atomic
+from gpt_lightning.files import Fields, explained, lives, locked, write_atomic
 from gpt_lightning.remote.files import fetch_file
 
 SILENT_S = 3600.0  # age from which on a temporary of another host is taken for left
@@ -71,7 +70,7 @@ class FileCache:
         self._coming: set[str] = set()
         self._pid = os.getpid()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Fields:
         return self.__dict__ | {"_expected": None, "_coming": set()}
 
     def path(self, file: CachedFile) -> Path:

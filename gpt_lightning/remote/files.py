@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import file_sha256, replacement, sync_folder
+from gpt_lightning.files import Fields, file_sha256, replacement, sync_folder
 from gpt_lightning.remote.attempts import DamageError, attempts, is_missing
 
 # A file appears in them when it is complete, and there is no cheap rename.
@@ -41,10 +41,10 @@ def is_local(system: Any) -> bool:
 # ---- reading -----------------------------------------------------------------------------------
 
 
-def listed(url: str) -> dict[str, dict[str, Any]]:
+def listed(url: str) -> dict[str, Fields]:
     """Return the entries of a folder by name, as fsspec lists them; none if it does not exist."""
 
-    def entries(system: Any, path: str) -> list[dict[str, Any]]:
+    def entries(system: Any, path: str) -> list[Fields]:
         system.invalidate_cache()
         try:
             return list(system.ls(path, detail=True))
@@ -140,7 +140,7 @@ def facts(url: str, fresh: bool = False, first: bool = False) -> tuple[int | Non
         first: True for the first request to a new address.
     """
 
-    def info(system: Any, path: str) -> dict[str, Any]:
+    def info(system: Any, path: str) -> Fields:
         if fresh and not url.startswith("hf://"):  # the hub limits the number of requests
             system.invalidate_cache()
         return dict(system.info(path))

@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
 
+from gpt_lightning.files import Fields
+
 Device = Literal["any", "cpu", "mps", "gpu"]
-Settings = dict[str, Any]
 Bounds = Sequence[Sequence[float]]  # pairs of a step and a difference
 
 
@@ -28,7 +29,7 @@ class Rung:
         published_times: Name of the published step times, in a file by default that of the losses;
             empty: no times were published.
         settings: Options of `fit` beside the configurations.
-        theirs: Settings of the published run, with its device if no other will do.
+        theirs: Fields of the published run, with its device if no other will do.
         device: Device that the rung needs.
         losses_anywhere: True if every device gives its losses; the speed columns then stay empty.
         on_cpu: Keys of model.config on a CPU, where the values of the configuration need too much
@@ -48,7 +49,7 @@ class Rung:
     published: str = ""
     published_times: str = ""
     settings: Sequence[str] = ()
-    theirs: Settings = field(default_factory=dict)
+    theirs: Fields = field(default_factory=dict)
     device: Device = "any"
     losses_anywhere: bool = False
     on_cpu: Mapping[str, str | int] = field(default_factory=dict)
@@ -150,7 +151,7 @@ class Curve:
     iterations: str | None = None
 
 
-def make_case(name: str, table: dict[str, Any]) -> Case:
+def make_case(name: str, table: Fields) -> Case:
     """Make a case of a file of reference/.
 
     Beside the fields of Case and Rung a table has `stacked`, the folder of configurations with the
@@ -173,7 +174,7 @@ def make_case(name: str, table: dict[str, Any]) -> Case:
     return Case(name, **{**fields, "rungs": tuple(rungs)})
 
 
-TABLES: dict[str, dict[str, Any]] = {
+TABLES: dict[str, Fields] = {
     path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))
     for path in sorted((Path(__file__).parents[1] / "reference").glob("*.yaml"))
 }

@@ -8,7 +8,6 @@ count as equal within a half of theirs, because the reports do not have the prog
 import functools
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ from gpt_lightning.bench.command import run as run_bench
 from gpt_lightning.data.dataset import TokenDataset
 from gpt_lightning.evaluate.scoring import Scorer
 from gpt_lightning.evaluate.tasks import Task
-from gpt_lightning.files import numbered_folder, reference_rows
+from gpt_lightning.files import Fields, numbered_folder, reference_rows
 from gpt_lightning.hardware.device import device_kind, free_memory, machine_record
 from gpt_lightning.hardware.precision import fastest_precision
 from gpt_lightning.reproduce.cases import REPORTS
@@ -87,10 +86,10 @@ def loss_of(figure: dict[str, str]) -> tuple[str, str, str]:
 
 
 @functools.cache
-def bench_results(command: str) -> dict[str, Any]:
+def bench_results(command: str) -> Fields:
     """Run a benchmark once and return its report."""
     run_bench(["bench", *command.split()])
     folders = (sweep.ROOT / command.split()[0]).iterdir()
     folder = max(folders, key=lambda path: path.stat().st_mtime)
-    report: dict[str, Any] = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    report: Fields = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     return report

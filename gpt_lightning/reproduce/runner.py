@@ -3,19 +3,19 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import (
     free_memory,
     machine_record,
     peak_memory_gib,
     reset_peak_memory,
 )
-from gpt_lightning.reproduce.cases import Case, Rung, Settings, fit_arguments
+from gpt_lightning.reproduce.cases import Case, Rung, fit_arguments
 from gpt_lightning.reproduce.published import (
     Losses,
     Published,
@@ -145,7 +145,7 @@ class CaseRun:
         self.write()
         free_memory()
 
-    def _check(self, rung: Rung, ours: Settings) -> None:
+    def _check(self, rung: Rung, ours: Fields) -> None:
         """Compare settings of the run with the published ones; print those that differ."""
         rows = compare_settings(rung, ours)
         self.settings += rows
@@ -186,9 +186,7 @@ class CaseRun:
             **self._speeds(rung, published, timings if timed else None),
         )
 
-    def _speeds(
-        self, rung: Rung, published: Published, timings: RunTimings | None
-    ) -> dict[str, Any]:
+    def _speeds(self, rung: Rung, published: Published, timings: RunTimings | None) -> Fields:
         """Return the columns of speed and kernel, those of ours only with timings."""
         theirs, ours = published_speed(rung, published)[0], {}
         if timings is not None:

@@ -27,12 +27,12 @@ from torch import nn
 
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import yaml_beside
+from gpt_lightning.files import Fields, yaml_beside
 from gpt_lightning.hardware.device import device_kind, free_memory
 from gpt_lightning.model.fast.compilation import is_compiled
 from gpt_lightning.model.gpt import GPT, Block
 from gpt_lightning.parsing import resolve_configs
-from gpt_lightning.reproduce.cases import Case, Rung, Settings, fit_arguments
+from gpt_lightning.reproduce.cases import Case, Rung, fit_arguments
 from gpt_lightning.tables.rows import Console, Row, Verdict, column, row_type
 from gpt_lightning.training import fit as training
 from gpt_lightning.training.callbacks.recorder import RunRecorder
@@ -62,7 +62,7 @@ BreakRow = row_type(
 )
 
 
-def compare_settings(rung: Rung, ours: Settings) -> list[Row]:
+def compare_settings(rung: Rung, ours: Fields) -> list[Row]:
     """Return a row for each setting of the published run that was read from ours."""
     read = (
         (name, text(value), text(ours[name])) for name, value in rung.theirs.items() if name in ours
@@ -83,7 +83,7 @@ def text(value: Any) -> str:
 # ---- ours ----------------------------------------------------------------------------------------
 
 
-def read_settings(module: GPTModule) -> Settings:
+def read_settings(module: GPTModule) -> Fields:
     """Return the settings of a run before its first step; a resumed run has no initial weights."""
     trainer, model = module.trainer, module.model
     settings = model_settings(model) | update_settings(module) | data_settings(module)
@@ -106,7 +106,7 @@ def one(values: Iterable[Any]) -> Any:
     return found[0] if len(found) == 1 else found
 
 
-def model_settings(model: GPT) -> Settings:
+def model_settings(model: GPT) -> Fields:
     """Return the shape and the layers of a model."""
     transformer, blocks = model.transformer, cast(list[Block], list(model.transformer.h))
     rates = [layer.p for layer in model.modules() if isinstance(layer, nn.Dropout)]
@@ -130,7 +130,7 @@ def model_settings(model: GPT) -> Settings:
     }
 
 
-def initial_weights(model: GPT) -> Settings:
+def initial_weights(model: GPT) -> Fields:
     """Return standard deviations, and one weight that depends on the seed and every earlier draw.
 
     init_std: token embedding, position embedding, matrices, residual projections, biases.
@@ -144,7 +144,7 @@ def initial_weights(model: GPT) -> Settings:
     return {"init_std": stds, "init_weight": groups[3][-1][0, 0].item()}
 
 
-def update_settings(module: GPTModule) -> Settings:
+def update_settings(module: GPTModule) -> Fields:
     """Return the optimizer, its rates, decay, clipping and accumulation."""
     trainer = module.trainer
     (optimizer,) = trainer.optimizers
@@ -168,11 +168,11 @@ def update_settings(module: GPTModule) -> Settings:
     }
 
 
-def data_settings(module: GPTModule) -> Settings:
+def data_settings(module: GPTModule) -> Fields:
     """Return the tokens, the shape of a batch, the seed, and the evaluations if there are any."""
     trainer, data = module.trainer, cast(TokenDataModule, token_data(module.trainer))
     reader = data.reader
-    settings: Settings = {
+    settings: Fields = {
         "tokenizer": data.manifest.tokenizer["name"],
         "train_tokens": data.training_tokens(),
         "batch": [reader.batch_size, reader.block_size],
@@ -185,9 +185,9 @@ def data_settings(module: GPTModule) -> Settings:
     return settings
 
 
-def batch_settings(batches: list[Batch]) -> Settings:
+def batch_settings(batches: list[Batch]) -> Fields:
     """Return the CRC-32 of the first batch, and the order of two; nothing of what was not read."""
-    settings: Settings = {}
+    settings: Fields = {}
     for x, y in batches[:1]:
         settings["first_batch"] = zlib.crc32(torch.stack([x, y]).numpy().tobytes())
         for next_x, _ in batches[1:2]:
@@ -226,7 +226,7 @@ def broken_rows(case: Case, rung: Rung, parser: ArgumentParser) -> Iterator[Row]
     rung's configurations set.
     """
 
-    def values(rung: Rung, defaults: bool = True) -> Settings:
+    def values(rung: Rung, defaults: bool = True) -> Fields:
         own = resolve_configs([*(f"--config={name}" for name in rung.configs), *rung.settings])
         return {**vars(parser.parse_args(["fit", *own], defaults=defaults).fit.as_flat())}
 
@@ -251,7 +251,7 @@ def broken_rows(case: Case, rung: Rung, parser: ArgumentParser) -> Iterator[Row]
         yield BreakRow(*start, wrong, verdict, ", ".join(seen) or "nothing")
 
 
-def why_whole(key: str, theirs: Settings) -> str:
+def why_whole(key: str, theirs: Fields) -> str:
     """Return the reason why a key is left whole; empty if it is broken."""
     name = key.rpartition(".")[2]
     if name in theirs and (name, theirs[name]) != ("accelerator", "cpu"):
@@ -259,7 +259,7 @@ def why_whole(key: str, theirs: Settings) -> str:
     return str(BREAKS["whole"].get(key, ""))
 
 
-def wrong_value(key: str, value: Any, before: Settings) -> str:
+def wrong_value(key: str, value: Any, before: Fields) -> str:
     """Return another value of a key: that of the rung before, if there is one."""
     if key in before and key != "trainer.accelerator":
         return option_text(before[key])
@@ -287,7 +287,7 @@ def wrong_settings(case: Case, rung: Rung, changes: list[str]) -> list[str]:
     Raises:
         UserError: The changes cannot be run.
     """
-    ours: Settings = {}
+    ours: Fields = {}
 
     def read(module: GPTModule) -> None:
         data = cast(TokenDataModule, token_data(module.trainer))

@@ -42,6 +42,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning import __version__
 from gpt_lightning.errors import UserError, reason_of
+from gpt_lightning.files import Fields
 from gpt_lightning.model.gpt import GPTConfig
 from gpt_lightning.removed import without_removed
 from gpt_lightning.runs.folders import check_digest, check_regular, sidecar
@@ -76,31 +77,31 @@ class RunRecord:
     config: GPTConfig
     settings: Settings
     version: str = __version__
-    tokenizer: dict[str, Any] | None = None
+    tokenizer: Fields | None = None
     data_position: dict[str, int] = field(default_factory=dict)
-    data_identity: dict[str, Any] = field(default_factory=dict)
-    shards: dict[str, Any] = field(default_factory=dict)
-    run_identity: dict[str, Any] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=dict)
-    network: dict[str, Any] | None = None
-    spikes: dict[str, Any] = field(default_factory=dict)
+    data_identity: Fields = field(default_factory=dict)
+    shards: Fields = field(default_factory=dict)
+    run_identity: Fields = field(default_factory=dict)
+    environment: Fields = field(default_factory=dict)
+    network: Fields | None = None
+    spikes: Fields = field(default_factory=dict)
     micro_batches: int = 0
     run_id: str | None = None
     metrics_rows: int | None = None
-    figures: dict[str, Any] = field(default_factory=dict)
+    figures: Fields = field(default_factory=dict)
 
-    def hyperparameters(self) -> dict[str, Any]:
+    def hyperparameters(self) -> Fields:
         """Return the arguments of GPTModule as plain values."""
         return {"config": dataclasses.asdict(self.config), **self.settings.hyperparameters()}
 
-    def write(self, checkpoint: dict[str, Any]) -> None:
+    def write(self, checkpoint: Fields) -> None:
         """Write the record into Lightning's dict of a checkpoint."""
         facts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)[2:]}
         checkpoint["hyper_parameters"] = self.hyperparameters()
         checkpoint["gpt_lightning"] = {"schema": SCHEMA, **facts}
 
     @classmethod
-    def read(cls, checkpoint: dict[str, Any]) -> "RunRecord":
+    def read(cls, checkpoint: Fields) -> "RunRecord":
         """Return the record in Lightning's dict of a checkpoint."""
         arguments = without_removed(checkpoint["hyper_parameters"], "model.", trained=True)
         config = GPTConfig(**arguments.pop("config"))
@@ -110,7 +111,7 @@ class RunRecord:
         return cls(config=config, settings=Settings(**arguments), **facts)
 
 
-def run_identity(trainer: Trainer, seed: int, decay_steps: int) -> dict[str, Any]:
+def run_identity(trainer: Trainer, seed: int, decay_steps: int) -> Fields:
     """Return the settings outside of the module that decide the numbers of a run."""
     algorithm = trainer.gradient_clip_algorithm
     return {
@@ -122,7 +123,7 @@ def run_identity(trainer: Trainer, seed: int, decay_steps: int) -> dict[str, Any
     }
 
 
-def environment(trainer: Trainer, compiled: bool, attention: str) -> dict[str, Any]:
+def environment(trainer: Trainer, compiled: bool, attention: str) -> Fields:
     """Return versions, device, kernels and ranks, which must match for a bit-exact resume."""
     return {
         "torch": str(torch.__version__),
@@ -156,7 +157,7 @@ class Checkpoint:
     can_resume: bool = True
 
     @classmethod
-    def of(cls, raw: dict[str, Any], path: Path) -> "Checkpoint":
+    def of(cls, raw: Fields, path: Path) -> "Checkpoint":
         """Return the content of Lightning's dict.
 
         Args:

@@ -24,7 +24,7 @@ from lightning import Trainer
 from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import replacement
+from gpt_lightning.files import Fields, replacement
 from gpt_lightning.runs import folders
 from gpt_lightning.runs.checkpoint import cannot_write, read_checkpoint, read_content
 
@@ -42,7 +42,7 @@ class DurableCheckpointIO(CheckpointIO):
     allocate: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+        self, checkpoint: Fields, path: Any, storage_options: Any | None = None
     ) -> None:
         """Write a checkpoint.
 
@@ -56,9 +56,9 @@ class DurableCheckpointIO(CheckpointIO):
 
     def load_checkpoint(
         self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
-    ) -> dict[str, Any]:
+    ) -> Fields:
         # ignores weights_only of the caller: a checkpoint runs no code
-        loaded: dict[str, Any] = read_content(Path(path), map_location or "cpu", mmap=False)
+        loaded: Fields = read_content(Path(path), map_location or "cpu", mmap=False)
         if isinstance(loaded, dict) and "shards" in loaded:
             from gpt_lightning.runs import shards  # most runs do not need it
 
@@ -88,7 +88,7 @@ class Saver:
         self,
         asynchronous: bool,
         written: Callable[[Path], None],
-        check: Callable[[dict[str, Any], Path], None] = lambda checkpoint, path: None,
+        check: Callable[[Fields, Path], None] = lambda checkpoint, path: None,
     ) -> None:
         self._written, self._check = written, check
         self._copy: HostCopy | None = None
@@ -100,7 +100,7 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="saver")
         self.work: Future[Any] | None = None  # running in the thread, or ended with an error
 
-    def save(self, checkpoint: dict[str, Any], path: Path) -> None:
+    def save(self, checkpoint: Fields, path: Path) -> None:
         """Wait for the previous save, and save.
 
         Args:
@@ -117,7 +117,7 @@ class Saver:
             self.is_prepared = True
             self.work = self._thread.submit(self._write, self._copy(checkpoint), path)
 
-    def prepare(self, checkpoint: dict[str, Any]) -> None:
+    def prepare(self, checkpoint: Fields) -> None:
         """Begin to reserve the memory of the copy, so that the first save does not wait for it.
 
         Args:
@@ -143,7 +143,7 @@ class Saver:
             done, self.work = self.work, None
             done.result()
 
-    def _write(self, checkpoint: dict[str, Any], path: Path) -> None:
+    def _write(self, checkpoint: Fields, path: Path) -> None:
         if self._copy is not None:
             self._check(checkpoint, path)
         write_durable_checkpoint(checkpoint, path)
@@ -186,7 +186,7 @@ class HashingFile(io.FileIO):
 os.register_at_fork(after_in_child=HashingFile.close_in_child)
 
 
-def write_durable_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
+def write_durable_checkpoint(checkpoint: Fields, path: Path) -> None:
     """Write a checkpoint and its digest.
 
     Raises:

@@ -20,13 +20,12 @@ from typing import Any
 import yaml
 
 from gpt_lightning.errors import UserError, reason_of
-from gpt_lightning.files import explained, is_held, yaml_beside
+from gpt_lightning.files import Fields, explained, is_held, yaml_beside
 from gpt_lightning.runs.folders import RunPaths, lock_folder, run_folders
 
-Row = dict[str, Any]
 COLUMNS: dict[str, dict[str, str]] = yaml_beside(__file__)
 NAMES = RunPaths(Path())
-TAKE: dict[str, Any] = {"min": min, "median": statistics.median, "last": lambda values: values[-1]}
+TAKE: Fields = {"min": min, "median": statistics.median, "last": lambda values: values[-1]}
 
 
 # ---- written by a run ---------------------------------------------------------------------------
@@ -124,7 +123,7 @@ def find_run(address: str) -> Path:
     raise UserError(f"{address} has no {NAMES.metrics}: give a run folder, lightning_logs/NAME")
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[Fields]:
     """Return the objects in a file of JSON lines; none if it is missing.
 
     An incomplete last line is left out, as the run may go on.
@@ -142,12 +141,12 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def read_settings(run: Path) -> dict[str, Any]:
+def read_settings(run: Path) -> Fields:
     """Return the settings in a run's config.yaml by key, such as model.learning_rate."""
     path, loader = RunPaths(run).config, getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     settings = yaml.load(path.read_bytes(), loader) if path.exists() else {}
 
-    def flat(value: Any, prefix: str) -> dict[str, Any]:
+    def flat(value: Any, prefix: str) -> Fields:
         if not isinstance(value, dict):
             return {prefix[:-1]: value}
         return {k: v for name in value for k, v in flat(value[name], f"{prefix}{name}.").items()}
@@ -155,9 +154,9 @@ def read_settings(run: Path) -> dict[str, Any]:
     return flat(settings, "")
 
 
-def read_events(run: Path) -> list[Row]:
+def read_events(run: Path) -> list[Fields]:
     """Return the events of a run, without those of steps that a resume has taken back."""
-    kept: list[Row] = []
+    kept: list[Fields] = []
     for event in read_rows(RunPaths(run).timeline):
         if event["event"] == "begin":
             kept = [row for row in kept if row["step"] <= event["step"]]
@@ -168,7 +167,7 @@ def read_events(run: Path) -> list[Row]:
 # ---- figures -------------------------------------------------------------------------------------
 
 
-def summarize(run: Path, root: Path) -> Row:
+def summarize(run: Path, root: Path) -> Fields:
     """Return the figures of a run: those of COLUMNS, and its folder; None: unknown.
 
     Args:
@@ -193,7 +192,7 @@ def in_words(time: float) -> str:
     return datetime.fromtimestamp(time).isoformat(" ", "minutes")
 
 
-def figures(run: Path) -> Row:
+def figures(run: Path) -> Fields:
     """Return the figures of a run whose files are whole."""
     rows, events = read_rows(RunPaths(run).metrics), read_events(run)
     begins = [event for event in events if event["event"] == "begin"]
@@ -201,7 +200,7 @@ def figures(run: Path) -> Row:
     ends = [*events, *rows[:1], *rows[-1:]]
     saved = RunPaths(run).saved()[:1]
     steps = max([row["step"] or 0 for row in ends] + [file.step for file in saved], default=0)
-    found: Row = {"steps": steps, "max_steps": total if total > 0 else None}
+    found: Fields = {"steps": steps, "max_steps": total if total > 0 else None}
     found["state"], found["reason"] = state_of(run, events, steps >= total > 0)
     for name, column in COLUMNS.items():
         values = [float(row[column["metric"]]) for row in rows if row.get(column.get("metric", ""))]
@@ -210,7 +209,7 @@ def figures(run: Path) -> Row:
     return found | ({"started": in_words(min(row["time"] for row in ends))} if ends else {})
 
 
-def state_of(run: Path, events: list[Row], complete: bool) -> tuple[str, str]:
+def state_of(run: Path, events: list[Fields], complete: bool) -> tuple[str, str]:
     """Return the state of a run (finished, stopped, failed, running, killed, unknown), and why.
 
     Args:
@@ -235,7 +234,7 @@ def state_of(run: Path, events: list[Row], complete: bool) -> tuple[str, str]:
 # ---- curves --------------------------------------------------------------------------------------
 
 
-def read_curves(run: Path) -> Row:
+def read_curves(run: Path) -> Fields:
     """Return the curves of a run.
 
     A training loss precedes its step's update, a validation loss follows it. Wall time begins with
@@ -271,7 +270,7 @@ def read_curves(run: Path) -> Row:
     }
 
 
-def tokens_at(steps: list[int], rows: list[Row]) -> list[float]:
+def tokens_at(steps: list[int], rows: list[Fields]) -> list[float]:
     """Return the tokens until each step, by the logged counts; NaN without counts.
 
     After the last count, each step has the mean number of tokens.
@@ -285,7 +284,7 @@ def tokens_at(steps: list[int], rows: list[Row]) -> list[float]:
     return [float(count) for count in np.where(at > last, later, known)]
 
 
-def wall_clock(rows: list[Row], events: list[Row]) -> Callable[[float], float]:
+def wall_clock(rows: list[Fields], events: list[Fields]) -> Callable[[float], float]:
     """Return the function from a time to the wall seconds of the run's sessions until then."""
     marks = sorted((row["time"], row.get("event") == "begin") for row in (*rows, *events))
     # time at which a session begins, and seconds to take away from its times

@@ -16,14 +16,14 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import explained, locked, sync_folder, write_atomic, yaml_beside
+from gpt_lightning.files import Fields, explained, locked, sync_folder, write_atomic, yaml_beside
 from gpt_lightning.runs.folders import RunPaths, claim_folder
 
 EVENTS = "events.out.*"  # TensorBoard's files
 HPARAMS = TensorBoardLogger.NAME_HPARAMS_FILE
 # logger.yaml: charts by category, descriptions by curve, first hyperparameters, compared metrics
 _TABLES: Any = yaml_beside(__file__)
-CHARTS: dict[str, dict[str, Any]] = _TABLES["charts"]
+CHARTS: dict[str, Fields] = _TABLES["charts"]
 DESCRIPTIONS: dict[str, str] = _TABLES["descriptions"]
 FLUSH_S = 1  # seconds between two flushes of the writer's own thread
 # curves over tokens; their group precedes the others, so TIME SERIES shows the losses first
@@ -253,7 +253,7 @@ class RunEvents(TensorBoardLogger):
                 path.unlink(missing_ok=True)
 
     @rank_zero_only
-    def log_hyperparams(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+    def log_hyperparams(self, params: Fields, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """Write the hyperparameters so that TensorBoard compares runs by their curves.
 
         Lightning needs a metric's value at the start and invents one, `hp_metric`; the names of the

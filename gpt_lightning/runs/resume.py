@@ -8,12 +8,12 @@ setting that this command changes. docs/resume.md states what a resumed run guar
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gpt_lightning.data.dataset import is_remote
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 from gpt_lightning.runs.checkpoint import Checkpoint, RunRecord, read_checkpoint
 from gpt_lightning.runs.folders import RunPaths, check_digest, run_folders, run_id
 
@@ -149,7 +149,7 @@ def check(
     return changed + [f"{d}: equal to rounding errors{masks}, not bit for bit" for d in inexact]
 
 
-def check_tokens(theirs: dict[str, Any] | None, ours: dict[str, Any] | None, address: str) -> None:
+def check_tokens(theirs: Fields | None, ours: Fields | None, address: str) -> None:
     """Raise if two tokenizers differ; None: a run without a TokenDataModule."""
     if theirs is not None and ours is not None and theirs != ours:
         raise UserError(
@@ -170,7 +170,7 @@ def check_model(theirs: RunRecord, ours: RunRecord, fitting: bool) -> None:
         )
 
 
-def fixed(record: RunRecord) -> dict[str, Any]:
+def fixed(record: RunRecord) -> Fields:
     """Return the settings that decide which weights and optimizer states there are, by key."""
     network = record.network and f"{record.network['class_path']} {record.network['init_args']}"
     return (
@@ -197,7 +197,7 @@ def check_order(theirs: RunRecord, ours: RunRecord) -> None:
             )
 
 
-def differences(theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "") -> list[str]:
+def differences(theirs: Fields, ours: Fields, prefix: str = "") -> list[str]:
     """Return `key theirs -> ours` for each key of both with another value, nested with dots."""
     lines = []
     for key in filter(theirs.__contains__, ours):

@@ -42,7 +42,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from gpt_lightning.errors import UserError, is_out_of_memory
-from gpt_lightning.files import file_sha256, sync_folder
+from gpt_lightning.files import Fields, file_sha256, sync_folder
 from gpt_lightning.hardware.distributed import is_lost_peer
 from gpt_lightning.runs.checkpoint import cannot_write, read_content
 from gpt_lightning.runs.folders import ASIDE, SHARDS, SIDECAR, sidecar
@@ -66,8 +66,8 @@ def is_of_parameter(name: str, value: Any) -> bool:
 
 
 def write_shards(
-    checkpoint: dict[str, Any], path: Path, chosen: Callable[[str, Any], bool] = is_sharded
-) -> dict[str, Any]:
+    checkpoint: Fields, path: Path, chosen: Callable[[str, Any], bool] = is_sharded
+) -> Fields:
     """Write tensors of a checkpoint to a new folder of shards; all ranks must call this.
 
     Args:
@@ -97,7 +97,7 @@ def write_shards(
             tied[own] = name
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
-    rest: dict[str, Any] = mapped(take, checkpoint)
+    rest: Fields = mapped(take, checkpoint)
     alone = not dist.is_initialized()
     rank = 0 if alone else dist.get_rank()
     folder = path.parent / SHARDS / of_all_ranks(f"{path.stem}-{secrets.token_hex(4)}")[0]
@@ -141,8 +141,8 @@ def whole(placeholder: Tensor) -> Tensor:
 
 
 def read_shards(
-    checkpoint: dict[str, Any], path: Path, allocate: Callable[[Tensor], Tensor] = whole
-) -> dict[str, Any]:
+    checkpoint: Fields, path: Path, allocate: Callable[[Tensor], Tensor] = whole
+) -> Fields:
     """Return a checkpoint's dict with the tensors of its shards.
 
     Args:
@@ -174,7 +174,7 @@ def read_shards(
             tensors[name] = allocate(value)
         return tensors[name]
 
-    filled: dict[str, Any] = mapped(fill, checkpoint)
+    filled: Fields = mapped(fill, checkpoint)
     del filled["shards"]
     try:
         reader = HuggingFaceStorageReader(str(folder))
@@ -275,7 +275,7 @@ class HostCopy:
         )
         self._stager = DefaultStager(options)
 
-    def __call__(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, checkpoint: Fields) -> Fields:
         """Return the copy, which is valid until the next call.
 
         Raises:

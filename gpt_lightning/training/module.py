@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from gpt_lightning.data.loader import Batch
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import keep_freed_memory, limit_kept_memory, seed_device
 from gpt_lightning.model.fast.compilation import compile_in_place, is_compiled, should_compile
 from gpt_lightning.model.gpt import GPT, GPTConfig
@@ -89,7 +90,7 @@ class GPTModule(EvaluatedModule):
         self._guard = optim.NonFiniteGuard()
         self._memory_read_s = 0.0  # last time
         self._spikes: optim.SpikeGuard | None = None
-        self._spikes_before: dict[str, Any] = {}  # state of an earlier session
+        self._spikes_before: Fields = {}  # state of an earlier session
 
     # ---- build ---------------------------------------------------------------------------------
 
@@ -372,7 +373,7 @@ class GPTModule(EvaluatedModule):
         """Return the module of a checkpoint; only a network that is given is imported."""
         return super().load_from_checkpoint(*args, network=network, **kwargs)
 
-    def hyperparameters(self) -> dict[str, Any]:
+    def hyperparameters(self) -> Fields:
         """Return the arguments as plain values: `GPTModule(**hyperparameters())` is this module.
 
         Without `init_from`, whose weights are in the checkpoint.
@@ -380,11 +381,11 @@ class GPTModule(EvaluatedModule):
         own = {} if self.network is None else {"network": self.network.record()}
         return RunRecord(config=self.config, settings=self.settings).hyperparameters() | own
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, checkpoint: Fields) -> None:
         self._guard.check()  # no checkpoint of steps that were skipped
         self.record().write(checkpoint)
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, checkpoint: Fields) -> None:
         if "shards" in checkpoint:
             raise UserError(
                 "this checkpoint is in shards, which Lightning's CheckpointIO does not read: write "

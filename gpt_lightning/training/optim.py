@@ -12,6 +12,7 @@ from torch.optim import AdamW, Optimizer
 
 from gpt_lightning.data.order import splitmix64
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 from gpt_lightning.runs.settings import Settings
 
 FUSED_ADAMW_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # torch.optim.AdamW, argument `fused`
@@ -115,7 +116,7 @@ def is_fused(settings: Settings, device: torch.device, precision: Any) -> bool:
     return settings.fused
 
 
-def place_steps(optimizer: Optimizer, group: dict[str, Any]) -> None:
+def place_steps(optimizer: Optimizer, group: Fields) -> None:
     """Put AdamW's step counters where its kernel reads them, after a resume with another `fused`.
 
     Fused kernels read them on the parameters' device, all others on the host.
@@ -246,7 +247,7 @@ class SpikeGuard:
         state: State of an earlier session of the run; empty for a new run.
     """
 
-    def __init__(self, sigmas: float, state: dict[str, Any]) -> None:
+    def __init__(self, sigmas: float, state: Fields) -> None:
         self.sigmas = sigmas
         self.skipped: int = state.get("skipped", 0)
         names = ("loss", "gradient norm")
@@ -274,6 +275,6 @@ class SpikeGuard:
         self.skipped += found != ""
         return found
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Fields:
         """Return the windows and the number of skipped steps for a checkpoint."""
         return {"skipped": self.skipped, **{name: [*old] for name, old in self._windows.items()}}

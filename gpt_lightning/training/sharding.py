@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, empty
 from torch.optim import Optimizer
 
+from gpt_lightning.files import Fields
 from gpt_lightning.model.gpt import GPT
 from gpt_lightning.model.transforms import ResidualLayerNorm, by_class, transform
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
@@ -83,16 +84,16 @@ class ShardedStrategy(ModelParallelStrategy):
 
     # ---- checkpoints -----------------------------------------------------------------------------
 
-    def lightning_module_state_dict(self) -> dict[str, Any]:
+    def lightning_module_state_dict(self) -> Fields:
         """Return the whole weights on rank 0, an empty dict on other ranks; or the shards."""
         assert self.lightning_module is not None
         return self._gathered(self.lightning_module.state_dict(keep_vars=True))
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+    def optimizer_state(self, optimizer: Optimizer) -> Fields:
         """Return as `lightning_module_state_dict` the state of an optimizer."""
         return self._gathered(Strategy.optimizer_state(self, optimizer))
 
-    def _gathered(self, state: dict[str, Any]) -> dict[str, Any]:
+    def _gathered(self, state: Fields) -> Fields:
         if self.writes_shards:
             return state
         whole: dict[int, Tensor] = {}  # tied weights once
@@ -123,9 +124,7 @@ class ShardedStrategy(ModelParallelStrategy):
             }
             optimizer.load_state_dict({**state, "state": shards})
 
-    def load_checkpoint(
-        self, checkpoint_path: Any, weights_only: bool | None = None
-    ) -> dict[str, Any]:
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Fields:
         def shard_of(placeholder: Tensor) -> Tensor:
             mesh = self.device_mesh["data_parallel"]
             shape, dtype = placeholder.shape, placeholder.dtype
@@ -136,7 +135,7 @@ class ShardedStrategy(ModelParallelStrategy):
         return Strategy.load_checkpoint(self, checkpoint_path, weights_only)
 
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None
+        self, checkpoint: Fields, filepath: Any, storage_options: Any | None = None
     ) -> None:
         if self.writes_shards:
             filepath = self.broadcast(filepath)

@@ -15,7 +15,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from gpt_lightning.errors import UserError
-from gpt_lightning.files import yaml_beside
+from gpt_lightning.files import Fields, yaml_beside
 from gpt_lightning.hardware.distributed import NO_COMMAND
 from gpt_lightning.parsing import nearest
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO
@@ -93,7 +93,7 @@ def construction_error(error: Exception) -> UserError | None:
     return UserError(f"trainer: {', '.join(names)}: {reasons[0]}") if names and reasons else None
 
 
-def check_numbers(given: dict[str, Any]) -> None:
+def check_numbers(given: Fields) -> None:
     """Check that every number is within its bounds, and consistent with the others."""
     for key, least in TABLES["at_least"].items():
         value = given.get(key)
@@ -117,7 +117,7 @@ def check_numbers(given: dict[str, Any]) -> None:
         )
 
 
-def check_names(given: dict[str, Any]) -> None:
+def check_names(given: Fields) -> None:
     """Check the strategy, the devices, and other arguments whose values are names."""
     strategy, devices = given.get("strategy", "auto"), given.get("devices", "auto")
     if not isinstance(strategy, str):  # other start methods would start ranks without a command
@@ -154,7 +154,7 @@ def check_supported(callback: L.Callback, table: str) -> None:
             raise UserError(f"trainer.callbacks: {type(callback).__name__} {reason}")
 
 
-def check_callbacks(callbacks: list[L.Callback], given: dict[str, Any]) -> None:
+def check_callbacks(callbacks: list[L.Callback], given: Fields) -> None:
     """Check that each callback can do its work in a run of ours."""
     if not any(isinstance(callback, RunCheckpoint) for callback in callbacks):
         return
@@ -182,9 +182,9 @@ def check_callbacks(callbacks: list[L.Callback], given: dict[str, Any]) -> None:
             )
 
 
-def changed_arguments(callbacks: list[L.Callback], given: dict[str, Any]) -> dict[str, Any]:
+def changed_arguments(callbacks: list[L.Callback], given: Fields) -> Fields:
     """Return the arguments that Lightning gets instead of those that were given."""
-    changes: dict[str, Any] = {}
+    changes: Fields = {}
     if given.get("strategy") == "fsdp2":
         from gpt_lightning.training.sharding import ShardedStrategy  # not for whole models
 

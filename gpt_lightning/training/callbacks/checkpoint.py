@@ -17,6 +17,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning import Callback, LightningModule, Trainer
 
 from gpt_lightning.errors import UserError
+from gpt_lightning.files import Fields
 from gpt_lightning.parsing import checked
 from gpt_lightning.runs import checkpoint_io, folders
 from gpt_lightning.runs.checkpoint_io import DurableCheckpointIO, Saver
@@ -176,10 +177,10 @@ class RunCheckpoint(steps.StepCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.finish(trainer)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Fields:
         return {"best_loss": self.best_loss}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Fields) -> None:
         self.best_loss = state_dict["best_loss"]
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
@@ -249,7 +250,7 @@ class RunCheckpoint(steps.StepCallback):
             folder = self.checkpoint_folder(trainer) if self._writes else None
             raise checkpoint_io.non_finite(trainer.global_step, folder)
 
-    def _check_copy(self, checkpoint: dict[str, Any], path: Path) -> None:
+    def _check_copy(self, checkpoint: Fields, path: Path) -> None:
         """Check a copy in the saver's thread; all ranks have the weights of rank 0."""
         states = [optimizer["state"] for optimizer in checkpoint["optimizer_states"]]
         if not all_finite(checkpoint["state_dict"].values(), states):

@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from tqdm import tqdm
 
+from gpt_lightning.files import Fields
 from gpt_lightning.hardware.device import device_name, missing_names
 from gpt_lightning.parsing import checked, program
 from gpt_lightning.runs.logger import PAGE, RunEvents
@@ -175,7 +176,7 @@ def none_due(trainer: Trainer) -> str:
     return text + fix * ((every or 1) == 1)
 
 
-def run_hyperparameters(trainer: Trainer, module: GPTModule) -> dict[str, Any]:
+def run_hyperparameters(trainer: Trainer, module: GPTModule) -> Fields:
     """Return the arguments by which TensorBoard compares runs: the module's and the step's."""
     data = token_data(trainer)
     assert data is not None
@@ -304,7 +305,7 @@ def line_interval(total: int, log_every: int) -> int:
     return log_every * max(1, twentieth // log_every)
 
 
-def evaluation_line(metrics: dict[str, Any], split: str) -> str:
+def evaluation_line(metrics: Fields, split: str) -> str:
     """Return loss and perplexity of a split (val or test) as text; empty without them."""
     if f"{split}/loss" not in metrics:
         return ""
@@ -313,7 +314,7 @@ def evaluation_line(metrics: dict[str, Any], split: str) -> str:
     return f"{name} loss {loss:.4f}{evaluated_part(metrics, split)}, perplexity {perplexity:.2f}"
 
 
-def evaluated_part(metrics: dict[str, Any], split: str) -> str:
+def evaluated_part(metrics: Fields, split: str) -> str:
     """Return " on N of M tokens" for an evaluation that was not of the whole split, else ""."""
     tokens, whole = metrics.get(f"{split}/tokens"), metrics.get(f"{split}/split_tokens")
     if tokens is None:
