@@ -7,7 +7,8 @@ little-endian. Sources: data/*/prepare.py in https://github.com/karpathy/nanoGPT
 dev/data/data_common.py in https://github.com/karpathy/llm.c, fineweb.py in
 https://github.com/karpathy/build-nanogpt.
 
-A new format changes this file alone: its name in Format, and a row of FORMATS.
+A new format changes this file alone: its name in Format, a row of FORMATS, and the pattern of its
+files' names in SHARD_FILE.
 """
 
 import functools

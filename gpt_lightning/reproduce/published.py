@@ -40,7 +40,7 @@ class Published:
 def read_published(case: Case, rung: Rung) -> Published:
     """Return the published numbers of a rung."""
     times = reference_rows(case.times or case.reference, rung.published_times)
-    step_ms = [float(row["dt_ms"]) for row in times if row["dt_ms"]]
+    step_ms = [float(row["dt_ms"]) for row in times if row.get("dt_ms")]
     rates = [float(row["tokens_per_sec"]) for row in times if row.get("tokens_per_sec")]
     return Published(
         read_losses(rung.published, case.reference, case.times if rung.iterations else None),
