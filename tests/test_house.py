@@ -36,7 +36,7 @@ ROOMS = {
     "hardware": 511,
     "model": 1_341,
     "prepare": 1_446,
-    "remote": 373,
+    "remote": 375,
     "reproduce": 885,
     "runs": 1_529,
     "tables": 595,

@@ -83,9 +83,11 @@ def on_file_system(url: str) -> tuple[Any, str]:
         options["client_kwargs"] = {"timeout": timeout, "trust_env": True}  # HTTPS_PROXY
     try:
         system, path = fsspec.core.url_to_fs(url, **options)
-    except (ImportError, ValueError) as error:
-        reason = " ".join(str(error).split())  # it names the package to install
-        raise UserError(f"{url}: {reason}; or use s3://, gs:// or a folder") from error
+    except ImportError as error:
+        package = getattr(error.__cause__, "name", None) or "fsspec[full]"
+        raise UserError(f"{url} needs a package: pip install {package}") from error
+    except ValueError as error:
+        raise UserError(f"{url}: {error}: use s3://, gs:// or a folder") from error
     return system, path
 
 

@@ -314,7 +314,7 @@ def test_a_shared_folder(text_file, tmp_path):
 @pytest.mark.parametrize(
     ("folder", "message"),
     [
-        ("s3://bucket/runs", "Install s3fs to access S3: pip install s3fs"),
+        ("s3://bucket/runs", "pip install s3fs"),
         ("gs://bucket/runs", "pip install gcsfs"),
         ("nowhere://runs", "Protocol not known: nowhere: use s3://, gs:// or a folder"),
         ("lightning_logs", "has the runs themselves: choose another"),
