@@ -230,8 +230,11 @@ class StepProgress(ProgressBar):
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print a line above the bar."""
-        tqdm.write(" ".join(str(a) for a in args), file=sys.stdout)
-        sys.stdout.flush()
+        # tqdm.write iterates over all bars, and garbage collection may remove one meanwhile
+        bar = tqdm(disable=True) if self._bar is None else self._bar
+        bar.clear()
+        print(*args, flush=True)
+        bar.refresh()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._first = self._step = trainer.global_step
