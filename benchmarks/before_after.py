@@ -121,9 +121,13 @@ fit(*configs, overrides, callbacks=[Blocks(int(sys.argv[1]))])
 
 
 def environment(checkout: Path, home: Path) -> dict[str, str]:
-    """Return the environment of a process with that checkout's package and empty caches."""
+    """Return the environment of a process with that checkout's package and empty caches.
+
+    PyTorch keeps its precompiled headers, 150 MB each, in the temporary folder.
+    """
+    home.mkdir(exist_ok=True)
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"), "XDG_CACHE_HOME": str(home)}
-    return os.environ | caches | {"PYTHONPATH": str(checkout.resolve())}
+    return os.environ | caches | {"TMPDIR": str(home), "PYTHONPATH": str(checkout.resolve())}
 
 
 def digest(values: Any, into: Any = None) -> str:
@@ -243,14 +247,8 @@ class Stepper:
 
 def import_s(checkout: Path) -> float:
     """Return the seconds in which `fit --print_config` starts and ends: the start-up."""
-    command = [
-        sys.executable,
-        "-m",
-        "gpt_lightning",
-        "fit",
-        "--config=quickstart",
-        "--print_config",
-    ]
+    options = ["fit", "--config=quickstart", "--print_config"]
+    command = [sys.executable, "-m", "gpt_lightning", *options]
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as home:
         env = environment(checkout, Path(home))
