@@ -15,6 +15,7 @@ import numpy as np
 OrderName = Literal["sequential", "random", "shuffled", "repeat"]
 TABLE_WINDOWS = 16_384  # up to here a table of the whole permutation is drawn
 RUN = 4_096  # places that are permuted together
+INCREMENT = np.uint64(0x9E3779B97F4A7C15)  # from one number of SplitMix64 to the next
 OFFSET, BLOCKS = 2**32 - 2, 2**32 - 3  # last numbers of the keys of draws, beyond those of cells
 
 
@@ -231,9 +232,8 @@ def shuffle_keys(seed: int, first: int, count: int) -> np.ndarray:
 
     They are splitmix64's sequence: all keys of a seed are distinct.
     """
-    golden = np.uint64(0x9E3779B97F4A7C15)
     z = np.arange(first + 1, first + count + 1, dtype=np.uint64)
-    z = (z + splitmix64(np.array([seed], np.uint64) + golden)) * golden
+    z = (z + splitmix64(np.array([seed], np.uint64) + INCREMENT)) * INCREMENT
     return splitmix64(z)
 
 

@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from torch.optim import AdamW, Optimizer
 
-from gpt_lightning.data.order import splitmix64
+from gpt_lightning.data.order import INCREMENT, splitmix64
 from gpt_lightning.errors import UserError
 from gpt_lightning.files import Fields
 from gpt_lightning.runs.settings import Settings
 
 FUSED_ADAMW_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # torch.optim.AdamW, argument `fused`
 DEFERRED_ON = {"cuda"}  # devices that skip an update themselves; the norm is checked later there
-MASK, GOLDEN = 2**64 - 1, np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's increment
 
 
 def learning_rate(step: int, settings: Settings, decay_steps: int, peak: float) -> float:
@@ -55,7 +54,7 @@ def mix(*numbers: int) -> int:
     """
     state = np.zeros(1, np.uint64)
     for number in numbers:
-        state = splitmix64((state ^ np.uint64(number & MASK)) + GOLDEN)
+        state = splitmix64((state ^ np.uint64(number % 2**64)) + INCREMENT)
     return int(state[0]) >> 1
 
 
