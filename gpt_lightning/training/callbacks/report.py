@@ -47,7 +47,7 @@ class RunReport(Callback):
         for logger in trainer.loggers if trainer.enable_autolog_hparams else ():
             logger.log_hyperparams(run_hyperparameters(trainer, pl_module))
         if trainer.is_global_zero:
-            print_facts(self._banner(trainer, pl_module))
+            print_facts(pl_module, self._banner(trainer, pl_module))
 
     def _banner(self, trainer: Trainer, module: GPTModule) -> dict[str, str]:
         config, settings, data = module.config, module.settings, token_data(trainer)
@@ -81,7 +81,7 @@ class RunReport(Callback):
         self.trained = True
         if trainer.is_global_zero:
             schedule, validation = unfinished_schedule(trainer, pl_module), none_due(trainer)
-            print_facts({"schedule": schedule, "validation": validation})
+            print_facts(pl_module, {"schedule": schedule, "validation": validation})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
@@ -91,7 +91,7 @@ class RunReport(Callback):
             print(f"nothing to do: the run is at step {trainer.global_step:,}, {reason}")
         elif trainer.is_global_zero:
             print()
-            print_facts(self._summary(trainer, pl_module), wrap=False)  # it has commands
+            print_facts(pl_module, self._summary(trainer, pl_module), wrap=False)  # with commands
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         split = "test" if trainer.testing else "val"
@@ -124,11 +124,15 @@ class RunReport(Callback):
         return facts
 
 
-def print_facts(facts: dict[str, str], wrap: bool = True) -> None:
-    """Print a line for each fact that is not empty; `wrap` breaks it at a terminal's width."""
+def print_facts(module: LightningModule, facts: dict[str, str], wrap: bool = True) -> None:
+    """Print a line for each fact that is not empty, above the progress bar.
+
+    `wrap` breaks it at a terminal's width.
+    """
     width = shutil.get_terminal_size().columns if wrap and sys.stdout.isatty() else 10_000
     for line in (f"{name:<11} {fact}" for name, fact in facts.items() if fact):
-        print(textwrap.fill(line, width, subsequent_indent=" " * 12), flush=True)
+        module.print(textwrap.fill(line, width, subsequent_indent=" " * 12))
+    sys.stdout.flush()
 
 
 def speed_facts(monitor: SpeedMonitor, trainer: Trainer, module: GPTModule) -> dict[str, str]:
@@ -216,17 +220,17 @@ class StepProgress(ProgressBar):
     def __init__(self, plain_every_n_steps: PositiveInt | None = None) -> None:
         super().__init__()
         self.plain_every_n_steps: int | None = plain_every_n_steps
-        self.enabled = True
+        self.is_enabled = True
         self._bar: tqdm[Any] | None = None  # counts and estimates without a terminal too
         self._total = self._first = self._step = 0
         self._metrics = ""  # last log step or line
         self._printed = 0.0  # time of the last line
 
     def disable(self) -> None:
-        self.enabled = False
+        self.is_enabled = False
 
     def enable(self) -> None:
-        self.enabled = True
+        self.is_enabled = True
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print a line above the bar."""
@@ -243,7 +247,7 @@ class StepProgress(ProgressBar):
         if self.plain_every_n_steps is None:
             log_every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
             self.plain_every_n_steps = line_interval(self._total, log_every)
-        if self.enabled:
+        if self.is_enabled:
             self._bar = tqdm(
                 desc=f"{self._position()} | ",
                 total=self._total or None,
@@ -280,7 +284,7 @@ class StepProgress(ProgressBar):
         # a sanity check of the whole split is an evaluation of step 0
         partial = trainer.sanity_checking and trainer.num_sanity_val_steps != math.inf
         line = evaluation_line(trainer.callback_metrics, "val")
-        if line and self.enabled and steps.is_fitting(trainer) and not partial:
+        if line and self.is_enabled and steps.is_fitting(trainer) and not partial:
             self.print(f"{self._position()} | {line}")
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:

@@ -10,14 +10,13 @@ import termios
 from fcntl import ioctl
 from types import SimpleNamespace
 
+import lightning as L
 import pytest
 from lightning.pytorch.trainer.states import TrainerFn
 from tqdm import tqdm
 
 from gpt_lightning.training.callbacks import report as module
-from gpt_lightning.training.callbacks.report import (
-    StepProgress,
-)
+from gpt_lightning.training.callbacks.report import StepProgress
 
 
 @pytest.fixture
@@ -161,6 +160,10 @@ def test_on_a_terminal_there_is_one_bar(clock, monkeypatch):
     trainer = trainer_of(max_steps=10, callback_metrics={"train/loss": 1.5})
     progress.on_train_start(trainer, None)
     assert "step  0/10 | ? left" in screen.drawn()
+    own = L.LightningModule()
+    own.trainer = trainer_of(progress_bar_callback=progress, is_global_zero=True)
+    own.print("said")
+    assert "\rsaid\r\n" in screen.drawn()
     progress.on_train_end()
     trained(progress, trainer, 10)
     progress.on_train_end(trainer, None)
